@@ -13,7 +13,7 @@ MORE   := $(sort $(wildcard configs/results/more/*.yaml))
 TUNED  ?= $(wildcard docs/results/tuned.json)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-flower mutants wheel-test check docs results results-more publish bench clean
+.PHONY: help install demo test test-all test-flower mutants share wheel-test check docs results results-more publish bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,18 +39,21 @@ test-all: $(STAMP) ## all tests, the slow ones too
 	$(BIN)/python -m pytest -q -m "not flower"
 
 test-flower: $(STAMP) $(FLOWER)/.installed ## a real federation on this machine: TLS, keys, kills
-	FEDVLM_FLOWER=$(abspath $(FLOWER)) FEDVLM_RAY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m flower
+	FEDVLM_FLOWER=$(abspath $(FLOWER)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m flower
 
 $(FLOWER)/.installed: constraints-flower.txt
 	$(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --progress-bar off -r $<
 	@touch $@
 
-mutants: $(STAMP) ## every planted bug in a copy, and the test that catches it
+mutants: $(STAMP) ## every planted bug in a copy, and the test that catches it; two at a time
 	$(BIN)/python tests/mutants/run.py
 
 wheel-test: $(STAMP) ## build the wheel, install it into a venv of its own, use it from an empty folder
 	tests/wheel.sh $(BIN)/python
+
+share: $(STAMP) ## the next tenth of slow tests, of Flower's and of mutants, as CI runs it
+	$(BIN)/python .ci/share.py $(if $(PART),--part $(PART))
 
 check: $(STAMP) ## lint and types
 	$(BIN)/ruff check .

@@ -26,7 +26,7 @@ from fedvlm.data.datasets import load_for_training, templates
 from fedvlm.data.datum import DatasetBase, Datum, labels_of
 from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.images import ImageLoader
-from fedvlm.data.targets import config_of
+from fedvlm.data.targets import set_config
 from fedvlm.job.sources import features_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.decode import Throughput
@@ -88,7 +88,7 @@ def read_pools(
 
 
 def _read(word: str, base: CfgNode, seed: int) -> Pool:
-    cfg = config_of(word, base, "--sets")
+    cfg = set_config(word, base, "--sets")
     data: DatasetBase = load_for_training(cfg)
     train, held_out = data.train_x, data.val
     if not held_out:

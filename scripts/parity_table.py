@@ -4,7 +4,7 @@
     python scripts/parity_table.py docs/parity.md HetLoRA FedDPA    # these rows alone
 
 The runs are those of the tests (``tests/distributed/test_parity.py``,
-``tests/distributed/pool/test_pool.py``): what is equal is compared bit for bit. The page's text
+``tests/job/workers/test_pool.py``): what is equal is compared bit for bit. The page's text
 stays; lines between ``<!-- table -->`` and ``<!-- end -->`` are written anew. A few minutes.
 """
 
@@ -22,21 +22,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fedvlm.check.compare import Broken, same_fed, same_state
 from fedvlm.check.world import World
-from fedvlm.distributed.remote import ANSWERS
+from fedvlm.distributed.server.remote import ANSWERS
 from fedvlm.distributed.wire import unpack
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import Whole
+from fedvlm.federation.rounds import WholeState
 from tests.distributed.grid import leaks
-from tests.distributed.pool import test_pool as pools
 from tests.distributed.test_parity import both
+from tests.job.workers import test_pool as pools
 
 BEGIN, END = "<!-- table -->", "<!-- end -->"
 HEAD = ("method", "frames: server", "clients", "numbers", "private in a frame", "bytes down",
         "bytes up", "workers: server", "clients", "numbers")
 
 
-def equal(ours: Whole, theirs: Whole) -> Iterator[str]:
+def equal(ours: WholeState, theirs: WholeState) -> Iterator[str]:
     """Yield whether the server's tensors are equal, and the clients'."""
     try:
         same_state(ours.server, theirs.server, "server")

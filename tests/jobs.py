@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from fedvlm.cli.main import main
-from fedvlm.runs.records import Records
+from fedvlm.runs.records import RecordStore
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SMALL = ("--demo", "--shots", "2", "--rounds", "2", "--num-users", "2", "--local-epochs", "1")
@@ -50,7 +50,7 @@ def state(output: Path) -> dict[str, torch.Tensor]:
     found = safetensors.torch.load_file(newest)
     told = json.loads(newest.with_suffix(".json").read_text())
     for kind, named in told["records"].items():
-        log = Records(newest.parent / kind, told["identity"])
+        log = RecordStore(newest.parent / kind, told["identity"])
         log.load(named)
         for version, ids, rows in log.live():
             for k, client in enumerate(ids):

@@ -15,6 +15,7 @@ from fedvlm.api.model import Model
 from fedvlm.api.rebuild import Rebuilt, rebuild, run_folder
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
+from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.data.datum import Datum, labels_of
 from fedvlm.data.images import ImageLoader
@@ -22,7 +23,7 @@ from fedvlm.data.own.add import OwnSet, understand
 from fedvlm.evaluation.metrics import accuracy
 from fedvlm.export.trained import Facts
 from fedvlm.federation.batches import IndexSplit, SplitBatcher
-from fedvlm.federation.clients import Clients, MemoryStore
+from fedvlm.federation.clients import Clients
 from fedvlm.federation.rounds import Federation, FedState
 from fedvlm.job.build import views_of
 from fedvlm.job.sources import pixel_sources

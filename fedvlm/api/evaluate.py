@@ -18,8 +18,8 @@ from fedvlm.core.files import user_path
 from fedvlm.data.datasets import load_dataset, templates
 from fedvlm.data.datum import DatasetBase, Datum
 from fedvlm.data.images import ImageLoader
-from fedvlm.data.own.add import FORMAT, OwnSet, understand
-from fedvlm.data.targets import config_of
+from fedvlm.data.own.add import FORMAT_KEY, OwnSet, understand
+from fedvlm.data.targets import set_config
 from fedvlm.evaluation.metrics import accuracy, macro_f1
 from fedvlm.job.images.packed import check_packs, packed_features, packs_of
 
@@ -57,7 +57,7 @@ def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
     cfg = cfg.clone()
     cfg.defrost()
     cfg.DATASET.ROOT = root or cfg.DATASET.ROOT
-    node = config_of(word, cfg, "--dataset")
+    node = set_config(word, cfg, "--dataset")
     data = load_dataset(node)
     return _labelled(data, data.test, templates(node))
 
@@ -90,7 +90,7 @@ def _answers(model: Model, tests: Labelled) -> Predictions:
 
 def was_cut(own: OwnSet) -> bool:
     """Tell whether the test images were drawn from a list or from class folders without parts."""
-    if own.keys.get(FORMAT) not in ("folders", "domains"):
+    if own.keys.get(FORMAT_KEY) not in ("folders", "domains"):
         return CUT in own.keys
     train = {d.path.parent for d in own.data.train_x}
     return CUT in own.keys or any(d.path.parent in train for d in own.data.test)

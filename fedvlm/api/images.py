@@ -15,8 +15,8 @@ from torch import Tensor
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
-from fedvlm.data.images import decode, normalised, resize_for_test, to_rgb
-from fedvlm.data.locate import SUFFIXES
+from fedvlm.data.images import decode, normalise, resize_for_test, to_rgb
+from fedvlm.data.locate import IMAGE_SUFFIXES
 from fedvlm.data.memory.pictures import images_in_array, images_in_tensor
 
 Images = Any  # what ``as_list`` takes
@@ -52,7 +52,7 @@ def batches(images: Sequence[One], spec: TransformSpec, size: int) -> Iterator[T
     """
     for start in range(0, len(images), size):
         part = images[start : start + size]
-        yield torch.stack([normalised(resize_for_test(_opened(i), spec), spec) for i in part])
+        yield torch.stack([normalise(resize_for_test(_opened(i), spec), spec) for i in part])
 
 
 def _opened(image: One) -> Image.Image:
@@ -90,7 +90,7 @@ def _files(path: Path) -> Iterator[tuple[One, str]]:
     if path.is_file():
         yield path, str(path)
         return
-    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
     if not found:
         raise DataError(f"there is no image below '{path}'")
     yield from ((p, str(p)) for p in found)

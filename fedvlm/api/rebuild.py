@@ -12,20 +12,23 @@ import safetensors
 import safetensors.torch
 from yacs.config import CfgNode
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.engines import of_parties
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
+from fedvlm.core.rows.away import AwayStore
+from fedvlm.core.rows.memory import MemoryStore
+from fedvlm.core.rows.store import move_state
 from fedvlm.core.trees import Tree, cast
 from fedvlm.data.datasets import templates
 from fedvlm.data.partition.index_file import read_index_file
-from fedvlm.federation.clients import Clients, MemoryStore, on
+from fedvlm.federation.clients import Clients
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
-from fedvlm.federation.rounds import Federation, FedState, state_of
+from fedvlm.federation.rounds import Federation, FedState, convert_format1
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import check_model, make_plan, pick_device
-from fedvlm.job.engines.states import AtSites, take_workers_rows
+from fedvlm.job.engines.states import SITE, take_workers_rows
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.resolve import config_of
 from fedvlm.models.vlmodel import VLModel
@@ -108,7 +111,7 @@ def rebuild(
     _take_start(federation, path / "models" / "start.safetensors")
     state = state_in(path, manifest, federation)
     if of_parties(cfg):
-        federation.clients.store = AtSites()
+        federation.clients.store = AwayStore(SITE)
     return Rebuilt(cfg, federation, state)
 
 
@@ -168,10 +171,10 @@ def state_in(path: Path, manifest: dict[str, Any], federation: Federation) -> Fe
 
 
 def _adopt(path: Path, identity: str, saved: SavedState, federation: Federation) -> FedState:
-    server, device = on(federation.model.device, saved.server), federation.model.device
+    server, device = move_state(saved.server, federation.model.device), federation.model.device
     if saved.records is None:  # format 1
-        clients = {c: on(device, s) for c, s in saved.clients.items()}
-        return federation.adopt(state_of(saved.round, server, clients))
+        clients = {c: move_state(s, device) for c, s in saved.clients.items()}
+        return federation.adopt(convert_format1(saved.round, server, clients))
     records = open_records(path / "state", identity)
     for kind, named in saved.records.items():
         records[kind].load(named)

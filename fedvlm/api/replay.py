@@ -27,8 +27,9 @@ from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.rows.away import AWAY
+from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
-from fedvlm.federation.clients import AWAY, ClientStore
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import run_path
 from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers_rows
@@ -36,7 +37,7 @@ from fedvlm.job.identity import present
 from fedvlm.job.resolve import config_of
 from fedvlm.job.results import Results
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
-from fedvlm.job.sinks import Sinks
+from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
 from fedvlm.runs.cells import packed
 from fedvlm.runs.finished import find_finished
@@ -56,12 +57,13 @@ from fedvlm.runs.state import (
 from fedvlm.runs.verify.check import inspect
 from fedvlm.runs.verify.cover import LOGITS
 from fedvlm.runs.verify.numbers import PERCENT
+from fedvlm.runs.verify.parting import flat_leaves
 
 POINTS = 1.0  # how far an accuracy may be off on another machine, in points
 SHARE = 0.01  # how far a tensor may be off there, as a share of its norm
 WEIGHTS = "MODEL.INIT_WEIGHTS"
 COSTS = ("counters", "spent", "participants")  # counted, not measured; and ``bytes_...``
-TIME = ("seconds",)  # is no number of the run
+LEFT_OUT = ("seconds", "outliers")  # time, and a note on updates by a rule of the version
 
 STORED = (  # what may be deleted: in `state/`, in `models/`, a file
     ("server state", "row of", "held for"), ("model of",), ("logits",))
@@ -344,7 +346,7 @@ def _tensors(
                 store = workers
                 if is_away:
                     site = at_sites.get(client)
-                    if site is None or site.records.find(client, version) is None:
+                    if site is None or site.find(client, version) is None:
                         out[f"{what}{AT_SITE}"] = True
                         continue
                     store = site
@@ -365,23 +367,15 @@ def _away(recorded: Leaves, seen: Leaves) -> int:
     return len(places)
 
 
-def _workers(path: Path, rows: State) -> ClientStore | None:
+def _workers(path: Path, rows: State) -> RowStore | None:
     """Return where the rows of clients lie that these stand for; None: they are themselves."""
     away = any(slot.startswith(AWAY) for slot in rows)
     return workers_rows(path, torch.device("cpu")) if away else None
 
 
-def _numbers(place: str, value: Any) -> Leaves:
-    if isinstance(value, Mapping):
-        pairs = [(key, item) for key, item in value.items() if key not in TIME]
-    elif isinstance(value, list):
-        pairs = list(enumerate(value))
-    else:
-        return {place: value}
-    out: Leaves = {}
-    for key, item in pairs:
-        out |= _numbers(f"{place}: {key}" if ": " not in place else f"{place}.{key}", item)
-    return out
+def _numbers(place: str, value: Mapping[str, Any]) -> Leaves:
+    return {f"{place}: {name}": leaf
+            for name, leaf in flat_leaves(value, skip=lambda key: key in LEFT_OUT)}
 
 
 def _differences(recorded: Leaves, seen: Leaves, points: float | None) -> Iterator[str]:
@@ -420,7 +414,7 @@ def _is_cost(place: str) -> bool:
     """Say whether a number counts work or bytes, which are equal on every machine."""
     names = place.rpartition(": ")[2].split(".")
     cost = any(n in COSTS or n.startswith("bytes_") for n in names)
-    return cost and names[-1] not in TIME
+    return cost and names[-1] not in LEFT_OUT
 
 
 def _near(a: Any, b: Any, points: float) -> bool:

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from fedvlm.check.compare import Broken
 from fedvlm.federation.rounds import Federation, FedState
-from fedvlm.runs.records import Records
+from fedvlm.runs.records import RecordStore
 from fedvlm.runs.state import KINDS, load_newest_state, save_state
 
 IDENTITY = "check"
 
 
-def logs(folder: Path) -> dict[str, Records]:
+def logs(folder: Path) -> dict[str, RecordStore]:
     """Return the records of a state folder."""
-    return {kind: Records(folder / kind, IDENTITY) for kind in KINDS}
+    return {kind: RecordStore(folder / kind, IDENTITY) for kind in KINDS}
 
 
 def write_state(folder: Path, fed: Federation, state: FedState) -> None:

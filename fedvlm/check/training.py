@@ -29,7 +29,7 @@ from fedvlm.core.trees import State, Tree, clone, first_non_finite, stack
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.groups import FROZEN, SERVER
 from fedvlm.federation.local.streams import prove_method
-from fedvlm.federation.rounds import FedState, Whole
+from fedvlm.federation.rounds import FedState, WholeState
 
 
 def g4_no_rate(world: World, trainer: Method) -> None:
@@ -54,7 +54,7 @@ def g4_no_rate(world: World, trainer: Method) -> None:
     same_tree(last, first, "lr 0: shared model", EXACT)
 
 
-def _personal(run: Trajectory, state: Whole) -> list[tuple[Sequence[int], Tree]]:
+def _personal(run: Trajectory, state: WholeState) -> list[tuple[Sequence[int], Tree]]:
     return list(run.fed.personal(run.fed.adopt(copy_fed(state)), range(run.fed.plan.clients)))
 
 
@@ -141,7 +141,7 @@ def g11_small_clients(world: World, trainer: Method) -> None:
         alone = work(fed, fed.adopt(copy_fed(state)), [client])
         said = f"client {client} with {size} sample(s) and batch size {Setup().batch}"
         demand(alone.counters.get("steps", 0) >= 1, f"{said} took no step")
-        message = alone.parts[0].arrive().messages()[client]
+        message = alone.uploads[0].arrive().messages()[client]
         down = fed.downloads(fed.start(), 1, [client])[client]
         own = fed.clients.read([client], alone.versions)[client]
         changed = differs(own, state.clients[client]) or any(
@@ -171,7 +171,7 @@ def g12_seeds(world: World, trainer: Method) -> None:
     )
 
 
-def _evaluated(world: World, trainer: Method) -> Whole:
+def _evaluated(world: World, trainer: Method) -> WholeState:
     """Return the end of a run in which all models are built and used after each round."""
     fed = world.federation(trainer)
 

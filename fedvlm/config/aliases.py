@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedvlm.config.dassl import family_options
+from fedvlm.config.engines import ENDED
 from fedvlm.config.option import Option, Value, short_repr
 
 
@@ -92,7 +93,7 @@ def refused_keys() -> dict[str, str]:
                 f"is a key of the authors' {name}, which reads it: --trainer ./{name.lower()}.py"
                 f"{ours}"
             )
-    return family | {
+    return family | ENDED | {
         "DATASET.IMBALANCE_TRAIN": "is not supported; FED.PARTITION dirichlet gives unequal shares",
         "DATASET.SPLIT_CLIENT": "is not supported; FED.PARTITION domain gives clients per domain",
     }

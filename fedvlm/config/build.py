@@ -172,7 +172,7 @@ class _Merge:
         """Return our key, its value and its origin; None where the entry sets nothing."""
         key, where = entry.key, entry.where
         if key in self.refused:
-            if key.startswith("TRAINER.") or entry.value not in (False, "False", "false"):
+            if key.startswith("TRAINER.") or entry.value not in ("", False, "False", "false"):
                 self.mistakes.append(f"{where}: {key} {self.refused[key]}")
             return None
         alias = self.aliases.get(key)

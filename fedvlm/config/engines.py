@@ -8,9 +8,8 @@ from fedvlm.config.option import Option, Schema
 from fedvlm.core.plugins import Plugins
 
 LOCAL, WORKERS, SITES, FLOWER = "local", "workers", "sites", "flower"
-FLOWER_SIM = "flower-sim"
 ENGINES = Plugins(
-    "fedvlm.job.engines", "ENGINE", "engine", (LOCAL, WORKERS, SITES, FLOWER, FLOWER_SIM)
+    "fedvlm.job.engines", "ENGINE", "engine", (LOCAL, WORKERS, SITES, FLOWER)
 )
 OF_PARTIES = (SITES,)  # the clients' images are at parties of their own; the driver has none
 
@@ -20,32 +19,34 @@ def of_parties(cfg: CfgNode) -> bool:
     return getattr(cfg.FED, "ENGINE", LOCAL) in OF_PARTIES
 
 
+ENDED = {  # keys of 0.1: what takes their place
+    "FED.WORKERS_AT": "ended with 0.2: one run works on one machine (--workers N); spread the runs "
+                      "of a sweep over nodes by SLURM (docs/sweeps.md), and reach sites on other "
+                      "machines by Flower (docs/deployment.md)",
+    "FED.TOKEN_FILE": "ended with 0.2: a site on this machine answers its own user alone, and "
+                      "sites on other machines have keys (docs/deployment.md)",
+}
+
+
 def engine_options() -> Schema:
     """Return what ``docs/workers.md``, ``docs/flower.md`` and ``docs/deployment.md`` explain."""
     return {
         "FED.ENGINE": Option(
             LOCAL, "who computes the clients: this process, worker processes, sites with data of "
             "their own, or sites of a federation on Flower; moves no bit", choices=ENGINES.names(),
-            neutral=LOCAL,
+            neutral=LOCAL, aliases={"flower-sim": WORKERS},  # of 0.1, by the same workers
         ),
         "FED.WORKERS": Option(
             0, "worker processes to begin here; 0 is one per GPU, or per group of cores that the "
             "work can use", low=0, high=1024, neutral=0,
         ),
-        "FED.WORKERS_AT": Option(
-            "", "workers that were begun by fedvlm site serve: host:port,host:port, or unix:PATH",
-            neutral="",
-        ),
         "FED.FEDERATION": Option(
             "", "folder of fedvlm federation up, whose sites have the clients (FED.ENGINE flower: "
             "federation, if it is empty; sites: in the place of FED.SITES_AT)", neutral="",
         ),
-        "FED.TOKEN_FILE": Option(
-            "", "file with the secret of FED.WORKERS_AT or FED.SITES_AT", neutral=""
-        ),
         "FED.SITES_AT": Option(
-            "", "sites that their owners serve (fedvlm site serve site.yaml): host:port,..., or "
-            "unix:PATH", neutral="",
+            "", "sites on this machine (fedvlm site serve site.yaml --listen PATH): the paths of "
+            "their sockets, with commas", neutral="",
         ),
         "FED.SITE_FILE": Option(
             "", "the coordinator's site.json: class names, perhaps public test images", neutral=""

@@ -3,7 +3,7 @@
 Modules are found by listing a folder, and imported when a word names one: a plugin is a module of
 the folder that sets the folder's mark, a constant with its name or names::
 
-    ENGINE = "flower-sim"
+    ENGINE = "workers"
     LOADERS = ("timm", "transformers-vit")
 
 The mark is read without importing the file, so that a list of names costs no import. A module

@@ -17,23 +17,23 @@ from fedvlm.core.cache import builtin_root, cache_dir
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.core.plugins import Registry
-from fedvlm.data.catalog import CATALOG, DatasetInfo, compare, dataset_info
-from fedvlm.data.datum import PARTS, DatasetBase, untestable
+from fedvlm.data.catalog import CATALOG, DatasetInfo, catalog_names, compare_sizes, dataset_info
+from fedvlm.data.datum import PARTS, DatasetBase, untested_classes
 from fedvlm.data.layouts import (
     CopyInfo,
     choose,
+    explain_absence,
     layouts_of,
     prepared_layouts,
     prepared_name,
-    read_layouts,
     reader_of,
 )
 from fedvlm.data.locate import (
     PACK_SUFFIX,
+    describe_content,
     explain_refusals,
     find,
     find_root,
-    listing,
     pack_root,
     packs_in,
 )
@@ -42,7 +42,7 @@ DATASET_REGISTRY: Registry[Callable[[CfgNode], DatasetBase]] = Registry("dataset
 _TABLES = ("csv", "jsonl", "parquet")
 FORMATS = ("coop", *_TABLES, "folders", "domains", "cifar", "tiny_imagenet")
 _HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another shape"
-MEMORY = "memory"  # DATASET.FORMAT of what a Python program gave (``memory/given.py``)
+MEMORY_FORMAT = "memory"  # DATASET.FORMAT of what a Python program gave (``memory/given.py``)
 DEFAULT_TEMPLATE = "a photo of a {}."
 
 
@@ -56,10 +56,10 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
         DataError: something is missing on disk or inconsistent; the message says what.
     """
     name = cfg.DATASET.NAME
-    if fold(cfg.DATASET.FORMAT) == MEMORY:
+    if fold(cfg.DATASET.FORMAT) == MEMORY_FORMAT:
         raise ConfigError(
-            f"{name} (DATASET.FORMAT {MEMORY}) is data that a Python program held: give them to "
-            "fedvlm.train(data=...) again there; a command line, a sweep and its workers "
+            f"{name} (DATASET.FORMAT {MEMORY_FORMAT}) is data that a Python program held: give "
+            "them to fedvlm.train(data=...) again there; a command line, a sweep and its workers "
             "read images from disk: --images FOLDER"
         )
     info = dataset_info(name)
@@ -73,9 +73,8 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
         return DATASET_REGISTRY.get(key)(cfg)
     if not name.strip() or not cfg.DATASET.DIR:
         names = DATASET_REGISTRY.registered_names()
-        aliases = [a for row in CATALOG.values() for a in row.aliases]
         raise ConfigError(
-            f"unknown DATASET.NAME '{name}'{did_you_mean(name, [*names, *aliases])} "
+            f"unknown DATASET.NAME '{name}'{did_you_mean(name, [*names, *catalog_names()])} "
             f"(known: {', '.join(names)}; own data: set DATASET.DIR and DATASET.FORMAT, "
             "see configs/datasets/custom_folders.yaml)"
         )
@@ -86,7 +85,7 @@ def set_name(cfg: CfgNode) -> str:
     """Return the name that the set will have once it is read; empty where only that tells."""
     name: str = cfg.DATASET.NAME
     info = dataset_info(name)
-    if info is not None and cfg.DATASET.FORMAT != MEMORY:
+    if info is not None and cfg.DATASET.FORMAT != MEMORY_FORMAT:
         return info.name
     return "" if info is None and name in DATASET_REGISTRY else name
 
@@ -115,7 +114,7 @@ def refuse_untestable(data: DatasetBase) -> None:
     Raises:
         DataError: most classes have no test image; says what may have been misread.
     """
-    bare = untestable(data.parts)
+    bare = untested_classes(data.parts)
     if not bare:
         return
     strange = sorted({d.classname for d in data.test} - {d.classname for d in data.train_x})
@@ -150,12 +149,20 @@ def templates(cfg: CfgNode) -> list[str]:
 def _read_known(info: DatasetInfo, cfg: CfgNode) -> DatasetBase:
     root = find_root(_builtin_root(info, cfg) if info.builtin else cfg.DATASET.ROOT)
     if spells_layout(info, cfg):
-        data = _checked(info.name, read_by_config(cfg, root))
+        data = read_by_config(cfg, root)
     else:
         folder = folder_of(info, cfg)
-        prepared = prepared_layouts(info, root, folder, cfg)
-        data = _checked(info.name, read_layouts(info, root, folder, prepared, _HINT))
-    data.notes += _differences(info, data)
+        layouts = (*layouts_of(info), *prepared_layouts(info, root, folder, cfg))
+        layout = choose(layouts, root, folder)
+        if layout is None:
+            raise DataError(explain_absence(info, layouts, root, folder) + _HINT)
+        data = layout.read(layout.place(root, folder), info)
+        if len(layouts) > 1:
+            data.notes.append(f"{info.name}: layout '{layout.name}'")
+        if not layout.published:
+            data.notes.append(f"{info.name}: not the published split ({layout.name})")
+    data = _checked(info.name, data)
+    data.notes += compare_with_catalog(info, data)
     return data
 
 
@@ -164,12 +171,13 @@ def folder_of(info: DatasetInfo, cfg: CfgNode) -> str:
     return "" if info.folder == cfg.DATASET.DIR else str(cfg.DATASET.DIR)
 
 
-def _differences(info: DatasetInfo, data: DatasetBase) -> list[str]:
+def compare_with_catalog(info: DatasetInfo, data: DatasetBase) -> list[str]:
     """Return notes on where what was read differs from the catalog."""
+    images = data.all()
     sizes = {part: len(data.parts[part]) for part in PARTS}
     base = sum(datum.label < info.base for datum in data.test)
-    number = Counter(data.domain_names[datum.domain] for datum in data.all() if data.domain_names)
-    return compare(info, data.num_classes, sizes, base, number)
+    domains = Counter(data.domain_names[datum.domain] for datum in images if data.domain_names)
+    return compare_sizes(info, len({datum.label for datum in images}), sizes, base, domains)
 
 
 def spells_layout(info: DatasetInfo, cfg: CfgNode) -> bool:
@@ -284,7 +292,7 @@ def _split_files(
     paths = []
     for word in (w.strip() for w in words):
         if not (folder / word).is_file():
-            content = ", ".join(listing(folder)[:8]) or "nothing"
+            content = describe_content(folder)
             where = f"; get it from {source}" if source else ""
             raise DataError(
                 f"{name}: the split file {folder / word} (DATASET.SPLIT_FILE) is missing and "

@@ -23,7 +23,7 @@ _MOST = 0.5  # of the classes: where more of them have no test image there is no
 
 
 class Picture(Protocol):
-    """An image that is no file and is not held: somebody reads it on demand."""
+    """An image without a file, read on demand and not kept."""
 
     @property
     def key(self) -> str:
@@ -169,7 +169,7 @@ def domains_of(items: Sequence[Datum]) -> IntArray:
     return np.fromiter((d.domain for d in items), dtype=np.int64, count=len(items))
 
 
-def untestable(parts: Mapping[str, Sequence[Datum]]) -> list[str]:
+def untested_classes(parts: Mapping[str, Sequence[Datum]]) -> list[str]:
     """Return the names of the trained classes without a test image, where these are most."""
     trained = {d.label: d.classname for d in parts["train"]}
     tested = {d.label for d in parts["test"]}

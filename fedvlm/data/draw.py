@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 
 from fedvlm.data.datum import PARTS, DatasetBase, IntArray, domains_of, labels_of
 from fedvlm.data.fewshot import relabel, short_classes
-from fedvlm.data.holdout import draw_holdout, without
+from fedvlm.data.holdout import draw_holdout, remove_positions
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import find_broken, say_broken
 from fedvlm.data.partition.even import domain_number
@@ -29,7 +29,7 @@ from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 if TYPE_CHECKING:
     from fedvlm.data.fewshot_file import ShotList
 
-NAMES = 10  # classes or clients that a message lists
+MOST_NAMED = 10  # classes or clients that a message lists
 _CLIENT_PARTS = ("train", "val")  # of which shots are drawn
 
 
@@ -57,7 +57,7 @@ def spec_of(cfg: CfgNode) -> PartitionSpec:
     )
 
 
-class Selection:
+class DatasetDraw:
     """A data set cut to what a run takes: some classes, less the domain that no client holds.
 
     Made from the lists alone. ``hold_out`` then takes the server's images away,
@@ -145,7 +145,8 @@ class Selection:
             taken = shots.positions if shots else None
             positions = draw_holdout(self.full, each, self.spec.seed, self.map, taken)
         self.server = {part: at[self.pool.labels[part][at] >= 0] for part, at in positions.items()}
-        self.full, self.pool = (without(pool, positions) for pool in (self.full, self.pool))
+        self.full = remove_positions(self.full, positions)
+        self.pool = remove_positions(self.pool, positions)
         train, val = len(self.server["train"]), len(self.server["val"])
         self.notes.append(
             f"DATASET.SERVER_HOLDOUT {each}: no client gets {train + val} images ({train} of the "
@@ -165,12 +166,12 @@ class Selection:
         if names:
             notes.append(
                 f"{len(names)} class(es) have fewer than {spec.shots} training images and give all "
-                f"they have: {', '.join(names[:NAMES])}"
+                f"they have: {', '.join(names[:MOST_NAMED])}"
             )
         for part, word in (("train", "training"), ("test", "test")):
             bare = self.classes_without(part)
             if bare and len(bare) < len(self.classnames):
-                first = ", ".join(bare[:NAMES])
+                first = ", ".join(bare[:MOST_NAMED])
                 notes.append(f"{len(bare)} class(es) have no {word} image: {first}")
         if spec.kind == "disjoint" and spec.legacy:
             notes.append(

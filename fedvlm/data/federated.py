@@ -13,15 +13,15 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.progress import Progress
 from fedvlm.data.datasets import load_for_training, templates
 from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, domains_of, labels_of
-from fedvlm.data.draw import NAMES, Selection, spec_of
-from fedvlm.data.holdout import KEY, LISTS, holdout_from
+from fedvlm.data.draw import MOST_NAMED, DatasetDraw, spec_of
+from fedvlm.data.holdout import LISTS, SERVER_KEY, holdout_from
 from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.partition.index_file import canonical_hash, read_index_file, seal, spec_from
 from fedvlm.data.partition.kinds import check_fits
 from fedvlm.data.partition.spec import Partition, PartitionSpec
 from fedvlm.data.targets import (
     DATASET,
-    OtherTest,
+    ExtraTest,
     Target,
     held_out_domain,
     load_targets,
@@ -59,7 +59,7 @@ class FederatedData:
         spec: how it was partitioned.
         skipped: keys of images that do not decode.
         digest: sha256 over the index file and the set's lists.
-        notes: sentences for the log and the results.
+        notes: for the log and the results.
         records: known content keys, for ``ImageLoader``.
         others: more test sets of the global model: the domain left out, targets of transfer.
         server: indices of the images that no client gets (``DATASET.SERVER_HOLDOUT``).
@@ -82,7 +82,7 @@ class FederatedData:
     split_digest: str
     notes: list[str]
     records: ImageRecords = field(repr=False)
-    others: list[OtherTest] = field(default_factory=list)
+    others: list[ExtraTest] = field(default_factory=list)
     server: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     available: int = 0
 
@@ -96,7 +96,7 @@ class FederatedData:
             }
             for client in self.clients
         ]
-        held_out = {KEY: [keys[i] for i in self.server]} if self.spec.server_holdout else {}
+        held_out = {SERVER_KEY: [keys[i] for i in self.server]} if self.spec.server_holdout else {}
         return seal(
             {
                 "dataset": self.name,
@@ -138,7 +138,7 @@ def build_federation(
         )
     spec, prompts = spec_of(cfg), templates(cfg)
     data = load_for_training(cfg) if data is None else data
-    selection = Selection(data, spec, cfg.DATASET.TEST_NEW)
+    selection = DatasetDraw(data, spec, cfg.DATASET.TEST_NEW)
     index = cfg.FED.INDEX_FILE
     content = read_index_file(index) if index else None
     if content is not None:
@@ -168,7 +168,7 @@ def build_federation(
 
 
 def _assemble(
-    selection: Selection, partition: Partition, prompts: list[str], targets: Sequence[Target]
+    selection: DatasetDraw, partition: Partition, prompts: list[str], targets: Sequence[Target]
 ) -> FederatedData:
     """Put all images that the run uses into one list, and the clients' shares as indices into it.
 
@@ -231,8 +231,8 @@ def _assemble(
 
 
 def _others(
-    selection: Selection, prompts: list[str], targets: Sequence[Target], start: int
-) -> tuple[list[OtherTest], list[Datum], list[str]]:
+    selection: DatasetDraw, prompts: list[str], targets: Sequence[Target], start: int
+) -> tuple[list[ExtraTest], list[Datum], list[str]]:
     """Return the test sets beside the run's own, their images (from index ``start``), and notes."""
     data, positions = selection.data, selection.unseen
     unseen = _shift(positions, positions, start)
@@ -302,12 +302,12 @@ def _one_domain(domains: IntArray, names: Sequence[str]) -> str:
     return names[int(numbers[0])] if len(numbers) == 1 and names else ""
 
 
-def _refuse_empty(clients: Sequence[ClientSplit], selection: Selection) -> None:
+def _refuse_empty(clients: Sequence[ClientSplit], selection: DatasetDraw) -> None:
     empty = [j for j, client in enumerate(clients) if not len(client.train)]
     if empty:
         bare = selection.classes_without("train")
-        classes = f"; without any: class(es) {', '.join(bare[:NAMES])}" if bare else ""
+        classes = f"; without any: class(es) {', '.join(bare[:MOST_NAMED])}" if bare else ""
         raise DataError(
-            f"client(s) {', '.join(map(str, empty[:NAMES]))} would hold no training image"
+            f"client(s) {', '.join(map(str, empty[:MOST_NAMED]))} would hold no training image"
             f"{classes}; use fewer FED.CLIENTS, or mend the images that do not decode"
         )

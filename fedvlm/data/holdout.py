@@ -1,9 +1,9 @@
 """The server's own images: some that no client gets, another data set's, or those of a folder.
 
 ``DATASET.SERVER_HOLDOUT n`` takes n images of each class away from the published training images,
-then from the validation images, before shots are drawn and images are dealt, for every method
-alike. Which ones is a function of (DATA_SEED, class). Each class keeps an image in every list where
-it has one. With n = 0 nothing is drawn and nothing changes.
+then from the validation images, before shots are drawn and images are dealt, the same for
+every method. Which ones is a function of (DATA_SEED, class). Each class keeps an image in every
+list where it has one. With n = 0 nothing is drawn and nothing changes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import Datum, IntArray
 from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.images import ImageLoader, broken_images
-from fedvlm.data.locate import SUFFIXES, explain_refusals, image_files, listing
+from fedvlm.data.locate import IMAGE_SUFFIXES, explain_refusals, image_files, listing
 from fedvlm.data.partition.spec import ImagePool
-from fedvlm.data.targets import config_of
+from fedvlm.data.targets import set_config
 
-PURPOSE = "server-holdout"  # of the random stream
+_PURPOSE = "server-holdout"  # of the random stream
 LISTS = ("train", "val")  # in this order
-KEY = "server"  # of the index file
+SERVER_KEY = "server"  # of the index file
 OF_DATASET, OF_FOLDER = "dataset:", "folder:"
-UNKNOWN = -1  # label of an image whose class the run does not have
+_UNKNOWN = -1  # label of an image whose class the run does not have
 
 
 # ---- images that no client gets -------------------------------------------------------------
@@ -60,7 +60,7 @@ def draw_holdout(
     classed = {part: _by_class(pool.labels[part], pool.num_classes) for part in LISTS}
     spared: dict[int, int] = {}  # of the classes that have too few
     for label in range(pool.num_classes):
-        rng, left, images = numpy_stream(seed, PURPOSE, label), each, 0
+        rng, left, images = numpy_stream(seed, _PURPOSE, label), each, 0
         for part in LISTS:
             mine = classed[part][label]
             free = np.setdiff1d(mine, taken.get(part, mine[:0]))
@@ -92,7 +92,7 @@ def _refuse_few(pool: ImagePool, each: int, spared: Mapping[int, int]) -> None:
     )
 
 
-def without(pool: ImagePool, positions: Mapping[str, IntArray]) -> ImagePool:
+def remove_positions(pool: ImagePool, positions: Mapping[str, IntArray]) -> ImagePool:
     """Return the pool in which the images at ``positions`` take no part."""
     labels, domains = dict(pool.labels), dict(pool.domains)
     for part, at in positions.items():
@@ -111,9 +111,10 @@ def holdout_from(
     Raises:
         DataError: it names none, or one that the lists lack.
     """
-    keys = content.get(KEY)
+    keys = content.get(SERVER_KEY)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        raise DataError(f"{where}: its spec has server_holdout but it has no list '{KEY}' of paths")
+        raise DataError(f"{where}: its spec has server_holdout but it has no list '{SERVER_KEY}' "
+                        "of paths")
     position = {d.key: (part, i) for part in LISTS for i, d in enumerate(parts[part])}
     absent = [key for key in keys if key not in position]
     if absent:
@@ -208,7 +209,7 @@ def other_images(
         raise DataError(f"server images {source}: none of them decodes")
     label_of = {fold(name): label for label, name in enumerate(classnames)}
     folder = source.startswith(OF_FOLDER)
-    labels = [UNKNOWN if folder else label_of.get(fold(d.classname), UNKNOWN) for d in items]
+    labels = [_UNKNOWN if folder else label_of.get(fold(d.classname), _UNKNOWN) for d in items]
     images = ServerImages.of(source, items, labels, transform, records)
     return images, [*notes, *(f"{source}: {note}" for note in broken)]
 
@@ -216,7 +217,7 @@ def other_images(
 def _of_dataset(source: str, cfg: CfgNode, run_set: str) -> tuple[list[Datum], list[str]]:
     word, what = source.removeprefix(OF_DATASET), f"server images {source}"
     try:
-        data = load_dataset(config_of(word, cfg, what))
+        data = load_dataset(set_config(word, cfg, what))
     except (ConfigError, DataError) as error:
         raise type(error)(f"{what}: {str(error).removeprefix(f'{what}: ')}") from None
     if data.name == run_set:
@@ -241,7 +242,8 @@ def _of_folder(source: str) -> list[Datum]:
     files = image_files(folder)
     if not files:
         raise DataError(
-            f"server images {source}: there is no image below {folder} ({', '.join(SUFFIXES)})"
+            f"server images {source}: there is no image below {folder} "
+            f"({', '.join(IMAGE_SUFFIXES)})"
         )
     base = str(folder.resolve())
-    return [Datum(f"{base}/{file}", UNKNOWN, key=file) for file in files]
+    return [Datum(f"{base}/{file}", _UNKNOWN, key=file) for file in files]

@@ -61,7 +61,7 @@ class ImageRecords:
         self.file = file
         self._records: dict[str, ImageRecord] = _load(file) if file else {}
         self._changed = False
-        self.progress: Progress | None = None  # told (what, done, of) while files are read
+        self.progress: Progress | None = None  # called with (what, done, of) while files are read
 
     @classmethod
     def of_folder(cls, folder: Path, kept_in: Path) -> ImageRecords:
@@ -244,12 +244,12 @@ def _read(
             except MemoryError as error:  # of this machine, not of the file: never recorded
                 raise DataError(f"not enough memory to decode the image {path}") from error
             except Exception as error:  # Pillow raises many kinds on broken files
-                fault = reason(error)
+                fault = describe_failure(error)
     return ImageRecord(*_stamp(before), digest, fault)
 
 
-def reason(error: Exception) -> str:
-    """Return what Pillow says of a broken image, on one line."""
+def describe_failure(error: Exception) -> str:
+    """Return Pillow's error for a broken image, on one line."""
     return " ".join(_STREAM.sub("", str(error)).split()) or type(error).__name__
 
 

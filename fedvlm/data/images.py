@@ -27,7 +27,7 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.rng import numpy_stream
 from fedvlm.core.transform import TransformSpec
 from fedvlm.data.datum import Datum
-from fedvlm.data.image_records import ImageRecords, reason
+from fedvlm.data.image_records import ImageRecords, describe_failure
 
 CROP_SCALE = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)  # aspect ratios of torchvision's RandomResizedCrop
@@ -95,7 +95,7 @@ class ImageLoader:
                 raise IndexError(f"view {view} of {self.views}")
             rng = numpy_stream(self.data_seed, "view", self.content_key(i), view)
             image = random_crop_and_flip(image, self.spec, self.crop_scale, rng)
-        return normalised(image, self.spec)
+        return normalise(image, self.spec)
 
     def batch(
         self, indices: Sequence[int] | np.ndarray | Tensor, view: int | None = None
@@ -139,7 +139,8 @@ class ImageLoader:
             if not changed:
                 return decode(raw)
         except Exception as error:  # Pillow raises many kinds on broken files
-            raise DataError(f"cannot read the image {sample.impath}: {reason(error)}") from error
+            why = describe_failure(error)
+            raise DataError(f"cannot read the image {sample.impath}: {why}") from error
         raise DataError(
             f"the image {sample.impath} has changed since this command began; leave the images "
             "alone while it works, and start it again (what is encoded so far is kept)"
@@ -201,7 +202,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB") if image.mode != "RGB" else image.copy()
 
 
-def normalised(image: Image.Image, spec: TransformSpec) -> Tensor:
+def normalise(image: Image.Image, spec: TransformSpec) -> Tensor:
     """Return an RGB image as float32 ``[3, H, W]``: ``(value / 255 - mean) / std``."""
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
     mean, std = (torch.tensor(v, dtype=torch.float32).view(-1, 1, 1) for v in (spec.mean, spec.std))

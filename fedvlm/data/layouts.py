@@ -14,7 +14,6 @@ roots never share a split.
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,10 +22,11 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.core.cache import cache_dir
-from fedvlm.core.errors import DataError, did_you_mean
+from fedvlm.core.errors import did_you_mean
+from fedvlm.core.plugins import Plugins
 from fedvlm.data.catalog import CATALOG, DatasetInfo
 from fedvlm.data.datum import PARTS, DatasetBase
-from fedvlm.data.locate import check_relative, listing
+from fedvlm.data.locate import check_relative, describe_content, first_names, listing
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,18 @@ class CopyInfo:
 
 
 Reader = Callable[[Path, CopyInfo], DatasetBase]
+_READERS = Plugins("fedvlm.data.formats", "READER", "reader")
 
 
 def reader_of(name: str) -> Reader:
-    """Return the reader of a format: ``read_<name>`` of ``formats/<name>.py``, imported now."""
-    reader: Reader = getattr(importlib.import_module(f"fedvlm.data.formats.{name}"), f"read_{name}")
+    """Return ``read_<name>`` of the file of ``formats/`` that is marked ``READER = "<name>"``."""
+    reader: Reader = getattr(_READERS.load(name), f"read_{name}")
     return reader
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which people lay a data set out.
+    """One layout in which a data set is kept on disk.
 
     Attributes:
         name: in notes and for the doctor: ``CoOp split file``, ``FedBN pickles``.
@@ -168,40 +169,15 @@ def nearest_layout(layouts: Sequence[Layout], root: Path, folder: str = "") -> L
     return min(layouts, key=distance)
 
 
-def read_layouts(
-    info: DatasetInfo, root: Path, folder: str, more: Sequence[Layout] = (), hint: str = ""
-) -> DatasetBase:
-    """Read a known set in the first layout that fits.
-
-    Args:
-        root: DATASET.ROOT, an existing folder.
-        folder: DATASET.DIR; empty for each layout's own.
-        more: layouts that are tried after the set's own.
-        hint: what else can be done, the end of the error message.
-
-    Raises:
-        DataError: no layout fits; says what the nearest one lacks, what is there, where to get it.
-    """
-    layouts = (*layouts_of(info), *more)
-    layout = choose(layouts, root, folder)
-    if layout is None:
-        raise DataError(_nothing_fits(info, layouts, root, folder, hint))
-    data = layout.read(layout.place(root, folder), info)
-    if len(layouts) > 1:
-        data.notes.append(f"{info.name}: layout '{layout.name}'")
-    if not layout.published:
-        data.notes.append(f"{info.name}: not the published split ({layout.name})")
-    return data
-
-
-def _nothing_fits(
-    info: DatasetInfo, layouts: Sequence[Layout], root: Path, folder: str, hint: str
+def explain_absence(
+    info: DatasetInfo, layouts: Sequence[Layout], root: Path, folder: str
 ) -> str:
+    """Return what the nearest layout lacks, what is there instead, and where to get the set."""
     best = nearest_layout(layouts, root, folder)
     place = best.place(root, folder)
     if not place.is_dir():
         names = listing(root)
-        content = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
+        content = first_names(names, 8) or "nothing"
         near = did_you_mean(place.relative_to(root).parts[0], names)
         near = near and f"{near} (DATASET.DIR says where it lies)"
         if root.name == place.name:
@@ -209,12 +185,12 @@ def _nothing_fits(
         what = f"the folder {place} does not exist; found in {root}: {content}{near}"
     else:
         lacks = ", ".join(best.missing(root, folder))
-        content = ", ".join(listing(place)[:8]) or "nothing"
+        content = describe_content(place)
         what = f"{lacks} missing in {root} (layout '{best.name}'); found there: {content}"
     others = [layout.name for layout in layouts if layout is not best and layout.published]
     also = f"; other layouts that are known: {', '.join(others)}" if others else ""
     source = f"; get it from {info.source}" if info.source else ""
-    return f"{info.name}: {what}{also}{source}{_prepare_hint(info, place, root, folder)}{hint}"
+    return f"{info.name}: {what}{also}{source}{_prepare_hint(info, place, root, folder)}"
 
 
 def _prepare_hint(info: DatasetInfo, place: Path, root: Path, folder: str) -> str:
@@ -231,7 +207,7 @@ def prepared_name(name: str) -> str:
     return f"split_fedvlm_{name}.json"
 
 
-def prepared_in_cache(name: str, folder: Path, cfg: CfgNode | None = None) -> Path:
+def cached_split_path(name: str, folder: Path, cfg: CfgNode | None = None) -> Path:
     """Return where the cache keeps the split prepared of a set's folder (``ROOT/<folder>``)."""
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     return cache_dir(cfg) / "fedvlm" / "splits" / place / prepared_name(name)
@@ -249,7 +225,7 @@ def prepared_layouts(
     """
     if not info.split_file or info.builtin:
         return ()
-    cached = prepared_in_cache(info.name, root / (folder or info.folder), cfg)
+    cached = cached_split_path(info.name, root / (folder or info.folder), cfg)
     return (_split(info, "prepared split beside the images", prepared_name(info.name), False),
             _split(info, "prepared split in the cache", str(cached), False))
 

@@ -28,7 +28,7 @@ DOMAIN, DATASET = "domain", "dataset"
 
 
 @dataclass(frozen=True, eq=False)
-class OtherTest:
+class ExtraTest:
     """One more test set.
 
     Attributes:
@@ -68,7 +68,7 @@ def load_targets(cfg: CfgNode, run_set: str) -> list[Target]:
     """
     targets: list[Target] = []
     for word in cfg.TEST.TARGETS:
-        node = config_of(str(word), cfg)
+        node = set_config(str(word), cfg)
         target = Target(load_dataset(node), templates(node))
         name = target.data.name
         if name == run_set:
@@ -84,7 +84,7 @@ def load_targets(cfg: CfgNode, run_set: str) -> list[Target]:
     return targets
 
 
-def config_of(word: str, cfg: CfgNode, what: str = "TEST.TARGETS") -> CfgNode:
+def set_config(word: str, cfg: CfgNode, what: str = "TEST.TARGETS") -> CfgNode:
     """Return the config of a set by the name of its file, a file, or a name the catalog has.
 
     Args:
@@ -111,7 +111,7 @@ def config_of(word: str, cfg: CfgNode, what: str = "TEST.TARGETS") -> CfgNode:
 def held_out_domain(
     names: Sequence[str], number: int | None, classnames: Sequence[str],
     prompts: Sequence[str], indices: IntArray,
-) -> list[OtherTest]:
+) -> list[ExtraTest]:
     """Return the domain that no client holds as a list of one test set; empty without one.
 
     Args:
@@ -128,12 +128,12 @@ def held_out_domain(
             f"FED.HELD_OUT_DOMAIN {names[number]}: it has no test image of the run's classes; "
             "leave another domain out"
         )
-    return [OtherTest(names[number], DOMAIN, list(classnames), list(prompts), indices)]
+    return [ExtraTest(names[number], DOMAIN, list(classnames), list(prompts), indices)]
 
 
 def target_tests(
     targets: Sequence[Target], start: int, records: ImageRecords, policy: str
-) -> tuple[list[tuple[OtherTest, list[Datum]]], list[str]]:
+) -> tuple[list[tuple[ExtraTest, list[Datum]]], list[str]]:
     """Return the targets' test sets with their images, and what is to be said of them.
 
     Args:
@@ -143,7 +143,7 @@ def target_tests(
     Raises:
         DataError: images that do not decode under ``refuse``, or none that does.
     """
-    tests: list[tuple[OtherTest, list[Datum]]] = []
+    tests: list[tuple[ExtraTest, list[Datum]]] = []
     notes: list[str] = []
     for target in targets:
         data = target.data
@@ -155,7 +155,7 @@ def target_tests(
         indices = np.arange(start, start + len(images), dtype=np.int64)
         indices.setflags(write=False)
         start += len(images)
-        test = OtherTest(
+        test = ExtraTest(
             data.name, DATASET, data.classnames, target.templates, indices, split_digest(data)
         )
         tests.append((test, images))
@@ -164,7 +164,7 @@ def target_tests(
     return tests, [*notes, *_cost([test for test, _ in tests])]
 
 
-def _cost(targets: Sequence[OtherTest]) -> list[str]:
+def _cost(targets: Sequence[ExtraTest]) -> list[str]:
     if not targets:
         return []
     images = sum(len(target.indices) for target in targets)

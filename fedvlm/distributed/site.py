@@ -22,12 +22,12 @@ from fedvlm.core.trees import Tree, matching
 from fedvlm.distributed.facts import digest, facts, likeness, odd_keys
 from fedvlm.distributed.ledger import Ledger
 from fedvlm.distributed.schema import LINE, numbered, words
-from fedvlm.distributed.store import LostState, SiteStore, opened
+from fedvlm.distributed.store import LostState, SiteStore, hold_store
 from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
 from fedvlm.evaluation.meter import ClientMeter
 from fedvlm.evaluation.scores import ABSENT
-from fedvlm.federation.aggregation.arrival import Part
+from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Measure, Question, Row, only_numbers
@@ -161,11 +161,11 @@ class Site:
             )
             store.keep(numbered(values["floor"]))
         trees: dict[str, Tree] = {}
-        for p, part in enumerate(done.parts):
+        for p, part in enumerate(done.uploads):
             trees |= {f"{kind}/{p}": tree for kind, tree in _trees(part).items()}
         return Frame("worked", {
             "nonce": values["nonce"], "round": round_,
-            "parts": [_values(part) for part in done.parts],
+            "parts": [_values(part) for part in done.uploads],
             "dropped": {str(c): _told(why) for c, why in done.dropped.items()},
             "counters": _counts(done.counters),
             "towers": _counts({n: v - towers[n] for n, v in fed.model.counters.items()}),
@@ -268,7 +268,7 @@ class Site:
 
     def _opened(self, run: str) -> AbstractContextManager[SiteStore]:
         """Hold the run's folder of states."""
-        return opened(self.folder, run, self.federation.model.device)
+        return hold_store(self.folder, run, self.federation.model.device)
 
     @contextmanager
     def _states(self, run: str, accepted: Mapping[int, int]) -> Iterator[SiteStore]:
@@ -316,7 +316,7 @@ def _counts(counters: Mapping[str, int]) -> dict[str, int]:
     return {n: int(v) for n, v in counters.items() if v > 0}
 
 
-def _trees(part: Part) -> dict[str, Tree]:
+def _trees(part: Upload) -> dict[str, Tree]:
     """Return the tensors of a part as they travel."""
     return {
         "up": part.params, "extra": part.extras,
@@ -325,7 +325,7 @@ def _trees(part: Part) -> dict[str, Tree]:
     }
 
 
-def _values(part: Part) -> dict[str, Any]:
+def _values(part: Upload) -> dict[str, Any]:
     """Return the plain values of a part as they travel."""
     return {
         "clients": list(part.clients), "form": "",

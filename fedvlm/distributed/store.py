@@ -1,4 +1,4 @@
-"""Rows of clients' states at a site, and what a server has of them: their versions.
+"""Rows of clients' states at a site, or shared by the workers of a pool.
 
 A site keeps a run's rows in ``<folder>/<run>/s000001.json`` with its tensors beside it, one sealed
 record for each piece of work (``runs.records``). Nothing is believed that is not on disk: every
@@ -6,46 +6,58 @@ answer reads the folder anew, so that a site may be killed at any instruction. A
 by its exact version, which the server accepted; a row that is written again (a round that did not
 count is done again) stands in a newer record, and the newest counts. Rows go when the server says
 that it cannot fall back to them any more (``floor``), and only as a newer one is written.
+
+The workers of a pool write into one folder, each under letters of its own, and read what any of
+them wrote. A record is whole or not there, so that no lock is needed: nothing is deleted while
+others work, but when the server asks one worker to (``forget``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import secrets
+import string
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 
 from fedvlm.core import files
 from fedvlm.core.errors import FedvlmError
-from fedvlm.core.trees import State
-from fedvlm.federation.clients import DiskStore, Form
 from fedvlm.runs import lock
-from fedvlm.runs.records import Place, Records
-from fedvlm.runs.seal import Damaged
+from fedvlm.runs.records import RecordStore, RowPlace, record_number
+from fedvlm.runs.seal import Damaged, check_file, lone_record
 
-PREFIX, FLOORS = "s", "floors.json"
+PREFIX, FLOORS, LETTERS = "s", "floors.json", 6
 
 
 class LostState(FedvlmError):
     """A client's accepted state is not at its site: never made anew in silence."""
 
 
-class SiteStore(DiskStore):
-    """One run's rows at a site; see ``ClientStore`` and the module.
+def new_letters() -> str:
+    """Return letters that no other worker has."""
+    return PREFIX + "".join(secrets.choice(string.ascii_lowercase) for _ in range(LETTERS))
+
+
+class SiteStore(RecordStore):
+    """One run's rows at a site or pool: every record of the folder counts; see the module.
 
     Args:
-        folder: of the site's states, of all runs.
+        folder: of the states of all runs.
         run: the run's digest.
         device: where rows are wanted.
+        letters: what the names of a pool's worker's records begin with; empty: a site, which has
+            the folder for itself.
     """
 
-    def __init__(self, folder: Path, run: str, device: torch.device) -> None:
-        self.folder = folder / run
-        self.records = Records(self.folder, run)
-        self.damage = self.records.scan()
-        super().__init__(self.records, device)
+    def __init__(self, folder: Path, run: str, device: torch.device, letters: str = "") -> None:
+        super().__init__(folder / run, run, device)
+        self._letters, self._shared = letters or PREFIX, bool(letters)
+        if self._shared:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self.damage = self._scan()
 
     def require(self, accepted: Mapping[int, int]) -> None:
         """Refuse to go on where an accepted state is not here, whole.
@@ -54,8 +66,8 @@ class SiteStore(DiskStore):
             LostState: names the clients.
         """
         wanted = {c: v for c, v in accepted.items() if v}
-        places = {c: self.records.find(c, v) for c, v in wanted.items()}
-        broken = self._broken({place.record: place for place in places.values() if place})
+        places = {c: self.find(c, v) for c, v in wanted.items()}
+        broken = self._broken({place.record for place in places.values() if place})
         lost = [c for c, place in places.items() if place is None or place.record in broken]
         if lost:
             raise LostState("; ".join(
@@ -64,12 +76,13 @@ class SiteStore(DiskStore):
             ) + (" (and others)" if len(lost) > 4 else "")
                 + "; restore it from a backup, or start the run anew")
 
-    def _broken(self, records: Mapping[str, Place]) -> set[str]:
+    def _broken(self, names: Iterable[str]) -> set[str]:
         """Return which records are not as they were written."""
         out = set()
-        for name, place in records.items():
+        for name in sorted(names):
             try:
-                self.records.check([place])
+                record = lone_record(self.folder, name, self.identity)[0]
+                check_file(self.folder / f"{name}.safetensors", record)
             except Damaged:
                 out.add(name)
         return out
@@ -81,21 +94,17 @@ class SiteStore(DiskStore):
         """
 
     def keep(self, floor: Mapping[int, int]) -> None:
-        """Write the rows that were put as one record; then delete what is below ``floor``."""
+        """Write the rows that were put as one record; a site then deletes what is below ``floor``.
+        """
         if not self._ids:
             return
-        floors = self._floors() | dict(floor)
-        files.write_json(self.folder / FLOORS, {str(c): v for c, v in sorted(floors.items())})
-        numbers = [int(name[len(PREFIX) :]) for name in self.records.names()]
-        name = f"{PREFIX}{max(numbers, default=0) + 1:06d}"
-        ids = sorted(self._ids)
-        versions = [self._ids[c] for c in ids]
-        self.records.write(name, [
-            (clients, [self._ids[c] for c in clients], state)
-            for clients, state in self._open.get(ids, versions)
-        ])
-        self.records.prune(floors)
-        self.records.pack(f"{PREFIX}{max(numbers, default=0) + 2:06d}")
+        floors = {} if self._shared else self._floors() | dict(floor)
+        if not self._shared:
+            files.write_json(self.folder / FLOORS, {str(c): v for c, v in sorted(floors.items())})
+        self._write_from(self._next(), self._open, dict(sorted(self._ids.items())))
+        if not self._shared:
+            self._prune(floors)
+            self._pack()
 
     def _floors(self) -> dict[int, int]:
         """Return what the server last said of each client; nothing where that is not known.
@@ -109,14 +118,81 @@ class SiteStore(DiskStore):
             return {}  # rows then stay longer than they have to, no more
 
     def forget(self, keep: Mapping[int, int]) -> None:
-        """Delete all rows of these clients but the version named for each; 0: all of them."""
+        """Delete rows of these clients, as far as whole records go.
+
+        At a site all but the version named for each (0: all of them); in a pool those that are
+        older, whichever worker wrote them.
+        """
+        if self._shared:
+            self._prune(keep)
+            self._pack()
+            return
         for client, version in keep.items():
-            self.records.forget(client, version)
-        self.records.prune(keep)
+            self._forget(client, version)
+        self._prune(keep)
+
+    def _next(self) -> str:
+        """Return the name of the next record, newer than all others."""
+        newest = max(map(record_number, self.names()), default=0)
+        return f"{self._letters}{newest + 1:06d}"
+
+    def rows(self) -> list[tuple[int, int]]:
+        """Return (client, version) of the rows that no checkpoint names yet, ascending."""
+        return sorted((c, v) for c, versions in self._new.items() for v in versions)
+
+    def _scan(self) -> list[str]:
+        """Take over every record of the folder: no checkpoint names them, the newest name wins.
+
+        Returns:
+            Why records do not count, a clause each.
+        """
+        damage = []
+        for name in sorted(self.names(), key=record_number):
+            try:
+                record, digest = lone_record(self.folder, name, self.identity)
+            except Damaged as error:
+                damage.append(str(error))
+                continue
+            self._enter(name, record, digest)
+            for g, group in enumerate(record["groups"]):
+                for row, (c, v) in enumerate(zip(group["ids"], group["versions"], strict=True)):
+                    self._new.setdefault(c, {})[v] = RowPlace(name, g, row)
+        return damage
+
+    def _prune(self, floor: Mapping[int, int]) -> None:
+        """Delete rows older than ``floor``, of these clients, as far as whole records go."""
+        for client, least in floor.items():
+            rows = self._new.get(client, {})
+            for old in [v for v in rows if v < least]:
+                del rows[old]
+        live = {place.record for rows in self._new.values() for place in rows.values()}
+        self._entries = {name: e for name, e in self._entries.items() if name in live}
+        self.sweep(live)
+
+    def _pack(self) -> None:
+        """Put thin records into one, as ``accept`` does; where one is damaged, all stay."""
+        rows = {(c, v): place for c, some in self._new.items() for v, place in some.items()}
+        for entry in self._entries.values():
+            entry.live = 0
+        for place in rows.values():
+            self._entries[place.record].live += 1
+        due = self._due()
+        by: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for key, place in sorted(rows.items()):
+            if place.record in due:
+                by.setdefault((place.record, place.group), []).append(key)
+        if not by or self._broken({name for name, _ in by}):
+            return
+        self.write(self._next(), [
+            ([c for c, _ in keys], [v for _, v in keys], self.read([rows[key] for key in keys]))
+            for _, keys in sorted(by.items())
+        ])
+        self._entries = {n: e for n, e in self._entries.items() if n not in due}
+        self.sweep(self._entries)
 
 
 @contextlib.contextmanager
-def opened(folder: Path, run: str, device: torch.device) -> Iterator[SiteStore]:
+def hold_store(folder: Path, run: str, device: torch.device) -> Iterator[SiteStore]:
     """Hold a run's folder at a site: one process at a time touches its states.
 
     Raises:
@@ -130,46 +206,3 @@ def opened(folder: Path, run: str, device: torch.device) -> Iterator[SiteStore]:
         yield SiteStore(folder, run, device)
     finally:
         mine.release()
-
-
-class AwayStore:
-    """What a server has of its clients: a row of nothing for each version (``ClientStore``).
-
-    Checkpoints so name versions, and no tensor of a client.
-
-    Attributes:
-        floor: the oldest version of each client that a checkpoint can still go back to.
-    """
-
-    def __init__(self) -> None:
-        self.floor: dict[int, int] = {}
-        self._settled: dict[int, int] = {}
-
-    def get(
-        self, ids: Sequence[int], versions: Sequence[int]
-    ) -> list[tuple[list[int], State]]:
-        """See ``ClientStore.get``."""
-        return [(list(ids), {})] if ids else []
-
-    def form(self, client: int, version: int) -> Form:
-        """See ``ClientStore.form``."""
-        return ()
-
-    def put(self, round_: int, ids: Sequence[int], state: State) -> None:
-        """Keep nothing.
-
-        Raises:
-            FedvlmError: tensors of clients, which do not belong here.
-        """
-        if any(state.values()):
-            raise FedvlmError(f"a server was given states of clients {list(ids)}: they stay away")
-
-    def begin(self, accepted: Mapping[int, int]) -> None:
-        """See ``ClientStore.begin``."""
-
-    def seal(self, round_: int) -> None:
-        """See ``ClientStore.seal``."""
-
-    def settle(self, accepted: Mapping[int, int]) -> None:
-        """See ``ClientStore.settle``; the checkpoint before this one still counts."""
-        self.floor, self._settled = self._settled, dict(accepted)

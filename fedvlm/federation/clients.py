@@ -13,107 +13,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
 
 import torch
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.core.trees import State, Tree, cat, expand, stack_states
+from fedvlm.core.rows.away import AWAY
+from fedvlm.core.rows.store import Form, RowStore, form_of, order_rows
+from fedvlm.core.trees import State, Tree, expand, stack_states
 from fedvlm.federation.groups import FROZEN, SERVER, SHARED, Groups
 
 W = "w"  # the slot of a client's model
-AWAY = "away."  # begins the name of a slot that stands for a state at another place
-FEW = 8  # rows of a new table
 ANYBODY = -1  # no client: whose untrained state is everybody's
-P = TypeVar("P")
-Form = tuple[tuple[str, tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]], ...]
-
-
-class ClientStore(Protocol):
-    """Rows of clients' states by (client, version): in memory, on disk, or at another site."""
-
-    def get(
-        self, ids: Sequence[int], versions: Sequence[int]
-    ) -> list[tuple[list[int], State]]:
-        """Return (clients, their states ``[K, ...]``) by form, each in the order of ``ids``.
-
-        Raises:
-            FedvlmError: there is no such row.
-        """
-        ...
-
-    def form(self, client: int, version: int) -> Form:
-        """Return names, types and shapes of such a row, without reading it.
-
-        Raises:
-            FedvlmError: there is no such row.
-        """
-        ...
-
-    def put(self, round_: int, ids: Sequence[int], state: State) -> None:
-        """Keep the rows of ``state`` as version ``round_``; a second put of a round replaces it."""
-        ...
-
-    def begin(self, accepted: Mapping[int, int]) -> None:
-        """Forget versions newer than ``accepted``, of these clients: a round that did not count."""
-        ...
-
-    def seal(self, round_: int) -> None:
-        """Hear that everybody of ``round_`` is in: nothing more is put in that round."""
-        ...
-
-    def settle(self, accepted: Mapping[int, int]) -> None:
-        """Forget what nobody asks for any more: all but ``accepted``, the version of every client.
-
-        What lies in the records of a checkpoint stays there until that checkpoint goes.
-        """
-        ...
-
-
-class RecordLog(Protocol[P]):
-    """Sealed records of rows, and which of them count (``runs.records.Records``)."""
-
-    def write(
-        self, name: str, groups: Sequence[tuple[Sequence[int], Sequence[int], State]]
-    ) -> None:
-        """Write (clients, versions, rows) as one record."""
-        ...
-
-    def find(self, client: int, version: int) -> P | None:
-        """Return where a row lies."""
-        ...
-
-    def read(self, places: Sequence[P]) -> State:
-        """Return rows of one form ``[K, ...]``, on the CPU."""
-        ...
-
-    def forget(self, client: int, version: int) -> None:
-        """Forget what is newer than ``version`` and in no checkpoint."""
-        ...
-
-    def accept(
-        self, round_: int, rows: ClientStore, versions: Mapping[int, int]
-    ) -> list[list[str]]:
-        """Write what no record has, and return the records that a checkpoint has to name."""
-        ...
-
-    def versions(self) -> dict[int, int]:
-        """Return the version of every client that has a row that counts."""
-        ...
-
-    def live(self) -> Iterator[tuple[int, list[int], State]]:
-        """Yield (version, clients, their rows): all that counts."""
-        ...
-
-
-def form_of(state: State) -> Form:
-    """Return names, types and shapes of one client's state, of stacked rows ``[K, ...]``."""
-    return tuple(
-        (slot, tuple((name, v.dtype, tuple(v.shape[1:])) for name, v in tree.items()))
-        for slot, tree in state.items()
-    )
 
 
 def joint_form(received: Tree, own: Form) -> str:
@@ -128,214 +39,6 @@ def _digest(form: Form) -> str:
     parts = sorted(f"{slot}/{name} {shape} {kind}" for slot, leaves in form
                    for name, kind, shape in leaves)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-
-@dataclass
-class Table:
-    """Rows of one form: slot -> leaf -> ``[rows, ...]``; doubles when it is full."""
-
-    leaves: State
-    size: int = 0
-    free: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, state: State) -> Table:
-        """Return an empty table for rows like those of ``state``."""
-        return cls({s: {n: v.new_empty(0, *v.shape[1:]) for n, v in t.items()}
-                    for s, t in state.items()})
-
-    def take(self, count: int) -> list[int]:
-        """Return rows that are free from now on taken."""
-        while len(self.free) < count:
-            more = max(self.size, FEW)
-            self.leaves = {
-                s: {n: torch.cat([v, v.new_empty(more, *v.shape[1:])]) for n, v in t.items()}
-                for s, t in self.leaves.items()
-            }
-            self.free += range(self.size + more - 1, self.size - 1, -1)
-            self.size += more
-        return [self.free.pop() for _ in range(count)]
-
-    def write(self, at: Sequence[int], state: State) -> None:
-        """Put the rows of ``state`` at ``at``."""
-        rows = torch.tensor(at, dtype=torch.int64)
-        for slot, tree in state.items():
-            for name, v in tree.items():
-                leaf = self.leaves[slot][name]
-                leaf.index_copy_(0, rows.to(leaf.device), v.detach().to(leaf.device))
-
-    def read(self, at: Sequence[int]) -> State:
-        """Return copies of the rows ``at``; strides are those of ``torch.stack`` of the rows."""
-        rows = torch.tensor(at, dtype=torch.int64)
-        return {
-            s: {n: v.index_select(0, rows.to(v.device)) for n, v in t.items()}
-            for s, t in self.leaves.items()
-        }
-
-
-class MemoryStore:
-    """Every version in memory until ``settle``; see ``ClientStore``."""
-
-    def __init__(self) -> None:
-        self._tables: dict[Form, Table] = {}
-        self._rows: dict[int, dict[int, tuple[Form, int]]] = {}  # client -> version -> its row
-        self._several: set[int] = set()  # clients with more than one version
-
-    def get(
-        self, ids: Sequence[int], versions: Sequence[int]
-    ) -> list[tuple[list[int], State]]:
-        """See ``ClientStore.get``."""
-        groups: dict[Form, tuple[list[int], list[int]]] = {}
-        for client, version in zip(ids, versions, strict=True):
-            form, row = self._row(client, version)
-            clients, rows = groups.setdefault(form, ([], []))
-            clients.append(client)
-            rows.append(row)
-        return [(c, self._tables[form].read(rows)) for form, (c, rows) in groups.items()]
-
-    def _row(self, client: int, version: int) -> tuple[Form, int]:
-        place = self._rows.get(client, {}).get(version)
-        if place is None:
-            raise missing(client, version)
-        return place
-
-    def form(self, client: int, version: int) -> Form:
-        """See ``ClientStore.form``."""
-        return self._row(client, version)[0]
-
-    def put(self, round_: int, ids: Sequence[int], state: State) -> None:
-        """See ``ClientStore.put``."""
-        for client in ids:
-            self._forget(client, round_)
-        form = form_of(state)
-        table = self._tables.setdefault(form, Table.of(state))
-        rows = table.take(len(ids))
-        table.write(rows, state)
-        for client, row in zip(ids, rows, strict=True):
-            versions = self._rows.setdefault(client, {})
-            versions[round_] = form, row
-            if len(versions) > 1:
-                self._several.add(client)
-
-    def begin(self, accepted: Mapping[int, int]) -> None:
-        """See ``ClientStore.begin``."""
-        for client, version in accepted.items():
-            for newer in [v for v in self._rows.get(client, {}) if v > version]:
-                self._forget(client, newer)
-
-    def seal(self, round_: int) -> None:
-        """See ``ClientStore.seal``."""
-
-    def settle(self, accepted: Mapping[int, int]) -> None:
-        """See ``ClientStore.settle``."""
-        for client in self._several:
-            for other in [v for v in self._rows[client] if v != accepted.get(client)]:
-                self._forget(client, other)
-        self._several = {c for c in self._several if len(self._rows.get(c, {})) > 1}
-
-    def _forget(self, client: int, version: int) -> None:
-        place = self._rows.get(client, {}).pop(version, None)
-        if place is not None:
-            form, row = place
-            self._tables[form].free.append(row)
-
-
-class DiskStore:
-    """Rows are read from the records of a log; in memory is only where they lie.
-
-    The rows of a round wait in memory until all are in; then they are one record.
-    """
-
-    def __init__(self, log: RecordLog[Any], device: torch.device) -> None:
-        self._log, self._device = log, device
-        self._open, self._ids = MemoryStore(), dict[int, int]()  # of this round: client -> version
-        self._forms: dict[tuple[str, int], Form] = {}  # of a record's groups
-
-    def get(
-        self, ids: Sequence[int], versions: Sequence[int]
-    ) -> list[tuple[list[int], State]]:
-        """See ``ClientStore.get``."""
-        here = [c for c, v in zip(ids, versions, strict=True) if self._ids.get(c) == v]
-        groups = self._open.get(here, [self._ids[c] for c in here])
-        places: dict[tuple[str, int], tuple[list[int], list[Any]]] = {}
-        for client, version in zip(ids, versions, strict=True):
-            if self._ids.get(client) == version:
-                continue
-            place = self._log.find(client, version)
-            if place is None:
-                raise missing(client, version)
-            clients, rows = places.setdefault((place.record, place.group), ([], []))
-            clients.append(client)
-            rows.append(place)
-        alike: dict[Form, tuple[list[int], list[State]]] = {form_of(s): (c, [s]) for c, s in groups}
-        for clients, rows in places.values():
-            state = on(self._device, self._log.read(rows))
-            known, states = alike.setdefault(form_of(state), ([], []))
-            known += clients
-            states.append(state)
-        return [_in_order(ids, *group) for group in alike.values()]
-
-    def form(self, client: int, version: int) -> Form:
-        """See ``ClientStore.form``; the rows of a record's group have one."""
-        if self._ids.get(client) == version:
-            return self._open.form(client, version)
-        place = self._log.find(client, version)
-        if place is None:
-            raise missing(client, version)
-        key = place.record, place.group
-        if key not in self._forms:
-            self._forms[key] = form_of(self._log.read([place]))
-        return self._forms[key]
-
-    def put(self, round_: int, ids: Sequence[int], state: State) -> None:
-        """See ``ClientStore.put``."""
-        self._open.put(round_, ids, state)
-        self._ids |= dict.fromkeys(ids, round_)
-
-    def begin(self, accepted: Mapping[int, int]) -> None:
-        """See ``ClientStore.begin``."""
-        for client, version in accepted.items():
-            self._log.forget(client, version)
-            if self._ids.get(client, version) > version:
-                del self._ids[client]
-
-    def seal(self, round_: int) -> None:
-        """See ``ClientStore.seal``: write the round's record."""
-        if self._ids:
-            ids = sorted(self._ids)
-            self._log.write(f"r{round_:06d}", [
-                (clients, [self._ids[c] for c in clients], state)
-                for clients, state in self._open.get(ids, [self._ids[c] for c in ids])
-            ])
-        self._open, self._ids = MemoryStore(), {}
-
-    def settle(self, accepted: Mapping[int, int]) -> None:
-        """See ``ClientStore.settle``: the log keeps what a checkpoint names."""
-
-
-def missing(client: int, version: int) -> FedvlmError:
-    """Return the error of a row that a store does not have."""
-    return FedvlmError(
-        f"the store has no state of client {client} from round {version}: it was settled, "
-        "or a later round was begun from another state"
-    )
-
-
-def on(device: torch.device, state: State) -> State:
-    """Return ``state`` with its tensors on ``device``; types stay."""
-    return {s: {n: v.to(device) for n, v in tree.items()} for s, tree in state.items()}
-
-
-def _in_order(
-    ids: Sequence[int], clients: Sequence[int], states: Sequence[State]
-) -> tuple[list[int], State]:
-    """Join rows of one form in the order of ``ids``."""
-    state = {slot: cat([s[slot] for s in states]) for slot in states[0]}
-    at = {c: k for k, c in enumerate(clients)}
-    wanted = [c for c in ids if c in at]
-    rows = torch.tensor([at[c] for c in wanted], dtype=torch.int64)
-    return wanted, {s: {n: v.index_select(0, rows.to(v.device)) for n, v in t.items()}
-                    for s, t in state.items()}
 
 
 class Clients:
@@ -353,7 +56,7 @@ class Clients:
     """
 
     def __init__(
-        self, store: ClientStore, init: Callable[[int], State], start: Tree, groups: Groups,
+        self, store: RowStore, init: Callable[[int], State], start: Tree, groups: Groups,
         reads_old: bool = False, alike: bool = False,
     ) -> None:
         self.store, self._init, self._start, self._alike = store, init, start, alike
@@ -387,7 +90,7 @@ class Clients:
             _same_form(states[0], other)
         found = [c for clients, _ in parts for c in clients]
         alone = len(states) == 1 and found == list(ids)
-        state = states[0] if alone else _in_order(ids, found, states)[1]
+        state = states[0] if alone else order_rows(ids, found, states)[1]
         return self._filled(state, len(ids))
 
     def forms(

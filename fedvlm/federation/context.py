@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree, matching, pick
-from fedvlm.federation.aggregation.arrival import Rows
+from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.groups import PERSONAL, SHARED
 from fedvlm.federation.local import sent
@@ -35,7 +35,7 @@ from fedvlm.federation.local.gradients import Grad, Loss, compute_gradient, samp
 from fedvlm.federation.local.kept import COUNT, keep_optimiser, resume_optimiser
 from fedvlm.federation.local.ledger import Flags, Means
 from fedvlm.federation.local.loops import Body, run_loop
-from fedvlm.federation.local.sent import WHOLE, Portion, Ranks, Upload
+from fedvlm.federation.local.sent import WHOLE, Portion, Ranks
 from fedvlm.federation.local.stop import Patience
 from fedvlm.federation.optim import SGD, OptimSpec, Rate, Schedule
 
@@ -348,11 +348,11 @@ class Context(Cohort):
         if weight is None:
             sizes = self.sizes
             weight = (sizes > 0).to(sizes) if self.weighting == UNIFORM else sizes
-        idle = {*sent.absent(self.groups.shared, only), *self.portion.resting}
+        idle = {*sent.unsent_names(self.groups.shared, only), *self.portion.resting}
         left = [n for n in self.groups.shared if n in idle]
         whole = pick(params, set(self.groups.shared) - set(left))
         ranks = self.portion.of(self.clients, whole, rows) | dict(ranks or {})
-        parts, places, told = sent.cut(whole, rows, ranks)
+        parts, places, told = sent.cut_tree(whole, rows, ranks)
         return Upload(parts, weight, extras or {}, left, places, told)
 
     def check(self, value: Tensor, what: str, batch: Batch | None = None) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -26,13 +26,13 @@ from fedvlm.core.trees import (
     pick,
     stack,
 )
-from fedvlm.federation.aggregation.arrival import Part, Rows
-from fedvlm.federation.aggregation.updates import Updates, join
+from fedvlm.federation.aggregation.arrival import Upload
+from fedvlm.federation.aggregation.updates import Updates, join_updates
 from fedvlm.federation.clients import Clients, W
 from fedvlm.federation.context import Context
-from fedvlm.federation.local.guard import Looked, guarded
-from fedvlm.federation.local.kept import without_kept
-from fedvlm.federation.local.sent import Upload, odd_extra, refusal
+from fedvlm.federation.local.guard import Looked, run_guarded
+from fedvlm.federation.local.kept import drop_kept
+from fedvlm.federation.local.sent import odd_extra, refusal
 from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.server import Measure, Question, Row
 from fedvlm.federation.trainer import Trainer
@@ -43,21 +43,21 @@ Bundle = tuple[Sequence[int], Tree, bool]  # clients, models [K, ...], whether o
 
 @dataclass
 class RoundWork:
-    """What an engine hands back: who has a new state, updates by chunk, dropped clients.
+    """What an engine hands back: who has a new state, uploads by chunk, dropped clients.
 
     Attributes:
         versions: client -> the version that its owner now holds.
     """
 
     versions: dict[int, int] = field(default_factory=dict)
-    parts: list[Part] = field(default_factory=list)
+    uploads: list[Upload] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
 
     @property
     def updates(self) -> Updates | None:
         """All updates by ascending id, with all rows; None where every client was dropped."""
-        return join([part.arrive() for part in self.parts]) if self.parts else None
+        return join_updates([upload.arrive() for upload in self.uploads]) if self.uploads else None
 
 
 class Engine(Protocol):
@@ -178,13 +178,13 @@ class LocalEngine:
             ids = list(chunk.clients)
             ctx = make(ids)
             update = partial(_updated, trainer, ctx, clients, downloads, accepted)
-            done, looked = guarded(ctx, update, _Done.tensors, partial(_asked, ctx))
-            _check_extras(_where(trainer.name, ctx), done.upload.extras, forms)
+            (state, upload), looked = run_guarded(ctx, update, _tensors, partial(_asked, ctx))
+            _check_extras(_where(trainer.name, ctx), upload.extras, forms)
             work.counters.update(ctx.counters)
-            stay = _collect(work, trainer.name, ctx, done, looked)
+            stay = _collect(work, trainer.name, ctx, state, upload, looked)
             if stay:
                 # What is the server's is not kept, and lies there once: no copy for each client.
-                own = {slot: _own(ctx, slot, tree) for slot, tree in done.state.items()}
+                own = {slot: _own(ctx, slot, tree) for slot, tree in state.items()}
                 new = {slot: _rows(tree, stay) for slot, tree in own.items()}
                 ids = [ids[k] for k in stay]
                 clients.put(ctx.round, ids, new)
@@ -203,35 +203,29 @@ class LocalEngine:
         )
 
 
-class _Done(NamedTuple):
-    """What a chunk's work came to."""
-
-    state: State
-    upload: Upload
-    received: Tree
-
-    def tensors(self) -> Iterable[Tensor]:
-        """Return all that must be finite, each once."""
-        trees = [*self.state.values(), self.upload.params, self.upload.extras]
-        return {id(v): v for tree in trees for v in tree.values()}.values()
+def _tensors(done: tuple[State, Upload]) -> Iterable[Tensor]:
+    """Return all of a chunk's work that must be finite, each tensor once."""
+    state, upload = done
+    trees = [*state.values(), upload.params, upload.extras]
+    return {id(v): v for tree in trees for v in tree.values()}.values()
 
 
 def _updated(
     trainer: Trainer, ctx: Context, clients: Clients, downloads: Mapping[int, Tree],
     accepted: Mapping[int, int],
-) -> _Done:
+) -> tuple[State, Upload]:
     """Do the work of a chunk on inputs of its own: whoever writes into them harms nobody."""
-    received = laid(downloads, ctx)
+    received = stack_downloads(downloads, ctx)
     whole = clients.stacked(ctx.clients, accepted)
-    state = without_kept(whole)
+    state = drop_kept(whole)
     if ctx.optim.keep:  # the optimisers' states are the context's, not the method's
         ctx.kept = {slot: tree for slot, tree in whole.items() if slot not in state}
     out = _client_update(trainer, ctx, clients, state, received)
-    done = _check_work(_where(trainer.name, ctx), ctx, out, received)
-    return done._replace(state=done.state | (ctx.kept or {}))
+    new, upload = _check_work(_where(trainer.name, ctx), ctx, out, received)
+    return new | (ctx.kept or {}), replace(upload, received=pick(received, ctx.groups.shared))
 
 
-def laid(downloads: Mapping[int, Tree], ctx: Context) -> Tree:
+def stack_downloads(downloads: Mapping[int, Tree], ctx: Context) -> Tree:
     """Return what the clients of a chunk received, ``[K, ...]``.
 
     Copies, which whoever works may write into, but for tensors of the group ``server``: those are
@@ -244,29 +238,29 @@ def laid(downloads: Mapping[int, Tree], ctx: Context) -> Tree:
     return own | expand(pick(trees[0], ctx.groups.server), ctx.k)
 
 
-def _asked(ctx: Context, done: _Done) -> list[Tensor]:
+def _asked(ctx: Context, done: tuple[State, Upload]) -> list[Tensor]:
     """Return the numbers that the host needs of a chunk: weights, counts of rows, metrics."""
-    return [done.upload.weight, *done.upload.told.values(), *ctx.logs.values()]
+    return [done[1].weight, *done[1].told.values(), *ctx.logs.values()]
 
 
 def _collect(
-    work: RoundWork, name: str, ctx: Context, done: _Done, looked: Looked
+    work: RoundWork, name: str, ctx: Context, state: State, upload: Upload, looked: Looked
 ) -> list[int]:
-    """Add a chunk's updates to ``work`` but those that the policy drops; say which rows stay.
+    """Add a chunk's uploads to ``work`` but those that the policy drops; say which rows stay.
 
     Raises:
         DivergedError: a number is not finite (policy ``abort``).
         FedvlmError: a weight that is no finite number >= 0, or rows that are not there.
     """
-    upload, (weights, *numbers) = done.upload, looked.numbers
+    weights, *numbers = looked.numbers
     _check_weight(_where(name, ctx), ctx, weights)
     counts = {n: list(map(int, row)) for n, row in zip(upload.told, numbers, strict=False)}
-    _check_rows(_where(name, ctx), ctx, done, counts)
+    _check_rows(_where(name, ctx), ctx, upload, counts)
     stay = []
     for k, client in enumerate(ctx.clients):
         if not looked.finite:
-            sent = done.upload.params | done.upload.extras
-            own = {slot: {n: v[k] for n, v in tree.items()} for slot, tree in done.state.items()}
+            sent = upload.params | upload.extras
+            own = {slot: {n: v[k] for n, v in tree.items()} for slot, tree in state.items()}
             _check_finite(ctx, k, own, {n: v[k] for n, v in sent.items()})
         if client in ctx.failed:  # its old state is kept
             work.dropped[client] = ctx.failed[client]
@@ -274,17 +268,14 @@ def _collect(
         stay.append(k)
     if not stay:
         return []
-    told = dict(zip(ctx.logs, numbers[len(counts) :], strict=True))
-    at = torch.tensor(stay, dtype=torch.int64)
-    work.parts.append(Part(
-        tuple(ctx.clients[k] for k in stay), _rows(upload.params, stay),
-        torch.tensor([weights[k] for k in stay], dtype=torch.float64),
-        _rows(upload.extras, stay),
-        {n: torch.tensor([v[k] for k in stay], dtype=torch.float64) for n, v in told.items()},
-        _rows(pick(done.received, ctx.groups.shared), stay),
-        {n: Rows(r.index[at.to(r.index.device)], r.axis) for n, r in upload.rows.items()},
-        {n: [row[k] for k in stay] for n, row in counts.items()},
-    ))
+    everybody, told = range(ctx.k), dict(zip(ctx.logs, numbers[len(counts) :], strict=True))
+    work.uploads.append(replace(
+        upload, params=_rows(upload.params, everybody), extras=_rows(upload.extras, everybody),
+        weight=torch.tensor(weights, dtype=torch.float64), absent=(), told={},
+        clients=tuple(ctx.clients), counts=counts,
+        metrics={n: torch.tensor(row, dtype=torch.float64) for n, row in told.items()},
+        received=_rows(upload.received, everybody),
+    ).take(stay))
     return stay
 
 
@@ -318,7 +309,9 @@ def _client_update(
         ) from error
 
 
-def _check_work(where: str, ctx: Context, out: Any, received: Tree) -> _Done:
+def _check_work(
+    where: str, ctx: Context, out: Any, received: Tree
+) -> tuple[State, Upload]:
     """Return what ``client_update`` returned, if it keeps the contract; nothing is read.
 
     Raises:
@@ -353,7 +346,7 @@ def _check_work(where: str, ctx: Context, out: Any, received: Tree) -> _Done:
             f"{where}: the upload's weight has shape {list(upload.weight.shape)}, "
             "not one per client"
         )
-    return _Done(state, upload, received)
+    return state, upload
 
 
 def _check_keys(where: str, ctx: Context, upload: Upload) -> None:
@@ -400,12 +393,12 @@ def _check_weight(where: str, ctx: Context, weights: Sequence[float]) -> None:
 
 
 def _check_rows(
-    where: str, ctx: Context, done: _Done, counts: Mapping[str, Sequence[int]]
+    where: str, ctx: Context, upload: Upload, counts: Mapping[str, Sequence[int]]
 ) -> None:
     """Refuse rows that are not there, and rows sent twice."""
     for name, row in counts.items():
-        home = done.received[name]
-        size = home.shape[done.upload.rows[name].along(home)]
+        home = upload.received[name]
+        size = home.shape[upload.rows[name].along(home)]
         for client, count in zip(ctx.clients, row, strict=True):
             said = refusal(name, count, size)
             if said:

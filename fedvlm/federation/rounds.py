@@ -15,23 +15,18 @@ from typing import Any
 import torch
 
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
+from fedvlm.core.rows.memory import MemoryStore
+from fedvlm.core.rows.store import CheckpointStore, RowStore, move_state
 from fedvlm.core.trees import State, Tree, expand, matching, pick
 from fedvlm.federation.aggregation.rules import check_rule, fewest
 from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
 from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, telltale
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batcher
-from fedvlm.federation.clients import (
-    ClientStore,
-    DiskStore,
-    MemoryStore,
-    RecordLog,
-    on,
-)
 from fedvlm.federation.engine import Engine
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.plan import Budget, Plan, check_footing
-from fedvlm.federation.reliability.elsewhere import aggregated
+from fedvlm.federation.reliability.elsewhere import aggregate_updates
 from fedvlm.federation.reliability.unreliable import AWAY, kind_of
 from fedvlm.federation.server import (
     MOVED,
@@ -46,7 +41,7 @@ from fedvlm.federation.server import (
     only_numbers,
 )
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.workplace import Meter, Models, Workplace
+from fedvlm.federation.workplace import Meter, PersonalModels, Start, Workplace
 from fedvlm.models.vlmodel import VLModel
 
 
@@ -69,7 +64,7 @@ class FedState:
 
 
 @dataclass
-class Whole:
+class WholeState:
     """A state with everybody's tensors (``Federation.read``): for files, checks and tests.
 
     Attributes:
@@ -86,10 +81,10 @@ class Whole:
 
 
 CLIENTS, HELD, WORKED = "clients", "held", "worked"
-Logs = Mapping[str, RecordLog[Any]]  # CLIENTS, HELD -> records
+Logs = Mapping[str, CheckpointStore]  # CLIENTS, HELD -> records
 
 
-def state_of(round_: int, slots: State, clients: dict[int, State]) -> Whole:
+def convert_format1(round_: int, slots: State, clients: dict[int, State]) -> WholeState:
     """Return a state of format 1 (``runs.state``), where the server's slots tell of clients, too.
 
     ``held/<client>/<slot>`` is what the server keeps for a client, ``worked`` the last round of
@@ -107,7 +102,7 @@ def state_of(round_: int, slots: State, clients: dict[int, State]) -> Whole:
     if WORKED in slots:
         ids, rounds = (slots[WORKED][name].tolist() for name in ("client", "round"))
         worked = dict(zip(ids, rounds, strict=True))
-    return Whole(round_, server, clients, held, worked)
+    return WholeState(round_, server, clients, held, worked)
 
 
 @dataclass(frozen=True)
@@ -174,7 +169,7 @@ class Federation(Workplace):
     """A server beside a workplace: it runs rounds, saves them, and asks for models and numbers.
 
     Args:
-        trainer, model, batcher, plan, engine, meter, store: as of ``Workplace``; the model's
+        trainer, model, batcher, plan, engine, meter, store, start: as of ``Workplace``; the model's
             ``verify_frozen()`` is asked before and after the run.
         subscribers: called with every event, in order.
         savers: called with the state after the round's event.
@@ -188,17 +183,15 @@ class Federation(Workplace):
         engine: Engine | None = None, subscribers: Sequence[Subscriber] = (),
         budget: Budget | None = None, proxy: Proxy | None = None,
         savers: Sequence[Saver] = (), meter: Meter | None = None,
-        store: ClientStore | None = None, held: ClientStore | None = None,
+        store: RowStore | None = None, held: RowStore | None = None, start: Start | None = None,
     ) -> None:
-        super().__init__(trainer, model, batcher, plan, engine=engine, meter=meter, store=store)
+        super().__init__(
+            trainer, model, batcher, plan, engine=engine, meter=meter, store=store, start=start
+        )
         self.budget, self.proxy = budget or Budget(), proxy
         self.subscribers, self.savers = list(subscribers), list(savers)
-        self.held: ClientStore = MemoryStore() if held is None else held
-        active = plan.unreliable.active
-        lengths = batcher.lengths(range(plan.clients), 1) if active else ()
-        check_aggregation(trainer, plan, lengths)
-        trainer.check_loss(model)
-        check_footing(trainer, plan, self.roster.train.tolist(), self.roster.val.tolist())
+        self.held: RowStore = MemoryStore() if held is None else held
+        check_rounds(trainer, model, batcher, plan, self.roster)
         trainer.seal()
 
     def server_context(self, round_: int, held: Held) -> ServerContext:
@@ -288,16 +281,16 @@ class Federation(Workplace):
             server = server | {MOVED: {n: torch.tensor(0) for n in self.groups.server}}
         return FedState(0, server, {}, held.commit(0))
 
-    def read(self, state: FedState, clients: Sequence[int] | None = None) -> Whole:
+    def read(self, state: FedState, clients: Sequence[int] | None = None) -> WholeState:
         """Return ``state`` with the tensors of ``clients`` (default: all) and what is held."""
         ids = range(self.plan.clients) if clients is None else clients
         held = Held(self.held, state.held)
-        return Whole(
+        return WholeState(
             state.round, state.server, self.clients.read(ids, state.versions),
             {c: held.get(c) for c in state.held}, dict(state.versions),
         )
 
-    def adopt(self, whole: Whole) -> FedState:
+    def adopt(self, whole: WholeState) -> FedState:
         """Put the tensors of ``whole`` into the stores and return the state without them."""
         for client, version in whole.worked.items():
             self.clients.store.begin({client: version})
@@ -327,19 +320,19 @@ class Federation(Workplace):
 
     def keep_on_disk(self, logs: Logs) -> None:
         """Read clients' rows from records, from now on, instead of keeping them in memory."""
-        device = self.model.device
-        self.clients.store = DiskStore(logs[CLIENTS], device)
-        self.held = DiskStore(logs[HELD], device)
+        for log in logs.values():
+            log.device = self.model.device
+        self.clients.store, self.held = logs[CLIENTS], logs[HELD]
 
     def load(self, round_: int, server: State, logs: Logs) -> FedState:
         """Return the state of a checkpoint whose records ``logs`` hold."""
         device = self.model.device
         for kind, store in ((CLIENTS, self.clients.store), (HELD, self.held)):
-            if not isinstance(store, DiskStore):
+            if store is not logs[kind]:
                 for version, ids, rows in logs[kind].live():
-                    store.put(version, ids, on(device, rows))
+                    store.put(version, ids, move_state(rows, device))
         return FedState(
-            round_, on(device, server), logs[CLIENTS].versions(), logs[HELD].versions()
+            round_, move_state(server, device), logs[CLIENTS].versions(), logs[HELD].versions()
         )
 
     def run(self, state: FedState | None = None, until: int | None = None) -> FedState:
@@ -406,7 +399,7 @@ class Federation(Workplace):
         ctx, told = self.server_context(round_, held), telltale(updates)
         try:
             origin = self.engine.origin(updates.clients)
-            server = aggregated(self.trainer, ctx, state.server, updates, origin)
+            server = aggregate_updates(self.trainer, ctx, state.server, updates, origin)
         except DivergedError as error:
             words = [outlier_sentence(round_, row) for row in told.rows()]
             raise DivergedError("; ".join([str(error), *words])) from error
@@ -430,7 +423,7 @@ class Federation(Workplace):
     def personal(
         self, state: FedState, clients: Sequence[int], chunk: int | None = None, *,
         finetune: bool = True,
-    ) -> Models:
+    ) -> PersonalModels:
         """Yield (clients, personal models ``[K, ...]``) after aggregation, chunk by chunk.
 
         After the last round they have had the final fine-tuning, unless ``finetune`` is False. A
@@ -485,6 +478,16 @@ class Federation(Workplace):
     def _tell(self, event: RoundStarted | RoundFinished) -> None:
         for subscriber in self.subscribers:
             subscriber(event)
+
+
+def check_rounds(
+    trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, roster: Roster
+) -> None:
+    """Refuse rounds that a method cannot do with these clients (``ConfigError``)."""
+    lengths = batcher.lengths(range(plan.clients), 1) if plan.unreliable.active else ()
+    check_aggregation(trainer, plan, lengths)
+    trainer.check_loss(model)
+    check_footing(trainer, plan, roster.train.tolist(), roster.val.tolist())
 
 
 def check_aggregation(trainer: Trainer, plan: Plan, lengths: Sequence[int] = ()) -> None:

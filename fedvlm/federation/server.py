@@ -18,11 +18,12 @@ from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.errors import FedvlmError
+from fedvlm.core.rows.memory import MemoryStore
+from fedvlm.core.rows.store import Form, RowStore, form_of
 from fedvlm.core.trees import State, Tree, expand, nbytes, stack_states
 from fedvlm.federation.aggregation.arrival import INDEX_BYTES, Rows
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.server_optim import ServerOptimSpec, server_step
-from fedvlm.federation.clients import ClientStore, Form, MemoryStore, form_of
 from fedvlm.federation.groups import Groups
 from fedvlm.federation.local import sent
 from fedvlm.federation.optim import OptimSpec
@@ -158,7 +159,7 @@ class Held:
     """
 
     def __init__(
-        self, store: ClientStore | None = None, versions: Mapping[int, int] | None = None
+        self, store: RowStore | None = None, versions: Mapping[int, int] | None = None
     ) -> None:
         self.store = MemoryStore() if store is None else store
         self.versions, self._new = dict(versions or {}), dict[int, State]()
@@ -259,7 +260,7 @@ class ServerContext:
             FedvlmError: names, rows or ranks that are not there.
         """
         one = expand(tree, 1)
-        values, places, told = sent.cut(
+        values, places, told = sent.cut_tree(
             one, {n: Rows(r.index[None], r.axis) for n, r in (rows or {}).items()},
             {site: [rank] for site, rank in (ranks or {}).items()},
         )

@@ -6,8 +6,7 @@ import contextlib
 import gc
 import os
 import time
-from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,36 +14,37 @@ from typing import Any
 import torch
 from yacs.config import CfgNode
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.config.engines import of_parties
 from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
 from fedvlm.core.errors import ConfigError, DataError, QuorumError
 from fedvlm.core.files import user_path
+from fedvlm.core.rows.store import move_state
 from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import nbytes
 from fedvlm.data.datasets import set_name
 from fedvlm.data.datum import PARTS
-from fedvlm.data.partition.counts import count_rows, partition_csv, told_rows
+from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
 from fedvlm.evaluation import zero_shot
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.evaluation.scores import CONFUSION
-from fedvlm.federation.clients import on
-from fedvlm.federation.rounds import FedState, state_of
-from fedvlm.job.build import Built, encode, prepare
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.rounds import FedState, convert_format1
+from fedvlm.job.build import Built, complete, prepare
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
-from fedvlm.job.dry import built_only, dry_run, evaluation_only
 from fedvlm.job.engines.base import ClientSide, client_side
 from fedvlm.job.identity import identity_config, present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
-from fedvlm.job.results import Results, reference_rows, results_of, seed_table
+from fedvlm.job.request import Request
+from fedvlm.job.resolve import Job
+from fedvlm.job.results import Results, results_of, seed_table
 from fedvlm.job.results.against import sentences
 from fedvlm.job.results.classes import absent_parts, matrix_file
 from fedvlm.job.show import draw_partition, say_results
-from fedvlm.job.sinks import Sinks
+from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs.claim import look_ahead
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.metrics import read_metrics
@@ -55,34 +55,37 @@ MEMORY_BYTES = 4 << 30  # of clients' states; above it FED.STORE auto keeps them
 
 
 def run_job(
-    cfg: CfgNode, origins: dict[str, str], args: Namespace, inputs: Inputs | None = None
-) -> int:
+    job: Job, request: Request, inputs: Inputs | None = None
+) -> tuple[dict[str, Any], Path] | None:
     """Run one config to its end, or show its result if it is finished already.
 
     Args:
-        args: ``dry_run``; ``finished`` gets the results, for the table over seeds, and ``folders``
-            the run's folder.
+        request: what is done instead of training (``dry_run``, ``eval_only``, ``no_train``).
         inputs: data and towers, where several runs share them.
+
+    Returns:
+        What is in ``results.json``, and the run's folder; None where nothing is trained.
 
     Raises:
         FedvlmError: anything a user can mend; ``cli.main`` turns it into a sentence.
         KeyboardInterrupt: the state after the last whole round is saved.
     """
-    sinks = Sinks(cfg.SINKS)
+    cfg, sinks = job.cfg, Sinks(job.cfg.SINKS)
     with threads_of(cfg):
-        check_whole(cfg, args)
-        if args.dry_run:
-            peft_choice(cfg, origins)  # refuses what a run refuses
-            return dry_run(cfg)
-        if getattr(args, "eval_only", False):
-            return evaluation_only(cfg, origins, args, inputs)
-        if getattr(args, "no_train", False):
-            peft_choice(cfg, origins)
-            return built_only(cfg, inputs)
-        finished, place = _run(cfg, origins, sinks, inputs)
-    args.finished = [*getattr(args, "finished", []), finished]
-    args.folders = [*getattr(args, "folders", []), place]
-    return 0
+        check_whole(cfg, request)
+        if request.dry_run or request.eval_only or request.no_train:
+            from fedvlm.job import dry  # start-up: for jobs that train nothing
+
+            if request.eval_only and not request.dry_run:
+                dry.evaluation_only(cfg, job.origins, request, inputs)
+                return None
+            peft_choice(cfg, job.origins)  # refuses what a run refuses
+            if request.dry_run:
+                dry.dry_run(cfg)
+            else:
+                dry.built_only(cfg, inputs)
+            return None
+        return _run(cfg, job.origins, sinks, inputs)
 
 
 @contextlib.contextmanager
@@ -116,11 +119,13 @@ def _built_and_trained(
     clients: ClientSide, choice: str, began: float,
 ) -> tuple[dict[str, Any], Path]:
     """As ``_run``, once the inputs are known."""
-    built = prepare(cfg, progress, inputs=inputs)
-    place = run_path(cfg, built.data.name, built.federation.trainer.name + choice)
+    prepared = prepare(cfg, progress, inputs=inputs)
+    method = prepared.trainer.name
+    place = run_path(cfg, prepared.data.name, method + choice)
     _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
     folder = RunFolder.claim(
-        cfg.OUTPUT_DIR, place, built.identity, present=partial(present, cfg.TRAINER.NAME)
+        cfg.OUTPUT_DIR, place, prepared.identity, present=partial(present, cfg.TRAINER.NAME),
+        draft=bool(cfg.DRAFT),
     )
     folder.keep = int(cfg.TRAIN.KEEP_STATES)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
@@ -133,18 +138,21 @@ def _built_and_trained(
             console.notes(["it kept no logits: run it again under another --tag to have them"])
         console.notes(absent_parts(cfg, folder.finished["results"]))
         console.result(folder.finished["results"]["table"])
-        console.notes(sentences(built.federation.trainer.name, folder.finished["results"]))
+        console.notes(sentences(method, folder.finished["results"]))
         return folder.finished, folder.path
     with folder:
         # Under the lock: two of the same command do it once.
-        encode(built, progress, lambda note: console.notes([note]))
+        built = complete(prepared, progress, lambda note: console.notes([note]))
         folder.begin()
         results = _trained(built, origins, folder, console, sinks, began, clients)
+    if folder.draft:
+        console.notes(["this is a draft: the next one overwrites it, and no table takes it; run "
+                       "the same without --draft for a result"])
     say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
     return results, folder.path
 
 
-def check_whole(cfg: CfgNode, args: Namespace) -> None:
+def check_whole(cfg: CfgNode, request: Request) -> None:
     """Refuse what builds all of a run in this process, where its clients' images are elsewhere.
 
     Raises:
@@ -152,7 +160,7 @@ def check_whole(cfg: CfgNode, args: Namespace) -> None:
     """
     flags = {"dry_run": "--dry-run", "eval_only": "--eval-only", "no_train": "--no-train"}
     for name, flag in flags.items():
-        if of_parties(cfg) and getattr(args, name, False):
+        if of_parties(cfg) and getattr(request, name):
             raise ConfigError(
                 f"{flag}: the clients' images are at their sites; drop it, or --engine "
                 f"{cfg.FED.ENGINE} (fedvlm site check looks at a site)"
@@ -174,7 +182,10 @@ def _look_ahead(cfg: CfgNode, choice: str) -> Path:
     place = run_path(cfg, name, load_trainer(cfg.TRAINER.NAME).name + choice)
     path = Path(cfg.OUTPUT_DIR) / place.relative()
     _check_resume(cfg, path)
-    look_ahead(cfg.OUTPUT_DIR, place, identity_config(cfg), partial(present, cfg.TRAINER.NAME))
+    look_ahead(
+        cfg.OUTPUT_DIR, place, identity_config(cfg), partial(present, cfg.TRAINER.NAME),
+        bool(cfg.DRAFT),
+    )
     return path
 
 
@@ -254,7 +265,7 @@ def _counted(built: Built) -> list[dict[str, Any]]:
         return count_rows(built.data)
     roster = built.federation.roster
     sizes = {part: getattr(roster, part).tolist() for part in PARTS}
-    return told_rows(sizes, roster.classes.tolist(), built.data.classnames)
+    return known_rows(sizes, roster.classes.tolist(), built.data.classnames)
 
 
 def _note(screens: Sequence[Any], words: str) -> None:
@@ -277,10 +288,11 @@ def to_the_end(
         built.model, built.test, built.data, recorder.evaluator.panel, ask or built.meter.template,
         batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
-    beside = reference_rows(
-        built, recorder.evaluator.panel, reference, progress, afresh
-    ) if built.cfg.TEST.REFERENCES and not of_parties(built.cfg) else None
+    beside = None
+    if built.cfg.TEST.REFERENCES and not of_parties(built.cfg):
+        from fedvlm.job.results.references import reference_rows  # start-up: where they are wanted
 
+        beside = reference_rows(built, recorder.evaluator.panel, reference, progress, afresh)
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)
@@ -318,8 +330,8 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
     if saved.records is not None:
         return built.federation.load(saved.round, saved.server, folder.records)
     device = built.model.device
-    clients = {c: on(device, s) for c, s in saved.clients.items()}
-    whole = state_of(saved.round, on(device, saved.server), clients)
+    clients = {c: move_state(s, device) for c, s in saved.clients.items()}
+    whole = convert_format1(saved.round, move_state(saved.server, device), clients)
     return built.federation.adopt(whole)
 
 
@@ -336,6 +348,8 @@ def on_disk(built: Built) -> bool:
 
 
 def _check_resume(cfg: CfgNode, path: Path) -> None:
+    if cfg.RESUME and cfg.DRAFT:
+        raise ConfigError("--resume: a draft begins anew each time; drop it, or --draft")
     if cfg.RESUME and user_path(cfg.RESUME).resolve() != path.resolve():
         raise ConfigError(
             f"--resume {cfg.RESUME}: this command's run folder is {path}; give the flags "
@@ -343,8 +357,11 @@ def _check_resume(cfg: CfgNode, path: Path) -> None:
         )
 
 
-def report_seeds(args: Namespace) -> int:
-    """Print mean and standard deviation over the seeds just run; 0 always."""
-    if getattr(args, "finished", []):
-        say(*seed_table(args.finished))
-    return 0
+def report_seeds(results: Sequence[Mapping[str, Any]]) -> None:
+    """Print mean and standard deviation over runs of several seeds.
+
+    Args:
+        results: contents of ``results.json``, one per seed; none of jobs that trained nothing.
+    """
+    if results:
+        say(*seed_table(results))

@@ -43,8 +43,9 @@ class FinishedRun:
 
     @property
     def method(self) -> str:
-        """The method's name with trainable set and tag: ``FedAvg [prompt+lora] (tag)``."""
+        """The method's name with trainable set and tag: ``FedAvg [prompt+lora] (tag, draft)``."""
         peft, tag = self.protocol.get("peft", ""), self.protocol.get("tag", "")
+        tag = ", ".join(filter(None, [tag, "draft" if self.draft else ""]))
         trainable = f" [{peft}]" if peft else ""
         return f"{self.protocol['trainer']}{trainable}" + (f" ({tag})" if tag else "")
 
@@ -122,7 +123,10 @@ class FinishedRun:
         Raises:
             DataError: one is damaged; names the file and what to do.
         """
-        refuse_damage(self.path, dict(read_json(self.path / RESULTS)))
+        record = whole_results(read_json(self.path / RESULTS))
+        if record is None:
+            raise DataError(f"{self.path / RESULTS} is damaged or of another version")
+        refuse_damage(self.path, record)
 
 
 def find_finished(folder: Path) -> FinishedRun | None:

@@ -43,10 +43,10 @@ from fedvlm.runs.private import (
     public_value,
     write_private,
 )
-from fedvlm.runs.records import Records
+from fedvlm.runs.records import RecordStore
 from fedvlm.runs.seal import seal_of, sha256
 from fedvlm.runs.state import SavedState
-from fedvlm.runs.tensors import storable
+from fedvlm.runs.tensors import to_storable
 from fedvlm.runs.verify.cover import METRICS, cover
 
 START = "start"  # the untrained tensors, in ``models/``
@@ -79,7 +79,7 @@ class RunFolder(ClaimedFolder):
         return self.path / RESULTS
 
     @cached_property
-    def records(self) -> dict[str, Records]:
+    def records(self) -> dict[str, RecordStore]:
         """Clients' rows on disk, by kind."""
         return state.open_records(self.state_dir, self.digest)
 
@@ -140,7 +140,7 @@ class RunFolder(ClaimedFolder):
             DataError: they are there, damaged, and this machine does not make the same ones.
         """
         path = self.path / "models" / f"{START}.safetensors"
-        ours = sha256(safetensors.torch.save(storable(tensors)))
+        ours = sha256(safetensors.torch.save(to_storable(tensors)))
         began = self._manifest.get("facts", {}).get(START)
         if path.exists():
             there = sha256(path.read_bytes())
@@ -161,7 +161,7 @@ class RunFolder(ClaimedFolder):
 
         ``runs.records.read_models`` reads all of them.
         """
-        record = Records(self._models(), self.digest)
+        record = RecordStore(self._models(), self.digest)
         versions = [0] * len(clients)
         record.write(f"personal{number:06d}", [(clients, versions, {"w": dict(models)})])
 
@@ -206,7 +206,7 @@ class RunFolder(ClaimedFolder):
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
         """Write ``<name>.safetensors`` (kept logits, exported models) and return its path."""
         path = self._writable(f"{name}.safetensors")
-        files.write_bytes(path, safetensors.torch.save(storable(tensors)))
+        files.write_bytes(path, safetensors.torch.save(to_storable(tensors)))
         return path
 
     def write_bytes(self, name: str, data: bytes) -> None:

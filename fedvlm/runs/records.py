@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import safetensors
 import safetensors.torch
@@ -28,34 +28,32 @@ import torch
 
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
+from fedvlm.core.rows.memory import MemoryStore
+from fedvlm.core.rows.store import (
+    Form,
+    RowStore,
+    form_of,
+    missing_row,
+    move_state,
+    order_rows,
+)
 from fedvlm.core.trees import State, Tree
 from fedvlm.runs.seal import (
     RECORD,
     Damaged,
-    check_file,
     checked_record,
-    lone_record,
     read_bytes,
-    sealed,
-    sha256,
     unsealed,
 )
-from fedvlm.runs.tensors import read_tensors, storable
+from fedvlm.runs.tensors import read_tensors, write_vouched
 
 MOST = 64  # records that a checkpoint may name
+CPU = torch.device("cpu")
 _NAME = re.compile(r"([a-z]+\d{6,})\.(json|safetensors)")
-Group = tuple[Sequence[int], Sequence[int], State]  # clients, versions, their rows [K, ...]
+RowGroup = tuple[Sequence[int], Sequence[int], State]  # clients, versions, their rows [K, ...]
 
 
-class Rows(Protocol):
-    """Where rows that are not written yet come from."""
-
-    def get(self, ids: Sequence[int], versions: Sequence[int]) -> list[tuple[list[int], State]]:
-        """Return (clients, their states ``[K, ...]``) by form."""
-        ...
-
-
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """Where a row lies."""
 
     record: str
@@ -73,22 +71,86 @@ class Entry:
     live: int = 0
 
 
-class Records:
-    """The records of one folder, which need not exist yet.
+class RecordStore:
+    """Rows in the records of one folder, which need not exist yet (``RowStore``).
+
+    In memory is only where they lie. The rows of a round wait there until all are in; then they are
+    one record. Where rows are kept in memory it is what checkpoints write and read.
 
     Args:
         folder: ``state/clients`` or ``state/held``.
         identity: digest of the run; records of others are refused.
+        device: where rows are wanted.
     """
 
-    def __init__(self, folder: Path, identity: str) -> None:
-        self.folder, self.identity = folder, identity
+    def __init__(self, folder: Path, identity: str, device: torch.device = CPU) -> None:
+        self.folder, self.identity, self.device = folder, identity, device
         self._entries: dict[str, Entry] = {}
-        self._rows: dict[int, tuple[int, Place]] = {}  # client -> version that counts, its place
-        self._new: dict[int, dict[int, Place]] = {}  # written, named by no checkpoint yet
+        self._rows: dict[int, tuple[int, RowPlace]] = {}  # client -> version that counts, its place
+        self._new: dict[int, dict[int, RowPlace]] = {}  # written, named by no checkpoint yet
+        self._open, self._ids = MemoryStore(), dict[int, int]()  # of this round: client -> version
+        self._forms: dict[tuple[str, int], Form] = {}  # of a record's groups
+
+    # ---- the round in hand -------------------------------------------------------------------
+    def get(
+        self, ids: Sequence[int], versions: Sequence[int]
+    ) -> list[tuple[list[int], State]]:
+        """See ``RowStore.get``."""
+        here = [c for c, v in zip(ids, versions, strict=True) if self._ids.get(c) == v]
+        groups = self._open.get(here, [self._ids[c] for c in here])
+        places: dict[tuple[str, int], tuple[list[int], list[RowPlace]]] = {}
+        for client, version in zip(ids, versions, strict=True):
+            if self._ids.get(client) == version:
+                continue
+            place = self.find(client, version)
+            if place is None:
+                raise missing_row(client, version)
+            clients, rows = places.setdefault((place.record, place.group), ([], []))
+            clients.append(client)
+            rows.append(place)
+        alike: dict[Form, tuple[list[int], list[State]]] = {form_of(s): (c, [s]) for c, s in groups}
+        for clients, rows in places.values():
+            state = move_state(self.read(rows), self.device)
+            known, states = alike.setdefault(form_of(state), ([], []))
+            known += clients
+            states.append(state)
+        return [order_rows(ids, *group) for group in alike.values()]
+
+    def form(self, client: int, version: int) -> Form:
+        """See ``RowStore.form``; the rows of a record's group have one."""
+        if self._ids.get(client) == version:
+            return self._open.form(client, version)
+        place = self.find(client, version)
+        if place is None:
+            raise missing_row(client, version)
+        key = place.record, place.group
+        if key not in self._forms:
+            self._forms[key] = form_of(self.read([place]))
+        return self._forms[key]
+
+    def put(self, round_: int, ids: Sequence[int], state: State) -> None:
+        """See ``RowStore.put``."""
+        self._open.put(round_, ids, state)
+        self._ids |= dict.fromkeys(ids, round_)
+
+    def begin(self, accepted: Mapping[int, int]) -> None:
+        """See ``RowStore.begin``."""
+        for client, version in accepted.items():
+            self._forget(client, version)
+            if self._ids.get(client, version) > version:
+                del self._ids[client]
+
+    def seal(self, round_: int) -> None:
+        """See ``RowStore.seal``: write the round's record."""
+        if self._ids:
+            self._write_from(f"r{round_:06d}", self._open, dict(sorted(self._ids.items())))
+        self._open, self._ids = MemoryStore(), {}
+
+    def settle(self, accepted: Mapping[int, int]) -> None:
+        """See ``RowStore.settle``: what a checkpoint names stays."""
 
     # ---- rows --------------------------------------------------------------------------------
-    def write(self, name: str, groups: Sequence[Group]) -> None:
+    def write(self, name: str, groups: Sequence[RowGroup]) -> None:
         """Write a record: tensors first, then the JSON that vouches for them.
 
         Raises:
@@ -107,122 +169,35 @@ class Records:
                 keys.update({f"{g}|{slot}|{leaf}": v for leaf, v in tree.items()})
             layout.append({slot: list(tree) for slot, tree in state.items()})
             told.append({"ids": list(ids), "versions": list(versions), "slots": layout[-1]})
-        data = safetensors.torch.save(storable(keys))
-        record = {
+        digest = write_vouched(self.folder / name, keys, {
             "format": RECORD, "identity": self.identity, "name": name, "groups": told,
-            "sha256": sha256(data), "bytes": len(data),
-        }
-        text = sealed(record)
-        files.write_bytes(self.folder / f"{name}.safetensors", data)
-        files.write_text(self.folder / f"{name}.json", text)
-        self._entries[name] = Entry(sha256(text.encode()), layout, sum(len(g[0]) for g in groups))
+            "sha256": "", "bytes": 0,
+        })
+        self._entries[name] = Entry(digest, layout, sum(len(g[0]) for g in groups))
+        self._forms = {key: form for key, form in self._forms.items() if key[0] != name}
         for g, (ids, versions, _) in enumerate(groups):
             for row, (client, version) in enumerate(zip(ids, versions, strict=True)):
-                self._new.setdefault(client, {})[version] = Place(name, g, row)
+                self._new.setdefault(client, {})[version] = RowPlace(name, g, row)
 
-    def find(self, client: int, version: int) -> Place | None:
+    def find(self, client: int, version: int) -> RowPlace | None:
         """Return where a row lies, if it was written and still counts."""
         new = self._new.get(client, {}).get(version)
         if new is None and self._rows.get(client, (-1,))[0] == version:
             return self._rows[client][1]
         return new
 
-    def forget(self, client: int, version: int) -> None:
+    def _forget(self, client: int, version: int) -> None:
         """Forget rows of a client that are newer than ``version`` and named by no checkpoint."""
         for newer in [v for v in self._new.get(client, {}) if v > version]:
             del self._new[client][newer]
 
-    def scan(self) -> list[str]:
-        """Take over every record of the folder: no checkpoint names them, the newest name wins.
-
-        Returns:
-            Why records do not count, a clause each.
-        """
-        self._entries, self._rows, self._new = {}, {}, {}
-        damage = []
-        for name in sorted(self.names(), key=_number):
-            try:
-                record, digest = lone_record(self.folder, name, self.identity)
-            except Damaged as error:
-                damage.append(str(error))
-                continue
-            layout = [group["slots"] for group in record["groups"]]
-            count = sum(len(group["ids"]) for group in record["groups"])
-            self._entries[name] = Entry(digest, layout, count)
-            for g, group in enumerate(record["groups"]):
-                for row, (c, v) in enumerate(zip(group["ids"], group["versions"], strict=True)):
-                    self._new.setdefault(c, {})[v] = Place(name, g, row)
-        return damage
-
-    def rows(self) -> list[tuple[int, int]]:
-        """Return (client, version) of the rows that no checkpoint names yet, ascending."""
-        return sorted((c, v) for c, versions in self._new.items() for v in versions)
-
-    def names(self) -> set[str]:
-        """Return the names of the records in the folder, half-written ones among them."""
-        with files.explain_errors(self.folder):
-            matches = [_NAME.fullmatch(p.name) for p in self.folder.glob("*")]
-        return {match[1] for match in matches if match}
-
-    def check(self, places: Sequence[Place]) -> None:
-        """Check that the tensors of these rows are as they were written.
-
-        Raises:
-            Damaged: names the first record that is not.
-        """
-        for name in sorted({place.record for place in places}):
-            check_file(
-                self.folder / f"{name}.safetensors",
-                lone_record(self.folder, name, self.identity)[0],
-            )
-
-    def prune(self, floor: Mapping[int, int]) -> None:
-        """Delete rows older than ``floor``, of these clients, as far as whole records go."""
-        for client, least in floor.items():
-            rows = self._new.get(client, {})
-            for old in [v for v in rows if v < least]:
-                del rows[old]
-        live = {place.record for rows in self._new.values() for place in rows.values()}
-        self._entries = {name: e for name, e in self._entries.items() if name in live}
-        self.sweep(live)
-
-    def pack(self, name: str) -> bool:
-        """Put thin records that no checkpoint names into one, as ``accept`` does with its own.
-
-        Returns:
-            Whether that was due; a record that is damaged stays as it is, and so do all.
-        """
-        rows = {(c, v): place for c, some in self._new.items() for v, place in some.items()}
-        for entry in self._entries.values():
-            entry.live = 0
-        for place in rows.values():
-            self._entries[place.record].live += 1
-        due = self._due()
-        by: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        for key, place in sorted(rows.items()):
-            if place.record in due:
-                by.setdefault((place.record, place.group), []).append(key)
-        try:
-            self.check([rows[keys[0]] for keys in by.values()])
-        except Damaged:
-            return False
-        if not by:
-            return False
-        self.write(name, [
-            ([c for c, _ in keys], [v for _, v in keys], self.read([rows[key] for key in keys]))
-            for _, keys in sorted(by.items())
-        ])
-        self._entries = {n: e for n, e in self._entries.items() if n not in due}
-        self.sweep(self._entries)
-        return True
-
-    def read(self, places: Sequence[Place]) -> State:
+    def read(self, places: Sequence[RowPlace]) -> State:
         """Return rows of one form, ``[K, ...]`` on the CPU.
 
         Raises:
             DataError: a record is gone or cut.
         """
-        parts: dict[tuple[str, int], list[tuple[int, Place]]] = {}
+        parts: dict[tuple[str, int], list[tuple[int, RowPlace]]] = {}
         for k, place in enumerate(places):
             parts.setdefault((place.record, place.group), []).append((k, place))
         rows: list[dict[tuple[str, str], torch.Tensor]] = [{} for _ in places]
@@ -241,7 +216,7 @@ class Records:
         }
 
     def _read_group(
-        self, path: Path, wanted: Sequence[tuple[int, Place]],
+        self, path: Path, wanted: Sequence[tuple[int, RowPlace]],
         rows: Sequence[dict[tuple[str, str], torch.Tensor]],
     ) -> None:
         """Put rows of one group of a record into ``rows``, by slot and name of the leaf.
@@ -258,15 +233,15 @@ class Records:
                 for k, place in wanted:
                     rows[k][slot, leaf] = values[place.row : place.row + 1]
 
-    def _layout(self, place: Place) -> dict[str, list[str]]:
+    def _layout(self, place: RowPlace) -> dict[str, list[str]]:
         return self._entries[place.record].layout[place.group]
 
     # ---- checkpoints -------------------------------------------------------------------------
-    def accept(self, round_: int, rows: Rows, versions: Mapping[int, int]) -> list[list[str]]:
+    def accept(self, round_: int, rows: RowStore, versions: Mapping[int, int]) -> list[list[str]]:
         """Write what no record has yet and return the records that a checkpoint has to name.
 
         Args:
-            rows: the store.
+            rows: the store that they are in: this one, or one in memory.
             versions: of every client, as of the checkpoint.
 
         Returns:
@@ -297,16 +272,14 @@ class Records:
         Raises:
             Damaged: one is missing, changed, or of another run.
         """
-        self._entries, self._rows, self._new = {}, {}, {}
+        self._entries, self._rows, self._new, self._forms = {}, {}, {}, {}
         for name, digest in named:
             record = checked_record(self.folder, name, digest, self.identity)
-            layout = [group["slots"] for group in record["groups"]]
-            count = sum(len(group["ids"]) for group in record["groups"])
-            self._entries[name] = Entry(digest, layout, count)
+            self._enter(name, record, digest)
             for g, group in enumerate(record["groups"]):
                 for row, (c, v) in enumerate(zip(group["ids"], group["versions"], strict=True)):
                     if self._rows.get(c, (-1,))[0] <= v:
-                        self._new[c] = {v: Place(name, g, row)}
+                        self._new[c] = {v: RowPlace(name, g, row)}
                         self._move(c, v)
         self._new = {}
 
@@ -322,8 +295,14 @@ class Records:
         for (name, group), rows in sorted(by.items()):
             for version in sorted({v for v, _, _ in rows}):
                 of = [(row, c) for v, row, c in rows if v == version]
-                state = self.read([Place(name, group, row) for row, _ in of])
+                state = self.read([RowPlace(name, group, row) for row, _ in of])
                 yield version, [c for _, c in of], state
+
+    def names(self) -> set[str]:
+        """Return the names of the records in the folder, half-written ones among them."""
+        with files.explain_errors(self.folder):
+            matches = [_NAME.fullmatch(p.name) for p in self.folder.glob("*")]
+        return {match[1] for match in matches if match}
 
     def sweep(self, keep: Iterable[str]) -> None:
         """Delete all records but those called in ``keep``; other files are left alone."""
@@ -336,7 +315,13 @@ class Records:
                 if match and match[1] not in kept:
                     path.unlink(missing_ok=True)
 
-    def _write_from(self, name: str, rows: Rows, of: Mapping[int, int]) -> None:
+    def _enter(self, name: str, record: Mapping[str, Any], digest: str) -> None:
+        """Take over a record that was read; its rows are not entered."""
+        layout = [group["slots"] for group in record["groups"]]
+        count = sum(len(group["ids"]) for group in record["groups"])
+        self._entries[name] = Entry(digest, layout, count)
+
+    def _write_from(self, name: str, rows: RowStore, of: Mapping[int, int]) -> None:
         if of:
             groups = rows.get(list(of), list(of.values()))
             self.write(name, [(ids, [of[c] for c in ids], state) for ids, state in groups])
@@ -354,7 +339,7 @@ class Records:
 
     def _due(self) -> set[str]:
         """Return the records whose live rows go into a pack; none while that is not worth it."""
-        entries = sorted(self._entries.items(), key=lambda item: _number(item[0]))  # by round
+        entries = sorted(self._entries.items(), key=lambda item: record_number(item[0]))  # by round
         if sum(e.rows for _, e in entries) > 2 * sum(e.live for _, e in entries):
             return {name for name, _ in entries}
         if len(entries) <= MOST:
@@ -397,5 +382,6 @@ def read_models(folder: Path, name: str = "personal") -> dict[int, Tree]:
     return out
 
 
-def _number(name: str) -> int:
+def record_number(name: str) -> int:
+    """Return the number in a record's name."""
     return int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))

@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 from torch import Tensor
 
 from fedvlm.core import files
 from fedvlm.core.trees import TreeView
-from fedvlm.runs.records import Records
-from fedvlm.runs.seal import Damaged, check_records, read_bytes, sealed, sha256, unsealed
-from fedvlm.runs.tensors import read_tensors, storable
+from fedvlm.runs.records import RecordStore
+from fedvlm.runs.seal import Damaged, check_records, read_bytes, unsealed
+from fedvlm.runs.tensors import read_tensors, write_vouched
 
 StateView = Mapping[str, TreeView]  # a state that is read only
 
@@ -53,9 +52,9 @@ class SavedState:
     records: dict[str, list[list[str]]] | None = None
 
 
-def open_records(folder: Path, identity: str) -> dict[str, Records]:
+def open_records(folder: Path, identity: str) -> dict[str, RecordStore]:
     """Return the records in ``state/`` by kind, nothing of them read yet."""
-    return {kind: Records(folder / kind, identity) for kind in KINDS}
+    return {kind: RecordStore(folder / kind, identity) for kind in KINDS}
 
 
 def save_state(
@@ -72,7 +71,7 @@ def save_state(
 
     Args:
         folder: the run's ``state/``; it must exist.
-        records: kind -> the records that count (``runs.records.Records.accept``); on disk already.
+        records: kind -> the records that count (``RecordStore.accept``); on disk already.
         extra: JSON values kept beside the tensors (infinities and NaN come back as such).
         identity: digest of the run, see ``runs.identity_digest``.
         keep: how many states stay; ``ALL``.
@@ -87,16 +86,12 @@ def save_state(
         if "|" in slot:
             raise ValueError(f"slot '{slot}' of the server holds '|', which separates key parts")
         keys.update({f"server|{slot}|{name}": v for name, v in tree.items()})
-    data = safetensors.torch.save(storable(keys))
-    stem = f"round_{round:04d}"
-    record = {
-        "format": FORMAT, "identity": identity, "round": round, "sha256": sha256(data),
-        "bytes": len(data), "layout": {slot: list(tree) for slot, tree in server.items()},
+    write_vouched(folder / f"round_{round:04d}", keys, {
+        "format": FORMAT, "identity": identity, "round": round, "sha256": "", "bytes": 0,
+        "layout": {slot: list(tree) for slot, tree in server.items()},
         "records": {kind: [list(pair) for pair in named] for kind, named in records.items()},
         "extra": dict(extra),
-    }
-    files.write_bytes(folder / f"{stem}.safetensors", data)
-    files.write_text(folder / f"{stem}.json", sealed(record))
+    })
     settle(folder, round, identity, keep)
 
 
@@ -121,7 +116,7 @@ def settle(folder: Path, newest: int, identity: str, keep: int = KEEP) -> None:
             for kind, pairs in record.get("records", {}).items():
                 named[kind] |= {name for name, _ in pairs}
     for kind, names in named.items():
-        Records(folder / kind, identity).sweep(names)
+        RecordStore(folder / kind, identity).sweep(names)
 
 
 def load_newest_state(
@@ -164,7 +159,7 @@ def clear_states(folder: Path) -> None:
         (folder / "index.json").unlink(missing_ok=True)
     _prune(folder, set())
     for kind in KINDS:
-        Records(folder / kind, "").sweep(())
+        RecordStore(folder / kind, "").sweep(())
 
 
 def _read(folder: Path, number: int, identity: str) -> SavedState:

@@ -10,7 +10,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from fedvlm.runs.seal import Damaged, check_file, read_bytes
+from fedvlm.core import files
+from fedvlm.runs.seal import Damaged, check_file, read_bytes, sealed, sha256
 
 
 def read_tensors(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -22,7 +23,23 @@ def read_tensors(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
         raise Damaged(f"{path.name} is not a safetensors file ({error})") from error
 
 
-def storable(keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def write_vouched(path: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> str:
+    """Write ``<path>.safetensors``, then ``<path>.json``, which vouches for it; return its hash.
+
+    Args:
+        record: its ``sha256`` and ``bytes`` are filled in; a seal is put over it.
+
+    Raises:
+        DataError: disk full, folder read-only or deleted.
+    """
+    data = safetensors.torch.save(to_storable(tensors))
+    text = sealed(record | {"sha256": sha256(data), "bytes": len(data)})
+    files.write_bytes(path.with_name(f"{path.name}.safetensors"), data)
+    files.write_text(path.with_name(f"{path.name}.json"), text)
+    return sha256(text.encode())
+
+
+def to_storable(keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors on the CPU and contiguous; those that share memory are copied apart."""
     seen: set[int] = set()
     out: dict[str, Tensor] = {}

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.sweep.task import Task
@@ -48,48 +48,6 @@ class Resources:
     options: tuple[tuple[str, str | bool], ...] = ()
     at_once: int = 0
     requeues: int = 3
-
-
-class Queue(Protocol):
-    """Where jobs wait and run."""
-
-    @property
-    def name(self) -> str:
-        """What it is called on the screen."""
-        ...
-
-    @property
-    def stays(self) -> bool:
-        """Whether jobs outlive the command that submitted them."""
-        ...
-
-    def submit(self, tasks: Sequence[Task], mark: str) -> list[str]:
-        """Submit one job per task; return their ids.
-
-        Args:
-            mark: goes into the jobs' name, where they stay.
-        """
-        ...
-
-    def marked(self, mark: str) -> dict[int, str] | None:
-        """Return task -> id of the jobs of a ``submit`` that was cut off.
-
-        Only those that wait or run and have all they need; the others are ended. None where nobody
-        could be asked.
-        """
-        ...
-
-    def states(self) -> dict[str, str] | None:
-        """Return id -> state of all jobs that wait or run; None where nobody could be asked."""
-        ...
-
-    def end_of(self, job: str) -> str:
-        """Return in a few words how a job ended that is not in the queue any more."""
-        ...
-
-    def cancel(self, jobs: Iterable[str]) -> None:
-        """End jobs."""
-        ...
 
 
 def minutes_of(word: str) -> int:
@@ -141,7 +99,7 @@ def read_resources(
     return Resources(minutes_of(time), memory, cpus, tuple(pairs), at_once, requeues)
 
 
-def open_queue(kind: str, folder: Path, name: str, resources: Resources) -> SubmititQueue:
+def open_queue(kind: str, folder: Path, name: str, resources: Resources) -> JobQueue:
     """Return the queue; its files (pickles, screens of jobs) lie in ``folder``.
 
     Raises:
@@ -177,11 +135,15 @@ def open_queue(kind: str, folder: Path, name: str, resources: Resources) -> Subm
         executor.update_parameters(
             timeout_min=resources.minutes, signal_delay_s=DELAY, stderr_to_stdout=True
         )
-    return SubmititQueue(kind, folder, executor, title)
+    return JobQueue(kind, folder, executor, title)
 
 
-class SubmititQueue:
-    """See ``Queue``.
+class JobQueue:
+    """Where jobs wait and run.
+
+    Attributes:
+        name: what it is called on the screen.
+        stays: whether jobs outlive the command that submitted them.
 
     Args:
         kind: ``slurm`` or ``local``.
@@ -195,7 +157,10 @@ class SubmititQueue:
         self._folder, self._executor, self._jobs = folder, executor, dict[str, Any]()
 
     def submit(self, tasks: Sequence[Task], mark: str) -> list[str]:
-        """See ``Queue.submit``; several are one array.
+        """Submit one job per task, several as one array; return their ids.
+
+        Args:
+            mark: goes into the jobs' name, where they stay.
 
         Raises:
             FedvlmError: the system refuses them; its own words.
@@ -213,7 +178,11 @@ class SubmititQueue:
         return ids
 
     def marked(self, mark: str) -> dict[int, str] | None:
-        """See ``Queue.marked``; submitit writes what a job needs after ``sbatch`` took it."""
+        """Return task -> id of the jobs of a ``submit`` that was cut off.
+
+        Only those that wait or run and have all they need, which submitit writes after ``sbatch``
+        took a job; the others are ended. None where the queue does not answer.
+        """
         if not self.stays:
             return {}
         answer = _ask(
@@ -228,7 +197,7 @@ class SubmititQueue:
         return {int(job.partition("_")[2] or 0): job for job in jobs if job not in bare}
 
     def states(self) -> dict[str, str] | None:
-        """See ``Queue.states``."""
+        """Return id -> state of all jobs that wait or run; None where the queue does not answer."""
         if not self.stays:
             return {i: RUNNING for i, job in self._jobs.items() if not job.done()}
         answer = _ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%T")
@@ -238,7 +207,10 @@ class SubmititQueue:
         return {job: state for job, _, state in pairs}
 
     def end_of(self, job: str) -> str:
-        """See ``Queue.end_of``: the last line of what the job raised, else SLURM's word for it."""
+        """Return how a job ended that is not in the queue any more, in a few words.
+
+        The last line of what it raised, else SLURM's word for it.
+        """
         handle = self._handle(job)
         result = handle.paths.result_pickle
         if result.exists():
@@ -256,7 +228,7 @@ class SubmititQueue:
         return (answer or "").strip().partition("\n")[0] or "UNKNOWN"
 
     def cancel(self, jobs: Iterable[str]) -> None:
-        """See ``Queue.cancel``."""
+        """End jobs."""
         for job in jobs:
             self._handle(job).cancel(check=False)
 

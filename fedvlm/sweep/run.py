@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from fedvlm.report.tables.table import Spec, tables
 from fedvlm.runs.finished import find_finished
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.plan import SweepPlan
-from fedvlm.sweep.pool import WorkerPool
+from fedvlm.sweep.processes import Processes
+from fedvlm.sweep.scheduler import CellWorkers, Scheduler
 from fedvlm.sweep.state import (
     BEGUN,
     DONE,
@@ -113,24 +114,25 @@ class Sweep:
             until: of ``time.monotonic``; no cell begins then, nor one that should end later.
         """
         todo = self.to_do(retry)
-        grid = self.open(todo, retry, f"{len(todo)} to run; {self.jobs} jobs, {threads} threads "
-                         "each")
-        try:
-            WorkerPool(
-                self.jobs, self.journal, self, threads=threads, devices=devices, timeout=timeout,
-                allowed=lambda cell: time.monotonic() + (self.pace.of(cell) or 0) < until,
-            ).run(todo)
-        finally:
-            grid.finish()
+        self.compute(
+            Processes(self.jobs, threads=threads, devices=devices, timeout=timeout), todo,
+            f"{len(todo)} to run; {self.jobs} jobs, {threads} threads each", retry=retry,
+            allowed=lambda cell: time.monotonic() + (self.pace.of(cell) or 0) < until,
+        )
         return self.conclude()
 
-    def open(self, todo: Sequence[Cell], retry: bool, words: str) -> Grid:
-        """Take the screen for the cells ``todo``.
+    def compute(
+        self, workers: CellWorkers, todo: Sequence[Cell], words: str, *, retry: bool,
+        lying: Sequence[Cell] = (), allowed: Callable[[Cell], bool] = lambda cell: True,
+    ) -> None:
+        """Run the cells ``todo`` with the screen taken.
 
         Args:
             words: how they are run, for the first line.
+            lying: cells that the workers have already.
+            allowed: see ``Scheduler``.
         """
-        self.waiting = list(todo)
+        self.waiting = [*lying, *todo]
         for cell in self.cells:
             self._place(cell, self.states[cell.number], retry, cell in self.waiting)
         self.grid = Grid(
@@ -139,7 +141,10 @@ class Sweep:
         self.grid.say(f"sweep {self.plan.name}: {len(self.cells)} cells, {self.count(DONE)} done, "
                       f"{words}")
         self.grid.start()
-        return self.grid
+        try:
+            Scheduler(workers, self.journal, self, allowed).run(todo)
+        finally:
+            self.grid.finish()
 
     def _place(self, cell: Cell, state: CellState, retry: bool, ours: bool) -> None:
         place = self.matrix.setdefault((cell.method, cell.dataset), GridCell())

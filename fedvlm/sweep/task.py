@@ -14,8 +14,9 @@ from typing import Any
 from fedvlm.console.screen import say
 from fedvlm.core.errors import FedvlmError
 from fedvlm.sweep.cells import Cell
-from fedvlm.sweep.pool import WorkerPool
-from fedvlm.sweep.state import DONE, Journal, state_of
+from fedvlm.sweep.processes import Processes
+from fedvlm.sweep.scheduler import Scheduler
+from fedvlm.sweep.state import DONE, Journal, cell_state
 from fedvlm.sweep.worker import INTERRUPTED, Outcome
 
 
@@ -38,15 +39,15 @@ class Task:
     timeout: float = 0
     patience: float = 600.0
     _over: set[int] = field(default_factory=set, repr=False)
-    _pool: WorkerPool | None = field(default=None, repr=False)
+    _workers: Processes | None = field(default=None, repr=False)
 
     def __call__(self) -> int:
         """Run the cells; return how many were tried here."""
         journal = Journal(self.output, self.name, self.cells[0].number)
         journal.mend()
         todo = [c for c in self.cells if not is_done(c)]
-        self._pool = WorkerPool(1, journal, self, threads=self.threads, timeout=self.timeout)
-        self._pool.run(todo)
+        self._workers = Processes(1, threads=self.threads, timeout=self.timeout)
+        Scheduler(self._workers, journal, self).run(todo)
         return len(todo)
 
     def checkpoint(self) -> Any:
@@ -56,10 +57,11 @@ class Task:
         """
         from submitit.helpers import DelayedSubmission  # optional: fedvlm[slurm]
 
-        if self._pool is not None:
-            self._pool.stop()
+        if self._workers is not None:
+            self._workers.stop()
         rest = tuple(c for c in self.cells if c.number not in self._over)
-        return DelayedSubmission(replace(self, cells=rest or self.cells, _over=set(), _pool=None))
+        again = replace(self, cells=rest or self.cells, _over=set(), _workers=None)
+        return DelayedSubmission(again)
 
     def started(self, cell: Cell) -> None:
         """See ``Watcher``."""
@@ -84,6 +86,6 @@ class Task:
 def is_done(cell: Cell) -> bool:
     """Say whether a cell is done; what is wrong with its folder its own run says, in its log."""
     try:
-        return state_of(cell, None).name == DONE
+        return cell_state(cell, None).name == DONE
     except FedvlmError:
         return False

@@ -12,10 +12,10 @@ from fedvlm.check.compare import Broken
 from fedvlm.check.invariants import INVARIANTS, run
 from fedvlm.check.world import World
 from fedvlm.core.trees import State, Tree
+from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.context import Context
 from fedvlm.federation.groups import Rule
-from fedvlm.federation.local.sent import Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer

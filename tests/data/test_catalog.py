@@ -13,7 +13,7 @@ from fedvlm.core.errors import ConfigError, fold
 from fedvlm.data.catalog import (
     CATALOG,
     CIFAR100_SUPERCLASSES,
-    compare,
+    compare_sizes,
     dataset_info,
     superclasses_of,
 )
@@ -154,7 +154,7 @@ def test_published_split_agrees_with_the_facts(name: str) -> None:
     split = read_coop(folder, copy(Path("/nowhere/images"), folder / info.split_file))
     data = DatasetBase(split.train_x, split.val, split.test, name=name)
     sizes = {"train": len(data.train_x), "val": len(data.val), "test": len(data.test)}
-    assert compare(info, data.num_classes, sizes) == []
+    assert compare_sizes(info, data.num_classes, sizes) == []
     base = relabel(data.num_classes, "base")
     assert (len(base), data.num_classes - len(base)) == (info.base, info.new)
     in_base = sum(d.label in base for d in data.test)
@@ -164,7 +164,7 @@ def test_published_split_agrees_with_the_facts(name: str) -> None:
 
 
 def test_a_subset_gets_a_note() -> None:
-    notes = compare(CATALOG["EuroSAT"], 10, {"train": 1000, "val": 400, "test": 1000})
+    notes = compare_sizes(CATALOG["EuroSAT"], 10, {"train": 1000, "val": 400, "test": 1000})
     assert len(notes) == 1 and "not comparable with papers" in notes[0]
 
 
@@ -198,8 +198,8 @@ def test_published_split_files_agree_with_the_facts(name: str, tmp_path: Path) -
 
 def test_halves_and_domains_are_compared() -> None:
     info, sizes = CATALOG["EuroSAT"], {"train": 13500, "val": 5400, "test": 8100}
-    assert compare(info, 10, sizes, 4200) == []
-    (note,) = compare(info, 10, sizes, 4199)
+    assert compare_sizes(info, 10, sizes, 4200) == []
+    (note,) = compare_sizes(info, 10, sizes, 4199)
     assert "4199/3901 test images of base/new classes" in note and "4200/3900" in note
 
 

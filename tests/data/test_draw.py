@@ -11,7 +11,7 @@ import pytest
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.datasets import load_dataset
-from fedvlm.data.draw import Selection, spec_of
+from fedvlm.data.draw import DatasetDraw, spec_of
 from fedvlm.data.federated import FederatedData, build_federation
 from tests.data.miniatures.own import config, own_split, write_split, write_tree
 from tests.data.partition.pools import KINDS
@@ -63,7 +63,7 @@ def test_no_client_holds_it(root: Path, kind: str, shots: int) -> None:
 @pytest.mark.parametrize("half", ["all", "base"])
 def test_the_positions_left_for_unseen(root: Path, half: str) -> None:
     cfg = config(root, root / "cache", **keys(DATASET__SUBSAMPLE_CLASSES=half))
-    selection = Selection(load_dataset(cfg), spec_of(cfg))
+    selection = DatasetDraw(load_dataset(cfg), spec_of(cfg))
     assert selection.held_out == selection.data.domain_names.index("Real World")
     images = [selection.data.test[i] for i in selection.unseen]
     assert {d.domain for d in images} == {selection.held_out}
@@ -72,7 +72,7 @@ def test_the_positions_left_for_unseen(root: Path, half: str) -> None:
     assert len(images) == len(every) // (1 if half == "all" else 2)
     assert selection.pool.domain_names == ["art", "sketch"]
     cfg.FED.HELD_OUT_DOMAIN = ""
-    whole = Selection(load_dataset(cfg), spec_of(cfg))
+    whole = DatasetDraw(load_dataset(cfg), spec_of(cfg))
     assert whole.held_out is None and len(whole.unseen) == 0
 
 

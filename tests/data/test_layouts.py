@@ -14,10 +14,18 @@ from PIL import Image
 
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError, fold
+from fedvlm.data import formats as readers
 from fedvlm.data.catalog import CATALOG
-from fedvlm.data.datasets import load_dataset, templates
+from fedvlm.data.datasets import FORMATS, load_dataset, templates
 from fedvlm.data.datum import PARTS, DatasetBase
-from fedvlm.data.layouts import DOMAIN_LAYOUTS, layouts_of, prepared_in_cache, prepared_name
+from fedvlm.data.layouts import (
+    DOMAIN_LAYOUTS,
+    cached_split_path,
+    layouts_of,
+    prepared_name,
+    reader_of,
+)
+from fedvlm.data.layouts import LAYOUTS as LAYOUTS_BY_SET
 from tests.data.miniatures.domains import ABSENT, BROKEN, CLASSES, EVERY, write_domain_set
 from tests.data.miniatures.own import config
 from tests.data.miniatures.published import MINIS, Made, tree_of
@@ -115,7 +123,7 @@ def test_prepared_splits_are_found_and_named(tmp_path: Path) -> None:
     published = made.folder / CATALOG["EuroSAT"].split_file
     content = json.loads(published.read_text(encoding="utf-8"))
     content["train"], content["val"] = content["train"] + content["val"], []
-    cache = prepared_in_cache("EuroSAT", made.folder, config(tmp_path, tmp_path / "cache"))
+    cache = cached_split_path("EuroSAT", made.folder, config(tmp_path, tmp_path / "cache"))
     cache.parent.mkdir(parents=True)
     cache.write_text(json.dumps(content), encoding="utf-8")
     assert [len(load(tmp_path, "EuroSAT").parts[p]) for p in PARTS] == [12, 4, 8]
@@ -140,7 +148,7 @@ def test_a_cached_split_is_bound_to_its_folder(tmp_path: Path) -> None:
     one = tree_of("EuroSAT", tmp_path / "one")
     tree_of("EuroSAT", tmp_path / "two", without=("split",))
     cfg = config(tmp_path / "two", tmp_path / "cache", DATASET__NAME="EuroSAT")
-    cache = prepared_in_cache("EuroSAT", one.folder, cfg)
+    cache = cached_split_path("EuroSAT", one.folder, cfg)
     cache.parent.mkdir(parents=True)
     (one.folder / CATALOG["EuroSAT"].split_file).rename(cache)
     with pytest.raises(DataError, match="data prepare EuroSAT"):
@@ -290,3 +298,46 @@ def test_config_runs(stem: str, kind: str, tmp_path: Path) -> None:
     assert [client["n"] for client in last["clients"]] == [tested] * len(domains)
     content = json.loads((found.parent / "partition.json").read_text(encoding="utf-8"))
     assert [client["domain"] for client in content["clients"]] == list(domains)
+
+
+def test_every_reader_is_found_by_its_mark_and_named_by_a_format_or_a_layout() -> None:
+    formats = Path(readers.__file__).parent.glob("*.py")
+    marked = {path.stem for path in formats if "\nREADER = " in path.read_text(encoding="utf-8")}
+    tables = {"csv": "table", "jsonl": "table", "parquet": "table"}
+    named = {tables.get(form, form) for form in FORMATS}
+    named |= {layout.reader for layouts in LAYOUTS_BY_SET.values() for layout in layouts}
+    assert named == marked
+    for name in sorted(named):
+        assert reader_of(name).__name__ == f"read_{name}"
+    with pytest.raises(ConfigError, match="unknown reader 'list'; did you mean 'lists'"):
+        reader_of("list")
+
+
+def test_a_layout_is_recognised_without_importing_a_reader(tmp_path: Path) -> None:
+    """And reading a set imports the reader of its layout only."""
+    tree_of("EuroSAT", tmp_path)
+    (loaded,) = subprocess.run(
+        [sys.executable, "-c", PROBE_OF_READERS, str(tmp_path)], capture_output=True, text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert json.loads(loaded) == [[], ["coop"]]
+
+
+PROBE_OF_READERS = """
+import json, sys
+from pathlib import Path
+from tests.data.miniatures.own import config
+from fedvlm.data.catalog import CATALOG
+from fedvlm.data.datasets import load_dataset
+from fedvlm.data.layouts import choose, layouts_of
+def readers():
+    head = "fedvlm.data.formats."
+    others = {"packs", "memory", "own", "untrusted"}
+    assert not {name.split(".")[2] for name in sys.modules if name.count(".") > 1
+                and name.startswith("fedvlm.data.")} & others
+    return sorted(name.removeprefix(head) for name in sys.modules if name.startswith(head))
+root = Path(sys.argv[1])
+before = [choose(layouts_of(info), root) for info in CATALOG.values()] and readers()
+load_dataset(config(root, root, DATASET__NAME="EuroSAT"))
+print(json.dumps([before, readers()]))
+"""

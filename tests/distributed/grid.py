@@ -1,11 +1,18 @@
-"""A small federation twice: in this process, and over frames at two sites that see their own data.
+"""A small federation twice: by the local engine, and at two sites that see their own data.
 
+The frames to the sites go through Unix sockets, as those of sites on one machine do.
 The backbone is one; models, methods, batchers and states are each side's own. Training images of
 clients of the other site are not numbers at a site, and the server has counts only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import socket
+import tempfile
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,16 +25,19 @@ from torch import Tensor
 from fedvlm.check.compare import copy_fed
 from fedvlm.check.world import BASE, BATCH, NEW, Setup, World
 from fedvlm.core.trees import State
-from fedvlm.distributed.carriers import InProcess
-from fedvlm.distributed.policy import Policy
-from fedvlm.distributed.remote import RemoteEngine
+from fedvlm.distributed.carriers import Answer, InProcess
+from fedvlm.distributed.server.policy import Policy
+from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.site import Site
+from fedvlm.distributed.sockets.serving import serve
+from fedvlm.distributed.sockets.sites import SiteSockets
+from fedvlm.distributed.sockets.stream import listen
 from fedvlm.distributed.store import SiteStore
 from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.batches import IndexSplit
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
-from fedvlm.federation.rounds import Event, Federation, FedState, RoundFinished, Whole
+from fedvlm.federation.rounds import Event, Federation, FedState, RoundFinished, WholeState
 from fedvlm.federation.server import Measure, Row
 from fedvlm.federation.trainer import Trainer
 
@@ -86,11 +96,56 @@ def measured(fed: Federation) -> list[list[Row]]:
     return out
 
 
-class Tapped(InProcess):
-    """A carrier that keeps all that it carries."""
+class OverSockets(InProcess):
+    """Sites of this process, each behind a Unix socket; asked in the reverse order of the names."""
 
     def __init__(self) -> None:
         super().__init__({})
+        self._folder = Path(tempfile.mkdtemp(prefix="fedvlm-"))
+        self._lines: dict[str, SiteSockets] = {}
+        self._doors: list[socket.socket] = []
+        weakref.finalize(self, _hang_up, self._folder, self._lines, self._doors)
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
+        out: dict[str, bytes | str] = {}
+        for name in sorted(frames, reverse=True):
+            out[name] = self._line(name).ask({"site0": frames[name]}, seconds)["site0"]
+        return out
+
+    def _line(self, name: str) -> SiteSockets:
+        """Return the connection to a site; its socket is served from now on."""
+        if name not in self._lines:
+            path = self._folder / str(len(self._lines))
+            answers = weakref.proxy(self)  # a site may be taken down and put up again
+            door = listen(path)
+            threading.Thread(target=_serve, daemon=True, args=(
+                door, lambda frame: answers.answers[name](frame))).start()
+            self._doors.append(door)
+            self._lines[name] = SiteSockets([path])
+            self._lines[name].open(10)
+        return self._lines[name]
+
+
+def _serve(door: socket.socket, answer: Answer) -> None:
+    with contextlib.suppress(OSError):
+        serve(door, b"", answer, lambda words: None)
+
+
+def _hang_up(folder: Path, lines: Mapping[str, SiteSockets], doors: list[socket.socket]) -> None:
+    for line in lines.values():
+        line.close()
+    for door in doors:
+        with contextlib.suppress(OSError):
+            door.shutdown(socket.SHUT_RDWR)  # which wakes its thread
+        door.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Tapped(OverSockets):
+    """A carrier that keeps all that it carries."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.frames: list[bytes] = []
 
     def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
@@ -161,7 +216,7 @@ class Grid:
         for name, site in self.sites.items():
             store = SiteStore(self.folder / name, RUN, torch.device("cpu"))
             mine = set(site.federation.groups.personal)
-            for client, version in store.records.rows():
+            for client, version in store.rows():
                 ((_, state),) = store.get([client], [version])
                 out |= {
                     f"{slot}/{leaf} of client {client}, round {version}": v
@@ -175,13 +230,13 @@ class Grid:
                     out[f"features of {part} image {i} of client {c}"] = self.world.features[i]
         return out
 
-    def whole(self, fed: Federation, state: FedState) -> Whole:
+    def whole(self, fed: Federation, state: FedState) -> WholeState:
         """Return the state with the clients' tensors of the sites."""
         server = fed.read(state)
         return replace(server, clients=server.clients | self.clients(state.versions))
 
 
-def local(world: World, trainer: type[Trainer], setup: Setup) -> tuple[Whole, list[list[Row]]]:
+def local(world: World, trainer: type[Trainer], setup: Setup) -> tuple[WholeState, list[list[Row]]]:
     """Return the end of the same run in this process, and its numbers."""
     fed = federation(world, trainer, setup)
     rows = measured(fed)

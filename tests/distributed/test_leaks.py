@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedvlm.check.world import World
+from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.local.sent import Upload
 from tests.distributed.grid import Grid, Tapped, leaks, measured, raw
 
 

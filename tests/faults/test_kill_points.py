@@ -24,7 +24,8 @@ import torch
 
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
-from fedvlm.federation.clients import ClientStore, DiskStore, MemoryStore
+from fedvlm.core.rows.memory import MemoryStore
+from fedvlm.core.rows.store import RowStore
 from fedvlm.runs import manifest, records
 from fedvlm.runs.folder import RunFolder, RunPath, identity_digest, read_results
 from fedvlm.runs.metrics import read_metrics
@@ -64,7 +65,7 @@ def toy_run(root: Path, freq: int = 1, disk: bool = False) -> dict[str, Any]:
         if run.finished is not None:
             return run.finished["results"]
         log = run.records["clients"]
-        store = DiskStore(log, torch.device("cpu")) if disk else MemoryStore()
+        store = log if disk else MemoryStore()
         saved = run.restore()
         if saved is None:
             at, w, versions = 0, torch.linspace(0, 1, 5), dict[int, int]()
@@ -91,7 +92,7 @@ def toy_run(root: Path, freq: int = 1, disk: bool = False) -> dict[str, Any]:
         return run.write_results({}, {}, {"w": w.tolist(), "v": v.tolist()})["results"]
 
 
-def rows_of(store: ClientStore, ids: list[int], versions: dict[int, int]) -> torch.Tensor:
+def rows_of(store: RowStore, ids: list[int], versions: dict[int, int]) -> torch.Tensor:
     """Return the clients' rows ``[K, 5]``; a client that never worked has its own start."""
     out = torch.linspace(0, 1, 5).repeat(len(ids), 1) + torch.tensor(ids)[:, None]
     known = [c for c in ids if c in versions]

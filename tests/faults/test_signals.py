@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core import files, signals
-from fedvlm.federation.clients import MemoryStore
+from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.federation.rounds import RoundStarted
 from fedvlm.job.record import Recorder
 from tests import jobs

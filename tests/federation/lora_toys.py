@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.trees import State, Tree, matching, per_client
-from fedvlm.federation.aggregation.arrival import Rows
+from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context
-from fedvlm.federation.local.sent import Upload
 from fedvlm.federation.server import ServerContext
 from tests.federation.toys import Quadratic, Watched, quadratic
 

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.world import Setup, World
+from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregation.arrival import Rows
+from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.batches import IndexSplit
-from fedvlm.federation.clients import MemoryStore
 from fedvlm.federation.context import Context
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.local.sent import Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.rounds import Federation, FedState
 from fedvlm.federation.trainer import Trainer

@@ -12,10 +12,9 @@ from fedvlm.check.compare import same_fed
 from fedvlm.check.disk import read_state, write_state
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregation.arrival import Rows
+from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.context import Context
-from fedvlm.federation.local.sent import Upload
 from fedvlm.federation.rounds import FedState, RoundFinished
 from fedvlm.federation.server import Held, ServerContext
 from tests.federation.lora_toys import (

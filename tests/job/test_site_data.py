@@ -12,7 +12,7 @@ import torch
 
 from fedvlm.check.compare import copy_fed, same_fed
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data.own.site import SiteFile, cut, read_site
+from fedvlm.data.own.site import SiteFile, cut_site, read_site
 from tests import jobs
 
 RUN = "ab" * 16
@@ -30,7 +30,7 @@ def test_sites_with_their_own_images_give_the_bits_of_the_run_that_sees_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedvlm.distributed.carriers import InProcess
-    from fedvlm.distributed.policy import Policy
+    from fedvlm.distributed.server.policy import Policy
     from fedvlm.distributed.site_yaml import SiteYaml
     from fedvlm.distributed.store import SiteStore
     from fedvlm.distributed.terms import Terms
@@ -57,8 +57,8 @@ def test_sites_with_their_own_images_give_the_bits_of_the_run_that_sees_all(
     rows, scores = watched(whole.federation), scored(whole)
     end = copy_fed(whole.federation.read(whole.federation.run()))
     sites = {}
-    for name, file in (*((str(c), cut(whole.data, [c])) for c in (0, 1)),
-                       ("server", cut(whole.data, (), public=True))):
+    for name, file in (*((str(c), cut_site(whole.data, [c])) for c in (0, 1)),
+                       ("server", cut_site(whole.data, (), public=True))):
         file.write(tmp_path / f"{name}.json")
         folder = tmp_path / f"images{name}"
         for path in file.paths():

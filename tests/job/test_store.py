@@ -60,7 +60,7 @@ def test_auto_is_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(job_run, "MEMORY_BYTES", 100)
     assert jobs.run(tmp_path / "b", *DITTO) == 0
     assert jobs.run(tmp_path / "c", *DITTO, "FED.STORE", "memory") == 0
-    assert kinds == ["MemoryStore", "DiskStore", "MemoryStore"]
+    assert kinds == ["MemoryStore", "RecordStore", "MemoryStore"]
     jobs.same(tmp_path / "a", tmp_path / "b")
 
 

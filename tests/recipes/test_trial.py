@@ -47,7 +47,7 @@ def recipe_file(folder: Path, harmonic: str = "mean of H") -> str:
 @pytest.fixture(scope="module", autouse=True)
 def in_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedvlm.sweep.run.WorkerPool", workers.pool)
+        patch.setattr("fedvlm.sweep.run.Processes", workers.processes)
         yield
 
 

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.core.errors import DataError, FedvlmError
+from fedvlm.core.rows.memory import MemoryStore
+from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
-from fedvlm.federation.clients import DiskStore, MemoryStore
 from fedvlm.runs import records
-from fedvlm.runs.records import Records, read_models
+from fedvlm.runs.records import RecordStore, read_models
 from fedvlm.runs.seal import Damaged, check_records
 
 ME = "this-run"
-CPU = torch.device("cpu")
 
 
 def rows(ids: Sequence[int], version: int, width: int = 3) -> State:
@@ -27,7 +27,7 @@ def rows(ids: Sequence[int], version: int, width: int = 3) -> State:
     return {"v": {"x": value, "n": torch.full((len(ids),), version)}, "none": {}}
 
 
-def look(store: MemoryStore | DiskStore, versions: dict[int, int]) -> None:
+def look(store: RowStore, versions: dict[int, int]) -> None:
     """Every row that counts is there, with its own numbers."""
     ids = sorted(versions, reverse=True)
     found = 0
@@ -51,10 +51,10 @@ class Run:
 
     def open(self) -> None:
         """Start from the last checkpoint."""
-        self.log = Records(self.folder, ME)
+        self.log = RecordStore(self.folder, ME)
         self.log.load(self.named)
         self.versions = self.log.versions()
-        self.store = DiskStore(self.log, CPU) if self.disk else MemoryStore()
+        self.store: RowStore = self.log if self.disk else MemoryStore()
         for version, ids, state in () if self.disk else self.log.live():
             self.store.put(version, ids, state)
 
@@ -133,13 +133,13 @@ def test_rewriting_is_a_few_times_what_was_worked(
 ) -> None:
     """400 rounds of 4 of 1,000 clients: packs by size, not all rows again and again."""
     written = []
-    real = Records.write
+    real = RecordStore.write
 
-    def write(self: Records, name: str, groups: Sequence[records.Group]) -> None:
+    def write(self: RecordStore, name: str, groups: Sequence[records.RowGroup]) -> None:
         written.append((name, sum(len(g[0]) for g in groups)))
         real(self, name, groups)
 
-    monkeypatch.setattr(Records, "write", write)
+    monkeypatch.setattr(RecordStore, "write", write)
     monkeypatch.setattr("os.fsync", lambda handle: None)
     run = Run(tmp_path, disk)
     for r in range(1, 401):
@@ -151,6 +151,18 @@ def test_rewriting_is_a_few_times_what_was_worked(
     alive = sum(len(json.loads((run.folder / f"{name}.json").read_text())["groups"][0]["ids"])
                 for name, _ in run.named)
     assert alive <= 2 * 1000 + 8
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_only_records_that_a_checkpoint_names_stay(tmp_path: Path, disk: bool) -> None:
+    run, written = Run(tmp_path, disk), set[str]()
+    for r in range(1, 7):
+        run.round(r, [r % 2, 2], checkpoint=r != 3)
+        written |= set(run.names())
+        if r != 3:
+            assert run.names() == sorted(name for name, _ in run.named)
+    assert len(written) > len(run.named) and any(run.folder.glob("*.safetensors"))
+    assert sorted(p.stem for p in run.folder.glob("*.safetensors")) == run.names()
 
 
 def test_full_participation_needs_one_record(tmp_path: Path) -> None:
@@ -169,16 +181,16 @@ def test_a_record_that_changes_under_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match="clients/r000001.safetensors has 0 bytes"):
         check_records(run.folder, run.named, ME)
     with pytest.raises(Damaged, match="clients/r000001.json belongs to another run"):
-        Records(run.folder, "another").load(run.named)
+        RecordStore(run.folder, "another").load(run.named)
 
 
 def test_a_slot_with_the_separator_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a\|b"):
-        Records(tmp_path, ME).write("r000001", [([0], [1], {"a|b": {}})])
+        RecordStore(tmp_path, ME).write("r000001", [([0], [1], {"a|b": {}})])
 
 
 def test_models_are_read_by_client_and_name(tmp_path: Path) -> None:
-    log = Records(tmp_path, ME)
+    log = RecordStore(tmp_path, ME)
     two = {"w": {"text.ctx": torch.tensor([[3.0], [1.0]])}}
     log.write("personal000000", [([3, 1], [0, 0], two)])
     log.write("personal000001", [([0], [0], {"w": {"text.ctx": torch.tensor([[0.0]])}})])

@@ -14,7 +14,7 @@ import torch
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.trees import State, stack_states
-from fedvlm.runs.records import Records
+from fedvlm.runs.records import RecordStore
 from fedvlm.runs.state import SavedState, clear_states, load_newest_state, save_state
 
 from .format1 import save_format_1
@@ -26,7 +26,7 @@ def save(folder: Path, round_: int, **extra: Any) -> None:
     """Save a state with a record of two clients' rows."""
     server = {"w": {"text.sigma": torch.full((2, 3), float(round_))}}
     rows = Rows({c: {"w": {"image.a": torch.arange(4.0) + c + round_}} for c in (3, 0)})
-    log = Records(folder / "clients", ME)
+    log = RecordStore(folder / "clients", ME)
     named = {"clients": log.accept(round_, rows, {3: round_, 0: round_})}
     save_state(folder, round_, server, named, extra, identity=ME)
 
@@ -43,7 +43,7 @@ class Rows:
 
 def row(folder: Path, state: SavedState, client: int) -> torch.Tensor:
     assert state.records is not None
-    log = Records(folder / "clients", ME)
+    log = RecordStore(folder / "clients", ME)
     log.load(state.records["clients"])
     place = log.find(client, log.versions()[client])
     assert place is not None
@@ -81,7 +81,7 @@ def same_bits(ours: Any, theirs: Any) -> None:
 
 def test_round_trip_keeps_bits_dtypes_order_and_empty_trees(tmp_path: Path) -> None:
     server, clients, extra = every_kind()
-    log = Records(tmp_path / "clients", ME)
+    log = RecordStore(tmp_path / "clients", ME)
     versions = {7: 12, 2: 3, 5: 4, 1: 12}
     named = {"clients": log.accept(12, Rows(clients), versions)}
     save_state(tmp_path, 12, server, named, extra, identity=ME)
@@ -92,7 +92,7 @@ def test_round_trip_keeps_bits_dtypes_order_and_empty_trees(tmp_path: Path) -> N
     assert list(state.server) == ["w", "empty"] and state.clients == {}
     same_bits(server, state.server)
     assert state.records == named
-    again = Records(tmp_path / "clients", ME)
+    again = RecordStore(tmp_path / "clients", ME)
     again.load(named["clients"])
     assert again.versions() == versions
     for client, old in clients.items():
@@ -222,7 +222,7 @@ def test_every_single_bit_of_a_record_counts(tmp_path: Path) -> None:
 
 def test_a_record_that_was_exchanged_for_another_valid_one_is_named(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    log = Records(tmp_path / "clients", ME)
+    log = RecordStore(tmp_path / "clients", ME)
     log.accept(1, Rows({0: {"w": {"image.a": torch.zeros(4)}}}), {0: 1})
     state, notes = load(tmp_path)
     assert state is None

@@ -1,7 +1,7 @@
 """The sweep at work: bits of single runs, shared work, failures and retries, killed and resumed.
 
 What a sweep does with its cells is shown without processes (``in_process``); real ones are in
-``test_pool`` and in the tests of a killed sweep below.
+``test_processes`` and in the tests of a killed sweep below.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def one_thread() -> None:
 def in_process(one_thread: None) -> Iterator[None]:
     """Sweeps that tests start by ``main`` need no processes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedvlm.sweep.run.WorkerPool", workers.pool)
+        patch.setattr("fedvlm.sweep.run.Processes", workers.processes)
         yield
 
 
@@ -225,9 +225,9 @@ def test_two_workers_give_the_bits_of_one(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uninterrupted; the quick proof is the test above, whose first cells have two workers."""
-    from fedvlm.sweep.pool import WorkerPool
+    from fedvlm.sweep.processes import Processes
 
-    monkeypatch.setattr("fedvlm.sweep.run.WorkerPool", WorkerPool)
+    monkeypatch.setattr("fedvlm.sweep.run.Processes", Processes)
     assert main(words(tmp_path, "--jobs", "2")) == 0
     same(whole, tmp_path)
 

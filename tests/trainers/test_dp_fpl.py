@@ -80,7 +80,7 @@ def test_with_noise_a_message_has_p_g_and_a_weight(sigma: float, told: set[str])
     given = fed.downloads(state, 1, [0, 1])
     done = fed.engine.run(
         fed.trainer, lambda ids: fed.context(ids, 1), given, fed.clients, {0: 0, 1: 0})
-    for part in done.parts:
+    for part in done.uploads:
         trees = messages(part)
         assert {kind: set(tree) for kind, tree in trees.items() if tree} == {
             "up": {"text.global"}, "told": {"weight", *told}}

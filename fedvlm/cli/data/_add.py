@@ -1,4 +1,4 @@
-"""``fedvlm data add``: a folder of images becomes a dataset YAML; what was understood is said."""
+"""``fedvlm data add``: a folder of images becomes a dataset YAML; prints how it was read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedvlm.console.screen import say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
-from fedvlm.data.own.add import LEAVE_OUT, NAME, OwnSet, understand, yaml_text
+from fedvlm.data.own.add import LEAVE_OUT_KEY, NAME_KEY, OwnSet, understand, yaml_text
 
 
 def add_folder(args: Namespace) -> int:
@@ -21,7 +21,7 @@ def add_folder(args: Namespace) -> int:
         ConfigError: the YAML's place holds another file.
         DataError: the folder cannot be read as a data set; says how to mend it.
     """
-    given = {NAME: args.name, LEAVE_OUT: args.leave_out, "CACHE_DIR": args.cache_dir}
+    given = {NAME_KEY: args.name, LEAVE_OUT_KEY: args.leave_out, "CACHE_DIR": args.cache_dir}
     own = understand(Path(args.dataset), {key: value for key, value in given.items() if value})
     place = _place(own, args.to)
     there = _write(place, yaml_text(own))
@@ -34,8 +34,8 @@ def add_folder(args: Namespace) -> int:
 
 
 def _place(own: OwnSet, to: str) -> Path:
-    path = user_path(to) if to else Path(f"{own.keys[NAME]}.yaml")
-    path = path / f"{own.keys[NAME]}.yaml" if path.is_dir() else path
+    path = user_path(to) if to else Path(f"{own.keys[NAME_KEY]}.yaml")
+    path = path / f"{own.keys[NAME_KEY]}.yaml" if path.is_dir() else path
     check_suffix(path)
     return path
 

@@ -1,4 +1,4 @@
-"""How the doctor's findings are shown: a table that fits the terminal, a line a sentence, JSON.
+"""How the doctor's findings are shown: a table that fits the terminal, a line a message, JSON.
 
 Where the output is no terminal, all columns are there and no line is broken.
 """
@@ -16,7 +16,7 @@ from fedvlm.console.rows import number, one_line, table_lines
 from fedvlm.console.screen import progress, say, wants_live
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS
-from fedvlm.data.doctor_checks import (
+from fedvlm.data.doctor.checks import (
     ABSENT,
     BROKEN,
     BUILT_IN,
@@ -45,7 +45,7 @@ def show_table(rows: Sequence[Mapping[str, object]], stream: TextIO | None = Non
 
 
 def show_lines(lines: Sequence[str], stream: TextIO | None = None) -> None:
-    """Show sentences; on a terminal they are broken between words, with an indent."""
+    """Show lines; on a terminal they are broken between words, with an indent."""
     out = sys.stdout if stream is None else stream
     texts = [one_line(line) for line in lines]
     if wants_live(out):
@@ -58,8 +58,8 @@ def show_lines(lines: Sequence[str], stream: TextIO | None = None) -> None:
     say(*texts, stream=stream)
 
 
-def fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
-    """Return the columns that fit ``width``; what can be read elsewhere goes first."""
+def fit_columns(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """Return the columns that fit ``width``; what other lines show too goes first."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
 
     def needs() -> int:
@@ -80,7 +80,7 @@ def _rich_table(rows: Sequence[Mapping[str, str]], out: TextIO, width: int) -> N
     from fedvlm.console.live import QuietStream  # start-up: rich
 
     table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
-    columns = fitting(rows, width)
+    columns = fit_columns(rows, width)
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in rows:
@@ -92,7 +92,7 @@ def _rich_table(rows: Sequence[Mapping[str, str]], out: TextIO, width: int) -> N
     Console(file=quiet, width=width, highlight=False, force_terminal=True).print(table)
 
 
-def exit_code(checks: Sequence[Checkup], named: bool) -> int:
+def findings_code(checks: Sequence[Checkup], named: bool) -> int:
     """Return 0 or 3.
 
     Args:
@@ -104,7 +104,9 @@ def exit_code(checks: Sequence[Checkup], named: bool) -> int:
     return 0 if fine and some_ready else DataError.exit_code
 
 
-def record(checks: Sequence[Checkup], root: str, sample: int | None, code: int) -> dict[str, Any]:
+def json_record(
+    checks: Sequence[Checkup], root: str, sample: int | None, code: int
+) -> dict[str, Any]:
     """Return what ``--json`` writes; its keys are stable."""
     rows = []
     for check in checks:
@@ -121,7 +123,7 @@ def _finding(finding: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_checks(checks: Sequence[Checkup], root: str, sample: int | None) -> None:
-    """Show one line per set: those that are there, the others, then every sentence."""
+    """Show one line per set: those that are there, the others, then every finding."""
     seen = [c for c in checks if c.state not in (ABSENT, BUILT_IN)]
     others = [c for c in checks if c.state in (ABSENT, BUILT_IN)]
     show_table([_row(check) for check in seen])

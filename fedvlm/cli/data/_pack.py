@@ -17,8 +17,8 @@ from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datum import PARTS
 from fedvlm.data.get.offers import offer_of
 from fedvlm.data.locate import PACK_SUFFIX
-from fedvlm.data.packs.lists import images_digest, writing_pack
-from fedvlm.data.packs.pack import SETTINGS, About, Setting, open_pack
+from fedvlm.data.packs.lists import hash_images, write_pack_file
+from fedvlm.data.packs.pack import PACK_SETTINGS, About, Setting, open_pack
 from fedvlm.data.packs.place import about_pack
 from fedvlm.data.targets import split_digest
 from fedvlm.job.resolve import Job
@@ -52,7 +52,7 @@ def write_pack(job: Job, place: Path, stem: str = "", verify: bool = False) -> P
         images.say(spent, f"there already: {path}, {open_pack(path).path.stat().st_size:,} bytes")
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing_pack(path, about, images.data.parts, hashes, images.faults) as out:
+    with write_pack_file(path, about, images.data.parts, hashes, images.faults) as out:
         for rows in images.encode(spent):
             out.add(rows.numpy())
     pack = open_pack(path)
@@ -94,7 +94,7 @@ def about_of(job: Job, images: WholeSet, hashes: list[str]) -> About:
         unreadable=[n - images.kept[part] for n, part in zip(sizes, PARTS, strict=True)],
         notes=[_one_line(note) for note in data.notes],
         cut_seed=int(cfg.DATA_SEED) if float(cfg.DATASET.TEST_SHARE) else -1,
-        split=split_digest(data), images=images_digest(hashes),
+        split=split_digest(data), images=hash_images(hashes),
         backbone=backbone.name, weights=_bare(backbone.weights), digest=backbone.digest,
         width=backbone.embed_dim, transform=loader.transform_key(None),
         numerics=str(backbone.numerics), batch=batch_size(backbone),
@@ -106,10 +106,10 @@ def about_of(job: Job, images: WholeSet, hashes: list[str]) -> About:
 
 
 def _settings(job: Job) -> dict[str, Setting]:
-    """Return the keys that somebody set for the set: its YAML, or its folder."""
+    """Return the keys that were set for the set: its YAML, or its folder."""
     values = flat(job.cfg)
     said = {}
-    for key in SETTINGS:
+    for key in PACK_SETTINGS:
         origin = job.origins.get(key, DEFAULT)
         of_set = key.startswith("DATASET.") or origin == job.origins["DATASET.NAME"]
         if origin != DEFAULT and of_set:
@@ -133,7 +133,7 @@ def _one_line(text: str) -> str:
 
 
 def show_pack(path: Path) -> None:
-    """Print what a pack says of itself, having hashed it.
+    """Print a pack's description, having hashed it.
 
     Raises:
         DataError: it is none, or damaged.

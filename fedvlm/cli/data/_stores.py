@@ -25,13 +25,13 @@ def show_stores(folder: Path, backbone: str = "") -> None:
         say(f"no feature store in {folder}")
         return
     say(*table_lines(_row(info) for info in stores),
-        f"{len(stores)} store(s), {megabytes(stores)} MB, in {folder}")
+        f"{len(stores)} store(s), {total_megabytes(stores)} MB, in {folder}")
 
 
 def clean_stores(
     folder: Path, older_than: float | None, backbone: str, every: bool, dry_run: bool
 ) -> int:
-    """Delete the stores that fit all conditions and that nobody has open; say which.
+    """Delete the stores that fit all conditions and are not open; print which.
 
     Args:
         older_than: days since the last use; None is no condition.
@@ -57,14 +57,14 @@ def clean_stores(
     busy = [info for info in fitting if info not in gone]
     say(*table_lines(_row(info) for info in gone))
     what = "would delete" if dry_run else "deleted"
-    say(f"{what} {len(gone)} store(s), {megabytes(gone)} MB, in {folder}" if gone
+    say(f"{what} {len(gone)} store(s), {total_megabytes(gone)} MB, in {folder}" if gone
         else f"nothing to delete in {folder}")
     complain(*(f"{info.name[:12]} is in use by a running process: kept" for info in busy),
              prefix="note")
     return 0
 
 
-def megabytes(stores: list[StoreInfo]) -> str:
+def total_megabytes(stores: list[StoreInfo]) -> str:
     """Return the size of stores together, in 10^6 bytes."""
     return f"{sum(info.size for info in stores) / 1e6:,.1f}"
 

@@ -23,13 +23,13 @@ from fedvlm.console.screen import progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
-from fedvlm.data.catalog import CATALOG, DatasetInfo, dataset_info
+from fedvlm.data.catalog import CATALOG, DatasetInfo, catalog_names, dataset_info
 from fedvlm.data.datum import PARTS
 from fedvlm.data.get.download import fetch_piece
 from fedvlm.data.get.fetch import check_url
 from fedvlm.data.get.offers import Offer, Piece, offer_of
-from fedvlm.data.get.prepare import PreparedSplit, prepare
-from fedvlm.data.layouts import prepared_in_cache, prepared_name
+from fedvlm.data.get.prepare import PreparedSplit, prepare_split
+from fedvlm.data.layouts import cached_split_path, prepared_name
 from fedvlm.data.locate import find_root, read_json_file
 
 EXAMPLES = (
@@ -98,7 +98,7 @@ def main(args: Namespace) -> int:
 
 
 def _prepare(args: Namespace) -> int:
-    split = prepare(args.dataset, args.root, folder=args.dir, image_dir=args.image_dir,
+    split = prepare_split(args.dataset, args.root, folder=args.dir, image_dir=args.image_dir,
                     seed=args.seed)
     if split.info is None and not args.into_dataset:
         raise ConfigError(f"data prepare {split.name}: the split of an own set must lie where a "
@@ -107,7 +107,7 @@ def _prepare(args: Namespace) -> int:
     place = split.folder / prepared_name(split.name)
     if not args.into_dataset:
         cfg = CfgNode({"CACHE_DIR": args.cache_dir}) if args.cache_dir else None
-        place = prepared_in_cache(split.name, split.folder, cfg)
+        place = cached_split_path(split.name, split.folder, cfg)
     there = _write(split, place)
     counts = "/".join(str(len(split.data.parts[part])) for part in PARTS)
     say(f"{split.name}: {split.data.num_classes} classes, {counts} images in {'/'.join(PARTS)}, "
@@ -162,9 +162,9 @@ def _next(split: PreparedSplit, args: Namespace) -> list[str]:
 def _download(args: Namespace) -> int:
     info = dataset_info(args.dataset)
     if info is None:
-        names = [*CATALOG, *(a for row in CATALOG.values() for a in row.aliases)]
         raise ConfigError(f"data download: unknown set '{args.dataset}'"
-                          f"{did_you_mean(args.dataset, names)} (fedvlm data list names all)")
+                          f"{did_you_mean(args.dataset, catalog_names())} (fedvlm data list "
+                          "names all)")
     if info.builtin:
         raise ConfigError(f"{info.name} is built in: runs render it, there is nothing to download")
     if args.url_base:

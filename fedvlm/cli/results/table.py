@@ -1,4 +1,4 @@
-"""Mean and spread over seeds in md, csv, tex or html.
+"""Mean and spread over seeds as text, md, csv, tex or html.
 
 Of finished runs, or of the log.txt files that CoOp-style code leaves. Data sets of one protocol
 share a table, which ends in their average; others get a table each.
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
+from fedvlm.cli.results._pairs import print_pairs
 from fedvlm.console.parser import Parser, amount, whole
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
@@ -19,12 +20,13 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card_of
 from fedvlm.report.collect import Collected, collect
+from fedvlm.report.compare.text import PAIR_FORMATS
 from fedvlm.report.tables.facts import KINDS, METRIC, REFERENCES, Pair, RunFacts
 from fedvlm.report.tables.logs import logs_table
-from fedvlm.report.tables.metrics import COLUMNS, metrics_of
+from fedvlm.report.tables.metrics import COLUMNS, known_metrics
 from fedvlm.report.tables.papers import Paper, bibliography, paper_of
 from fedvlm.report.tables.render import FORMATS, notes_text
-from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.table import ReportTable, Spec, tables
 from fedvlm.report.tables.tex import Style, tex
 from fedvlm.runs.finished import FinishedRun
 
@@ -35,6 +37,7 @@ EXAMPLES = (
     "fedvlm table output --names paper --order best --label tab:main --out main.tex  # and .bib",
     "fedvlm table output --where shots=16 --reference zero-shot --out table.md",
     "fedvlm table output --rows trainer --cols dataset shots --metric personal new  # wider",
+    "fedvlm table RUN_A RUN_B --paired  # two runs: settings, clients, where they part",
     "fedvlm table --logs COOP_OUTPUT  # of another project's log.txt files",
     "fedvlm table --hyperparameters output/tuning/tune/tuned.json --out appendix.tex",
 )
@@ -56,8 +59,8 @@ def flags(parser: Parser) -> None:
     add("--cols", nargs="+", metavar="KEY", help="the same for columns (dataset)")
     add("--metric", nargs="+", metavar="NAME", help="personal, global, zero_shot.personal, "
         "totals.bytes_up, trainable, rounds_to:70, ... (personal)")
-    add("--format", type=str.lower, choices=list(FORMATS), default="", help="(by the ending of "
-        "--out, else md)")
+    add("--format", type=str.lower, choices=[*FORMATS, "json"], default="", help="(by the "
+        "ending of --out, md if it has none of these; text on the screen); json is for --paired")
     add("--where", nargs="+", action="extend", metavar="KEY=VALUE", help="only these runs; several "
         "of one key are alternatives")
     add("--exclude", nargs="+", action="extend", metavar="KEY=VALUE", help="not these runs")
@@ -68,6 +71,10 @@ def flags(parser: Parser) -> None:
         f"sets: {', '.join(COLUMNS)}, whatever --metric takes, or {NONE} ({' '.join(USUAL)})")
     add("--versus", default="", metavar="METHOD", help="columns of paired differences to METHOD "
         "with their 95 %% interval, and a table of them per data set")
+    add("--paired", action="store_true", help="of two runs: what differs in their settings, "
+        "paired differences B - A of clients and images, the first round at which they part")
+    add("--over-seeds", action="store_true", help="--paired, of two folders with one finished run "
+        "per seed: pairs by seed and data seed, intervals over seeds")
     add("--order", nargs="+", default=["name"], metavar="WORD", help="of the rows: name, best, or "
         "methods that come first (name)")
     add("--names", choices=("run", "paper"), default="run", help="paper: methods and data sets as "
@@ -96,6 +103,8 @@ def main(args: Namespace) -> int:
         ConfigError: unknown flags, keys or metrics; runs that cannot share a table.
         DataError: no finished run, or no log, to be read.
     """
+    if args.paired or args.over_seeds:
+        return _paired(args)
     form, out = _format(args), user_path(args.out)
     if args.out and not out.parent.is_dir():
         raise ConfigError(f"--out {args.out}: there is no folder {out.parent}; make it first")
@@ -117,8 +126,21 @@ def main(args: Namespace) -> int:
     return 0
 
 
+def _paired(args: Namespace) -> int:
+    """Print the comparison of two runs, or of two groups of them."""
+    others = {"folders", "paired", "over_seeds", "format"}
+    strange = [word for dest, word in args.spelling.items() if dest not in others]
+    if strange:
+        raise ConfigError(f"{strange[0]} does not go with --paired, which shows all numbers that "
+                          "two runs have; drop it")
+    form = args.format or "text"
+    if form not in PAIR_FORMATS:
+        raise ConfigError(f"--paired is printed as {', '.join(PAIR_FORMATS)}, not as {form}")
+    return print_pairs("table --paired", args.folders, args.over_seeds, form)
+
+
 def _beside(
-    form: str, out: Path, drawn: Sequence[Table], papers: Mapping[str, Paper]
+    form: str, out: Path, drawn: Sequence[ReportTable], papers: Mapping[str, Paper]
 ) -> list[str]:
     """Write what LaTeX and CSV have no place for beside them; return what to say of it."""
     lines = []
@@ -140,13 +162,13 @@ def _papers(args: Namespace, runs: Sequence[FinishedRun]) -> dict[str, Paper]:
     return papers_of(runs)
 
 
-def _drawn(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:
+def _drawn(args: Namespace, command: str) -> tuple[list[ReportTable], dict[str, Paper]]:
     if args.hyperparameters:
         return _from_tuning(args, command)
     return _from_logs(args, command) if args.logs else _from_runs(args, command)
 
 
-def _from_tuning(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:
+def _from_tuning(args: Namespace, command: str) -> tuple[list[ReportTable], dict[str, Paper]]:
     strange = [args.spelling[d] for d in (*FOR_RUNS, "logs", "test_log")
                if d in args.spelling and d != "names"]
     if strange or args.folders:
@@ -164,7 +186,7 @@ def _from_tuning(args: Namespace, command: str) -> tuple[list[Table], dict[str, 
     return hyperparameters(path, command, papers), papers
 
 
-def _from_runs(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:
+def _from_runs(args: Namespace, command: str) -> tuple[list[ReportTable], dict[str, Paper]]:
     if not args.folders:
         raise ConfigError(f"table wants a folder with runs: {EXAMPLES[0]}")
     if args.test_log:
@@ -177,7 +199,7 @@ def _from_runs(args: Namespace, command: str) -> tuple[list[Table], dict[str, Pa
     return tables(collected, _spec(args, collected, papers), command), papers
 
 
-def _from_logs(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:
+def _from_logs(args: Namespace, command: str) -> tuple[list[ReportTable], dict[str, Paper]]:
     of_runs = [args.spelling[dest] for dest in FOR_RUNS if dest in args.spelling]
     if of_runs or args.folders:
         word = (of_runs or args.folders)[0]
@@ -219,7 +241,7 @@ def _columns(args: Namespace, beside: bool, collected: Collected) -> tuple[str, 
         return () if args.columns == [NONE] else tuple(args.columns)
     if not beside:
         return ()
-    known = metrics_of([RunFacts(run) for run in collected.runs])
+    known = known_metrics([RunFacts(run) for run in collected.runs])
     return tuple(word for word in USUAL if COLUMNS[word] in known)
 
 
@@ -231,7 +253,10 @@ def _pairs(words: Sequence[str], flag: str) -> tuple[Pair, ...]:
 
 
 def _format(args: Namespace) -> str:
-    form = args.format or ENDINGS.get(Path(args.out).suffix.lower(), "md")
+    form = args.format or (
+        ENDINGS.get(Path(args.out).suffix.lower(), "md") if args.out else "text")
+    if form not in FORMATS:
+        raise ConfigError("--format json is for --paired; a table of many runs is a csv")
     if args.standalone and form not in ("tex", "html"):
         raise ConfigError(f"--standalone is for tex and html, not for {form}; drop it")
     return str(form)

@@ -21,12 +21,13 @@ from fedvlm.runs.cells import names_of, runs_below
 from fedvlm.runs.identity import read_json, whole_results
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import sha256
-from fedvlm.runs.verify.check import DAMAGED, Verdict, inspect, one_digest_one_seed
+from fedvlm.runs.verify.check import DAMAGED, RunVerdict, inspect, one_digest_one_seed
 
 EXAMPLES = (
     "fedvlm verify output",
     "fedvlm verify --replay 1 RUN_FOLDER  # the last round, bit for bit",
     "fedvlm verify --replay 1000 RUN_FOLDER --root DATA  # the whole run; the images lie elsewhere",
+    "fedvlm verify RUN_A --against RUN_B  # where two runs part",
     "fedvlm verify docs/results/cells --replay 1000 --sample 10  # ten of many runs, the same ones",
 )
 ALSO = ("seal", "seals", "check-runs", "replay", "integrity", "audit")
@@ -42,6 +43,8 @@ def flags(parser: Parser) -> None:
         "each finished run again and compare; as many as it has: the whole run")
     add("--sample", type=whole(1), default=0, metavar="N", help="--replay: only N of the runs, "
         "drawn by their digests")
+    add("--against", default="", metavar="RUN", help="where one run and this one part: settings "
+        "that differ, the first round with other numbers")
     add("--root", default="", metavar="DATA", help="--replay: where the images are now")
     add("--device", default="", metavar="NAME", help="--replay: where to compute (as the run did)")
     add("--weights", default="", metavar="FILE", help="--replay: where the backbone's weights are")
@@ -50,7 +53,7 @@ def flags(parser: Parser) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Print a line for each run.
+    """Print a line for each run; with --against where two runs part.
 
     Returns:
         0, or 3 where a run is damaged or a replay does not give its numbers.
@@ -59,6 +62,8 @@ def main(args: Namespace) -> int:
         ConfigError: wrong flags.
         DataError: no run there.
     """
+    if args.against:
+        return _against(args)
     rounds, points = args.replay, _points(args.tolerance)
     words = [w for w in REPLAYED if getattr(args, w)]
     if words and not rounds:
@@ -92,7 +97,16 @@ def main(args: Namespace) -> int:
     return DataError.exit_code if bad else 0
 
 
-def _doubles(verdicts: list[Verdict]) -> dict[Path, str]:
+def _against(args: Namespace) -> int:
+    if len(args.folders) != 1 or args.replay or args.sample:
+        raise ConfigError("--against compares two runs: fedvlm verify RUN_A --against RUN_B")
+    from fedvlm.cli.results._pairs import parting_lines  # start-up: NumPy, 0.15 s
+
+    say(*parting_lines([*args.folders, args.against]))
+    return 0
+
+
+def _doubles(verdicts: list[RunVerdict]) -> dict[Path, str]:
     """Return the runs whose identity another seed claims, too."""
     records = [(v.path, whole_results(read_json(v.path / RESULTS))) for v in verdicts]
     return one_digest_one_seed(

@@ -293,7 +293,7 @@ def _run(folder: Path) -> dict[str, Any]:
     done = account.read()
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(done.last)) if done.last else ""
     versions: dict[int, int] = {}
-    for client, version in store.records.rows():
+    for client, version in store.rows():
         versions[client] = max(version, versions.get(client, 0))
     return {
         "run": folder.name, "versions": versions, "damage": list(store.damage),

@@ -133,7 +133,7 @@ def _trial(args: Namespace) -> int:
     plan = resolve(args)
     complain(*plan.notes, prefix="note")
     from fedvlm.data.federated import build_federation  # start-up: NumPy, as resolve
-    from fedvlm.data.own.site import cut  # start-up: NumPy, as resolve
+    from fedvlm.data.own.site import cut_site  # start-up: NumPy, as resolve
     from fedvlm.federation.plan import parse_sites  # start-up: PyTorch
 
     cfg = plan.jobs[0].cfg
@@ -142,8 +142,8 @@ def _trial(args: Namespace) -> int:
     progress.clear()
     for site in sorted(set(homes)):
         clients = [c for c, home in enumerate(homes) if home == site]
-        say(*_apart(top / f"site{site}", data, cut(data, clients)))
-    say(*_apart(top / "server", data, cut(data, (), public=True)))
+        say(*_apart(top / f"site{site}", data, cut_site(data, clients)))
+    say(*_apart(top / "server", data, cut_site(data, (), public=True)))
     say(f"in what follows the coordinator and all sites take the flags of that run and "
         f"FED.SITES {args.split}")
     return 0

@@ -1,16 +1,16 @@
 """A federation of sites over TLS: begin it, let sites elsewhere in, look at it, end it.
 
-up: make certificates and a key for each site here, begin Flower's SuperLink and a SuperNode for
-each site, and register the sites: nobody else is let in. Begun again it says what runs, and begins
-what does not. With files of sites (fedvlm site make), each gets the data of its owner and a worker
-that waits. With --listen, sites on other machines can take part as well.
+up: make certificates and a key for each site here, begin Flower's SuperLink and register the sites:
+nobody else is let in. Begun again it says what runs, and begins what does not. With files of sites
+(fedvlm site make), each is served by a process of its own on the data of its owner. With --listen,
+sites on other machines can take part as well.
 admit: let sites on other machines in, each by its public key (fedvlm site key), and write an
 invitation for each.
 dismiss: let one of them in no more.
 status: processes, ports and logs; which of the sites on other machines are connected.
 down: end all processes on this machine. Keys and states of clients stay in the folder.
 
-A run then takes it: fedvlm run --engine flower FED.SITES 0-1,2-3. Workers of the sites begin with
+A run then takes it: fedvlm run --engine flower FED.SITES 0-1,2-3. Processes of the sites begin with
 the run and stay, so that the next command of the same run finds them. Sites with data of their own:
 fedvlm run --engine sites --federation federation --site-file server/site.json
 Flower: pip install 'fedvlm[flower]', or in an environment of its own, named by FEDVLM_FLOWER.
@@ -33,9 +33,8 @@ from fedvlm.core.files import user_path
 from fedvlm.distributed.flower import network, processes
 from fedvlm.distributed.flower.admission import admit, connected, dismiss
 from fedvlm.distributed.flower.commands import LINK
-from fedvlm.distributed.flower.invitation import read_public
+from fedvlm.distributed.flower.invitation import host_port, read_public
 from fedvlm.distributed.flower.place import ANY, FOLDER, MOST, Place, even, read_place
-from fedvlm.distributed.sockets.stream import host_port
 
 EXAMPLES = (
     "fedvlm federation up --loopback 2  # and fedvlm run --demo --engine flower FED.SITES 0-2,3-4",
@@ -167,7 +166,7 @@ def _up(args: Namespace, folder: Path) -> int:
             *([f"a site on another machine: fedvlm site key there, then fedvlm federation admit"
                f"{option} NAME.pub"] if place.listen else []))
         return 0
-    say(f"{many} sites are there. A run of {2 * many} clients on them: fedvlm run --demo "
+    say(f"{many} sites are registered. A run of {2 * many} clients on them: fedvlm run --demo "
         f"--num-users {2 * many} --engine flower{option} FED.SITES {even(2 * many, many)}")
     return 0
 
@@ -190,7 +189,8 @@ def _admit(args: Namespace, place: Place) -> int:
 
 def _status(place: Place, plain: bool) -> int:
     parts = network.status(place)
-    down = [p.name for p in parts if not p.pid and not p.name.endswith(network.WORKER)]
+    waiting = {site.name for site in place.here if not site.owner}  # for a run
+    down = [p.name for p in parts if not p.pid and p.name not in waiting]
     away = {site.name: False for site in place.sites if site.away}
     if away and LINK not in down:
         away = connected(place)

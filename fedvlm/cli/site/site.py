@@ -9,15 +9,13 @@ out on one machine.
 check: load one site's images alone and say counts, problems, and what a server would be told. Of a
 coordinator's site.json: its classes and its own images, which --images has, or its folder.
 status: what a site keeps for which run: clients, versions, rounds, bytes.
-serve site.yaml: wait for coordinators that know the token (--engine sites --sites-at), and work for
-any run that the owner allows, on this site's images; a run's words come from its coordinator.
-key site.yaml: make a pair of keys for a coordinator on another machine, and the file to send there;
-it sends back an invitation (fedvlm federation admit). serve site.yaml --federation INVITATION then
-takes part over Flower: a SuperNode and a worker in one process, no port is open here.
+key site.yaml: make a pair of keys for a coordinator, and the file to send there; it sends back an
+invitation (fedvlm federation admit).
+serve site.yaml: wait for coordinators, and work for any run that the owner allows, on this site's
+images; a run's config comes from its coordinator. With --federation INVITATION over Flower, and no
+port is open here; with --listen PATH for coordinators on this machine (fedvlm run --engine sites
+--sites-at PATH).
 stop site.yaml: end the process that serves it; what it keeps is whole at any time.
-serve without it: a worker of a simulation. Build a run of its flags (or of its folder, --run) and
-work for whoever runs it with --engine workers --workers-at and knows the token; all workers of a
-run share one folder of states.
 
 exit code of check: 0 all is well, 3 images or lists are not, 2 wrong usage or rules.
 """
@@ -40,16 +38,15 @@ EXAMPLES = (
     "fedvlm site check clinic/site.yaml",
     "fedvlm site check server/site.json --images test_photos/",
     "fedvlm site status clinic/site.yaml",
-    "fedvlm site serve clinic/site.yaml --listen 0.0.0.0:7007 --token-file token",
     "fedvlm site key clinic/site.yaml  # and send clinic/clinic.pub to the coordinator",
     "fedvlm site serve clinic/site.yaml --federation clinic.json",
     "fedvlm site stop clinic/site.yaml",
-    "fedvlm site serve --listen 0.0.0.0:7007 --token-file token --states /shared/states --demo",
+    "fedvlm site serve clinic/site.yaml --listen sockets/clinic",
 )
-ALSO = ("party", "silo", "owner", "serve", "worker")
+ALSO = ("party", "silo", "owner", "serve")
 WHAT = ("make", "check", "status", "key", "serve", "stop")
 _READS = {"check": ("full", "json", "sample"), "status": ("json",), "stop": (),
-          "key": ("name", "anew")}
+          "key": _serve.KEYS}
 _FILE = "FILE is a site.yaml, which fedvlm site make writes"
 _LIST = {"check": ("images",)}  # read with a coordinator's site.json
 
@@ -78,11 +75,11 @@ def _mistakes(args: Namespace) -> list[str]:
     looks = [name for dest, name in args.spelling.items() if dest in ("full", "json", "sample")]
     if args.what == "serve":
         stray = looks + [n for dest, n in args.spelling.items()
-                         if dest in (*_make.OWN, *_READS["key"])]
+                         if dest in (*_make.OWN, *_serve.KEYS)]
         return [f"serve does not read {name}" for name in stray] or _serve.mistakes(args)
     if args.what == "make":
         stray = looks + [n for dest, n in args.spelling.items()
-                         if dest in (*_serve.OWN, *_READS["key"])]
+                         if dest in (*_serve.OWN, *_serve.KEYS)]
         return [f"make does not read {name}" for name in stray] or _make.mistakes(args)
     reads = (*_READS[args.what], *_LIST.get(args.what, ()))
     stray = [n for dest, n in args.spelling.items() if dest not in reads]
@@ -108,7 +105,7 @@ def main(args: Namespace) -> int:
     if args.what == "make":
         return _make.make(args)
     if args.what == "serve":
-        return _serve.main(args)
+        return _serve.serve(args)
     if args.what == "key":
         return _serve.key(args)
     from fedvlm.cli.site import _look  # start-up: PyTorch, 2 s

@@ -28,8 +28,8 @@ from fedvlm.data.builtin.world import (
     SIDE,
     STYLES,
     WORLD_VERSION,
-    Images,
-    render,
+    ImageArray,
+    render_scene,
     scenes_of,
     seen_colours,
     stylise,
@@ -63,7 +63,7 @@ def _save(path: Path, image: NDArray[np.uint8]) -> None:
 
 
 def _write_split(
-    folder: Path, file: str, images: Images, rows: _Rows, parts: Sequence[str]
+    folder: Path, file: str, images: ImageArray, rows: _Rows, parts: Sequence[str]
 ) -> None:
     """Save images under ``images/`` and the split file beside it; ``parts`` has each row's part."""
     split: dict[str, _Rows] = {part: [] for part in PARTS}
@@ -81,7 +81,7 @@ def _render_set(names: tuple[str, ...], seed: int, style: str, folder: Path, fil
     words = [names[label].split() for label in labels]
     colours = [w[0] if len(w) == 2 else None for w in words]
     scenes = scenes_of([w[-1] for w in words], colours, rng)
-    images = stylise(render(scenes, rng), style, rng)
+    images = stylise(render_scene(scenes, rng), style, rng)
     parts = [p for p, n in zip(PARTS, _PER_CLASS, strict=True) for _ in range(n)] * len(names)
     rows = [
         (f"{names[label].replace(' ', '_')}/{i % per_class:03d}.png", label, names[label])
@@ -134,7 +134,7 @@ def _shapes_domains(folder: Path) -> None:
         rng = np.random.default_rng([104, domain])
         nouns = [shape for shape in SHAPES for _ in range(_PER_DOMAIN_AND_CLASS)]
         colours = [str(rng.choice(seen_colours(noun))) for noun in nouns]
-        images = stylise(render(scenes_of(nouns, colours, rng), rng), style, rng)
+        images = stylise(render_scene(scenes_of(nouns, colours, rng), rng), style, rng)
         for i, (noun, image) in enumerate(zip(nouns, images, strict=True)):
             _save(folder / style / noun / f"{i % _PER_DOMAIN_AND_CLASS:03d}.png", image)
 

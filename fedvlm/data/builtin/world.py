@@ -45,16 +45,16 @@ SIZES = ("small", "large")
 NOUNS = (*SHAPES, *DIGITS, *LETTERS, *NEW_NOUNS)
 NOUN, COLOUR, TEXTURE, GROUND, SIZE = range(5)
 
-Points = NDArray[np.float64]
+_Points = NDArray[np.float64]
 Mask = NDArray[np.uint8]
 # A polygon [K, 2] in [-1, 1]^2 (y downwards), and whether it adds to the shape or cuts from it.
-Polygon = tuple[Points, bool]
+Polygon = tuple[_Points, bool]
 Scenes = NDArray[np.int64]  # [N, 5]
-Images = NDArray[np.uint8]  # [N, 32, 32, 3]
+ImageArray = NDArray[np.uint8]  # [N, 32, 32, 3]
 Masks = NDArray[np.uint8]  # [N, 32, 32]
 Floats = NDArray[np.float32]
 
-FONTS = (
+_FONTS = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique",
     "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSansMono",
     "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique",
@@ -66,45 +66,45 @@ _RGB = (
 )  # fmt: skip
 
 
-def _ngon(count: int, radius: float = 1.0, turn: float = -np.pi / 2) -> Points:
+def _ngon(count: int, radius: float = 1.0, turn: float = -np.pi / 2) -> _Points:
     angle = turn + 2 * np.pi * np.arange(count) / count
     return radius * np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
-def _disc(rx: float = 1.0, ry: float = 1.0, x: float = 0.0, y: float = 0.0) -> Points:
+def _disc(rx: float = 1.0, ry: float = 1.0, x: float = 0.0, y: float = 0.0) -> _Points:
     return _ngon(28) * np.array([rx, ry]) + np.array([x, y])
 
 
-def _box(x0: float, y0: float, x1: float, y1: float) -> Points:
+def _box(x0: float, y0: float, x1: float, y1: float) -> _Points:
     return np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], dtype=np.float64)
 
 
-def _poly(*xy: float) -> Points:
+def _poly(*xy: float) -> _Points:
     return np.array(xy, dtype=np.float64).reshape(-1, 2)
 
 
-def _star() -> Points:
+def _star() -> _Points:
     return _ngon(10) * np.where(np.arange(10) % 2 == 0, 1.05, 0.43)[:, None]
 
 
-def _heart() -> Points:
+def _heart() -> _Points:
     t = np.linspace(0, 2 * np.pi, 40, endpoint=False)
     y = 13 * np.cos(t) - 5 * np.cos(2 * t) - 2 * np.cos(3 * t) - np.cos(4 * t)
     return np.stack([np.sin(t) ** 3, -(y + 2.5) / 15], axis=1)
 
 
-def _flower() -> Points:
+def _flower() -> _Points:
     t = np.linspace(0, 2 * np.pi, 60, endpoint=False)
     r = 0.72 + 0.33 * np.cos(5 * t + np.pi / 2)
     return np.stack([r * np.cos(t), r * np.sin(t)], axis=1)
 
 
-def _drop() -> Points:
+def _drop() -> _Points:
     t = np.linspace(0, 2 * np.pi, 40, endpoint=False)
     return np.stack([0.9 * np.sin(t) * np.sin(t / 2) ** 1.5, -np.cos(t)], axis=1)
 
 
-def _cross() -> Points:
+def _cross() -> _Points:
     a, b = 0.32, 0.95
     return _poly(-a, -b, a, -b, a, -a, b, -a, b, a, a, a, a, b, -a, b, -a, a, -b, a, -b, -a, -a, -a)
 
@@ -166,7 +166,7 @@ _POLYGONS: dict[str, Callable[[], list[Polygon]]] = {
 }
 
 
-def _affine(rng: np.random.Generator, turn: float, stretch: float, shear: float) -> Points:
+def _affine(rng: np.random.Generator, turn: float, stretch: float, shear: float) -> _Points:
     """Random 2x2 matrix: rotation up to `turn` degrees, aspect and shear jitter."""
     angle = np.deg2rad(rng.uniform(-turn, turn))
     cos, sin = np.cos(angle), np.sin(angle)
@@ -221,7 +221,7 @@ def glyph_mask(char: str, scale: float, rng: np.random.Generator) -> Mask:
     Printed, whole and smaller than the picture, on purpose: stronger warps, coarse scans and
     full-height glyphs were tried and left handwritten digits (the transfer task) little to gain.
     """
-    font = _font(FONTS[int(rng.integers(len(FONTS)))], 72)
+    font = _font(_FONTS[int(rng.integers(len(_FONTS)))], 72)
     canvas = Image.new("L", (_BIG, _BIG), 0)
     stroke = int(rng.choice(5, p=(0.45, 0.2, 0.15, 0.1, 0.1)))
     left, top, right, bottom = font.getbbox(char, stroke_width=stroke)
@@ -322,7 +322,7 @@ def _jittered(index: NDArray[np.int64], spread: float, rng: np.random.Generator)
     return np.clip(base + noise, 0, 255)[:, None, None, :]
 
 
-def composite(masks: Masks, scenes: Scenes, rng: np.random.Generator) -> Images:
+def composite(masks: Masks, scenes: Scenes, rng: np.random.Generator) -> ImageArray:
     """Paints silhouettes [N, 32, 32] into images [N, 32, 32, 3]; vectorised over N."""
     count = len(scenes)
     colour = _jittered(scenes[:, COLOUR], 16.0, rng)
@@ -342,7 +342,7 @@ def composite(masks: Masks, scenes: Scenes, rng: np.random.Generator) -> Images:
     return np.clip(image * light, 0, 255).astype(np.uint8)
 
 
-def render(scenes: Scenes, rng: np.random.Generator) -> Images:
+def render_scene(scenes: Scenes, rng: np.random.Generator) -> ImageArray:
     """Images [N, 32, 32, 3] of the scenes in the clean style."""
     return composite(draw_masks(scenes, rng), scenes, rng)
 
@@ -402,7 +402,7 @@ _STYLES: dict[str, Callable[[Floats, np.random.Generator], Floats]] = {
 STYLES = tuple(_STYLES)
 
 
-def stylise(images: Images, style: str, rng: np.random.Generator) -> Images:
+def stylise(images: ImageArray, style: str, rng: np.random.Generator) -> ImageArray:
     """Applies a style to uint8 images [N, 32, 32, 3]."""
     if style not in _STYLES:
         raise KeyError(f"no such style: {style}; there are {', '.join(STYLES)}")

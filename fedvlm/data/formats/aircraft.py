@@ -13,6 +13,7 @@ from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import check_relative, read_lines
 
+READER = "aircraft"
 _VARIANTS = "variants.txt"
 
 

@@ -14,6 +14,7 @@ from fedvlm.data.formats.folders import read_folders
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.untrusted.pickles import load_restricted
 
+READER = "cifar"
 _SIDE = 32
 _PICKLES: tuple[tuple[str, dict[str, tuple[str, ...]], tuple[str, str], tuple[str, str]], ...] = (
     (

@@ -41,7 +41,7 @@ def read_class_names(path: Path, codes: Sequence[str] = ()) -> dict[str, str]:
     return _distinct(names)
 
 
-def knows(path: Path, codes: Sequence[str]) -> bool:
+def has_names(path: Path, codes: Sequence[str]) -> bool:
     """Return whether a file names all of these codes."""
     try:
         return bool(codes) and set(codes) <= set(read_class_names(path))

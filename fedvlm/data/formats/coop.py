@@ -14,6 +14,8 @@ from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import check_relative, image_key, read_json_file
 
+READER = "coop"
+
 
 def read_coop(_folder: Path, info: CopyInfo) -> DatasetBase:
     """Read the split file ``info.files``; the image folder need not exist.

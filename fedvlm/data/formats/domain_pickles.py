@@ -9,9 +9,11 @@ import numpy as np
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import DatasetBase
-from fedvlm.data.formats.rows import Row, build_lists, image_path
+from fedvlm.data.formats.rows import ImageRow, build_lists, image_path
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.untrusted.arrays import load_arrays
+
+READER = "domain_pickles"
 
 
 def read_domain_pickles(folder: Path, info: CopyInfo) -> DatasetBase:
@@ -20,7 +22,7 @@ def read_domain_pickles(folder: Path, info: CopyInfo) -> DatasetBase:
     Raises:
         DataError: a file that is not two lists of the same length, or rows that do not agree.
     """
-    rows: list[Row] = []
+    rows: list[ImageRow] = []
     anchors = tuple(dict.fromkeys((folder.name, info.usual_folder, info.name)))
     for domain, spelled in zip(info.domains, info.folders, strict=True):
         for part in ("train", "test"):
@@ -30,7 +32,7 @@ def read_domain_pickles(folder: Path, info: CopyInfo) -> DatasetBase:
                 key = image_path(name, anchors, spelled, where)
                 target, number = (label, None) if isinstance(label, str) else (
                     key.split("/")[-2], label)
-                rows.append(Row(key, target, number, domain, part, where))
+                rows.append(ImageRow(key, target, number, domain, part, where))
     if len({type(row.label) for row in rows}) > 1:
         raise DataError(f"{folder}: some of the lists give class names and some give numbers")
     return build_lists(rows, info)

@@ -13,6 +13,8 @@ from fedvlm.data.formats.parts import PART_NAMES, complete
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import subfolders
 
+READER = "domains"
+
 
 def read_domains(_folder: Path, info: CopyInfo) -> DatasetBase:
     """Read the domains that ``info.folders`` names, in this order, else all that are there.

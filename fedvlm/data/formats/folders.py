@@ -16,8 +16,16 @@ from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.parts import PART_NAMES, complete
 from fedvlm.data.layouts import CopyInfo
-from fedvlm.data.locate import SUFFIXES, folder_contents, image_files, listing, subfolders
+from fedvlm.data.locate import (
+    IMAGE_SUFFIXES,
+    describe_content,
+    first_names,
+    folder_contents,
+    image_files,
+    subfolders,
+)
 
+READER = "folders"
 UNLABELLED = ("unlabeled", "unlabelled", "unsup", "unsupervised", "nolabel", "nolabels")
 OWN_CUT = (
     "each class was cut 50/20/30 into train, val and test by this project: not a published split"
@@ -62,10 +70,8 @@ def class_folders(folder: Path, drop: Sequence[str] = ()) -> list[str]:
     """
     classes = [name for name in subfolders(folder) if name not in drop]
     if not classes:
-        content = ", ".join(listing(folder)[:8]) or "nothing"
-        raise DataError(
-            f"{folder} has no class folders (found: {content}); expected <class>/<image>"
-        )
+        raise DataError(f"{folder} has no class folders (found: {describe_content(folder)}); "
+                        "expected <class>/<image>")
     return classes
 
 
@@ -161,15 +167,15 @@ def _labelled(
     for part, path in list(parts.items()):
         folders, files = folder_contents(path)
         folders -= set(drop)
-        if not folders and any(file.lower().endswith(SUFFIXES) for file in files):
+        if not folders and any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
             del parts[part]
             notes.append(f"{path} was left out: its images lie in no class folder, so they have "
                          "no labels")
         elif folders and not folders & trained:
             inner = path / sorted(folders)[0]
             raise DataError(
-                f"{inner} is no class of {parts['train']} ({_first(sorted(trained))}), nor is any "
-                f"other folder in {path}: unlabelled images are no class; leave them out with "
+                f"{inner} is no class of {parts['train']} ({first_names(sorted(trained))}), nor is "
+                f"any other folder in {path}: unlabelled images are no class; leave them out with "
                 f"DATASET.LEAVE_OUT {path.name}, or say their labels in a table (DATASET.FORMAT "
                 "csv)"
             )
@@ -199,7 +205,7 @@ def class_data(folder: Path, root: Path, label: int, domain: int, classname: str
     files = image_files(folder)
     if not files:
         raise DataError(
-            f"the class folder {folder} holds no image ({', '.join(SUFFIXES)}); "
+            f"the class folder {folder} holds no image ({', '.join(IMAGE_SUFFIXES)}); "
             "fill it or remove it"
         )
     base = folder.relative_to(root).as_posix()
@@ -224,16 +230,12 @@ def refuse_domains(folder: Path, classes: Sequence[str]) -> None:
                 "DATASET.FORMAT domains, or give the folder that holds train and test itself"
             )
     files = (file for _, names in contents.values() for file in names)
-    if len(contents) < 2 or any(file.lower().endswith(SUFFIXES) for file in files):
+    if len(contents) < 2 or any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
         return
     shared = sorted(set.intersection(*(folders for folders, _ in contents.values())))
     if len(shared) > 1:
         raise DataError(
-            f"all folders in {folder} ({_first(sorted(contents))}) hold the same folders "
-            f"({_first(shared)}), so they are domains and no classes: set DATASET.FORMAT domains; "
-            "if they are classes, list the images in a CSV table or a split file"
+            f"all folders in {folder} ({first_names(sorted(contents))}) hold the same folders "
+            f"({first_names(shared)}), so they are domains and no classes: set DATASET.FORMAT "
+            "domains; if they are classes, list the images in a CSV table or a split file"
         )
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -6,7 +6,7 @@ are the test images and there is no validation split, so that a choice made on v
 cannot look at the test set.
 
 Copies of CoOp's list have carried one name for two ids. The second of them, in the order of the
-ids, then gets ``(2)`` behind its name, in ImageNet and its variants alike, and the notes say so.
+ids, then gets ``(2)`` behind its name, in ImageNet and in its variants, and the notes say so.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fedvlm.data.formats.folders import class_data
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import read_lines, subfolders
 
+READER = "imagenet"
 CLASSNAMES = "classnames.txt"
 _WNID = re.compile(r"n\d{8}")
 

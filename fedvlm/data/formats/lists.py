@@ -7,9 +7,10 @@ from pathlib import Path
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS, DatasetBase
-from fedvlm.data.formats.rows import Row, build_lists, image_path
+from fedvlm.data.formats.rows import ImageRow, build_lists, image_path
 from fedvlm.data.layouts import CopyInfo
 
+READER = "lists"
 _DIGITS = 6  # of a label
 
 
@@ -20,7 +21,7 @@ def read_lists(folder: Path, info: CopyInfo) -> DatasetBase:
         DataError: a list that cannot be read, a line that is not ``path label``, or rows that do
             not agree.
     """
-    rows: list[Row] = []
+    rows: list[ImageRow] = []
     anchors = tuple(dict.fromkeys((folder.name, info.usual_folder, info.name)))
     for domain in info.domains:
         for part in PARTS:
@@ -28,7 +29,7 @@ def read_lists(folder: Path, info: CopyInfo) -> DatasetBase:
                 path = folder / info.parts[part].format(domain)
                 for where, name, label in _lines(path, info.first):
                     key = image_path(name, anchors, domain, where)
-                    rows.append(Row(key, key.split("/")[-2], label, domain, part, where))
+                    rows.append(ImageRow(key, key.split("/")[-2], label, domain, part, where))
     return build_lists(rows, info)
 
 

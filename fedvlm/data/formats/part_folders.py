@@ -6,9 +6,11 @@ from pathlib import Path
 
 from fedvlm.data.datum import DatasetBase
 from fedvlm.data.formats.folders import class_folders
-from fedvlm.data.formats.rows import Row, build_lists
+from fedvlm.data.formats.rows import ImageRow, build_lists
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import image_files
+
+READER = "part_folders"
 
 
 def read_part_folders(folder: Path, info: CopyInfo) -> DatasetBase:
@@ -17,12 +19,12 @@ def read_part_folders(folder: Path, info: CopyInfo) -> DatasetBase:
     Raises:
         DataError: a part without class folders, or a domain without test images.
     """
-    rows: list[Row] = []
+    rows: list[ImageRow] = []
     for domain in info.domains:
         for part, inner in info.parts.items():
             place = inner.format(domain)
             for name in class_folders(folder / place, info.drop):
                 base, target = f"{place}/{name}", info.renames.get(name, name)
-                rows += [Row(f"{base}/{file}", target, None, domain, part, base)
+                rows += [ImageRow(f"{base}/{file}", target, None, domain, part, base)
                          for file in image_files(folder / base)]
     return build_lists(rows, info)

@@ -14,12 +14,13 @@ from typing import NamedTuple
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.layouts import CopyInfo
+from fedvlm.data.locate import first_names
 
 _BROKEN = {"PACS": "sketch/dog/n02103406_4068-1.png"}  # published, but it cannot be read
 _FIRST = 5  # classes that a note lists
 
 
-class Row(NamedTuple):
+class ImageRow(NamedTuple):
     """One line of a list or a table.
 
     Attributes:
@@ -74,7 +75,7 @@ def image_path(path: str, anchors: Sequence[str], domain: str, where: str) -> st
     return "/".join(relative)
 
 
-def build_lists(rows: Iterable[Row], info: CopyInfo) -> DatasetBase:
+def build_lists(rows: Iterable[ImageRow], info: CopyInfo) -> DatasetBase:
     """Return the parts that the rows describe, in their order, domains as ``info`` numbers them.
 
     Raises:
@@ -90,7 +91,7 @@ def build_lists(rows: Iterable[Row], info: CopyInfo) -> DatasetBase:
         notes.append(f"{info.name}: {broken} was left out; the published file is broken")
     labels = _labels(rows)
     _check_folders(rows, labels)
-    first_rows: dict[str, Row] = {}
+    first_rows: dict[str, ImageRow] = {}
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     repeats, base = dict.fromkeys(PARTS, 0), str(info.images)
     for row in rows:
@@ -110,7 +111,7 @@ def build_lists(rows: Iterable[Row], info: CopyInfo) -> DatasetBase:
     return DatasetBase.of(lists, info.domains, notes)
 
 
-def _labels(rows: Sequence[Row]) -> dict[str, int]:
+def _labels(rows: Sequence[ImageRow]) -> dict[str, int]:
     """Return the label of each class name."""
     if any(row.label is None for row in rows):
         return {name: label for label, name in enumerate(sorted({row.target for row in rows}))}
@@ -126,7 +127,7 @@ def _labels(rows: Sequence[Row]) -> dict[str, int]:
     return labels
 
 
-def _check_folders(rows: Sequence[Row], labels: dict[str, int]) -> None:
+def _check_folders(rows: Sequence[ImageRow], labels: dict[str, int]) -> None:
     for row in rows:
         folder = row.path.split("/")[-2]
         if folder != row.target and folder in labels:
@@ -153,8 +154,8 @@ def _gap_notes(
             there = {d.label for d in lists[part] if d.domain == number}
             gaps = [name for name, label in sorted(labels.items()) if label not in there]
             if gaps:
-                first = ", ".join(gaps[:_FIRST]) + (", ..." if len(gaps) > _FIRST else "")
-                notes.append(f"domain '{domain}' lacks {len(gaps)} class(es) in {part}: {first}")
+                notes.append(f"domain '{domain}' lacks {len(gaps)} class(es) in {part}: "
+                             f"{first_names(gaps, _FIRST)}")
     return notes
 
 

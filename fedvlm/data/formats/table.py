@@ -24,12 +24,13 @@ from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.folders import OWN_CUT, cut_class
 from fedvlm.data.formats.parts import PART_NAMES, complete
-from fedvlm.data.formats.rows import Row
+from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.formats.table_files import Lines, read_lines_of
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import check_relative, image_key
 
-COLUMNS = ("path", "label", "classname", "split", "domain")
+READER = "table"
+TABLE_COLUMNS = ("path", "label", "classname", "split", "domain")
 SYNONYMS = {
     "file_name": "path", "filename": "path", "file": "path", "filepath": "path",
     "file_path": "path", "image_path": "path", "image": "path", "img": "path", "img_path": "path",
@@ -47,13 +48,13 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
         DataError: wrong columns, or a line that is wrong; names the file and the line.
     """
     paths, image_dir = info.files, info.images
-    rows: list[Row] = []
+    rows: list[ImageRow] = []
     notes: list[str] = []
     columns: set[str] = set()
     lines: dict[str, str] = {}
     for path in paths:
         table = read_lines_of(path, info.unpacked)
-        part = part_of(path, image_dir) if len(paths) > 1 else ""
+        part = part_of_table(path, image_dir) if len(paths) > 1 else ""
         more, used, others = _rows(table, path, image_dir, part)
         if columns and set(used) != columns:
             raise DataError(f"{path} has the columns {', '.join(sorted(used))}, the table before "
@@ -69,7 +70,7 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
         rows += more
     first = paths[0]
     if not rows:
-        raise DataError(f"{first} holds no image; a line is {','.join(COLUMNS)}")
+        raise DataError(f"{first} holds no image; a line is {','.join(TABLE_COLUMNS)}")
     labels = _labels(rows, columns, first, info.renames)
     domains = sorted({row.domain for row in rows}) if "domain" in columns else []
     data = [
@@ -106,7 +107,7 @@ def glance(path: Path) -> Glance:
     table = read_lines_of(path)
     columns, _ = _header(table.header, path, bare=True)
     if not table.lines:
-        raise DataError(f"{path} holds no image; a line is {','.join(COLUMNS)}")
+        raise DataError(f"{path} holds no image; a line is {','.join(TABLE_COLUMNS)}")
     cells = table.lines[0][1]
     at = columns["path"]
     first = cells[at].strip() if at < len(cells) and not table.embedded else ""
@@ -121,7 +122,7 @@ def glance(path: Path) -> Glance:
     return Glance(first, labelled, tuple(sorted(numbers, key=int)))
 
 
-def part_of(path: Path, image_dir: Path) -> str:
+def part_of_table(path: Path, image_dir: Path) -> str:
     """Return the part that a table's name or folder says, empty where none does.
 
     ``train.csv``, ``data/test-00000-of-00001.parquet`` and ``validation/metadata.csv`` say it.
@@ -132,7 +133,8 @@ def part_of(path: Path, image_dir: Path) -> str:
 
 
 def _parted(
-    rows: Sequence[Row], data: list[Datum], domains: list[str], notes: list[str], info: CopyInfo
+    rows: Sequence[ImageRow], data: list[Datum], domains: list[str], notes: list[str],
+    info: CopyInfo,
 ) -> DatasetBase:
     """Share the images out to train, val and test."""
     path = info.files[0]
@@ -160,7 +162,7 @@ def _parted(
 
 def _rows(
     table: Lines, path: Path, image_dir: Path, part: str
-) -> tuple[list[Row], list[str], list[str]]:
+) -> tuple[list[ImageRow], list[str], list[str]]:
     """Return the checked lines, the columns that are used, and those that are not."""
     metadata = path.stem.lower() == METADATA
     columns, others = _header(table.header, path, metadata)
@@ -169,7 +171,7 @@ def _rows(
     base = ""
     if metadata and path.parent != image_dir and path.is_relative_to(image_dir):
         base = path.parent.relative_to(image_dir).as_posix()
-    rows: list[Row] = []
+    rows: list[ImageRow] = []
     for number, line in table.lines:
         where = f"{path}, {table.unit} {number}"
         if len(line) != len(table.header):
@@ -183,7 +185,7 @@ def _rows(
     return rows, list(columns), others
 
 
-def _folder_class(row: Row) -> str:
+def _folder_class(row: ImageRow) -> str:
     folder = PurePosixPath(row.path).parent.name
     if not folder or folder.lower() in PART_NAMES:
         raise DataError(f"{row.where}: no column names a class, and '{row.path}' lies in no class "
@@ -206,9 +208,9 @@ def _header(cells: Sequence[str], path: Path, bare: bool) -> tuple[dict[str, int
         meant = SYNONYMS.get(name, name)
         if name in columns or (meant in columns and meant not in own):
             raise DataError(f"{path}: the column '{meant}' is there twice")
-        if name in COLUMNS or (meant in COLUMNS and meant not in own):
+        if name in TABLE_COLUMNS or (meant in TABLE_COLUMNS and meant not in own):
             columns[meant] = position
-        elif len(cells) > 1 and meant == name and (near := did_you_mean(name, COLUMNS)):
+        elif len(cells) > 1 and meant == name and (near := did_you_mean(name, TABLE_COLUMNS)):
             raise DataError(f"{path}: unknown column '{cell}'{near}")
         else:
             others.append(cell or f"number {position + 1}")
@@ -221,7 +223,7 @@ def _header(cells: Sequence[str], path: Path, bare: bool) -> tuple[dict[str, int
     return columns, others
 
 
-def _row(cells: Mapping[str, str], where: str, part: str) -> Row:
+def _row(cells: Mapping[str, str], where: str, part: str) -> ImageRow:
     empty = [name for name, text in cells.items() if not text]
     if empty:
         raise DataError(f"{where}: the cell '{empty[0]}' is empty")
@@ -234,14 +236,14 @@ def _row(cells: Mapping[str, str], where: str, part: str) -> Row:
         near = did_you_mean(word, PART_NAMES)
         raise DataError(f"{where}: unknown split '{word}'{near} (known: {', '.join(PARTS)})")
     label, name = cells.get("label", ""), cells.get("classname", "")
-    return Row(
+    return ImageRow(
         image_key(cells["path"]), name or label, _number(label, where) if label and name else None,
         cells.get("domain", ""), PART_NAMES[word.lower()] if word else part, where,
     )
 
 
 def _labels(
-    rows: Sequence[Row], columns: set[str], path: Path, names: Mapping[str, str]
+    rows: Sequence[ImageRow], columns: set[str], path: Path, names: Mapping[str, str]
 ) -> list[tuple[int, str]]:
     """Return label and class name of each line; ``names`` are those of codes."""
     if all(row.label is not None for row in rows):

@@ -16,6 +16,7 @@ from fedvlm.data.formats.folders import class_data
 from fedvlm.data.layouts import TINY_IMAGENET, CopyInfo
 from fedvlm.data.locate import check_relative, find, read_lines
 
+READER = "tiny_imagenet"
 _WORDS, _WNIDS, _ANNOTATIONS = TINY_IMAGENET.needs[:3]
 
 

@@ -44,7 +44,7 @@ class Annotations:
     val: list[Datum] | None = None
 
 
-def image_of(images: Path, key: str, label: int, classname: str, where: str) -> Datum:
+def _image(images: Path, key: str, label: int, classname: str, where: str) -> Datum:
     """Return one image that an annotation names.
 
     Raises:
@@ -56,7 +56,7 @@ def image_of(images: Path, key: str, label: int, classname: str, where: str) -> 
     return Datum(str(images / key), label, 0, classname, key)
 
 
-def read_list(home: Path, name: str, info: DatasetInfo) -> list[tuple[int, str]]:
+def _lines(home: Path, name: str, info: DatasetInfo) -> list[tuple[int, str]]:
     """Return (line number from 1, text) of the lines of a text file below a set's folder.
 
     Raises:
@@ -65,7 +65,7 @@ def read_list(home: Path, name: str, info: DatasetInfo) -> list[tuple[int, str]]
     return read_lines(find(home, name, f"{info.name}: {name}", source=info.source, file=True))
 
 
-def number(word: str, where: str) -> int:
+def _number(word: str, where: str) -> int:
     """Return a whole number written in an annotation.
 
     Raises:
@@ -96,7 +96,7 @@ def read_flowers(home: Path, info: DatasetInfo) -> Annotations:
         if str(value) not in names:
             raise DataError(f"{path}: label {value} has no name in cat_to_name.json")
         key = f"image_{i + 1:05d}.jpg"
-        images.append(image_of(folder, key, int(value) - 1, names[str(value)], str(path)))
+        images.append(_image(folder, key, int(value) - 1, names[str(value)], str(path)))
     return Annotations(images, "imagelabels.mat")
 
 
@@ -126,7 +126,7 @@ def read_cars(home: Path, info: DatasetInfo) -> Annotations:
             if not 0 <= label < len(classes):
                 raise DataError(f"{path}: label {label + 1} of {name} has no name in cars_meta.mat")
             key = f"{folder}/{name.rpartition('/')[2]}"
-            images.append(image_of(home, key, label, classes[label], str(path)))
+            images.append(_image(home, key, label, classes[label], str(path)))
         return images
 
     train, test = "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat"
@@ -169,15 +169,15 @@ def read_pets(home: Path, info: DatasetInfo) -> Annotations:
 
     def rows(name: str) -> list[Datum]:
         images = []
-        for n, line in read_list(home, name, info):
+        for n, line in _lines(home, name, info):
             words, where = line.split(), f"{home / name}:{n}"
             if words[0].startswith("#"):
                 continue
             breed = words[0].rpartition("_")[0].lower()
             if len(words) < 2 or not breed:
                 raise DataError(f"{where}: a line is '<Breed>_<number> <label> ...', not '{line}'")
-            label = number(words[1], where) - 1
-            images.append(image_of(folder, f"{words[0]}.jpg", label, breed, where))
+            label = _number(words[1], where) - 1
+            images.append(_image(folder, f"{words[0]}.jpg", label, breed, where))
         return images
 
     names = ("annotations/trainval.txt", "annotations/test.txt")
@@ -203,17 +203,17 @@ def read_sun(home: Path, info: DatasetInfo) -> Annotations:
     def place(name: str) -> Path:
         return home if (home / name).is_file() else folder
 
-    classes = read_list(place("ClassName.txt"), "ClassName.txt", info)
+    classes = _lines(place("ClassName.txt"), "ClassName.txt", info)
     label_of = {name.strip("/"): label for label, (_, name) in enumerate(classes)}
 
     def rows(name: str) -> list[Datum]:
         images = []
-        for n, line in read_list(place(name), name, info):
+        for n, line in _lines(place(name), name, info):
             key = line.strip("/")
             category, where = key.rpartition("/")[0], f"{place(name) / name}:{n}"
             if category not in label_of:
                 raise DataError(f"{where}: '{category}' is not a class of ClassName.txt")
-            images.append(image_of(folder, key, label_of[category], sun_name(category), where))
+            images.append(_image(folder, key, label_of[category], sun_name(category), where))
         return images
 
     names = ("Training_01.txt", "Testing_01.txt")
@@ -236,19 +236,19 @@ def read_ucf(home: Path, info: DatasetInfo) -> Annotations:
     """
     folder, lists = home / info.image_dir, "ucfTrainTestlist"
     label_of: dict[str, int] = {}
-    for _, line in read_list(home, f"{lists}/classInd.txt", info):
+    for _, line in _lines(home, f"{lists}/classInd.txt", info):
         word, _, action = line.partition(" ")
-        label_of[action.strip()] = number(word, f"{home / lists}/classInd.txt") - 1
+        label_of[action.strip()] = _number(word, f"{home / lists}/classInd.txt") - 1
 
     def rows(name: str) -> list[Datum]:
         images = []
-        for n, line in read_list(home, name, info):
+        for n, line in _lines(home, name, info):
             action, _, file = line.split()[0].partition("/")
             where, classname = f"{home / name}:{n}", ucf_name(action)
             if action not in label_of:
                 raise DataError(f"{where}: '{action}' is not an action of classInd.txt")
             key = f"{classname}/{file.removesuffix('.avi')}.jpg"
-            images.append(image_of(folder, key, label_of[action], classname, where))
+            images.append(_image(folder, key, label_of[action], classname, where))
         return images
 
     names = (f"{lists}/trainlist01.txt", f"{lists}/testlist01.txt")

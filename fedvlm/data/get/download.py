@@ -14,7 +14,7 @@ from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
 from fedvlm.data.get.fetch import check_url, fetch
 from fedvlm.data.get.offers import Piece
-from fedvlm.data.get.unpack import unpack
+from fedvlm.data.get.unpack import unpack_archive
 
 DOWNLOADS = ".fedvlm-downloads"  # below the root: hidden from readers, on the disk with room
 
@@ -50,11 +50,11 @@ def fetch_piece(piece: Piece, root: Path, url_base: str, progress: Progress) -> 
     out = folder / f"{piece.file}.unpacked"
     try:
         shutil.rmtree(out, ignore_errors=True)  # of a killed process
-        unpack(file, out, progress=progress)
+        unpack_archive(file, out, progress=progress)
         content = out
         if piece.inner:
             content = out / ".inner"
-            unpack(_inner(out, piece), content, progress=progress)
+            unpack_archive(_inner(out, piece), content, progress=progress)
         place_files(content, puts)
         file.unlink()
     finally:

@@ -23,15 +23,15 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
 
 TIMEOUT = 60.0  # seconds without a byte
-TRIES = 5  # in a row that bring nothing
-PAUSE = 1.0  # seconds before the second try, doubled each time
+MOST_TRIES = 5  # in a row that bring nothing
+RETRY_PAUSE = 1.0  # seconds before the second try, doubled each time
 _BLOCK = 1 << 20
 _BROKEN = (OSError, http.client.HTTPException)  # urllib's errors are OSErrors
 
 
 @dataclasses.dataclass(frozen=True)
 class _Head:
-    """What an answer says of the whole file: size (-1 unknown) and version ("" unknown)."""
+    """The whole file by a server's answer: size (-1 unknown) and version ("" unknown)."""
 
     size: int
     version: str
@@ -78,11 +78,11 @@ def fetch(url: str, path: Path, checksum: str, progress: Progress) -> Path:
 
 
 def _fill(url: str, part: Path, note: Path, progress: Progress) -> None:
-    """Fetch until the file is whole; give up after TRIES answers in a row without a new byte."""
+    """Fetch until the file is whole; give up after MOST_TRIES answers without a new byte."""
     failed = 0
-    while failed < TRIES:
+    while failed < MOST_TRIES:
         if failed:
-            time.sleep(PAUSE * 2 ** (failed - 1))
+            time.sleep(RETRY_PAUSE * 2 ** (failed - 1))
         before = part.stat().st_size if part.is_file() else 0
         try:
             if _go_on(url, part, note, progress):
@@ -153,7 +153,7 @@ def _resume_point(part: Path, note: Path, url: str) -> tuple[int, _Head]:
 
 
 def _head(answer: Any, url: str) -> tuple[_Head, int]:
-    """Return what an answer says of the whole file, and from which byte it gives it."""
+    """Return the whole file's size and version by an answer, and the byte that it starts at."""
     # A weak ETag may not be used to go on (RFC 9110, 13.1.5).
     tag = answer.headers.get("ETag", "")
     version = tag if tag and not tag.startswith("W/") else answer.headers.get("Last-Modified", "")

@@ -47,7 +47,7 @@ class PreparedSplit:
 
 
 @explain_refusals()
-def prepare(
+def prepare_split(
     name: str, root_text: str, *, folder: str = "", image_dir: str = "", seed: int = 0
 ) -> PreparedSplit:
     """Read a set's tree or annotations and cut it.
@@ -99,12 +99,12 @@ def _split(
     info: DatasetInfo | None,
 ) -> PreparedSplit:
     _check_files(name, images, annotations)
-    parts = cut(annotations, name, seed)
+    parts = cut_lists(annotations, name, seed)
     data = DatasetBase(parts["train"], parts["val"], parts["test"], name=name)
     return PreparedSplit(name, home, data, annotations.how, info)
 
 
-def cut(annotations: Annotations, name: str, seed: int) -> dict[str, list[Datum]]:
+def cut_lists(annotations: Annotations, name: str, seed: int) -> dict[str, list[Datum]]:
     """Return the three lists: classes by label, images of a class sorted by path.
 
     Where the set names its test images the rest is cut 80/20 into train and val, else all is cut

@@ -11,7 +11,7 @@ from fedvlm.data.datasets import DEFAULT_TEMPLATE
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.locate import read_lines
 from fedvlm.data.own.add import OwnSet, understand
-from fedvlm.data.own.site import Images, SiteFile
+from fedvlm.data.own.site import ImageList, SiteFile
 
 
 def read_classes(path: Path) -> list[str]:
@@ -37,7 +37,7 @@ def site_of(
     folders: Mapping[int, Path], classnames: Sequence[str], *, name: str = "",
     templates: Sequence[str] = (), public: Path | None = None,
 ) -> tuple[SiteFile, Path, list[str]]:
-    """Return a party's site file, the folder that its paths are below, and what was understood.
+    """Return a party's site file, the folder above its paths, and how the folders were read.
 
     Args:
         folders: the images of each client: any shape that ``fedvlm data add`` understands.
@@ -93,7 +93,7 @@ def _top(images: Sequence[Datum], given: Sequence[Path]) -> Path:
 def _images(
     own: OwnSet, images: Sequence[Datum], labels: Mapping[str, int], classnames: Sequence[str],
     top: Path,
-) -> Images:
+) -> ImageList:
     out = []
     for datum in images:
         label = labels.get(fold(datum.classname))

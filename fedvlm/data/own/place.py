@@ -1,4 +1,4 @@
-"""A folder on the way to a set's images, and what was understood of it."""
+"""A folder on the way to a set's images, and how it is read."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedvlm.data.formats.table_files import TABLES
-from fedvlm.data.locate import SUFFIXES, folder_contents
+from fedvlm.data.locate import IMAGE_SUFFIXES, folder_contents
 
 Keys = dict[str, str | float | int]
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What was understood of a folder.
+class FolderShape:
+    """How a folder of images is read.
 
     Attributes:
         what: in a few words: ``class folders``, ``a domain tree``.
         keys: config keys that read it.
-        notes: sentences on what was decided.
+        notes: what was decided, one line each.
         known: name of the set of the catalog that it is; empty for an own set.
     """
 
@@ -31,7 +31,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Place:
+class ImageFolder:
     """A folder on the way to the images.
 
     Attributes:
@@ -58,14 +58,14 @@ def holds_images(folder: Path) -> bool:
     """Return whether an image lies below a folder; ends at the first."""
     for _, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
-        if any(n.lower().endswith(SUFFIXES) and not n.startswith(".") for n in names):
+        if any(n.lower().endswith(IMAGE_SUFFIXES) and not n.startswith(".") for n in names):
             return True
     return False
 
 
-def place_of(top: Path, here: Path, leave_out: Sequence[str]) -> Place:
+def look_into(top: Path, here: Path, leave_out: Sequence[str]) -> ImageFolder:
     folders, files = folder_contents(here)
     pictures = [f for f in folders - set(leave_out) if holds_images(here / f)]
-    flat = any(f.lower().endswith(SUFFIXES) for f in files)
+    flat = any(f.lower().endswith(IMAGE_SUFFIXES) for f in files)
     tables = [f for f in files if f.lower().endswith(TABLES)]
-    return Place(top, here, tuple(sorted(pictures)), flat, tuple(sorted(tables)))
+    return ImageFolder(top, here, tuple(sorted(pictures)), flat, tuple(sorted(tables)))

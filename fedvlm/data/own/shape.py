@@ -1,8 +1,8 @@
 """What a folder of images is: class folders, parts, domains, a table, Tiny-ImageNet, a known set.
 
-``look`` reads names only, opens no image and writes nothing. What it understood is a ``Shape``: the
-config keys that read the folder, the same that a YAML of one's own would have, and sentences on
-what was decided. What could be read in two ways is refused, with what would settle it.
+``look`` reads names only, opens no image and writes nothing. Its result is a ``FolderShape``: the
+config keys that read the folder, the same that a YAML of one's own would have, and notes on what
+was decided. What could be read in two ways is refused, with what would settle it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
 from fedvlm.data.formats.table_files import TABLES
 from fedvlm.data.layouts import TINY_IMAGENET, choose, layouts_of
 from fedvlm.data.locate import explain_refusals, is_pack, listing, read_json_file
-from fedvlm.data.own.place import Keys, Place, Shape, place_of
+from fedvlm.data.own.place import FolderShape, ImageFolder, Keys, look_into
 from fedvlm.data.own.tables import (
     in_parquet,
     in_tables,
@@ -36,7 +36,7 @@ _PLAIN = ("images", "image", "imgs", "img", "data", "dataset", "jpg")  # names t
 _DEEP = 3  # folders that hold nothing but one folder
 
 @explain_refusals()
-def look(path: Path, leave_out: Sequence[str] = (), known: bool = True) -> Shape:
+def look(path: Path, leave_out: Sequence[str] = (), known: bool = True) -> FolderShape:
     """Understand a folder of images, or a table beside its images.
 
     Args:
@@ -48,13 +48,13 @@ def look(path: Path, leave_out: Sequence[str] = (), known: bool = True) -> Shape
     """
     path = _existing(path)
     if not known and path.is_dir():
-        return _finish(Shape("read as DATASET.FORMAT says", {}), path, leave_out)
+        return _finish(FolderShape("read as DATASET.FORMAT says", {}), path, leave_out)
     if path.is_file():
-        here = place_of(path.parent, path.parent, leave_out)
+        here = look_into(path.parent, path.parent, leave_out)
         return _finish(in_tables(here, (path,)), path.parent, leave_out)
     shape = _known(path) or _split_file(path)
     if shape is None and not TINY_IMAGENET.missing(path):
-        shape = Shape(TINY_IMAGENET.name, {"DATASET.FORMAT": "tiny_imagenet"})
+        shape = FolderShape(TINY_IMAGENET.name, {"DATASET.FORMAT": "tiny_imagenet"})
     return _finish(shape or _structure(_descend(path, leave_out), leave_out), path, leave_out)
 
 
@@ -73,7 +73,7 @@ def _existing(path: Path) -> Path:
     raise DataError(f"the folder {path} does not exist{near}")
 
 
-def _finish(shape: Shape, path: Path, leave_out: Sequence[str]) -> Shape:
+def _finish(shape: FolderShape, path: Path, leave_out: Sequence[str]) -> FolderShape:
     """Add the keys that say where the folder lies, and a name that no known set has."""
     name, notes = shape.known, list(shape.notes)
     if not name:
@@ -92,7 +92,7 @@ def _finish(shape: Shape, path: Path, leave_out: Sequence[str]) -> Shape:
     return replace(shape, keys=keys | shape.keys, notes=tuple(notes))
 
 
-def _known(path: Path) -> Shape | None:
+def _known(path: Path) -> FolderShape | None:
     """Return a set of the catalog: by the folder's name, and laid out as that set is."""
     info = dataset_info(path.name)
     if info is None or info.builtin:
@@ -101,10 +101,10 @@ def _known(path: Path) -> Shape | None:
     if layout is None:
         return None
     what = f"the set {info.name}, layout '{layout.name}'"
-    return Shape(what, {}, known=info.name)
+    return FolderShape(what, {}, known=info.name)
 
 
-def _split_file(path: Path) -> Shape | None:
+def _split_file(path: Path) -> FolderShape | None:
     """Return a set with a split file of CoOp's shape, which goes before any tree."""
     for name in listing(path):
         file = path / name
@@ -120,25 +120,25 @@ def _split_file(path: Path) -> Shape | None:
                             "the copy, or take the split file away")
         keys: Keys = {"DATASET.FORMAT": "coop", "DATASET.SPLIT_FILE": name,
                       "DATASET.IMAGE_DIR": folders[0]}
-        return Shape(f"a CoOp split file, {name}", keys)
+        return FolderShape(f"a CoOp split file, {name}", keys)
     return None
 
 
-def _descend(path: Path, leave_out: Sequence[str]) -> Place:
+def _descend(path: Path, leave_out: Sequence[str]) -> ImageFolder:
     """Go into folders as long as one alone holds all images and is neither a part nor a class."""
-    place = place_of(path, path, leave_out)
+    place = look_into(path, path, leave_out)
     for _ in range(_DEEP):
         only = place.pictures[0] if len(place.pictures) == 1 else ""
         if not only or place.flat or place.tables or only.lower() in PART_NAMES:
             return place
-        inner = place_of(path, place.here / only, leave_out)
+        inner = look_into(path, place.here / only, leave_out)
         if not inner.pictures and not inner.tables:
             return place  # images of one class
         place = inner
     return place
 
 
-def _structure(place: Place, leave_out: Sequence[str]) -> Shape:
+def _structure(place: ImageFolder, leave_out: Sequence[str]) -> FolderShape:
     here, keys = place.here, _image_dir(place)
     parts = {PART_NAMES[f.lower()]: here / f for f in place.pictures if f.lower() in PART_NAMES}
     metadata = metadata_of(place)
@@ -147,7 +147,7 @@ def _structure(place: Place, leave_out: Sequence[str]) -> Shape:
     if not place.pictures and not place.flat:
         return in_parquet(place)
     if "train" in parts:
-        train = place_of(place.top, parts["train"], leave_out)
+        train = look_into(place.top, parts["train"], leave_out)
         if train.pictures and not train.flat:
             return _in_parts(place, parts, train, keys, leave_out)
     elif not place.flat and len(place.pictures) > 1:
@@ -156,9 +156,9 @@ def _structure(place: Place, leave_out: Sequence[str]) -> Shape:
         names, notes = _names(place, classes)
         if domains:
             form: Keys = {"DATASET.FORMAT": "domains"}
-            return Shape("a domain tree", keys | form | names, (*notes, *_unread(place)))
+            return FolderShape("a domain tree", keys | form | names, (*notes, *_unread(place)))
         form = {"DATASET.FORMAT": "folders"}
-        return Shape("class folders", keys | form | names, (*notes, *_unread(place)))
+        return FolderShape("class folders", keys | form | names, (*notes, *_unread(place)))
     if place.tables:
         return in_tables(place, own_tables(place))
     if len(place.pictures) == 1 and not place.flat and "train" not in parts:
@@ -171,26 +171,27 @@ def _structure(place: Place, leave_out: Sequence[str]) -> Shape:
     )
 
 
-def _image_dir(place: Place) -> Keys:
+def _image_dir(place: ImageFolder) -> Keys:
     folder = place.below(place.here)
     return {"DATASET.IMAGE_DIR": folder} if folder else {}
 
 
 def _in_parts(
-    place: Place, parts: Mapping[str, Path], train: Place, keys: Keys, leave_out: Sequence[str]
-) -> Shape:
+    place: ImageFolder, parts: Mapping[str, Path], train: ImageFolder, keys: Keys,
+    leave_out: Sequence[str],
+) -> FolderShape:
     """Return ``{train,val,test}/<class>``; what lacks a test part is completed, and said."""
     names, notes = _names(place, train.pictures)
     form: Keys = {"DATASET.FORMAT": "folders"}
-    labelled = {p for p, path in parts.items() if place_of(place.top, path, leave_out).pictures}
+    labelled = {p for p, path in parts.items() if look_into(place.top, path, leave_out).pictures}
     what = f"{', '.join(p for p in ('train', 'val', 'test') if p in labelled)} folders"
     if labelled == {"train"}:
         form["DATASET.TEST_SHARE"] = USUAL_SHARE
         what = "a train folder only"
-    return Shape(what, keys | form | names, (*notes, *_unread(place)))
+    return FolderShape(what, keys | form | names, (*notes, *_unread(place)))
 
 
-def _domains(place: Place, leave_out: Sequence[str]) -> dict[str, list[str]]:
+def _domains(place: ImageFolder, leave_out: Sequence[str]) -> dict[str, list[str]]:
     """Return the classes of each domain; none where the folders are classes.
 
     Folders are domains where none holds images itself and all hold parts, or the same two folders
@@ -199,20 +200,20 @@ def _domains(place: Place, leave_out: Sequence[str]) -> dict[str, list[str]]:
     classes: dict[str, list[str]] = {}
     shared: set[str] = set()
     for name in place.pictures:
-        inner = place_of(place.top, place.here / name, leave_out)
+        inner = look_into(place.top, place.here / name, leave_out)
         if inner.flat or not inner.pictures:
             return {}
         folders = [f for f in inner.pictures if f.lower() in PART_NAMES]
         found = set(inner.pictures)
         if folders:
             found = {c for f in folders
-                     for c in place_of(place.top, inner.here / f, leave_out).pictures}
+                     for c in look_into(place.top, inner.here / f, leave_out).pictures}
         classes[name] = sorted(found)
         shared = found if len(classes) == 1 else shared & found
     return classes if len(shared) > 1 else {}
 
 
-def _unread(place: Place) -> list[str]:
+def _unread(place: ImageFolder) -> list[str]:
     """Return a note on tables that lie beside a tree and are not read."""
     if not place.tables:
         return []
@@ -220,7 +221,7 @@ def _unread(place: Place) -> list[str]:
             "the table itself instead of the folder)"]
 
 
-def _names(place: Place, classes: Sequence[str]) -> tuple[Keys, list[str]]:
+def _names(place: ImageFolder, classes: Sequence[str]) -> tuple[Keys, list[str]]:
     """Return the file that names the classes, and what to say of it, or of names that are codes."""
     keys, notes = names_file(place, classes)
     codes = [name for name in classes if is_code(name)]

@@ -27,10 +27,10 @@ from fedvlm.data.image_records import records_of
 from fedvlm.data.locate import check_relative
 from fedvlm.data.partition.index_file import canonical_hash, read_sealed, seal
 
-FORMAT = "fedvlm-site/1"
+SITE_FORMAT = "fedvlm-site/1"
 _OF_PUBLIC = ("global", "base_all", "base_other")
-Images = list[tuple[str, int]]  # (path, label)
-Lists = dict[str, Images]  # by part
+ImageList = list[tuple[str, int]]  # (path, label)
+_Lists = dict[str, ImageList]  # by part
 EXTRA = ("public", "server")  # lists that need not be there
 
 
@@ -50,13 +50,13 @@ class SiteFile:
     dataset: str
     classnames: list[str]
     templates: list[str]
-    clients: dict[int, Lists] = field(default_factory=dict)
-    public: Images = field(default_factory=list)
-    server: Images = field(default_factory=list)
+    clients: dict[int, _Lists] = field(default_factory=dict)
+    public: ImageList = field(default_factory=list)
+    server: ImageList = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        files.write_text(path, json.dumps(seal(self._body(), FORMAT), indent=1) + "\n")
+        files.write_text(path, json.dumps(seal(self._body(), SITE_FORMAT), indent=1) + "\n")
 
     @property
     def digest(self) -> str:
@@ -66,7 +66,7 @@ class SiteFile:
     def _body(self) -> dict[str, Any]:
         extra = {name: getattr(self, name) for name in EXTRA}
         return {
-            "format": FORMAT, "dataset": self.dataset, "classnames": self.classnames,
+            "format": SITE_FORMAT, "dataset": self.dataset, "classnames": self.classnames,
             "templates": self.templates,
             "clients": {str(c): {p: [list(row) for row in lists[p]] for p in PARTS}
                         for c, lists in sorted(self.clients.items())},
@@ -93,7 +93,7 @@ class SiteFile:
             )
         samples: list[Datum] = []
 
-        def take(rows: Images) -> np.ndarray:
+        def take(rows: ImageList) -> np.ndarray:
             first = len(samples)
             samples.extend(
                 Datum(str(folder / path), label, 0, self.classnames[label], path)
@@ -135,7 +135,7 @@ class ServerSet:
 
     Attributes:
         keys: config keys that it says.
-        sentence: what it is, in one sentence.
+        sentence: a one-line summary.
     """
 
     keys: dict[str, Any]
@@ -145,7 +145,7 @@ class ServerSet:
 
 
 def server_set(path: Path, images: str) -> ServerSet:
-    """Return what a coordinator's site file says of the run.
+    """Return the config keys in a coordinator's site file.
 
     Args:
         images: folder of the images that it lists; empty: the file's own.
@@ -159,13 +159,13 @@ def server_set(path: Path, images: str) -> ServerSet:
                      f"{len(file.public):,} public test images; clients' images are at their sites")
 
 
-def cut(data: FederatedData, clients: Sequence[int], public: bool = False) -> SiteFile:
+def cut_site(data: FederatedData, clients: Sequence[int], public: bool = False) -> SiteFile:
     """Return the site file of some clients of a whole set: to try a federation on one machine.
 
     Args:
         public: with the set's test images; without clients also with the server's.
     """
-    def rows(indices: Iterable[int]) -> Images:
+    def rows(indices: Iterable[int]) -> ImageList:
         return [(data.samples[i].key, int(data.labels[i])) for i in indices]
 
     lists = {c: {p: rows(getattr(data.clients[c], p)) for p in PARTS} for c in sorted(clients)}
@@ -179,11 +179,11 @@ def read_site(path: Path) -> SiteFile:
     """Return what a site file says.
 
     Raises:
-        DataError: unreadable, of another format, changed, or malformed; one sentence.
+        DataError: unreadable, of another format, changed, or malformed.
     """
     if not path.is_file():
         raise DataError(f"there is no site file '{path}'")
-    body = read_sealed(path, f"'{path}'", "a site file", FORMAT)
+    body = read_sealed(path, f"'{path}'", "a site file", SITE_FORMAT)
     names, templates, clients = (body.get(k) for k in ("classnames", "templates", "clients"))
     if not (_texts(names) and _texts(templates) and isinstance(body.get("dataset"), str)):
         raise DataError(f"'{path}': dataset, classnames and templates are texts")
@@ -197,13 +197,13 @@ def read_site(path: Path) -> SiteFile:
     }, **extra)
 
 
-def _lists(who: str, lists: Any, classes: int) -> Lists:
+def _lists(who: str, lists: Any, classes: int) -> _Lists:
     if not isinstance(lists, Mapping) or set(lists) != set(PARTS):
         raise DataError(f"{who} has {', '.join(PARTS)}, no more and no less")
     return {part: _images(who, part, lists[part], classes) for part in PARTS}
 
 
-def _images(who: str, part: str, rows: Any, classes: int) -> Images:
+def _images(who: str, part: str, rows: Any, classes: int) -> ImageList:
     if not isinstance(rows, list):
         raise DataError(f"{who}: {part} is a list of [path, label]")
     return [_row(f"{who}, {part}", row, classes) for row in rows]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS
-from fedvlm.data.formats.class_names import knows
+from fedvlm.data.formats.class_names import has_names
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
-from fedvlm.data.formats.table import METADATA, glance, part_of
+from fedvlm.data.formats.table import METADATA, glance, part_of_table
 from fedvlm.data.formats.table_files import TABLES
-from fedvlm.data.locate import SUFFIXES, listing
-from fedvlm.data.own.place import Keys, Place, Shape
+from fedvlm.data.locate import IMAGE_SUFFIXES, describe_content, listing
+from fedvlm.data.own.place import FolderShape, ImageFolder, Keys
 
 _IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpg", "data", "train")
 _NAMES = (
@@ -21,7 +21,7 @@ _NAMES = (
 _LARGEST = 20_000_000  # bytes of a JSON file that may hold class names or a split
 
 
-def metadata_of(place: Place) -> tuple[Path, ...]:
+def metadata_of(place: ImageFolder) -> tuple[Path, ...]:
     """Return Hugging Face's ``metadata`` files: in the folder, or in its parts."""
     def inside(folder: Path) -> list[Path]:
         return [folder / f for f in listing(folder)
@@ -34,7 +34,7 @@ def metadata_of(place: Place) -> tuple[Path, ...]:
     return tuple(file for part in parts for file in inside(place.here / part))
 
 
-def own_tables(place: Place) -> tuple[Path, ...]:
+def own_tables(place: ImageFolder) -> tuple[Path, ...]:
     """Return the tables to read: the only one, or those of the parts.
 
     Raises:
@@ -43,14 +43,14 @@ def own_tables(place: Place) -> tuple[Path, ...]:
     paths = [place.here / file for file in place.tables]
     if len(paths) == 1:
         return tuple(paths)
-    by_part = [path for path in paths if part_of(path, place.here)]
-    if any(part_of(path, place.here) == "train" for path in by_part):
+    by_part = [path for path in paths if part_of_table(path, place.here)]
+    if any(part_of_table(path, place.here) == "train" for path in by_part):
         return tuple(by_part)
     raise DataError(f"{place.here} holds several tables ({', '.join(place.tables[:5])}): give the "
                     "one to read instead of the folder")
 
 
-def in_parquet(place: Place) -> Shape:
+def in_parquet(place: ImageFolder) -> FolderShape:
     """Return a folder without images whose parquet files hold them, as the Hub gives them.
 
     Raises:
@@ -59,13 +59,13 @@ def in_parquet(place: Place) -> Shape:
     paths = sorted(path for pattern in ("*.parquet", "*/*.parquet")
                    for path in place.here.glob(pattern) if not path.name.startswith("."))
     if not paths:
-        content = ", ".join(listing(place.here)[:8]) or "nothing"
-        raise DataError(f"{place.here} holds no image ({', '.join(SUFFIXES)}) and no table of "
-                        f"images (found: {content})")
+        content = describe_content(place.here)
+        raise DataError(f"{place.here} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no table "
+                        f"of images (found: {content})")
     return in_tables(place, paths)
 
 
-def in_tables(place: Place, paths: Sequence[Path]) -> Shape:
+def in_tables(place: ImageFolder, paths: Sequence[Path]) -> FolderShape:
     """Return a set in tables; the folder of the images is where the first line's image is.
 
     Raises:
@@ -77,7 +77,7 @@ def in_tables(place: Place, paths: Sequence[Path]) -> Shape:
                         "the one to read instead of the folder")
     paths, notes = _labelled(place, paths)
     order = {part: number for number, part in enumerate(PARTS)}
-    paths.sort(key=lambda path: order.get(part_of(path, place.here), -1))  # stable
+    paths.sort(key=lambda path: order.get(part_of_table(path, place.here), -1))  # stable
     first = glance(paths[0])
     images = _images_of(place, paths[0], first.first)
     form = {".ndjson": "jsonl"}.get(forms[0], forms[0].removeprefix("."))
@@ -88,17 +88,17 @@ def in_tables(place: Place, paths: Sequence[Path]) -> Shape:
     if first.numbers:
         names, more = names_file(place, first.numbers)
         keys, notes = keys | names, [*notes, *more]
-    if len(paths) > 1 and {part_of(path, place.top / images) for path in paths} == {"train"}:
+    if len(paths) > 1 and {part_of_table(path, place.top / images) for path in paths} == {"train"}:
         keys["DATASET.TEST_SHARE"] = USUAL_SHARE
     what = f"a table, {files}" if len(paths) < 4 else f"{len(paths)} tables, {files[:40]}..."
-    return Shape(what, keys, tuple(notes))
+    return FolderShape(what, keys, tuple(notes))
 
 
-def _labelled(place: Place, paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+def _labelled(place: ImageFolder, paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Return the tables that have labels, and a note on a test table that has none."""
     kept, notes = [], []
     for path in paths:
-        bare = len(paths) > 1 and part_of(path, place.here) == "test"
+        bare = len(paths) > 1 and part_of_table(path, place.here) == "test"
         if bare and path.stem.lower() != METADATA and not glance(path).labelled:
             notes.append(f"{path.name} was left out: no column names a class")
         else:
@@ -106,7 +106,7 @@ def _labelled(place: Place, paths: Sequence[Path]) -> tuple[list[Path], list[str
     return kept, notes
 
 
-def _images_of(place: Place, path: Path, first: str) -> str:
+def _images_of(place: ImageFolder, path: Path, first: str) -> str:
     """Return the folder that the tables' paths start at, below the top.
 
     Raises:
@@ -126,7 +126,7 @@ def _images_of(place: Place, path: Path, first: str) -> str:
                     "folder, or at a folder of images beside it")
 
 
-def names_file(place: Place, codes: Sequence[str]) -> tuple[Keys, list[str]]:
+def names_file(place: ImageFolder, codes: Sequence[str]) -> tuple[Keys, list[str]]:
     """Return the file that names the classes, where there is one, and what to say of it."""
     for folder in dict.fromkeys((place.here, place.here.parent, place.top)):
         if not folder.is_relative_to(place.top):
@@ -134,7 +134,7 @@ def names_file(place: Place, codes: Sequence[str]) -> tuple[Keys, list[str]]:
         files = [file for file in _NAMES if (folder / file).is_file()]
         files += [file for file in listing(folder) if file.lower().endswith(".json")]
         for file in files:
-            if not too_large(folder / file) and knows(folder / file, codes):
+            if not too_large(folder / file) and has_names(folder / file, codes):
                 below = place.below(folder / file)
                 return {"DATASET.NAMES_FILE": below}, [f"class names from {below}"]
     return {}, []

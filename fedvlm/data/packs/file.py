@@ -29,8 +29,8 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.data.locate import PACK_MARK
 
-FORMAT = "fedvlm-pack/1"
-DIGEST = "sha256"  # key of the metadata, beside PACK_MARK
+PACK_FORMAT = "fedvlm-pack/1"
+_DIGEST = "sha256"  # key of the metadata, beside PACK_MARK
 MAX_HEADER = 64 << 20  # bytes; that of 20,000 class names takes one
 _BLOCK = 1 << 22
 _ZEROS = b"0" * 64
@@ -64,7 +64,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Container:
+class PackFile:
     """A file whose header is sound.
 
     Attributes:
@@ -97,7 +97,7 @@ class Container:
                 self._check_stamp(file)
                 return np.memmap(file, slot.dtype, "r", slot.start, slot.shape)
         except OSError as error:
-            raise unreadable(self.path, error) from error
+            raise read_error(self.path, error) from error
 
     def _check_stamp(self, file: BinaryIO) -> None:
         if stamp_of(os.fstat(file.fileno())) != self.stamp:
@@ -117,7 +117,7 @@ class Container:
                 there = _hash(file, self.place)
                 self._check_stamp(file)
         except OSError as error:
-            raise unreadable(self.path, error) from error
+            raise read_error(self.path, error) from error
         if there != self.digest:
             raise DataError(
                 f"the feature pack {self.path} is damaged: its content has sha256 {there[:12]}, "
@@ -130,12 +130,12 @@ def stamp_of(stat: os.stat_result) -> tuple[int, ...]:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def unreadable(path: Path, error: OSError) -> DataError:
+def read_error(path: Path, error: OSError) -> DataError:
     """Return the error of a file that the system does not give."""
     return DataError(f"cannot read the feature pack {path}: {error.strerror or error}")
 
 
-def read_container(path: Path) -> Container:
+def read_container(path: Path) -> PackFile:
     """Return a file's header, checked; the tensors are not read.
 
     Raises:
@@ -151,14 +151,14 @@ def read_container(path: Path) -> Container:
                 raise _wrong(path, "it does not begin as a safetensors file of a pack does")
             text = file.read(length)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     header = _parsed(path, text)
     about, digest = _metadata(path, header.pop("__metadata__", None))
     slots = _slots(path, header, 8 + length, size)
     at = text.find(digest.encode())
     if at < 0 or text.count(digest.encode()) != 1:
         raise _wrong(path, "its header does not state its digest once")
-    return Container(path, about, digest, slots, 8 + at, stamp_of(stat))
+    return PackFile(path, about, digest, slots, 8 + at, stamp_of(stat))
 
 
 def _wrong(path: Path, why: str) -> DataError:
@@ -183,19 +183,19 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _metadata(path: Path, texts: Any) -> tuple[dict[str, Any], str]:
-    """Return what the pack says of itself, and the digest that it states."""
+    """Return the pack's description and the digest that it states."""
     texts = texts if isinstance(texts, dict) else {}
-    about, digest = texts.get(PACK_MARK), texts.get(DIGEST)
+    about, digest = texts.get(PACK_MARK), texts.get(_DIGEST)
     if not isinstance(about, str) or not isinstance(digest, str):
         raise _wrong(path, "its header says nothing of a pack")
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef") or digest in about:
         raise _wrong(path, "its digest is none")
     content = _parsed(path, about.encode("utf-8", errors="surrogatepass"))
-    if content.get("format") != FORMAT:
+    if content.get("format") != PACK_FORMAT:
         said = str(content.get("format"))[:40]
         raise DataError(
-            f"the feature pack {path} has the format {ascii(said)}, and this fedvlm reads {FORMAT}:"
-            " make it again with this one, or run it with the one that wrote it"
+            f"the feature pack {path} has the format {ascii(said)}, and this fedvlm reads "
+            f"{PACK_FORMAT}: make it again with this one, or run it with the one that wrote it"
         )
     return content, digest
 
@@ -244,7 +244,7 @@ def _hash(file: BinaryIO, place: int) -> str:
 
 
 class Writer:
-    """Writes a pack row by row, in the order of its tensors; see ``writing``."""
+    """Writes a pack row by row, in the order of its tensors; see ``write_container``."""
 
     def __init__(self, file: BinaryIO, about: str, slots: Mapping[str, Slot]) -> None:
         rows = {
@@ -252,7 +252,7 @@ class Writer:
                    "data_offsets": [s.start, s.start + s.size]}
             for name, s in slots.items()
         }
-        texts = {"__metadata__": {PACK_MARK: about, DIGEST: _ZEROS.decode()}}
+        texts = {"__metadata__": {PACK_MARK: about, _DIGEST: _ZEROS.decode()}}
         text = json.dumps(texts | rows, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self.file, self.left = file, sum(s.size for s in slots.values())
@@ -283,7 +283,7 @@ class Writer:
 
 
 @contextmanager
-def writing(
+def write_container(
     path: Path, about: Mapping[str, Any], tensors: Sequence[Tensor]
 ) -> Iterator[Writer]:
     """Give a writer; the file is at ``path`` when the block ends, whole, or not at all.
@@ -299,7 +299,7 @@ def writing(
     for name, dtype, shape in tensors:
         slots[name] = Slot(np.dtype(dtype).newbyteorder("<"), shape, at)
         at += slots[name].size
-    text = json.dumps({"format": FORMAT} | files.json_ready(dict(about)), sort_keys=True)
+    text = json.dumps({"format": PACK_FORMAT} | files.json_ready(dict(about)), sort_keys=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with files.explain_errors(path):
         try:

@@ -12,8 +12,8 @@ import numpy as np
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
-from fedvlm.data.packs.file import Writer, writing
-from fedvlm.data.packs.pack import About, Pack, PackedImage, is_key, plain
+from fedvlm.data.packs.file import Writer, write_container
+from fedvlm.data.packs.pack import About, Pack, PackedImage, header_of, is_key
 
 
 def read_pack_lists(pack: Pack) -> DatasetBase:
@@ -41,13 +41,13 @@ def read_pack_lists(pack: Pack) -> DatasetBase:
     return data
 
 
-def images_digest(hashes: Sequence[str]) -> str:
+def hash_images(hashes: Sequence[str]) -> str:
     """Return the sha256 over the hashes of images, in order."""
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 @contextmanager
-def writing_pack(
+def write_pack_file(
     path: Path, about: About, parts: Mapping[str, Sequence[Datum]], hashes: Sequence[str],
     faults: Mapping[int, str],
 ) -> Iterator[Writer]:
@@ -72,7 +72,7 @@ def writing_pack(
     keys = json.dumps([d.key for d in images]).encode()
     reasons = json.dumps({str(at): " ".join(why.split()) for at, why in faults.items()}).encode()
     tensors = about.tensors(len(keys), len(reasons))
-    with writing(path, plain(about), tensors) as out:
+    with write_container(path, header_of(about), tensors) as out:
         out.add(np.array([d.label for d in images], dtype="<i8"))
         out.add(np.array([d.domain for d in images], dtype="<i8"))
         out.add(np.frombuffer(bytes.fromhex("".join(hashes)), dtype="u1"))

@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import name_fault, shown
-from fedvlm.data.packs.file import Array, Container, Tensor, read_container, stamp_of, unreadable
+from fedvlm.data.packs.file import Array, PackFile, Tensor, read_container, read_error, stamp_of
 
-FEATURES, VIEW = "features", "view."  # tables: of the test view, and of each training view
+_FEATURES, VIEW = "features", "view."  # tables: of the test view, and of each training view
 KEYS, FAULTS, LABELS, DOMAINS, HASHES = "keys", "faults", "labels", "domains", "sha256"
-LISTS = (KEYS, FAULTS, LABELS, DOMAINS, HASHES)
-DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
-SHARE = "DATASET.TEST_SHARE"
+_LISTS = (KEYS, FAULTS, LABELS, DOMAINS, HASHES)
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+_SHARE = "DATASET.TEST_SHARE"
 # Of the config: what reads a set, or says how its clients share it.
-SETTINGS = (
+PACK_SETTINGS = (
     "DATASET.NAME", "DATASET.DIR", "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE", "DATASET.FORMAT",
-    "DATASET.NAMES_FILE", "DATASET.LEAVE_OUT", SHARE, "DATASET.TEMPLATE",
+    "DATASET.NAMES_FILE", "DATASET.LEAVE_OUT", _SHARE, "DATASET.TEMPLATE",
     "FED.PARTITION", "FED.CLIENTS",
 )  # fmt: skip
 _PARTS = 3  # train, val, test
@@ -44,11 +44,11 @@ Setting = str | float | int | list[str]
 
 @dataclass(frozen=True)
 class About:
-    """What a pack says of itself.
+    """The description in a pack's header.
 
     Attributes:
         name: of the set.
-        settings: those of ``SETTINGS`` that somebody set, for a run that names the pack alone.
+        settings: those of ``PACK_SETTINGS`` that were set, for a run that names the pack alone.
         classnames: by label; ``domains``: by number, empty for a set without.
         sizes: images in train, val and test, those that do not decode included.
         unreadable: how many of them do not decode, by part.
@@ -105,7 +105,7 @@ class About:
 
         The features come last, so that they can be written as they are made.
         """
-        n, kind = self.count, DTYPES[self.dtype]
+        n, kind = self.count, _DTYPES[self.dtype]
         whole: np.dtype[Any] = np.dtype("<i8")
         byte: np.dtype[Any] = np.dtype("u1")
         lists: list[Tensor] = [
@@ -117,7 +117,7 @@ class About:
         views: list[Tensor] = [
             (f"{VIEW}{v}", kind, (self.rows[0], self.width)) for v in range(len(self.views))
         ]
-        return [*lists, (FEATURES, kind, (sum(self.rows), self.width)), *views]
+        return [*lists, (_FEATURES, kind, (sum(self.rows), self.width)), *views]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +142,11 @@ class Pack:
 
     Attributes:
         path: of the file.
-        about: what it says of itself, checked.
+        about: its description, checked.
         digest: sha256 of the file.
     """
 
-    def __init__(self, container: Container) -> None:
+    def __init__(self, container: PackFile) -> None:
         self.path, self.digest = container.path, container.digest
         self._container = container
         self.about = read_about(container)
@@ -214,7 +214,7 @@ class Pack:
     def tables(self) -> dict[str, str]:
         """The name of the tensor by transform."""
         views = {key: f"{VIEW}{v}" for v, key in enumerate(self.about.views)}
-        return {self.about.transform: FEATURES} | views
+        return {self.about.transform: _FEATURES} | views
 
     def _numbers(self, name: str, end: int) -> NDArray[np.int64]:
         values = np.asarray(self._container.array(name), dtype=np.int64)
@@ -247,7 +247,7 @@ def open_pack(path: Path) -> Pack:
     try:
         stat = path.stat()
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     return _opened(path.resolve(), stamp_of(stat))
 
 
@@ -258,7 +258,7 @@ def _opened(path: Path, _stamp: tuple[int, ...]) -> Pack:
     return Pack(container)
 
 
-def read_about(container: Container) -> About:
+def read_about(container: PackFile) -> About:
     """Return what a header says, every value checked.
 
     Raises:
@@ -293,20 +293,20 @@ def _check_kinds(about: About) -> None:
     for name in (about.name, *about.classnames, *about.domains):
         if fault := name_fault(name):
             raise ValueError(f"the name {shown(name)} {fault}")
-    if not set(about.settings) <= set(SETTINGS):
+    if not set(about.settings) <= set(PACK_SETTINGS):
         raise ValueError("settings that are none of a data set")
     for value in about.settings.values():
         several: list[Any] = value if isinstance(value, list) else [value]
         if not all(type(v) in (str, int, float) and str(v).isprintable() for v in several):
             raise ValueError("settings hold something else than texts and numbers")
-    share = about.settings.get(SHARE, 0)
+    share = about.settings.get(_SHARE, 0)
     if not isinstance(share, int | float) or not 0 <= share < 1:  # no NaN either
-        raise ValueError(f"{SHARE} is no share")
+        raise ValueError(f"{_SHARE} is no share")
     if not all(len(d) == 64 for d in (about.digest, about.split, about.images)):
         raise ValueError("a digest that is none")
 
 
-def _check_sizes(about: About, container: Container) -> None:
+def _check_sizes(about: About, container: PackFile) -> None:
     """Raise ``ValueError`` or ``KeyError`` where the tensors are not those of the header."""
     pairs = list(zip(about.sizes, about.unreadable, strict=True))
     if len(pairs) != _PARTS or not all(0 <= bad <= n for n, bad in pairs) or about.width < 1:
@@ -321,6 +321,6 @@ def _check_sizes(about: About, container: Container) -> None:
         raise ValueError("two views of one transform")
 
 
-def plain(about: About) -> Mapping[str, Any]:
+def header_of(about: About) -> Mapping[str, Any]:
     """Return what a header holds, as JSON values."""
     return asdict(about)

@@ -20,7 +20,7 @@ _LENIENT = ("FORMAT",)  # the same lists lie in several: a config need not say w
 
 
 def about_pack(path: Path) -> About:
-    """Return what a pack says of itself, without reading its features.
+    """Return a pack's description, without reading its features.
 
     Raises:
         DataError: it is none.
@@ -28,7 +28,7 @@ def about_pack(path: Path) -> About:
     return read_about(read_container(path))
 
 
-def reading_of(about: About) -> dict[str, Setting]:
+def reading_settings(about: About) -> dict[str, Setting]:
     """Return the settings of a pack without which its set is another, by config key."""
     keys = [f"DATASET.{key}" for key in _STRICT]
     return {key: about.settings[key] for key in keys if about.settings.get(key)}

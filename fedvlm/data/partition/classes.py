@@ -1,7 +1,7 @@
 """Class skew: each client holds some classes only ("pathological").
 
 ``disjoint``: no class at two clients, unless ``repeat_rate`` shares some of them with all.
-``n_classes``: every client holds exactly n classes, every class is somebody's.
+``n_classes``: every client holds exactly n classes, every class has a client.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, IntArray
-from fedvlm.data.partition.deal import deal, even_cut, fewer_clients, none_empty
+from fedvlm.data.partition.deal import cut_evenly, deal, fewer_clients, fill_empty_clients
 from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
 LEGACY_SEED = 2023  # the family seeds Python's generator with it, whatever the run's seed
@@ -133,7 +133,7 @@ def _class_shares(pool: ImagePool, spec: PartitionSpec) -> dict[str, list[IntArr
 
 
 def check_n_classes(spec: PartitionSpec, num_classes: int) -> None:
-    """Refuse numbers that leave a class to nobody or ask for more classes than there are.
+    """Refuse numbers that leave a class without a client or ask for more classes than there are.
 
     Raises:
         ConfigError: names the choices that fit.
@@ -203,6 +203,6 @@ def n_classes(pool: ImagePool, spec: PartitionSpec) -> Partition:
     rng = numpy_stream(spec.seed, "partition", "n_classes", "shares")
     shares = holds * rng.uniform(*_SHARES, size=holds.shape)
     shares /= shares.sum(axis=1, keepdims=True)
-    sizes = {part: even_cut(shares, counts[part], least=1) for part in PARTS}
-    sizes["test"] = none_empty(sizes["test"], shares)
+    sizes = {part: cut_evenly(shares, counts[part], least=1) for part in PARTS}
+    sizes["test"] = fill_empty_clients(sizes["test"], shares)
     return Partition.of(deal(pool.labels, sizes, rng))

@@ -37,7 +37,7 @@ def cut_counts(shares: FloatArray, counts: IntArray) -> IntArray:
     return np.diff(ends, axis=1, prepend=0)
 
 
-def even_cut(shares: FloatArray, counts: IntArray, least: int = 0) -> IntArray:
+def cut_evenly(shares: FloatArray, counts: IntArray, least: int = 0) -> IntArray:
     """Return whole numbers of images ``[C, K]`` that keep each client's total near its share.
 
     The images of a class that rounding down leaves go to the clients to which the classes so far
@@ -63,7 +63,7 @@ def even_cut(shares: FloatArray, counts: IntArray, least: int = 0) -> IntArray:
     return table
 
 
-def none_empty(table: IntArray, shares: FloatArray) -> IntArray:
+def fill_empty_clients(table: IntArray, shares: FloatArray) -> IntArray:
     """Return the table with an image moved to each client that has none, where there is one.
 
     The image is of a class in which the client has a share, and comes from the richest client

@@ -32,15 +32,15 @@ from fedvlm.data.partition.deal import (
     FloatArray,
     check_enough,
     cut_counts,
+    cut_evenly,
     deal,
-    even_cut,
-    none_empty,
+    fill_empty_clients,
     proportions,
 )
 from fedvlm.data.partition.even import clients_per_domain
 from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
-TRIES = 2000
+_TRIES = 2000
 _LEAST_TRIES, _CELLS = 200, 2_000_000  # of large tables fewer draws: seconds, not minutes
 
 
@@ -86,7 +86,7 @@ def _cut(
     check_enough({p: int(counts[p].sum()) for p in PARTS}, spec, clients, where)
     needed = {"train": spec.min_size, "test": 1}
     best = (0, 0)
-    tries = min(TRIES, max(_LEAST_TRIES, _CELLS // (num_classes * clients)))
+    tries = min(_TRIES, max(_LEAST_TRIES, _CELLS // (num_classes * clients)))
     for _ in range(tries):
         shares = draw_shares(counts["train"], clients, spec.beta, rng)
         sizes = {p: cut_counts(shares, counts[p]).sum(axis=0) for p in needed}
@@ -144,8 +144,8 @@ def superclass_dirichlet(pool: ImagePool, spec: PartitionSpec) -> Partition:
     shares = np.full(train.shape, 1 / spec.clients)  # of classes without a training image
     trained = counts["train"] > 0
     shares[trained] = train[trained] / counts["train"][trained, None]
-    test = none_empty(even_cut(shares, counts["test"]), shares)
-    sizes = {"train": train, "val": even_cut(shares, counts["val"]), "test": test}
+    test = fill_empty_clients(cut_evenly(shares, counts["test"]), shares)
+    sizes = {"train": train, "val": cut_evenly(shares, counts["val"]), "test": test}
     return Partition.of(deal(pool.labels, sizes, rng))
 
 
@@ -200,7 +200,7 @@ def quantity(pool: ImagePool, spec: PartitionSpec) -> Partition:
     row = np.maximum(proportions(spec.beta, spec.clients, stream), NEGLIGIBLE)
     shares = {}
     for part, least in (("train", spec.min_size), ("val", 0), ("test", 1)):
-        sizes = even_cut((row / row.sum())[None], np.array([totals[part]]), least)[0]
+        sizes = cut_evenly((row / row.sum())[None], np.array([totals[part]]), least)[0]
         order = numpy_stream(spec.seed, "partition", "quantity", part).permutation(totals[part])
         shares[part] = np.split(order, np.cumsum(sizes)[:-1])
     return Partition.of(shares)

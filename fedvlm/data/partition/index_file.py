@@ -20,7 +20,7 @@ from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.locate import explain_refusals, listing, read_json_file
 from fedvlm.data.partition.spec import Partition, PartitionSpec
 
-FORMAT = "fedvlm-index/1"
+INDEX_FORMAT = "fedvlm-index/1"
 _HASH = "sha256"
 RUN_FILE = "partition.json"  # as a run writes it
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -34,7 +34,7 @@ def canonical_hash(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def seal(content: Mapping[str, Any], kind: str = FORMAT) -> dict[str, Any]:
+def seal(content: Mapping[str, Any], kind: str = INDEX_FORMAT) -> dict[str, Any]:
     """Return the content with its format and hash."""
     body = {"format": kind, **content}
     return {**body, _HASH: canonical_hash(body)}
@@ -70,7 +70,7 @@ def read_index_file(path: str | Path) -> dict[str, Any]:
     path = user_path(path)
     if not path.is_file():
         raise DataError(f"FED.INDEX_FILE {path} {_absent(path)}")
-    content = read_sealed(path, str(path), "an index file", FORMAT)
+    content = read_sealed(path, str(path), "an index file", INDEX_FORMAT)
     header = isinstance(content.get("spec"), dict) and _is_names(content.get("classnames"))
     clients = content.get("clients")
     if not header or not isinstance(clients, list) or not clients:

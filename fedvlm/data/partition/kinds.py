@@ -38,11 +38,11 @@ from fedvlm.data.partition.even import clients_per_domain, domain, iid
 from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
 Partitioner = Callable[[ImagePool, PartitionSpec], Partition]
-PARTITIONS: Registry[Partitioner] = Registry("partition")
+PARTITIONERS: Registry[Partitioner] = Registry("partition")
 for _kind in (
     iid, disjoint, n_classes, dirichlet, superclass_dirichlet, quantity, domain, domain_dirichlet,
 ):  # fmt: skip
-    PARTITIONS.register()(_kind)
+    PARTITIONERS.register()(_kind)
 
 # The family's and the literature's spellings.
 ALIASES = {fold(alias): kind for alias, kind in PARTITION_ALIASES.items()}
@@ -56,14 +56,14 @@ def canonical_kind(name: str) -> str:
         ConfigError: unknown; the message gives the nearest.
     """
     try:
-        return PARTITIONS.canonical(ALIASES.get(fold(name), name))
+        return PARTITIONERS.canonical(ALIASES.get(fold(name), name))
     except ConfigError as error:
         raise ConfigError(f"FED.PARTITION: {error}") from None
 
 
 def make_partition(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """Return the partition of ``spec.kind`` over all images of the pool."""
-    return PARTITIONS.get(spec.kind)(pool, spec)
+    return PARTITIONERS.get(spec.kind)(pool, spec)
 
 
 def check_fits(spec: PartitionSpec, pool: ImagePool, all_classes: int) -> None:

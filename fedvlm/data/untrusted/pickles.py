@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from fedvlm.core.errors import DataError
 from fedvlm.core.pickles.machine import Instruction, Machine, instructions
 
-MAX_DEPTH = 100  # of lists in lists, in the result
+MAX_NESTING = 100  # of lists in lists, in the result
 _CODE = re.compile(r"[|<>=]?(?:b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,8}|O[48]?)")
 _MAX_CODE_POINT = 0x10FFFF
 _MAX_DIMS = 32
@@ -104,7 +104,7 @@ def _check_plain(content: Any) -> None:
         UnpicklingError: anything but texts, numbers, arrays, objects, lists, tuples and dicts.
     """
     level, ids = [content], set[int]()
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_NESTING):
         next_level: list[Any] = []
         for value in level:
             if type(value) in (list, tuple, dict, PickledObject):

@@ -9,7 +9,7 @@ from fedvlm.core.errors import ConfigError, FedvlmError, unknown_word
 from fedvlm.distributed.flower import commands, processes
 from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.invitation import Invitation, PublicKey
-from fedvlm.distributed.flower.network import register
+from fedvlm.distributed.flower.network import invitation, register
 from fedvlm.distributed.flower.place import Place, SitePlan
 
 _USED = "already in use"  # what Flower says of a key that it had before
@@ -39,7 +39,7 @@ def admit(place: Place, key: PublicKey) -> tuple[Place, Invitation]:
             f"first fedvlm federation dismiss {key.name}"
         )
     files.write_text(path, line)
-    site = there or SitePlan(key.name, 0, away=True)
+    site = there or SitePlan(key.name, away=True)
     if processes.pid_of(place, LINK):  # else as it begins
         try:
             register(place, site)
@@ -54,10 +54,7 @@ def admit(place: Place, key: PublicKey) -> tuple[Place, Invitation]:
     if not there:
         place = replace(place, sites=(*place.sites, site))
         place.write()
-    told = Invitation(
-        key.name, place.reach, (place.keys / "ca.crt").read_text(encoding="utf-8"),
-        key.fingerprint,
-    )
+    told = invitation(place, key, place.reach)
     with files.explain_errors(place.invitations):
         place.invitations.mkdir(exist_ok=True)
     told.write(place.invitation(key.name))

@@ -25,8 +25,8 @@ TESTED = "1.41"
 LINK = "link"  # what the SuperLink is called in Flower's settings, and among the processes
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "RAY_USAGE_STATS_ENABLED": "0",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "NO_COLOR": "1", "COLUMNS": "200",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0", "NO_COLOR": "1", "COLUMNS": "200",
 }
 _NEEDED = ("flwr", "flower-superlink", "flower-supernode")
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of another environment
@@ -60,27 +60,8 @@ def find_flower() -> Path:
 
 def version_of(flower: Path) -> str:
     """Return Flower's version by the name of what pip noted; empty: it cannot be told."""
-    return _version(flower, "flwr")
-
-
-def _version(flower: Path, package: str) -> str:
-    found = sorted(flower.parent.glob(f"lib/python*/site-packages/{package}-*.dist-info"))
-    return found[-1].name.removeprefix(f"{package}-").removesuffix(".dist-info") if found else ""
-
-
-def find_ray() -> Path:
-    """Return the folder of Flower's commands, if Ray lies with them (``flwr[simulation]``).
-
-    Raises:
-        ConfigError: there is no Flower, or no Ray beside it.
-    """
-    flower = find_flower()
-    if not _version(flower, "ray"):
-        raise ConfigError(
-            f"Flower in '{flower}' has no Ray, on which it simulates: {flower / 'python'} -m pip "
-            "install -r constraints-flower.txt"
-        )
-    return flower
+    found = sorted(flower.parent.glob("lib/python*/site-packages/flwr-*.dist-info"))
+    return found[-1].name.removeprefix("flwr-").removesuffix(".dist-info") if found else ""
 
 
 def environ(place: Place) -> dict[str, str]:
@@ -156,7 +137,7 @@ def node_of(place: Place, key: Path) -> int:
 
 
 def certificates(place: Place) -> tuple[str, str]:
-    """Make the keys of a federation that are not there yet.
+    """Make the certificates of a federation that are not there yet.
 
     Returns:
         Which certificate had to be made anew, and why: ``link``, which ``ca.crt`` signs as before;
@@ -165,7 +146,7 @@ def certificates(place: Place) -> tuple[str, str]:
     Raises:
         FedvlmError: Flower's Python cannot.
     """
-    return make_keys(place.flower, place.keys, place.hosts, [site.name for site in place.here])
+    return make_keys(place.flower, place.keys, place.hosts, ())
 
 
 def make_keys(

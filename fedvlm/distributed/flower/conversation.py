@@ -35,7 +35,7 @@ def meet(door: socket.socket, token: bytes, seconds: float) -> socket.socket | N
     return None
 
 
-def hear(relay: socket.socket) -> bytes:
+def _hear(relay: socket.socket) -> bytes:
     """Return what the relay says next.
 
     Raises:
@@ -55,7 +55,7 @@ def online(relay: socket.socket, nodes: Mapping[str, int]) -> dict[str, int]:
     """
     send(relay, json.dumps({"op": "sites", "nodes": dict(nodes)}).encode())
     relay.settimeout(SLACK)
-    told: dict[str, int] = json.loads(hear(relay))
+    told: dict[str, int] = json.loads(_hear(relay))
     relay.settimeout(None)
     return told
 
@@ -78,11 +78,11 @@ def ask(
         send(relay, frame)
     _wait(relay, seconds + SLACK, runs)
     relay.settimeout(SLACK)
-    told = json.loads(hear(relay))
+    told = json.loads(_hear(relay))
     out: dict[str, bytes | str] = {}
     for name in frames:
         why = told[name]
-        out[name] = hear(relay) if why is None else str(why)
+        out[name] = _hear(relay) if why is None else str(why)
     relay.settimeout(None)
     return out
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.distributed.sockets.stream import host_port
 
 FORMAT = "fedvlm-invitation/1"
 KIND = "ecdsa-sha2-nistp384"  # the only keys that are made here, and admitted
@@ -82,6 +81,18 @@ def _mark(data: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 
 
+def host_port(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"'{address}' is no address: it is HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
 def check_name(name: str) -> str:
     """Return the name of a site on a machine of its own.
 
@@ -142,10 +153,11 @@ def read_invitation(path: Path) -> Invitation:
         if plain["format"] != FORMAT:
             raise ValueError(plain["format"])
         told = Invitation(*(str(plain[k]) for k in ("name", "address", "certificate", "key")))
-        check_name(told.name)
         host_port(told.address)
-        if not _PEM.fullmatch(told.certificate) or not told.fingerprint:
-            raise ValueError("certificate")
+        if not _NAME.fullmatch(told.name) or not _PEM.fullmatch(told.certificate):
+            raise ValueError("name or certificate")
+        if not told.fingerprint:
+            raise ValueError("fingerprint")
     except (ConfigError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"'{path}' is no invitation of a federation, or damaged: ask the coordinator for the "

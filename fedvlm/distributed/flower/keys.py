@@ -2,9 +2,9 @@
 
 ``python keys.py FOLDER HOSTS NAME...`` writes ``ca.crt``, ``link.pem`` and ``link.key`` (TLS of the
 SuperLink, for HOSTS, a comma between them, and this machine; none: no TLS) and for each NAME a node
-key ``NAME`` with ``NAME.pub`` (ECDSA P-384 in SSH format) and ``NAME.token``. What is there stays,
-but a certificate that ends soon, or is not for all HOSTS, is made anew, and that is printed: a word
-(``link``: sites go on with the ``ca.crt`` that they have; ``ca``: they need the new one) and why.
+key ``NAME`` with ``NAME.pub`` (ECDSA P-384 in SSH format). What is there stays, but a certificate
+that ends soon, or is not for all HOSTS, is made anew, and that is printed: a word (``link``: sites
+go on with the ``ca.crt`` that they have; ``ca``: they need the new one) and why.
 The key that signs (``ca.key``) lies beside the SuperLink's own, which is worth as much: who reads
 either can stand for the SuperLink. Nothing of fedvlm is imported here.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,6 @@ def main(folder: Path, hosts: list[str], names: list[str]) -> tuple[str, str]:
     for name in names:
         if not (folder / f"{name}.pub").is_file():
             _node(folder, name)
-        if not (folder / f"{name}.token").is_file():
-            _secret(folder / f"{name}.token", secrets.token_hex(32).encode())
     return renewed
 
 

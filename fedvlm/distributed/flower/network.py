@@ -1,43 +1,42 @@
-"""A federation on this machine: the SuperLink and a SuperNode for each site here, over TLS.
+"""A federation on this machine: the SuperLink over TLS, the door for others, and the sites here.
 
-Where it listens for other machines, too, a door does (``door``); sites there begin their own
-SuperNodes (``outpost``), once they are admitted. All of it can be done again at any time: what runs
-is left alone, what is missing is begun.
+Each site here is one process that begins a SuperNode of its own (``outpost``), as sites on other
+machines are once they were admitted; those come by the door (``door``). All of it can be done again
+at any time: what runs is left alone, what is missing is begun.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.repository import PACKAGE
-from fedvlm.distributed.flower import commands, processes
+from fedvlm.distributed.flower import commands, outpost, processes
 from fedvlm.distributed.flower.carrier import APP, copy_modules
 from fedvlm.distributed.flower.commands import LINK
+from fedvlm.distributed.flower.invitation import Invitation, PublicKey, host_port
 from fedvlm.distributed.flower.place import HOST, NAME, Place, SitePlan, new_place, read_place
-from fedvlm.distributed.sockets.stream import host_port
 from fedvlm.runs import lock
 
 Say = Callable[[str], None]
 START = 180.0  # seconds for a process to be ready
-AGAIN = 5.0  # seconds before a SuperNode is begun again that the SuperLink still thinks is there
 DOOR = "door"  # among the processes
+INVITATION = "invitation.json"  # in the folder of a site here
 DOOR_PARTS = (*APP, "distributed/flower/invitation.py", "distributed/flower/door.py")
-NODE, WORKER = ".node", ".worker"  # ends of the names of a site's processes
-READY = "ready at"  # what a worker says when it is built
+READY = "ready at"  # what a site says when it is built
 SHARED = (  # what is said as a SuperLink begins
     "only on a machine of your own: Flower asks other users of this machine for no password, and "
     "what they submit runs as you"
 )
-LET_IN = "SuperNode ID:"  # in a SuperNode's log, once the SuperLink has let it in
 _RUN = re.compile("(.+) #[0-9a-f]{12}")
 
 
@@ -46,9 +45,9 @@ class Part:
     """A process of a federation, as ``status`` has it.
 
     Attributes:
-        name: ``link``, ``site0.node``, ``site0.worker``.
+        name: ``link``, ``door``, ``site0``.
         pid: 0 where it does not run.
-        where: its address or socket.
+        where: its address, or how its SuperNode is connected.
         about: what it was begun for.
     """
 
@@ -61,7 +60,7 @@ class Part:
 def up(
     folder: Path, owners: Sequence[str], say: Say, listen: str = "", reach: str = ""
 ) -> Place:
-    """Let a federation run; return its place.
+    """Let a federation run, but for the processes of its sites; return its place.
 
     Args:
         owners: for each site here its ``site.yaml``, or nothing where it gets a part of a run's
@@ -72,27 +71,41 @@ def up(
     Raises:
         ConfigError: another federation is there, Flower is not, or a process ends at once.
         FedvlmError: a command of Flower fails.
-        DataError: the folder cannot be written, or that of the sockets is open to others.
+        DataError: the folder cannot be written.
     """
     place = _place(folder, owners, say, listen, reach or listen)
-    place.make_sockets()
     _renew(place, say)
     with files.explain_errors(place.home):
         place.home.mkdir(exist_ok=True)
         (place.home / "config.toml").write_text(commands.settings(place))
     _link(place, say)
+    for here in place.here:
+        _equip(place, here)
     for site in place.sites:
         register(place, site)
-    lacking = [s for s in place.here if not processes.pid_of(place, s.name + NODE)]
-    for site in lacking:
-        _node(place, site)
-    _nodes_ready(place, lacking)
-    for site in lacking:
-        say(f"{site.name}: its SuperNode is there, process "
-            f"{processes.pid_of(place, site.name + NODE)}")
     if place.listen:
         _door(place, say)
     return place
+
+
+def _equip(place: Place, site: SitePlan) -> None:
+    """Give a site here its key and its invitation; its public key is noted to be registered."""
+    home, old = place.site(site.name), place.keys / site.name
+    with files.explain_errors(home):
+        home.mkdir(mode=0o700, exist_ok=True)
+        if old.is_file() and not (home / outpost.FOLDER).exists():  # where 0.1 kept it
+            (home / outpost.FOLDER).mkdir(mode=0o700)
+            old.rename(home / outpost.FOLDER / outpost.KEY)
+            shutil.copyfile(place.public(site.name), home / outpost.FOLDER / f"{outpost.KEY}.pub")
+    key = outpost.make_pair(place.flower, home, site.name)
+    files.write_text(place.public(site.name), f"{key.line} {site.name}\n")
+    invitation(place, key, place.address).write(home / INVITATION)
+
+
+def invitation(place: Place, key: PublicKey, address: str) -> Invitation:
+    """Return what the site with a key has to know to reach the SuperLink at an address."""
+    return Invitation(
+        key.name, address, (place.keys / "ca.crt").read_text(encoding="utf-8"), key.fingerprint)
 
 
 def _place(folder: Path, owners: Sequence[str], say: Say, listen: str, reach: str) -> Place:
@@ -125,13 +138,13 @@ def _place(folder: Path, owners: Sequence[str], say: Say, listen: str, reach: st
 
 
 def _renew(place: Place, say: Say) -> None:
-    """Make certificates that are not there, or do not do any more; end who has the old ones."""
+    """Make certificates that are not there or do not do any more; end what has the old ones."""
     word, why = commands.certificates(place)
     if not word:
         return
     say(f"the SuperLink's certificate is made anew: {why}")
-    nodes = [site.name + NODE for site in place.here] if word == "ca" else []
-    processes.end(place, [DOOR, *nodes])
+    sites = [site.name for site in place.here] if word == "ca" else []
+    processes.end(place, [DOOR, *sites])
     processes.end(place, [LINK])
     away = [site.name for site in place.sites if site.away]
     if word == "ca" and away:
@@ -234,52 +247,6 @@ def register(place: Place, site: SitePlan) -> None:
                           f"{commands.TESTED} does")
 
 
-def node_words(place: Place, site: SitePlan, key: Path | None = None) -> list[str]:
-    """Return the command of a site's SuperNode.
-
-    Args:
-        key: another private key.
-    """
-    settings = (f'worker="{place.worker(site.name)}" token="{place.token(site.name)}" '
-                f'site="{site.name}"')
-    return [
-        str(place.flower / "flower-supernode"), "--superlink", place.address,
-        "--root-certificates", str(place.keys / "ca.crt"), "--auth-supernode-private-key",
-        str(key or place.keys / site.name), "--host", HOST, "--port", str(site.port),
-        "--node-config", settings,
-    ]
-
-
-def _node(place: Place, site: SitePlan) -> None:
-    processes.end(place, [site.name + NODE])
-    place.log(site.name + NODE).unlink(missing_ok=True)
-    processes.begin(place, site.name + NODE, node_words(place, site), commands.environ(place),
-                    place.folder / "empty")
-
-
-def _nodes_ready(place: Place, sites: list[SitePlan]) -> None:
-    """Wait until the SuperLink has let SuperNodes in.
-
-    One that was killed counts as connected for up to a minute; its successor is refused till then,
-    and begun again.
-    """
-    until, waiting = time.monotonic() + START, list(sites)
-    while waiting:
-        time.sleep(0.2)
-        for site in list(waiting):
-            log = place.log(site.name + NODE)
-            if LET_IN in processes.tail(log, 200):
-                waiting.remove(site)
-            elif time.monotonic() > until:
-                raise ConfigError(
-                    f"the SuperNode of {site.name} does not start: {processes.tail(log)}; its log "
-                    f"is {log}"
-                )
-            elif not processes.pid_of(place, site.name + NODE):
-                time.sleep(AGAIN)
-                _node(place, site)
-
-
 def down(place: Place) -> int:
     """End all processes of a federation; return how many there were.
 
@@ -288,16 +255,12 @@ def down(place: Place) -> int:
     Raises:
         FedvlmError: a process does not end.
     """
-    nodes = [n for n in processes.names(place) if n != LINK]
-    count = processes.end(place, nodes) + processes.end(place, [LINK])
+    others = [n for n in processes.names(place) if n != LINK]
+    count = processes.end(place, others) + processes.end(place, [LINK])
     left = processes.strays(place)  # by whoever was begun by them
     if left:
         count += len(left)
         processes.end(place, sorted({processes.part_of(pid) for pid in left}))
-    for path in place.sockets.glob("*.sock"):
-        path.unlink(missing_ok=True)
-    if place.sockets.is_dir() and not any(place.sockets.iterdir()):
-        place.sockets.rmdir()
     return count
 
 
@@ -307,15 +270,14 @@ def status(place: Place) -> list[Part]:
     if place.listen:
         out.append(Part(DOOR, processes.pid_of(place, DOOR), f"TLS at {place.listen}"))
     for site in place.here:
-        for end, where in ((NODE, f"{HOST}:{site.port}"), (WORKER, str(place.worker(site.name)))):
-            name = site.name + end
-            out.append(Part(name, processes.pid_of(place, name), where,
-                            processes.about(place, name)))
+        pid = processes.pid_of(place, site.name)
+        state = outpost.read_status(place.site(site.name)).get("state", "") if pid else ""
+        out.append(Part(site.name, pid, str(state) or "-", processes.about(place, site.name)))
     return out
 
 
 def errand(run: Path, identity: str) -> str:
-    """Return what a worker of a run is begun for: its folder, and the digest of what it is.
+    """Return what a site works on for a run: its folder, and the digest of what it is.
 
     The folder alone does not say it: a run that was deleted can begin there as another one.
     """
@@ -323,19 +285,19 @@ def errand(run: Path, identity: str) -> str:
 
 
 def run_of(about: str) -> str:
-    """Return the folder of the run that a worker was begun for; empty: for an owner's file."""
+    """Return the folder of the run that a site was begun for; empty: for an owner's file."""
     told = _RUN.fullmatch(about)
     return told[1] if told else ""
 
 
 def refuse_busy(place: Place) -> None:
-    """Refuse a federation whose workers serve a run that is under way in another process.
+    """Refuse a federation whose sites work for a run that is under way in another process.
 
     Raises:
         ConfigError: names that run and its process.
     """
     for site in place.here:
-        run = run_of(processes.about(place, site.name + WORKER))
+        run = run_of(processes.about(place, site.name))
         owner = lock.holder(Path(run)) if run else {}
         if owner and owner["pid"] != os.getpid():
             raise ConfigError(
@@ -346,46 +308,43 @@ def refuse_busy(place: Place) -> None:
             )
 
 
-def begin_worker(
-    place: Place, site: str, words: list[str], environ: dict[str, str], about: str, say: Say
+def begin_site(
+    place: Place, site: str, words: Sequence[str], environ: Mapping[str, str], about: str, say: Say
 ) -> bool:
-    """Let a site's worker run for ``about``; say whether it was begun now.
+    """Let a site's process run for ``about``; return whether it was begun now.
 
     One that works for something else is ended first.
+
+    Args:
+        words: after ``python -m``; the file of its invitation comes behind them.
     """
-    name = site + WORKER
-    if processes.pid_of(place, name) and processes.about(place, name) == about:
+    if processes.pid_of(place, site) and processes.about(place, site) == about:
         return False
-    if processes.end(place, [name]):
-        say(f"{site}: its worker served another run and is ended")
-    place.worker(site).unlink(missing_ok=True)
-    place.log(name).unlink(missing_ok=True)
-    processes.begin(place, name, words, environ, Path(os.getcwd()), about)
+    if processes.end(place, [site]):
+        say(f"{site}: its process served another run and is ended")
+    place.log(site).unlink(missing_ok=True)
+    invited = str(place.site(site) / INVITATION)
+    processes.begin(place, site, [sys.executable, "-m", *words, "--federation", invited],
+                    environ, Path(os.getcwd()), about)
     return True
 
 
 def serve_owners(place: Place, say: Say) -> None:
-    """Let a resident worker be at each site that has an owner.
+    """Let each site here that has an owner be served, and connected.
 
     Raises:
         ConfigError: one cannot be begun; its last line is shown.
     """
-    begun = []
-    for site in place.here:
-        words = [
-            sys.executable, "-m", "fedvlm", "site", "serve", site.owner, "--listen",
-            f"unix:{place.worker(site.name)}", "--token-file", str(place.token(site.name)),
-        ]
-        environ = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
-        if begin_worker(place, site.name, words, environ, site.owner, say):
-            begun.append(site.name)
-    workers_ready(place, begun, START)
+    environ = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    begun = [site.name for site in place.here if begin_site(
+        place, site.name, ["fedvlm", "site", "serve", site.owner], environ, site.owner, say)]
+    sites_ready(place, begun, START)
     for name in begun:
-        say(f"{name}: its worker is there, process {processes.pid_of(place, name + WORKER)}")
+        say(f"{name}: its process is there, {processes.pid_of(place, name)}")
 
 
-def workers_ready(place: Place, sites: list[str], seconds: float) -> None:
-    """Wait until workers say that they are ready.
+def sites_ready(place: Place, sites: Sequence[str], seconds: float) -> None:
+    """Wait until sites say that they are built and connected.
 
     Raises:
         ConfigError: one ends before; its last line is shown.
@@ -393,12 +352,12 @@ def workers_ready(place: Place, sites: list[str], seconds: float) -> None:
     """
     until = time.monotonic() + seconds
     for site in sites:
-        log = place.log(site + WORKER)
-        while READY not in processes.tail(log, 50):
-            if not processes.pid_of(place, site + WORKER):
-                raise ConfigError(f"the worker of {site} did not start: {processes.tail(log)}; its "
-                                  f"log is {log}")
+        log = place.log(site)
+        while not all(word in processes.tail(log, 50) for word in (READY, outpost.CONNECTED)):
+            if not processes.pid_of(place, site):
+                raise ConfigError(f"the process of {site} did not start: {processes.tail(log)}; "
+                                  f"its log is {log}")
             if time.monotonic() > until:
-                raise FedvlmError(f"the worker of {site} is not built after {seconds:g} s; its log "
-                                  f"is {log}")
+                raise FedvlmError(f"{site} is not ready after {seconds:g} s: "
+                                  f"{processes.tail(log)}; its log is {log}")
             time.sleep(0.1)

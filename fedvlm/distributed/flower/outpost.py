@@ -1,8 +1,8 @@
-"""A site's own end of a federation on another machine: its key, and its SuperNode.
+"""A site's own end of a federation: its key, and its SuperNode.
 
-All lies in ``flower/`` beside the site's ``site.yaml``: the private key, which never leaves, the
-SuperNode's log, and the files of the installed fedvlm that Flower's Python runs here. The SuperNode
-is a child of the process that serves the site and ends with it, however that ends.
+All lies in ``flower/`` of the site's folder: the private key, which never leaves, the SuperNode's
+log, and the files of the installed fedvlm that Flower's Python runs here. The SuperNode is a child
+of the process that serves the site and ends with it, however that ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,9 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.flower import commands, processes
 from fedvlm.distributed.flower.carrier import APP, copy_modules
-from fedvlm.distributed.flower.invitation import Invitation, PublicKey, check_name, read_public
-from fedvlm.distributed.flower.network import LET_IN
-from fedvlm.distributed.flower.place import HOST, free_ports
-from fedvlm.distributed.sockets.stream import host_port, reason
+from fedvlm.distributed.flower.invitation import Invitation, PublicKey, check_name, host_port
+from fedvlm.distributed.flower.place import HOST, free_port
+from fedvlm.distributed.sockets.stream import reason
 
 FOLDER, KEY, STATUS = "flower", "key", "status.json"
 PARTS = (*APP, "distributed/flower/relay/node.py")
@@ -37,6 +36,8 @@ LONGEST = 300.0  # seconds that they grow to
 LEAVE = 12.0  # seconds for a SuperNode to say good-bye
 LATE = 30.0  # seconds without a connection until that is said
 EVERY = 0.2  # seconds between two looks at it
+LET_IN = "SuperNode ID:"  # in a SuperNode's log, once the SuperLink has let it in
+CONNECTED = "connected to"  # what a site's log says then
 CODE = (  # what a site's log says as it begins
     "no code comes over the wire: this site's own relay takes frames to its worker, and an app "
     "that the SuperLink sends is neither unpacked nor run"
@@ -51,7 +52,7 @@ Say = Callable[[str], None]
 
 
 def make_key(folder: Path, name: str, anew: bool) -> tuple[PublicKey, Path]:
-    """Make a site's pair of keys, unless there is one; return the public one and its file.
+    """Make the keys of a site on a machine of its own; return the public one and its file.
 
     Args:
         folder: of the ``site.yaml``.
@@ -63,8 +64,28 @@ def make_key(folder: Path, name: str, anew: bool) -> tuple[PublicKey, Path]:
         FedvlmError: its Python can make no keys.
         DataError: the folder cannot be written.
     """
-    place, flower = folder / FOLDER, commands.find_flower()
     check_name(name)
+    told = make_pair(commands.find_flower(), folder, name, anew)
+    if told.name != name:
+        raise ConfigError(f"'{folder / FOLDER / KEY}' is the key of '{told.name}': say --name "
+                          f"{told.name}, or --anew for another key")
+    out = folder / f"{name}.pub"
+    files.write_text(out, f"{told.line} {name}\n")
+    return told, out
+
+
+def make_pair(flower: Path, folder: Path, name: str, anew: bool = False) -> PublicKey:
+    """Make a site's pair of keys, unless there is one; return the public one.
+
+    Args:
+        flower: folder of its commands.
+        folder: of the site.
+
+    Raises:
+        FedvlmError: Flower's Python can make no keys.
+        DataError: the folder cannot be written.
+    """
+    place = folder / FOLDER
     with files.explain_errors(place):
         place.mkdir(mode=0o700, exist_ok=True)
         place.chmod(0o700)
@@ -73,56 +94,74 @@ def make_key(folder: Path, name: str, anew: bool) -> tuple[PublicKey, Path]:
         private.unlink(missing_ok=True)
         public.unlink(missing_ok=True)
         commands.make_keys(flower, place, (), [KEY])
-        (place / f"{KEY}.token").unlink(missing_ok=True)  # each process that serves makes its own
         line = " ".join(public.read_text(encoding="utf-8").split()[:2])
         files.write_text(public, f"{line} {name}\n")
-    told = read_public(public)
-    if told.name != name:
-        raise ConfigError(f"'{private}' is the key of '{told.name}': say --name {told.name}, or "
-                          "--anew for another key")
-    out = folder / f"{name}.pub"
-    files.write_text(out, public.read_text(encoding="utf-8"))
-    return told, out
+    return _pair(folder)
 
 
-def check_key(folder: Path, invitation: Invitation) -> None:
-    """Refuse an invitation that is not for the key of a site.
+def _pair(folder: Path) -> PublicKey:
+    """Return the public key of a site's pair."""
+    words = (folder / FOLDER / f"{KEY}.pub").read_text(encoding="utf-8").split()
+    return PublicKey(words[2], f"{words[0]} {words[1]}")
+
+
+def key_folder(invitation: Invitation, folders: Sequence[Path]) -> Path:
+    """Return the first of some folders that has the key which an invitation is for.
 
     Raises:
-        ConfigError: it is not, or there is no key.
+        ConfigError: none has.
     """
-    public = folder / FOLDER / f"{KEY}.pub"
-    if not (folder / FOLDER / KEY).is_file() or not public.is_file():
-        raise ConfigError(f"there is no key in '{folder / FOLDER}': fedvlm site key makes one, and "
-                          "the invitation is for the key")
-    mine = read_public(public).fingerprint
-    if mine != invitation.key:
-        raise ConfigError(
-            f"the invitation is for the key {invitation.key}, and this site's is {mine}: hand over "
-            f"{invitation.name}.pub again, and take the new invitation"
-        )
+    keys = {folder: _pair(folder).fingerprint for folder in folders
+            if (folder / FOLDER / KEY).is_file() and (folder / FOLDER / f"{KEY}.pub").is_file()}
+    for folder, mark in keys.items():
+        if mark == invitation.key:
+            return folder
+    if not keys:
+        raise ConfigError(f"there is no key in '{folders[0] / FOLDER}': fedvlm site key makes one, "
+                          "and the invitation is for the key")
+    raise ConfigError(
+        f"the invitation is for the key {invitation.key}, and this site's is "
+        f"{next(iter(keys.values()))}: hand over {invitation.name}.pub again, and take the new "
+        "invitation"
+    )
 
 
 class Outpost:
     """A SuperNode that is begun, watched and ended by the process that serves a site.
 
     Args:
-        folder: of the ``site.yaml``.
+        folders: one of them has the site's key.
         invitation: of the federation.
-        worker: the unix socket at which the site answers.
-        token: the file with its token.
         say: hears of its connection.
+
+    Attributes:
+        path: of the socket at which the site answers; short, since the system limits it to some 100
+            bytes, in a folder that its owner alone may enter.
+        token: of that socket.
+
+    Raises:
+        ConfigError: the invitation is for another key, or Flower is not installed.
     """
 
-    def __init__(
-        self, folder: Path, invitation: Invitation, worker: Path, token: Path, say: Say
-    ) -> None:
-        self.place, self.invitation, self.say = folder.absolute() / FOLDER, invitation, say
-        self.worker, self.token = worker, token
-        self.flower = commands.find_flower()
+    def __init__(self, folders: Sequence[Path], invitation: Invitation, say: Say) -> None:
+        self.place = key_folder(invitation, folders).absolute() / FOLDER
+        self.invitation, self.say, self.flower = invitation, say, commands.find_flower()
         self.log = self.place / "node.log"
+        self.token = secrets.token_hex(32).encode()
+        self.path = Path()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    @contextlib.contextmanager
+    def quarters(self) -> Iterator[None]:
+        """Have a folder for the socket and its token, for this user alone."""
+        folder = Path(tempfile.mkdtemp(prefix="fedvlm-site-"))  # its owner's alone
+        self.path = folder / "socket"
+        try:
+            _write_secret(folder / "token", self.token)
+            yield
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def __enter__(self) -> Outpost:
         with files.explain_errors(self.place):
@@ -130,9 +169,7 @@ class Outpost:
             (self.place / "home").mkdir(exist_ok=True)
             (self.place / "empty").mkdir(exist_ok=True)
             (self.place / "ca.crt").write_text(self.invitation.certificate)
-            handle = os.open(self.place / "secret", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(secrets.token_hex(32).encode())
+            _write_secret(self.place / "secret", secrets.token_hex(32).encode())
         self._note("begins")
         self._thread.start()
         return self
@@ -144,7 +181,8 @@ class Outpost:
 
     def words(self, port: int) -> list[str]:
         """Return the command of the SuperNode; it gives its tasks at ``port``."""
-        settings = f'worker="{self.worker}" token="{self.token}" site="{self.invitation.name}"'
+        settings = (f'worker="{self.path}" token="{self.path.parent / "token"}" '
+                    f'site="{self.invitation.name}"')
         return [
             str(self.flower / "python"), "-m", "fedvlm.distributed.flower.relay.node",
             str(self.place / "secret"), f"{HOST}:{port}", "--superlink", self.invitation.address,
@@ -172,7 +210,7 @@ class Outpost:
         environ["PYTHONPATH"] = str(self.place / "parts")
         with self.log.open("wb") as out:
             node = subprocess.Popen(  # noqa: S603
-                self.words(free_ports(1)[0]), stdin=subprocess.PIPE, stdout=out,
+                self.words(free_port()), stdin=subprocess.PIPE, stdout=out,
                 stderr=subprocess.STDOUT, env=environ, cwd=self.place / "empty",
                 start_new_session=True,  # Ctrl-C is for this process, which then ends it
             )
@@ -182,7 +220,7 @@ class Outpost:
                 if not there and LET_IN in processes.tail(self.log, 200):
                     there = True
                     self._note("connected")
-                    self.say(f"connected to {self.invitation.address} as {self.invitation.name}")
+                    self.say(f"{CONNECTED} {self.invitation.address} as {self.invitation.name}")
                 elif not there and time.monotonic() > late:
                     late = float("inf")
                     why = reach(self.invitation.address) or f"it takes long; log: {self.log}"
@@ -236,17 +274,8 @@ def read_status(folder: Path) -> dict[str, Any]:
     return {}
 
 
-@contextlib.contextmanager
-def quarters() -> Iterator[tuple[Path, Path]]:
-    """Yield a socket's path and a token's file for a site and its SuperNode, and for nobody else.
-
-    The path is short, since the system limits those of sockets to some 100 bytes.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="fedvlm-site-"))  # its owner's alone
-    try:
-        handle = os.open(folder / "token", os.O_WRONLY | os.O_CREAT, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_hex(32).encode())
-        yield folder / "socket", folder / "token"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _write_secret(path: Path, secret: bytes) -> None:
+    """Write a file that only its owner may read."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(secret)

@@ -1,8 +1,9 @@
 """A federation's folder: who is in it, at which ports, and where keys, logs and states lie.
 
 ``federation.json`` says what ``fedvlm federation up`` made. Beside it: ``keys/`` (certificate, node
-keys, tokens), ``logs/``, ``pids/``, ``flwr/`` (Flower's own home), ``link.db`` (the SuperLink's
-memory), ``<site>/`` with the states of that site's clients. Only its owner may look into it.
+keys), ``logs/``, ``pids/``, ``flwr/`` (Flower's own home), ``link.db`` (the SuperLink's memory),
+``<site>/`` of each site on this machine: its key, its invitation, the states of its clients. Only
+its owner may look into it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ import json
 import os
 import secrets
 import socket
-import stat
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.distributed.sockets.stream import host_port
+from fedvlm.distributed.flower.invitation import host_port
 
 FORMAT = "fedvlm-federation/1"
 NAME, FOLDER = "federation.json", "federation"
@@ -35,13 +34,11 @@ class SitePlan:
 
     Attributes:
         name: under which its key is registered.
-        port: of its SuperNode on this machine.
         owner: its ``site.yaml``; empty: it gets a part of a run's clients.
-        away: its SuperNode, worker and data are on a machine of its own.
+        away: its process and data are on a machine of its own.
     """
 
     name: str
-    port: int
     owner: str = ""
     away: bool = False
 
@@ -55,7 +52,6 @@ class Place:
         flower: folder of Flower's commands.
         port: of the SuperLink.
         sites: in their order.
-        sockets: a short path for unix sockets, which the system limits to some 100 bytes.
         mark: a word in the environment of all its processes.
         listen: ``host:port`` for sites of other machines; empty: there are none.
         reach: ``host:port`` under which they know it.
@@ -65,14 +61,13 @@ class Place:
     flower: Path
     port: int
     sites: tuple[SitePlan, ...]
-    sockets: Path
     mark: str
     listen: str = ""
     reach: str = ""
 
     @property
     def keys(self) -> Path:
-        """Return the folder of certificates, node keys and tokens."""
+        """Return the folder of certificates and public keys."""
         return self.folder / "keys"
 
     @property
@@ -109,14 +104,6 @@ class Place:
         """Return where what a process says is kept."""
         return self.folder / "logs" / f"{name}.log"
 
-    def worker(self, site: str) -> Path:
-        """Return the socket of a site's worker."""
-        return self.sockets / f"{site}.sock"
-
-    def token(self, site: str) -> Path:
-        """Return the file with the token of a site's worker."""
-        return self.keys / f"{site}.token"
-
     def public(self, site: str) -> Path:
         """Return the file with the public key of a site."""
         return self.keys / f"{site}.pub"
@@ -131,24 +118,13 @@ class Place:
             return int(self.registered(site).read_text(encoding="utf-8"))
         return 0
 
+    def site(self, site: str) -> Path:
+        """Return the folder of a site on this machine."""
+        return self.folder / site
+
     def states(self, site: str) -> Path:
         """Return the folder of the states of a site's clients."""
-        return self.folder / site / "states"
-
-    def make_sockets(self) -> None:
-        """Make the folder of sockets where ``down`` or a reboot removed it.
-
-        Raises:
-            DataError: it is another user's, lets others in, or cannot be made.
-        """
-        with files.explain_errors(self.sockets):
-            self.sockets.mkdir(mode=0o700, exist_ok=True)
-            told = self.sockets.lstat()
-        if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.getuid() or told.st_mode & 0o77:
-            raise DataError(
-                f"'{self.sockets}' is not a folder of yours alone (mode 700), so others could "
-                "take the sites' sockets: remove it, or begin another --federation FOLDER"
-            )
+        return self.site(site) / "states"
 
     def write(self) -> None:
         """Write the plan.
@@ -156,8 +132,7 @@ class Place:
         Raises:
             DataError: the folder cannot be written.
         """
-        plain = asdict(self) | {
-            "format": FORMAT, "flower": str(self.flower), "sockets": str(self.sockets)}
+        plain = asdict(self) | {"format": FORMAT, "flower": str(self.flower)}
         del plain["folder"]
         files.write_json(self.folder / NAME, plain)
 
@@ -182,12 +157,8 @@ def new_place(
     with files.explain_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)
-        ports = free_ports(len(owners) + 1)
-        sites = tuple(SitePlan(f"site{i}", port, owner)
-                      for i, (port, owner) in enumerate(zip(ports[1:], owners)))
-        sockets = Path(tempfile.mkdtemp(prefix="fedvlm-"))
-        place = Place(folder, flower, ports[0], sites, sockets, secrets.token_hex(8), listen,
-                      reach)
+        sites = tuple(SitePlan(f"site{i}", owner) for i, owner in enumerate(owners))
+        place = Place(folder, flower, free_port(), sites, secrets.token_hex(8), listen, reach)
         for part in ("keys", "logs", "pids", "flwr", "empty", *(s.name for s in sites)):
             (folder / part).mkdir(mode=0o700)
     place.write()
@@ -213,11 +184,10 @@ def read_place(folder: Path) -> Place:
         if plain["format"] != FORMAT:
             raise ValueError("format")
         sites = tuple(
-            SitePlan(str(s["name"]), int(s["port"]), str(s["owner"]), bool(s.get("away")))
-            for s in plain["sites"])
+            SitePlan(str(s["name"]), str(s["owner"]), bool(s.get("away"))) for s in plain["sites"])
         place = Place(
-            folder, Path(plain["flower"]), int(plain["port"]), sites, Path(plain["sockets"]),
-            str(plain["mark"]), str(plain.get("listen", "")), str(plain.get("reach", "")),
+            folder, Path(plain["flower"]), int(plain["port"]), sites, str(plain["mark"]),
+            str(plain.get("listen", "")), str(plain.get("reach", "")),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
@@ -227,13 +197,10 @@ def read_place(folder: Path) -> Place:
     return place
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports of this machine that nobody has now."""
-    doors = [socket.create_server((HOST, 0)) for _ in range(count)]
-    ports = [door.getsockname()[1] for door in doors]
-    for door in doors:
-        door.close()
-    return ports
+def free_port() -> int:
+    """Return a port of this machine that no program has now."""
+    with socket.create_server((HOST, 0)) as door:
+        return int(door.getsockname()[1])
 
 
 def even(clients: int, sites: int) -> str:

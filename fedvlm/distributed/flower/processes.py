@@ -24,7 +24,7 @@ from fedvlm.core.errors import FedvlmError
 from fedvlm.distributed.flower.place import Place
 
 MARK, PART = "FEDVLM_FEDERATION", "FEDVLM_PART"
-PATIENCE = 8.0  # seconds for a process that is told to end
+PATIENCE = 15.0  # seconds for a process that is told to end, and for what it began
 _TAIL = 20_000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TRAFFIC = "uvicorn.access"  # lines of each request, which say nothing
@@ -90,22 +90,23 @@ def end(place: Place, which: Collection[str]) -> int:
     Raises:
         FedvlmError: one does not go.
     """
-    def living() -> set[int]:
-        found = {pid_of(place, name) for name in which} - {0}
-        return found | strays(place, which)
+    def begun() -> set[int]:
+        return {pid_of(place, name) for name in which} - {0}
 
-    pids = living()
-    for stop in (signal.SIGTERM, signal.SIGKILL):
-        left = living()
-        for pid in left:
+    def living() -> set[int]:
+        return begun() | strays(place, which)
+
+    pids = left = living()
+    # What they began they end themselves, a SuperNode with a good-bye; else it is ended after them.
+    for stop, whom in ((signal.SIGTERM, begun), (signal.SIGTERM, living), (signal.SIGKILL, living)):
+        asked = whom()
+        for pid in asked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, stop)
         until = time.monotonic() + PATIENCE
-        while left and time.monotonic() < until:
+        while asked and (left := living()) and time.monotonic() < until:
             time.sleep(0.1)
-            left = living()
-        if not left:
-            break
+    left = living()
     if left:
         raise FedvlmError(f"processes {sorted(left)} of '{place.folder}' do not end")
     for name in which:

@@ -1,4 +1,4 @@
-"""A worker's side of a socket: one caller at a time, an answer to each frame, until it is gone."""
+"""A site's side of a socket: one caller at a time, an answer to each frame, until it is gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from fedvlm.distributed.carriers import Answer
-from fedvlm.distributed.sockets.stream import StreamError, greet, receive, send, watch
+from fedvlm.distributed.sockets.stream import StreamError, check_peer, greet, receive, send
 
 _GONE = getattr(select, "POLLRDHUP", select.POLLHUP) | select.POLLHUP | select.POLLERR
 REST = 0.1  # seconds before the next caller, where the system could not serve one
@@ -31,7 +31,7 @@ def converse(sock: socket.socket, token: bytes, answer: Answer) -> None:
 def serve(
     door: socket.socket, token: bytes, answer: Answer, say: Callable[[str], None]
 ) -> None:
-    """Answer whoever comes and knows the token, one after the other, for ever.
+    """Answer callers of this user that know the token, one after the other, for ever.
 
     Raises:
         OSError: the door is closed.
@@ -40,7 +40,7 @@ def serve(
         try:
             sock, _ = door.accept()
             with sock:
-                watch(sock)
+                check_peer(sock)
                 converse(sock, token, answer)
         except (StreamError, OSError) as error:
             if door.fileno() < 0:

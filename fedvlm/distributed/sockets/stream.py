@@ -1,10 +1,11 @@
-"""Frames on a stream socket; who is on the other side is made sure of before a frame is read.
+"""Frames on a socket of this machine, which only its owner can open: there is no other address.
 
-The worker speaks first: ``HELLO`` and 32 random bytes. The caller answers with 32 bytes of its own
-and HMAC-SHA256(token, "caller" + both); the worker checks that and proves itself by
-HMAC-SHA256(token, "worker" + both). From then on each frame is its length (8 bytes, little endian)
-and its bytes. The token itself never travels. Nothing is encrypted: beyond a machine or a cluster's
-own network that is for a tunnel, or another carrier.
+A site waits at a path: in a folder that its owner alone may enter, with a mode of 600, and each
+side asks the system whose process the other one is. The site speaks first: ``HELLO`` and 32 random
+bytes. The caller answers with 32 bytes of its own and HMAC-SHA256(token, "caller" + both); the site
+checks that and proves itself by HMAC-SHA256(token, "worker" + both). From then on each frame is its
+length (8 bytes, little endian) and its bytes. Processes of one user have an empty token, Flower's
+relay one that its site made for it; the token never travels.
 """
 
 from __future__ import annotations
@@ -14,21 +15,19 @@ import hmac
 import os
 import secrets
 import socket
-import stat
 import struct
 import time
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.core.files import user_path
 from fedvlm.distributed.schema import LIMIT
 
 HELLO = b"fedvlm-socket/1\n"
 NONCE = PROOF = 32
 LENGTH = struct.Struct("<Q")
+_PEER = struct.Struct("3i")  # process, user, group
 PATIENCE = 10.0  # seconds for the whole greeting
-SHORTEST = 16  # characters of a token
-UNIX = "unix:"
+ALONE = 0o77  # bits of a mode that let others in
 _PIECE = 1 << 20
 
 
@@ -130,21 +129,23 @@ def sized(head: bytes) -> int:
     return size
 
 
-def connect(address: str, token: bytes, seconds: float | None = None) -> socket.socket:
-    """Return a connection to a worker that knows the token.
+def connect(path: Path, token: bytes, seconds: float | None = None) -> socket.socket:
+    """Return a connection to the site at a path, made sure of.
 
     Args:
-        address: ``host:port`` or ``unix:PATH``.
         seconds: to reach it, and again for the greeting; None: ``PATIENCE``.
 
     Raises:
-        StreamError: nobody is there, or somebody else.
+        StreamError: no process listens there, or another user's, or one with another token.
     """
+    sock = socket.socket(socket.AF_UNIX)
     try:
-        sock = _opened(address, PATIENCE if seconds is None else seconds)
-    except OSError as error:
-        raise StreamError(reason(error)) from None
-    try:
+        sock.settimeout(PATIENCE if seconds is None else seconds)
+        try:
+            sock.connect(str(path))
+        except OSError as error:
+            raise StreamError(reason(error)) from None
+        check_peer(sock)
         present(sock, token, seconds)
     except BaseException:
         sock.close()
@@ -152,64 +153,58 @@ def connect(address: str, token: bytes, seconds: float | None = None) -> socket.
     return sock
 
 
-def _opened(address: str, seconds: float) -> socket.socket:
-    if address.startswith(UNIX):
-        sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(seconds)
-        try:
-            sock.connect(address.removeprefix(UNIX))
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-    sock = socket.create_connection(host_port(address), seconds)
-    watch(sock)
-    return sock
+def check_peer(sock: socket.socket) -> None:
+    """Refuse a connection to a process of another user.
 
-
-def watch(sock: socket.socket) -> None:
-    """Let a connection end within two minutes of the other machine's end, where it is TCP."""
-    if sock.family == socket.AF_UNIX:
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):  # not everywhere
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def listen(address: str) -> socket.socket:
-    """Return a socket that waits for callers; one of a path is its owner's alone.
+    Where the system does not tell whose it is, the folder's mode alone stands for that.
 
     Raises:
-        ConfigError: no address, or one that cannot be had.
+        StreamError: it is another user's.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return
+    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    if _PEER.unpack(told)[1] != os.getuid():
+        raise StreamError("its process belongs to another user")
+
+
+def listen(path: Path) -> socket.socket:
+    """Return a socket that waits for callers of this user at a path.
+
+    Its folder is made where there is none, for the owner alone.
+
+    Raises:
+        ConfigError: others may enter the folder, another process listens there, or the path cannot
+            be had.
     """
     try:
-        if address.startswith(UNIX):
-            path = Path(address.removeprefix(UNIX))
-            if path.is_socket():
-                _clear(path)
-            sock = socket.socket(socket.AF_UNIX)
-            before = os.umask(0o177)
-            try:
-                sock.bind(str(path))
-            finally:
-                os.umask(before)
-            sock.listen(4)
-            return sock
-        host, port = host_port(address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        told = path.parent.stat()
+        if told.st_uid != os.getuid() or told.st_mode & ALONE:
+            raise ConfigError(
+                f"cannot listen at {path}: others may enter its folder; chmod 700 {path.parent}, "
+                "or name a folder that is not there yet"
+            )
+        if path.is_socket():
+            _clear(path)
+        sock = socket.socket(socket.AF_UNIX)
+        before = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(before)
+        sock.listen(4)
+        return sock
     except OSError as error:
-        raise ConfigError(f"cannot listen at {address}: {reason(error)}") from None
+        raise ConfigError(f"cannot listen at {path}: {reason(error)}") from None
 
 
 def _clear(path: Path) -> None:
     """Delete the socket of a process that is gone.
 
     Raises:
-        ConfigError: somebody listens there.
-        OSError: nobody can say.
+        ConfigError: a process listens there.
+        OSError: the system does not tell.
     """
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(PATIENCE)
@@ -220,42 +215,8 @@ def _clear(path: Path) -> None:
             return
         except (TimeoutError, BlockingIOError):
             pass  # as many callers as it lets wait
-    raise ConfigError(
-        f"cannot listen at {UNIX}{path}: another worker does; end it, or take another path"
-    )
-
-
-def host_port(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"'{address}' is no address: it is host:port, or {UNIX}PATH")
-    return host.strip("[]"), int(port)
-
-
-def read_token(path: str) -> bytes:
-    """Return the secret in a file that only its owner may read.
-
-    Raises:
-        ConfigError: it is not there, too short, or others may read it.
-    """
-    file = user_path(path)
-    try:
-        token, mode = file.read_bytes().strip(), file.stat().st_mode
-    except OSError as error:
-        raise ConfigError(f"the token file '{file}' cannot be read: {reason(error)}") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"others may read the token file '{file}': chmod 600 {file}")
-    if len(token) < SHORTEST:
-        raise ConfigError(
-            f"the token in '{file}' is shorter than {SHORTEST} characters: write a new one, for "
-            f"instance with (umask 077; openssl rand -hex 32 > {file})"
-        )
-    return token
+    raise ConfigError(f"cannot listen at {path}: another process does; end it, or take another "
+                      "path")
 
 
 def _proof(token: bytes, who: bytes, both: bytes) -> bytes:

@@ -8,7 +8,7 @@ tensor, or row, has not moved. The client sends nothing for that, and is counted
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -75,27 +75,55 @@ def _beside(per_row: Tensor, leaf: Tensor, axis: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What the clients of one chunk sent, as they sent it.
+class Upload:
+    """What the clients of a chunk send, all the way to the server; made by ``Context.upload``.
+
+    The engine notes whose it is, what goes along and what they received (``clients`` to
+    ``counts``); ``arrive`` makes ``Updates`` of it.
 
     Attributes:
+        params: shared tensors, ``[K, ...]``; cut where ``rows`` says.
+        weight: one each, ``[K]``; with the engine's notes float64 on the CPU.
+        extras: declared side information, ``[K, ...]``.
+        absent: shared tensors that are not sent.
+        rows: of which tensors only rows are sent.
+        told: how many each client sends of those, ``[K]`` (``Rows.told``), until they are read.
         clients: ids.
-        params: tensors of the shared group that were sent, ``[K, ...]``; cut where ``rows`` says.
-        weight: ``[K]`` float64 on the CPU.
-        extras, metrics: see ``Updates``.
+        metrics: see ``Updates``.
         received: what these clients received of the shared group, ``[K, ...]``.
-        rows: by name, where rows were sent.
-        counts: how many of them by each client.
+        counts: how many rows each client sends, by name.
     """
 
-    clients: tuple[int, ...]
     params: Tree
     weight: Tensor
     extras: Tree = field(default_factory=dict)
+    absent: Sequence[str] = ()
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+    told: Mapping[str, Tensor] = field(default_factory=dict)
+    clients: tuple[int, ...] = ()
     metrics: Tree = field(default_factory=dict)
     received: Tree = field(default_factory=dict)
-    rows: Mapping[str, Rows] = field(default_factory=dict)
     counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def take(self, at: Sequence[int]) -> Upload:
+        """Return what the clients at the positions ``at`` send; all of them are no copy.
+
+        As it is with the engine's notes.
+        """
+        if len(at) == len(self.clients):
+            return self
+        rows = torch.tensor(at, dtype=torch.int64)
+
+        def taken(tree: Tree) -> Tree:
+            return {n: v[rows.to(v.device)] for n, v in tree.items()}
+
+        return replace(
+            self, clients=tuple(self.clients[k] for k in at), params=taken(self.params),
+            weight=self.weight[rows], extras=taken(self.extras), metrics=taken(self.metrics),
+            received=taken(self.received),
+            rows={n: Rows(r.index[rows.to(r.index.device)], r.axis) for n, r in self.rows.items()},
+            counts={n: [row[k] for k in at] for n, row in self.counts.items()},
+        )
 
     def arrive(self) -> Updates:
         """Return these updates with all rows: what was not sent is what its client received."""

@@ -7,7 +7,7 @@ engine's one read at the end of a chunk's work (``Upload.told``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,27 +19,6 @@ from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, is_factor
 
 AXES = {FACTOR_A: -2, FACTOR_B: -1}  # where LoRA's components lie
 Ranks = Sequence[int] | Tensor
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What K clients send; made by ``Context.upload``.
-
-    Attributes:
-        params: shared tensors, ``[K, ...]``; cut where ``rows`` says.
-        weight: one each, ``[K]``.
-        extras: declared side information, ``[K, ...]``.
-        absent: shared tensors that are not sent.
-        rows: of which tensors only rows are sent.
-        told: how many each client sends of those, ``[K]`` (``Rows.told``).
-    """
-
-    params: Tree
-    weight: Tensor
-    extras: Tree = field(default_factory=dict)
-    absent: Sequence[str] = ()
-    rows: Mapping[str, Rows] = field(default_factory=dict)
-    told: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,7 +45,7 @@ class Portion:
 WHOLE = Portion()
 
 
-def absent(shared: Sequence[str], only: Sequence[str] | None) -> list[str]:
+def unsent_names(shared: Sequence[str], only: Sequence[str] | None) -> list[str]:
     """Return which shared tensors the patterns ``only`` leave out.
 
     Raises:
@@ -83,7 +62,7 @@ def absent(shared: Sequence[str], only: Sequence[str] | None) -> list[str]:
     return [n for n in shared if n not in kept]
 
 
-def cut(
+def cut_tree(
     params: Tree, rows: Mapping[str, Rows] | None, ranks: Mapping[str, Ranks] | None
 ) -> tuple[Tree, dict[str, Rows], dict[str, Tensor]]:
     """Return the tree cut to rows and ranks, of what it was cut, and what ``Rows.told`` says.

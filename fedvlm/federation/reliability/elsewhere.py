@@ -1,7 +1,7 @@
 """Updates that came from other places: a method's aggregate must not fail as if it were at fault.
 
-Names, shapes, types and finiteness are looked at before (``distributed.policy``); what the numbers
-mean, the method alone knows.
+Names, shapes, types and finiteness are looked at before (``distributed.server.policy``); what the
+numbers mean, the method alone knows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer
 
 
-def aggregated(
+def aggregate_updates(
     trainer: Trainer, ctx: ServerContext, server: State, updates: Updates, origin: str
 ) -> State:
     """Return the server's state after a round.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from fedvlm.config.engines import ENGINES, FLOWER, FLOWER_SIM, SITES, WORKERS
+from fedvlm.config.engines import ENGINES, FLOWER, SITES, WORKERS
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.plugins import own_class
 from fedvlm.evaluation.evaluator import Ask
@@ -22,9 +22,8 @@ from fedvlm.job.inputs import GivenInputs, Inputs
 from fedvlm.runs.folder import RunFolder
 
 READS = {  # key -> its flag, and the engines that read it
-    "WORKERS": ("--workers", WORKERS, FLOWER_SIM), "WORKERS_AT": ("--workers-at", WORKERS),
-    "SITES_AT": ("--sites-at", SITES), "SITE_FILE": ("--site-file", SITES),
-    "TOKEN_FILE": ("--token-file", WORKERS, SITES), "FEDERATION": ("--federation", FLOWER, SITES),
+    "WORKERS": ("--workers", WORKERS), "SITES_AT": ("--sites-at", SITES),
+    "SITE_FILE": ("--site-file", SITES), "FEDERATION": ("--federation", FLOWER, SITES),
 }
 Tell = Callable[[str], None]
 

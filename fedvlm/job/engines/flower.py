@@ -1,8 +1,8 @@
 """Clients of a simulation at sites behind Flower (``FED.ENGINE flower``).
 
 The federation was begun by ``fedvlm federation up``; its sites get a part of the clients each
-(``FED.SITES``), and a resident worker that has built this very run and keeps their states. The
-driver is the ordinary job.
+(``FED.SITES``): a process that has built this very run and keeps their states. The driver is the
+ordinary job.
 """
 
 from __future__ import annotations
@@ -10,108 +10,58 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 from yacs.config import CfgNode
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
+from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.threads import usual_threads
-from fedvlm.core.trees import State
 from fedvlm.distributed.flower import processes
 from fedvlm.distributed.flower.carrier import Flower
-from fedvlm.distributed.flower.commands import LINK, find_flower, find_ray
+from fedvlm.distributed.flower.commands import LINK, find_flower
 from fedvlm.distributed.flower.network import (
-    begin_worker,
+    begin_site,
     down,
     errand,
     refuse_busy,
+    sites_ready,
     up,
-    workers_ready,
 )
 from fedvlm.distributed.flower.place import FOLDER, Place, even, read_place
-from fedvlm.distributed.policy import Policy
-from fedvlm.distributed.remote import RemoteEngine
-from fedvlm.distributed.sockets.stream import UNIX
-from fedvlm.distributed.store import AwayStore
-from fedvlm.federation.clients import AWAY
-from fedvlm.federation.local.images import Absent
+from fedvlm.distributed.server.policy import Policy
+from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.federation.plan import parse_sites
-from fedvlm.federation.rounds import Federation
 from fedvlm.job.build import Built
 from fedvlm.job.engines.base import ClientSide, Tell, refuse_memory
-from fedvlm.job.engines.processes import (
-    core_count,
-    run_id,
-    serve_command,
-    worker_environment,
-)
 from fedvlm.job.engines.states import SITE
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.sites.parties import policy_of as sites_policy
 from fedvlm.job.sites.party import config_plain, shared_facts
+from fedvlm.job.workers.processes import (
+    MODULE,
+    core_count,
+    leave_images,
+    run_id,
+    worker_environment,
+)
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import identity_digest
 
 ENGINE = "flower"
 START = 600.0  # seconds for workers to be built
 REACH = 120.0  # seconds for sites to be at the SuperLink
-Words = Callable[[Sequence[str]], list[str]]
-
-
-class SitesAway(AwayStore):
-    """What the driver has of its clients: rows that say they are at their sites."""
-
-    def get(
-        self, ids: Sequence[int], versions: Sequence[int]
-    ) -> list[tuple[list[int], State]]:
-        """See ``ClientStore.get``."""
-        return [(list(ids), {AWAY + SITE: {}})] if ids else []
-
-    def put(self, round_: int, ids: Sequence[int], state: State) -> None:
-        """Keep nothing.
-
-        Raises:
-            ConfigError: a checkpoint of another engine.
-        """
-        if list(state) != [AWAY + SITE]:
-            raise ConfigError(
-                "this run was begun with another --engine, whose states of clients are not at the "
-                "sites: go on with that one, or begin anew under another --tag"
-            )
-
-
-@dataclass
-class PartsEngine(RemoteEngine):
-    """Clients of one data set at sites that all read it; see ``RemoteEngine``.
-
-    Args:
-        beside: facts of the job that a site must share (``job.sites.party.shared_facts``).
-    """
-
-    beside: Mapping[str, str] = field(default_factory=dict)
-    remedy: ClassVar[str] = ""
-
-    def join(self, fed: Federation) -> None:
-        """See ``RemoteEngine.join``; what a checkpoint told of the clients stays."""
-        store = fed.clients.store
-        super().join(fed)
-        fed.clients.store = store
-
-    def facts(self, fed: Federation) -> dict[str, str]:
-        """See ``RemoteEngine.facts``."""
-        return super().facts(fed) | dict(self.beside)
 
 
 class AtSitesOfFlower(ClientSide):
     """Sites behind Flower that get a part of the clients each; see ``ClientSide``."""
 
     built: Built
-    engine: PartsEngine
+    engine: RemoteEngine
     carrier: Flower
     begin: Callable[[], None]  # lets the sites' workers run
 
@@ -126,23 +76,19 @@ class AtSitesOfFlower(ClientSide):
         run, threads = run_id(folder), threads_of_site(built.cfg, os.environ, core_count())
         federation, place = built.federation, check_flower(built.cfg)
         self.built, self.carrier = built, Flower(place, tell)
-        self.engine = PartsEngine(
+        self.engine = RemoteEngine(
             self.carrier, config_plain(built.cfg), federation.engine.chunk, policy_of(built.cfg),
-            run, tell, beside=shared_facts(built.identity),
+            run, tell, beside=shared_facts(built.identity), remedy="",
         )
         self.ask = self.engine.template
         layout = list(federation.engine.sites)
-        federation.engine, federation.clients.store = self.engine, SitesAway()
-        # A question for a client's images is refused here.
-        federation.meter = None
-        federation.batcher = Absent(
-            federation.roster, int(built.cfg.DATALOADER.TRAIN_X.BATCH_SIZE), "the driver"
-        )
+        federation.engine, federation.clients.store = self.engine, AwayStore(SITE)
+        leave_images(built)
 
         def begin() -> None:
             refuse_busy(place)  # again: another run may have come while this one was built
             about = errand(folder.path.resolve(), identity_digest(built.identity))
-            _begin(place, folder.path.resolve(), about, layout, serve_command,
+            _begin(place, folder.path.resolve(), about, layout,
                    partial(worker_environment, built.cfg, threads), tell)
 
         self.begin = begin
@@ -169,14 +115,10 @@ class AtSitesOfFlower(ClientSide):
         self.engine.join(federation)
 
 
-def missing(ray: bool) -> str:
-    """Return what of Flower is not installed, and how to mend it; empty: it is there.
-
-    Args:
-        ray: what its simulation needs, too.
-    """
+def missing() -> str:
+    """Return that Flower is not installed, and how to mend it; empty: it is."""
     try:
-        find_ray() if ray else find_flower()
+        find_flower()
     except ConfigError as error:
         return str(error)
     return ""
@@ -229,23 +171,20 @@ def policy_of(cfg: CfgNode) -> Policy:
 
 
 def _begin(
-    place: Place, run: Path, about: str, layout: Sequence[int], command: Words,
+    place: Place, run: Path, about: str, layout: Sequence[int],
     environ: Callable[[int], Mapping[str, str]], tell: Tell,
 ) -> None:
-    """Let a worker of this run be at each site.
+    """Let each site work for this run with its part of the clients.
 
     Raises:
         ConfigError: one cannot be built; its last line is shown.
     """
     for number, site in enumerate(place.sites):
-        mine = [str(c) for c, at in enumerate(layout) if at == number]
-        words = command([
-            "--run", str(run), "--clients", ",".join(mine), "--states",
-            str(place.states(site.name).resolve()), "--listen", UNIX + str(place.worker(site.name)),
-            "--token-file", str(place.token(site.name).resolve()),
-        ])
-        begin_worker(place, site.name, words, dict(environ(number)), about, tell)
-    workers_ready(place, [site.name for site in place.sites], START)
+        mine = ",".join(str(c) for c, at in enumerate(layout) if at == number)
+        states = place.states(site.name).resolve()
+        words = [MODULE, str(run), str(states), "--clients", mine]
+        begin_site(place, site.name, words, environ(number), about, tell)
+    sites_ready(place, [site.name for site in place.sites], START)
 
 
 def threads_of_site(cfg: CfgNode, environ: Mapping[str, str], cores: int) -> int:

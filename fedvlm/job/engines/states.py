@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,11 +10,10 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.files import user_path
-from fedvlm.core.trees import State
+from fedvlm.core.rows.away import AWAY
+from fedvlm.core.rows.store import RowStore
 from fedvlm.distributed.flower.place import FOLDER, read_place
-from fedvlm.distributed.pool.store import PoolStore, new_letters
-from fedvlm.distributed.store import AwayStore, SiteStore
-from fedvlm.federation.clients import AWAY, ClientStore
+from fedvlm.distributed.store import SiteStore, new_letters
 from fedvlm.federation.plan import parse_sites
 from fedvlm.federation.rounds import Federation, FedState
 
@@ -25,7 +23,7 @@ NAME = "run"  # there, the file with the run's name at its workers or sites
 RUN = re.compile(r"[0-9a-f]{64}")
 
 
-def workers_rows(folder: Path, device: torch.device) -> PoolStore:
+def workers_rows(folder: Path, device: torch.device) -> SiteStore:
     """Return the rows that the workers of a run wrote into its folder.
 
     Raises:
@@ -38,7 +36,7 @@ def workers_rows(folder: Path, device: torch.device) -> PoolStore:
             "not in the folder: take the global model, or copy that folder to "
             f"'{folder / PLACE}'"
         )
-    return PoolStore(runs[0].parent, runs[0].name, device, new_letters())
+    return SiteStore(runs[0].parent, runs[0].name, device, new_letters())
 
 
 def site_rows(folder: Path, cfg: CfgNode, device: torch.device) -> dict[int, SiteStore]:
@@ -63,30 +61,11 @@ def site_rows(folder: Path, cfg: CfgNode, device: torch.device) -> dict[int, Sit
     return {c: stores[homes[at]] for c, at in enumerate(layout) if homes[at] in stores}
 
 
-def stands_for_another(store: ClientStore, versions: dict[int, int]) -> bool:
+def stands_for_another(store: RowStore, versions: dict[int, int]) -> bool:
     """Say whether rows only stand for states that workers have."""
     for client, version in versions.items():
         return any(slot.startswith(AWAY) for slot, _ in store.form(client, version))
     return False
-
-
-class AtSites(AwayStore):
-    """Rows of clients whose sites have them: whoever asks is told so."""
-
-    def get(
-        self, ids: Sequence[int], versions: Sequence[int]
-    ) -> list[tuple[list[int], State]]:
-        """See ``ClientStore.get``.
-
-        Raises:
-            ConfigError: always, where any are wanted.
-        """
-        if ids:
-            raise ConfigError(
-                f"the state of client {ids[0]} is at its site, with its owner: take the global "
-                "model"
-            )
-        return []
 
 
 def take_workers_rows(folder: Path, federation: Federation, state: FedState) -> None:

@@ -13,8 +13,8 @@ from fedvlm.core.progress import Progress
 from fedvlm.data.own.site import SiteFile
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import digest
-from fedvlm.distributed.policy import Policy
-from fedvlm.distributed.remote import RemoteEngine
+from fedvlm.distributed.server.policy import Policy
+from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.job.build import Built, build, chunk_of
 from fedvlm.job.inputs import ServerInputs
 from fedvlm.job.sites.party import config_plain
@@ -80,8 +80,8 @@ def check_file(file: SiteFile) -> None:
 def inputs_of(engine: RemoteEngine, file: SiteFile, folder: Path) -> ServerInputs:
     """Return what the server's side of a run is built of, once the sites were met."""
     told = sorted([sorted(map(int, site["clients"])), site["data"]]
-                  for site in engine.welcomes().values())
-    return ServerInputs(file, folder, engine.roster(), digest(told))
+                  for site in engine.members.welcomes().values())
+    return ServerInputs(file, folder, engine.members.roster(), digest(told))
 
 
 def joined(engine: RemoteEngine, built: Built) -> None:

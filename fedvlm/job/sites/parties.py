@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,12 +26,11 @@ from fedvlm.data.own.site import read_site
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.flower.carrier import Flower
 from fedvlm.distributed.flower.place import read_place
-from fedvlm.distributed.policy import Policy
-from fedvlm.distributed.readmission import Wish, read_wishes, readmit
-from fedvlm.distributed.remote import RemoteEngine
 from fedvlm.distributed.schema import COUNTS, by, client, hexes, record, text
-from fedvlm.distributed.sockets.carrier import Addressed
-from fedvlm.distributed.sockets.stream import UNIX, host_port, read_token
+from fedvlm.distributed.server.policy import Policy
+from fedvlm.distributed.server.readmission import Wish, read_wishes, readmit
+from fedvlm.distributed.server.remote import RemoteEngine
+from fedvlm.distributed.sockets.sites import SiteSockets
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built
@@ -41,6 +41,7 @@ from fedvlm.job.sites.party import config_plain
 
 PLACE = "sites"  # in the run's folder
 NAME, MET, FRAMES = "run", "met.json", "frames.json"
+_NETWORK = re.compile(r"[^/]*:\d{1,5}")
 _FIRST = 1.0  # seconds after which those who are not are named
 _MET = by(text("[^/]+", 200), record({"data": hexes, "clients": by(client, record(COUNTS))}))
 Tell = Callable[[str], None]
@@ -70,19 +71,28 @@ def sites_of(cfg: CfgNode) -> Sites:
     """Return the carrier to the sites of a run: a federation's, or sockets."""
     if cfg.FED.FEDERATION:
         return Flower(read_place(user_path(cfg.FED.FEDERATION)), _tell)
-    return Addressed(
-        addresses(cfg), read_token(cfg.FED.TOKEN_FILE), "site",
-        "fedvlm site serve site.yaml --listen ... --token-file ...",
-    )
+    return SiteSockets(socket_paths(cfg))
 
 
 def _tell(words: str) -> None:
     complain(words, prefix="note")
 
 
-def addresses(cfg: CfgNode) -> list[str]:
-    """Return the addresses of ``FED.SITES_AT``."""
-    return [word.strip() for word in cfg.FED.SITES_AT.split(",") if word.strip()]
+def socket_paths(cfg: CfgNode) -> list[Path]:
+    """Return the paths of ``FED.SITES_AT``.
+
+    Raises:
+        ConfigError: one is an address of the network.
+    """
+    words = [word.strip() for word in cfg.FED.SITES_AT.split(",") if word.strip()]
+    for word in words:
+        if _NETWORK.fullmatch(word):
+            raise ConfigError(
+                f"--sites-at {word}: sites on other machines are reached by Flower alone "
+                "(--federation FOLDER; docs/deployment.md); on this machine give the path of the "
+                "site's socket, which fedvlm site serve SITE.YAML --listen PATH makes"
+            )
+    return [user_path(word.removeprefix("unix:")) for word in words]
 
 
 def check_sites(cfg: CfgNode) -> None:
@@ -101,25 +111,19 @@ def check_sites(cfg: CfgNode) -> None:
             )
         if not place.sites:
             raise ConfigError(f"'{behind}' has no site yet: fedvlm federation admit lets one in")
-        if cfg.FED.SITES_AT or cfg.FED.TOKEN_FILE:
-            raise ConfigError("--federation has its own way to the sites and their tokens: drop "
-                              "--sites-at and --token-file")
-    wanted = (("SITES_AT", "--sites-at HOST:PORT,...: where the sites are (or --federation "
-               "FOLDER)"),
-              ("TOKEN_FILE", "--token-file FILE: the secret that the sites know, too"),
+        if cfg.FED.SITES_AT:
+            raise ConfigError("--federation has its own way to the sites: drop --sites-at")
+    wanted = (("SITES_AT", "--federation FOLDER: the sites that fedvlm federation admitted (or "
+               "--sites-at PATH,...: sockets of sites on this machine)"),
               ("SITE_FILE", "--site-file FILE: the coordinator's own, with the class names (fedvlm "
                "site make --public)"))
     lacks = [words for key, words in wanted
              if not cfg.FED[key] and not (behind and key != "SITE_FILE")]
     if lacks:
         raise ConfigError("\n".join(f"--engine sites wants {words}" for words in lacks))
-    for address in addresses(cfg):
-        if not address.startswith(UNIX):
-            host_port(address)
-    if len(set(addresses(cfg))) < len(addresses(cfg)):
-        raise ConfigError(f"--sites-at {cfg.FED.SITES_AT}: an address stands twice")
-    if not behind:
-        read_token(cfg.FED.TOKEN_FILE)
+    paths = socket_paths(cfg)
+    if len(set(paths)) < len(paths):
+        raise ConfigError(f"--sites-at {cfg.FED.SITES_AT}: a path stands twice")
 
 
 @dataclass
@@ -161,7 +165,7 @@ class Parties:
         self.wishes = read_wishes(place)
         joined(self.engine, built)
         built.notes += left_out(built.cfg)
-        files.write_json(place / MET, self.engine.welcomes())
+        files.write_json(place / MET, self.engine.members.welcomes())
         self.engine.say = tell
 
     def resume(self, state: FedState | None) -> FedState | None:
@@ -195,7 +199,7 @@ def gathered(cfg: CfgNode, path: Path) -> Iterator[Parties]:
     try:
         await_sites(carrier, engine.say, float(cfg.FED.ASK.REACH))
         engine.meet(int(cfg.FED.CLIENTS), 0.0, before)
-        for site, told in engine.welcomes().items():
+        for site, told in engine.members.welcomes().items():
             ids = [int(c) for c in told["clients"]]
             engine.say(f"{site}: clients {', '.join(map(str, ids))}")
         yield Parties(engine, carrier, inputs_of(engine, file, images_of(cfg)))

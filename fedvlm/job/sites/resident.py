@@ -17,7 +17,6 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, declare
@@ -26,13 +25,15 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
 from fedvlm.data.own.site import SiteFile, read_site
 from fedvlm.distributed.facts import odd_keys
+from fedvlm.distributed.flower.outpost import Outpost
 from fedvlm.distributed.schema import by, hexes, name, record, setting
 from fedvlm.distributed.site import Site, failure
 from fedvlm.distributed.site_yaml import SiteYaml
 from fedvlm.distributed.sockets.serving import serve
-from fedvlm.distributed.sockets.stream import listen, read_token
+from fedvlm.distributed.sockets.stream import listen
 from fedvlm.distributed.terms import Refused
 from fedvlm.distributed.wire import Frame, pack, unpack
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.party import config_plain, open_site
 from fedvlm.runs import lock
@@ -206,23 +207,22 @@ def serving(owner: SiteYaml) -> Iterator[None]:
 
 
 def serve_site(
-    owner: SiteYaml, address: str, token_file: str, own: Mapping[str, str], say: Say,
-    progress: Progress | None = None,
-    around: contextlib.AbstractContextManager[object] | None = None, where: str = "",
+    owner: SiteYaml, path: Path, own: Mapping[str, str], say: Say,
+    progress: Progress | None = None, outpost: Outpost | None = None,
 ) -> None:
-    """Answer coordinators that come to ``address`` and know the token, one at a time, for ever.
+    """Answer coordinators one at a time, for ever: those that come to a socket, or over Flower.
 
     Args:
-        around: what else runs while the site is served.
-        where: what is said in the place of the address.
+        path: of the socket, for coordinators of this user; with an outpost its own.
+        outpost: the way to a federation on Flower.
 
     Raises:
-        ConfigError: the address cannot be had, there is no token, or another process serves this
-            site.
+        ConfigError: the socket cannot be had, or another process serves this site.
         DataError: the site file, or its images are not there.
     """
-    token, door = read_token(token_file), listen(address)
-    with door, serving(owner):
+    token, where = (outpost.token, f"a socket of its own, as {outpost.invitation.name}") if (
+        outpost) else (b"", str(path))
+    with listen(path) as door, serving(owner):
         site = Resident(owner, own, say, progress)
         lost = [p for p in site.file.paths() if not (owner.images / p).is_file()]
         if lost:
@@ -232,7 +232,7 @@ def serve_site(
             )
         if not site.file.clients:
             raise DataError(f"'{owner.file}' has no clients: it is a server's")
-        say(f"ready at {where or address}: {site.file.dataset}, clients "
+        say(f"ready at {where}: {site.file.dataset}, clients "
             f"{', '.join(map(str, site.file.clients))}; waiting for coordinators")
-        with around or contextlib.nullcontext():
+        with outpost or contextlib.nullcontext():
             serve(door, token, site.answer, say)

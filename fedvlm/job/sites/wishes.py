@@ -1,4 +1,4 @@
-"""What ``fedvlm readmit`` writes into a run's folder (``distributed.readmission``)."""
+"""What ``fedvlm readmit`` writes into a run's folder (``distributed.server``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.distributed.readmission import add_wishes
+from fedvlm.distributed.server.readmission import add_wishes
 from fedvlm.job.sites.parties import PLACE, read_met
 from fedvlm.runs import lock
 from fedvlm.runs.identity import read_manifest

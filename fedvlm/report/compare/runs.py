@@ -14,10 +14,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.report.compare.sides import Difference, Side, difference, partings
-from fedvlm.report.compare.text import Comparison, Topic, interval, p_value, plain, signed
-from fedvlm.report.statistics.paired import FEWEST, METHODS, McNemar, Paired, mcnemar, paired
+from fedvlm.report.compare.text import (
+    Comparison,
+    Topic,
+    interval,
+    p_value,
+    plain_number,
+    signed_number,
+)
+from fedvlm.report.statistics.paired import (
+    FEWEST,
+    METHODS,
+    McNemar,
+    Paired,
+    mcnemar,
+    pair_statistics,
+)
 from fedvlm.report.tables.metrics import DEFINED, metric
+from fedvlm.runs.verify.parting import (
+    Difference,
+    Side,
+    find_differences,
+    find_partings,
+    rounds_lines,
+    settings_lines,
+)
 
 COST = (
     "totals.local_steps", "totals.samples", "totals.image_forwards", "totals.text_tokens",
@@ -25,6 +46,7 @@ COST = (
 )
 MOST = 40  # clients shown one by one; of more, those that lost and gained most
 ENDS = 10
+SETTINGS, ROUNDS = "Settings, A -> B", "First round at which they part"
 ONE_SEED = "of these clients and seeds alone: what other seeds would give, --over-seeds says"
 LOGITS = "logits.safetensors"
 DATA = ("data: ", "images: ")  # differences that the note on partitions tells
@@ -41,18 +63,19 @@ class Heads(NamedTuple):
     note: str = ""
 
 
-def compare(a: Side, b: Side) -> Comparison:
+def compare_runs(a: Side, b: Side) -> Comparison:
     """Return the whole comparison of two runs."""
-    differing, heads = difference(a, b), _heads_of(a, b)
+    differing, heads = find_differences(a, b), _heads_of(a, b)
     same, why = _pairing(a, b)
     numbers = _headline(a, b, heads) if heads else {}
     costs = {n: (x, y) for n in COST
              if (x := _cost(a, n)) is not None and (y := _cost(b, n)) is not None}
     clients, data = _clients(a, b, heads) if same and heads else ([], {})
-    parts = partings(a, b)
+    parts = find_partings(a, b)
     topics = [
-        _runs(a, b), _settings(differing), Topic("Data", [why]), _numbers(heads, numbers), *clients,
-        _costs(costs), _rounds(a, b, parts, differing),
+        _runs(a, b), Topic(SETTINGS, settings_lines(differing)), Topic("Data", [why]),
+        _numbers(heads, numbers), *clients, _costs(costs),
+        Topic(ROUNDS, rounds_lines(a, b, parts, differing)),
     ]
     return Comparison(topics, {
         "a": _about(a), "b": _about(b), "settings": asdict(differing) | {"equal": differing.equal},
@@ -80,7 +103,7 @@ def compare_seeds(a: Sequence[Side], b: Sequence[Side]) -> Comparison:
     numbers = [_headline(*pair, heads) if (heads := _heads_of(*pair)) else {} for pair in pairs]
     names = [n for n in numbers[0] if all(n in each for each in numbers)]
     values = {n: [each[n] for each in numbers] for n in names}
-    spreads = {n: s for n, v in values.items() if (s := paired(*zip(*v, strict=True)))}
+    spreads = {n: s for n, v in values.items() if (s := pair_statistics(*zip(*v, strict=True)))}
     notes = [f"only {x} has {_seeds(only)}: left out"
              for x, only in (("A", set(left) - set(right)), ("B", set(right) - set(left))) if only]
     other = [x.seeds for x, y in pairs if not _pairing(x, y)[0]]
@@ -97,15 +120,16 @@ def compare_seeds(a: Sequence[Side], b: Sequence[Side]) -> Comparison:
     for (x, _), each in zip(pairs, numbers, strict=True):
         first, second = each.get("personal", (None, None))
         gain = None if first is None or second is None else second - first
-        rows.append({"seed": str(x.seeds[0]), "data seed": str(x.seeds[1]), "A": plain(first),
-                     "B": plain(second), "B - A": signed(gain)})
+        rows.append({"seed": str(x.seeds[0]), "data seed": str(x.seeds[1]),
+                     "A": plain_number(first), "B": plain_number(second),
+                     "B - A": signed_number(gain)})
     topics = [
-        Topic("Runs", [*runs, *notes]), _settings(differing),
+        Topic("Runs", [*runs, *notes]), Topic(SETTINGS, settings_lines(differing)),
         Topic("Seeds, personal accuracy in %", [], rows,
               _spread_lines(spreads["personal"], "seed") if "personal" in spreads else []),
         Topic("Numbers over seeds, in %", [], [
-            {"metric": n, "A": plain(s.a), "B": plain(s.b), "B - A": signed(s.difference),
-             "95 % t": interval(s.t),
+            {"metric": n, "A": plain_number(s.a), "B": plain_number(s.b),
+             "B - A": signed_number(s.difference), "95 % t": interval(s.t),
              **({"bootstrap": interval(s.bootstrap)} if s.bootstrap else {}),
              "B above/equal/below": f"{s.wins}/{s.ties}/{s.losses}", "p": p_value(s.wilcoxon)}
             for n, s in spreads.items()
@@ -166,22 +190,6 @@ def _headline(a: Side, b: Side, heads: Heads) -> Pairs:
     return numbers
 
 
-def _settings(differing: Difference) -> Topic:
-    """Return what differs before the first round."""
-    groups = {
-        "changes numbers": differing.numbers,
-        "own settings of one method": ["; ".join(differing.method)] if differing.method else [],
-        "may change bits (versions, code, machine)": differing.machine,
-        "changes no number": differing.elsewhere,
-    }
-    lines = [f"{name}: {line}" for name, group in groups.items() for line in group]
-    if not differing.known:
-        lines.insert(0, "a manifest names no identity: what changes numbers was not compared")
-    elif not (differing.numbers or differing.method):
-        lines.insert(0, "the same identity: nothing that changes numbers differs")
-    return Topic("Settings, A -> B", lines)
-
-
 def _spread_lines(pairs: Paired, what: str) -> list[str]:
     """Return the statistics of paired numbers in words.
 
@@ -189,7 +197,7 @@ def _spread_lines(pairs: Paired, what: str) -> list[str]:
         what: is paired: ``client``, ``seed``.
     """
     lines = [
-        f"mean difference {signed(pairs.difference)} over {pairs.n} {what}"
+        f"mean difference {signed_number(pairs.difference)} over {pairs.n} {what}"
         f"{'s' if pairs.n > 1 else ''}; B is better for {pairs.wins}, equal for {pairs.ties}, "
         f"worse for {pairs.losses}"
     ]
@@ -221,7 +229,7 @@ def _by_seeds(sides: Sequence[Side], letter: str) -> dict[tuple[Any, Any], Side]
 
 def _common_difference(pairs: Sequence[tuple[Side, Side]]) -> tuple[Difference, list[str]]:
     """Return what differs alike in every pair, and a note on what differs in some."""
-    each = [difference(a, b) for a, b in pairs]
+    each = [find_differences(a, b) for a, b in pairs]
     common = {
         part: [x for x in getattr(each[0], part) if all(x in getattr(d, part) for d in each)]
         for part in ("numbers", "method", "elsewhere", "machine")
@@ -262,7 +270,7 @@ def _numbers(heads: Heads | None, numbers: Pairs) -> Topic:
         f"A after round {heads.a}, B after round {heads.b}"
     line = f"{where}, in %{f' ({heads.note})' if heads.note else ''}"
     return Topic("Numbers", [line], [
-        {"metric": n, "A": plain(x), "B": plain(y), "B - A": signed(y - x)}
+        {"metric": n, "A": plain_number(x), "B": plain_number(y), "B - A": signed_number(y - x)}
         for n, (x, y) in numbers.items()
     ])
 
@@ -273,7 +281,8 @@ def _costs(costs: Pairs) -> Topic:
         meant = metric(name)
         digits, scale = 1 if meant.digits is None else meant.digits, meant.scale
         rows.append({
-            "cost": meant.title, "A": plain(x * scale, digits), "B": plain(y * scale, digits),
+            "cost": meant.title, "A": plain_number(x * scale, digits),
+            "B": plain_number(y * scale, digits),
             "B / A": f"{y / x:.2f}" if x else "-",
         })
     return Topic("Cost", [], rows)
@@ -293,7 +302,7 @@ def _clients(a: Side, b: Side, heads: Heads) -> tuple[list[Topic], dict[str, Any
             continue
         n = left[client].get("n")
         lines.append({"client": client, "n": n, "a": x, "b": y, "difference": y - x})
-    pairs = paired([x["a"] for x in lines], [x["b"] for x in lines])
+    pairs = pair_statistics([x["a"] for x in lines], [x["b"] for x in lines])
     data: dict[str, Any] = {
         "clients": lines, "per_client": asdict(pairs) if pairs else None, "methods": METHODS,
     }
@@ -306,8 +315,8 @@ def _clients(a: Side, b: Side, heads: Heads) -> tuple[list[Topic], dict[str, Any
         extremes = ranked[:ENDS] + ranked[-ENDS:]
         words.append(f"{ENDS} that lost and {ENDS} that gained most of {len(lines)} clients")
     topics = [Topic("Clients, personal accuracy in %", words, [
-        {"client": str(x["client"]), "n": str(x["n"]), "A": plain(x["a"]), "B": plain(x["b"]),
-         "B - A": signed(x["difference"])} for x in extremes
+        {"client": str(x["client"]), "n": str(x["n"]), "A": plain_number(x["a"]),
+         "B": plain_number(x["b"]), "B - A": signed_number(x["difference"])} for x in extremes
     ], [*_spread_lines(pairs, "client"), ONE_SEED])]
     tests, why = _image_tests(a, b) if a.run and b.run else ({}, "")
     data["images"] = {name: asdict(test) for name, test in tests.items()}
@@ -377,36 +386,6 @@ def _image_test(a: Mapping[str, Any], b: Mapping[str, Any], names: list[str]) ->
         for hits, logits in zip(right, (a, b), strict=True):
             hits.append(logits[name].argmax(axis=1) == truth if len(truth) else truth == 0)
     return mcnemar(*(np.concatenate(hits).tolist() for hits in right))
-
-
-def _rounds(a: Side, b: Side, parts: Sequence[Mapping[str, Any]], differing: Difference) -> Topic:
-    compared = [part for part in parts if part["rounds"]]
-    lines = [_parting_line(part) for part in compared]
-    for letter, side, other in (("A", a, b), ("B", b, a)):
-        only = sorted(set(side.records) - set(other.records))
-        if only and len(only) < len(side.records):
-            lines.append(f"only {letter} has round {only[0]}"
-                         f"{f' to {only[-1]}' if len(only) > 1 else ''}; the others are compared")
-    if compared and all(part["parting"] is None for part in compared):
-        lines.append("all common rounds are equal, bit for bit")
-    elif compared and differing.equal:
-        lines.append(
-            "the same identity, versions and machine gave other bits: that should not be"
-            + (", unless the code differs: a checkout had changes of its own" if differing.dirty
-               else "")
-        )
-    return Topic("First round at which they part", lines)
-
-
-def _parting_line(part: Mapping[str, Any]) -> str:
-    rounds, parting = part["rounds"], part["parting"]
-    count = f"{len(rounds)} round{'s' if len(rounds) > 1 else ''}"
-    if parting is None:
-        return f"{part['part']}: equal bit for bit in all {count} compared " \
-               f"({rounds[0]} to {rounds[-1]})"
-    whose = "" if parting["client"] is None else f" of client {parting['client']}"
-    return f"{part['part']}: parts at round {parting['round']} ({count} compared); first " \
-           f"difference: {parting['name']}{whose}, A {parting['a']}, B {parting['b']}"
 
 
 def _about(side: Side) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import SEEDS
 from fedvlm.report.tables.facts import IDENTITY, METHOD, METRIC, RunFacts
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.parting import flat_leaves
 
 # Facts of the method, not of the protocol.
 OF_METHOD = ("trainer", "extra_data", "proxy", "privacy", *METHOD)
@@ -151,7 +152,8 @@ def different_number(a: FinishedRun, b: FinishedRun) -> tuple[str, Any, Any] | N
     Wall time and what caches spared are no results. Where only one has a number, as a newer
     version's, nothing is said.
     """
-    left, right = (dict(_leaves(run.results)) for run in (a, b))
+    left, right = (dict(flat_leaves(run.results, skip=lambda key: key.startswith(VOLATILE)))
+                   for run in (a, b))
     names = sorted((name for name in left if name in right),
                    key=lambda name: (name != "last.personal", not name.startswith("last.")))
     return next(((n, left[n], right[n]) for n in names if left[n] != right[n]), None)
@@ -175,18 +177,6 @@ def _refuse_twins(a: RunFacts, b: RunFacts, place: str) -> None:
             "another machine, or a file that was edited; give the folder of the one that counts, "
             "or move the other away"
         )
-
-
-def _leaves(value: Any, at: str = "") -> Iterable[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if not str(key).startswith(VOLATILE):
-                yield from _leaves(item, f"{at}.{key}" if at else str(key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{at}.{index}")
-    else:
-        yield at, value
 
 
 def _protocol_keys(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:

@@ -23,13 +23,14 @@ from fedvlm.job.resolve import Job
 from fedvlm.runs.identity import identity_digest, safe_name
 from fedvlm.sweep.cells import Cell, Checker, combinations, jobs_of
 from fedvlm.sweep.plan import PlanEntry, SweepPlan
-from fedvlm.sweep.pool import Worker, WorkerPool
+from fedvlm.sweep.processes import Processes, Worker
+from fedvlm.sweep.scheduler import Scheduler
 from fedvlm.sweep.tune.origin import WORDS, Origins
-from fedvlm.sweep.tune.records import Records, Score, joined, of_trial, pooled
+from fedvlm.sweep.tune.records import TrialRecords, TrialScore, ends_trial, join_scores, pool_scores
 from fedvlm.sweep.tune.space import space_of
-from fedvlm.sweep.tune.study import Study, Trial, storage
+from fedvlm.sweep.tune.study import SearchTrial, Study, storage
 from fedvlm.sweep.tune.tuned import write_tuned
-from fedvlm.sweep.tune.values import method_of
+from fedvlm.sweep.tune.values import load_schema
 from fedvlm.sweep.worker import Outcome
 
 TASK = "fedvlm.sweep.tune.trial:score"
@@ -52,14 +53,14 @@ class Tuning:
     def __init__(self, plan: SweepPlan, budget: int, jobs: int) -> None:
         self.plan, self.budget, self.jobs = plan, budget, jobs
         self.checker, self.numbers = Checker(), itertools.count()
-        self.place: dict[int, tuple[Study, Trial]] = {}
+        self.place: dict[int, tuple[Study, SearchTrial]] = {}
         self.origins, self.unchecked = Origins(), dict[int, Job]()
         self.told = set[tuple[str, ...]]()
         self.configs: dict[str, dict[str, Any]] = {}
         self.first = self._first()
         output = next(iter(self.first.values()))[0].output
         self.folder = output / "tuning" / safe_name(plan.name)
-        self.pool: WorkerPool | None = None
+        self.scheduler: Scheduler | None = None
         self.studies: list[Study] = []
         self.given: set[int] = set()
         self.ran = 0
@@ -114,7 +115,7 @@ class Tuning:
             KeyboardInterrupt: what has been scored is kept.
         """
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-        self.records = Records(self.folder)
+        self.records = TrialRecords(self.folder)
         self.records.mend()
         if self.records.damaged:
             complain(f"{self.records.path}: {self.records.damaged} damaged lines are passed over; "
@@ -127,12 +128,11 @@ class Tuning:
         each = len(next(iter(self.first.values())))
         say(f"tuning {self.plan.name}: {len(self.studies)} methods, {self.budget} trials of {each} "
             f"runs each; {self.jobs} jobs, {threads} threads each; folder {self.folder}")
-        self.pool = WorkerPool(
-            self.jobs, self, self, threads=threads, devices=devices, timeout=timeout,
-            start=partial(Worker, task=TASK),
-        )
+        workers = Processes(self.jobs, threads=threads, devices=devices, timeout=timeout,
+                            start=partial(Worker, task=TASK))
+        self.scheduler = Scheduler(workers, self, self)
         waiting = [cell for study in self.studies for cell in self._advance(study)]
-        self.pool.run(waiting)
+        self.scheduler.run(waiting)
         return self._conclude()
 
     def _advance(self, study: Study) -> list[Cell]:
@@ -160,7 +160,7 @@ class Tuning:
         self._forget_others(trial)
         self.place |= {cell.number: (study, trial) for cell in trial.cells}
 
-    def _forget_others(self, trial: Trial) -> None:
+    def _forget_others(self, trial: SearchTrial) -> None:
         """Forget the lines of a trial's runs that were made of other images, weights or source."""
         for cell in trial.cells:
             job = self.unchecked.pop(cell.number)
@@ -171,7 +171,7 @@ class Tuning:
                          f"{' and other '.join(WORDS[key] for key in keys)} than today's: they "
                          "are run again", prefix="note")
 
-    def _settle(self, study: Study, trial: Trial) -> list[Cell]:
+    def _settle(self, study: Study, trial: SearchTrial) -> list[Cell]:
         """Return the runs that a trial lacks, of one seed; end it where it lacks none.
 
         It has ended as well when a run has no score, or when it is clearly behind the best so far
@@ -193,29 +193,29 @@ class Tuning:
                 self._open(study, trial, lines[0])
                 self._end(study, trial, str(bad["sentence"]))
                 return []
-            trial.parts.append(pooled(there))
+            trial.parts.append(pool_scores(there))
             if at + each < len(trial.cells) and self._hopeless(study, trial):
                 self._end(study, trial, trial.why)
                 return []
-        trial.score = joined(trial.parts)
+        trial.score = join_scores(trial.parts)
         self._open(study, trial, lines[0])
         self._end(study, trial, "")
         return []
 
-    def _hopeless(self, study: Study, trial: Trial) -> bool:
+    def _hopeless(self, study: Study, trial: SearchTrial) -> bool:
         """Say whether a trial is behind the best so far by more than ``CLEAR`` standard errors."""
         best = study.best
         if best is None or best.score is None:
             return False
-        so_far = joined(best.parts[:len(trial.parts)])
-        gap, error = joined(trial.parts).behind(so_far)
+        so_far = join_scores(best.parts[:len(trial.parts)])
+        gap, error = join_scores(trial.parts).behind(so_far)
         if not gap > CLEAR * error:
             return False
         trial.guess = best.score.value - gap
         trial.why = f"dropped {gap:.1f} behind trial {best.number}"
         return True
 
-    def _open(self, study: Study, trial: Trial, line: dict[str, Any]) -> None:
+    def _open(self, study: Study, trial: SearchTrial, line: dict[str, Any]) -> None:
         """Make the space of a method from what its first run trained."""
         if trial.number > 0:
             return
@@ -228,18 +228,19 @@ class Tuning:
         study.space = space_of(knobs_of(entry), line["roles"], config, fixed)
         trial.params = study.space.point(config)
 
-    def _end(self, study: Study, trial: Trial, why: str) -> None:
+    def _end(self, study: Study, trial: SearchTrial, why: str) -> None:
         trial.why = why
         best = study.best
         value = f"{trial.score.value:.2f} %" if trial.score else f"no score ({why})"
         beside = f" (best {best.score.value:.2f} %, trial {best.number})" if best and best.score \
             else ""
         say(f"{study.entry.label} trial {trial.number}: {value}{beside}, {trial.seconds:.1f} s")
-        if self.pool is not None:  # the rest of its runs need not be run
+        if self.scheduler is not None:  # the rest of its runs need not be run
             numbers = {cell.number for cell in trial.cells}
-            self.pool.left = [cell for cell in self.pool.left if cell.number not in numbers]
+            left = self.scheduler.left
+            self.scheduler.left = [cell for cell in left if cell.number not in numbers]
 
-    # ---- what the pool tells ----------------------------------------------------------------
+    # ---- what the scheduler tells -----------------------------------------------------------
     def log(self, cell: Cell) -> Path:
         """Return where a run's screen goes."""
         return self.folder / "logs" / f"{safe_name(cell.method)}-{cell.digest[:12]}.txt"
@@ -260,12 +261,12 @@ class Tuning:
         study, trial = self.place[cell.number]
         if trial.ended or study.failure:
             return  # a run of a trial that ended without it
-        if not of_trial(outcome.code):
+        if not ends_trial(outcome.code):
             study.failure = outcome.sentence or "interrupted"
             complain(f"{study.entry.label}: {study.failure}; its screen: {self.log(cell)}")
             return
-        assert self.pool is not None  # noqa: S101 (made before the first run)
-        self.pool.add(self._advance(study))
+        assert self.scheduler is not None  # noqa: S101 (made before the first run)
+        self.scheduler.add(self._advance(study))
 
     # ---- after ------------------------------------------------------------------------------
     def _conclude(self) -> int:
@@ -297,7 +298,7 @@ def knobs_of(entry: PlanEntry) -> tuple[Knob, ...]:
     Raises:
         ConfigError: its card names keys that are none.
     """
-    trainer, schema = method_of(entry.name)
+    trainer, schema = load_schema(entry.name)
     return read_knobs(fields(card_of(entry.name)).get("Knobs", ""), trainer.name, schema)
 
 
@@ -330,6 +331,6 @@ def entry_of(study: Study, config: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _behind(score: Score, best: Score) -> dict[str, float]:
+def _behind(score: TrialScore, best: TrialScore) -> dict[str, float]:
     gap, error = score.behind(best)
     return {"behind": round(gap, 4), "behind_error": round(error, 4)}

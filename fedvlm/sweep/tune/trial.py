@@ -15,7 +15,7 @@ from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.data.federated import FederatedData
 from fedvlm.federation.rounds import Event, RoundFinished
 from fedvlm.federation.server import Measure
-from fedvlm.job.build import encode, prepare
+from fedvlm.job.build import complete, prepare
 from fedvlm.job.flags import parse
 from fedvlm.job.identity import identity_config
 from fedvlm.job.inputs import Inputs
@@ -23,7 +23,7 @@ from fedvlm.job.resolve import resolve
 from fedvlm.job.run import threads_of
 from fedvlm.models.adapt.peft import role_of
 from fedvlm.runs.identity import identity_digest
-from fedvlm.sweep.tune.origin import origin_of
+from fedvlm.sweep.tune.origin import read_origin
 
 
 def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any]:
@@ -47,21 +47,21 @@ def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any
     if identity_digest(identity_config(job.cfg)) != digest:
         raise RuntimeError("the trial's command line gives another config than its plan")
     with threads_of(job.cfg):
-        built = prepare(job.cfg, inputs=inputs)
-        if not any(len(client.val) for client in built.data.clients):
+        prepared = prepare(job.cfg, inputs=inputs)
+        if not any(len(client.val) for client in prepared.data.clients):
             raise ConfigError(
-                f"{built.data.name}: this split has no validation images to tune on; set "
+                f"{prepared.data.name}: this split has no validation images to tune on; set "
                 "DATASET.VAL_SHOTS above 0"
             )
-        built.data = without_tests(built.data)
-        encode(built)
+        prepared.data = without_tests(prepared.data)
+        built = complete(prepared)
         federation = built.federation
         listener = _Last()
         federation.subscribers.append(listener)
         sizes = federation.p0.values()
         about = {"roles": sorted({role_of(name) for name in federation.p0}),
                  "trained": sum(tensor.numel() for tensor in sizes),
-                 "origin": origin_of(built.identity, job.cfg.TRAINER.NAME)}
+                 "origin": read_origin(built.identity, job.cfg.TRAINER.NAME)}
         try:
             federation.run(None)
         except DivergedError as error:

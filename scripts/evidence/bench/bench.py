@@ -33,7 +33,7 @@ EXAMPLES = tuple(f"{PROGRAM} bench {words}" for words in (
     "methods --family visual-prompt adapter",
     "scale --sizes 10 1000 --json scale.json",
     "engines FedTV --clients 40 --rounds 4 --workers 2",
-    "engines FedAvg --clients 4 --engines local,workers,flower-sim,loopback",
+    "engines FedAvg --clients 4 --engines local,workers,loopback",
 ))
 BACKBONE = {"fedtv": "ViT-B/16", "methods": "tiny", "scale": "tiny", "engines": "tiny"}
 METHODS_ONLY = ("family", "fp64", "markdown", "peft", "quick")
@@ -42,7 +42,7 @@ SCALE = ("cohort", "sizes", "threads", "json")
 SCALE_ONLY = ("cohort", "sizes")
 ENGINES = ("clients", "engines", "repeats", "rounds", "threads", "workers", "json")
 ENGINES_ONLY = ("engines", "workers")
-NAMES = ("local", "workers", "flower-sim", "loopback")
+NAMES = ("local", "workers", "loopback")
 NOT_FEDTV = ("rounds", *METHODS_ONLY, *SCALE_ONLY, *ENGINES_ONLY)
 SIZES = (10, 100, 1000, 10000)
 NUMBERS = {

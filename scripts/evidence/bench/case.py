@@ -266,7 +266,7 @@ def recording_trainer(kind: Any, cfg: CfgNode, start: dict[str, Tensor]) -> Any:
 
 def trained(fed: Federation, work: RoundWork, client: int) -> Tree:
     """Return a client's model after its local round: what it keeps, and what it sent."""
-    sent = next(p for p in work.parts if client in p.clients).arrive().messages()[client]
+    sent = next(p for p in work.uploads if client in p.clients).arrive().messages()[client]
     return fed.clients.read([client], work.versions)[client]["w"] | sent
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from evidence.bench import machine
 from evidence.bench.machine import Measurements
-from fedvlm.config.engines import FLOWER, FLOWER_SIM, LOCAL, WORKERS
+from fedvlm.config.engines import FLOWER, LOCAL, WORKERS
 from fedvlm.console.rows import table_lines
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.repository import PACKAGE
@@ -36,7 +36,7 @@ AIM = 1.2  # CPU of a round by workers over the local engine's
 SHARE = 0.1  # of a start that the rounds have to take, or they cannot be told from its noise
 FAILED = " failed: "
 LOOPBACK = "loopback"
-ALL = (LOCAL, WORKERS, FLOWER_SIM, LOOPBACK)
+ALL = (LOCAL, WORKERS, LOOPBACK)
 COUNTS = ("cpu", "wall", "memory", "processes", "bytes")
 
 
@@ -96,7 +96,7 @@ def measure(
             raise FedvlmError(f"fedvlm {' '.join(words)}{FAILED}{last.removeprefix('error: ')}")
     frames = [json.loads(p.read_text()) for p in output.rglob("frames.json")]
     others = sum(_spent(pid) - before.get(pid, 0.0) for pid in beside())
-    # Of processes that nobody waited for (Ray's), the system tells nothing: what was seen counts.
+    # Of processes that nobody waited for, the system tells nothing: what was seen counts.
     ours = max(usage.ru_utime + usage.ru_stime, sum(seen.values()))
     return {
         "cpu": ours + others, "wall": time.perf_counter() - began,
@@ -216,8 +216,7 @@ def run(
 
 def _lacking(engines: Sequence[str]) -> dict[str, str]:
     """Return for engines that cannot run here what they lack."""
-    told = {name: missing(ray=name == FLOWER_SIM) for name in engines
-            if name in (FLOWER_SIM, LOOPBACK)}
+    told = {name: missing() for name in engines if name == LOOPBACK}
     return {name: why for name, why in told.items() if why}
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedvlm.cli.main import main
 from fedvlm.data.get.offers import OFFERS, Offer, Piece
-from fedvlm.data.layouts import prepared_in_cache, prepared_name
+from fedvlm.data.layouts import cached_split_path, prepared_name
 from tests import jobs
 from tests.data.miniatures.published import tree_of
 
@@ -64,7 +64,7 @@ def test_a_run_needs_a_split_and_says_whose_it_is(
     assert "data prepare EuroSAT" in capsys.readouterr().err  # nothing is invented silently
     assert prepare(root) == 0
     said = capsys.readouterr().out
-    place = prepared_in_cache("EuroSAT", root / "eurosat")
+    place = cached_split_path("EuroSAT", root / "eurosat")
     assert str(place) in said and "4 classes, 20/8/12 images" in said and place.is_file()
     assert everything(root) == before  # nothing among the user's files
     assert run(root, tmp_path / "out") == 0
@@ -81,7 +81,7 @@ def test_into_the_dataset_it_is_written_once_and_never_over_another(
     assert {row[2] for row in content["train"]} == {"Annual Crop Land", "Forest", "River",
                                                     "Sea or Lake"}  # fmt: skip
     assert not list(root.rglob("split_zhou_*"))
-    assert not prepared_in_cache("EuroSAT", root / "eurosat").exists()
+    assert not cached_split_path("EuroSAT", root / "eurosat").exists()
     capsys.readouterr()
     assert prepare(root, "--into_dataset") == 0  # the same again
     assert "there already" in capsys.readouterr().out
@@ -97,7 +97,7 @@ def test_the_cache_of_the_config_and_two_roots(root: Path, tmp_path: Path) -> No
     assert prepare(root, "--cache-dir", str(cache)) == 0
     assert prepare(other, "--cache-dir", str(cache)) == 0
     files = list(cache.rglob("split_fedvlm_EuroSAT.json"))
-    assert len(files) == 2 and not prepared_in_cache("EuroSAT", root / "eurosat").exists()
+    assert len(files) == 2 and not cached_split_path("EuroSAT", root / "eurosat").exists()
     assert run(root, tmp_path / "out", "--print-config", "CACHE_DIR", str(cache)) == 0
 
 

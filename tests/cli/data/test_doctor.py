@@ -172,7 +172,7 @@ def test_a_terminal_gets_what_fits(
     row = {"set": "DescribableTextures", "state": "ready", "layout": "CoOp split file",
            "classes": "10 of 47", "train/val/test": "600/240/360", "published": "2820/1128/1692",
            "unreadable": "0 of 64", "leaks": "0", "remarks": "1"}  # fmt: skip
-    assert len(console_doctor.fitting([row], width)) == columns
+    assert len(console_doctor.fit_columns([row], width)) == columns
     screen = Terminal()
     console_doctor.show_table([row], screen)
     console_doctor.show_lines(["x: note: " + "word " * 40 + "https://a.b/" + "c" * 30], screen)

@@ -19,11 +19,22 @@ def test_prints_markdown_of_what_can_be_read(
         (tmp_path / name / "manifest.json").write_text("{}")
     (tmp_path / "damaged" / "results.json").write_text('{"format": 1, "results"')
     (tmp_path / "other" / "results.json").write_text("[]")
-    assert main(["table", str(tmp_path)]) == 0
+    assert main(["table", str(tmp_path), "--format", "md"]) == 0
     out = capsys.readouterr().out.replace("\\", "")
     assert "| A | 81.0 ± 1.4 |" in out
     assert "1 unfinished run(s) left out" in out and "damaged or of another version" in out
     assert f"Made by: fedvlm table {tmp_path}" in out
+
+
+def test_a_screen_gets_plain_text_and_a_markdown_file_escapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    write_seeds(tmp_path / "runs", "A_1", [80.0, 82.0], peft="prompt+feature")
+    assert main(["table", str(tmp_path / "runs")]) == 0
+    out = capsys.readouterr().out
+    assert "A_1 [prompt+feature]  81.0 ± 1.4" in out and "\\" not in out and "|" not in out
+    assert main(["table", str(tmp_path / "runs"), "--out", str(tmp_path / "t.md")]) == 0
+    assert "| A\\_1 \\[prompt+feature\\] |" in (tmp_path / "t.md").read_text("utf-8")
 
 
 def test_writes_a_file_whose_ending_names_the_format(
@@ -56,7 +67,8 @@ def test_base_to_new_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     names = ["personal", "base_all", "new", "hm2", "hm3", "cm"]
     last = dict(zip(names, (90.0, 70.0, 60.0, 64.6, 71.5, 77.3), strict=True))
     write_run(tmp_path, "A", last=last, setting="base2new", subsample="base")
-    assert main(["table", str(tmp_path), "--cols", "metric", "--metric", *names]) == 0
+    words = ["--cols", "metric", "--metric", *names]
+    assert main(["table", str(tmp_path), *words, "--format", "md"]) == 0
     out = capsys.readouterr().out.replace("\\", "")
     assert "| trainer | personal | base_all | new | hm2 | hm3 | cm |" in out
     assert "| A | 90.0 | 70.0 | 60.0 | 64.6 | 71.5 | 77.3 |" in out
@@ -96,7 +108,7 @@ def test_refuses_in_one_sentence(
 def test_logs_of_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "seed1").mkdir()
     (tmp_path / "seed1" / "log.txt").write_text("Finish training\n* accuracy: 81.3%\n")
-    assert main(["table", "--logs", str(tmp_path)]) == 0
+    assert main(["table", "--logs", str(tmp_path), "--format", "md"]) == 0
     assert "| 81.3 |" in capsys.readouterr().out
 
 

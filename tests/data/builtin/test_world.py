@@ -10,7 +10,7 @@ from fedvlm.data.builtin.world import (
     NEW_NOUNS,
     SHAPES,
     STYLES,
-    render,
+    render_scene,
     scenes_of,
     stylise,
 )
@@ -22,7 +22,7 @@ def test_rendering_is_a_function_of_the_generator() -> None:
 
     def once(seed: int, style: str) -> np.ndarray:
         rng = np.random.default_rng(seed)
-        return stylise(render(scenes_of(nouns, colours, rng), rng), style, rng)
+        return stylise(render_scene(scenes_of(nouns, colours, rng), rng), style, rng)
 
     for style in STYLES:
         first = once(3, style)
@@ -37,7 +37,7 @@ def test_colour_is_what_the_scene_says() -> None:
     for colour in COLOURS:
         scenes = scenes_of(["square"], [colour], rng)
         scenes[:, 2], scenes[:, 4] = 0, 1
-        middle = render(scenes, rng)[0, 14:18, 14:18].mean(axis=(0, 1))
+        middle = render_scene(scenes, rng)[0, 14:18, 14:18].mean(axis=(0, 1))
         channel = {"red": 0, "green": 1, "blue": 2}.get(colour)
         if channel is not None:
             assert int(middle.argmax()) == channel

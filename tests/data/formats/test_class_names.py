@@ -8,7 +8,7 @@ import pytest
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.datasets import load_dataset
-from fedvlm.data.formats.class_names import is_code, knows, read_class_names
+from fedvlm.data.formats.class_names import has_names, is_code, read_class_names
 from tests.data.miniatures.own import config, write_tree
 
 NAMES = {"n01440764": "tench", "n01443537": "goldfish"}
@@ -29,7 +29,7 @@ def test_names_by_folder(file: str, text: str, tmp_path: Path) -> None:
     (tmp_path / file).write_text(text, encoding="utf-8")
     assert read_class_names(tmp_path / file) == NAMES
     assert read_class_names(tmp_path / file, ["n01443537"]) == {"n01443537": "goldfish"}
-    assert knows(tmp_path / file, ["n01440764"]) and not knows(tmp_path / file, ["tench"])
+    assert has_names(tmp_path / file, ["n01440764"]) and not has_names(tmp_path / file, ["tench"])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_files_that_name_nothing(file: str, text: str, says: str, tmp_path: Path
     (tmp_path / file).write_text(text)
     with pytest.raises(DataError, match=says):
         read_class_names(tmp_path / file)
-    assert not knows(tmp_path / file, ["a"])
+    assert not has_names(tmp_path / file, ["a"])
 
 
 def test_a_missing_name_and_a_name_twice(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.formats.table import glance, part_of, read_table
+from fedvlm.data.formats.table import glance, part_of_table, read_table
 from fedvlm.data.formats.table_files import read_lines_of
 from tests.data.miniatures import shapes
 from tests.data.miniatures.own import copy
@@ -78,4 +78,4 @@ def test_images_of_parquet_are_unpacked_once_and_a_glance_unpacks_none(tmp_path:
      ("training-set.jsonl", "train"), ("x/labels.csv", "")],
 )
 def test_the_part_that_a_name_says(name: str, part: str, tmp_path: Path) -> None:
-    assert part_of(tmp_path / name, tmp_path) == part
+    assert part_of_table(tmp_path / name, tmp_path) == part

@@ -14,7 +14,7 @@ from fedvlm.core.errors import DataError
 from fedvlm.data.catalog import CATALOG
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.get.annotations import READERS, Annotations, car_name, sun_name, ucf_name
-from fedvlm.data.get.prepare import cut, prepare
+from fedvlm.data.get.prepare import cut_lists, prepare_split
 from tests.data.miniatures.own import SHARED, shared
 
 Rows = dict[str, list[list[Any]]]
@@ -100,7 +100,7 @@ def test_the_published_split_comes_back_from_its_annotations(tmp_path: Path, nam
     assert {*rows(found.images), *rows(found.test)} == listed
     if found.test is not None:
         assert set(rows(found.test)) == {tuple(r) for r in split["test"]}
-    made = cut(found, name, 0)
+    made = cut_lists(found, name, 0)
     for part in PARTS:
         assert Counter(d.label for d in made[part]) == Counter(r[1] for r in split[part]), part
     assert {r[0] for r in split["train"]} != {d.key for d in made["train"]}  # another draw
@@ -110,7 +110,7 @@ def test_the_published_split_comes_back_from_its_annotations(tmp_path: Path, nam
 def test_a_real_tree_gives_the_published_names_labels_and_sizes(name: str) -> None:
     home = shared(CATALOG[name].folder)
     split: Rows = json.loads((home / CATALOG[name].split_file).read_text("utf-8"))
-    data = prepare(name, str(SHARED)).data
+    data = prepare_split(name, str(SHARED)).data
     published = {r[1]: r[2] for part in PARTS for r in split[part]}
     renumbered = {old: new for new, old in enumerate(sorted(published))}  # of a subset of classes
     assert data.lab2cname == {renumbered[k]: v for k, v in published.items()}

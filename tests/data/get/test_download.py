@@ -78,7 +78,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(download_fetch, "PAUSE", 0.0)
+    monkeypatch.setattr(download_fetch, "RETRY_PAUSE", 0.0)
     made = Server()
     thread = threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True)
     thread.start()
@@ -120,7 +120,7 @@ def test_a_later_process_goes_on_too(server: Server, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="200,000 bytes are kept .* it goes on from there"):
         fetch(f"{server.url}/x.bin", tmp_path / "x.bin", md5(BODY), quiet)
     assert not (tmp_path / "x.bin").exists()  # only whole files have their name
-    assert len(server.asked) == 1 + download_fetch.TRIES
+    assert len(server.asked) == 1 + download_fetch.MOST_TRIES
     server.cuts.clear()
     fetch(f"{server.url}/x.bin", tmp_path / "x.bin", md5(BODY), quiet)
     assert server.asked[-1] == "bytes=200000-"

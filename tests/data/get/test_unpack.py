@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.get.unpack import Limits, unpack
+from fedvlm.data.get.unpack import Limits, unpack_archive
 
 FILES = {"set/images/cat/1.jpg": b"\xff\xd8cat", "set/images/dog/é 1.jpg": b"\xff\xd8dog",
          "set/empty.txt": b""}  # fmt: skip
@@ -67,7 +67,8 @@ def test_a_good_archive_comes_out_whole(tmp_path: Path, kind: str) -> None:
         archive.write_bytes(PACK[kind](good_tar()))
     told: list[tuple[int, int]] = []
     target = tmp_path / "new" / "out"
-    assert unpack(archive, target, progress=lambda _w, n, of: told.append((n, of))) == len(FILES)
+    many = unpack_archive(archive, target, progress=lambda _w, n, of: told.append((n, of)))
+    assert many == len(FILES)
     for name, data in FILES.items():
         assert (target / name).read_bytes() == data
     assert (target / "set" / "hollow").is_dir()
@@ -85,7 +86,7 @@ def refused(tmp_path: Path, data: bytes, says: str, limits: Limits | None = None
     place.mkdir(parents=True)
     before = everything_in(tmp_path)
     with pytest.raises(DataError, match=says) as caught:
-        unpack(archive, place / "out", limits or Limits())
+        unpack_archive(archive, place / "out", limits or Limits())
     assert "\n" not in str(caught.value)
     assert everything_in(tmp_path) == before
 
@@ -220,11 +221,11 @@ def test_an_existing_target_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("mine")
     with pytest.raises(DataError, match="exists already"):
-        unpack(tmp_path / "z", tmp_path / "out")
+        unpack_archive(tmp_path / "z", tmp_path / "out")
     assert everything_in(tmp_path / "out") == {"mine"}
 
 
 def test_a_missing_archive_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot unpack"):
-        unpack(tmp_path / "nowhere.zip", tmp_path / "out")
+        unpack_archive(tmp_path / "nowhere.zip", tmp_path / "out")
     assert everything_in(tmp_path) == set()

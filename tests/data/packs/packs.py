@@ -13,7 +13,7 @@ import numpy as np
 
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.packs.file import read_container
-from fedvlm.data.packs.lists import images_digest, writing_pack
+from fedvlm.data.packs.lists import hash_images, write_pack_file
 from fedvlm.data.packs.pack import About, open_pack
 from fedvlm.data.targets import split_digest
 
@@ -45,7 +45,7 @@ def about_of(data: DatasetBase, bad: tuple[int, int, int] = (0, 0, 0), **more: A
         "name": data.name, "settings": {"DATASET.NAME": data.name, "DATASET.FORMAT": "folders"},
         "classnames": data.classnames, "domains": data.domain_names,
         "sizes": [len(data.parts[p]) for p in PARTS], "unreadable": list(bad), "notes": data.notes,
-        "cut_seed": -1, "split": split_digest(data), "images": images_digest(hashes_of(data)),
+        "cut_seed": -1, "split": split_digest(data), "images": hash_images(hashes_of(data)),
         "backbone": "tiny", "weights": "embedded", "digest": "d" * 64, "width": WIDTH,
         "transform": TRANSFORM, "numerics": "torch.float32 fast cpu", "batch": 16,
         "dtype": "float32",
@@ -61,7 +61,7 @@ def make_pack(
     edges = np.cumsum([0, *(len(data.parts[p]) for p in PARTS)])
     bad = np.histogram(list(faults), edges)[0].tolist() if faults else (0, 0, 0)
     about = about_of(data, tuple(bad), **more)
-    with writing_pack(path, about, data.parts, hashes_of(data), faults) as out:
+    with write_pack_file(path, about, data.parts, hashes_of(data), faults) as out:
         rows = np.arange(sum(about.rows), dtype=about.dtype)[:, None].repeat(WIDTH, 1)
         out.add(rows)
         for v in range(len(about.views)):

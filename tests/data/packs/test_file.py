@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.locate import is_pack
-from fedvlm.data.packs.file import read_container, writing
+from fedvlm.data.packs.file import read_container, write_container
 from fedvlm.data.packs.pack import open_pack
 from fedvlm.data.packs.place import about_pack
 from tests.data.packs.packs import make_pack, resealed
@@ -152,12 +152,14 @@ def test_a_name_twice_is_no_header(pack: Path, tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_pack_that_was_not_finished(tmp_path: Path) -> None:
     tensors = [("a", np.dtype("<f4"), (2, 2))]
-    with pytest.raises(RuntimeError, match="8 bytes"), writing(tmp_path / NAME, {}, tensors) as out:
+    short = write_container(tmp_path / NAME, {}, tensors)
+    with pytest.raises(RuntimeError, match="8 bytes"), short as out:
         out.add(np.zeros(2, "<f4"))
-    with pytest.raises(KeyboardInterrupt), writing(tmp_path / NAME, {}, tensors):
+    with pytest.raises(KeyboardInterrupt), write_container(tmp_path / NAME, {}, tensors):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(DataError, match="cannot use"), writing(tmp_path / "no" / NAME, {}, tensors):
+    nowhere = write_container(tmp_path / "no" / NAME, {}, tensors)
+    with pytest.raises(DataError, match="cannot use"), nowhere:
         pass
     with pytest.raises(DataError, match="cannot read the feature pack"):
         open_pack(tmp_path / NAME)

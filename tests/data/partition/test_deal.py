@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedvlm.data.partition.deal import even_cut, none_empty, proportions
+from fedvlm.data.partition.deal import cut_evenly, fill_empty_clients, proportions
 from fedvlm.data.partition.dirichlet import cut_counts
 
 
@@ -29,7 +29,7 @@ def test_even_cuts_lose_nothing(
     shares[shares.sum(axis=1) == 0, 0] = 1
     shares /= shares.sum(axis=1, keepdims=True)
     counts = rng.integers(0, 40, classes)
-    cut = even_cut(shares, counts, least)
+    cut = cut_evenly(shares, counts, least)
     assert cut.sum(axis=1).tolist() == counts.tolist() and cut.min() >= 0
     assert not cut[shares == 0].any()
     enough = counts >= least * (shares > 0).sum(axis=1)
@@ -37,19 +37,18 @@ def test_even_cuts_lose_nothing(
 
 
 def test_even_cuts_favour_nobody() -> None:
-    assert even_cut(np.full((30, 3), 1 / 3), np.ones(30, dtype=np.int64)).sum(axis=0).tolist() == [
-        10, 10, 10,
-    ]  # fmt: skip
-    assert even_cut(np.array([[0.5, 0.3, 0.2]]), np.array([10])).tolist() == [[5, 3, 2]]
-    assert even_cut(np.array([[0.9, 0.1, 0.0]]), np.array([3]), least=1).tolist() == [[2, 1, 0]]
+    shares = cut_evenly(np.full((30, 3), 1 / 3), np.ones(30, dtype=np.int64))
+    assert shares.sum(axis=0).tolist() == [10, 10, 10]
+    assert cut_evenly(np.array([[0.5, 0.3, 0.2]]), np.array([10])).tolist() == [[5, 3, 2]]
+    assert cut_evenly(np.array([[0.9, 0.1, 0.0]]), np.array([3]), least=1).tolist() == [[2, 1, 0]]
 
 
 def test_a_client_without_an_image_gets_one_of_its_classes_from_the_richest() -> None:
     shares = np.array([[0.5, 0.1, 0.4], [0.9, 0.1, 0.0], [1.0, 0.0, 0.0]])
     cut = np.array([[2, 0, 3], [4, 0, 0], [9, 0, 0]])
-    assert none_empty(cut, shares).tolist() == [[2, 0, 3], [3, 1, 0], [9, 0, 0]]
+    assert fill_empty_clients(cut, shares).tolist() == [[2, 0, 3], [3, 1, 0], [9, 0, 0]]
     alone = np.array([[1, 0]])
-    assert none_empty(alone, np.array([[0.5, 0.5]])).tolist() == [[1, 0]]  # nobody can spare one
+    assert fill_empty_clients(alone, np.array([[0.5, 0.5]])).tolist() == [[1, 0]]  # none to spare
 
 
 def test_proportions_in_their_limits() -> None:

@@ -19,7 +19,7 @@ from fedvlm.config.federation import PARTITIONS as CHOICES
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.datum import PARTS
 from fedvlm.data.partition import dirichlet as partition_dirichlet
-from fedvlm.data.partition.kinds import PARTITIONS, candidates, canonical_kind, make_partition
+from fedvlm.data.partition.kinds import PARTITIONERS, candidates, canonical_kind, make_partition
 from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 from tests.data.partition.pools import DOMAINS, KINDS, NAMES, assert_each_once, equal, pool_of
 
@@ -67,7 +67,7 @@ def test_any_pool(
         kind, count, seed, beta=beta, beta_fine=fine, min_size=least, classes_per_client=each
     )
     before, start = generators(), time.process_time()
-    with mock.patch.object(partition_dirichlet, "TRIES", 20):
+    with mock.patch.object(partition_dirichlet, "_TRIES", 20):
         try:
             first = make_partition(pool, spec)
         except ConfigError as error:
@@ -149,6 +149,6 @@ def test_shots_before_the_partition_leave_a_domain_out(kind: str) -> None:
 
 
 def test_the_config_knows_every_kind_and_alias() -> None:
-    assert set(CHOICES) == set(PARTITIONS) == set(KINDS)
+    assert set(CHOICES) == set(PARTITIONERS) == set(KINDS)
     for alias, kind in PARTITION_ALIASES.items():
         assert canonical_kind(alias) == kind

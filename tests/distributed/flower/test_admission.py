@@ -26,7 +26,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     (made.keys / "ca.crt").write_text(CERTIFICATE)
     monkeypatch.setattr(processes, "pid_of", lambda place, name: 1)
     yield made
-    made.sockets.rmdir()
 
 
 def flwr(tmp_path: Path, told: object, code: int = 0) -> None:

@@ -6,9 +6,12 @@ ones.
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +32,7 @@ from fedvlm.distributed.sockets.stream import StreamError, greet, listen
 from fedvlm.job.sites import parties
 
 TOKEN = b"0123456789abcdef"
+SOCKETS = Path(tempfile.gettempdir()) / f"fedvlm-test-{os.getpid()}"  # short paths
 
 
 class Reply(SimpleNamespace):
@@ -41,8 +45,8 @@ class Reply(SimpleNamespace):
 class Grid:
     """Two sites, the second of which may be away or fail; each asks its worker at once."""
 
-    def __init__(self, place: Place) -> None:
-        self.place, self.away, self.code, self.silent = place, False, 0, False
+    def __init__(self) -> None:
+        self.away, self.code, self.silent = False, 0, False
         self.replies: dict[str, Reply] = {}
 
     def get_nodes(self) -> list[SimpleNamespace]:
@@ -57,8 +61,7 @@ class Grid:
     def push_messages(self, messages: list[Any]) -> list[str]:
         for m in messages:
             site = {7: "site0", 8: "site1"}[m.dst_node_id]
-            place = self.place
-            settings = {"worker": str(place.worker(site)), "token": str(place.token(site))}
+            settings = {"worker": str(SOCKETS / site), "token": str(SOCKETS / "token")}
             said = client.call(settings, m.content["frame"]["f"].numpy().tobytes(), m.ttl)
             content = {"frame": {"f": Array(np.frombuffer(said, np.uint8))}} if isinstance(
                 said, bytes) else {"why": {"text": said}}
@@ -89,17 +92,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setattr(server, "EVERY", 0.01)
     made = new_place(tmp_path / "federation", tmp_path, [""] * 2)
     doors = []
+    SOCKETS.mkdir(mode=0o700, exist_ok=True)
+    (SOCKETS / "token").write_bytes(TOKEN + b"\n")
     for site in made.sites:
-        made.token(site.name).write_bytes(TOKEN + b"\n")
         made.registered(site.name).write_text({"site0": "7\n", "site1": "8\n"}[site.name])
-        doors.append(listen(f"unix:{made.worker(site.name)}"))
+        doors.append(listen(SOCKETS / site.name))
         threading.Thread(target=_serve, args=(doors[-1], site.name.encode()), daemon=True).start()
     yield made
     for door in doors:
         door.close()
-    for path in made.sockets.iterdir():
-        path.unlink()
-    made.sockets.rmdir()
+    shutil.rmtree(SOCKETS)
 
 
 def _serve(door: socket.socket, name: bytes) -> None:
@@ -144,7 +146,7 @@ def begin(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[A
 def test_frames_come_to_the_workers_of_who_is_there_and_answers_back(
     place: Place, begin: Callable[[Any], Flower]
 ) -> None:
-    grid = Grid(place)
+    grid = Grid()
     carrier = begin(grid)
     carrier.open(5)
     assert carrier.sites() == ["site0", "site1"]
@@ -158,10 +160,10 @@ def test_frames_come_to_the_workers_of_who_is_there_and_answers_back(
     assert carrier.ask({"site0": b"x"}, 0.05) == {"site0": "no answer within 0.05 s"}
     grid.silent, grid.away = False, True
     assert carrier.sites() == ["site0"]
-    place.token("site0").write_bytes(b"another token of 32 letters")
+    (SOCKETS / "token").write_bytes(b"another token of 32 letters")
     assert carrier.ask({"site0": b"x"}, 5) == {"site0": (
         "its worker does not answer: it closed the connection: is the token the same?")}
-    place.worker("site0").unlink()
+    (SOCKETS / "site0").unlink()
     assert carrier.ask({"site0": b"x"}, 5) == {
         "site0": "its worker does not answer: no such file or directory"}
     assert carrier.submissions == 1
@@ -170,7 +172,7 @@ def test_frames_come_to_the_workers_of_who_is_there_and_answers_back(
 def test_a_node_of_another_key_gets_nothing_under_the_name_of_a_site(
     place: Place, begin: Callable[[Any], Flower]
 ) -> None:
-    grid = Grid(place)  # which tells strangers last, by the names of both sites
+    grid = Grid()  # which tells strangers last, by the names of both sites
     grid.away = True
     carrier = begin(grid)
     assert carrier.sites() == ["site0"] and carrier.nodes == {"site0": 7, "site1": 8}
@@ -184,7 +186,7 @@ def test_who_is_away_is_waited_for_and_named_and_the_others_are_enough(
     place: Place, begin: Callable[[Any], Flower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parties, "_FIRST", 0.0)
-    grid, said = Grid(place), list[str]()
+    grid, said = Grid(), list[str]()
     grid.away = True
     carrier = begin(grid)
     parties.await_sites(carrier, said.append, 0.0)
@@ -210,7 +212,7 @@ def test_who_is_away_is_waited_for_and_named_and_the_others_are_enough(
 def test_a_relay_that_is_gone_is_said_and_submitted_again(
     place: Place, begin: Callable[[Any], Flower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grid = Grid(place)
+    grid = Grid()
     carrier = begin(grid)
     assert carrier.ask({"site0": b"x"}, 5) == {"site0": b"site0 x"}
     monkeypatch.setattr(grid, "pull_messages", _fail)
@@ -238,7 +240,7 @@ def test_three_relays_that_end_at_once_stop_the_run_with_the_end_of_the_log(
 def test_a_relay_that_never_comes_is_told_of_flowers_word(
     place: Place, begin: Callable[[Any], Flower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    carrier = begin(Grid(place))
+    carrier = begin(Grid())
     monkeypatch.setattr(carrier_module, "LOOK", 0.01)
     monkeypatch.setattr(commands, "flwr", lambda place, *words, **more: {
         "run-id": 3, "runs": [{"status": "finished:failed"}]})
@@ -254,7 +256,7 @@ def test_a_relay_that_never_comes_is_told_of_flowers_word(
 def test_a_superlink_that_ends_is_noticed_before_the_deadline(
     place: Place, begin: Callable[[Any], Flower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grid = Grid(place)
+    grid = Grid()
     carrier = begin(grid)
     assert carrier.sites()
     grid.silent = True
@@ -268,7 +270,7 @@ def test_a_superlink_that_ends_is_noticed_before_the_deadline(
 def test_who_does_not_know_the_token_is_not_taken_for_the_relay(
     place: Place, begin: Callable[[Any], Flower]
 ) -> None:
-    carrier = begin(Grid(place))
+    carrier = begin(Grid())
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(str(carrier._folder / "driver.sock"))
         stranger.sendall(b"fedvlm-socket/1\n" + bytes(64))
@@ -279,7 +281,7 @@ def test_who_does_not_know_the_token_is_not_taken_for_the_relay(
 
 
 def test_a_relay_ends_with_its_driver(place: Place) -> None:
-    grid = Grid(place)
+    grid = Grid()
     grid.silent = True
     ours, theirs = socket.socketpair()
     with theirs:
@@ -298,3 +300,17 @@ def test_the_relay_is_an_app_that_reads_no_pytorch_and_needs_no_fedvlm(tmp_path:
     assert done.stdout.startswith(str(tmp_path)), done.stderr
     assert "flwr" in (tmp_path / "pyproject.toml").read_text()
     assert sum(p.stat().st_size for p in tmp_path.rglob("*.py")) < 60_000
+
+
+def test_a_site_that_says_good_bye_while_it_is_asked_is_waited_for_no_more(
+    place: Place, begin: Callable[[Any], Flower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LOOK", 0.02)
+    grid = Grid()
+    carrier = begin(grid)
+    carrier.open(5)
+    grid.silent = True
+    leaves = threading.Timer(0.2, lambda: setattr(grid, "away", True))
+    leaves.start()
+    assert carrier.ask({"site1": b"x"}, 60) == {"site1": server.GONE}
+    leaves.join()

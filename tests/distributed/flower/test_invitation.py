@@ -10,6 +10,7 @@ import pytest
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.distributed.flower.invitation import (
     Invitation,
+    host_port,
     point,
     read_invitation,
     read_public,
@@ -61,3 +62,9 @@ def test_an_invitation_is_read_as_it_was_written_or_refused(tmp_path: Path) -> N
         file.write_text(text)
         with pytest.raises(DataError, match="is no invitation of a federation"):
             read_invitation(file)
+
+
+@pytest.mark.parametrize("word", ["nohost", ":7", "host:", "host:99999", "host:7x"])
+def test_an_address_is_host_and_port(word: str) -> None:
+    with pytest.raises(ConfigError, match="is no address: it is HOST:PORT"):
+        host_port(word)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.flower import network, processes
-from fedvlm.distributed.flower.network import WORKER, errand, refuse_busy, run_of
+from fedvlm.distributed.flower.network import errand, refuse_busy, run_of
 from fedvlm.distributed.flower.place import Place, new_place
 from fedvlm.runs import lock
 
@@ -53,27 +53,6 @@ def test_a_port_that_another_program_has_taken_is_refused(place: Place) -> None:
     assert not processes.names(place)
 
 
-def test_a_folder_of_sockets_that_others_can_enter_is_refused(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.sockets.rmdir()
-    place.make_sockets()
-    assert place.sockets.stat().st_mode & 0o777 == 0o700
-    place.sockets.chmod(0o701)
-    with pytest.raises(DataError, match="is not a folder of yours alone"):
-        network.up(place.folder, [], print)
-    place.sockets.chmod(0o700)
-    monkeypatch.setattr(os, "getuid", lambda: place.sockets.stat().st_uid + 1)
-    with pytest.raises(DataError, match="is not a folder of yours alone"):
-        place.make_sockets()
-    monkeypatch.undo()
-    place.sockets.rmdir()
-    place.sockets.symlink_to(place.folder)
-    with pytest.raises(DataError, match="is not a folder of yours alone"):
-        place.make_sockets()
-    place.sockets.unlink()
-
-
 def test_workers_of_a_run_under_way_are_left_to_it(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +62,7 @@ def test_workers_of_a_run_under_way_are_left_to_it(
     assert run_of(about) == str(run) and run_of("site.yaml") == "" == run_of(str(run))
     assert errand(run, "another run there") != about
     waits = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-    processes.begin(place, "site1" + WORKER, waits, os.environ, tmp_path, about)
+    processes.begin(place, "site1", waits, os.environ, tmp_path, about)
     refuse_busy(place)
     held = lock.acquire(run)
     try:
@@ -101,8 +80,8 @@ def test_a_certificate_that_is_made_anew_ends_who_has_the_old_one(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-    for word, left in (("", 3), ("link", 2), ("ca", 1)):
-        for name in ("link", "site0.node", "site0" + WORKER):
+    for word, left in (("", 2), ("link", 1), ("ca", 0)):
+        for name in ("link", "site0"):
             if not processes.pid_of(place, name):
                 processes.begin(place, name, waits, os.environ, place.folder)
         monkeypatch.setattr(network.commands, "certificates",

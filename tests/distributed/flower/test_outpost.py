@@ -19,16 +19,16 @@ from fedvlm.distributed.flower.outpost import (
     FOLDER,
     KEY,
     Outpost,
-    check_key,
+    key_folder,
     make_key,
-    quarters,
+    make_pair,
     read_status,
 )
 from tests.distributed.flower.keys import CERTIFICATE, LINE, MARK, NAME
 
 INVITATION = Invitation(NAME, "127.0.0.1:9", CERTIFICATE, MARK)
 LIVES = 'echo "SuperNode ID: 7"; cat; echo gone'  # until its standard input is closed
-MAKES = f'echo "{LINE} key" > $3/key.pub; echo secret > $3/key; echo x > $3/key.token'
+MAKES = f'echo "{LINE} key" > $3/key.pub; echo secret > $3/key'
 
 
 @pytest.fixture
@@ -51,7 +51,10 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / NAME / FOLDER).mkdir(parents=True)
+    place = tmp_path / NAME / FOLDER
+    place.mkdir(parents=True)
+    (place / KEY).write_text("secret")
+    (place / f"{KEY}.pub").write_text(f"{LINE} {NAME}\n")
     yield tmp_path / NAME
 
 
@@ -67,9 +70,12 @@ def test_a_supernode_lives_as_long_as_its_site_is_served(
 ) -> None:
     python(LIVES)
     said: list[str] = []
-    with quarters() as (worker, token):
+    post = Outpost([folder], INVITATION, said.append)
+    with post.quarters():
+        worker, token = post.path, post.path.with_name("token")
         assert token.stat().st_mode & 0o77 == 0 and len(str(worker)) < 100
-        with Outpost(folder, INVITATION, worker, token, said.append) as post:
+        assert token.read_bytes() == post.token and worker.parent.stat().st_mode & 0o77 == 0
+        with post:
             until(lambda: said)
             assert read_status(folder)["state"] == "connected"
             words = " ".join(post.words(5))
@@ -94,7 +100,7 @@ def test_a_supernode_that_ends_is_begun_again_and_why_is_said(
 ) -> None:
     python(script)
     said: list[str] = []
-    with Outpost(folder, INVITATION, folder / "w", folder / "t", said.append):
+    with Outpost([folder], INVITATION, said.append):
         until(lambda: len(said) > 1)
         assert read_status(folder)["state"].startswith(("away: ", "begins"))
     assert said[0].startswith("127.0.0.1:9: not connected: ") and why in said[0], said
@@ -107,7 +113,7 @@ def test_nobody_at_the_address_is_said_once(
     python("cat")
     monkeypatch.setattr(outpost, "LATE", 0.0)
     said: list[str] = []
-    with Outpost(folder, INVITATION, folder / "w", folder / "t", said.append):
+    with Outpost([folder], INVITATION, said.append):
         until(lambda: said)
         time.sleep(0.1)
     assert said == ["127.0.0.1:9: no connection yet: connection refused; it is tried on and on"]
@@ -117,22 +123,25 @@ def test_a_site_makes_one_key_and_hands_over_its_public_half(
     folder: Path, python: Callable[[str], None]
 ) -> None:
     python(MAKES)
+    for path in (folder / FOLDER).iterdir():
+        path.unlink()
     key, out = make_key(folder, NAME, anew=False)
     assert (key.name, key.fingerprint, out.read_text()) == (NAME, MARK, f"{LINE} {NAME}\n")
     place = folder / FOLDER
-    assert place.stat().st_mode & 0o77 == 0 and not (place / "key.token").exists()
+    assert place.stat().st_mode & 0o77 == 0
     python("exit 1")
     assert make_key(folder, NAME, anew=False) == (key, out)
     with pytest.raises(ConfigError, match=f"is the key of '{NAME}': say --name {NAME}, or --anew"):
         make_key(folder, "other", anew=False)
     with pytest.raises(ConfigError, match="is no name of a site"):
         make_key(folder, "a b", anew=False)
-    check_key(folder, INVITATION)
+    assert make_pair(Path("/no"), folder, NAME) == key  # it is there
+    assert key_folder(INVITATION, [folder.parent, folder]) == folder
     with pytest.raises(ConfigError, match="the invitation is for the key SHA256:other, and this"):
-        check_key(folder, Invitation(NAME, "a:1", CERTIFICATE, "SHA256:other"))
+        key_folder(Invitation(NAME, "a:1", CERTIFICATE, "SHA256:other"), [folder])
     (place / KEY).unlink()
     with pytest.raises(ConfigError, match="there is no key in .*: fedvlm site key makes one"):
-        check_key(folder, INVITATION)
+        key_folder(INVITATION, [folder])
 
 
 def test_what_flower_s_python_runs_brings_all_of_fedvlm_that_it_imports(tmp_path: Path) -> None:

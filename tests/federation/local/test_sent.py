@@ -9,9 +9,8 @@ import torch
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree
-from fedvlm.federation.aggregation.arrival import Rows
+from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.context import Context
-from fedvlm.federation.local.sent import Upload
 from tests.federation.lora_toys import BIAS, FA, SITE, Lora, four
 
 ZERO = torch.zeros(1, 1, dtype=torch.int64)

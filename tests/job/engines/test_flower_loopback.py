@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,10 +20,12 @@ import pytest
 
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
-from fedvlm.distributed.flower import commands, network, processes
+from fedvlm.distributed.flower import commands, network, outpost, processes
 from fedvlm.distributed.flower.commands import LINK
-from fedvlm.distributed.flower.network import NODE, WORKER
-from fedvlm.distributed.flower.place import NAME, Place, SitePlan, free_ports, read_place
+from fedvlm.distributed.flower.invitation import read_invitation
+from fedvlm.distributed.flower.outpost import Outpost
+from fedvlm.distributed.flower.place import NAME, Place, SitePlan, read_place
+from fedvlm.job.workers.processes import MODULE
 from tests import flower, jobs
 
 pytestmark = pytest.mark.flower
@@ -44,7 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("flower") / "federation"
     code, text = flower.said(flower.started(
         "federation", "up", "--loopback", "2", "--federation", str(folder)))
-    assert code == 0 and "2 sites are there" in text, text
+    assert code == 0 and "2 sites are registered" in text, text
     try:
         yield read_place(folder)
     finally:
@@ -96,21 +98,22 @@ def test_superlink_killed_is_said_and_the_run_goes_on_with_the_same_bits(
                                             str(place.folder)))
     assert code == 1 and "link does not run" in text
     code, text = flower.said(flower.started("federation", "up", "--federation", str(place.folder)))
-    assert code == 0 and "site0.worker runs already" in text and "the SuperLink is there" in text
+    assert code == 0 and "site0 runs already" in text and "the SuperLink is there" in text
     code, text = flower.said(flower.started(*words))
     assert code == 0 and "going on after round" in text, text
     flower.same(tmp_path, local, place)
 
 
-def test_worker_killed_ends_below_the_quorum_and_the_same_command_goes_on(
+def test_a_site_killed_ends_below_the_quorum_and_the_same_command_goes_on(
     place: Place, local: Path, tmp_path: Path
 ) -> None:
+    """Its SuperNode says good-bye as it goes, so that it is not waited for."""
     words = flower.words_of(tmp_path, place.folder, *KILLED)
     run = flower.started(*words)
     until(lambda: rounds(tmp_path) > 1, run)
-    os.kill(processes.pid_of(place, "site1" + WORKER), signal.SIGKILL)
+    os.kill(processes.pid_of(place, "site1"), signal.SIGKILL)
     code, text = flower.said(run)
-    assert code == 6 and "site1: its worker does not answer: connection refused" in text, text
+    assert code == 6 and "site1: it is not connected to the SuperLink" in text, text
     code, text = flower.said(flower.started(*words))
     assert code == 0, text
     flower.same(tmp_path, local, place)
@@ -119,36 +122,37 @@ def test_worker_killed_ends_below_the_quorum_and_the_same_command_goes_on(
 def test_a_key_that_is_not_registered_is_refused(place: Place, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.mkdir()
-    for name in ("ca.crt", "link.pem", "link.key"):
-        shutil.copy(place.keys / name, keys)
-    stranger = replace(place, folder=tmp_path, sites=(SitePlan("stranger", free_ports(1)[0]),))
-    commands.certificates(stranger)
-    log = tmp_path / "log"
-    with log.open("w") as out:  # no pipe: a helper that it begins outlives it for a while
-        done = subprocess.run(
-            network.node_words(stranger, stranger.sites[0]), env=commands.environ(place),
-            cwd=tmp_path, stdout=out, stderr=out, timeout=flower.SECONDS, check=False,
-        )
-    text = log.read_text()
-    assert done.returncode and network.LET_IN not in text and "2004" in text, text
+    shutil.copy(place.keys / "ca.crt", keys)
+    stranger = replace(place, folder=tmp_path, sites=(SitePlan("stranger"),))
+    network._equip(stranger, stranger.sites[0])
+    told: list[str] = []
+    home = stranger.site("stranger")
+    with Outpost([home], read_invitation(home / network.INVITATION), told.append) as post:
+        until(lambda: told)
+    assert "the SuperLink does not let its key in: it is not admitted" in told[0], told
+    text = post.log.read_text()
+    assert outpost.LET_IN not in text and "2004" in text, text
 
 
-def test_a_worker_of_another_config_is_refused_by_the_names_of_its_keys(
+def test_a_site_of_another_config_is_refused_by_the_names_of_its_keys(
     place: Place, tmp_path: Path
 ) -> None:
-    words = flower.words_of(tmp_path, place.folder)
-    run = flower.started(*words)  # until the workers are there: then one is begun by hand
+    words = flower.words_of(tmp_path / "run", place.folder)
+    run = flower.started(*words)  # until the sites are there: then one is begun by hand
     until(lambda: list(tmp_path.rglob("config.yaml")) and rounds(tmp_path) > 0, run)
     run.kill()
     run.communicate()
-    about = processes.about(place, "site0" + WORKER)
-    processes.end(place, ["site0" + WORKER])
-    network.begin_worker(place, "site0", [
-        sys.executable, "-m", "fedvlm", "site", "serve", *flower.WORDS, "--clients", "0,1",
-        "--states", str(place.states("site0")), "--listen", f"unix:{place.worker('site0')}",
-        "--token-file", str(place.token("site0")), "OPTIM.LR", "0.5", "FED.SITES", flower.SITES,
+    about = processes.about(place, "site0")
+    processes.end(place, ["site0"])
+    other = shutil.copytree(jobs.folder(tmp_path / "run"), tmp_path / "other")
+    config = (other / "config.yaml").read_text()
+    changed = re.sub(r"(?m)^  LR: \S+", "  LR: 0.5", config)
+    assert changed != config
+    (other / "config.yaml").write_text(changed)
+    network.begin_site(place, "site0", [
+        MODULE, str(other), str(place.states("site0")), "--clients", "0,1",
     ], os.environ | {"PYTHONPATH": str(jobs.REPOSITORY)}, about, print)
-    network.workers_ready(place, ["site0"], flower.SECONDS)
+    network.sites_ready(place, ["site0"], flower.SECONDS)
     code, text = flower.said(flower.started(*words))
     assert code == 2 and "site site0 cannot take part: the config differs in OPTIM.LR" in text, text
 
@@ -158,8 +162,7 @@ def test_down_leaves_no_process_and_no_port(place: Place) -> None:
                                             str(place.folder)))
     assert code == 0 and "processes ended" in text
     assert not processes.strays(place) and not any(p.pid for p in network.status(place))
-    assert not [p for p in (place.port, *(s.port for s in place.sites)) if network._listens(p)]
-    assert (place.folder / NAME).is_file() and not place.sockets.exists()
+    assert not network._listens(place.port) and (place.folder / NAME).is_file()
     code, text = flower.said(flower.started(*flower.words_of(place.folder, place.folder)))
-    assert code == 2 and "the SuperLink does not run" in text and not place.sockets.exists()
-    assert "site0" + NODE not in processes.names(place)
+    assert code == 2 and "the SuperLink does not run" in text
+    assert not processes.names(place)

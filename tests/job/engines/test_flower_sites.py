@@ -13,9 +13,9 @@ from fedvlm.distributed.carriers import InProcess
 from fedvlm.distributed.flower.place import Place, new_place
 from fedvlm.job.build import build
 from fedvlm.job.engines import flower
-from fedvlm.job.engines.serving import part_of
 from fedvlm.job.inputs import SharedInputs
 from fedvlm.job.resolve import config_of
+from fedvlm.job.workers.serving import part_of
 from tests import jobs
 
 WORDS = ("--num-users", "3", "--trainer", "APFL", "--keep-logits", "--engine", "flower")
@@ -47,7 +47,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run over sites that keeps its logits, and beside it the federation."""
     output = tmp_path_factory.mktemp("flower")
     place, inputs = new_place(output / "federation", output, ["", ""]), SharedInputs()
-    place.sockets.rmdir()
 
     def begin(place: Place, folder: Path, *more: Any) -> None:
         layout = next(part for part in more if isinstance(part, list))

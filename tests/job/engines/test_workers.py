@@ -17,14 +17,15 @@ import torch
 from fedvlm.api.rebuild import rebuild
 from fedvlm.core.errors import DataError
 from fedvlm.distributed.carriers import InProcess
-from fedvlm.distributed.pool.store import PoolStore
+from fedvlm.distributed.store import SiteStore
 from fedvlm.distributed.wire import unpack
 from fedvlm.job.build import build
-from fedvlm.job.engines import processes, workers
-from fedvlm.job.engines.serving import worker_of
+from fedvlm.job.engines import workers
 from fedvlm.job.flags import parse
 from fedvlm.job.inputs import SharedInputs
 from fedvlm.job.resolve import resolve
+from fedvlm.job.workers import processes
+from fedvlm.job.workers.serving import worker_of
 from tests import jobs
 
 MORE = ("--num-users", "3", "--frac", "0.7", "--opts", "FED.CHUNK", "1")
@@ -82,7 +83,7 @@ def rows(output: Path) -> dict[str, torch.Tensor]:
     """
     run = rebuild(jobs.folder(output), "cpu")
     store, found = run.federation.clients.store, {}
-    assert isinstance(store, PoolStore)
+    assert isinstance(store, SiteStore)
     for client, version in run.state.versions.items():
         ((_, state),) = store.get([client], [version])
         found |= {f"clients|{client}|{version}|{slot}|{name}": v[0]
@@ -131,15 +132,11 @@ def test_a_run_by_workers_is_the_local_run_also_after_a_stop(
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("--workers", "2"), "--workers 2: add --engine workers or flower-sim, which reads it"),
-    (("--workers-at", "a:1"), "--workers-at a:1: add --engine workers"),
-    (("--engine", "workers", "--workers-at", "a:1"), "--workers-at and --token-file go together"),
-    (("--engine", "workers", "--token-file", "/no"), "--workers-at and --token-file go together"),
-    (("--engine", "workers", "--workers", "1", "--workers-at", "a:1", "--token-file", "/no"),
-     "--workers begins processes, --workers-at reaches others: keep one"),
-    (("--engine", "workers", "--workers-at", "a", "--token-file", "/no"), "'a' is no address"),
-    (("--engine", "workers", "--workers-at", "a:1", "--token-file", "/no"),
-     "the token file '/no' cannot be read: no such file"),
+    (("--workers", "2"), "--workers 2: add --engine workers, which reads it"),
+    (("--engine", "workers", "--workers-at", "a:1"),
+     "flag --workers-at ended with 0.2: one run works on one machine (--workers N)"),
+    (("--engine", "workers", "FED.WORKERS_AT", "a:1"),
+     "FED.WORKERS_AT ended with 0.2: one run works on one machine"),
     (("--engine", "worker"), "workers"),
 ])  # fmt: skip
 def test_what_an_engine_cannot_do_is_said_before_data_are_read(

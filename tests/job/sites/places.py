@@ -35,14 +35,11 @@ NAMES = ("site0", "site1")
 
 
 def make(folder: Path) -> Path:
-    """Write the files of both parties and the coordinator, and a token."""
+    """Write the files of both parties and the coordinator."""
     words = ("--demo", "--num-users", "2", "--shots", "2")
     assert main(["site", "make", "--split", "0,1", "--to", str(folder), *words]) == 0
     for name in NAMES:
         (folder / name / "site.yaml").write_text(RULES)
-    token = folder / "token"
-    token.write_text("a secret of our own")
-    token.chmod(0o600)
     return folder
 
 
@@ -114,7 +111,7 @@ def federated(
 
     patch.setattr(parties, "sites_of", sites_of)
     code = main([
-        "run", "--engine", "sites", "--sites-at", "a:1,b:2", "--token-file", str(place / "token"),
+        "run", "--engine", "sites", "--sites-at", "a,b",
         "--site-file", str(place / "server" / "site.json"),
         "--images", str(place / "server" / "images"), "--output-dir", str(output), *WORDS, *more,
     ])
@@ -127,8 +124,8 @@ def rows(place: Path, output: Path) -> dict[str, torch.Tensor]:
     found = {}
     for name in NAMES:
         store = SiteStore(place / name / "states", run, torch.device("cpu"))
-        newest = max(version for _, version in store.records.rows())
-        for client, version in store.records.rows():
+        newest = max(version for _, version in store.rows())
+        for client, version in store.rows():
             if version == newest:
                 ((_, state),) = store.get([client], [version])
                 found |= {f"clients|{client}|{version}|{slot}|{leaf}": v[0]

@@ -21,7 +21,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.flower import commands, network
 from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.outpost import read_status
-from fedvlm.distributed.flower.place import Place, free_ports, read_place
+from fedvlm.distributed.flower.place import Place, free_port, read_place
 from tests import flower, jobs
 from tests.job.sites.places import NAMES, WORDS, make
 from tests.job.sites.test_parties import same
@@ -136,7 +136,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     parties = make(tmp_path_factory.mktemp("machines"))
     folder = tmp_path_factory.mktemp("coordinator") / "federation"
     where = ("--federation", str(folder))
-    address = f"127.0.0.2:{free_ports(1)[0]}"
+    address = f"127.0.0.2:{free_port()}"
     assert "a site on another machine: fedvlm site key there" in fedvlm(
         "federation", "up", "--listen", address, *where)
     out = Machines(parties, read_place(folder), {})

@@ -74,7 +74,8 @@ def test_a_run_over_parties_ends_below_its_quorum_and_goes_on(
     assert code == 0 and "going on after round 1" in capsys.readouterr().out
     client = ("predict", str(jobs.folder(tmp_path)), str(place / "server"), "--client", "1")
     assert main([*client]) == 2
-    assert "the state of client 1 is at its site, with its owner" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the state of client 1 lies with the worker or site that made it" in said
     assert json.loads((jobs.folder(tmp_path) / "sites" / "met.json").read_text())["site1"][
         "clients"]["1"]["train"] == 10
     everything = b"\n".join([*frames, *line.frames])
@@ -171,9 +172,10 @@ def test_a_run_that_another_process_began_meanwhile_is_not_joined(tmp_path: Path
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("--sites-at", "a:1"), "--sites-at a:1: add --engine sites, which reads it"),
-    (("--token-file", "t"), "--token-file t: add --engine workers or sites"),
-    (("--engine", "sites", "--num-users", "2"), "--engine sites wants --sites-at HOST:PORT"),
+    (("--sites-at", "a"), "--sites-at a: add --engine sites, which reads it"),
+    (("--token-file", "t"), "flag --token-file ended with 0.2: a site on this machine"),
+    (("FED.TOKEN_FILE", "t"), "FED.TOKEN_FILE ended with 0.2: a site on this machine answers"),
+    (("--engine", "sites", "--num-users", "2"), "--engine sites wants --federation FOLDER"),
     (("--engine", "sites", "--num-users", "2", "--workers", "2"), "add --engine workers"),
 ])  # fmt: skip
 def test_what_a_run_over_sites_lacks_is_said_before_anything_is_read(
@@ -184,8 +186,9 @@ def test_what_a_run_over_sites_lacks_is_said_before_anything_is_read(
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("--sites-at", "a"), "'a' is no address"),
-    (("--sites-at", "a:1,a:1"), "an address stands twice"),
+    (("--sites-at", "a:1"), "--sites-at a:1: sites on other machines are reached by Flower alone"),
+    (("--sites-at", "x,[::1]:7007"), "reached by Flower alone (--federation FOLDER; docs/"),
+    (("--sites-at", "a,unix:a"), "a path stands twice"),
     (("--dry-run",), "--dry-run: the clients' images are at their sites"),
     (("--dataset", "eurosat"), "--site-file says which classes there are: drop --dataset"),
     (("DATASET.NAME", "other"), "is of 'Shapes'; drop the key"),
@@ -195,8 +198,8 @@ def test_wrong_words_of_a_coordinator_are_refused(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str,
 ) -> None:
-    words_ = ["--engine", "sites", "--num-users", "2", "--token-file", str(place / "token"),
-              "--site-file", str(place / "server" / "site.json"), "--sites-at", "a:1"]
+    words_ = ["--engine", "sites", "--num-users", "2", "--site-file",
+              str(place / "server" / "site.json"), "--sites-at", "a"]
     code = main(["run", "--output-dir", str(tmp_path), *words_, *words])
     assert code in (2, 3) and said in capsys.readouterr().err
     assert main(["run", *words_[:2], *words_[4:]]) == 2

@@ -1,4 +1,4 @@
-"""Sites as processes of their own, on sockets: one is killed while a run is under way."""
+"""Sites as processes of their own, at their sockets: one is killed during a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from tests import jobs
-from tests.job.engines.test_processes import SECONDS, address, after, started, until
 from tests.job.sites.places import NAMES, WORDS, make, rows
+from tests.job.workers.test_worker_processes import SECONDS, after, started, until
 
 pytestmark = pytest.mark.slow
-__all__ = ["address"]
 
 
 @pytest.fixture
@@ -27,9 +26,9 @@ def place(tmp_path: Path, few_images: None) -> Path:
 class Party:
     """A site's process, begun as often as it has to be."""
 
-    def __init__(self, place: Path, name: str, address: str) -> None:
-        self.words = (str(place / name / "site.yaml"), "--listen", address, "--token-file",
-                      str(place / "token"), "CACHE_DIR", str(place / name / "cache"))
+    def __init__(self, place: Path, name: str) -> None:
+        self.words = (str(place / name / "site.yaml"), "--listen", str(place / "sockets" / name),
+                      "CACHE_DIR", str(place / name / "cache"))
         self.begin()
 
     def begin(self) -> None:
@@ -37,9 +36,8 @@ class Party:
 
 
 @pytest.fixture
-def parties(place: Path, address: str) -> Iterator[list[Party]]:
-    out = [Party(place, name, where) for name, where in
-           zip(NAMES, (address, f"unix:{place}/b"), strict=True)]
+def parties(place: Path) -> Iterator[list[Party]]:
+    out = [Party(place, name) for name in NAMES]
     yield out
     for party in out:
         party.process.terminate()
@@ -47,11 +45,11 @@ def parties(place: Path, address: str) -> Iterator[list[Party]]:
 
 
 def test_a_site_that_is_killed_and_begun_again_moves_no_bit(
-    place: Path, parties: list[Party], address: str, tmp_path: Path
+    place: Path, parties: list[Party], tmp_path: Path
 ) -> None:
     words = [
-        "--engine", "sites", "--sites-at", f"{address},unix:{place}/b", "--token-file",
-        str(place / "token"), "--site-file", str(place / "server" / "site.json"), "--images",
+        "--engine", "sites", "--sites-at", ",".join(str(place / "sockets" / n) for n in NAMES),
+        "--site-file", str(place / "server" / "site.json"), "--images",
         str(place / "server" / "images"), "--trainer", "APFL", *WORDS, "--rounds", "5",
     ]
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -229,6 +229,36 @@ def test_refuses_in_one_sentence(
     assert err.startswith("error: ") and told in err and err.count("\n") == 1
 
 
+def test_table_and_verify_compare_in_the_same_way(tmp_path: Path, capsys: Capture) -> None:
+    a = write(tmp_path / "a", A)
+    b = write(tmp_path / "b", [*A[:2], record(2, [80.0, 58.0], 0.5)], config={"OPTIM.LR": 0.02})
+    text = said(a, b, capsys)
+    assert main(["table", str(a), str(b), "--paired"]) == 0
+    assert capsys.readouterr().out == text
+    assert main(["verify", str(a), "--against", str(b)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"A: {a}", f"B: {b}"]
+    assert "  changes numbers: OPTIM.LR: 0.01 -> 0.02" in lines
+    (parting,) = [line for line in lines if "evaluation: parts at round 2" in line]
+    assert parting in text.splitlines()
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["table", "A", "A", "--paired", "--metric", "global"], "--metric does not go with --paired"),
+    (["table", "A", "A", "--paired", "--format", "tex"], "text, md, json, not as tex"),
+    (["table", "A", "--paired"], "table --paired wants two folders, got 1"),
+    (["table", "A", "--format", "json"], "--format json is for --paired"),
+    (["verify", "A", "A", "--against", "A"], "fedvlm verify RUN_A --against RUN_B"),
+])
+def test_table_and_verify_refuse_in_one_sentence(
+    tmp_path: Path, capsys: Capture, words: list[str], told: str
+) -> None:
+    path = str(write(tmp_path / "A", A))
+    assert main([path if word == "A" else word for word in words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and told in err and err.count("\n") == 1
+
+
 def test_help(capsys: Capture) -> None:
     assert main(["compare", "--help"]) == 0
     assert "--over-seeds" in capsys.readouterr().out

@@ -11,11 +11,11 @@ from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.cells import AVERAGE
-from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.table import ReportTable, Spec, tables
 from tests.report.table_runs import write_run
 
 
-def made(root: Path, **spec: Any) -> list[Table]:
+def made(root: Path, **spec: Any) -> list[ReportTable]:
     return tables(collect([root]), Spec(**spec))
 
 
@@ -67,7 +67,7 @@ def test_what_a_data_set_mixes_itself_is_refused(tmp_path: Path) -> None:
 
 def test_the_verb_prints_them_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep(tmp_path, Pets={}, Digits={"rounds": 5})
-    assert main(["table", str(tmp_path)]) == 0
+    assert main(["table", str(tmp_path), "--format", "md"]) == 0
     out = capsys.readouterr().out
     assert "| trainer | Digits |" in out and "| trainer | Pets |" in out
     assert "a table for each data set" in out and AVERAGE not in out

@@ -51,7 +51,7 @@ class FakePool:
     limit = 10**6
     failure = Outcome(3, "no luck", 0.1)  # of a cell without an answer
 
-    def __init__(self, jobs: int, journal: Any, watcher: Any, **more: Any) -> None:
+    def __init__(self, workers: Any, journal: Any, watcher: Any) -> None:
         self.journal, self.watcher, self.left = journal, watcher, list[Cell]()
 
     def add(self, cells: Any) -> None:
@@ -75,7 +75,7 @@ class FakePool:
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakePool]:
     """Let tunings run in a ``FakePool``, whose answer and limit a test may set."""
     pool = type("Pool", (FakePool,), {})
-    monkeypatch.setattr(run, "WorkerPool", pool)
+    monkeypatch.setattr(run, "Scheduler", pool)
     return pool
 
 

@@ -57,7 +57,7 @@ def test_markdown_and_latex_with_groups_and_citations(
     tuned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["table", "--hyperparameters", str(tuned)]
-    assert main(words) == 0
+    assert main([*words, "--format", "md"]) == 0
     assert "| FedProx | adamw | 0.03 | - | 2 steps |" in capsys.readouterr().out
     out = tuned.with_name("appendix.tex")
     assert main([*words, "--names", "paper", "--out", str(out)]) == 0

@@ -48,7 +48,7 @@ def real(change: Callable[[FederatedData], FederatedData]) -> type[FakePool]:
 def search(output: Path, change: Callable[[FederatedData], FederatedData]) -> run.Tuning:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "WorkerPool", real(change))
+        patch.setattr(run, "Scheduler", real(change))
         return tuned(output, BUDGET, *WORDS)
 
 

@@ -7,21 +7,16 @@ the site's SuperNode (``worker``, ``token``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedvlm.distributed.sockets.stream import UNIX, StreamError, connect, reason, receive, send
+from fedvlm.distributed.sockets.stream import StreamError, connect, reason, receive, send
 
 
-def make(settings: Callable[[Any], Mapping[str, Any]] = lambda context: context.node_config) -> Any:
-    """Return the ClientApp.
-
-    Args:
-        settings: context -> where its site's worker is, see ``call``.
-    """
+def make() -> Any:
+    """Return the ClientApp."""
     from flwr.app import (  # optional: fedvlm[flower]
         Array,
         ArrayRecord,
@@ -36,7 +31,7 @@ def make(settings: Callable[[Any], Mapping[str, Any]] = lambda context: context.
     @app.query()  # type: ignore[untyped-decorator]
     def query(message: Any, context: Any) -> Any:
         frame = message.content["frame"]["f"].numpy().tobytes()
-        said = call(settings(context), frame, float(message.metadata.ttl))
+        said = call(context.node_config, frame, float(message.metadata.ttl))
         if isinstance(said, bytes):
             content = {"frame": ArrayRecord({"f": Array(np.frombuffer(said, np.uint8))})}
         else:
@@ -54,7 +49,7 @@ def call(settings: Any, frame: bytes, seconds: float) -> bytes | str:
     """
     try:
         token = Path(str(settings["token"])).read_bytes().strip()
-        with connect(UNIX + str(settings["worker"]), token, seconds) as sock:
+        with connect(Path(str(settings["worker"])), token, seconds) as sock:
             sock.settimeout(seconds)
             send(sock, frame)
             reply = receive(sock)

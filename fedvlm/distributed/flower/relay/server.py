@@ -15,7 +15,7 @@ import json
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ import numpy as np
 from fedvlm.distributed.sockets.stream import greet, receive, send
 
 PATIENCE = 120.0  # seconds for the driver, which hears so late of us on a busy machine
-EVERY = 0.25  # seconds between two looks for answers
+EVERY = 0.5  # seconds between two looks for answers
+LOOK = 5.0  # seconds between two looks whether the sites are connected
 OFFLINE = "it is not connected to the SuperLink"
+GONE = "it is not connected to the SuperLink any more"
 ERRORS = {  # codes of Flower that somebody can do something about
     1: "its relay cannot be loaded", 2: "its relay failed", 3: "no answer within its time",
     4: "its answer was lost on the way", 5: "its SuperNode is gone", 8: "its relay was ended",
@@ -45,20 +47,15 @@ def make() -> Any:
     return app
 
 
-def at_driver(
-    grid: Any, settings: Mapping[str, Any], first: Callable[[], bytes] | None = None
-) -> None:
+def at_driver(grid: Any, settings: Mapping[str, Any]) -> None:
     """Come to the driver and answer its requests.
 
     Args:
         settings: ``driver``, the path of its socket; ``token``, of the file with its token.
-        first: makes what the driver is told before it asks.
     """
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(settings["driver"]))
         greet(sock, Path(str(settings["token"])).read_bytes(), PATIENCE)
-        if first is not None:
-            send(sock, first())
         converse(grid, sock)
 
 
@@ -98,8 +95,12 @@ def ask(
     ])) if names else []
     waiting = {message: name for message, name in zip(ids, names) if message}
     out: dict[str, bytes | str] = {name: OFFLINE for name in frames if name not in here}
-    until = time.monotonic() + seconds
+    until, look = time.monotonic() + seconds, time.monotonic() + LOOK
     while waiting and time.monotonic() < until:
+        if time.monotonic() >= look:  # a SuperNode that said good-bye answers no more
+            gone, look = set(names) - set(online(grid, nodes)), time.monotonic() + LOOK
+            out |= {name: GONE for name in waiting.values() if name in gone}
+            waiting = {message: name for message, name in waiting.items() if name not in gone}
         for reply in grid.pull_messages(list(waiting)):
             name = waiting.pop(reply.metadata.reply_to_message_id)
             out[name] = _read(reply)

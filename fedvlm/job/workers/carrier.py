@@ -1,0 +1,157 @@
+"""Worker processes of this machine, and the frames to them: a socket pair for each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.distributed.sockets.lines import exchange
+from fedvlm.distributed.sockets.stream import StreamError, present
+
+LAST_WORDS = 3.0  # seconds for a worker to leave by itself, and again when it is told to
+DEATHS = 3  # of each worker, on average, after which no more are begun
+_TAIL = 4000  # bytes of a log that may hold its last line
+
+
+class WorkerProcesses:
+    """Worker processes of this machine, begun and ended here; see ``Carrier``.
+
+    Each has one end of a socket pair: nobody else can speak to it, and it ends when the other end
+    is closed, whatever became of this process.
+
+    Args:
+        command: number of a worker, its end of the socket -> the words that begin it.
+        count: how many.
+        logs: folder of their logs.
+        environ: number of a worker -> its environment.
+    """
+
+    def __init__(
+        self, command: Callable[[int, int], Sequence[str]], count: int, logs: Path,
+        environ: Callable[[int], Mapping[str, str]] = lambda slot: os.environ,
+    ) -> None:
+        self._command, self._logs, self._environ = command, logs, environ
+        self._count, self._number = count, 0
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._slots: dict[str, int] = {}
+        self._starting: dict[str, socket.socket] = {}
+        self._lines: dict[str, socket.socket] = {}
+        for slot in range(count):
+            self._begin(slot)
+
+    def _begin(self, slot: int) -> None:
+        ours, theirs = socket.socketpair()
+        name, self._number = f"worker{self._number}", self._number + 1
+        with theirs, self.log(name).open("wb") as log:
+            self.processes[name] = subprocess.Popen(  # noqa: S603
+                list(self._command(slot, theirs.fileno())), pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                env=dict(self._environ(slot)), start_new_session=True,  # Ctrl-C is for us alone
+            )
+        self._starting[name], self._slots[name] = ours, slot
+
+    def log(self, name: str) -> Path:
+        """Return where what a worker says is kept."""
+        return self._logs / f"{name}.log"
+
+    def open(self, seconds: float) -> None:
+        """Wait until all of them are built.
+
+        Raises:
+            ConfigError: one ended before, or takes longer than ``seconds``; its last line is shown.
+        """
+        until = time.monotonic() + seconds
+        while self._starting:
+            self._look(0.2)
+            late = [n for n in self._starting if self.processes[n].poll() is not None]
+            late += list(self._starting) if time.monotonic() >= until else []
+            if late:
+                raise ConfigError(f"{late[0]} did not start: {self._obituary(late[0])}")
+
+    def absent(self) -> list[str]:
+        """Return who is away: nobody, once ``open`` is done."""
+        return []
+
+    def sites(self) -> list[str]:
+        """See ``Carrier.sites``; where nobody is ready, wait for one that is being begun.
+
+        Raises:
+            FedvlmError: nobody is left.
+        """
+        self._look(0)
+        while not self._lines:
+            for name in [n for n in self._starting if self.processes[n].poll() is not None]:
+                self._starting.pop(name).close()
+                self._replace(name)
+            if not self._starting:
+                last = list(self.processes)[-1]
+                raise FedvlmError(f"no worker is left: {last} {self._obituary(last)}")
+            self._look(0.2)
+        return list(self._lines)
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
+        """See ``Carrier.ask``; who does not answer is ended, and another begun in its place."""
+        there = {n: f for n, f in frames.items() if n in self._lines}
+        answers, failures = exchange(self._lines, there, seconds)
+        for name, why in failures.items():
+            self._lines.pop(name).close()
+            self._end([name])
+            failures[name] = f"{why} ({self._obituary(name)})"
+            self._replace(name)
+        return dict.fromkeys(frames, "not there any more") | answers | failures
+
+    def close(self) -> None:
+        """End all of them."""
+        for line in [*self._lines.values(), *self._starting.values()]:
+            line.close()
+        self._lines.clear()
+        self._starting.clear()
+        self._end(list(self.processes))
+
+    def _look(self, seconds: float) -> None:
+        """Let in who is built by now."""
+        by = {line: name for name, line in self._starting.items()}
+        for line in select.select(list(by), [], [], seconds)[0] if by else ():
+            try:
+                present(line, b"")
+            except StreamError:
+                continue  # it has ended: whoever asks next sees that
+            self._lines[by[line]] = self._starting.pop(by[line])
+
+    def _replace(self, name: str) -> None:
+        if self._number < self._count * (1 + DEATHS):
+            self._begin(self._slots[name])
+
+    def _end(self, names: Sequence[str]) -> None:
+        """Let processes go whose line is closed, and make those that stay."""
+        for seconds, make in ((LAST_WORDS, subprocess.Popen.terminate),
+                              (LAST_WORDS, subprocess.Popen.kill)):
+            until = time.monotonic() + seconds
+            alive = [self.processes[n] for n in names]
+            for process in alive:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, until - time.monotonic()))
+            for process in alive:
+                if process.poll() is None:
+                    make(process)
+        for name in names:
+            self.processes[name].wait()
+
+    def _obituary(self, name: str) -> str:
+        """Return how a process ended, and the last line that it said."""
+        code, said = self.processes[name].poll(), ""
+        with contextlib.suppress(OSError):
+            data = self.log(name).read_bytes()[-_TAIL:]
+            said = data.decode(errors="replace").strip().rpartition("\n")[2]
+        how = "it does not end its start" if code is None else f"exit code {code}"
+        if code is not None and code < 0:
+            how = f"killed by {signal.Signals(-code).name}"
+        return f"{how}{f'; {said[:300]}' if said else ''}; log: {self.log(name)}"

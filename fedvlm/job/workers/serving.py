@@ -1,0 +1,111 @@
+"""What a worker's process does: builds a run once, then answers its server's frames."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.distributed.facts import likeness
+from fedvlm.distributed.flower.invitation import read_invitation
+from fedvlm.distributed.flower.network import READY
+from fedvlm.distributed.flower.outpost import Outpost
+from fedvlm.distributed.site import Site
+from fedvlm.distributed.sockets.serving import converse, end_with, serve
+from fedvlm.distributed.sockets.stream import listen
+from fedvlm.distributed.terms import Terms
+from fedvlm.job.build import Built, build
+from fedvlm.job.run import threads_of
+from fedvlm.job.sites.party import config_plain, shared_facts
+from fedvlm.job.workers.site import PoolSite
+
+Say = Callable[[str], None]
+
+
+def serve_driver(cfg: CfgNode, states: Path, handle: int, say: Say) -> None:
+    """Answer the process that began this one, until it hangs up or is gone.
+
+    Args:
+        handle: this end of its socket pair.
+
+    Raises:
+        ConfigError: there is no such socket.
+        FedvlmError: whatever of the run cannot be built.
+    """
+    with _given(handle) as sock, threads_of(cfg):
+        converse(sock, b"", worker_of(build(cfg), states, say).answer)
+
+
+def serve_clients(
+    cfg: CfgNode, states: Path, clients: Sequence[int], invitation: Path, say: Say
+) -> None:
+    """Answer as a site of some clients behind Flower, for ever.
+
+    Args:
+        states: folder of this site alone.
+        invitation: file of the federation's; the site's key lies beside it.
+
+    Raises:
+        ConfigError: the invitation is for another key, or the run has no such client.
+        FedvlmError: whatever of the run cannot be built.
+    """
+    outpost = Outpost([invitation.parent], read_invitation(invitation), say)
+    with outpost.quarters(), listen(outpost.path) as door, outpost, threads_of(cfg):
+        site = part_of(build(cfg), clients, states, say)
+        say(f"{READY} a socket of its own: {_about(cfg, len(clients))}")
+        serve(door, outpost.token, site.answer, say)
+
+
+def _about(cfg: CfgNode, clients: int) -> str:
+    return f"{cfg.TRAINER.NAME} on {cfg.DATASET.NAME}, {clients} clients"
+
+
+def _given(handle: int) -> socket.socket:
+    """Return the socket that a server left open; this process ends with its other end.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        sock = socket.socket(fileno=handle)
+    except OSError as error:
+        raise ConfigError(f"--handle {handle} is no socket: only a run starts workers") from error
+    end_with(sock)
+    return sock
+
+
+def worker_of(built: Built, states: Path, say: Say = lambda words: None) -> PoolSite:
+    """Return the worker that computes clients of a run.
+
+    Args:
+        states: folder that the workers share.
+    """
+    plain = config_plain(built.cfg)
+    return PoolSite(built.federation, states, plain, say, shared_facts(built.identity))
+
+
+def part_of(
+    built: Built, clients: Sequence[int], states: Path, say: Say = lambda words: None
+) -> Site:
+    """Return a site of some clients of a run; what the job knows of the data is compared, too.
+
+    Args:
+        states: folder of this site alone.
+
+    Raises:
+        ConfigError: the run has no such client.
+    """
+    stray = [c for c in clients if c >= built.federation.plan.clients]
+    if stray:
+        raise ConfigError(f"--clients: this run has no client {stray[0]}")
+    beside = shared_facts(built.identity)
+    site = Site(
+        built.federation, clients, states, config_plain(built.cfg), beside["data"], say,
+        Terms(logits=True),  # no owner: everything here is the driver's
+    )
+    site.facts |= beside
+    site.like = likeness(site.config, site.facts)
+    return site
