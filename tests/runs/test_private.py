@@ -64,7 +64,7 @@ def test_addresses_are_hidden() -> None:
     assert public_value("FED.SITES_AT", "10.0.0.1:7,unix:/a/b") == "...,..."
     words = ["/opt/fedvlm/__main__.py", "run", "--sites-at", "10.0.0.1:7", "--root=/a/b", "--tag",
              "a b"]
-    assert public_command(words) == "fedvlm run --sites-at ... --root=b --tag 'a b'"
+    assert public_command(words) == "fedvlm run --sites-at ... --root=... --tag 'a b'"
 
 
 def test_a_private_file_that_is_gone_or_damaged_is_empty(tmp_path: Path) -> None:
