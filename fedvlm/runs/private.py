@@ -2,8 +2,9 @@
 
 Results, manifest and config of a run may be published: they name no host, no user and no folder of
 the machine. An absolute path, or one in a home folder, stands there by its last name, or not at
-all where it only says what lies where; a relative one stays: it says nothing of the machine. ``private.json`` beside them has the words as they
-were given; it is in no pack, nothing vouches for it, and a run without it is read all the same.
+all where it only says what lies where; a relative one stays: it says nothing of the machine.
+``private.json`` beside them has the words as they were given; it is in no pack, nothing vouches for
+it, and a run without it is read all the same.
 """
 
 from __future__ import annotations
