@@ -26,7 +26,7 @@ from fedvlm.federation.batches import Batcher
 from fedvlm.federation.engine import Engine
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.plan import Budget, Plan, check_footing
-from fedvlm.federation.reliability.elsewhere import aggregated
+from fedvlm.federation.reliability.elsewhere import aggregate_updates
 from fedvlm.federation.reliability.unreliable import AWAY, kind_of
 from fedvlm.federation.server import (
     MOVED,
@@ -41,7 +41,7 @@ from fedvlm.federation.server import (
     only_numbers,
 )
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.workplace import Meter, Models, Start, Workplace
+from fedvlm.federation.workplace import Meter, PersonalModels, Start, Workplace
 from fedvlm.models.vlmodel import VLModel
 
 
@@ -64,7 +64,7 @@ class FedState:
 
 
 @dataclass
-class Whole:
+class WholeState:
     """A state with everybody's tensors (``Federation.read``): for files, checks and tests.
 
     Attributes:
@@ -84,7 +84,7 @@ CLIENTS, HELD, WORKED = "clients", "held", "worked"
 Logs = Mapping[str, CheckpointStore]  # CLIENTS, HELD -> records
 
 
-def state_of(round_: int, slots: State, clients: dict[int, State]) -> Whole:
+def convert_format1(round_: int, slots: State, clients: dict[int, State]) -> WholeState:
     """Return a state of format 1 (``runs.state``), where the server's slots tell of clients, too.
 
     ``held/<client>/<slot>`` is what the server keeps for a client, ``worked`` the last round of
@@ -102,7 +102,7 @@ def state_of(round_: int, slots: State, clients: dict[int, State]) -> Whole:
     if WORKED in slots:
         ids, rounds = (slots[WORKED][name].tolist() for name in ("client", "round"))
         worked = dict(zip(ids, rounds, strict=True))
-    return Whole(round_, server, clients, held, worked)
+    return WholeState(round_, server, clients, held, worked)
 
 
 @dataclass(frozen=True)
@@ -281,16 +281,16 @@ class Federation(Workplace):
             server = server | {MOVED: {n: torch.tensor(0) for n in self.groups.server}}
         return FedState(0, server, {}, held.commit(0))
 
-    def read(self, state: FedState, clients: Sequence[int] | None = None) -> Whole:
+    def read(self, state: FedState, clients: Sequence[int] | None = None) -> WholeState:
         """Return ``state`` with the tensors of ``clients`` (default: all) and what is held."""
         ids = range(self.plan.clients) if clients is None else clients
         held = Held(self.held, state.held)
-        return Whole(
+        return WholeState(
             state.round, state.server, self.clients.read(ids, state.versions),
             {c: held.get(c) for c in state.held}, dict(state.versions),
         )
 
-    def adopt(self, whole: Whole) -> FedState:
+    def adopt(self, whole: WholeState) -> FedState:
         """Put the tensors of ``whole`` into the stores and return the state without them."""
         for client, version in whole.worked.items():
             self.clients.store.begin({client: version})
@@ -399,7 +399,7 @@ class Federation(Workplace):
         ctx, told = self.server_context(round_, held), telltale(updates)
         try:
             origin = self.engine.origin(updates.clients)
-            server = aggregated(self.trainer, ctx, state.server, updates, origin)
+            server = aggregate_updates(self.trainer, ctx, state.server, updates, origin)
         except DivergedError as error:
             words = [outlier_sentence(round_, row) for row in told.rows()]
             raise DivergedError("; ".join([str(error), *words])) from error
@@ -423,7 +423,7 @@ class Federation(Workplace):
     def personal(
         self, state: FedState, clients: Sequence[int], chunk: int | None = None, *,
         finetune: bool = True,
-    ) -> Models:
+    ) -> PersonalModels:
         """Yield (clients, personal models ``[K, ...]``) after aggregation, chunk by chunk.
 
         After the last round they have had the final fine-tuning, unless ``finetune`` is False. A

@@ -21,12 +21,12 @@ from fedvlm.core.trees import State, Tree, cast
 from fedvlm.federation.batches import Batcher
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
-from fedvlm.federation.engine import Bundle, Engine, LocalEngine, laid
-from fedvlm.federation.groups import Finetune, Groups, resolve
-from fedvlm.federation.local.guard import guarded
+from fedvlm.federation.engine import Bundle, Engine, LocalEngine, stack_downloads
+from fedvlm.federation.groups import Finetune, Groups, resolve_groups
+from fedvlm.federation.local.guard import run_guarded
 from fedvlm.federation.local.hooks import explain_hook, name_of, slots_of, tree_of
 from fedvlm.federation.local.images import sightings
-from fedvlm.federation.local.kept import without_kept
+from fedvlm.federation.local.kept import drop_kept
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.optim import Schedule
 from fedvlm.federation.plan import Plan, plan_chunks
@@ -34,13 +34,13 @@ from fedvlm.federation.server import Measure, Question, Roster, Row
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
 
-Models = Iterator[tuple[Sequence[int], Tree]]  # (clients, their models [K, ...]), chunk by chunk
+PersonalModels = Iterator[tuple[Sequence[int], Tree]]  # (clients, models [K, ...]) by chunk
 
 
 class Meter(Protocol):
     """Measures personal models in the place where they are; numbers leave it."""
 
-    def __call__(self, measure: Measure, models: Models) -> Iterable[Row]:
+    def __call__(self, measure: Measure, models: PersonalModels) -> Iterable[Row]:
         """Return a row for every client in ``models``, which may be gone through once."""
         ...
 
@@ -81,7 +81,7 @@ class Start:
             roster = replace(roster, site=np.asarray(sites, np.int64))
         trained = trainer.trainables(model, rng.stream(plan.seed, "init"))
         p0 = cast(trained, model.dtype, model.device)
-        groups = resolve(p0, trainer.rules(list(p0)), f"trainer {trainer.name}")
+        groups = resolve_groups(p0, trainer.rules(list(p0)), f"trainer {trainer.name}")
         finetune: Finetune = trainer.own_finetune().configure(trainer.root)
         finetuning = finetune.select(groups, trainer.name)
         weighting = trainer.weighting if plan.weighting == "auto" else plan.weighting
@@ -177,7 +177,7 @@ class Workplace:
             "steps": epochs * sum(lengths),
         }
 
-    def models(self, question: Question, chunk: int | None = None) -> Models:
+    def models(self, question: Question, chunk: int | None = None) -> PersonalModels:
         """Yield the personal models that are asked for, where clients' states are (``personal``).
 
         Raises:
@@ -198,7 +198,7 @@ class Workplace:
         for ids in (list(chunk.clients) for chunk in chunks):
             ctx = self.context(ids, question.round, worked, WHOLE)
             began = time.perf_counter()
-            models = guarded(ctx, partial(self._models, ctx, question))[0]
+            models = run_guarded(ctx, partial(self._models, ctx, question))[0]
             if question.tune:
                 each = (time.perf_counter() - began) / len(ids)
                 self.finetune_seconds |= dict.fromkeys(ids, each)
@@ -216,8 +216,8 @@ class Workplace:
 
     def _models(self, ctx: Context, question: Question) -> Tree:
         """Return the personal models of a chunk, made from copies of its own."""
-        received = laid(question.downloads, ctx)
-        own = without_kept(self.clients.stacked(ctx.clients, question.versions))
+        received = stack_downloads(question.downloads, ctx)
+        own = drop_kept(self.clients.stacked(ctx.clients, question.versions))
         hook = name_of(self.trainer, "finetune" if question.tune else "personalize")
         with (
             explain_hook(f"round {question.round}: {hook}"),

@@ -371,7 +371,9 @@ def complete(
     """
     run, cfg, data, model = prepared, prepared.cfg, prepared.data, prepared.model
     labels = torch.from_numpy(data.labels.copy())
-    train, test = images = pixel_sources(run.loader, labels)
+    images = pixel_sources(run.loader, labels)
+    train: SampleSource = images[0]
+    test: SampleSource = images[1]
     packed = bool(packs_of(data.samples))
     cached = bool(images_to_encode(data, 1)) and (packed or not (pixels or cfg.FED.PLAIN))
     if cached:

@@ -23,13 +23,13 @@ from fedvlm.core.files import user_path
 from fedvlm.core.rows.store import move_state
 from fedvlm.core.trees import Tree, numel, pick
 from fedvlm.evaluation import Evaluator
-from fedvlm.federation.aggregation.updates import join
+from fedvlm.federation.aggregation.updates import join_updates
 from fedvlm.federation.batches import SplitBatcher, Step
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.local.images import Around
-from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
+from fedvlm.federation.rounds import FedState, RoundFinished, convert_format1
 from fedvlm.federation.server import Held, Measure, Row, only_numbers
-from fedvlm.federation.workplace import Start
+from fedvlm.federation.workplace import PersonalModels, Start
 from fedvlm.job.build import Built, build, complete, prepare
 from fedvlm.job.describe import header, peft_choice, run_path
 from fedvlm.job.images.packed import packs_of
@@ -76,7 +76,7 @@ def dry_run(cfg: CfgNode) -> int:
             federation.clients, {0: 0},
         )
         seconds.append(time.perf_counter() - began)
-    updates = join([upload.arrive() for upload in work.uploads])
+    updates = join_updates([upload.arrive() for upload in work.uploads])
     federation.trainer.aggregate(
         federation.server_context(1, Held(federation.held, state.held)), state.server, updates
     )
@@ -188,7 +188,7 @@ def _adopted(built: Built, saved: SavedState, folder: str, identity: str, same: 
     federation, device = built.federation, built.model.device
     server = move_state(saved.server, device)
     if saved.records is None:
-        whole = state_of(
+        whole = convert_format1(
             saved.round, server, {c: move_state(s, device) for c, s in saved.clients.items()}
         )
         return federation.adopt(whole) if same else FedState(saved.round, whole.server)
@@ -246,7 +246,7 @@ def _evaluated(built: Built, state: FedState, same: bool) -> dict[str, Any]:
     federation = built.federation
     shared = federation.shared(state)
 
-    def everybody(clients: Sequence[int]) -> Models:
+    def everybody(clients: Sequence[int]) -> PersonalModels:
         for client in clients:  # nobody was trained on these images: all have the global model
             yield [client], shared
 

@@ -31,7 +31,7 @@ from fedvlm.evaluation import zero_shot
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.evaluation.scores import CONFUSION
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import FedState, state_of
+from fedvlm.federation.rounds import FedState, convert_format1
 from fedvlm.job.build import Built, complete, prepare
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.engines.base import ClientSide, client_side
@@ -331,7 +331,7 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
         return built.federation.load(saved.round, saved.server, folder.records)
     device = built.model.device
     clients = {c: move_state(s, device) for c, s in saved.clients.items()}
-    whole = state_of(saved.round, move_state(saved.server, device), clients)
+    whole = convert_format1(saved.round, move_state(saved.server, device), clients)
     return built.federation.adopt(whole)
 
 
