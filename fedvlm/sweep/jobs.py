@@ -55,7 +55,7 @@ class Submission:
 
 @dataclass
 class QueuedJobs:
-    """The jobs of a sweep's cells in a queue (``scheduler.Workers``).
+    """The jobs of a sweep's cells in a queue (``scheduler.CellWorkers``).
 
     Args:
         chunk: cells of a job.

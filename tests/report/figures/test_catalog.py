@@ -35,7 +35,7 @@ def rows(values):
 
 
 def draw(values, title="", width=style.PAGE):
-    with style.styled():
+    with style.use_style():
         figure = style.blank(width, 2)
         figure.add_subplot().bar(range(len(values)), values)
     return figure
