@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.check.compare import same_fed
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import WholeState
@@ -19,12 +19,12 @@ TRAINERS = sorted(trainer_files())
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World()
+def world() -> CheckWorld:
+    return CheckWorld()
 
 
 def both(
-    world: World, name: str, folder: Path
+    world: CheckWorld, name: str, folder: Path
 ) -> tuple[Grid, WholeState, WholeState, tuple[list[list[Row]], list[list[Row]]]]:
     """Return the ends of a run over frames and in this process, and the numbers of both."""
     trainer = load_trainer(name)
@@ -37,7 +37,7 @@ def both(
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_over_frames_every_method_gives_the_same_bits(
-    world: World, name: str, tmp_path: Path
+    world: CheckWorld, name: str, tmp_path: Path
 ) -> None:
     """Two sites that see their own data, a server that sees counts; answers in reverse order.
 

@@ -117,14 +117,14 @@ class RoundAnswers:
         if len(self.missing) > total - self.policy.needed(total):
             raise QuorumError(
                 f"round {round_}: {len(self.missing)} of {total} clients did not answer "
-                f"({listing(self.why[c] for c in self.missing)}), and the quorum is "
+                f"({join_reasons(self.why[c] for c in self.missing)}), and the quorum is "
                 f"{self.policy.quorum:g}; {kept}{members.way_back(self.missing)}"
             )
         distrusted = any(not why.endswith(NOT_FINITE) for why in self.refused.values())
         if not self.parts and distrusted:
             raise QuorumError(
                 f"round {round_}: of {total} clients no update is left "
-                f"({listing(self.refused.values())}); {kept}"
+                f"({join_reasons(self.refused.values())}); {kept}"
             )
 
     def work(self, sites: Sequence[int]) -> RoundWork:
@@ -139,11 +139,11 @@ class RoundAnswers:
 
 
 def silence(why: str) -> str:
-    """Return the reason of a site that did not answer, as ``unreliable.kind_of`` reads it."""
+    """Return the reason of a site that did not answer, as ``unreliable.drop_kind`` reads it."""
     rest = why.removeprefix(NO_ANSWER).strip()
     return f"{NO_ANSWER}: {rest}" if rest else NO_ANSWER
 
 
-def listing(words: Iterable[str]) -> str:
+def join_reasons(words: Iterable[str]) -> str:
     """Return different clauses as one, of at most 300 characters."""
     return "; ".join(sorted(set(words)))[:300]

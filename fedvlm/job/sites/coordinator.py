@@ -15,7 +15,7 @@ from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import digest
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.remote import RemoteEngine
-from fedvlm.job.build import Built, build, chunk_of
+from fedvlm.job.build import Built, build_run, chunk_of
 from fedvlm.job.inputs import ServerInputs
 from fedvlm.job.sites.party import config_plain
 
@@ -59,7 +59,7 @@ def coordinate(
         carrier, config_plain(cfg), policy=policy or Policy(), run_id=run_id, say=say
     )
     engine.meet(int(cfg.FED.CLIENTS), seconds)
-    built = build(cfg, progress, inputs=inputs_of(engine, file, folder))
+    built = build_run(cfg, progress, inputs=inputs_of(engine, file, folder))
     joined(engine, built)
     return Coordinator(built, engine)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.server.policy import HEAVIEST, outvoted, read_parts, weigh
@@ -30,7 +30,7 @@ class Answer:
     """What site1 sends in a round of a method with extras, and what the server knows then."""
 
     def __init__(self, folder: Path) -> None:
-        grid = Grid(World(), load_trainer("scaffold"), folder, Setup(rounds=1))
+        grid = Grid(CheckWorld(), load_trainer("scaffold"), folder, Setup(rounds=1))
         self.fed, _ = grid.server()
         start = self.fed.start()
         self.downloads = self.fed.downloads(start, 1, range(4))
@@ -156,7 +156,7 @@ def test_every_method_that_sends_extras_gives_their_form() -> None:
 def run_of(
     folder: Path, monkeypatch: pytest.MonkeyPatch, aggregate: object
 ) -> Federation:
-    grid = Grid(World(), load_trainer("fedavg"), folder, Setup(rounds=1))
+    grid = Grid(CheckWorld(), load_trainer("fedavg"), folder, Setup(rounds=1))
     fed, _ = grid.server()
     monkeypatch.setattr(type(fed.trainer), "aggregate", aggregate)
     return fed
