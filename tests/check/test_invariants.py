@@ -19,6 +19,7 @@ from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
 
 from .broken_trainers import BROKEN, Good
+from .short import Worlds
 
 TRAINERS = sorted(trainer_files())
 # Tried by QUICK in `make test`, by all in `make test-all`: each of them costs 1 to 4 s.
@@ -44,9 +45,15 @@ def world() -> CheckWorld:
     return CheckWorld()
 
 
+@pytest.fixture(scope="module")
+def worlds() -> Worlds:
+    """A world for every method."""
+    return Worlds()
+
+
 @pytest.mark.parametrize(("trainer", "name"), EACH)
-def test_invariant(world: CheckWorld, trainer: str, name: str) -> None:
-    cls = load_trainer(trainer)
+def test_invariant(worlds: Worlds, trainer: str, name: str) -> None:
+    cls, world = load_trainer(trainer), worlds.of(trainer)
     if name not in cls.exempt:
         INVARIANTS[name](world, cls)
         return
