@@ -13,7 +13,7 @@ MORE   := $(sort $(wildcard configs/results/more/*.yaml))
 TUNED  ?= $(wildcard docs/results/tuned.json)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-flower mutants wheel-test check docs results results-more publish bench clean
+.PHONY: help install demo test test-all test-flower mutants share wheel-test check docs results results-more publish bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,11 +46,14 @@ $(FLOWER)/.installed: constraints-flower.txt
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --progress-bar off -r $<
 	@touch $@
 
-mutants: $(STAMP) ## every planted bug in a copy, and the test that catches it
+mutants: $(STAMP) ## every planted bug in a copy, and the test that catches it; two at a time
 	$(BIN)/python tests/mutants/run.py
 
 wheel-test: $(STAMP) ## build the wheel, install it into a venv of its own, use it from an empty folder
 	tests/wheel.sh $(BIN)/python
+
+share: $(STAMP) ## the next tenth of slow tests, of Flower's and of mutants, as CI runs it
+	$(BIN)/python .ci/share.py $(if $(PART),--part $(PART))
 
 check: $(STAMP) ## lint and types
 	$(BIN)/ruff check .

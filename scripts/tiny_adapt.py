@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from tiny_gate import image_features, text_features
+from tiny_tasks import ZeroShotTask
 from torch import Tensor
-
-from fedvlm.data.builtin.tasks import ZeroShotTask
 
 CONTEXT, SHOTS, STEPS = 8, 16, 300
 

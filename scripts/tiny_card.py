@@ -21,9 +21,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 from tiny_adapt import CONTEXT, SHOTS, STEPS, coop  # noqa: E402
 from tiny_gate import gate  # noqa: E402
+from tiny_tasks import DIGIT_TEMPLATE, OBJECT_TEMPLATE, ZeroShotTask, build_task  # noqa: E402
 
 from fedvlm.data.builtin.sets import materialise  # noqa: E402
-from fedvlm.data.builtin.tasks import DIGIT_TEMPLATE, OBJECT_TEMPLATE, ZeroShotTask, build_task  # noqa: E402
 from fedvlm.models.load.tiny import TinyTokenizer, verify_tiny  # noqa: E402
 
 AIM = {

@@ -1,4 +1,4 @@
-"""Zero-shot accuracy of a CLIP on the tasks of `fedvlm.data.builtin.tasks`."""
+"""Zero-shot accuracy of a CLIP on the tasks of `tiny_tasks`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tiny_tasks import TASKS, ZeroShotTask, build_task
 from torch import Tensor
-
-from fedvlm.data.builtin.tasks import TASKS, ZeroShotTask, build_task
 
 MEAN, STD = 0.45, 0.28
 

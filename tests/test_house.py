@@ -36,18 +36,17 @@ FLOORS: Mapping[str, set[str]] = {
     "compat": {"core", "config", "models", "federation"},
     "distributed": {"core", "config", "runs", "models", "data", "federation", "evaluation"},
     "report": {"core", "config", "console", "runs"},
-    "check": {"core", "config", "models", "federation", "runs", "compat"},
+    "check": {"core", "config", "models", "federation", "runs"},
     "export": {"core", "config", "models", "federation"},
     "job": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
-            "distributed", "report", "compat"},
+            "distributed", "report"},
     "sweep": {"core", "config", "console", "runs", "models", "data", "federation", "report",
-              "compat", "job"},
-    "recipes": {"core", "config", "models", "data", "federation", "report", "compat", "runs", "job",
-                "sweep"},
+              "job"},
+    "recipes": {"core", "config", "models", "data", "federation", "report", "runs", "job", "sweep"},
     "api": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
-            "report", "compat", "export", "job"},
+            "report", "export", "job"},
     "cli": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
-            "distributed", "report", "compat", "check", "export", "job", "api", "sweep",
+            "distributed", "report", "check", "export", "job", "api", "sweep",
             "recipes"},
     "evidence": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
                  "report", "job", "sweep", "cli"},  # scripts/evidence: outside the package
@@ -69,7 +68,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/data/doctor.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.cli.data._findings",),
-        "start-up: PyTorch": ("fedvlm.data.doctor",),
+        "start-up: PyTorch": ("fedvlm.data.doctor.examine",),
     },
     "fedvlm/cli/data/features.py": {
         "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
@@ -85,7 +84,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: PyTorch, 2 s": ("fedvlm.check.invariants",),
     },
     "fedvlm/cli/methods/config.py": {
-        "start-up: PyTorch, 2 s": ("fedvlm.compat.files",),
+        "start-up: PyTorch, 2 s": ("fedvlm.federation.discovery",),
     },
     "fedvlm/cli/methods/list.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.job.kinds",),
@@ -239,16 +238,27 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/federation/toolbox/privacy.py": {
         "optional: fedvlm[dp]": ("dp_accounting", "dp_accounting.rdp"),
     },
+    "fedvlm/job/data_choice.py": {
+        "start-up: for folders of images only": ("fedvlm.data.own.add",),
+        "start-up: for packs only": ("fedvlm.data.packs.place",),
+        "start-up: for site files only": ("fedvlm.data.own.site",),
+    },
     "fedvlm/job/flags.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.job.kinds",),
     },
+    "fedvlm/job/run.py": {
+        "start-up: for jobs that train nothing": ("fedvlm.job.dry",),
+        "start-up: where they are wanted": ("fedvlm.job.results.references",),
+    },
     "fedvlm/job/resolve.py": {
-        "start-up: PyTorch, 2 s": ("fedvlm.compat.files",),
+        "start-up: PyTorch, 2 s": ("fedvlm.federation.discovery",),
     },
     "fedvlm/job/show.py": {
         "start-up: 1 s of matplotlib": (
             "fedvlm.report.figures.partition", "fedvlm.report.figures.style",
-            "fedvlm.report.pages.run",
+        ),
+        "start-up: 1 s of matplotlib, where a page is due": (
+            "fedvlm.federation.cards", "fedvlm.report.collect", "fedvlm.report.pages.run",
         ),
     },
     "fedvlm/models/load/hf_clip.py": {
@@ -295,7 +305,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "optional: fedvlm[slurm]": ("submitit.helpers",),
     },
     "fedvlm/sweep/tune/values.py": {
-        "start-up: PyTorch": ("fedvlm.compat.files",),
+        "start-up: PyTorch": ("fedvlm.federation.discovery",),
     },
     "fedvlm/sweep/worker.py": {
         "start-up: PyTorch, as all of these": ("fedvlm.job.flags",),

@@ -12,7 +12,6 @@ import safetensors
 import safetensors.torch
 from yacs.config import CfgNode
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.engines import of_parties
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
@@ -23,6 +22,7 @@ from fedvlm.core.trees import Tree, cast
 from fedvlm.data.datasets import templates
 from fedvlm.data.partition.index_file import read_index_file
 from fedvlm.federation.clients import Clients
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import Federation, FedState, state_of

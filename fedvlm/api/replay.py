@@ -27,7 +27,6 @@ from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.core.flatten import flat_leaves
 from fedvlm.core.rows.away import AWAY
 from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
@@ -38,7 +37,7 @@ from fedvlm.job.identity import present
 from fedvlm.job.resolve import config_of
 from fedvlm.job.results import Results
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
-from fedvlm.job.sinks import Sinks
+from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
 from fedvlm.runs.cells import packed
 from fedvlm.runs.finished import find_finished
@@ -58,6 +57,7 @@ from fedvlm.runs.state import (
 from fedvlm.runs.verify.check import inspect
 from fedvlm.runs.verify.cover import LOGITS
 from fedvlm.runs.verify.numbers import PERCENT
+from fedvlm.runs.verify.parting import flat_leaves
 
 POINTS = 1.0  # how far an accuracy may be off on another machine, in points
 SHARE = 0.01  # how far a tensor may be off there, as a share of its norm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from fedvlm.data.memory.given import MemorySet
 from fedvlm.federation.cards import card, trainer_files
 from fedvlm.job.flags import FLAGS, Flag, by_name, parse
 from fedvlm.job.inputs import GivenInputs
+from fedvlm.job.request import Request
 from fedvlm.job.resolve import resolve
 from fedvlm.job.run import run_job
 
@@ -58,18 +58,18 @@ def train(
         DataError: missing, broken or inconsistent data; of ``data``, client and index are named.
         DivergedError: a number is not finite.
     """
-    args = parse(words_of(flags))
-    given = _given(args, data, classnames, columns, name)
-    jobs = resolve(args, given=given)
+    request = Request.of(parse(run_words(flags)))
+    given = _given(request, data, classnames, columns, name)
+    jobs = resolve(request, given=given)
     complain(*jobs.notes, prefix="note")
     (job,) = jobs.jobs
-    run_job(job.cfg, job.origins, args, GivenInputs(given) if given else None)
-    (folder,) = args.folders
-    return Run(folder, str(job.cfg.DEVICE))
+    done = run_job(job, jobs.request, GivenInputs(given) if given else None)
+    assert done is not None  # noqa: S101 (NOT_HERE: it trains)
+    return Run(done[1], str(job.cfg.DEVICE))
 
 
 def _given(
-    args: Namespace, data: Any, classnames: Sequence[str] | None, columns: Sequence[Any] | None,
+    request: Request, data: Any, classnames: Sequence[str] | None, columns: Sequence[Any] | None,
     name: str,
 ) -> MemorySet | None:
     """Return the data set in memory; None where one on disk is meant.
@@ -84,10 +84,11 @@ def _given(
         if alone:
             raise ConfigError(f"{alone[0]} belongs to data in memory, and there is no data=...")
         return None
-    keys = args.flags | dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    keys = request.given
     others = [word for word, value in (
-        ("dataset", args.dataset), ("dataset_config_file", args.dataset_config_file),
-        ("images", args.images), ("demo", args.demo), ("root", "DATASET.ROOT" in keys),
+        ("dataset", request.dataset),
+        ("dataset_config_file", request.dataset_config_file),
+        ("images", request.images), ("demo", request.demo), ("root", "DATASET.ROOT" in keys),
     ) if value]
     if others:
         remedy = '; backbone="tiny" is the embedded one' if "demo" in others else ""
@@ -95,7 +96,7 @@ def _given(
     return MemorySet(data, classnames, columns, name, keys)
 
 
-def words_of(flags: Mapping[str, Any]) -> list[str]:
+def run_words(flags: Mapping[str, Any]) -> list[str]:
     """Return keyword arguments as the words of a command line.
 
     Raises:

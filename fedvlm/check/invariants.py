@@ -14,8 +14,8 @@ from pathlib import Path
 from fedvlm.check import messages, training
 from fedvlm.check.compare import Broken
 from fedvlm.check.world import World
-from fedvlm.compat.files import load_trainer
 from fedvlm.core.errors import failure_text, own_line
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
 
 Check = Callable[[World, type[Trainer]], None]

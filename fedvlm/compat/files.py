@@ -1,8 +1,10 @@
-"""``--trainer ./coop.py:CoOp``: a file written for Dassl, loaded and made a method."""
+"""``--trainer ./coop.py:CoOp``: a file written for Dassl, loaded and made a method.
+
+``federation.discovery`` imports this module for a file that imports one of ``FRAMEWORKS``.
+"""
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import inspect
 import sys
@@ -18,40 +20,12 @@ from fedvlm.compat.surface import installed
 from fedvlm.compat.trainer import DasslTrainer
 from fedvlm.compat.world import quiet
 from fedvlm.core.errors import ConfigError, did_you_mean, failure_text
-from fedvlm.core.files import user_path
-from fedvlm.federation import discovery
-from fedvlm.federation.trainer import Trainer
 
+FRAMEWORKS = ("dassl", "Dassl")  # packages whose import marks such a file
 LOOPS = ("train", "run_epoch")  # a file may not bring its own
 PACKAGE = "fedvlm_foreign"
 _loaded: dict[tuple[Path, bytes], tuple[ModuleType, Mapping[str, ModuleType]]] = {}
 _made: dict[type, type[DasslTrainer]] = {}
-
-
-def load_trainer(spec: str) -> type[Trainer]:
-    """Return the trainer class for a name, for ``path.py:Class``, or for a file of the CoOp family.
-
-    Raises:
-        ConfigError: see ``discovery.load_trainer``; or a file that cannot be carried.
-    """
-    path = user_path(spec.partition(":")[0])
-    if path.suffix == ".py" and path.is_file() and is_foreign(path):
-        return load_file(path, spec.partition(":")[2])
-    return discovery.load_trainer(spec)
-
-
-def is_foreign(path: Path) -> bool:
-    """Tell whether a file imports Dassl; it is read, not run."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
-        return False  # loading it says what is wrong
-    for node in ast.walk(tree):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else (
-            [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else [])
-        if any(n.partition(".")[0] in ("dassl", "Dassl") for n in names):
-            return True
-    return False
 
 
 def load_file(path: Path, name: str = "") -> type[DasslTrainer]:

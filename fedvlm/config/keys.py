@@ -6,7 +6,9 @@ from fedvlm.config.dassl import dassl_options
 from fedvlm.config.engines import engine_options
 from fedvlm.config.federation import federation_options
 from fedvlm.config.option import Option, Schema
+from fedvlm.core.plugins import Plugins
 
+LOADERS = Plugins("fedvlm.models.load", "LOADERS", "loader", ("open_clip", "transformers"))
 ROLES = {
     "CONTEXT": "prompts' contexts",
     "ADAPTER": "adapters",
@@ -40,6 +42,10 @@ def _job() -> Schema:
         "RESUME": Option("", "run folder to go on with; the same command again resumes by itself"),
         "CACHE_DIR": Option("", "folder of caches; '' is $FEDVLM_CACHE, else ~/.cache"),
         "TAG": Option("", "a word that becomes part of the run folder's name"),
+        "DRAFT": Option(
+            False, "a run while its method is being written: each one overwrites the last in a "
+            "folder of its own, and no table takes it", neutral=False,
+        ),
         "DEVICE": Option(
             "auto",
             "auto takes a CUDA device, else mps, else the CPU",
@@ -145,7 +151,7 @@ def _model() -> Schema:
             "open_clip",
             "library that builds the towers; timm and transformers-vit bring an image tower "
             "without text tower (--peft head)",
-            choices=("open_clip", "transformers", "timm", "transformers-vit"),
+            choices=LOADERS.names(),
         ),
         "MODEL.PREC": Option(
             "fp32",

@@ -69,6 +69,7 @@ class Parser(argparse.ArgumentParser):
         refused: flag -> why there is none such, for flags that other projects have.
         checks: functions of the namespace that return further mistakes.
         examples: command lines for the end of the help page.
+        further: flags that the help page names, and ``fedvlm run --help`` describes.
     """
 
     def __init__(self, **more: Any) -> None:
@@ -76,6 +77,7 @@ class Parser(argparse.ArgumentParser):
         self.refused: dict[str, str] = {}
         self.checks: list[Callable[[Namespace], Iterable[str]]] = []
         self.examples: Sequence[str] = ()
+        self.further: list[str] = []
         self._aliases: dict[str, Action] = {}
 
     def add_help_flag(self) -> None:
@@ -136,6 +138,12 @@ class Parser(argparse.ArgumentParser):
                  for a in self._get_positional_actions()]
         self.usage = " ".join([self.prog, *words, "[flags]"])
         page = super().format_help().rstrip()
+        if self.further:
+            named = textwrap.fill(
+                " ".join(self.further), WIDTH, initial_indent="  ", subsequent_indent="  ",
+                break_on_hyphens=False,
+            )
+            page += f"\n\nflags of a run (fedvlm run --help says what they do):\n{named}"
         examples = ["", "examples:", *(f"  {line}" for line in self.examples)]
         return "\n".join([page, *(examples if self.examples else [])])
 

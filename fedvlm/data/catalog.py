@@ -265,6 +265,11 @@ def dataset_info(name: str) -> DatasetInfo | None:
     return None
 
 
+def catalog_names() -> list[str]:
+    """Return the names and the aliases of all sets."""
+    return [*CATALOG, *(alias for row in CATALOG.values() for alias in row.aliases)]
+
+
 def canonical_domain(set_name: str, domain: str) -> str:
     """Return one spelling of a domain's name, so that one held-out domain has one run folder.
 

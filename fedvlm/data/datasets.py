@@ -17,7 +17,7 @@ from fedvlm.core.cache import builtin_root, cache_dir
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.core.plugins import Registry
-from fedvlm.data.catalog import CATALOG, DatasetInfo, compare_sizes, dataset_info
+from fedvlm.data.catalog import CATALOG, DatasetInfo, catalog_names, compare_sizes, dataset_info
 from fedvlm.data.datum import PARTS, DatasetBase, untested_classes
 from fedvlm.data.layouts import (
     CopyInfo,
@@ -30,10 +30,10 @@ from fedvlm.data.layouts import (
 )
 from fedvlm.data.locate import (
     PACK_SUFFIX,
+    describe_content,
     explain_refusals,
     find,
     find_root,
-    listing,
     pack_root,
     packs_in,
 )
@@ -73,9 +73,8 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
         return DATASET_REGISTRY.get(key)(cfg)
     if not name.strip() or not cfg.DATASET.DIR:
         names = DATASET_REGISTRY.registered_names()
-        aliases = [a for row in CATALOG.values() for a in row.aliases]
         raise ConfigError(
-            f"unknown DATASET.NAME '{name}'{did_you_mean(name, [*names, *aliases])} "
+            f"unknown DATASET.NAME '{name}'{did_you_mean(name, [*names, *catalog_names()])} "
             f"(known: {', '.join(names)}; own data: set DATASET.DIR and DATASET.FORMAT, "
             "see configs/datasets/custom_folders.yaml)"
         )
@@ -293,7 +292,7 @@ def _split_files(
     paths = []
     for word in (w.strip() for w in words):
         if not (folder / word).is_file():
-            content = ", ".join(listing(folder)[:8]) or "nothing"
+            content = describe_content(folder)
             where = f"; get it from {source}" if source else ""
             raise DataError(
                 f"{name}: the split file {folder / word} (DATASET.SPLIT_FILE) is missing and "

@@ -23,7 +23,7 @@ _MOST = 0.5  # of the classes: where more of them have no test image there is no
 
 
 class Picture(Protocol):
-    """An image that is no file and is not held: somebody reads it on demand."""
+    """An image without a file, read on demand and not kept."""
 
     @property
     def key(self) -> str:

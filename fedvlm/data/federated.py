@@ -59,7 +59,7 @@ class FederatedData:
         spec: how it was partitioned.
         skipped: keys of images that do not decode.
         digest: sha256 over the index file and the set's lists.
-        notes: sentences for the log and the results.
+        notes: for the log and the results.
         records: known content keys, for ``ImageLoader``.
         others: more test sets of the global model: the domain left out, targets of transfer.
         server: indices of the images that no client gets (``DATASET.SERVER_HOLDOUT``).

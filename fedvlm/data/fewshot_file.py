@@ -121,8 +121,8 @@ def _positions(rows: Sequence[Any], data: DatasetBase, part: str, where: str) ->
         position = _match(key, by_key)
         if position is None:
             others = (other for other in ("train", "val", "test") if other != part)
-            elsewhere = [o for o in others if _match(key, _keys(data.parts[o])) is not None]
-            hint = f"; it is in the {elsewhere[0]} list" if elsewhere else ""
+            holders = [o for o in others if _match(key, _keys(data.parts[o])) is not None]
+            hint = f"; it is in the {holders[0]} list" if holders else ""
             raise DataError(f"{where}[{n}]: '{key}' is not in the {part} list of {data.name}{hint};"
                             " the file was made of another split")
         if label is not None and label != items[position].label:

@@ -1,9 +1,9 @@
 """The server's own images: some that no client gets, another data set's, or those of a folder.
 
 ``DATASET.SERVER_HOLDOUT n`` takes n images of each class away from the published training images,
-then from the validation images, before shots are drawn and images are dealt, for every method
-alike. Which ones is a function of (DATA_SEED, class). Each class keeps an image in every list where
-it has one. With n = 0 nothing is drawn and nothing changes.
+then from the validation images, before shots are drawn and images are dealt, the same for
+every method. Which ones is a function of (DATA_SEED, class). Each class keeps an image in every
+list where it has one. With n = 0 nothing is drawn and nothing changes.
 """
 
 from __future__ import annotations

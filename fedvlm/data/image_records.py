@@ -61,7 +61,7 @@ class ImageRecords:
         self.file = file
         self._records: dict[str, ImageRecord] = _load(file) if file else {}
         self._changed = False
-        self.progress: Progress | None = None  # told (what, done, of) while files are read
+        self.progress: Progress | None = None  # called with (what, done, of) while files are read
 
     @classmethod
     def of_folder(cls, folder: Path, kept_in: Path) -> ImageRecords:
@@ -249,7 +249,7 @@ def _read(
 
 
 def describe_failure(error: Exception) -> str:
-    """Return what Pillow says of a broken image, on one line."""
+    """Return Pillow's error for a broken image, on one line."""
     return " ".join(_STREAM.sub("", str(error)).split()) or type(error).__name__
 
 

@@ -26,7 +26,7 @@ from fedvlm.core.errors import did_you_mean
 from fedvlm.core.plugins import Plugins
 from fedvlm.data.catalog import CATALOG, DatasetInfo
 from fedvlm.data.datum import PARTS, DatasetBase
-from fedvlm.data.locate import check_relative, listing
+from fedvlm.data.locate import check_relative, describe_content, first_names, listing
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def reader_of(name: str) -> Reader:
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which people lay a data set out.
+    """One layout in which a data set is kept on disk.
 
     Attributes:
         name: in notes and for the doctor: ``CoOp split file``, ``FedBN pickles``.
@@ -177,7 +177,7 @@ def explain_absence(
     place = best.place(root, folder)
     if not place.is_dir():
         names = listing(root)
-        content = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
+        content = first_names(names, 8) or "nothing"
         near = did_you_mean(place.relative_to(root).parts[0], names)
         near = near and f"{near} (DATASET.DIR says where it lies)"
         if root.name == place.name:
@@ -185,7 +185,7 @@ def explain_absence(
         what = f"the folder {place} does not exist; found in {root}: {content}{near}"
     else:
         lacks = ", ".join(best.missing(root, folder))
-        content = ", ".join(listing(place)[:8]) or "nothing"
+        content = describe_content(place)
         what = f"{lacks} missing in {root} (layout '{best.name}'); found there: {content}"
     others = [layout.name for layout in layouts if layout is not best and layout.published]
     also = f"; other layouts that are known: {', '.join(others)}" if others else ""

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ _FIRST = 8  # names that a message lists
 
 @contextlib.contextmanager
 def explain_refusals() -> Iterator[None]:
-    """Turn a refusal of the file system inside (``Path.is_dir`` raises it too) into a sentence.
+    """Give a refusal of the file system inside (of ``Path.is_dir`` too) an error message.
 
     Raises:
         DataError: names the file or folder that may not be read.
@@ -44,6 +44,17 @@ def listing(folder: Path) -> list[str]:
         return sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
     except OSError as error:
         raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+
+
+def describe_content(folder: Path) -> str:
+    """Return the first visible names in a folder, for an error message; ``nothing`` without any."""
+    return ", ".join(listing(folder)[:_FIRST]) or "nothing"
+
+
+def first_names(names: Iterable[str], most: int = 3) -> str:
+    """Return the first names, and that there are more: ``a, b, ...``."""
+    names = list(names)
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def subfolders(folder: Path) -> list[str]:
@@ -121,7 +132,7 @@ def _neighbours(parent: Path, name: str, where: str = "") -> str:
     names = listing(parent)
     if not names:
         return f"; {parent} is empty"
-    first = ", ".join(names[:_FIRST]) + (", ..." if len(names) > _FIRST else "")
+    first = first_names(names, _FIRST)
     return f"; found {f'in {where}' if where else 'there'}: {first}{did_you_mean(name, names)}"
 
 

@@ -13,7 +13,7 @@ from fedvlm.export.write import FORMATS, export
 
 
 @dataclass(frozen=True)
-class Cell:
+class MatrixCell:
     """One attempt.
 
     Attributes:
@@ -31,7 +31,7 @@ class Cell:
 
 def matrix(
     models: Mapping[str, TrainedModel], formats: Iterable[str] = tuple(FORMATS)
-) -> list[Cell]:
+) -> list[MatrixCell]:
     """Export every model in every format into a temporary folder and read it back.
 
     A refusal (``ConfigError``) is a cell; whatever else goes wrong is raised.
@@ -43,21 +43,21 @@ def matrix(
             for form in chosen:
                 folder = Path(place) / f"{number}-{form}"
                 try:
-                    cells.append(Cell(name, form, export(trained, folder, form).difference))
+                    cells.append(MatrixCell(name, form, export(trained, folder, form).difference))
                 except ConfigError as error:
-                    cells.append(Cell(name, form, None, str(error)))
+                    cells.append(MatrixCell(name, form, None, str(error)))
     return cells
 
 
-def markdown(cells: Iterable[Cell]) -> str:
+def markdown(cells: Iterable[MatrixCell]) -> str:
     """Return a table, models in rows and formats in columns, with the reasons as footnotes."""
-    rows: dict[str, dict[str, Cell]] = {}
+    rows: dict[str, dict[str, MatrixCell]] = {}
     for cell in cells:
         rows.setdefault(cell.name, {})[cell.format] = cell
     formats = list(dict.fromkeys(form for row in rows.values() for form in row))
     notes: list[str] = []
 
-    def text(cell: Cell | None) -> str:
+    def text(cell: MatrixCell | None) -> str:
         if cell is None:
             return ""
         if cell.difference is not None:

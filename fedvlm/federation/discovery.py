@@ -1,11 +1,13 @@
 """Trainers by file name: ``trainers/<name>.py`` is loaded by path, never imported by name.
 
 So an installed fedvlm does not claim the top-level name ``trainers``, and
-``--trainer ./my.py:MyMethod`` works the same way.
+``--trainer ./my.py:MyMethod`` works the same way. A file that was written for another framework is
+given to the module of ``fedvlm.compat`` that names one of its imports (``FRAMEWORKS``).
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import sys
@@ -21,15 +23,19 @@ from fedvlm.core.errors import (
     own_line,
 )
 from fedvlm.core.files import user_path
+from fedvlm.core.plugins import Plugins
 from fedvlm.federation.cards import card, trainer_files
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
 
+FRAMEWORKS = Plugins("fedvlm.compat", "FRAMEWORKS", "framework")
+
 
 def load_trainer(spec: str) -> type[Trainer]:
-    """Return the trainer class for a name or ``path.py:Class``.
+    """Return the trainer class for a name, ``path.py:Class``, or a file of the CoOp family.
 
     Raises:
-        ConfigError: no such file, class or name; the message gives the nearest.
+        ConfigError: no such file, class or name; the message gives the nearest. Or a file of
+            another framework that cannot run here.
     """
     if ".py" in spec:
         return _from_path(spec)
@@ -51,18 +57,38 @@ def _from_path(spec: str) -> type[Trainer]:
     path = user_path(file)
     if not path.is_file():
         raise ConfigError(f"--trainer {spec}: no file '{path}'")
+    foreign = framework_of(path) if path.suffix == ".py" else ""
+    if foreign:
+        cls: type[Trainer] = FRAMEWORKS.load(foreign).load_file(path, name)
+        return cls
     module = _load(path)
     if not name:
         return _only_trainer(module, path)
-    cls = getattr(module, name, None)
-    if not (inspect.isclass(cls) and issubclass(cls, Trainer)):
+    found = getattr(module, name, None)
+    if not (inspect.isclass(found) and issubclass(found, Trainer)):
         names = [c.__name__ for c in _trainers_in(module)]
         raise ConfigError(
             f"--trainer {spec}: '{path}' has no Trainer class '{name}'"
             f"{did_you_mean(name, names)} (it has: {', '.join(names) or 'none'})"
         )
-    cls.name = cls.name or cls.__name__
-    return cls
+    found.name = found.name or found.__name__
+    return found
+
+
+def framework_of(path: Path) -> str:
+    """Return the other framework that a file imports, '' for none; it is read, not run."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
+        return ""  # loading it says what is wrong
+    known = FRAMEWORKS.names()
+    for node in ast.walk(tree):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else [])
+        tops = [n.partition(".")[0] for n in names if n.partition(".")[0] in known]
+        if tops:
+            return tops[0]
+    return ""
 
 
 def _load(path: Path) -> ModuleType:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from yacs.config import CfgNode
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.config.engines import of_parties
 from fedvlm.config.keys import default_schema
@@ -15,12 +14,14 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import numel
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.partition.index_file import read_index_file
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import Built
 from fedvlm.job.flags import words_of
 from fedvlm.runs.identity import RunPath
 
+DRAFT = "draft"  # at the end of a draft's tag
 _HASH = 8  # digits of an index file's hash
 _LISTED = 20  # clients whose number of images is listed
 LORA_RULES = ("PEFT.LORA_AVG", "PEFT.RANKS", "PEFT.PRIVATE_RANK")
@@ -178,7 +179,8 @@ def run_path(cfg: CfgNode, data: str, method: str) -> RunPath:
         method: the trainer's name, with the user's trainable set (``peft_choice``) after it.
     """
     shots = cfg.DATASET.NUM_SHOTS
+    tag = "-".join(filter(None, [cfg.TAG, DRAFT if cfg.DRAFT else ""]))
     return RunPath(
         setting(cfg), data, "all" if shots < 0 else int(shots), method, cfg.MODEL.BACKBONE.NAME,
-        partition_name(cfg), int(cfg.SEED), int(cfg.DATA_SEED), cfg.TAG,
+        partition_name(cfg), int(cfg.SEED), int(cfg.DATA_SEED), tag,
     )

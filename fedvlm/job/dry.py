@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import resource
 import time
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +34,7 @@ from fedvlm.job.describe import header, peft_choice, run_path
 from fedvlm.job.images.packed import packs_of
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import make_evaluator
+from fedvlm.job.request import Request
 from fedvlm.job.results import summary
 from fedvlm.job.sources import bank_words, check_bank, images_to_encode
 from fedvlm.runs.claim import explain_place
@@ -108,7 +108,7 @@ def dry_run(cfg: CfgNode) -> int:
 
 
 def evaluation_only(
-    cfg: CfgNode, origins: dict[str, str], args: Namespace, inputs: Inputs | None = None
+    cfg: CfgNode, origins: dict[str, str], request: Request, inputs: Inputs | None = None
 ) -> int:
     """Evaluate the tensors that ``--model-dir`` holds, and write ``log.txt`` with Dassl's ending.
 
@@ -116,16 +116,16 @@ def evaluation_only(
     too and the headline is theirs; on other data it is the global model's on all test images.
 
     Args:
-        args: ``model_dir``, ``load_epoch``.
+        request: ``model_dir``, ``load_epoch``.
 
     Raises:
         ConfigError: no run folder, no such round, or a run that trained other tensors.
     """
-    manifest, saved = _trained(args.model_dir, args.load_epoch)
+    manifest, saved = _trained(request.model_dir, request.load_epoch)
     built = prepare(cfg, progress, inputs=inputs)
     federation = built.federation
     if saved is not None:
-        _check_tensors(built, federation.trainer.shared(saved.server), args.model_dir)
+        _check_tensors(built, federation.trainer.shared(saved.server), request.model_dir)
     choice = peft_choice(cfg, origins)
     place = run_path(cfg, built.data.name, federation.trainer.name + choice).relative()
     classes = cfg.DATASET.SUBSAMPLE_CLASSES  # base and new share the place of their runs
@@ -137,12 +137,12 @@ def evaluation_only(
     if saved is None:
         state = federation.start()
     else:
-        state = _adopted(built, saved, args.model_dir, str(manifest["identity_digest"]), same)
+        state = _adopted(built, saved, request.model_dir, str(manifest["identity_digest"]), same)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     (folder / "log.txt").unlink(missing_ok=True)
     log = LogFile(folder / "log.txt", int(cfg.FED.ROUNDS))
     lines = header(built) | {
-        "evaluated": f"{args.model_dir}, round {state.round}" if saved else "the untrained start"
+        "evaluated": f"{request.model_dir}, round {state.round}" if saved else "the untrained start"
     }
     console.header(lines)
     log.header(lines, [f"{key}: {value}" for key, value in flat(cfg).items()])

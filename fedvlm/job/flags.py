@@ -42,7 +42,7 @@ class Flag:
     Attributes:
         names: spellings; the first is shown in the help. Case, dash and underscore do not matter.
         help: one line.
-        group: heading in the help; "" hides the flag there (spellings of other projects).
+        group: heading in the help; "" is that of spellings of other projects, at the end.
         key: config key it sets; ``TRAINER.*.KEY`` is the chosen trainer's own.
         dest: attribute of the namespace, for flags that are no config key.
         kind: ``value`` (one word), ``switch`` (on, or an explicit true/false), ``many`` (whole
@@ -66,8 +66,9 @@ def _v(group: str, key: str, names: str, help_: str, metavar: str = "X", **more:
     return Flag(tuple(names.split()), help_, group, key, metavar=metavar, **more)
 
 
-_JOB, _FED, _TRAIN, _MODEL, _RUN = (
-    "What to run", "Federation", "Training", "Backbone", "Run and output",
+_JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
+    "What to run", "Federation", "Training", "Backbone", "Engine", "Run and output",
+    "More, spellings of other projects among them",
 )  # fmt: skip
 
 FLAGS: tuple[Flag, ...] = (
@@ -119,17 +120,18 @@ FLAGS: tuple[Flag, ...] = (
     _v(_MODEL, "DEVICE", "--device", "auto, cpu, cuda, cuda:N, mps"),
     Flag(("--plain",), "the slow plain path (no cache, no packing)", _MODEL, "FED.PLAIN",
          kind="switch"),
-    _v("", "FED.ENGINE", "--engine", "local; workers: processes that take the clients; flower: "
-       "sites of a federation; sites: parties with data "
-       "of their own"),
-    _v("", "FED.FEDERATION", "--federation", "folder of fedvlm federation up", "FOLDER"),
-    _v("", "FED.WORKERS", "--workers", "how many of them to begin here", "N"),
-    _v("", "FED.SITES_AT", "--sites-at", "sockets of sites on this machine", "PATH,..."),
-    _v("", "FED.SITE_FILE", "--site-file", "the coordinator's site.json, which fedvlm site make "
-       "--public writes", "FILE"),
+    _v(_ENGINE, "FED.ENGINE", "--engine", "local; workers: processes that take the clients; "
+       "flower: sites of a federation; sites: parties with data of their own"),
+    _v(_ENGINE, "FED.FEDERATION", "--federation", "folder of fedvlm federation up", "FOLDER"),
+    _v(_ENGINE, "FED.WORKERS", "--workers", "how many of them to begin here", "N"),
+    _v(_ENGINE, "FED.SITES_AT", "--sites-at", "sockets of sites on this machine", "PATH,..."),
+    _v(_ENGINE, "FED.SITE_FILE", "--site-file", "the coordinator's site.json, which fedvlm site "
+       "make --public writes", "FILE"),
     _v(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
     _v(_RUN, "RESUME", "--resume", "run folder to go on with", "DIR"),
     _v(_RUN, "TAG", "--tag", "a word in the run folder's name"),
+    Flag(("--draft",), "while a method is being written: overwrite its last draft; not for tables",
+         _RUN, "DRAFT", kind="switch"),
     _v(_RUN, "SINKS", "--sinks", "also send each round's numbers to tensorboard, wandb", "A,B"),
     Flag(("--keep-logits",), "keep the last round's logits", _RUN, "TEST.KEEP_LOGITS",
          kind="switch"),
@@ -245,7 +247,7 @@ def add_flags(parser: Parser, shown: bool = True) -> None:
 
     Args:
         parser: of a verb. See ``parse`` for what the flags leave in its namespace.
-        shown: whether its help page lists them.
+        shown: whether its help page says what each does; else it names them.
     """
     parser.set_defaults(flags={}, flag_names={}, opts=[])
     parser.refused = REFUSED
@@ -256,11 +258,14 @@ def add_flags(parser: Parser, shown: bool = True) -> None:
         if not names or (flag.dest == "help" and not shown):
             continue
         taken |= {fold(name) for name in names}
-        if flag.group not in groups:
-            groups[flag.group] = parser.add_argument_group(flag.group)
-        listed = shown and flag.group and names[0] == flag.names[0]
+        title = flag.group or _OTHERS
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        listed = shown and names[0] == flag.names[0]
         text = flag.help if listed else argparse.SUPPRESS
-        parser.alias(_add(groups[flag.group], flag, names[0], text), names[1:])
+        parser.alias(_add(groups[title], flag, names[0], text), names[1:])
+        if not listed:
+            parser.further.append(names[0])
 
 
 def add_opts(parser: Parser) -> None:

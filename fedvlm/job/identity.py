@@ -8,7 +8,6 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
@@ -16,11 +15,12 @@ from fedvlm.config.sections import read_keys
 from fedvlm.core.files import user_path
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.models.backbone import Backbone
 
 # Keys that move no number: where things lie, how much is said. All others make the identity.
 WHERE = (
-    "TRAIN.KEEP_STATES",
+    "TRAIN.KEEP_STATES", "DRAFT",
     "OUTPUT_DIR", "RESUME", "CACHE_DIR", "TAG", "DATASET.ROOT", "VERBOSE", "USE_CUDA", "VERSION",
     "DATALOADER.NUM_WORKERS", "TRAIN.PRINT_FREQ", "TRAIN.CHECKPOINT_FREQ", "TEST.KEEP_LOGITS",
     "FED.UNRELIABLE.QUORUM", "FED.ASK.REACH",  # only end a run sooner

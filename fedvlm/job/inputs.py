@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from yacs.config import CfgNode
@@ -22,19 +22,21 @@ from fedvlm.config.build import flat
 from fedvlm.core.progress import Progress
 from fedvlm.data.datasets import pack_of
 from fedvlm.data.federated import FederatedData, build_federation
-from fedvlm.data.memory.given import MemorySet
-from fedvlm.data.own.site import SiteFile
 from fedvlm.federation.server import Roster
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.runs.identity import identity_plain
+
+if TYPE_CHECKING:
+    from fedvlm.data.memory.given import MemorySet
+    from fedvlm.data.own.site import SiteFile
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 KEEP = 2  # of each kind: cells come sorted, so that more would only take memory
 # What the data do not depend on; every other key counts, read or not.
 NOT_DATA = (
     "TRAINER.", "OPTIM.", "PEFT.", "MODEL.", "TRAIN.", "OUTPUT_DIR", "RESUME", "TAG", "SEED",
-    "DEVICE", "FED.ROUNDS", "FED.LOCAL_EPOCHS", "FED.FRAC", "FED.FINETUNE_", "FED.BUDGET",
+    "DRAFT", "DEVICE", "FED.ROUNDS", "FED.LOCAL_EPOCHS", "FED.FRAC", "FED.FINETUNE_", "FED.BUDGET",
     "FED.CHUNK", "FED.PLAIN", "FED.NONFINITE", "FED.FIRST_ROUND_ALL",
     "FED.UNSEEN_CLIENTS",
 )

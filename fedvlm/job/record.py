@@ -67,7 +67,7 @@ class Recorder:
     It hears a round's event first (``__call__``) and gets the state then (``save``).
 
     Args:
-        sinks: get each round's record (``job.sinks.Sinks``).
+        sinks: get each round's record (``job.sinks.base.Sinks``).
     """
 
     def __init__(

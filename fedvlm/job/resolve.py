@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from yacs.config import CfgNode
 
@@ -14,23 +14,17 @@ from fedvlm.config.build import DEFAULT, build_config, unused_keys, yaml_keys
 from fedvlm.config.engines import ENDED, of_parties
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Option, Schema, declare
-from fedvlm.config.read import config_names, find_config, lookup
+from fedvlm.config.read import find_config, lookup
 from fedvlm.config.sections import SKEWED
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
-from fedvlm.data.locate import pack_root
-from fedvlm.data.own.add import OwnSet, understand
-from fedvlm.data.own.site import ServerSet, server_set
-from fedvlm.data.packs.pack import Setting
-from fedvlm.data.packs.place import about_pack, reading_settings
 from fedvlm.federation.cards import trainer_files
+from fedvlm.job.data_choice import DataChoice, OwnData, choose_data, no_dataset
 from fedvlm.job.flags import FLAGS
-from fedvlm.job.kinds import dataset_config, dataset_of, method_of
-
-if TYPE_CHECKING:
-    from fedvlm.data.memory.given import MemorySet
+from fedvlm.job.kinds import dataset_of, method_of
+from fedvlm.job.request import Request
 
 LoadTrainer = Callable[[str], Any]
 COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
@@ -48,51 +42,58 @@ class Job:
 
 @dataclass(frozen=True)
 class Jobs:
-    """What the command line asks for: one job per seed, the schema, and remarks for the user."""
+    """What a request comes to: one job per seed, the schema, and remarks for the user."""
 
     jobs: tuple[Job, ...]
     schema: Schema
     notes: tuple[str, ...]
+    request: Request
 
 
 def resolve(
-    args: Namespace, load_trainer: LoadTrainer | None = None, given: MemorySet | None = None
+    args: Namespace | Request, load_trainer: LoadTrainer | None = None,
+    given: OwnData | None = None,
 ) -> Jobs:
     """Read the config files that ``args`` names and merge them with its flags.
 
     Args:
-        args: of ``flags.parse``.
+        args: of ``flags.parse``, or the request that such words come to.
         load_trainer: name or ``file.py:Class`` to class; by default the project's own.
         given: a data set in memory, which ``args`` then need not name.
 
     Raises:
         ConfigError: anything that is wrong with flags or files, one line per mistake.
     """
-    own: OwnSet | ServerSet | MemorySet | None = given or _own_set(args)
-    dataset, demo = None if own else _dataset_yaml(args), _demo_yaml(args)
-    said = own or demo or args.dataset or args.dataset_config_file
-    packed = {} if said else _packed_keys(args, dataset is not None)
-    file = find_config(args.trainer_config_file, "trainers") if args.trainer_config_file else None
-    spec = _trainer_spec(args, (demo, file, dataset))
-    if fold(spec) == COOP or (file and not args.trainer and _is_coops(file, args)):
+    request = args if isinstance(args, Request) else Request.of(args)
+    return _merged(request, choose_data(request, given), load_trainer or _load)
+
+
+def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jobs:
+    """Return the jobs of a request on the data that it names."""
+    named = request.trainer_config_file
+    file = find_config(named, "trainers") if named else None
+    spec = _trainer_spec(request, (data.demo, file, data.yaml))
+    if fold(spec) == COOP or (file and not request.trainer and _is_coops(file, request)):
         spec = PROMPTFL
-    trainer = (load_trainer or _load)(spec)
+    trainer = load_trainer(spec)
     node = f"TRAINER.{trainer.name.upper()}"
     foreign = dict(getattr(trainer, "foreign", {}))  # keys of other nodes that its file reads
     schema = declare(default_schema() | foreign, node, trainer.options)
-    flags, names, notes = _own_flags(args, node, trainer.name, schema)
-    notes += [own.sentence, *own.decided] if own else []
-    if COOP in (fold(args.trainer), fold(file.parent.name) if file else "") and spec == PROMPTFL:
+    flags, names, notes = _own_flags(request, node, trainer.name, schema)
+    notes += data.notes
+    if COOP in (fold(request.trainer), fold(file.parent.name) if file else "") and (
+        spec == PROMPTFL
+    ):
         notes.append("CoOp over clients is PromptFL: its context, averaged (the authors' own file: "
                      "--trainer ./coop.py:CoOp)")
     trainer_yaml = file or lookup(trainer.name, "trainers")
     name = spec if _is_path(spec) else trainer.name
     jobs = []
-    for seed_flags in _seeds(args, flags):
+    for seed_flags in _seeds(request, flags):
         cfg, origins = build_config(
-            dataset, trainer_yaml, seed_flags, args.opts, schema,
-            extra_yamls=[demo] if demo else [], dataset_keys=own.keys if own else packed,
-            dataset_origin=own.origin if own else "",
+            data.yaml, trainer_yaml, seed_flags, request.opts, schema,
+            extra_yamls=[data.demo] if data.demo else [], dataset_keys=data.keys,
+            dataset_origin=data.origin,
             flag_names={"SEED": "--seeds", "DATA_SEED": "--seeds"} | names,
         )  # fmt: skip
         cfg.defrost()
@@ -104,12 +105,12 @@ def resolve(
         cfg.freeze()
         jobs.append(Job(cfg, origins))
     if not jobs[0].cfg.DATASET.NAME.strip():
-        raise ConfigError(_no_dataset())
+        raise ConfigError(no_dataset())
     _check_output(jobs[0].cfg.OUTPUT_DIR)
     unused = unused_keys(jobs[0].origins, schema)
     if unused:
         notes.append(f"accepted, but nothing here uses: {', '.join(unused)}")
-    return Jobs(tuple(jobs), schema, tuple(notes))
+    return Jobs(tuple(jobs), schema, tuple(notes), request)
 
 
 def config_of(path: Path, changes: Mapping[str, str]) -> CfgNode:
@@ -132,11 +133,11 @@ def config_of(path: Path, changes: Mapping[str, str]) -> CfgNode:
     return build_config(None, None, changes, [], schema, extra_yamls=[file])[0]
 
 
-def _is_coops(file: Path, args: Namespace) -> bool:
+def _is_coops(file: Path, request: Request) -> bool:
     """Tell whether a config that names no method stands in CoOp's folder (``CoOp/rn50.yaml``)."""
     named = yaml_keys(file, default_schema()).get("TRAINER.NAME")
     return not named and fold(file.resolve().parent.name) == COOP and (
-        "TRAINER.NAME" not in args.opts[::2])
+        "TRAINER.NAME" not in request.pairs)
 
 
 def target_domain(cfg: CfgNode) -> str:
@@ -187,77 +188,13 @@ def _load(spec: str) -> Any:
     if dataset:
         raise ConfigError(f"unknown trainer '{spec}', it is a data set: --dataset {dataset}; "
                           f"methods are {', '.join(trainer_files())}")
-    from fedvlm.compat.files import load_trainer  # start-up: PyTorch, 2 s
+    from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch, 2 s
 
     return load_trainer(spec)
 
 
 def _is_path(spec: str) -> bool:
     return ".py" in spec
-
-
-def _dataset_yaml(args: Namespace) -> Path | None:
-    words = [w for w in (args.dataset, args.dataset_config_file) if w]
-    if len(words) > 1:
-        raise ConfigError("give --dataset or --dataset-config-file, not both")
-    if words and args.demo:
-        raise ConfigError("--demo brings its own dataset; drop --demo or the dataset flag")
-    if words:
-        return _dataset_file(words[0])
-    pack = _pack(args)
-    if pack is not None and not args.demo and "DATASET.NAME" not in args.opts[::2]:
-        return dataset_config(about_pack(pack).name)
-    if not args.demo and "DATASET.NAME" not in args.opts[::2]:
-        raise ConfigError(_no_dataset())
-    return None
-
-
-def _pack(args: Namespace) -> Path | None:
-    """Return the feature pack that the root names; None where it names none."""
-    given = args.flags | dict(zip(args.opts[::2], args.opts[1::2], strict=False))
-    return pack_root(str(given.get("DATASET.ROOT", "")))
-
-
-def _packed_keys(args: Namespace, known: bool) -> dict[str, Setting]:
-    """Return the settings of the pack that is named in the place of a data set; none without.
-
-    Args:
-        known: the set has a config; of the pack comes only what makes it another set.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    pack = _pack(args)
-    if pack is None or "DATASET.NAME" in args.opts[::2]:
-        return {}
-    about = about_pack(pack)
-    return reading_settings(about) if known else about.settings | {"DATASET.NAME": about.name}
-
-
-def _own_set(args: Namespace) -> OwnSet | ServerSet | None:
-    """Return what ``--images`` or a coordinator's ``--site-file`` says of the data; None: neither.
-
-    Raises:
-        ConfigError: another flag names the data set too.
-        DataError: the folder is none of images; says what it lacks.
-    """
-    given = args.flags | dict(zip(args.opts[::2], args.opts[1::2], strict=False))
-    file = str(given.get("FED.SITE_FILE", ""))
-    if not args.images and not file:
-        return None
-    others = [flag for flag, word in (
-        ("--dataset", args.dataset), ("--dataset-config-file", args.dataset_config_file),
-        ("--demo", args.demo), ("--root", "DATASET.ROOT" in given),
-    ) if word]
-    if others:
-        says = "--site-file says which classes there are" if file else (
-            "--images says which images to read")
-        raise ConfigError(f"{says}: drop {others[0]}")
-    if file:
-        return server_set(user_path(file), args.images)
-    keys = {k: v for k, v in given.items()
-            if k.startswith("DATASET.") or k in ("DATA_SEED", "CACHE_DIR")}
-    return understand(Path(args.images), keys)
 
 
 def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
@@ -304,27 +241,6 @@ def _number_of_domains(cfg: CfgNode) -> int:
         return 0
 
 
-def _dataset_file(word: str) -> Path:
-    """Return the dataset config that a path, a config's name or a set's other name means.
-
-    Raises:
-        ConfigError: there is none; the nearest name and the list are shown.
-    """
-    path = dataset_config(word)
-    if path is None and method_of(word):
-        raise ConfigError(f"no data set '{word}', it is a method: --trainer {word}; data sets are "
-                          f"{', '.join(config_names('datasets'))}")
-    return path or find_config(word, "datasets")
-
-
-def _no_dataset() -> str:
-    known = ", ".join(config_names("datasets")) or "no configs/datasets folder found"
-    return (
-        "no dataset given: add --root DATA/ and --dataset NAME, or --images FOLDER of your own, or "
-        f"--dataset-config-file FILE, or try --demo (known: {known})"
-    )
-
-
 def _check_output(word: str) -> None:
     """Refuse a run folder where the folder of all runs is wanted: it would get runs inside."""
     path = user_path(word)
@@ -334,36 +250,27 @@ def _check_output(word: str) -> None:
                           f"{above}, or --resume {word} to go on with that run")
 
 
-def _demo_yaml(args: Namespace) -> Path | None:
-    if not args.demo:
-        return None
-    path = lookup("configs/demo.yaml", "")
-    if path is None:
-        raise ConfigError("--demo needs configs/demo.yaml, which this installation lacks")
-    return path
-
-
-def _trainer_spec(args: Namespace, files: tuple[Path | None, ...]) -> str:
+def _trainer_spec(request: Request, files: tuple[Path | None, ...]) -> str:
     """Return the trainer's name: opts, else flag, else the strongest file that names one."""
-    opts = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
     schema = default_schema()
     named = [yaml_keys(path, schema).get("TRAINER.NAME") for path in files]
-    words = [opts.get("TRAINER.NAME"), args.trainer, *named, schema["TRAINER.NAME"].default]
+    usual = schema["TRAINER.NAME"].default
+    words = [request.pairs.get("TRAINER.NAME"), request.trainer, *named, usual]
     return next(w for w in words if isinstance(w, str) and w.strip())
 
 
 def _own_flags(
-    args: Namespace, node: str, trainer: str, schema: Schema
+    request: Request, node: str, trainer: str, schema: Schema
 ) -> tuple[dict[str, str], dict[str, str], list[str]]:
     """Return flags with ``TRAINER.*.`` replaced by the trainer's node, their names, and notes."""
     idle = {f.key: f.idle_note for f in FLAGS if f.idle_note}
-    flags: dict[str, str] = {"TRAINER.NAME": args.trainer} if args.trainer else {}
+    flags: dict[str, str] = {"TRAINER.NAME": request.trainer} if request.trainer else {}
     names: dict[str, str] = {"TRAINER.NAME": "--trainer"}
     notes: list[str] = []
     mistakes: list[str] = []
-    for key, value in args.flags.items():
+    for key, value in request.flags.items():
         real = f"{node}.{key.removeprefix(_OWN)}" if key.startswith(_OWN) else key
-        spelling = args.flag_names[key]
+        spelling = request.flag_names[key]
         if real != key and real not in schema:
             if key in idle and trainer.lower() == "fedtv":
                 notes.append(idle[key].format(trainer=trainer))
@@ -385,10 +292,10 @@ def _lacks(spelling: str, key: str, trainer: str, schema: Schema) -> str:
     )
 
 
-def _seeds(args: Namespace, flags: Mapping[str, str]) -> list[dict[str, str]]:
+def _seeds(request: Request, flags: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the flags of each run: ``--seeds`` sets both seeds, a ``--data-seed`` stays."""
-    if not args.seeds:
+    if not request.seeds:
         return [dict(flags)]
-    if "SEED" in flags or "SEED" in args.opts[::2]:
+    if "SEED" in flags or "SEED" in request.pairs:
         raise ConfigError("give one seed or --seeds, not both")
-    return [{"DATA_SEED": str(s)} | dict(flags) | {"SEED": str(s)} for s in args.seeds]
+    return [{"DATA_SEED": str(s)} | dict(flags) | {"SEED": str(s)} for s in request.seeds]

@@ -6,8 +6,7 @@ import contextlib
 import gc
 import os
 import time
-from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 from yacs.config import CfgNode
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.config.engines import of_parties
 from fedvlm.console.log import LogFile
@@ -32,19 +30,21 @@ from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
 from fedvlm.evaluation import zero_shot
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.evaluation.scores import CONFUSION
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, encode, prepare
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
-from fedvlm.job.dry import built_only, dry_run, evaluation_only
 from fedvlm.job.engines.base import ClientSide, client_side
 from fedvlm.job.identity import identity_config, present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
-from fedvlm.job.results import Results, reference_rows, results_of, seed_table
+from fedvlm.job.request import Request
+from fedvlm.job.resolve import Job
+from fedvlm.job.results import Results, results_of, seed_table
 from fedvlm.job.results.against import sentences
 from fedvlm.job.results.classes import absent_parts, matrix_file
 from fedvlm.job.show import draw_partition, say_results
-from fedvlm.job.sinks import Sinks
+from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs.claim import look_ahead
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.metrics import read_metrics
@@ -55,34 +55,37 @@ MEMORY_BYTES = 4 << 30  # of clients' states; above it FED.STORE auto keeps them
 
 
 def run_job(
-    cfg: CfgNode, origins: dict[str, str], args: Namespace, inputs: Inputs | None = None
-) -> int:
+    job: Job, request: Request, inputs: Inputs | None = None
+) -> tuple[dict[str, Any], Path] | None:
     """Run one config to its end, or show its result if it is finished already.
 
     Args:
-        args: ``dry_run``; ``finished`` gets the results, for the table over seeds, and ``folders``
-            the run's folder.
+        request: what is done instead of training (``dry_run``, ``eval_only``, ``no_train``).
         inputs: data and towers, where several runs share them.
+
+    Returns:
+        What is in ``results.json``, and the run's folder; None where nothing is trained.
 
     Raises:
         FedvlmError: anything a user can mend; ``cli.main`` turns it into a sentence.
         KeyboardInterrupt: the state after the last whole round is saved.
     """
-    sinks = Sinks(cfg.SINKS)
+    cfg, sinks = job.cfg, Sinks(job.cfg.SINKS)
     with threads_of(cfg):
-        check_whole(cfg, args)
-        if args.dry_run:
-            peft_choice(cfg, origins)  # refuses what a run refuses
-            return dry_run(cfg)
-        if getattr(args, "eval_only", False):
-            return evaluation_only(cfg, origins, args, inputs)
-        if getattr(args, "no_train", False):
-            peft_choice(cfg, origins)
-            return built_only(cfg, inputs)
-        finished, place = _run(cfg, origins, sinks, inputs)
-    args.finished = [*getattr(args, "finished", []), finished]
-    args.folders = [*getattr(args, "folders", []), place]
-    return 0
+        check_whole(cfg, request)
+        if request.dry_run or request.eval_only or request.no_train:
+            from fedvlm.job import dry  # start-up: for jobs that train nothing
+
+            if request.eval_only and not request.dry_run:
+                dry.evaluation_only(cfg, job.origins, request, inputs)
+                return None
+            peft_choice(cfg, job.origins)  # refuses what a run refuses
+            if request.dry_run:
+                dry.dry_run(cfg)
+            else:
+                dry.built_only(cfg, inputs)
+            return None
+        return _run(cfg, job.origins, sinks, inputs)
 
 
 @contextlib.contextmanager
@@ -120,7 +123,8 @@ def _built_and_trained(
     place = run_path(cfg, built.data.name, built.federation.trainer.name + choice)
     _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
     folder = RunFolder.claim(
-        cfg.OUTPUT_DIR, place, built.identity, present=partial(present, cfg.TRAINER.NAME)
+        cfg.OUTPUT_DIR, place, built.identity, present=partial(present, cfg.TRAINER.NAME),
+        draft=bool(cfg.DRAFT),
     )
     folder.keep = int(cfg.TRAIN.KEEP_STATES)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
@@ -140,11 +144,14 @@ def _built_and_trained(
         encode(built, progress, lambda note: console.notes([note]))
         folder.begin()
         results = _trained(built, origins, folder, console, sinks, began, clients)
+    if folder.draft:
+        console.notes(["this is a draft: the next one overwrites it, and no table takes it; run "
+                       "the same without --draft for a result"])
     say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
     return results, folder.path
 
 
-def check_whole(cfg: CfgNode, args: Namespace) -> None:
+def check_whole(cfg: CfgNode, request: Request) -> None:
     """Refuse what builds all of a run in this process, where its clients' images are elsewhere.
 
     Raises:
@@ -152,7 +159,7 @@ def check_whole(cfg: CfgNode, args: Namespace) -> None:
     """
     flags = {"dry_run": "--dry-run", "eval_only": "--eval-only", "no_train": "--no-train"}
     for name, flag in flags.items():
-        if of_parties(cfg) and getattr(args, name, False):
+        if of_parties(cfg) and getattr(request, name):
             raise ConfigError(
                 f"{flag}: the clients' images are at their sites; drop it, or --engine "
                 f"{cfg.FED.ENGINE} (fedvlm site check looks at a site)"
@@ -174,7 +181,10 @@ def _look_ahead(cfg: CfgNode, choice: str) -> Path:
     place = run_path(cfg, name, load_trainer(cfg.TRAINER.NAME).name + choice)
     path = Path(cfg.OUTPUT_DIR) / place.relative()
     _check_resume(cfg, path)
-    look_ahead(cfg.OUTPUT_DIR, place, identity_config(cfg), partial(present, cfg.TRAINER.NAME))
+    look_ahead(
+        cfg.OUTPUT_DIR, place, identity_config(cfg), partial(present, cfg.TRAINER.NAME),
+        bool(cfg.DRAFT),
+    )
     return path
 
 
@@ -277,10 +287,11 @@ def to_the_end(
         built.model, built.test, built.data, recorder.evaluator.panel, ask or built.meter.template,
         batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
-    beside = reference_rows(
-        built, recorder.evaluator.panel, reference, progress, afresh
-    ) if built.cfg.TEST.REFERENCES and not of_parties(built.cfg) else None
+    beside = None
+    if built.cfg.TEST.REFERENCES and not of_parties(built.cfg):
+        from fedvlm.job.results.references import reference_rows  # start-up: where they are wanted
 
+        beside = reference_rows(built, recorder.evaluator.panel, reference, progress, afresh)
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)
@@ -336,6 +347,8 @@ def on_disk(built: Built) -> bool:
 
 
 def _check_resume(cfg: CfgNode, path: Path) -> None:
+    if cfg.RESUME and cfg.DRAFT:
+        raise ConfigError("--resume: a draft begins anew each time; drop it, or --draft")
     if cfg.RESUME and user_path(cfg.RESUME).resolve() != path.resolve():
         raise ConfigError(
             f"--resume {cfg.RESUME}: this command's run folder is {path}; give the flags "
@@ -343,8 +356,11 @@ def _check_resume(cfg: CfgNode, path: Path) -> None:
         )
 
 
-def report_seeds(args: Namespace) -> int:
-    """Print mean and standard deviation over the seeds just run; 0 always."""
-    if getattr(args, "finished", []):
-        say(*seed_table(args.finished))
-    return 0
+def report_seeds(results: Sequence[Mapping[str, Any]]) -> None:
+    """Print mean and standard deviation over runs of several seeds.
+
+    Args:
+        results: contents of ``results.json``, one per seed; none of jobs that trained nothing.
+    """
+    if results:
+        say(*seed_table(results))

@@ -8,8 +8,6 @@ from pathlib import Path
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
-from fedvlm.federation.cards import card_of
-from fedvlm.report.collect import collect
 from fedvlm.report.pages import PAGE
 
 WORTH = 30.0  # seconds of training; the page takes one or two, so a shorter run gets it on demand
@@ -30,8 +28,8 @@ def draw_partition(folder: Path, title: str) -> None:
         if key not in _DRAWN:
             from fedvlm.report.figures import partition, style  # start-up: 1 s of matplotlib
 
-            drawing = partition.draw(partition.of_folder(folder), title)
-            paths = style.write(folder, "partition", drawing, None)
+            drawing = partition.draw(partition.folder_holdings(folder), title)
+            paths = style.write_figure(folder, "partition", drawing, None)
             _DRAWN.clear()
             _DRAWN[key] = {path.name: path.read_bytes() for path in paths}
         for name, data in _DRAWN[key].items():
@@ -54,7 +52,10 @@ def say_results(folder: Path, seconds: float) -> None:
 
 def _write_page(folder: Path, command: str) -> bool:
     try:
-        from fedvlm.report.pages.run import run_page  # start-up: 1 s of matplotlib
+        # start-up: 1 s of matplotlib, where a page is due
+        from fedvlm.federation.cards import card_of
+        from fedvlm.report.collect import collect
+        from fedvlm.report.pages.run import run_page
 
         run = collect([folder]).runs[0]
         card = card_of(str(run.protocol["trainer"]))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.stats import cm, harmonic_mean, mean
 from fedvlm.data.catalog import dataset_info
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.identity import WHERE
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.resolve import Job

@@ -49,7 +49,8 @@ class Collected:
 def collect(folders: Sequence[Path]) -> Collected:
     """Read and check all run folders at or below the given ones, each once.
 
-    Packs (``runs.cells``), and folders of packs, stand for what they hold. What is damaged, or does
+    A draft is one only where it is named itself, and its method's name says so. Packs
+    (``runs.cells``), and folders of packs, stand for what they hold. What is damaged, or does
     not follow from its clients' rows, is a problem and no run (``runs.verify``).
 
     Raises:
@@ -63,7 +64,7 @@ def collect(folders: Sequence[Path]) -> Collected:
         for path in runs_below(folder):
             if path.resolve() not in seen:
                 seen.add(path.resolve())
-                _take(path, collected)
+                _take(path, collected, named=path == folder)
     collected.runs.sort(key=lambda run: str(run.path))
     doubles = one_digest_one_seed([(run.path, run.digest, run.protocol) for run in collected.runs])
     collected.problems.extend(f"{path}: {why}; it is left out" for path, why in doubles.items())
@@ -90,13 +91,13 @@ def read_partition(folder: Path) -> list[dict[str, str]]:
     return rows
 
 
-def finite(value: Any) -> float | None:
+def as_float(value: Any) -> float | None:
     """Return a finite number as a float; None for anything else that a file may hold."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if number and math.isfinite(value) else None
 
 
-def _take(path: Path, collected: Collected) -> None:
+def _take(path: Path, collected: Collected, named: bool) -> None:
     try:
         run = read_finished(path)
     except DataError as error:
@@ -104,5 +105,9 @@ def _take(path: Path, collected: Collected) -> None:
         return
     if run is None:
         collected.unfinished.append(path)
+    elif run.draft and not named:
+        collected.problems.append(
+            f"{path} is a draft and left out; run the same without --draft for a result"
+        )
     else:
         collected.runs.append(run)

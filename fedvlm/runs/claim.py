@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -31,13 +32,14 @@ from fedvlm.runs.seal import seal_of
 
 def look_ahead(
     output_dir: str | Path, parts: RunPath, config: Mapping[str, Any],
-    present: Present = identity_plain,
+    present: Present = identity_plain, draft: bool = False,
 ) -> None:
     """Refuse at once what ``ClaimedFolder.create`` will refuse; writes nothing.
 
     Args:
         config: the part ``config`` of the identity, which is known before data and towers.
         present: see ``ClaimedFolder.create``.
+        draft: see ``ClaimedFolder.claim``.
 
     Raises:
         ConfigError, DataError: as ``ClaimedFolder.create``.
@@ -47,16 +49,37 @@ def look_ahead(
         there = nearest_there(path)
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        finished = read_results(path / RESULTS) is not None
+        finished = not draft and read_results(path / RESULTS) is not None
         if not finished and not os.access(there, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if there != path:
         return
     if not finished:
         lock.refuse_busy(path)
-    identity = (read_manifest(path) or {}).get("identity", {})
-    if "config" in identity:
+    earlier = read_manifest(path)
+    refuse_other_kind(path, earlier, draft)
+    identity = (earlier or {}).get("identity", {})
+    if "config" in identity and not draft:
         refuse_other(path, {"config": identity["config"]}, {"config": config}, present)
+
+
+def refuse_other_kind(path: Path, earlier: Mapping[str, Any] | None, draft: bool) -> None:
+    """Refuse a draft where a run lies that is none, and the other way round.
+
+    Args:
+        earlier: the manifest of the run that lies there; None for none.
+
+    Raises:
+        ConfigError: so.
+    """
+    there = earlier is not None and earlier.get("draft") is True
+    if earlier is not None and there != draft:
+        raise ConfigError(
+            f"'{path}' holds a draft; this run is none: give it another --tag, or add --draft"
+            if there else
+            f"'{path}' holds a run that is no draft, which --draft would overwrite: give the draft "
+            "another --tag"
+        )
 
 
 def nearest_there(path: Path) -> Path:
@@ -85,6 +108,8 @@ class ClaimedFolder:
         digest: the run's identity digest; of a folder that was there, the one recorded in it.
         finished: contents of ``results.json`` where the run is done already, else None.
         notes: what the user should be told (lock taken over, states passed over, ...).
+        draft: whether the run's code may still change: manifest and results say so, no table takes
+            it, and the next one overwrites it.
     """
 
     def __init__(
@@ -95,6 +120,7 @@ class ClaimedFolder:
         self.digest = identity_digest(identity)
         self.finished: dict[str, Any] | None = None
         self.notes: list[str] = []
+        self.draft = False
         self._lock: lock.RunLock | None = None
         self._manifest: dict[str, Any] = {}
         self._above = self.path  # the nearest folder that was there before
@@ -140,16 +166,21 @@ class ClaimedFolder:
     @classmethod
     def claim(
         cls, output_dir: str | Path, parts: RunPath, identity: Mapping[str, Any], *,
-        present: Present = identity_plain,
+        present: Present = identity_plain, draft: bool = False,
     ) -> Self:
         """Take the lock of a run's folder, or refuse it; ``begin`` follows. See ``create``.
 
         A folder that is closed before it began is as it was: what was made for it goes.
 
+        Args:
+            draft: whatever draft lies there, finished or not and of whatever identity, goes when
+                the run begins.
+
         Raises:
-            ConfigError, DataError: as ``create``.
+            ConfigError, DataError: as ``create``; a draft and a run that is none in one folder.
         """
         run = cls(Path(output_dir) / parts.relative(), identity, present)
+        run.draft = draft
         run._make()
         run.finished = run._earlier()
         if run.finished is not None:
@@ -205,7 +236,9 @@ class ClaimedFolder:
 
     # ---- opening ----------------------------------------------------------------------------
     def _earlier(self) -> dict[str, Any] | None:
-        """Return the results that lie there, and take over their digest."""
+        """Return the results that lie there, and take over their digest; None in a draft."""
+        if self.draft:
+            return None
         record = earlier_results(self.path, self.identity, self.notes, self._present)
         if record is not None:
             self.digest = record["identity_digest"]
@@ -225,9 +258,13 @@ class ClaimedFolder:
                 folder.rmdir()
 
     def _checked(self) -> dict[str, Any] | None:
-        """Return the manifest that lies there, of a run of this identity; None for none."""
+        """Return the manifest that lies there, of a run of this identity; None for none.
+
+        A draft's is of any identity.
+        """
         earlier = read_manifest(self.path)
-        if earlier is not None:
+        refuse_other_kind(self.path, earlier, self.draft)
+        if earlier is not None and not self.draft:
             refuse_other(self.path, earlier["identity"], self.identity, self._present)
         return earlier
 
@@ -248,6 +285,9 @@ class ClaimedFolder:
             ConfigError, DataError: as ``create``.
         """
         earlier = self._checked()
+        if self.draft:
+            self._clear()
+            earlier = None
         if earlier is not None:
             self.identity, self.digest = earlier["identity"], earlier["identity_digest"]
             if earlier.get("seal", seal_of(earlier)) != seal_of(earlier):
@@ -260,7 +300,7 @@ class ClaimedFolder:
         record = earlier or {
             "format": FORMAT, "identity_digest": self.digest,
             "identity": self.identity, "created": manifest.now(), "facts": {}, "sessions": [],
-        }
+        } | ({"draft": True} if self.draft else {})
         if record["sessions"]:
             changed = manifest.differences(record["sessions"][0], session)
             if changed and resume:
@@ -280,6 +320,19 @@ class ClaimedFolder:
             state.clear_states(self.state_dir)
             self.notes += metrics.truncate_metrics(self.metrics_path, -1)
         self._manifest = record
+
+    def _clear(self) -> None:
+        """Empty the folder of a draft: its results first and its manifest last.
+
+        A kill in between leaves what is still a draft, and no results of files that are gone.
+        """
+        order = {RESULTS: 0, "manifest.json": 2}
+        with files.explain_errors(self.path):
+            for path in sorted(self.path.iterdir(), key=lambda p: (order.get(p.name, 1), p)):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name != lock.NAME:
+                    path.unlink()
 
     def _write_manifest(self, contents: Mapping[str, Any] | None = None) -> None:
         record: dict[str, Any] = files.json_ready(self._manifest if contents is None else contents)

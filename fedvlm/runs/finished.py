@@ -41,8 +41,9 @@ class FinishedRun:
 
     @property
     def method(self) -> str:
-        """The method's name with trainable set and tag: ``FedAvg [prompt+lora] (tag)``."""
+        """The method's name with trainable set and tag: ``FedAvg [prompt+lora] (tag, draft)``."""
         peft, tag = self.protocol.get("peft", ""), self.protocol.get("tag", "")
+        tag = ", ".join(filter(None, [tag, "draft" if self.draft else ""]))
         trainable = f" [{peft}]" if peft else ""
         return f"{self.protocol['trainer']}{trainable}" + (f" ({tag})" if tag else "")
 

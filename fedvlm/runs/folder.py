@@ -219,7 +219,7 @@ class RunFolder(ClaimedFolder):
             "format": FORMAT, "identity_digest": self.digest,
             "run_info": about | {"ended": manifest.now()} | dict(run_info),
             "protocol": dict(protocol), "results": dict(results), "covers": cover(self.path),
-        })
+        } | ({"draft": True} if self.draft else {}))
         record["seal"] = seal_of(record)
         files.write_json(self._writable(RESULTS), record)
         self.finished = record

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.data.datasets import load_for_training
@@ -21,11 +19,12 @@ from fedvlm.data.draw import DatasetDraw, spec_of
 from fedvlm.data.partition.kinds import check_fits
 from fedvlm.data.targets import load_targets
 from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.build import check_model, pick_device
 from fedvlm.job.describe import peft_choice, run_path
-from fedvlm.job.flags import parse
 from fedvlm.job.identity import identity_config
 from fedvlm.job.inputs import data_key
+from fedvlm.job.request import Request
 from fedvlm.job.resolve import Job, resolve
 from fedvlm.runs.identity import identity_digest, identity_plain
 from fedvlm.sweep.plan import PlanEntry, Settings, SweepPlan
@@ -128,18 +127,18 @@ def jobs_of(plan: SweepPlan, combination: Combination) -> list[Job]:
     Raises:
         ConfigError: one line per mistake.
     """
-    args: Namespace = parse([])
     file = combination.dataset.name.lower().endswith((".yaml", ".yml"))
-    args.dataset_config_file = combination.dataset.name if file else ""
-    args.dataset = "" if file else combination.dataset.name
-    args.trainer = combination.trainer.name
-    args.trainer_config_file = combination.trainer.config
     strange = _others_options(combination)
-    args.flags = {k: v for k, (v, _) in combination.settings.items() if k not in strange}
-    args.flag_names = {k: f"{k} ({where})" for k, (_, where) in combination.settings.items()}
-    args.seeds = list(plan.seeds)
+    request = Request(
+        dataset="" if file else combination.dataset.name,
+        dataset_config_file=combination.dataset.name if file else "",
+        trainer=combination.trainer.name, trainer_config_file=combination.trainer.config,
+        flags={k: v for k, (v, _) in combination.settings.items() if k not in strange},
+        flag_names={k: f"{k} ({where})" for k, (_, where) in combination.settings.items()},
+        seeds=tuple(plan.seeds),
+    )
     try:
-        jobs = list(resolve(args).jobs)
+        jobs = list(resolve(request).jobs)
     except ConfigError as error:
         raise ConfigError("\n".join([*strange.values(), str(error)])) from None
     if strange:
@@ -162,7 +161,7 @@ def _others_options(combination: Combination) -> dict[str, str]:
     }
 
 
-def words_of(combination: Combination, job: Job) -> tuple[str, ...]:
+def command_words(combination: Combination, job: Job) -> tuple[str, ...]:
     """Return the command line that gives the same config without the plan."""
     values = flat(job.cfg)
     file = combination.dataset.name.lower().endswith((".yaml", ".yml"))
@@ -209,6 +208,8 @@ class Checker:
             FedvlmError: what the run itself would refuse.
         """
         cfg = job.cfg
+        if cfg.DRAFT:
+            raise ConfigError("--draft: a draft is one run, no cell of a sweep; drop it")
         load_trainer(cfg.TRAINER.NAME)(cfg)
         choice = peft_choice(cfg, job.origins)
         check_model(cfg, pick_device(cfg.DEVICE))
@@ -216,7 +217,7 @@ class Checker:
         config = identity_plain(identity_config(cfg))
         return Cell(
             number, combination.column, combination.row, int(cfg.SEED),
-            words_of(combination, job), Path(cfg.OUTPUT_DIR), place.relative(),
+            command_words(combination, job), Path(cfg.OUTPUT_DIR), place.relative(),
             identity_digest(config), config, group_of(job),
         )
 

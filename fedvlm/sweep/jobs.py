@@ -54,7 +54,7 @@ class Submission:
 
 
 @dataclass
-class Jobs:
+class QueuedJobs:
     """The jobs of a sweep's cells in a queue (``scheduler.Workers``).
 
     Args:

@@ -19,7 +19,7 @@ from fedvlm.runs.finished import find_finished
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.plan import SweepPlan
 from fedvlm.sweep.processes import Processes
-from fedvlm.sweep.scheduler import Scheduler, Workers
+from fedvlm.sweep.scheduler import CellWorkers, Scheduler
 from fedvlm.sweep.state import (
     BEGUN,
     DONE,
@@ -122,7 +122,7 @@ class Sweep:
         return self.conclude()
 
     def compute(
-        self, workers: Workers, todo: Sequence[Cell], words: str, *, retry: bool,
+        self, workers: CellWorkers, todo: Sequence[Cell], words: str, *, retry: bool,
         lying: Sequence[Cell] = (), allowed: Callable[[Cell], bool] = lambda cell: True,
     ) -> None:
         """Run the cells ``todo`` with the screen taken.

@@ -44,7 +44,7 @@ class Ending:
     written: bool = False
 
 
-class Workers(Protocol):
+class CellWorkers(Protocol):
     """What computes cells."""
 
     @property
@@ -76,7 +76,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, workers: Workers, log: AttemptLog, watcher: Watcher,
+        self, workers: CellWorkers, log: AttemptLog, watcher: Watcher,
         allowed: Callable[[Cell], bool] = lambda cell: True,
     ) -> None:
         self.workers, self.log, self.watcher, self.allowed = workers, log, watcher, allowed

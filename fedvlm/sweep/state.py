@@ -115,7 +115,7 @@ def states(cells: Sequence[Cell], journal: Journal) -> dict[int, CellState]:
     mistakes: dict[str, list[str]] = {}  # what differs -> sentences
     for cell in cells:
         try:
-            result[cell.number] = state_of(cell, last.get((cell.key, cell.digest)))
+            result[cell.number] = cell_state(cell, last.get((cell.key, cell.digest)))
         except (ConfigError, DataError) as error:
             mistakes.setdefault(str(error).partition(HOLDS)[2] or str(error), []).append(str(error))
     if mistakes:
@@ -126,7 +126,7 @@ def states(cells: Sequence[Cell], journal: Journal) -> dict[int, CellState]:
     return result
 
 
-def state_of(cell: Cell, attempt: dict[str, Any] | None) -> CellState:
+def cell_state(cell: Cell, attempt: dict[str, Any] | None) -> CellState:
     """Return a cell's state; ``attempt`` is its last line of the journal.
 
     Raises:

@@ -16,7 +16,7 @@ from fedvlm.core.errors import FedvlmError
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.processes import Processes
 from fedvlm.sweep.scheduler import Scheduler
-from fedvlm.sweep.state import DONE, Journal, state_of
+from fedvlm.sweep.state import DONE, Journal, cell_state
 from fedvlm.sweep.worker import INTERRUPTED, Outcome
 
 
@@ -86,6 +86,6 @@ class Task:
 def is_done(cell: Cell) -> bool:
     """Say whether a cell is done; what is wrong with its folder its own run says, in its log."""
     try:
-        return state_of(cell, None).name == DONE
+        return cell_state(cell, None).name == DONE
     except FedvlmError:
         return False

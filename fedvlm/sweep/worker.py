@@ -33,7 +33,7 @@ BEAT = 1.0  # seconds between two signs of life
 
 
 @dataclass(frozen=True)
-class Assignment:
+class WorkOrder:
     """One cell for a worker: its command line, its config's digest, where its screen goes.
 
     ``task``, ``package.module:function``, does something else with it than the main job: called
@@ -66,7 +66,7 @@ class Outcome:
     answer: Any = None
 
 
-def serve(pipe: Any, threads: int, beat: Any) -> None:
+def serve_cells(pipe: Any, threads: int, beat: Any) -> None:
     """Run the cells that come through ``pipe`` until None comes, or the parent dies.
 
     Args:
@@ -91,13 +91,13 @@ def serve(pipe: Any, threads: int, beat: Any) -> None:
                 pipe.send(Outcome(1, refusal, 0.0))
             return
         while (assignment := pipe.recv()) is not None:
-            outcome = work(assignment, inputs)
+            outcome = run_cell(assignment, inputs)
             pipe.send(outcome)
             if outcome.code == INTERRUPTED:
                 return
 
 
-def work(assignment: Assignment, inputs: Inputs | None) -> Outcome:
+def run_cell(assignment: WorkOrder, inputs: Inputs | None) -> Outcome:
     """Run a cell with everything it writes to the screen in its log."""
     began = time.monotonic()
     _forget_peak()
@@ -127,13 +127,13 @@ def _job(words: list[str], digest: str, inputs: Inputs | None) -> int:
     from fedvlm.job.run import run_job  # start-up: PyTorch
     from fedvlm.runs.identity import identity_digest  # start-up: PyTorch
 
-    args = parse(words[1:])
-    jobs = resolve(args)
+    jobs = resolve(parse(words[1:]))
     complain(*jobs.notes, prefix="note")
     (job,) = jobs.jobs
     if identity_digest(identity_config(job.cfg)) != digest:
         raise RuntimeError("the cell's command line gives another config than its plan")
-    return run_job(job.cfg, job.origins, args, inputs)
+    run_job(job, jobs.request, inputs)
+    return 0
 
 
 def _count(beat: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fedvlm
-from fedvlm.api.start import words_of
+from fedvlm.api.start import run_words
 from fedvlm.core.errors import ConfigError
 from fedvlm.job.flags import parse
 from tests import jobs
@@ -28,7 +28,7 @@ def test_a_trained_run_is_the_command_s(quick_run: Path, tmp_path: Path) -> None
 
 
 def test_words_are_those_of_a_command_line() -> None:
-    words = words_of({
+    words = run_words({
         "rounds": 3, "num_users": 2, "demo": True, "keep_logits": False,
         "targets": ["dtd", "shapes"], "beta": 0.3, "weights": Path("w.pt"), "trainer": None,
         "opts": {"OPTIM.LR": 0.1},

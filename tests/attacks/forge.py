@@ -13,7 +13,7 @@ from typing import Any
 from fedvlm.runs.metrics import append_metrics, read_metrics
 from fedvlm.runs.seal import seal_of
 from fedvlm.runs.verify.beside import better as better_ones
-from fedvlm.runs.verify.beside import gain, hurt, kind_of
+from fedvlm.runs.verify.beside import gain, hurt, reference_kind
 from fedvlm.runs.verify.cover import cover
 from fedvlm.runs.verify.numbers import DERIVED
 
@@ -83,7 +83,7 @@ def forge(folder: Path) -> None:
         if "references" in numbers:
             found = numbers["references"]
             numbers |= {"gain": gain(last["personal"], found), "hurt": hurt(last["clients"], found)}
-            worse = dict(better_ones(last["personal"], found, kind_of(numbers["spent"])))
+            worse = dict(better_ones(last["personal"], found, reference_kind(numbers["spent"])))
             numbers["below"] = [one for one in numbers["below"] if one["reference"] in worse]
         record["covers"] = cover(folder)
 

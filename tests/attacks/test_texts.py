@@ -16,7 +16,7 @@ from fedvlm.cli.main import main
 from fedvlm.core.spelling import MAX_NAME, cell_text, name_fault, text_of_cell
 from fedvlm.data.images import MAX_PIXELS, decode
 from fedvlm.report.collect import read_partition
-from fedvlm.report.figures.style import csv_text
+from fedvlm.report.figures.style import figure_csv
 from tests import jobs
 
 NAMES = {
@@ -83,7 +83,7 @@ def test_a_name_too_long_for_the_tower_leaves_no_folder(
 @pytest.mark.parametrize("name", FORMULAS)
 def test_no_cell_is_a_formula(name: str) -> None:
     assert cell_text(name) == f"'{name}" and text_of_cell(f"'{name}") == name
-    (row,) = csv.DictReader(io.StringIO(csv_text([{"class": name, "images": -1.5}])))
+    (row,) = csv.DictReader(io.StringIO(figure_csv([{"class": name, "images": -1.5}])))
     assert row == {"class": f"'{name}", "images": "-1.5"}
 
 

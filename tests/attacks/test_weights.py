@@ -11,7 +11,7 @@ import torch
 
 from fedvlm.cli.main import main
 from fedvlm.core.errors import DataError
-from fedvlm.models.load.hf_clip import load_hf
+from fedvlm.models.load import hf_clip
 from fedvlm.models.load.openclip import load
 from fedvlm.models.load.torchscript import is_torchscript, read_torchscript
 from tests import jobs
@@ -89,7 +89,7 @@ def test_a_hostile_bin_of_transformers(tmp_path: Path, state: dict[str, torch.Te
         (folder / name).rename(folder / "pytorch_model.bin")
         (folder / "config.json").write_text('{"model_type": "clip"}')
         with pytest.raises(DataError):
-            load_hf(str(folder))
+            hf_clip.load(str(folder))
         assert not (folder / PWNED).exists(), name
 
 

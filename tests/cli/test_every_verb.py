@@ -11,6 +11,7 @@ from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import ConfigError
 
 VERBS = verbs()
+INTERNAL: dict[str, set[str]] = {}  # flags of processes that fedvlm starts itself
 every_verb = pytest.mark.parametrize("name", sorted(VERBS))
 
 
@@ -64,3 +65,16 @@ def test_numbers_of_a_verb_refuse_words(name: str) -> None:
     for action in typed:
         with pytest.raises(ConfigError, match=f"{action.option_strings[-1]} wants "):
             parser.parse_args([action.option_strings[-1], "no number"])
+
+
+@every_verb
+def test_a_verb_s_help_has_all_its_flags(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Described, or named where ``fedvlm run --help`` describes them; ``INTERNAL`` are not."""
+    assert cli.main([name, "--help"]) == 0
+    words = set(capsys.readouterr().out.replace(",", " ").split())
+    flags = [a for a in VERBS[name].parser()._actions if a.option_strings]
+    shown = {a.option_strings[0] for a in flags} - INTERNAL.get(name, set())
+    assert shown - words == set()
+    if name == "run":  # all of them with a line of what they do
+        assert [a.option_strings[0] for a in flags if a.help == argparse.SUPPRESS] == []
+        assert len(flags) > 60

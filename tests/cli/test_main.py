@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +14,8 @@ import pytest
 from fedvlm.cli import main as cli
 from fedvlm.console import guard
 from fedvlm.core.errors import ConfigError, DataError, DivergedError, MethodError, own_line
+from fedvlm.job.request import Request
+from fedvlm.job.resolve import Job
 from tests.job.house import FakeTrainer, words
 from tests.jobs import REPOSITORY
 
@@ -27,17 +28,17 @@ def job_that(house: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def put(outcome: Any) -> list[Any]:
         seen: list[Any] = []
 
-        def run_job(cfg: Any, origins: dict[str, str], args: Namespace) -> int:
-            seen.append(cfg.SEED)
+        def run_job(job: Job, request: Request) -> tuple[dict[str, Any], Path]:
+            seen.append(job.cfg.SEED)
             if isinstance(outcome, BaseException):
                 raise outcome
-            return int(outcome)
+            return {"seed": job.cfg.SEED}, Path()
 
         # the double stands for code of ours, not for a method's file
         monkeypatch.setattr(guard, "own_line", lambda error: "")
         module: Any = ModuleType("fedvlm.job.run")
         module.run_job = run_job
-        module.report_seeds = lambda args: seen.append("table") or 0
+        module.report_seeds = seen.append
         monkeypatch.setitem(sys.modules, "fedvlm.job.run", module)
         return seen
 
@@ -45,7 +46,7 @@ def job_that(house: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("outcome, code", [
-    (0, 0), (130, 130), (ConfigError("c"), 2), (DataError("d"), 3), (DivergedError("n"), 4),
+    (0, 0), (ConfigError("c"), 2), (DataError("d"), 3), (DivergedError("n"), 4),
     (KeyboardInterrupt(), 130), (ZeroDivisionError("z\nz"), 1), (BrokenPipeError(), 0),
 ])  # fmt: skip
 def test_exit_codes(job_that: Any, capsys: pytest.CaptureFixture[str], outcome: Any, code: int,
@@ -94,8 +95,8 @@ def test_debug_shows_what_a_sentence_came_from(job_that: Any, capsys: pytest.Cap
 def test_seeds_run_in_turn_then_the_table(job_that: Any):
     seen = job_that(0)
     assert cli.main(words("run --dataset oxford_pets --seeds 4 5")) == 0
-    assert seen == [4, 5, "table"]
-    seen = job_that(4)
+    assert seen == [4, 5, [{"seed": 4}, {"seed": 5}]]
+    seen = job_that(DivergedError("n"))
     assert cli.main(words("--dataset oxford_pets --seeds 4 5")) == 4
     assert seen == [4]
 

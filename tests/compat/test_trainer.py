@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedvlm.check.invariants import run as check
-from fedvlm.compat.files import is_foreign, load_trainer
 from fedvlm.compat.trainer import DasslTrainer
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.federation.discovery import framework_of, load_trainer
 from tests.compat.small import COOP, HERE, built, double, losses, needs_coop, same_bits
 from tests.jobs import folder, records
 from tests.jobs import run as job
@@ -195,8 +195,8 @@ def test_modules_are_there_only_while_a_file_runs() -> None:
 
 
 def test_a_file_is_known_by_its_imports(tmp_path: Path) -> None:
-    assert is_foreign(HERE / "doubles_coop.py")
-    assert not is_foreign(HERE / "small.py")
+    assert framework_of(HERE / "doubles_coop.py") == "dassl"
+    assert framework_of(HERE / "small.py") == ""
     ours = tmp_path / "mine.py"
     ours.write_text("from fedvlm.method import Trainer\nclass Mine(Trainer):\n"
                     "    name = 'Mine'\n")

@@ -15,9 +15,9 @@ import torch
 from fedvlm.check.compare import Broken
 from fedvlm.check.invariants import INVARIANTS, run
 from fedvlm.check.world import Trajectory, World
-from fedvlm.compat.files import load_trainer
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import card, fields
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.flags import expand, parse
 from fedvlm.models.vlmodel import VLModel

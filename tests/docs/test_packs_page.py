@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 
 from fedvlm.check.world import World
-from fedvlm.compat.files import load_trainer
+from fedvlm.federation.discovery import load_trainer
 from tests.docs.pages import DOCS
 from tests.jobs import REPOSITORY
 

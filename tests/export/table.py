@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from fedvlm.export.formats import onnx_file
-from fedvlm.export.matrix import Cell, matrix
+from fedvlm.export.matrix import MatrixCell, matrix
 from fedvlm.export.write import FORMATS
 from fedvlm.federation.cards import trainer_files
 from fedvlm.models.backbone import Backbone
@@ -59,7 +59,7 @@ def models(name: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     return methods | {f"FedAvg --peft {p}": ("fedavg", words(p)) for p in FEW}
 
 
-def cells(name: str, rows: Iterable[str] | None = None) -> Iterator[Cell]:
+def cells(name: str, rows: Iterable[str] | None = None) -> Iterator[MatrixCell]:
     """Yield the cells of a backbone's table, row by row."""
     formats = [f for f in FORMATS if f != "onnx" or not onnx_file.missing()]
     for row, (method, said) in models(name).items():
@@ -75,9 +75,9 @@ def titles() -> Mapping[str, str]:
     return {m.stem: m.title for m in methods()}
 
 
-def markdown(made: Iterable[Cell]) -> str:
+def markdown(made: Iterable[MatrixCell]) -> str:
     """Return a table; methods with the same reasons, or none, share a row with the worst number."""
-    rows: dict[str, dict[str, Cell]] = {}
+    rows: dict[str, dict[str, MatrixCell]] = {}
     for cell in made:
         rows.setdefault(cell.name, {})[cell.format] = cell
     notes: list[str] = []
@@ -102,7 +102,7 @@ def markdown(made: Iterable[Cell]) -> str:
     return "\n".join([*lines, "", *(f"{i}. {note}" for i, note in enumerate(notes, 1))])
 
 
-def _note(cell: Cell, notes: list[str], who: str) -> int:
+def _note(cell: MatrixCell, notes: list[str], who: str) -> int:
     """Return the number of a cell's reason, 0 where there is none; the method's name left out."""
     if cell.difference is not None:
         return 0

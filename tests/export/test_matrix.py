@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedvlm.export.formats import onnx_file
-from fedvlm.export.matrix import Cell, markdown, matrix
+from fedvlm.export.matrix import MatrixCell, markdown, matrix
 from fedvlm.export.recipe import TOLERANCE
 from fedvlm.federation.cards import trainer_files
 from tests.export.models import trained
@@ -16,7 +16,7 @@ def test_the_table_has_numbers_and_reasons() -> None:
     assert [c.format for c in cells] == ["safetensors", "peft"]
     assert cells[0].difference is not None and cells[0].difference <= TOLERANCE
     assert cells[1].difference is None and "there is no LoRA" in cells[1].reason
-    text = markdown([*cells, Cell("x", "peft", None, cells[1].reason)])
+    text = markdown([*cells, MatrixCell("x", "peft", None, cells[1].reason)])
     assert "| refused (1) |" in text and text.count("there is no LoRA") == 1
 
 

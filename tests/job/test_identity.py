@@ -28,7 +28,7 @@ from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.folder import RunFolder, RunPath
 from fedvlm.runs.identity import identity_digest, identity_plain
 from fedvlm.sweep.cells import Cell
-from fedvlm.sweep.state import BEGUN, state_of
+from fedvlm.sweep.state import BEGUN, cell_state
 from tests import jobs
 
 BEFORE = Path(__file__).resolve().parents[1] / "runs" / "before"
@@ -103,10 +103,10 @@ def test_a_sweep_goes_on_with_a_folder_of_before(tmp_path: Path) -> None:
     config = identity_plain(asked(before)["config"])
     cell = Cell(0, "Shapes", "PromptFL", 1, (), tmp_path, PLACE.relative(),
                 identity_digest(config), config, "")  # fmt: skip
-    assert state_of(cell, None).name == BEGUN
+    assert cell_state(cell, None).name == BEGUN
     other = config | {"OPTIM.LR": 0.5}
     with pytest.raises(ConfigError, match="OPTIM.LR: 0.005 -> 0.5; choose"):
-        state_of(replace(cell, config=other, digest=identity_digest(other)), None)
+        cell_state(replace(cell, config=other, digest=identity_digest(other)), None)
 
 
 @pytest.mark.parametrize("trainer", ["", *sorted(trainer_files())])

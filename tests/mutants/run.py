@@ -1,7 +1,7 @@
 """Mutants: every patch beside this file is one small bug, which the tests it names must notice.
 
-``make mutants`` tries all of them; ``python tests/mutants/run.py mean_is_a_sum`` tries one,
-``--part 1/3`` every third. A patch begins with ``What:`` (the bug, in a sentence) and
+``make mutants`` tries all of them, two at a time; ``python tests/mutants/run.py mean_is_a_sum``
+tries one, ``--part 1/3`` every third. A patch begins with ``What:`` (the bug, in a sentence) and
 ``Caught by:`` (pytest ids or files).
 """
 
@@ -42,10 +42,10 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What pytest said: exit code, first failing test, seconds, the end of its output."""
+    """What pytest said: exit code, failing tests, seconds, the end of its output."""
 
     code: int
-    failure: str
+    failures: tuple[str, ...]
     seconds: float
     output: str
 
@@ -96,10 +96,10 @@ def run_tests(tests: Sequence[str], root: Path, *more: str, limit: float = LIMIT
             command, cwd=root, env=env, capture_output=True, text=True, timeout=limit
         )
     except subprocess.TimeoutExpired:
-        return Outcome(-1, "", time.perf_counter() - began, f"no end after {limit:g} s")
-    first = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+        return Outcome(-1, (), time.perf_counter() - began, f"no end after {limit:g} s")
+    failures = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
     seconds, end = time.perf_counter() - began, (done.stdout + done.stderr)[-2000:]
-    return Outcome(done.returncode, first[1] if first else "", seconds, end)
+    return Outcome(done.returncode, tuple(failures), seconds, end)
 
 
 def verdict(mutant: Mutant, base: Path) -> tuple[bool, str]:
@@ -113,7 +113,8 @@ def verdict(mutant: Mutant, base: Path) -> tuple[bool, str]:
             return False, f"{mutant.name}: DOES NOT APPLY ({reason})"
         out = run_tests(mutant.tests, root, "-x")
     if out.code == FAILS:
-        return True, f"{mutant.name}: caught by {out.failure} in {out.seconds:.1f} s"
+        first = out.failures[0] if out.failures else ""
+        return True, f"{mutant.name}: caught by {first} in {out.seconds:.1f} s"
     if out.code == 0:
         return False, f"{mutant.name}: SURVIVED {' '.join(mutant.tests)} ({mutant.what})"
     return False, f"{mutant.name}: NO VERDICT, pytest ended with {out.code}\n{out.output}"
@@ -123,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Try mutants; 0 if every one is caught."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to try (default: all)")
-    parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default: 1)")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th, from the K-th on")
     args = parser.parse_args(argv)
     part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", args.part)
@@ -134,22 +135,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     if strange or not chosen:
         parser.error(f"no mutant is called {', '.join(sorted(strange)) or 'anything'}")
     chosen = chosen[int(part[1]) - 1 :: int(part[2])]
+    return try_all(chosen, max(1, args.jobs))
+
+
+def try_all(chosen: Sequence[Mutant], jobs: int) -> int:
+    """Try mutants, ``jobs`` at a time; 0 if every one is caught."""
+    began, good = time.perf_counter(), 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         base = Path(folder) / "main"
         copy_tree(base)
         tests = sorted({test for mutant in chosen for test in mutant.tests})
-        whole = run_tests(tests, base, limit=max(LIMIT, EACH * len(chosen)))
-        if whole.code:  # else a test that always fails would catch everything
-            print(f"the tests fail without any mutant, so nothing is tried:\n{whole.output}")
+        side = ("-n", str(jobs), "--dist", "loadfile") if jobs > 1 and len(tests) > 1 else ()
+        whole = run_tests(tests, base, *side, limit=max(LIMIT, EACH * len(chosen)))
+        if whole.code not in (0, FAILS):
+            print(f"the tests do not run without any mutant, so nothing is tried:\n{whole.output}")
             return 1
-        print(f"without a mutant all tests pass ({whole.seconds:.0f} s)", flush=True)
-        good = 0
-        with ThreadPoolExecutor(max(1, args.jobs)) as pool:
-            for caught, line in pool.map(lambda m: verdict(m, base), chosen):
+        tried = [mutant for mutant in chosen if not fails_without(mutant, whole.failures)]
+        for mutant in (mutant for mutant in chosen if mutant not in tried):
+            print(f"{mutant.name}: NO VERDICT, its tests fail without it", flush=True)
+        print(f"without a mutant {len(whole.failures)} tests fail ({whole.seconds:.0f} s)",
+              flush=True)
+        with ThreadPoolExecutor(jobs) as pool:
+            for caught, line in pool.map(lambda m: verdict(m, base), tried):
                 good += caught
                 print(line, flush=True)
-    print(f"{good} of {len(chosen)} mutants are caught")
+    minutes = (time.perf_counter() - began) / 60
+    print(f"{good} of {len(chosen)} mutants are caught ({minutes:.1f} min, {jobs} at a time)")
     return 0 if good == len(chosen) else 1
+
+
+def fails_without(mutant: Mutant, failures: Sequence[str]) -> bool:
+    """Whether a test of a mutant fails without it, so that it would catch anything."""
+    return any(failure == test or failure.startswith((f"{test}[", f"{test}::"))
+               for failure in failures for test in mutant.tests)
 
 
 if __name__ == "__main__":

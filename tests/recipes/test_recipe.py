@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.stats import cm, harmonic_mean
 from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.recipes.acceptance import number_verdict
 from fedvlm.recipes.counts import Counts, counts_of, stand_in
 from fedvlm.recipes.recipe import AVERAGE, MEAN_OF_H, Numbers, Recipe, read_recipe, recipe_names

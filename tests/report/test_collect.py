@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.collect import collect, finite, read_partition
+from fedvlm.report.collect import as_float, collect, read_partition
 from fedvlm.runs.finished import FinishedRun
 
 from .table_runs import write_run
@@ -50,8 +50,8 @@ def test_a_manifest_without_config(tmp_path: Path) -> None:
 
 
 def test_finite() -> None:
-    assert finite(3) == 3.0 and finite(0.5) == 0.5
-    assert [finite(x) for x in (None, "1", True, math.nan, math.inf, [1])] == [None] * 6
+    assert as_float(3) == 3.0 and as_float(0.5) == 0.5
+    assert [as_float(x) for x in (None, "1", True, math.nan, math.inf, [1])] == [None] * 6
 
 
 def test_a_partition_with_other_columns_is_a_sentence(tmp_path: Path) -> None:

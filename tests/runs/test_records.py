@@ -153,6 +153,18 @@ def test_rewriting_is_a_few_times_what_was_worked(
     assert alive <= 2 * 1000 + 8
 
 
+@pytest.mark.parametrize("disk", [False, True])
+def test_only_records_that_a_checkpoint_names_stay(tmp_path: Path, disk: bool) -> None:
+    run, written = Run(tmp_path, disk), set[str]()
+    for r in range(1, 7):
+        run.round(r, [r % 2, 2], checkpoint=r != 3)
+        written |= set(run.names())
+        if r != 3:
+            assert run.names() == sorted(name for name, _ in run.named)
+    assert len(written) > len(run.named) and any(run.folder.glob("*.safetensors"))
+    assert sorted(p.stem for p in run.folder.glob("*.safetensors")) == run.names()
+
+
 def test_full_participation_needs_one_record(tmp_path: Path) -> None:
     run = Run(tmp_path, disk=False)
     for r in range(1, 5):

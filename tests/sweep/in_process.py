@@ -9,7 +9,7 @@ from typing import Any
 
 from fedvlm.job.inputs import SharedInputs
 from fedvlm.sweep.processes import Processes, Worker
-from fedvlm.sweep.worker import Assignment, work
+from fedvlm.sweep.worker import WorkOrder, run_cell
 
 INPUTS: list[Any] = []  # those of the workers made so far
 
@@ -34,7 +34,7 @@ class InProcess:
             open(1, "w", closefd=False) as out, open(2, "w", closefd=False) as err,  # noqa: PTH123
             contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
         ):
-            self.other.send(work(Assignment(cell.words, cell.digest, log), self.inputs))
+            self.other.send(run_cell(WorkOrder(cell.words, cell.digest, log), self.inputs))
 
     outcome = Worker.outcome
 

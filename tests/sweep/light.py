@@ -14,7 +14,7 @@ from fedvlm.sweep.worker import Outcome
 
 
 def light(tasks: Any, threads: int, beat: Any) -> None:
-    """Serve as ``sweep.worker.serve`` does; a cell's first word says what happens to it."""
+    """Serve as ``sweep.worker.serve_cells`` does; a cell's first word says what happens to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(KeyboardInterrupt, EOFError):
         signals.listen()

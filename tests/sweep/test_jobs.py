@@ -21,7 +21,7 @@ from fedvlm.cli.verbs import verbs
 from fedvlm.core import files, signals
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.sweep.cells import Cell, cells_of
-from fedvlm.sweep.jobs import Jobs
+from fedvlm.sweep.jobs import QueuedJobs
 from fedvlm.sweep.queue import (
     PENDING,
     RUNNING,
@@ -126,7 +126,7 @@ def launch(plan: tuple[Any, list[Cell], Path], queue: Queue, *, retry: bool = Fa
            ) -> int:
     sweep = Sweep(plan[0], plan[1], 1)
     sweep.journal.prepare(sweep.plan.content())
-    return Jobs(sweep, as_queue(queue), Resources(), poll=0.0, **more).run(retry)
+    return QueuedJobs(sweep, as_queue(queue), Resources(), poll=0.0, **more).run(retry)
 
 
 def test_from_the_queue_to_results(
@@ -232,7 +232,7 @@ def test_a_failed_cell_is_tried_again_though_its_job_goes_on_with_another(
         journal.path.write_text(json.dumps(attempt) + "\n")
         queue = Queue(8)
         queue.here = {"7_0": RUNNING}
-        launched = Jobs(Sweep(plan[0], cells, 1), as_queue(queue), Resources())
+        launched = QueuedJobs(Sweep(plan[0], cells, 1), as_queue(queue), Resources())
         rest = launched.find(retry=True)
         assert len(rest) == waiting and [len(s.cells) for s in launched.live] == live
     assert rest == cells[:1]

@@ -18,7 +18,7 @@ from fedvlm.core import signals
 from fedvlm.sweep import worker as sweep_worker
 from fedvlm.sweep.processes import GAP, Processes, Worker
 from fedvlm.sweep.scheduler import Scheduler
-from fedvlm.sweep.worker import Assignment
+from fedvlm.sweep.worker import WorkOrder
 from tests import jobs
 from tests.sweep import light as light_worker
 
@@ -210,8 +210,8 @@ def test_a_worker_that_cannot_load_says_so_of_each_cell(
     monkeypatch.setattr(sweep_worker, "BEAT", 1e6)
     beat = SimpleNamespace(value=0)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    given: list[Any] = [Assignment((), "", tmp_path / "log")] * 2 + [None]
+    given: list[Any] = [WorkOrder((), "", tmp_path / "log")] * 2 + [None]
     sent: list[Any] = []
-    sweep_worker.serve(SimpleNamespace(recv=lambda: given.pop(0), send=sent.append), 1, beat)
+    sweep_worker.serve_cells(SimpleNamespace(recv=lambda: given.pop(0), send=sent.append), 1, beat)
     assert [outcome.code for outcome in sent] == [1, 1]
     assert "could not start: " in sent[0].sentence and "job.inputs" in sent[0].sentence

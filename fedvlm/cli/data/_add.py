@@ -1,4 +1,4 @@
-"""``fedvlm data add``: a folder of images becomes a dataset YAML; what was understood is said."""
+"""``fedvlm data add``: a folder of images becomes a dataset YAML; prints how it was read."""
 
 from __future__ import annotations
 

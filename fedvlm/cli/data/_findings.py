@@ -1,4 +1,4 @@
-"""How the doctor's findings are shown: a table that fits the terminal, a line a sentence, JSON.
+"""How the doctor's findings are shown: a table that fits the terminal, a line a message, JSON.
 
 Where the output is no terminal, all columns are there and no line is broken.
 """
@@ -16,7 +16,7 @@ from fedvlm.console.rows import number, one_line, table_lines
 from fedvlm.console.screen import progress, say, wants_live
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS
-from fedvlm.data.doctor_checks import (
+from fedvlm.data.doctor.checks import (
     ABSENT,
     BROKEN,
     BUILT_IN,
@@ -45,7 +45,7 @@ def show_table(rows: Sequence[Mapping[str, object]], stream: TextIO | None = Non
 
 
 def show_lines(lines: Sequence[str], stream: TextIO | None = None) -> None:
-    """Show sentences; on a terminal they are broken between words, with an indent."""
+    """Show lines; on a terminal they are broken between words, with an indent."""
     out = sys.stdout if stream is None else stream
     texts = [one_line(line) for line in lines]
     if wants_live(out):
@@ -59,7 +59,7 @@ def show_lines(lines: Sequence[str], stream: TextIO | None = None) -> None:
 
 
 def fit_columns(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
-    """Return the columns that fit ``width``; what can be read elsewhere goes first."""
+    """Return the columns that fit ``width``; what other lines show too goes first."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
 
     def needs() -> int:
@@ -123,7 +123,7 @@ def _finding(finding: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_checks(checks: Sequence[Checkup], root: str, sample: int | None) -> None:
-    """Show one line per set: those that are there, the others, then every sentence."""
+    """Show one line per set: those that are there, the others, then every finding."""
     seen = [c for c in checks if c.state not in (ABSENT, BUILT_IN)]
     others = [c for c in checks if c.state in (ABSENT, BUILT_IN)]
     show_table([_row(check) for check in seen])

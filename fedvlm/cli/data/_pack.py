@@ -106,7 +106,7 @@ def about_of(job: Job, images: WholeSet, hashes: list[str]) -> About:
 
 
 def _settings(job: Job) -> dict[str, Setting]:
-    """Return the keys that somebody set for the set: its YAML, or its folder."""
+    """Return the keys that were set for the set: its YAML, or its folder."""
     values = flat(job.cfg)
     said = {}
     for key in PACK_SETTINGS:
@@ -133,7 +133,7 @@ def _one_line(text: str) -> str:
 
 
 def show_pack(path: Path) -> None:
-    """Print what a pack says of itself, having hashed it.
+    """Print a pack's description, having hashed it.
 
     Raises:
         DataError: it is none, or damaged.

@@ -31,7 +31,7 @@ def show_stores(folder: Path, backbone: str = "") -> None:
 def clean_stores(
     folder: Path, older_than: float | None, backbone: str, every: bool, dry_run: bool
 ) -> int:
-    """Delete the stores that fit all conditions and that nobody has open; say which.
+    """Delete the stores that fit all conditions and are not open; print which.
 
     Args:
         older_than: days since the last use; None is no condition.

@@ -23,7 +23,7 @@ from fedvlm.console.screen import progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
-from fedvlm.data.catalog import CATALOG, DatasetInfo, dataset_info
+from fedvlm.data.catalog import CATALOG, DatasetInfo, catalog_names, dataset_info
 from fedvlm.data.datum import PARTS
 from fedvlm.data.get.download import fetch_piece
 from fedvlm.data.get.fetch import check_url
@@ -162,9 +162,9 @@ def _next(split: PreparedSplit, args: Namespace) -> list[str]:
 def _download(args: Namespace) -> int:
     info = dataset_info(args.dataset)
     if info is None:
-        names = [*CATALOG, *(a for row in CATALOG.values() for a in row.aliases)]
         raise ConfigError(f"data download: unknown set '{args.dataset}'"
-                          f"{did_you_mean(args.dataset, names)} (fedvlm data list names all)")
+                          f"{did_you_mean(args.dataset, catalog_names())} (fedvlm data list "
+                          "names all)")
     if info.builtin:
         raise ConfigError(f"{info.name} is built in: runs render it, there is nothing to download")
     if args.url_base:

@@ -1,12 +1,12 @@
 """Check the data sets under --root, or a feature pack: what is there, missing or broken.
 
 States: ready, prepared (a split of fedvlm data prepare), built in, broken, partly, absent, unknown
-(a folder that is no known set's; fedvlm data add makes it one). Some
-images of each set are decoded, with --full all of them (then the bytes of all are compared too);
-what was read is kept for the next time.
+(a folder that is no known set's; fedvlm data add makes it one). Some images of each set are
+decoded, with --full all of them (then the bytes of all are compared too); what was read is kept for
+the next time.
 
-exit code: 0 all is well (sets that nobody named may be absent, one set must be ready), 3 something
-is broken or partly there, or a named set is absent, 2 wrong usage.
+exit code: 0 all is well (sets that were not named may be absent, one set must be ready), 3 a set is
+broken or partly there, or a named set is absent, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedvlm.config.read import find_config
 from fedvlm.console.parser import Parser, whole
 from fedvlm.console.screen import progress, say
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
-from fedvlm.data.catalog import CATALOG, dataset_info
+from fedvlm.data.catalog import CATALOG, catalog_names, dataset_info
 from fedvlm.data.datasets import DATASET_REGISTRY
 from fedvlm.data.locate import find_root, pack_root
 from fedvlm.data.packs.place import about_pack, reading_settings
@@ -67,7 +67,11 @@ def main(args: Namespace) -> int:
         DataError: the root is not a folder.
     """
     from fedvlm.cli.data import _findings as findings  # start-up: PyTorch, 2 s
-    from fedvlm.data.doctor import examine, examine_own_packs, examine_unknown  # start-up: PyTorch
+    from fedvlm.data.doctor.examine import (  # start-up: PyTorch
+        examine,
+        examine_own_packs,
+        examine_unknown,
+    )
 
     sample = None if args.full else _SAMPLE if args.sample is None else args.sample
     pack = pack_root(args.root)
@@ -132,6 +136,6 @@ def _name(word: str, own: str = "") -> str:
     registered = {fold(name): name for name in DATASET_REGISTRY.registered_names()}
     if fold(word) in registered:
         return registered[fold(word)]
-    names = [*CATALOG, *(a for row in CATALOG.values() for a in row.aliases), *registered.values()]
+    names = [*catalog_names(), *registered.values()]
     raise ConfigError(f"doctor: unknown set '{word}'{did_you_mean(word, names)} (known: "
                       f"{', '.join(CATALOG)}; own data: --dataset-config-file FILE)")

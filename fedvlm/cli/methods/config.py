@@ -81,7 +81,7 @@ def _with_trainer(schema: Schema, word: str) -> Schema:
         return schema
     if all(fold(name) != fold(stem) for stem in trainer_files()):
         return schema
-    from fedvlm.compat.files import load_trainer  # start-up: PyTorch, 2 s
+    from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch, 2 s
 
     trainer = load_trainer(name)
     foreign = dict(getattr(trainer, "foreign", {}))

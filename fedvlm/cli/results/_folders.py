@@ -51,7 +51,7 @@ def no_runs(folders: Sequence[Path], collected: Collected) -> DataError:
                      "folder or OUTPUT_DIR")
 
 
-def unfinished(folder: Path) -> str:
+def describe_unfinished(folder: Path) -> str:
     """Return what a folder without ``results.json`` is, and the command for it; '' for none."""
     if (folder / "plan.yaml").is_file():
         return f", it is a sweep's journal: fedvlm table {folder.parent.parent} reads its runs"

@@ -57,12 +57,12 @@ def main(args: Namespace) -> int:
         raise no_runs(folders, collected)
     from fedvlm.report.figures import style  # start-up: 1 s of matplotlib
     from fedvlm.report.figures.catalog import write_figures  # start-up: 1 s of matplotlib
-    from fedvlm.report.figures.selection import Selection  # start-up: 1 s of matplotlib
+    from fedvlm.report.figures.selection import FigureRuns  # start-up: 1 s of matplotlib
 
     into = user_path(args.into) if args.into else folders[0] / "figures"
     width = style.COLUMN if args.column else args.width or style.PAGE
     papers = papers_of(collected.runs) if args.names == "paper" else {}
-    selection = Selection(collected.runs, args.metric, papers)
+    selection = FigureRuns(collected.runs, args.metric, papers)
     names, missing = write_figures(selection, into, width, args.font)
     if collected.unfinished:
         complain(f"{len(collected.unfinished)} unfinished runs are left out", prefix="note")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.cli.nearest import nearest_path
-from fedvlm.cli.results._folders import unfinished
+from fedvlm.cli.results._folders import describe_unfinished
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import DataError
@@ -37,15 +37,15 @@ def main(args: Namespace) -> int:
     """
     for word in args.folders:
         folder = user_path(word)
-        results = read(folder)
+        results = read_record(folder)
         if whole_results(results) is not None and refuse_damage(folder, results).seal != SEALED:
             complain(f"{word} has {BEFORE}", prefix="note")
-        numbers = flat({k: v for k, v in results.items() if k not in ("covers", "seal")})
+        numbers = flat_numbers({k: v for k, v in results.items() if k not in ("covers", "seal")})
         say(word, *(f"  {key} {value}" for key, value in numbers.items()))
     return 0
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read_record(folder: Path) -> dict[str, Any]:
     """Return a run's ``results.json``.
 
     Raises:
@@ -58,7 +58,7 @@ def read(folder: Path) -> dict[str, Any]:
         results = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         why = f"cannot be read ({error.strerror}); is the run finished?"
-        raise DataError(f"{path}: {why}{unfinished(folder)}") from None
+        raise DataError(f"{path}: {why}{describe_unfinished(folder)}") from None
     except ValueError:
         raise DataError(f"{path}: is not valid JSON; the run folder is damaged") from None
     if not isinstance(results, dict):
@@ -66,12 +66,12 @@ def read(folder: Path) -> dict[str, Any]:
     return results
 
 
-def flat(results: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_numbers(results: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return numbers and words by dotted name; lists (per client, per round) are left out."""
     numbers: dict[str, Any] = {}
     for key, value in results.items():
         if isinstance(value, dict):
-            numbers |= flat(value, f"{prefix}{key}.")
+            numbers |= flat_numbers(value, f"{prefix}{key}.")
         elif not isinstance(value, list):
             numbers[prefix + key] = value
     return numbers

@@ -23,10 +23,10 @@ from fedvlm.report.collect import Collected, collect
 from fedvlm.report.compare.text import PAIR_FORMATS
 from fedvlm.report.tables.facts import KINDS, METRIC, REFERENCES, Pair, RunFacts
 from fedvlm.report.tables.logs import logs_table
-from fedvlm.report.tables.metrics import COLUMNS, metrics_of
+from fedvlm.report.tables.metrics import COLUMNS, known_metrics
 from fedvlm.report.tables.papers import Paper, bibliography, paper_of
 from fedvlm.report.tables.render import FORMATS, notes_text
-from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.table import ReportTable, Spec, tables
 from fedvlm.report.tables.tex import Style, tex
 from fedvlm.runs.finished import FinishedRun
 
@@ -140,7 +140,7 @@ def _paired(args: Namespace) -> int:
 
 
 def _beside(
-    form: str, out: Path, drawn: Sequence[Table], papers: Mapping[str, Paper]
+    form: str, out: Path, drawn: Sequence[ReportTable], papers: Mapping[str, Paper]
 ) -> list[str]:
     """Write what LaTeX and CSV have no place for beside them; return what to say of it."""
     lines = []
@@ -162,13 +162,13 @@ def _papers(args: Namespace, runs: Sequence[FinishedRun]) -> dict[str, Paper]:
     return papers_of(runs)
 
 
-def _drawn(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:
+def _drawn(args: Namespace, command: str) -> tuple[list[ReportTable], dict[str, Paper]]:
     if args.hyperparameters:
         return _from_tuning(args, command)
     return _from_logs(args, command) if args.logs else _from_runs(args, command)
 
 
-def _from_tuning(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:
+def _from_tuning(args: Namespace, command: str) -> tuple[list[ReportTable], dict[str, Paper]]:
     strange = [args.spelling[d] for d in (*FOR_RUNS, "logs", "test_log")
                if d in args.spelling and d != "names"]
     if strange or args.folders:
@@ -186,7 +186,7 @@ def _from_tuning(args: Namespace, command: str) -> tuple[list[Table], dict[str, 
     return hyperparameters(path, command, papers), papers
 
 
-def _from_runs(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:
+def _from_runs(args: Namespace, command: str) -> tuple[list[ReportTable], dict[str, Paper]]:
     if not args.folders:
         raise ConfigError(f"table wants a folder with runs: {EXAMPLES[0]}")
     if args.test_log:
@@ -199,7 +199,7 @@ def _from_runs(args: Namespace, command: str) -> tuple[list[Table], dict[str, Pa
     return tables(collected, _spec(args, collected, papers), command), papers
 
 
-def _from_logs(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:
+def _from_logs(args: Namespace, command: str) -> tuple[list[ReportTable], dict[str, Paper]]:
     of_runs = [args.spelling[dest] for dest in FOR_RUNS if dest in args.spelling]
     if of_runs or args.folders:
         word = (of_runs or args.folders)[0]
@@ -241,7 +241,7 @@ def _columns(args: Namespace, beside: bool, collected: Collected) -> tuple[str, 
         return () if args.columns == [NONE] else tuple(args.columns)
     if not beside:
         return ()
-    known = metrics_of([RunFacts(run) for run in collected.runs])
+    known = known_metrics([RunFacts(run) for run in collected.runs])
     return tuple(word for word in USUAL if COLUMNS[word] in known)
 
 

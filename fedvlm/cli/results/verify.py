@@ -21,7 +21,7 @@ from fedvlm.runs.cells import names_of, runs_below
 from fedvlm.runs.identity import read_json, whole_results
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import sha256
-from fedvlm.runs.verify.check import DAMAGED, Verdict, inspect, one_digest_one_seed
+from fedvlm.runs.verify.check import DAMAGED, RunVerdict, inspect, one_digest_one_seed
 
 EXAMPLES = (
     "fedvlm verify output",
@@ -106,7 +106,7 @@ def _against(args: Namespace) -> int:
     return 0
 
 
-def _doubles(verdicts: list[Verdict]) -> dict[Path, str]:
+def _doubles(verdicts: list[RunVerdict]) -> dict[Path, str]:
     """Return the runs whose identity another seed claims, too."""
     records = [(v.path, whole_results(read_json(v.path / RESULTS))) for v in verdicts]
     return one_digest_one_seed(

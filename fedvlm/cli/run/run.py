@@ -45,10 +45,7 @@ def main(args: Namespace) -> int:
     complain(*plan.notes, prefix="note")
     from fedvlm.job.run import report_seeds, run_job  # start-up: PyTorch, 2 s
 
-    for job in plan.jobs:
-        code = int(run_job(job.cfg, job.origins, args))
-        if code:
-            return code
-    if len(plan.jobs) > 1:
-        return int(report_seeds(args))
+    done = [run_job(job, plan.request) for job in plan.jobs]
+    if len(done) > 1:
+        report_seeds([results for results, _ in filter(None, done)])
     return 0

@@ -18,7 +18,7 @@ from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
 from fedvlm.core.signals import saying
-from fedvlm.sweep.tune.tuned import read_tuned, with_tuned
+from fedvlm.sweep.tune.tuned import apply_tuned, read_tuned
 
 if TYPE_CHECKING:
     from fedvlm.sweep.run import Sweep
@@ -101,7 +101,7 @@ def main(args: Namespace) -> int:
     """
     plan = plan_of(args)
     if args.tuned:
-        plan, notes = with_tuned(plan, read_tuned(user_path(args.tuned)), args.tuned_anywhere)
+        plan, notes = apply_tuned(plan, read_tuned(user_path(args.tuned)), args.tuned_anywhere)
         complain(*notes, prefix="note")
     progress("loading PyTorch")
     from fedvlm.sweep.cells import cells_of  # start-up: PyTorch, 2 s
@@ -129,7 +129,7 @@ def _launch(args: Namespace, sweep: Sweep) -> int:
     Raises:
         ConfigError: no such system here, resources that it would not understand.
     """
-    from fedvlm.sweep.jobs import Jobs  # start-up: PyTorch
+    from fedvlm.sweep.jobs import QueuedJobs  # start-up: PyTorch
     from fedvlm.sweep.queue import open_queue, read_resources  # start-up: PyTorch
 
     resources = read_resources(
@@ -141,7 +141,7 @@ def _launch(args: Namespace, sweep: Sweep) -> int:
     sweep.journal.prepare(sweep.plan.content())
     held = alone(folder) if sweep.only is None else None
     try:
-        return Jobs(
+        return QueuedJobs(
             sweep, queue, resources, args.slurm_chunk, args.threads or 0, args.cell_timeout
         ).run(args.retry_failed)
     finally:

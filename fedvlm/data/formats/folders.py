@@ -16,7 +16,14 @@ from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.parts import PART_NAMES, complete
 from fedvlm.data.layouts import CopyInfo
-from fedvlm.data.locate import IMAGE_SUFFIXES, folder_contents, image_files, listing, subfolders
+from fedvlm.data.locate import (
+    IMAGE_SUFFIXES,
+    describe_content,
+    first_names,
+    folder_contents,
+    image_files,
+    subfolders,
+)
 
 READER = "folders"
 UNLABELLED = ("unlabeled", "unlabelled", "unsup", "unsupervised", "nolabel", "nolabels")
@@ -63,10 +70,8 @@ def class_folders(folder: Path, drop: Sequence[str] = ()) -> list[str]:
     """
     classes = [name for name in subfolders(folder) if name not in drop]
     if not classes:
-        content = ", ".join(listing(folder)[:8]) or "nothing"
-        raise DataError(
-            f"{folder} has no class folders (found: {content}); expected <class>/<image>"
-        )
+        raise DataError(f"{folder} has no class folders (found: {describe_content(folder)}); "
+                        "expected <class>/<image>")
     return classes
 
 
@@ -169,8 +174,8 @@ def _labelled(
         elif folders and not folders & trained:
             inner = path / sorted(folders)[0]
             raise DataError(
-                f"{inner} is no class of {parts['train']} ({_first(sorted(trained))}), nor is any "
-                f"other folder in {path}: unlabelled images are no class; leave them out with "
+                f"{inner} is no class of {parts['train']} ({first_names(sorted(trained))}), nor is "
+                f"any other folder in {path}: unlabelled images are no class; leave them out with "
                 f"DATASET.LEAVE_OUT {path.name}, or say their labels in a table (DATASET.FORMAT "
                 "csv)"
             )
@@ -230,11 +235,7 @@ def refuse_domains(folder: Path, classes: Sequence[str]) -> None:
     shared = sorted(set.intersection(*(folders for folders, _ in contents.values())))
     if len(shared) > 1:
         raise DataError(
-            f"all folders in {folder} ({_first(sorted(contents))}) hold the same folders "
-            f"({_first(shared)}), so they are domains and no classes: set DATASET.FORMAT domains; "
-            "if they are classes, list the images in a CSV table or a split file"
+            f"all folders in {folder} ({first_names(sorted(contents))}) hold the same folders "
+            f"({first_names(shared)}), so they are domains and no classes: set DATASET.FORMAT "
+            "domains; if they are classes, list the images in a CSV table or a split file"
         )
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

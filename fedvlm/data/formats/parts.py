@@ -1,4 +1,4 @@
-"""The parts of a set: how people call them, and what is done where there is no test part.
+"""The parts of a set: their usual names, and what is done where there is no test part.
 
 Where validation images are there but no test images, they become the test images: a set published
 as train and val has its val for that. Where there are training images only, a share of each class

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.layouts import CopyInfo
+from fedvlm.data.locate import first_names
 
 _BROKEN = {"PACS": "sketch/dog/n02103406_4068-1.png"}  # published, but it cannot be read
 _FIRST = 5  # classes that a note lists
@@ -153,8 +154,8 @@ def _gap_notes(
             there = {d.label for d in lists[part] if d.domain == number}
             gaps = [name for name, label in sorted(labels.items()) if label not in there]
             if gaps:
-                first = ", ".join(gaps[:_FIRST]) + (", ..." if len(gaps) > _FIRST else "")
-                notes.append(f"domain '{domain}' lacks {len(gaps)} class(es) in {part}: {first}")
+                notes.append(f"domain '{domain}' lacks {len(gaps)} class(es) in {part}: "
+                             f"{first_names(gaps, _FIRST)}")
     return notes
 
 

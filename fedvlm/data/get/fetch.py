@@ -31,7 +31,7 @@ _BROKEN = (OSError, http.client.HTTPException)  # urllib's errors are OSErrors
 
 @dataclasses.dataclass(frozen=True)
 class _Head:
-    """What an answer says of the whole file: size (-1 unknown) and version ("" unknown)."""
+    """The whole file by a server's answer: size (-1 unknown) and version ("" unknown)."""
 
     size: int
     version: str
@@ -153,7 +153,7 @@ def _resume_point(part: Path, note: Path, url: str) -> tuple[int, _Head]:
 
 
 def _head(answer: Any, url: str) -> tuple[_Head, int]:
-    """Return what an answer says of the whole file, and from which byte it gives it."""
+    """Return the whole file's size and version by an answer, and the byte that it starts at."""
     # A weak ETag may not be used to go on (RFC 9110, 13.1.5).
     tag = answer.headers.get("ETag", "")
     version = tag if tag and not tag.startswith("W/") else answer.headers.get("Last-Modified", "")

@@ -65,7 +65,7 @@ def unpack_archive(
 ) -> int:
     """Unpack an archive into a new folder and return the number of files.
 
-    The kind is told by content, not by name: zip, tar, and tar in gzip, bzip2 or xz.
+    The kind is read from the content, not the name: zip, tar, and tar in gzip, bzip2 or xz.
 
     Args:
         target: must not exist; its parent is made.
@@ -89,7 +89,7 @@ def unpack_archive(
             _unpack_tar(archive, writer, step)
         if not writer.files:
             raise DataError(f"{archive}: there is no file in it")
-        temporary.chmod(0o755)  # mkdtemp's own is for its owner alone
+        temporary.chmod(0o755)  # mkdtemp's own mode is 0o700
         os.rename(temporary, target)
         temporary = None
     except _BROKEN as error:
@@ -239,7 +239,7 @@ class _Meter:
 
 @contextlib.contextmanager
 def _plain_stream(archive: Path, writer: _Writer) -> Iterator[_Meter]:
-    """Open the archive and undo its compression, told by its first bytes."""
+    """Open the archive and undo its compression, named by its first bytes."""
     with open(archive, "rb") as raw:
         head = raw.read(6)
         raw.seek(0)

@@ -23,12 +23,12 @@ from fedvlm.data.datasets import MEMORY_FORMAT, refuse_untestable
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE, complete
 from fedvlm.data.layouts import CopyInfo
+from fedvlm.data.locate import first_names
 from fedvlm.data.memory.samples import Columns, SamplePicture, Samples, is_sample, is_table
 from fedvlm.data.own.add import default_sharing
 
 PARTITION, CLIENTS, HELD_OUT = "FED.PARTITION", "FED.CLIENTS", "FED.HELD_OUT_DOMAIN"
 USUAL_NAME = MEMORY_FORMAT
-_SHOWN = 3
 Parts = dict[str, Samples]
 
 
@@ -45,7 +45,7 @@ class MemorySet:
 
     Attributes:
         keys: config keys that say what the set is and how clients share it.
-        sentence, decided: what was understood, for the screen.
+        sentence, decided: how the data are read, for the screen.
 
     Raises:
         ConfigError: class names or columns that are missing or do not fit, or keys in ``given``
@@ -72,21 +72,21 @@ class MemorySet:
 
     @property
     def sentence(self) -> str:
-        """What was understood, in one sentence."""
+        """How the data are read, in one line."""
         sizes = {p: sum(len(m[p]) for m in self._members.values() if p in m) for p in PARTS}
         whose = "one dataset" if self._pooled else (
-            f"{len(self._members)} clients ({_first(list(self._members))})"
+            f"{len(self._members)} clients ({first_names(list(self._members))})"
         )
         return (f"{self.name}: data in memory: {whose}, {len(self.classnames)} classes "
-                f"({_first(self.classnames)}), {'/'.join(f'{n:,}' for n in sizes.values())} images "
-                f"in {'/'.join(PARTS)}")
+                f"({first_names(self.classnames)}), {'/'.join(f'{n:,}' for n in sizes.values())} "
+                f"images in {'/'.join(PARTS)}")
 
     def read(self, cfg: CfgNode, progress: Progress | None = None) -> DatasetBase:
         """Read all labels and return the set's lists; images follow when they are wanted.
 
         Args:
             cfg: DATASET.TEST_SHARE and DATA_SEED.
-            progress: told how many rows are read.
+            progress: reports how many rows are read.
 
         Raises:
             DataError: a label that is none or out of range, an image that is none (client and
@@ -162,14 +162,14 @@ class MemorySet:
         for where, other in others:
             if other != names:
                 raise ConfigError(
-                    f"{first} and {where} do not name the same classes ({_first(names or ())}; "
-                    f"{_first(other or ())}): bring their labels into one order and give "
-                    "classnames=[...]"
+                    f"{first} and {where} do not name the same classes "
+                    f"({first_names(names or ())}; {first_names(other or ())}): bring their "
+                    "labels into one order and give classnames=[...]"
                 )
         return self._classes(names)
 
     def _sharing(self, given: Mapping[str, Value]) -> tuple[dict[str, Value], list[str]]:
-        """Return the config keys of the set, and what they decide, in sentences."""
+        """Return the config keys of the set, and notes on what they decide."""
         keys: dict[str, Value] = {
             "DATASET.NAME": self.name, "DATASET.FORMAT": MEMORY_FORMAT, "DATASET.NUM_SHOTS": -1,
         }
@@ -197,7 +197,7 @@ class MemorySet:
 
 
 class _Count:
-    """Tells a progress how many rows are read."""
+    """Reports how many rows are read."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.total, self.done = progress, total, 0
@@ -272,7 +272,3 @@ def _columns(columns: Sequence[Any] | None) -> Columns | None:
     if isinstance(columns, str) or len(columns) != 2:
         raise ConfigError("columns names two: columns=('image', 'label')")
     return columns[0], columns[1]
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

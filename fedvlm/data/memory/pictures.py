@@ -1,4 +1,4 @@
-"""Images as people have them in memory (Pillow, arrays, tensors), to 8-bit RGB."""
+"""Images in memory (Pillow, arrays, tensors), to 8-bit RGB."""
 
 from __future__ import annotations
 

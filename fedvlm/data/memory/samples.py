@@ -114,7 +114,7 @@ class Samples:
         try:
             with self._lock:
                 row = self.dataset[i]
-        except Exception as error:  # a dataset is somebody's own code
+        except Exception as error:  # a dataset is the user's own code
             raise DataError(f"{self._at(i)}: the dataset failed: {failure_text(error)}") from error
         columns = self._columns
         if isinstance(row, Mapping) and columns is None:
@@ -260,7 +260,7 @@ def _label_names(table: Any, columns: Columns | None) -> Any:
 
 
 def _has_transform(dataset: Any) -> bool:
-    """Tell whether rows of a table go through somebody's function, which wants whole rows."""
+    """Tell whether rows of a table go through a function of the user's, which wants whole rows."""
     form = getattr(dataset, "format", None)
     return isinstance(form, Mapping) and form.get("type") == "custom"
 

@@ -1,4 +1,4 @@
-"""From a folder to a data set: understood, read once; its config keys and its YAML."""
+"""From a folder to a data set: its shape inferred, read once; its config keys and its YAML."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fedvlm.config.option import Value
 from fedvlm.core.errors import DataError
 from fedvlm.data.datasets import DEFAULT_TEMPLATE, load_for_training
 from fedvlm.data.datum import PARTS, DatasetBase
+from fedvlm.data.locate import first_names
 from fedvlm.data.own.place import Keys
 from fedvlm.data.own.shape import look
 
@@ -27,13 +28,13 @@ USUAL_CLIENTS, SMALLEST = 10, 4  # of default_schema; fewer classes are not deal
 
 @dataclass(frozen=True)
 class OwnSet:
-    """A folder, understood and read.
+    """A folder whose shape was inferred, and its lists.
 
     Attributes:
         what: its shape, in a few words.
-        keys: the config keys that read it, and how clients share it if nobody says otherwise.
+        keys: the config keys that read it, and how clients share it by default.
         data: its lists, checked.
-        decided: what was decided, in sentences.
+        decided: what was decided, one line each.
         notes: that, and what the reader says, which a run says itself.
     """
 
@@ -47,12 +48,12 @@ class OwnSet:
 
     @property
     def sentence(self) -> str:
-        """What was understood, in one sentence."""
+        """How the folder was read, in one line."""
         data = self.data
         sizes = "/".join(f"{len(data.parts[part]):,}" for part in PARTS)
-        domains = f"{len(data.domain_names)} domains ({_first(data.domain_names)}), "
+        domains = f"{len(data.domain_names)} domains ({first_names(data.domain_names)}), "
         return (f"{self.keys[NAME_KEY]}: {self.what}: {domains if data.domain_names else ''}"
-                f"{data.num_classes} classes ({_first(data.classnames)}), {sizes} images in "
+                f"{data.num_classes} classes ({first_names(data.classnames)}), {sizes} images in "
                 f"{'/'.join(PARTS)}")
 
 
@@ -60,7 +61,7 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     """Look at a folder and read its lists; no image is opened.
 
     Args:
-        given: what the user says of it, which goes before what was understood: config keys.
+        given: config keys that the user sets; they override what was inferred.
 
     Raises:
         DataError: it cannot be read as a data set; says how to mend it.
@@ -94,7 +95,7 @@ def default_sharing(
     """Return how clients share a set by default, where ten clients of disjoint classes cannot.
 
     Returns:
-        Config keys, and sentences on them.
+        Config keys, and notes on them.
 
     Raises:
         DataError: there is one class only.
@@ -119,7 +120,7 @@ def default_sharing(
 
 
 def yaml_text(own: OwnSet) -> str:
-    """Return the set's YAML: what was understood in comments, then the keys."""
+    """Return the set's YAML: how it was read as comments, then the keys."""
     lines = [f"# {line}" for line in (own.sentence, *own.notes)]
     lines.append("# Written by fedvlm data add; change what you like. --root moves ROOT.")
     for node in ("DATASET", "FED"):
@@ -134,7 +135,3 @@ def _yaml(key: str, value: Value) -> str:
     if f"DATASET.{key}" == LEAVE_OUT_KEY:
         return json.dumps(list(_words(value)), ensure_ascii=False)
     return json.dumps(value, ensure_ascii=False)  # JSON is YAML
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -37,7 +37,7 @@ def site_of(
     folders: Mapping[int, Path], classnames: Sequence[str], *, name: str = "",
     templates: Sequence[str] = (), public: Path | None = None,
 ) -> tuple[SiteFile, Path, list[str]]:
-    """Return a party's site file, the folder that its paths are below, and what was understood.
+    """Return a party's site file, the folder above its paths, and how the folders were read.
 
     Args:
         folders: the images of each client: any shape that ``fedvlm data add`` understands.

@@ -1,4 +1,4 @@
-"""A folder on the way to a set's images, and what was understood of it."""
+"""A folder on the way to a set's images, and how it is read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Keys = dict[str, str | float | int]
 
 @dataclass(frozen=True)
 class FolderShape:
-    """What was understood of a folder.
+    """How a folder of images is read.
 
     Attributes:
         what: in a few words: ``class folders``, ``a domain tree``.
         keys: config keys that read it.
-        notes: sentences on what was decided.
+        notes: what was decided, one line each.
         known: name of the set of the catalog that it is; empty for an own set.
     """
 

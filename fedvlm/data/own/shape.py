@@ -1,8 +1,8 @@
 """What a folder of images is: class folders, parts, domains, a table, Tiny-ImageNet, a known set.
 
-``look`` reads names only, opens no image and writes nothing. What it understood is a ``Shape``: the
-config keys that read the folder, the same that a YAML of one's own would have, and sentences on
-what was decided. What could be read in two ways is refused, with what would settle it.
+``look`` reads names only, opens no image and writes nothing. Its result is a ``FolderShape``: the
+config keys that read the folder, the same that a YAML of one's own would have, and notes on what
+was decided. What could be read in two ways is refused, with what would settle it.
 """
 
 from __future__ import annotations

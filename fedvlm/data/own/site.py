@@ -135,7 +135,7 @@ class ServerSet:
 
     Attributes:
         keys: config keys that it says.
-        sentence: what it is, in one sentence.
+        sentence: a one-line summary.
     """
 
     keys: dict[str, Any]
@@ -145,7 +145,7 @@ class ServerSet:
 
 
 def server_set(path: Path, images: str) -> ServerSet:
-    """Return what a coordinator's site file says of the run.
+    """Return the config keys in a coordinator's site file.
 
     Args:
         images: folder of the images that it lists; empty: the file's own.
@@ -179,7 +179,7 @@ def read_site(path: Path) -> SiteFile:
     """Return what a site file says.
 
     Raises:
-        DataError: unreadable, of another format, changed, or malformed; one sentence.
+        DataError: unreadable, of another format, changed, or malformed.
     """
     if not path.is_file():
         raise DataError(f"there is no site file '{path}'")

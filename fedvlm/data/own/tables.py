@@ -11,7 +11,7 @@ from fedvlm.data.formats.class_names import has_names
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
 from fedvlm.data.formats.table import METADATA, glance, part_of_table
 from fedvlm.data.formats.table_files import TABLES
-from fedvlm.data.locate import IMAGE_SUFFIXES, listing
+from fedvlm.data.locate import IMAGE_SUFFIXES, describe_content, listing
 from fedvlm.data.own.place import FolderShape, ImageFolder, Keys
 
 _IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpg", "data", "train")
@@ -59,7 +59,7 @@ def in_parquet(place: ImageFolder) -> FolderShape:
     paths = sorted(path for pattern in ("*.parquet", "*/*.parquet")
                    for path in place.here.glob(pattern) if not path.name.startswith("."))
     if not paths:
-        content = ", ".join(listing(place.here)[:8]) or "nothing"
+        content = describe_content(place.here)
         raise DataError(f"{place.here} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no table "
                         f"of images (found: {content})")
     return in_tables(place, paths)

@@ -183,7 +183,7 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _metadata(path: Path, texts: Any) -> tuple[dict[str, Any], str]:
-    """Return what the pack says of itself, and the digest that it states."""
+    """Return the pack's description and the digest that it states."""
     texts = texts if isinstance(texts, dict) else {}
     about, digest = texts.get(PACK_MARK), texts.get(_DIGEST)
     if not isinstance(about, str) or not isinstance(digest, str):

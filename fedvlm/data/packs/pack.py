@@ -44,11 +44,11 @@ Setting = str | float | int | list[str]
 
 @dataclass(frozen=True)
 class About:
-    """What a pack says of itself.
+    """The description in a pack's header.
 
     Attributes:
         name: of the set.
-        settings: those of ``PACK_SETTINGS`` that somebody set, for a run that names the pack alone.
+        settings: those of ``PACK_SETTINGS`` that were set, for a run that names the pack alone.
         classnames: by label; ``domains``: by number, empty for a set without.
         sizes: images in train, val and test, those that do not decode included.
         unreadable: how many of them do not decode, by part.
@@ -142,7 +142,7 @@ class Pack:
 
     Attributes:
         path: of the file.
-        about: what it says of itself, checked.
+        about: its description, checked.
         digest: sha256 of the file.
     """
 

@@ -20,7 +20,7 @@ _LENIENT = ("FORMAT",)  # the same lists lie in several: a config need not say w
 
 
 def about_pack(path: Path) -> About:
-    """Return what a pack says of itself, without reading its features.
+    """Return a pack's description, without reading its features.
 
     Raises:
         DataError: it is none.

@@ -1,7 +1,7 @@
 """Class skew: each client holds some classes only ("pathological").
 
 ``disjoint``: no class at two clients, unless ``repeat_rate`` shares some of them with all.
-``n_classes``: every client holds exactly n classes, every class is somebody's.
+``n_classes``: every client holds exactly n classes, every class has a client.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _class_shares(pool: ImagePool, spec: PartitionSpec) -> dict[str, list[IntArr
 
 
 def check_n_classes(spec: PartitionSpec, num_classes: int) -> None:
-    """Refuse numbers that leave a class to nobody or ask for more classes than there are.
+    """Refuse numbers that leave a class without a client or ask for more classes than there are.
 
     Raises:
         ConfigError: names the choices that fit.

@@ -20,7 +20,7 @@ def count_rows(data: FederatedData) -> list[dict[str, Any]]:
 
     A row holds ``client`` (from 0), ``domain`` (the images' own, empty in a set without domains),
     ``part`` (train, val or test), ``class`` (its name) and ``images`` (how many, at least 1).
-    Domains and classes come in the set's order, so a class nobody holds has no row.
+    Domains and classes come in the set's order, so a class without a client has no row.
     """
     rows: list[dict[str, Any]] = []
     for number, client in enumerate(data.clients):
@@ -37,18 +37,18 @@ def count_rows(data: FederatedData) -> list[dict[str, Any]]:
 def known_rows(
     sizes: Mapping[str, Sequence[int]], classes: Sequence[Sequence[int]], names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the rows of clients whose images are elsewhere, of what was told of them.
+    """Return the rows of clients at other sites, from the counts that the sites sent.
 
     A class is empty where only the number of all images of a part is known.
 
     Args:
         sizes: by part, images of each client.
-        classes: training images of each client by class, ``[N, C]``; all 0 where that is not told.
+        classes: training images of each client by class, ``[N, C]``; all 0 where it is not known.
         names: of the classes.
     """
     rows = []
-    for number, told in enumerate(classes):
-        by_class = [(name, int(n)) for name, n in zip(names, told, strict=False) if n]
+    for number, counts in enumerate(classes):
+        by_class = [(name, int(n)) for name, n in zip(names, counts, strict=False) if n]
         for part in PARTS:
             whole = [("", int(sizes[part][number]))]
             for name, images in (by_class or whole) if part == "train" else whole:

@@ -1,4 +1,4 @@
-"""Even shares: images dealt to all clients alike (iid), or each domain to its own clients."""
+"""Even shares: images dealt evenly to all clients (iid), or each domain to its own clients."""
 
 from __future__ import annotations
 

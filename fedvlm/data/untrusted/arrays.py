@@ -1,6 +1,6 @@
 """Arrays from files of others: ``npy``, ``npz`` and pickles of arrays, without trust.
 
-FedBN's lists are called ``.pkl`` and were read by ``numpy.load``, which takes all three alike. So
+FedBN's lists are called ``.pkl`` and were read by ``numpy.load``, which takes all three. So
 does this reader, by the first bytes.
 """
 

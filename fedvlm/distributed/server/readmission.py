@@ -18,10 +18,10 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.distributed.schema import each, flag, hexes, record, whole
 from fedvlm.distributed.server.remote import RemoteEngine
+from fedvlm.federation.reliability.unreliable import VOID
 from fedvlm.federation.rounds import FedState
 
 NAME = "readmit.json"
-VOID = "void"  # of a wish that changed nothing
 _WISHES = each(record({"id": hexes, "client": whole(), "anew": flag}))
 Wish = Mapping[str, Any]  # ``id``, ``client``, ``anew``
 

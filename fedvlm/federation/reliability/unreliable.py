@@ -22,6 +22,7 @@ from fedvlm.core.errors import ConfigError
 
 KEY = "FED.UNRELIABLE"
 NO_ANSWER, LATE, AWAY, REFUSED = "no answer", "late", "away", "refused"
+VOID = "void"  # of a readmission that changed nothing
 DROP, PARTIAL = "drop", "partial"  # what becomes of who is late
 ROUND, CLIENT = "round", "client"  # what stragglers are drawn for
 WORK, STEPS = "work", "steps"  # units of the deadline

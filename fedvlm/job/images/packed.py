@@ -8,6 +8,7 @@ would hold. Everything else is refused before the first round, with what is lack
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.datum import Datum, IntArray
 from fedvlm.data.images import ImageLoader
-from fedvlm.data.packs.pack import Pack
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.encode import batch_size
 from fedvlm.models.vlmodel import VLModel
+
+if TYPE_CHECKING:
+    from fedvlm.data.packs.pack import Pack
 
 DIGITS = 12  # of a digest in a message
 FEATURES = "features"

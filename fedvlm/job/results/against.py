@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedvlm.evaluation.references import BOUND
 from fedvlm.runs.verify.beside import References, better
 
+_BOUND = "bound"  # kind of a reference that nobody has to reach (``evaluation.references``)
 WORDS = {
     "chance": "chance",
     "majority": "each client's commonest class",
@@ -70,7 +70,7 @@ def sentences(method: str, results: Mapping[str, Any]) -> list[str]:
 
 def table_rows(found: References) -> dict[str, dict[str, Any]]:
     """Return the rows of the final table, by label: bounds last."""
-    ranked = sorted(found, key=lambda name: found[name]["kind"] == BOUND)
+    ranked = sorted(found, key=lambda name: found[name]["kind"] == _BOUND)
     return {
         ROWS[name]: {k: v for k, v in found[name].items() if k.startswith("personal")}
         for name in ranked if name in ROWS

@@ -16,18 +16,17 @@ from fedvlm.console.rows import table_lines
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.core.trees import numel
 from fedvlm.data.targets import DATASET
-from fedvlm.distributed.server.readmission import VOID
 from fedvlm.evaluation.scores import CONFUSION, TARGET
 from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.reliability.unreliable import counted
+from fedvlm.federation.reliability.unreliable import VOID, counted
 from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting, trained_words
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import private
 from fedvlm.runs.metrics import sentence, spent, totals
-from fedvlm.runs.verify.beside import References, gain, hurt, kind_of
+from fedvlm.runs.verify.beside import References, gain, hurt, reference_kind
 
 METRICS = (
     "personal", "personal_std", "personal_worst", "personal_worst_decile", "personal_micro",
@@ -142,7 +141,7 @@ def _beside(
     method, personal = built.federation.trainer.name, last["personal"]
     return {
         "references": dict(references),
-        "below": against.below(method, personal, references, kind_of(spent)),
+        "below": against.below(method, personal, references, reference_kind(spent)),
         "gain": gain(personal, references),
         "hurt": hurt(last["clients"], references),
     }

@@ -17,7 +17,6 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, declare
@@ -34,6 +33,7 @@ from fedvlm.distributed.sockets.serving import serve
 from fedvlm.distributed.sockets.stream import listen
 from fedvlm.distributed.terms import Refused
 from fedvlm.distributed.wire import Frame, pack, unpack
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.party import config_plain, open_site
 from fedvlm.runs import lock

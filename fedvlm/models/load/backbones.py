@@ -1,4 +1,8 @@
-"""One way in for every backbone: ``load_backbone`` knows which reader takes a name."""
+"""One way in for every backbone: the loader that ``MODEL.LOADER`` names is imported, no other.
+
+A module of this folder that sets ``LOADERS`` has a function ``load`` for those names; one that sets
+``BACKBONES`` brings backbones of these names itself.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,19 @@ from typing import Any
 
 import torch
 
-from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.plugins import Plugins
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.load.hf_clip import load_hf
-from fedvlm.models.load.names import TINY
-from fedvlm.models.load.openclip import load
-from fedvlm.models.load.tiny import load_tiny
-from fedvlm.models.load.vit import load_vit
 
-LOADERS = ("open_clip", "transformers", "timm", "transformers-vit")
+USUAL = "open_clip"
+LIBRARIES = Plugins("fedvlm.models.load", "LOADERS", "loader", (USUAL, "transformers"))
+EMBEDDED = Plugins("fedvlm.models.load", "BACKBONES", "backbone")
 
 
 def load_backbone(
     name: str,
     weights: str = "",
     *,
-    loader: str = "open_clip",
+    loader: str = USUAL,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     allow_random: bool = False,
@@ -47,15 +48,10 @@ def load_backbone(
         ConfigError: unknown name, tag or loader; weights that do not fit the build.
         DataError: weights that cannot be read or downloaded.
     """
-    place: dict[str, Any] = {"dtype": dtype, "device": device, "plain": plain}
-    if loader == "open_clip" and name == TINY:
-        return load_tiny(weights, **place)
-    if loader == "open_clip":
-        return load(name, weights, random=allow_random, seed=seed, **place)
-    if loader == "transformers":
-        return load_hf(name, weights, **place)
-    if loader in LOADERS:
-        return load_vit(name, weights, loader=loader, random=allow_random, seed=seed, **place)
-    raise ConfigError(
-        f"unknown loader '{loader}'{did_you_mean(loader, LOADERS)} (known: {', '.join(LOADERS)})"
+    embedded = loader == USUAL and name in EMBEDDED.names()
+    module: Any = EMBEDDED.load(name) if embedded else LIBRARIES.load(loader)
+    backbone: Backbone = module.load(
+        name, weights, loader=loader, random=allow_random, seed=seed, dtype=dtype, device=device,
+        plain=plain,
     )
+    return backbone

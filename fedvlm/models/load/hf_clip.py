@@ -21,6 +21,7 @@ from fedvlm.models.load.names import COOP_NAMES
 from fedvlm.models.load.openclip import build_model, finish
 from fedvlm.models.load.weights import quiet_hub, quiet_transformers, refuse_odd
 
+LOADERS = "transformers"
 HUB_NAMES = {
     "ViT-B/32": "openai/clip-vit-base-patch32",
     "ViT-B/16": "openai/clip-vit-base-patch16",
@@ -62,8 +63,13 @@ _TOWERS = {
 }
 
 
-def load_hf(name: str, weights: str = "", **place: Any) -> Backbone:
+def load(
+    name: str, weights: str = "", *, loader: str = "", random: bool = False, seed: int = 0,
+    **place: Any,
+) -> Backbone:
     """Load a CLIP from transformers; see ``backbones.load_backbone`` for arguments and errors.
+
+    It has weights always: ``random`` and ``seed`` change nothing.
 
     Args:
         name: CoOp's ViT name, a hub name (``openai/clip-vit-base-patch16``) or a folder.

@@ -21,6 +21,7 @@ from fedvlm.models.load import names
 from fedvlm.models.load.torchscript import is_torchscript
 from fedvlm.models.load.weights import download, load_file, quiet_hub
 
+LOADERS = "open_clip"
 DEFAULT_TAG = "openai"
 _CONFIG_FILE = "open_clip_config.json"
 
@@ -29,6 +30,7 @@ def load(
     name: str,
     weights: str = "",
     *,
+    loader: str = "",
     random: bool = False,
     seed: int = 0,
     **place: Any,

@@ -27,6 +27,7 @@ from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.names import TINY
 from fedvlm.models.towers.clip import Clip
 
+BACKBONES = "tiny"
 TINY_DIR: Path = Path(__file__).resolve().parents[1] / "tiny"
 TINY_WEIGHTS = "open_clip_model.safetensors"
 _CONFIG_FILE = "open_clip_config.json"
@@ -41,8 +42,11 @@ _FIRST_BYTE = ord("!")  # CLIP numbers the bytes from here on
 _PIECES = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d|[a-z]+|[0-9]|[^\sa-z0-9]+")
 
 
-def load_tiny(weights: str = "", **place: Any) -> Backbone:
-    """Load the embedded backbone.
+def load(
+    name: str = TINY, weights: str = "", *, loader: str = "", random: bool = False, seed: int = 0,
+    **place: Any,
+) -> Backbone:
+    """Load the embedded backbone, whatever ``loader``, ``random`` and ``seed`` are.
 
     Args:
         weights: must be empty.

@@ -65,7 +65,7 @@ class ViTBackbone(Backbone):
         self.logit_scale, self.logit_bias = COSINE_SCALE, None
 
 
-def load_vit(
+def load(
     name: str, weights: str = "", *, loader: str, random: bool = False, seed: int = 0,
     **place: Any,
 ) -> Backbone:

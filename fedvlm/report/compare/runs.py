@@ -14,8 +14,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.report.compare.text import Comparison, Topic, interval, p_value, plain, signed
-from fedvlm.report.statistics.paired import FEWEST, METHODS, McNemar, Paired, mcnemar, paired
+from fedvlm.report.compare.text import (
+    Comparison,
+    Topic,
+    interval,
+    p_value,
+    plain_number,
+    signed_number,
+)
+from fedvlm.report.statistics.paired import (
+    FEWEST,
+    METHODS,
+    McNemar,
+    Paired,
+    mcnemar,
+    pair_statistics,
+)
 from fedvlm.report.tables.metrics import DEFINED, metric
 from fedvlm.runs.verify.parting import (
     Difference,
@@ -89,7 +103,7 @@ def compare_seeds(a: Sequence[Side], b: Sequence[Side]) -> Comparison:
     numbers = [_headline(*pair, heads) if (heads := _heads_of(*pair)) else {} for pair in pairs]
     names = [n for n in numbers[0] if all(n in each for each in numbers)]
     values = {n: [each[n] for each in numbers] for n in names}
-    spreads = {n: s for n, v in values.items() if (s := paired(*zip(*v, strict=True)))}
+    spreads = {n: s for n, v in values.items() if (s := pair_statistics(*zip(*v, strict=True)))}
     notes = [f"only {x} has {_seeds(only)}: left out"
              for x, only in (("A", set(left) - set(right)), ("B", set(right) - set(left))) if only]
     other = [x.seeds for x, y in pairs if not _pairing(x, y)[0]]
@@ -106,15 +120,16 @@ def compare_seeds(a: Sequence[Side], b: Sequence[Side]) -> Comparison:
     for (x, _), each in zip(pairs, numbers, strict=True):
         first, second = each.get("personal", (None, None))
         gain = None if first is None or second is None else second - first
-        rows.append({"seed": str(x.seeds[0]), "data seed": str(x.seeds[1]), "A": plain(first),
-                     "B": plain(second), "B - A": signed(gain)})
+        rows.append({"seed": str(x.seeds[0]), "data seed": str(x.seeds[1]),
+                     "A": plain_number(first), "B": plain_number(second),
+                     "B - A": signed_number(gain)})
     topics = [
         Topic("Runs", [*runs, *notes]), Topic(SETTINGS, settings_lines(differing)),
         Topic("Seeds, personal accuracy in %", [], rows,
               _spread_lines(spreads["personal"], "seed") if "personal" in spreads else []),
         Topic("Numbers over seeds, in %", [], [
-            {"metric": n, "A": plain(s.a), "B": plain(s.b), "B - A": signed(s.difference),
-             "95 % t": interval(s.t),
+            {"metric": n, "A": plain_number(s.a), "B": plain_number(s.b),
+             "B - A": signed_number(s.difference), "95 % t": interval(s.t),
              **({"bootstrap": interval(s.bootstrap)} if s.bootstrap else {}),
              "B above/equal/below": f"{s.wins}/{s.ties}/{s.losses}", "p": p_value(s.wilcoxon)}
             for n, s in spreads.items()
@@ -182,7 +197,7 @@ def _spread_lines(pairs: Paired, what: str) -> list[str]:
         what: is paired: ``client``, ``seed``.
     """
     lines = [
-        f"mean difference {signed(pairs.difference)} over {pairs.n} {what}"
+        f"mean difference {signed_number(pairs.difference)} over {pairs.n} {what}"
         f"{'s' if pairs.n > 1 else ''}; B is better for {pairs.wins}, equal for {pairs.ties}, "
         f"worse for {pairs.losses}"
     ]
@@ -255,7 +270,7 @@ def _numbers(heads: Heads | None, numbers: Pairs) -> Topic:
         f"A after round {heads.a}, B after round {heads.b}"
     line = f"{where}, in %{f' ({heads.note})' if heads.note else ''}"
     return Topic("Numbers", [line], [
-        {"metric": n, "A": plain(x), "B": plain(y), "B - A": signed(y - x)}
+        {"metric": n, "A": plain_number(x), "B": plain_number(y), "B - A": signed_number(y - x)}
         for n, (x, y) in numbers.items()
     ])
 
@@ -266,7 +281,8 @@ def _costs(costs: Pairs) -> Topic:
         meant = metric(name)
         digits, scale = 1 if meant.digits is None else meant.digits, meant.scale
         rows.append({
-            "cost": meant.title, "A": plain(x * scale, digits), "B": plain(y * scale, digits),
+            "cost": meant.title, "A": plain_number(x * scale, digits),
+            "B": plain_number(y * scale, digits),
             "B / A": f"{y / x:.2f}" if x else "-",
         })
     return Topic("Cost", [], rows)
@@ -286,7 +302,7 @@ def _clients(a: Side, b: Side, heads: Heads) -> tuple[list[Topic], dict[str, Any
             continue
         n = left[client].get("n")
         lines.append({"client": client, "n": n, "a": x, "b": y, "difference": y - x})
-    pairs = paired([x["a"] for x in lines], [x["b"] for x in lines])
+    pairs = pair_statistics([x["a"] for x in lines], [x["b"] for x in lines])
     data: dict[str, Any] = {
         "clients": lines, "per_client": asdict(pairs) if pairs else None, "methods": METHODS,
     }
@@ -299,8 +315,8 @@ def _clients(a: Side, b: Side, heads: Heads) -> tuple[list[Topic], dict[str, Any
         extremes = ranked[:ENDS] + ranked[-ENDS:]
         words.append(f"{ENDS} that lost and {ENDS} that gained most of {len(lines)} clients")
     topics = [Topic("Clients, personal accuracy in %", words, [
-        {"client": str(x["client"]), "n": str(x["n"]), "A": plain(x["a"]), "B": plain(x["b"]),
-         "B - A": signed(x["difference"])} for x in extremes
+        {"client": str(x["client"]), "n": str(x["n"]), "A": plain_number(x["a"]),
+         "B": plain_number(x["b"]), "B - A": signed_number(x["difference"])} for x in extremes
     ], [*_spread_lines(pairs, "client"), ONE_SEED])]
     tests, why = _image_tests(a, b) if a.run and b.run else ({}, "")
     data["images"] = {name: asdict(test) for name, test in tests.items()}

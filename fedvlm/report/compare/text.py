@@ -11,7 +11,7 @@ from fedvlm.console.rows import one_line, table_lines
 from fedvlm.core import files
 from fedvlm.report.tables.render import escape_markdown
 
-Row = Mapping[str, str]
+TextRow = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Topic:
 
     title: str
     lines: Sequence[str] = ()
-    rows: Sequence[Row] = ()
+    rows: Sequence[TextRow] = ()
     after: Sequence[str] = ()
 
 
@@ -37,7 +37,7 @@ class Comparison:
         self.data = data
 
 
-def text(comparison: Comparison) -> str:
+def pairs_text(comparison: Comparison) -> str:
     """Return plain text with aligned tables."""
     blocks = []
     for topic in comparison.topics:
@@ -46,7 +46,7 @@ def text(comparison: Comparison) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def markdown(comparison: Comparison) -> str:
+def pairs_markdown(comparison: Comparison) -> str:
     """Return Markdown: a heading, a list of sentences and a pipe table per topic."""
     blocks = []
     for topic in comparison.topics:
@@ -67,16 +67,16 @@ def as_json(comparison: Comparison) -> str:
 
 
 PAIR_FORMATS: dict[str, Callable[[Comparison], str]] = {
-    "text": text, "md": markdown, "json": as_json,
+    "text": pairs_text, "md": pairs_markdown, "json": as_json,
 }
 
 
-def signed(value: float | None, digits: int = 2) -> str:
+def signed_number(value: float | None, digits: int = 2) -> str:
     """Return a difference with its sign; a dash for None."""
     return "-" if value is None else f"{value:+.{digits}f}"
 
 
-def plain(value: float | None, digits: int = 2) -> str:
+def plain_number(value: float | None, digits: int = 2) -> str:
     """Return a number; a dash for None."""
     return "-" if value is None else f"{value:,.{digits}f}"
 

@@ -15,7 +15,7 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.report import figures as folder
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.lines import MANY, order_of
-from fedvlm.report.figures.selection import Selection
+from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.runs.finished import FinishedRun
 
 MEMBERS = ("ORDER", "CAPTION", "OF", "select", "draw", "rows")
@@ -30,7 +30,7 @@ class FigureModule(Protocol):
     CAPTION: str
     OF: str
 
-    def select(self, selection: Selection, /) -> Any:
+    def select(self, selection: FigureRuns, /) -> Any:
         """Return the data, a sentence why there are none, or None."""
 
     def draw(self, data: Any, /, title: str = "", width: float = style.PAGE) -> Figure:
@@ -58,7 +58,7 @@ def all_figures() -> list[FigureModule]:
     return sorted(modules, key=lambda one: (one.ORDER, one.NAME))
 
 
-def data_of(figure: FigureModule, selection: Selection) -> tuple[Any, str]:
+def data_of(figure: FigureModule, selection: FigureRuns) -> tuple[Any, str]:
     """Return a figure's data, or None and a sentence why there are none (empty: no matter)."""
     try:
         data = figure.select(selection)
@@ -73,7 +73,7 @@ def parts_of(figure: FigureModule) -> Callable[[Any], Mapping[str, Any]] | None:
 
 
 def write_figures(
-    selection: Selection, into: Path, width: float = style.PAGE, font: str = "sans"
+    selection: FigureRuns, into: Path, width: float = style.PAGE, font: str = "sans"
 ) -> tuple[list[str], list[str]]:
     """Write every figure that the runs have numbers for, as PDF, PNG, SVG and CSV.
 
@@ -103,7 +103,8 @@ def write_figures(
         if data is not None:
             for name, part in {figure.NAME: data, **_apart(figure, data)}.items():
                 with style.font(font):
-                    style.write(into, name, figure.draw(part, title, width), figure.rows(part))
+                    drawing = figure.draw(part, title, width)
+                    style.write_figure(into, name, drawing, figure.rows(part))
                 names.append(name)
         elif why:
             missing.append(f"{figure.NAME}: {why}")
@@ -133,7 +134,7 @@ def title_of(run: FinishedRun) -> str:
     return ", ".join([*(p for p in parts if p), seeds])
 
 
-def _check_metric(selection: Selection) -> None:
+def _check_metric(selection: FigureRuns) -> None:
     metric = selection.metric
     names = sorted({
         name for run in selection.runs for name, value in run.last.items()

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
-from fedvlm.report.figures.drawing.lines import Line, Panel
-from fedvlm.report.figures.selection import PLACE, Selection, titles
+from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine
+from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
 from fedvlm.report.tables.metrics import OWN_REFERENCE, accuracies
 from fedvlm.runs.finished import FinishedRun
 
@@ -27,7 +27,7 @@ SHARE = "clients"
 RARE = 200  # of so many steps the outermost at each end may lie outside of the axes
 
 
-def select(selection: Selection) -> list[Panel] | str | None:
+def select(selection: FigureRuns) -> list[LinePanel] | str | None:
     """Return one panel per place: a step line per method, percent of clients over gain in points.
 
     None of one run, or another metric than ``personal``.
@@ -49,7 +49,7 @@ def select(selection: Selection) -> list[Panel] | str | None:
             centre.setdefault(label, []).append(sum(gains) / len(gains))
     order = sorted(centre, key=lambda k: (-len(centre[k]), -sum(centre[k]), k))
     return [
-        Panel(title, [_line(label, methods[label], families[label]) for label in order
+        LinePanel(title, [_line(label, methods[label], families[label]) for label in order
                       if label in methods], metric=SHARE)
         for title, methods in zip(titles(list(places), PLACE), places.values(), strict=True)
     ]
@@ -61,7 +61,7 @@ def gains_of(run: FinishedRun) -> list[float]:
     return [own[client] - alone[client] for client in own if client in alone]
 
 
-def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+def rows(panels: Sequence[LinePanel]) -> list[dict[str, Any]]:
     """Return one row per panel, method and step: gain in points, percent of clients up to it."""
     return [
         {"panel": panel.title, "method": line.label, "gain": round(x, 4), "clients_percent": y}
@@ -70,7 +70,7 @@ def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
     ]
 
 
-def draw(panels: Sequence[Panel], title: str = "", width: float = style.PAGE) -> Figure:
+def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE) -> Figure:
     """Return the figure; ``x`` of each line is a gain in points."""
     return lines.draw_panels(
         panels, width, 1.75 if len(panels) > 1 else 2.6, _fill,
@@ -78,15 +78,15 @@ def draw(panels: Sequence[Panel], title: str = "", width: float = style.PAGE) ->
     )
 
 
-def _line(label: str, gains: Sequence[float], family: str) -> Line:
+def _line(label: str, gains: Sequence[float], family: str) -> MethodLine:
     """Return the steps of an empirical distribution; ``gains`` ascend."""
     count = len(gains)
     steps = {gain: 100 * at / count for at, gain in enumerate(gains, start=1)}
-    return Line(label, list(steps), list(steps.values()), [None] * len(steps),
+    return MethodLine(label, list(steps), list(steps.values()), [None] * len(steps),
                 [count] * len(steps), family=family)
 
 
-def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
+def _fill(axes: Axes, panel: LinePanel, order: Mapping[str, int | None]) -> None:
     ends = sorted(x for line in panel.lines for x in line.x) or [-1.0, 1.0]
     few = len(ends) // RARE  # a client that loses everything would take half of the panel
     low, high = min(ends[few], 0.0), max(ends[-1 - few], 0.0)

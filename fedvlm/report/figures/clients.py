@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedvlm.report.collect import finite
+from fedvlm.report.collect import as_float
 from fedvlm.report.figures import style
-from fedvlm.report.figures.selection import Selection
+from fedvlm.report.figures.selection import FigureRuns
 
 NAME, ORDER, OF = "clients", 20, "run"
 CAPTION = ("Personal accuracy of each client after the rounds that were evaluated, best at the end "
@@ -24,7 +24,7 @@ _VALUES_UP_TO = 30  # clients, whose last accuracy is written beside their row
 
 
 @dataclass(frozen=True)
-class Clients:
+class ClientGrid:
     """Accuracy in percent, ``grid[i][j]``: client ``clients[i]`` after round ``rounds[j]``.
 
     Rounds after which no client was evaluated are left out. None: the client
@@ -37,13 +37,13 @@ class Clients:
     grid: Sequence[Sequence[float | None]]
 
 
-def select(selection: Selection) -> Clients | str:
+def select(selection: FigureRuns) -> ClientGrid | str:
     """Return the map of the run's rounds."""
     data = from_rounds(selection.records)
     return data if data.clients else "no round has accuracies of clients"
 
 
-def from_rounds(records: Sequence[Mapping[str, Any]]) -> Clients:
+def from_rounds(records: Sequence[Mapping[str, Any]]) -> ClientGrid:
     """Return the map of a run's rounds (``Run.rounds()``)."""
     by_round = {
         int(record["round"]): {int(c["client"]): c.get("accuracy") for c in record["clients"]}
@@ -51,7 +51,7 @@ def from_rounds(records: Sequence[Mapping[str, Any]]) -> Clients:
     }
     rounds = sorted(by_round)
     rows = {
-        client: [finite(by_round.get(r, {}).get(client)) for r in rounds]
+        client: [as_float(by_round.get(r, {}).get(client)) for r in rounds]
         for client in sorted({c for by_client in by_round.values() for c in by_client})
     }
 
@@ -59,10 +59,10 @@ def from_rounds(records: Sequence[Mapping[str, Any]]) -> Clients:
         return next((v for v in reversed(rows[client]) if v is not None), -math.inf)
 
     order = sorted(rows, key=lambda client: (-last(client), client))
-    return Clients(order, rounds, [rows[client] for client in order])
+    return ClientGrid(order, rounds, [rows[client] for client in order])
 
 
-def rows(data: Clients) -> list[dict[str, Any]]:
+def rows(data: ClientGrid) -> list[dict[str, Any]]:
     """Return one row per client and round that was evaluated, in the order of the map."""
     return [
         {"client": client, "round": r, "accuracy": value}
@@ -71,7 +71,7 @@ def rows(data: Clients) -> list[dict[str, Any]]:
     ]
 
 
-def draw(data: Clients, title: str = "", width: float = style.PAGE) -> Figure:
+def draw(data: ClientGrid, title: str = "", width: float = style.PAGE) -> Figure:
     """Return the heat map; what was not evaluated is blank."""
     tall = min(max(0.13 * len(data.clients), 0.9), 0.45 * width + 1.2)
     grid = np.array(
@@ -80,7 +80,7 @@ def draw(data: Clients, title: str = "", width: float = style.PAGE) -> Figure:
     values = grid[np.isfinite(grid)]
     low = 10 * math.floor(values.min() / 10) if values.size else 0
     high = max(10 * math.ceil(values.max() / 10), low + 10) if values.size else 100
-    with style.styled():
+    with style.use_style():
         figure = style.blank(width, tall + 0.65)
         axes = figure.add_subplot()
         edges = _edges(data.rounds)
@@ -90,9 +90,9 @@ def draw(data: Clients, title: str = "", width: float = style.PAGE) -> Figure:
         )
         axes.set_ylim(max(len(data.clients), 1) - 0.5, -0.5)
         axes.grid(False)
-        axes.set_title(style.shortened(title, int(width * 15)))
+        axes.set_title(style.cut_label(title, int(width * 15)))
         axes.set_xlabel("round")
-        shown = style.thinned(len(data.rounds), max(int(width * 3), 2))
+        shown = style.even_places(len(data.rounds), max(int(width * 3), 2))
         axes.set_xticks([data.rounds[at] for at in shown])
         _name_rows(axes, data, tall)
         bar = figure.colorbar(image, ax=axes, fraction=0.05, aspect=max(tall / 0.1, 5), pad=0.01)
@@ -111,9 +111,9 @@ def _edges(rounds: Sequence[int]) -> list[float]:
     return [rounds[0] - first, *between, rounds[-1] + last]
 
 
-def _name_rows(axes: Axes, data: Clients, tall: float) -> None:
+def _name_rows(axes: Axes, data: ClientGrid, tall: float) -> None:
     """Name the clients at the left, as many as are readable, and their last value at the right."""
-    places = style.thinned(len(data.clients), max(int(tall * 72 / 8), 1))
+    places = style.even_places(len(data.clients), max(int(tall * 72 / 8), 1))
     axes.set_yticks(places, [str(data.clients[i]) for i in places])
     axes.set_ylabel("client, sorted")
     if len(data.clients) > _VALUES_UP_TO or not data.rounds:

@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
-from fedvlm.report.figures.drawing.lines import Panel
-from fedvlm.report.figures.selection import Selection, Value
+from fedvlm.report.figures.drawing.lines import LinePanel
+from fedvlm.report.figures.selection import FigureRuns, Value
 
 NAME, ORDER, OF = "convergence", 10, "both"
 CAPTION = ("Personal accuracy over rounds, round 0 the untrained start; of several seeds the mean "
@@ -24,7 +24,7 @@ CAPTION = ("Personal accuracy over rounds, round 0 the untrained start; of sever
 parts = lines.parts
 
 
-def select(selection: Selection) -> list[Panel] | str:
+def select(selection: FigureRuns) -> list[LinePanel] | str:
     """Return one panel per place: the metric over rounds, where all seeds have it."""
     def curve(
         rounds: Sequence[Mapping[str, Any]], value: Value
@@ -35,18 +35,18 @@ def select(selection: Selection) -> list[Panel] | str:
     return selection.panels(curve) or selection.none_has_it
 
 
-def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+def rows(panels: Sequence[LinePanel]) -> list[dict[str, Any]]:
     """Return one row per panel, method and round."""
     return lines.rows_of(panels, "round")
 
 
-def draw(panels: Sequence[Panel], title: str = "", width: float = style.PAGE) -> Figure:
+def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE) -> Figure:
     """Return the figure; ``x`` of each line is the round, 0 the untrained start."""
     height = 1.9 if width < 5 or len(panels) > 1 else 2.6
     return lines.draw_panels(panels, width, height, _fill, x_label="round")
 
 
-def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
+def _fill(axes: Axes, panel: LinePanel, order: Mapping[str, int | None]) -> None:
     for line in panel.lines:
         lines.draw_band(axes, line, order[line.label])
     right = max((x for line in panel.lines for x in line.x), default=1)

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.lines import WORDS, legend_above
 from fedvlm.report.figures.drawing.strips import by_mean, family_legend, strips
-from fedvlm.report.figures.selection import PLACE, Selection, titles
+from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
 from fedvlm.report.tables.metrics import OWN_REFERENCE, accuracies
 
 NAME, ORDER, OF = "distribution", 3, "runs"
@@ -34,7 +34,7 @@ class Distribution:
     families: Mapping[str, str]
 
 
-def select(selection: Selection) -> list[Distribution] | str | None:
+def select(selection: FigureRuns) -> list[Distribution] | str | None:
     """Return one panel per place; None of one run, or another metric than ``personal``."""
     if selection.metric != "personal" or len(selection.runs) < 2:
         return None
@@ -73,7 +73,7 @@ def rows(panels: Sequence[Distribution]) -> list[dict[str, Any]]:
 def draw(panels: Sequence[Distribution], title: str = "", width: float = style.PAGE) -> Figure:
     """Return the figure: a row per method, in the same order in every panel."""
     order = _order(panels)
-    with style.styled():
+    with style.use_style():
         figure, axes = strips(order, [panel.title for panel in panels], width, WORDS["personal"])
         for panel, each in zip(panels, axes, strict=True):
             for at, label in enumerate(order):

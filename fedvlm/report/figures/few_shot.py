@@ -19,8 +19,8 @@ from fedvlm.core.stats import mean, sample_std
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
 from fedvlm.report.figures.drawing.levels import Level, levels_of, mean_levels
-from fedvlm.report.figures.drawing.lines import Line, Panel
-from fedvlm.report.figures.selection import PLACE, Group, Selection, titles
+from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine
+from fedvlm.report.figures.selection import PLACE, FigureRuns, RunGroup, titles
 from fedvlm.runs.finished import FinishedRun
 
 NAME, ORDER, OF = "few_shot", 5, "runs"
@@ -33,13 +33,13 @@ _STAR: dict[str, Any] = {"marker": "*", "color": style.INK, "markersize": 8, "li
                          "markeredgewidth": 0, "clip_on": False, "zorder": 4}
 
 
-def select(selection: Selection) -> list[Panel] | str:
+def select(selection: FigureRuns) -> list[LinePanel] | str:
     """Return one panel per place (its shots apart), then their average: the metric over shots.
 
     Places with one number of shots are left out. The average has a method's shots and seeds that
     all places have; its spread is that over seeds of the mean over places.
     """
-    every: dict[tuple[Any, ...], dict[str, dict[int, Group]]] = {}
+    every: dict[tuple[Any, ...], dict[str, dict[int, RunGroup]]] = {}
     for group in selection.groups:
         shots = group.place[_SHOTS]
         if isinstance(shots, int) and shots > 0:
@@ -48,13 +48,13 @@ def select(selection: Selection) -> list[Panel] | str:
     places = {place: methods for place, methods in every.items()
               if len(set().union(*methods.values())) > 1}
     metric = selection.metric
-    panels: list[Panel] = []
+    panels: list[LinePanel] = []
     stars: list[float | None] = []
     names = titles(list(places), [key for key in PLACE if key != "shots"])
     for title, methods in zip(names, places.values(), strict=True):
         stars.append(_zero_shot(methods.values(), metric))
         over = [_over_shots(label, [by_shots], metric) for label, by_shots in methods.items()]
-        panels.append(Panel(title, _drawable(over), stars[-1], metric,
+        panels.append(LinePanel(title, _drawable(over), stars[-1], metric,
                             _levels(methods.values(), metric)))
     if len(places) > 1:
         first, *others = places.values()
@@ -62,17 +62,17 @@ def select(selection: Selection) -> list[Panel] | str:
         over = [_over_shots(label, [methods[label] for methods in places.values()], metric)
                 for label in shared]
         star = None if None in stars else mean(stars)
-        panels.append(Panel(f"average of {len(places)}", _drawable(over), star, metric,
+        panels.append(LinePanel(f"average of {len(places)}", _drawable(over), star, metric,
                             mean_levels([panel.levels for panel in panels])))
     return [panel for panel in panels if panel.lines] or "the runs of no dataset differ in shots"
 
 
-def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+def rows(panels: Sequence[LinePanel]) -> list[dict[str, Any]]:
     """Return one row per panel, method and number of shots; zero-shot at 0."""
     return lines.rows_of(panels, "shots")
 
 
-def draw(panels: Sequence[Panel], title: str = "", width: float = style.PAGE) -> Figure:
+def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE) -> Figure:
     """Return the figure; ``x`` of each line is the number of shots per class."""
     has_star = any(panel.zero_shot is not None for panel in panels)
     extra = [(Line2D([], [], **_STAR), "zero-shot")] if has_star else []
@@ -82,7 +82,7 @@ def draw(panels: Sequence[Panel], title: str = "", width: float = style.PAGE) ->
     )
 
 
-def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
+def _fill(axes: Axes, panel: LinePanel, order: Mapping[str, int | None]) -> None:
     shots = sorted({x for line in panel.lines for x in line.x if x > 0}) or [1.0]
     nothing = shots[0] / 2  # where zero shots stand on the logarithmic axis
     for line in panel.lines:
@@ -103,7 +103,7 @@ def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
     axes.set_xlim(nothing if star else shots[0] / 1.1, shots[-1] * (1 if len(shots) > 1 else 1.1))
 
 
-def _levels(methods: Iterable[Mapping[int, Group]], metric: str) -> list[Level]:
+def _levels(methods: Iterable[Mapping[int, RunGroup]], metric: str) -> list[Level]:
     """Return the references over shots; a reference that knows no training image is the star."""
     by_shots: dict[int, list[FinishedRun]] = {}
     for groups in methods:
@@ -114,7 +114,7 @@ def _levels(methods: Iterable[Mapping[int, Group]], metric: str) -> list[Level]:
             for level in levels_of(runs, metric)]
 
 
-def _over_shots(label: str, by_place: Sequence[Mapping[int, Group]], metric: str) -> Line:
+def _over_shots(label: str, by_place: Sequence[Mapping[int, RunGroup]], metric: str) -> MethodLine:
     """Return a method's line over the shots that all places have."""
     x: list[float] = []
     centre: list[float | None] = []
@@ -131,10 +131,10 @@ def _over_shots(label: str, by_place: Sequence[Mapping[int, Group]], metric: str
             std.append(sample_std(means))
             n.append(len(means))
     family = next(iter(by_place[0].values())).family
-    return Line(label, x, centre, std, n, family=family)
+    return MethodLine(label, x, centre, std, n, family=family)
 
 
-def _zero_shot(methods: Iterable[Mapping[int, Group]], metric: str) -> float | None:
+def _zero_shot(methods: Iterable[Mapping[int, RunGroup]], metric: str) -> float | None:
     """Return the zero-shot number of a place: the mean over its data seeds (test splits differ)."""
     by_seed: dict[Any, list[float | None]] = {}
     for by_shots in methods:
@@ -144,5 +144,5 @@ def _zero_shot(methods: Iterable[Mapping[int, Group]], metric: str) -> float | N
     return mean(mean(values) for values in by_seed.values())
 
 
-def _drawable(over: Sequence[Line]) -> list[Line]:
+def _drawable(over: Sequence[MethodLine]) -> list[MethodLine]:
     return [line for line in over if line.x]

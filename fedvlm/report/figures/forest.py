@@ -21,7 +21,7 @@ from fedvlm.report.figures.drawing.levels import (
 )
 from fedvlm.report.figures.drawing.lines import WORDS, legend_above
 from fedvlm.report.figures.drawing.strips import by_mean, family_legend, strips
-from fedvlm.report.figures.selection import PLACE, Selection, titles
+from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
 from fedvlm.report.statistics.contrast import leaders
 
 NAME, ORDER, OF = "forest", 1, "runs"
@@ -34,7 +34,7 @@ Seeds = Mapping[Any, float]
 
 
 @dataclass(frozen=True)
-class Interval:
+class MethodInterval:
     """A method's mean in percent, half its 95 % interval, its seeds; whether it is with the best.
 
     ``half`` is None of one seed.
@@ -52,12 +52,12 @@ class Forest:
     """A panel: its methods' intervals by label, and the references."""
 
     title: str
-    methods: Mapping[str, Interval]
+    methods: Mapping[str, MethodInterval]
     levels: Sequence[Level] = ()
     metric: str = "personal"
 
 
-def select(selection: Selection) -> list[Forest] | str | None:
+def select(selection: FigureRuns) -> list[Forest] | str | None:
     """Return one panel per place and, of several, first that of their average.
 
     The average has the methods that all places have; its interval is over seeds, of their mean over
@@ -113,7 +113,7 @@ def draw(panels: Sequence[Forest], title: str = "", width: float = style.PAGE) -
     order = by_mean([{k: v.mean for k, v in panel.methods.items()} for panel in panels])
     every = [one for panel in panels for one in panel.methods.values()]
     words = WORDS.get(panels[0].metric, f"{panels[0].metric} (%)")
-    with style.styled():
+    with style.use_style():
         figure, axes = strips(order, [panel.title for panel in panels], width, words)
         for panel, each in zip(panels, axes, strict=True):
             draw_levels(each, panel.levels, upright=True)
@@ -130,7 +130,7 @@ def draw(panels: Sequence[Forest], title: str = "", width: float = style.PAGE) -
     return figure
 
 
-def _draw(axes: Axes, at: int, label: str, one: Interval) -> None:
+def _draw(axes: Axes, at: int, label: str, one: MethodInterval) -> None:
     colour, marker = style.FAMILIES.get(one.family, style.FAMILIES[""])
     axes.errorbar(
         [one.mean], [at], xerr=[one.half or 0.0], fmt=marker, color=colour, markersize=3.6,
@@ -157,7 +157,7 @@ def _limits(axes: Axes, panel: Forest) -> None:
 
 def _intervals(
     methods: Mapping[str, Sequence[Seeds]], families: Mapping[str, str]
-) -> dict[str, Interval]:
+) -> dict[str, MethodInterval]:
     """Return the methods' intervals; each has its seeds' values in one or several places."""
     labels = list(methods)
     verdict = leaders([methods[label] for label in labels])
@@ -168,6 +168,6 @@ def _intervals(
         common = set(sets[0]).intersection(*sets[1:])
         seeds = [mean(one[seed] for one in sets) for seed in sorted(common, key=str)]
         centre = mean(mean(one.values()) for one in sets) or 0.0
-        intervals[label] = Interval(centre, t_interval(seeds), len(seeds), at not in beaten,
+        intervals[label] = MethodInterval(centre, t_interval(seeds), len(seeds), at not in beaten,
                                     families.get(label, ""))
     return intervals

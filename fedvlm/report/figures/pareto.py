@@ -13,11 +13,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from fedvlm.core.stats import mean, sample_std
-from fedvlm.report.collect import finite
+from fedvlm.report.collect import as_float
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.levels import Level, draw_levels, legend_of, level_rows
 from fedvlm.report.figures.drawing.lines import LABEL_LENGTH, WORDS, legend_above
-from fedvlm.report.figures.selection import PLACE, Selection, titles
+from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
 from fedvlm.report.figures.traffic import MB, ticks_of
 
 NAME, ORDER, OF = "pareto", 55, "runs"
@@ -27,7 +27,7 @@ CAPTION = ("Personal accuracy at the end against all bytes of the run, up and do
 
 
 @dataclass(frozen=True)
-class Point:
+class ParetoPoint:
     """A method: MB (10^6 bytes) and accuracy in percent, means over ``n`` seeds.
 
     ``std`` is that of the accuracy, None of one seed.
@@ -45,26 +45,26 @@ class Plane:
     """A panel: all methods by bytes, the labels of the front, the references."""
 
     title: str
-    points: Sequence[Point]
+    points: Sequence[ParetoPoint]
     front: Sequence[str]
     levels: Sequence[Level] = ()
     metric: str = "personal"
 
 
-def select(selection: Selection) -> list[Plane] | str | None:
+def select(selection: FigureRuns) -> list[Plane] | str | None:
     """Return one panel per place where something is sent; None of one run."""
     if len(selection.runs) < 2:
         return None
-    places: dict[tuple[Any, ...], list[Point]] = {}
+    places: dict[tuple[Any, ...], list[ParetoPoint]] = {}
     for group in selection.groups:
         pairs = []
         for run in group.runs.values():
-            sent = [finite(run.totals().get(way)) for way in ("bytes_up", "bytes_down")]
+            sent = [as_float(run.totals().get(way)) for way in ("bytes_up", "bytes_down")]
             value = run.value(selection.metric)
             if value is not None and None not in sent:
                 pairs.append((sum(x or 0.0 for x in sent) / MB, value))
         if pairs:
-            places.setdefault(group.place, []).append(Point(
+            places.setdefault(group.place, []).append(ParetoPoint(
                 group.label, mean(x for x, _ in pairs) or 0.0, mean(y for _, y in pairs) or 0.0,
                 sample_std(y for _, y in pairs), len(pairs)))
     planes = [
@@ -76,7 +76,7 @@ def select(selection: Selection) -> list[Plane] | str | None:
     return planes or "nothing was sent, or no run says how much"
 
 
-def front_of(points: Sequence[Point]) -> list[str]:
+def front_of(points: Sequence[ParetoPoint]) -> list[str]:
     """Return the labels of the Pareto front by bytes: all with as few bytes are below them."""
     front: list[str] = []
     best = -math.inf
@@ -104,12 +104,12 @@ def draw(planes: Sequence[Plane], title: str = "", width: float = style.PAGE) ->
     """Return the figure; a method that sends nothing stands at a tick of 0 at the left."""
     numbers = {label: at + 1 for at, label in
                enumerate(dict.fromkeys(label for plane in planes for label in plane.front))}
-    with style.styled():
+    with style.use_style():
         most = max(int(width / 2.2), 1)
         figure, axes = style.panels(len(planes), width, 1.9, most)
         for plane, each in zip(planes, axes, strict=True):
             _draw(each, plane, numbers)
-            each.set_title(style.shortened(plane.title, int(width * 15 / min(most, len(planes)))))
+            each.set_title(style.cut_label(plane.title, int(width * 15 / min(most, len(planes)))))
             place = each.get_subplotspec()
             if place is None or place.is_first_col():
                 each.set_ylabel(WORDS.get(plane.metric, f"{plane.metric} (%)"))
@@ -117,7 +117,7 @@ def draw(planes: Sequence[Plane], title: str = "", width: float = style.PAGE) ->
                          fontsize=style.SMALL)
         key: list[tuple[Any, str]] = [
             (Line2D([], [], linestyle="none", marker="o", markersize=5, color=style.PALETTE[0]),
-             f"{n} {style.shortened(label, LABEL_LENGTH)}")
+             f"{n} {style.cut_label(label, LABEL_LENGTH)}")
             for label, n in numbers.items()
         ]
         others = Line2D([], [], linestyle="none", marker="o", markersize=3, color=style.REST)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,7 +17,9 @@ from matplotlib.lines import Line2D
 from fedvlm.core.errors import DataError
 from fedvlm.report.collect import read_partition
 from fedvlm.report.figures import style
-from fedvlm.report.figures.selection import Selection
+
+if TYPE_CHECKING:
+    from fedvlm.report.figures.selection import FigureRuns
 
 NAME, ORDER, OF = "partition", 30, "run"
 CAPTION = "Training images of each client by class: a dot's area is their number."
@@ -42,16 +44,16 @@ class Holdings:
     rows: Sequence[Mapping[str, Any]] = ()
 
 
-def select(selection: Selection) -> Holdings:
+def select(selection: FigureRuns) -> Holdings:
     """Return what the run's clients hold.
 
     Raises:
         DataError: ``partition.csv`` cannot be read.
     """
-    return of_folder(selection.run.path)
+    return folder_holdings(selection.run.path)
 
 
-def of_folder(folder: Path) -> Holdings:
+def folder_holdings(folder: Path) -> Holdings:
     """Return what the clients of a run folder hold, finished or not.
 
     Raises:
@@ -109,7 +111,7 @@ def draw(data: Holdings, title: str = "", width: float = style.PAGE) -> Figure:
     wide = min(width - beside, max(0.3 * c, 1.9))
     cell = min(wide / c, 0.24 if k <= 20 else 0.16)
     tall = min(max(cell * k, 0.12 * min(k, 25), 0.4), 0.75 * width + 1.0)
-    with style.styled():
+    with style.use_style():
         figure = style.blank(wide + beside, tall + below + 0.6)
         axes = figure.add_subplot()
         most = max(data.counts.values(), default=1)
@@ -123,7 +125,7 @@ def draw(data: Holdings, title: str = "", width: float = style.PAGE) -> Figure:
         _name_axes(axes, data, names, tall, wide)
         _mark_domains(axes, data)
         _legend_of_sizes(figure, most, lambda n: max(dot * math.sqrt(n / most), 0.7))
-        axes.set_title(style.shortened(title, int((wide + beside) * 15)))
+        axes.set_title(style.cut_label(title, int((wide + beside) * 15)))
     return figure
 
 
@@ -154,7 +156,7 @@ def _class_names(data: Holdings, width: float) -> list[str]:
     """Return the classes' names where they are few enough to be read, else nothing."""
     if len(data.classes) > min(_NAMED, width * 9):
         return []
-    return [style.shortened(name, _NAME_LENGTH) for name in data.classes]
+    return [style.cut_label(name, _NAME_LENGTH) for name in data.classes]
 
 
 def _name_axes(
@@ -163,10 +165,10 @@ def _name_axes(
     if names:
         axes.set_xticks(range(len(names)), names, rotation=90)
     else:
-        columns = style.thinned(len(data.classes), max(int(wide * 3), 2))
+        columns = style.even_places(len(data.classes), max(int(wide * 3), 2))
         axes.set_xticks(columns, [str(i) for i in columns])
         axes.set_xlabel(f"class ({len(data.classes)} in all)")
-    rows = style.thinned(len(data.clients), max(int(tall * 72 / 8.5), 1))
+    rows = style.even_places(len(data.clients), max(int(tall * 72 / 8.5), 1))
     axes.set_yticks(rows, [str(data.clients[i]) for i in rows])
     axes.set_ylabel("client")
     if len(data.clients) > 60 or len(data.classes) > _NAMED:
@@ -180,7 +182,7 @@ def _mark_domains(axes: Axes, data: Holdings) -> None:
     starts = [i for i, d in enumerate(data.domains) if i == 0 or d != data.domains[i - 1]]
     for start, end in zip(starts, [*starts[1:], len(data.domains)], strict=True):
         axes.annotate(
-            style.shortened(data.domains[start] or "none", 14), (1, (start + end - 1) / 2),
+            style.cut_label(data.domains[start] or "none", 14), (1, (start + end - 1) / 2),
             (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
             fontsize=style.SMALL, annotation_clip=False,
         )

@@ -11,11 +11,11 @@ from typing import Any
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.stats import mean, sample_std
-from fedvlm.report.collect import finite
+from fedvlm.report.collect import as_float
 from fedvlm.report.figures.drawing.levels import Level, levels_of
-from fedvlm.report.figures.drawing.lines import Line, Panel
+from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine
 from fedvlm.report.tables.facts import RunFacts
-from fedvlm.report.tables.layout import named
+from fedvlm.report.tables.layout import spell_names
 from fedvlm.report.tables.papers import Paper, dataset_name
 from fedvlm.runs.finished import FinishedRun
 
@@ -27,7 +27,7 @@ Value = Callable[[Mapping[str, Any]], float | None]  # of a round's record
 
 
 @dataclass
-class Group:
+class RunGroup:
     """Runs that differ in their seeds only.
 
     Attributes:
@@ -48,7 +48,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Selection:
+class FigureRuns:
     """What figures are made of.
 
     Attributes:
@@ -72,7 +72,7 @@ class Selection:
         return self.run.rounds()
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[RunGroup]:
         """The runs by place and label."""
         return self._grouped[0]
 
@@ -88,7 +88,7 @@ class Selection:
 
     def panels(
         self, curve: Callable[[Sequence[Mapping[str, Any]], Value], Curve]
-    ) -> list[Panel]:
+    ) -> list[LinePanel]:
         """Return one panel per place, with one line per group over its seeds' curves.
 
         A line is of the numbers before a final fine-tuning; what that adds stands in ``after``.
@@ -96,10 +96,10 @@ class Selection:
         Args:
             curve: of the records of one run and of what is read of each.
         """
-        places: dict[tuple[Any, ...], list[Line]] = {}
+        places: dict[tuple[Any, ...], list[MethodLine]] = {}
         for group in self.groups:
             line, plain = (
-                over_seeds(group.label, [curve(rounds, value) for rounds in group.records.values()])
+                mean_curve(group.label, [curve(rounds, value) for rounds in group.records.values()])
                 for value in (self._before, self._plain)
             )
             if line.x:
@@ -108,7 +108,7 @@ class Selection:
                 places.setdefault(group.place, []).append(
                     replace(line, after=after, family=group.family))
         names = titles(list(places), PLACE)
-        return [Panel(name, lines, metric=self.metric, levels=self.levels(place))
+        return [LinePanel(name, lines, metric=self.metric, levels=self.levels(place))
                 for name, (place, lines) in zip(names, places.items(), strict=True)]
 
     def levels(self, place: tuple[Any, ...]) -> list[Level]:
@@ -119,28 +119,28 @@ class Selection:
         )
 
     def _plain(self, record: Mapping[str, Any]) -> float | None:
-        return finite(record.get(self.metric))
+        return as_float(record.get(self.metric))
 
     def _before(self, record: Mapping[str, Any]) -> float | None:
-        before = finite(record.get(f"{self.metric}_before_ft"))
+        before = as_float(record.get(f"{self.metric}_before_ft"))
         return self._plain(record) if before is None else before
 
     @cached_property
-    def _grouped(self) -> tuple[list[Group], list[str]]:
+    def _grouped(self) -> tuple[list[RunGroup], list[str]]:
         return groups_of(self.runs, self.papers)
 
 
 def groups_of(
     runs: Sequence[FinishedRun], papers: Mapping[str, Paper]
-) -> tuple[list[Group], list[str]]:
+) -> tuple[list[RunGroup], list[str]]:
     """Return the groups of all runs by place and label, and a sentence per run left out.
 
     Args:
         papers: methods are spelt as they say; without any as the runs say.
     """
-    by_key: dict[str, Group] = {}
+    by_key: dict[str, RunGroup] = {}
     problems = []
-    spelt = [e.run.method for e in named([RunFacts(run) for run in runs], papers)] if papers \
+    spelt = [e.run.method for e in spell_names([RunFacts(run) for run in runs], papers)] if papers \
         else [run.method for run in runs]
     for run, method in zip(runs, spelt, strict=True):
         place = tuple(run.protocol.get(key, "") for key in PLACE)
@@ -148,7 +148,7 @@ def groups_of(
         key = json.dumps([place, run.method, config], sort_keys=True, default=str)
         paper = papers.get(str(run.protocol.get("trainer")))
         family = paper.group if paper else ""
-        group = by_key.setdefault(key, Group(place, method, config, family=family))
+        group = by_key.setdefault(key, RunGroup(place, method, config, family=family))
         seeds = (run.protocol.get("seed"), run.protocol.get("data_seed"))
         if seeds in group.runs:
             first = group.runs[seeds].path
@@ -171,11 +171,11 @@ def titles(places: Sequence[Sequence[Any]], keys: Sequence[str]) -> list[str]:
     ]
 
 
-def over_seeds(label: str, curves: Sequence[Curve]) -> Line:
+def mean_curve(label: str, curves: Sequence[Curve]) -> MethodLine:
     """Return mean and sample standard deviation over the seeds' curves, where all have a value."""
     common = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
     columns = [[curve[r] for curve in curves] for r in common]
-    return Line(
+    return MethodLine(
         label, [mean(x for x, _ in column) or 0.0 for column in columns],
         [mean(y for _, y in column) for column in columns],
         [sample_std(y for _, y in column) for column in columns], [len(curves)] * len(columns),
@@ -192,12 +192,12 @@ def _config(run: FinishedRun) -> dict[str, Any]:
     return alike | {"backbone": run.protocol.get("backbone_digest", "")}
 
 
-def _label(groups: Sequence[Group]) -> None:
+def _label(groups: Sequence[RunGroup]) -> None:
     """Give each group its label; where groups of one name share a place, with what differs there.
 
     A method then has it everywhere: its line over shots goes on under one label.
     """
-    rivals: dict[tuple[Any, ...], list[Group]] = {}
+    rivals: dict[tuple[Any, ...], list[RunGroup]] = {}
     for group in groups:
         rivals.setdefault((group.method, group.place), []).append(group)
     differ: dict[str, set[str]] = {}

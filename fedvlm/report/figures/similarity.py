@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedvlm.report.figures import style
-from fedvlm.report.figures.selection import Selection
+from fedvlm.report.figures.selection import FigureRuns
 
 NAME, ORDER, OF = "similarity", 40, "run"
 CAPTION = ("How alike the clients' updates are: cosine between each two, all shared tensors as one "
@@ -22,7 +22,7 @@ _VALUES_UP_TO = 6  # clients, whose cosines are written into the cells
 Similarities = Mapping[int, Mapping[str, Any]]  # round -> its ``similarity``
 
 
-def select(selection: Selection) -> Similarities | str:
+def select(selection: FigureRuns) -> Similarities | str:
     """Return the similarities of the first and the last round that have them."""
     return ends(selection.records) or (
         "no round has it (a method that shares nothing, or a run made before similarities were "
@@ -59,7 +59,7 @@ def draw(data: Similarities, title: str = "", width: float = style.PAGE) -> Figu
     most = max((np.nanmax(np.abs(g)) for g in grids.values() if np.isfinite(g).any()), default=0)
     limit = max(math.ceil(10 * most - 1e-9) / 10, 0.2)
     side = (width - 1.25) / 2
-    with style.styled():
+    with style.use_style():
         figure = style.blank(width if len(data) > 1 else side + 1.1, side + 0.78)
         axes = figure.subplots(1, len(data), squeeze=False)[0]
         for each, (number, one) in zip(axes, data.items(), strict=True):
@@ -75,11 +75,11 @@ def draw(data: Similarities, title: str = "", width: float = style.PAGE) -> Figu
             _write_values(each, grid, limit)
         axes[0].set_ylabel("client")
         colour_bar(figure, image, axes, "cosine between updates")
-        headline(figure, title, width)
+        title_above(figure, title, width)
     return figure
 
 
-def matrix(table: Sequence[Sequence[float | None]]) -> np.ndarray:
+def similarity_matrix(table: Sequence[Sequence[float | None]]) -> np.ndarray:
     """Return cosines as an array, NaN for those that are not there."""
     return np.array([[math.nan if v is None else v for v in row] for row in table], dtype=float)
 
@@ -92,21 +92,21 @@ def colour_bar(figure: Figure, image: Any, axes: Any, label: str) -> None:
     bar.ax.ticklabel_format(useOffset=False)
 
 
-def headline(figure: Figure, title: str, width: float) -> None:
+def title_above(figure: Figure, title: str, width: float) -> None:
     """Write the title of all axes; nothing for none."""
     if title:
-        figure.suptitle(style.shortened(title, int(width * 15)), fontsize=7.5, x=0.01, ha="left")
+        figure.suptitle(style.cut_label(title, int(width * 15)), fontsize=7.5, x=0.01, ha="left")
 
 
 def _apart(table: Sequence[Sequence[float | None]]) -> np.ndarray:
     """Return the cosines as a matrix without its diagonal."""
-    grid = matrix(table)
+    grid = similarity_matrix(table)
     np.fill_diagonal(grid, math.nan)
     return grid
 
 
 def _ticks(axes: Axes, clients: Sequence[int], side: float) -> None:
-    places = style.thinned(len(clients), max(int(side * 7), 2))
+    places = style.even_places(len(clients), max(int(side * 7), 2))
     labels = [str(clients[i]) for i in places]
     axes.set_xticks(places, labels)
     axes.set_yticks(places, labels)

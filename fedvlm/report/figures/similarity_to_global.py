@@ -11,14 +11,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedvlm.report.figures import style
-from fedvlm.report.figures.selection import Selection
+from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.report.figures.similarity import (
     GREY,
     Similarities,
     colour_bar,
     ends,
-    headline,
-    matrix,
+    similarity_matrix,
+    title_above,
 )
 
 NAME, ORDER, OF = "similarity_to_global", 50, "run"
@@ -26,7 +26,7 @@ CAPTION = ("Cosine of each uploaded tensor to what the client had downloaded: wh
            "similarity-aware aggregation makes its weights of.")
 
 
-def select(selection: Selection) -> Similarities | None:
+def select(selection: FigureRuns) -> Similarities | None:
     """Return the similarities of the first and the last round; ``similarity`` says why none."""
     return ends(selection.records) or None
 
@@ -46,12 +46,12 @@ def draw(data: Similarities, title: str = "", width: float = style.PAGE) -> Figu
     A cosine of exactly 0 is grey: that tensor starts from zero, or the upload is zero.
     """
     names = list(next(iter(data.values()))["to_global"])
-    grids = {r: matrix([one["to_global"][n] for n in names]) for r, one in data.items()}
+    grids = {r: similarity_matrix([one["to_global"][n] for n in names]) for r, one in data.items()}
     levels = np.concatenate([g[np.isfinite(g) & (g != 0)] for g in grids.values()])
     zeros = any((g == 0).any() for g in grids.values())
     low, high = (levels.min(), levels.max()) if levels.size else (0.0, 1.0)
     tall = min(max(0.14 * len(names), 0.3), 2.4)
-    with style.styled():
+    with style.use_style():
         figure = style.blank(width, max(len(data) * (tall + 0.38) + 0.2, 1.5))
         axes = figure.subplots(len(data), 1, squeeze=False)[:, 0]
         for each, (number, one) in zip(axes, data.items(), strict=True):
@@ -61,13 +61,13 @@ def draw(data: Similarities, title: str = "", width: float = style.PAGE) -> Figu
                 aspect="auto", vmin=low, vmax=high if high > low else low + 1e-6,
                 interpolation="nearest",
             )
-            places = style.thinned(len(names), max(int(tall * 72 / 7.5), 1))
-            each.set_yticks(places, [style.shortened(names[i], int(width * 7.5)) for i in places])
-            columns = style.thinned(len(one["clients"]), int(width * 5))
+            places = style.even_places(len(names), max(int(tall * 72 / 7.5), 1))
+            each.set_yticks(places, [style.cut_label(names[i], int(width * 7.5)) for i in places])
+            columns = style.even_places(len(one["clients"]), int(width * 5))
             each.set_xticks(columns, [str(one["clients"][i]) for i in columns])
             each.set_title(f"round {number}")
             each.grid(False)
         axes[-1].set_xlabel("client")
         colour_bar(figure, image, axes, "cosine to the download" + (" (grey: 0)" if zeros else ""))
-        headline(figure, title, width)
+        title_above(figure, title, width)
     return figure

@@ -66,7 +66,7 @@ STYLE: dict[Any, Any] = {
 
 
 @contextlib.contextmanager
-def styled() -> Iterator[None]:
+def use_style() -> Iterator[None]:
     """Apply the look inside the block, whatever the user's own matplotlib settings are."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # SVG viewers have it
@@ -136,7 +136,7 @@ def marker(index: int) -> str:
     return MARKERS[index % len(MARKERS)]
 
 
-def shortened(text: str, most: int) -> str:
+def cut_label(text: str, most: int) -> str:
     """Return ``text`` with its middle left out where it is longer than ``most`` characters.
 
     What cannot be printed (line ends, control characters, halves of a surrogate pair) is a space.
@@ -148,7 +148,7 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - 1 - tail]}\N{HORIZONTAL ELLIPSIS}{text[len(text) - tail :]}"
 
 
-def thinned(count: int, most: int) -> list[int]:
+def even_places(count: int, most: int) -> list[int]:
     """Return at most ``most`` of ``range(count)``, evenly spaced by a round number, from 0."""
     step = next(
         s * 10**e for e in range(12) for s in (1, 2, 5) if math.ceil(count / (s * 10**e)) <= most
@@ -172,7 +172,7 @@ def pdf_bytes(figure: Figure) -> bytes:
                                                     "Creator": None})
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+def figure_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV, columns in the order of their first appearance; None is an empty cell."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
@@ -182,7 +182,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return out.getvalue()
 
 
-def write(
+def write_figure(
     folder: Path, name: str, figure: Figure, rows: Sequence[Mapping[str, Any]] | None
 ) -> list[Path]:
     """Write ``name.png``, ``name.svg`` and, with ``rows``, ``name.pdf`` and ``name.csv``.
@@ -195,13 +195,13 @@ def write(
     """
     with files.explain_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with styled():
+    with use_style():
         figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once for all kinds: of many axes it takes seconds
     contents = {"png": png_bytes(figure), "svg": svg_text(figure).encode()}
     if rows is not None:
         contents["pdf"] = pdf_bytes(figure)
-        contents["csv"] = csv_text(rows).encode("utf-8", errors="surrogateescape")
+        contents["csv"] = figure_csv(rows).encode("utf-8", errors="surrogateescape")
     for kind, data in contents.items():
         files.write_bytes(folder / f"{name}.{kind}", data)
     return [folder / f"{name}.{kind}" for kind in contents]
@@ -209,6 +209,6 @@ def write(
 
 def _saved(figure: Figure, kind: str, **options: Any) -> bytes:
     out = io.BytesIO()
-    with styled():
+    with use_style():
         figure.savefig(out, format=kind, **options)
     return out.getvalue()

@@ -12,8 +12,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
-from fedvlm.report.figures.drawing.lines import Line, Panel
-from fedvlm.report.figures.selection import Selection, Value
+from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine
+from fedvlm.report.figures.selection import FigureRuns, Value
 
 NAME, ORDER, OF = "traffic", 60, "both"
 CAPTION = ("Personal accuracy against the MB sent until then, all clients, up and down. Paths end "
@@ -21,7 +21,7 @@ CAPTION = ("Personal accuracy against the MB sent until then, all clients, up an
 MB = 1e6
 
 
-def select(selection: Selection) -> list[Panel] | str:
+def select(selection: FigureRuns) -> list[LinePanel] | str:
     """Return one panel per place: the metric over the MB sent so far by all clients, both ways."""
     def curve(
         rounds: Sequence[Mapping[str, Any]], value: Value
@@ -42,18 +42,18 @@ def select(selection: Selection) -> list[Panel] | str:
     return panels if any(map(_anything_sent, panels)) else "nothing was sent"
 
 
-def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+def rows(panels: Sequence[LinePanel]) -> list[dict[str, Any]]:
     """Return one row per panel, method and evaluated round."""
     return lines.rows_of(panels, "MB")
 
 
-def parts(panels: Sequence[Panel]) -> dict[str, list[Panel]]:
+def parts(panels: Sequence[LinePanel]) -> dict[str, list[LinePanel]]:
     """Return each panel alone in which something is sent."""
     return {title: alone for title, alone in lines.parts(panels).items()
             if any(map(_anything_sent, alone))}
 
 
-def draw(panels: Sequence[Panel], title: str = "", width: float = style.PAGE) -> Figure:
+def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE) -> Figure:
     """Return the figure; ``x`` of each line is the MB (10^6 bytes) sent so far, all clients.
 
     The axis is logarithmic; a method that sends nothing stands at its left end, at a tick of 0.
@@ -64,7 +64,7 @@ def draw(panels: Sequence[Panel], title: str = "", width: float = style.PAGE) ->
     )
 
 
-def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
+def _fill(axes: Axes, panel: LinePanel, order: Mapping[str, int | None]) -> None:
     sent = [x for line in panel.lines for x in line.x if x > 0]
     low, high = (min(sent), max(sent)) if sent else (1.0, 10.0)
     silent = any(line.x and not _sends(line) for line in panel.lines)
@@ -84,7 +84,7 @@ def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
         axes.axvline(border, color=style.FAINT, linewidth=0.6, linestyle=":")
 
 
-def _path(axes: Axes, line: Line, index: int | None, nothing: float) -> None:
+def _path(axes: Axes, line: MethodLine, index: int | None, nothing: float) -> None:
     look = style.line_style(index)
     mean = [math.nan if m is None else m for m in line.mean]
     if _sends(line):
@@ -111,11 +111,11 @@ def _path(axes: Axes, line: Line, index: int | None, nothing: float) -> None:
         )
 
 
-def _anything_sent(panel: Panel) -> bool:
+def _anything_sent(panel: LinePanel) -> bool:
     return any(map(_sends, panel.lines))
 
 
-def _sends(line: Line) -> bool:
+def _sends(line: MethodLine) -> bool:
     return any(x > 0 for x in line.x)
 
 

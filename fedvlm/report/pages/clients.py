@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.collect import finite, read_partition
+from fedvlm.report.collect import as_float, read_partition
 from fedvlm.report.pages.grid import table
-from fedvlm.report.pages.html import Content, Html, cell, decimal, element, signed
-from fedvlm.report.pages.numbers import megabytes
+from fedvlm.report.pages.html import Content, Html, cell, decimal, element, signed_text
+from fedvlm.report.pages.numbers import megabyte_text
 
 LENGTH = 40  # points of a client's curve at most
 FEW = 30  # clients whose table is shown whole
@@ -29,12 +29,12 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
         return Html("")
     data = _holdings(folder)
     first, last = (_by_client(r) for r in (evaluated[0], evaluated[-1]))
-    curves = {c: [finite(_by_client(r).get(c, {}).get("accuracy")) for r in evaluated]
+    curves = {c: [as_float(_by_client(r).get(c, {}).get("accuracy")) for r in evaluated]
               for c in last}
     values = [v for curve in curves.values() for v in curve if v is not None]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     more = [k for k in dict.fromkeys(k for one in last.values() for k in one)
-            if k not in COLUMNS and any(finite(one.get(k)) is not None for one in last.values())]
+            if k not in COLUMNS and any(as_float(one.get(k)) is not None for one in last.values())]
     domains = any(one["domain"] for one in data.values())
     sent = [_bytes(records, way) for way in ("up", "down")]
     heads: list[Content] = ["client", *(["domain"] if domains else []), *_counts(data),
@@ -43,17 +43,18 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
     rows: list[Sequence[Content]] = []
     for client, one in last.items():
         there = data.get(client, {})
-        accuracy, start = finite(one.get("accuracy")), finite(
+        accuracy, start = as_float(one.get("accuracy")), as_float(
             first.get(client, {}).get("accuracy"))
         gain = None if accuracy is None or start is None else accuracy - start
         rows.append([
             client, *([str(there.get("domain", ""))] if domains else []),
             *(there.get(key, 0) for key in _counts(data).values()), one.get("n", 0),
-            cell(decimal(accuracy), accuracy), cell("" if gain is None else signed(gain), gain),
+            cell(decimal(accuracy), accuracy),
+            cell("" if gain is None else signed_text(gain), gain),
             _spark(curves[client], low, high),
-            *(cell(decimal(finite(one.get(k))), finite(one.get(k))) for k in more),
+            *(cell(decimal(as_float(one.get(k))), as_float(one.get(k))) for k in more),
             _loss(records, client),
-            *(cell(megabytes(by.get(client, 0)), by.get(client, 0)) for by in sent),
+            *(cell(megabyte_text(by.get(client, 0)), by.get(client, 0)) for by in sent),
         ])
     words = (
         f"{len(rows)} clients after round {evaluated[-1].get('round')}; gain: on the untrained "
@@ -98,7 +99,7 @@ def _bytes(records: Sequence[Mapping[str, Any]], way: str) -> dict[int, float]:
     total: dict[int, float] = {}
     for record in records:
         for client, count in (record.get(f"bytes_{way}") or {}).items():
-            total[int(client)] = total.get(int(client), 0.0) + (finite(count) or 0.0)
+            total[int(client)] = total.get(int(client), 0.0) + (as_float(count) or 0.0)
     return total
 
 
@@ -107,7 +108,7 @@ def _loss(records: Sequence[Mapping[str, Any]], client: int) -> Html:
     for record in reversed(records):
         training = (record.get("train") or {}).get(str(client))
         if isinstance(training, Mapping):
-            value = finite(training.get("loss"))
+            value = as_float(training.get("loss"))
             return cell(decimal(value, 3), value)
     return cell(decimal(None), None)
 

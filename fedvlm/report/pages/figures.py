@@ -8,10 +8,10 @@ from typing import Any
 from fedvlm.report.figures import style
 from fedvlm.report.figures.catalog import FigureModule, all_figures, data_of, parts_of
 from fedvlm.report.figures.drawing.lines import MANY, order_of
-from fedvlm.report.figures.selection import Selection
-from fedvlm.report.pages.html import Html, element, join
+from fedvlm.report.figures.selection import FigureRuns
+from fedvlm.report.pages.html import Html, element, join_content
 from fedvlm.report.pages.svg import inline
-from fedvlm.report.pages.templates import render
+from fedvlm.report.pages.templates import render_template
 from fedvlm.runs.finished import FinishedRun
 
 
@@ -34,7 +34,7 @@ class Drawings:
         except Exception as error:  # whatever matplotlib makes of odd numbers
             self.missing.append(f"{name}: {' '.join(str(error).split())}")
             return
-        self.figures.append(render(
+        self.figures.append(render_template(
             "figure", name=name.replace("-", " "), caption=figure.CAPTION,
             svg=inline(svg, name, figure.CAPTION),
         ))
@@ -43,18 +43,18 @@ class Drawings:
         """Return all figures, then what is missing."""
         lack = element("p", "Not drawn: ", "; ".join(self.missing), ".", class_="soft") \
             if self.missing else None
-        return join([*self.figures, lack])
+        return join_content([*self.figures, lack])
 
 
 def of_run(run: FinishedRun) -> Html:
     """Return the figures of one run."""
-    drawings, selection = Drawings(), Selection([run])
+    drawings, selection = Drawings(), FigureRuns([run])
     for figure, data in _data(selection, "run", drawings):
         drawings.add(figure, data)
     return drawings.html()
 
 
-def of_runs(selection: Selection) -> Html:
+def of_runs(selection: FigureRuns) -> Html:
     """Return the figures over several runs: whole ones, then those of each data set together."""
     drawings = Drawings(missing=list(selection.problems))
     by_heading: dict[str, list[tuple[FigureModule, Any]]] = {}
@@ -73,7 +73,7 @@ def of_runs(selection: Selection) -> Html:
 
 
 def _data(
-    selection: Selection, of: str, drawings: Drawings
+    selection: FigureRuns, of: str, drawings: Drawings
 ) -> list[tuple[FigureModule, Any]]:
     """Return the figures of a kind of page with their data; note why others have none."""
     pairs = []

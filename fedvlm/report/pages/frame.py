@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from importlib import resources
 
 from fedvlm.report.pages.html import Content, Html
-from fedvlm.report.pages.templates import render
+from fedvlm.report.pages.templates import render_template
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A part of a page: its id, heading and content; one without content is left out."""
 
     key: str
@@ -21,7 +21,7 @@ class Section:
     content: Html
 
 
-def page(title: str, intro: Content, sections: Sequence[Section], origin: str = "") -> str:
+def page(title: str, intro: Content, sections: Sequence[PageSection], origin: str = "") -> str:
     """Return a whole document.
 
     The policy in its head forbids every load: scripts and style sheets but the two inside (by
@@ -37,7 +37,7 @@ def page(title: str, intro: Content, sections: Sequence[Section], origin: str = 
         f"default-src 'none'; style-src-elem '{_digest(style)}'; style-src-attr 'unsafe-inline'; "
         f"script-src '{_digest(script)}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    return render(
+    return render_template(
         "page", title=title, intro=intro, sections=[s for s in sections if s.content],
         origin=origin, policy=Html(policy), style=Html(style), script=Html(script),
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 from fedvlm.report.pages.html import Content, Html, element
-from fedvlm.report.pages.templates import render
+from fedvlm.report.pages.templates import render_template
 
 LONG = 32  # characters; longer text in a cell is given room
 _CELL = re.compile(r"<t[hd]\b[^>]*>")
@@ -36,8 +36,9 @@ def table(
         at for row in body for at, one in enumerate(_CELL.findall(row)) if 'class="number"' in one
     }
     said = name or (caption if isinstance(caption, str) and not isinstance(caption, Html) else "")
-    return render("table", heads=heads, rows=body, caption=caption, sortable=sortable, tall=tall,
-                  key=key, numbers=numbers, lower=set(lower), name=said or "table")
+    return render_template(
+        "table", heads=heads, rows=body, caption=caption, sortable=sortable, tall=tall, key=key,
+        numbers=numbers, lower=set(lower), name=said or "table")
 
 
 def row_of(cells: Sequence[Content], **attributes: object) -> Html:

@@ -24,20 +24,20 @@ class Html(str):
 Content = str | int | float | None | Html
 
 
-def escaped(text: object) -> Html:
+def to_html(text: object) -> Html:
     """Return text that shows literally, on one line, in elements and attributes."""
     return Html(html.escape(one_line(text)))
 
 
 def lines(text: str) -> Html:
     """Return text of several lines that shows literally in ``<pre>``."""
-    return Html("\n".join(escaped(line) for line in text.splitlines()))
+    return Html("\n".join(to_html(line) for line in text.splitlines()))
 
 
-def join(parts: Iterable[Content], between: str = "") -> Html:
+def join_content(parts: Iterable[Content], between: str = "") -> Html:
     """Return parts one after the other; those that are no markup are escaped, None is nothing."""
     return Html(between.join(
-        part if isinstance(part, Html) else escaped(part) for part in parts if part is not None
+        part if isinstance(part, Html) else to_html(part) for part in parts if part is not None
     ))
 
 
@@ -54,9 +54,9 @@ def element(name: str, /, *content: Content, **attributes: object) -> Html:
         if value is None or value is False:
             continue
         key = key.rstrip("_").replace("_", "-")
-        words.append(key if value is True else f'{key}="{escaped(value)}"')
+        words.append(key if value is True else f'{key}="{to_html(value)}"')
     opened = f"<{' '.join(words)}>"
-    return Html(opened) if name in _VOID else Html(f"{opened}{join(content)}</{name}>")
+    return Html(opened) if name in _VOID else Html(f"{opened}{join_content(content)}</{name}>")
 
 
 def items(contents: Iterable[Content], **attributes: object) -> Html:
@@ -65,7 +65,7 @@ def items(contents: Iterable[Content], **attributes: object) -> Html:
     return element("ul", *lines, **attributes) if lines else Html("")
 
 
-def facts(values: Mapping[str, Content]) -> Html:
+def fact_list(values: Mapping[str, Content]) -> Html:
     """Return names with their values as a definition list; empty values are left out."""
     pairs = [
         element("div", element("dt", key), element("dd", value))
@@ -92,7 +92,7 @@ def decimal(value: float | None, digits: int = 1) -> str:
     return "\N{EN DASH}" if value is None else f"{value:.{digits}f}"
 
 
-def signed(value: float) -> str:
+def signed_text(value: float) -> str:
     """Return a difference with its sign, one decimal."""
     text = f"{abs(value):.1f}"
     return text if text == "0.0" else f"{'+' if value > 0 else MINUS}{text}"

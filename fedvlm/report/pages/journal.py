@@ -19,7 +19,7 @@ INTERRUPTED = 130  # an attempt that was stopped is no failure
 
 
 @dataclass(frozen=True)
-class Journal:
+class SweepJournal:
     """A sweep's folder below an OUTPUT_DIR.
 
     Attributes:
@@ -66,7 +66,7 @@ class Journal:
         return labels
 
 
-def journals(folders: Sequence[Path]) -> tuple[list[Journal], list[str]]:
+def journals(folders: Sequence[Path]) -> tuple[list[SweepJournal], list[str]]:
     """Return the journals of the OUTPUT_DIRs given, and a sentence per plan that cannot be read."""
     every, problems = [], []
     for output in folders:
@@ -82,7 +82,7 @@ def journals(folders: Sequence[Path]) -> tuple[list[Journal], list[str]]:
     return every, problems
 
 
-def _journal(folder: Path, output: Path, plan: Mapping[str, Any], text: str) -> Journal:
+def _journal(folder: Path, output: Path, plan: Mapping[str, Any], text: str) -> SweepJournal:
     labels = [
         tuple(str(one.get("label", "")) for one in plan.get(part) or () if isinstance(one, dict))
         for part in ("datasets", "trainers")
@@ -91,7 +91,7 @@ def _journal(folder: Path, output: Path, plan: Mapping[str, Any], text: str) -> 
     sizes = [len(labels[0]), len(labels[1]), len(plan.get("seeds") or ())]
     sizes += [len(plan.get("shots") or ()) or 1]
     sizes += [len(v) for v in axes.values()] if isinstance(axes, dict) else []
-    return Journal(
+    return SweepJournal(
         str(plan.get("name") or folder.name), output, text, labels[0], labels[1],
         math.prod(sizes), math.prod(sizes[2:]), _attempts(folder),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedvlm.report.collect import finite
+from fedvlm.report.collect import as_float
 from fedvlm.report.pages.grid import table
 from fedvlm.report.pages.html import (
     Content,
@@ -13,10 +13,10 @@ from fedvlm.report.pages.html import (
     cell,
     decimal,
     element,
-    facts,
+    fact_list,
     items,
-    join,
-    signed,
+    join_content,
+    signed_text,
 )
 from fedvlm.report.tables.caption import NOT_COMPARABLE
 from fedvlm.report.tables.metrics import DEFINED, metric
@@ -68,7 +68,7 @@ def introduction(run: FinishedRun) -> Html:
     shots = said.get("shots")
     setting = str(said.get("setting", ""))
     what = f"{setting}: {SETTINGS[setting]}" if setting in SETTINGS else setting
-    return facts({
+    return fact_list({
         "setting": what, "data set": said.get("dataset"),
         "shots per class": "all images" if shots == -1 else shots,
         "partition": said.get("partition"), "domain held out": said.get("held_out"),
@@ -85,19 +85,19 @@ def introduction(run: FinishedRun) -> Html:
     })
 
 
-def headline(run: FinishedRun) -> Html:
+def headline_content(run: FinishedRun) -> Html:
     """Return the last round's main numbers, each with its meaning and its gain on zero-shot."""
     last, zero = run.last, run.section("zero_shot")
     cards = []
     for name in HEADLINE:
-        value = finite(last.get(name))
+        value = as_float(last.get(name))
         if value is None:
             continue
-        spread = finite(last.get("personal_std")) if name == "personal" else None
+        spread = as_float(last.get("personal_std")) if name == "personal" else None
         cards.append(element(
             "div", element("div", name, class_="name"),
             element("div", decimal(value), element("small", " %"), class_="value"),
-            _delta(value, finite(zero.get(name))),
+            _delta(value, as_float(zero.get(name))),
             element("div", metric(name).words, ".",
                     f" Standard deviation over clients {spread:.1f}." if spread is not None
                     else None, class_="what"),
@@ -106,7 +106,7 @@ def headline(run: FinishedRun) -> Html:
     if not cards:
         return element("p", "No client has a test image, so there is no headline number.")
     when = f"After round {last.get('round')}, the last one; the test set chooses nothing."
-    return join([element("p", when, class_="soft"),
+    return join_content([element("p", when, class_="soft"),
                  element("div", *cards, class_="numbers")])
 
 
@@ -120,22 +120,22 @@ def all_numbers(run: FinishedRun) -> Html:
     if selected:
         sections[f"round {selected.get('round')} (best on validation)"] = selected
     present = {k: v for k, v in sections.items() if v}
-    names = [n for n in run.last if finite(run.last.get(n)) is not None and _accuracy(n)]
+    names = [n for n in run.last if as_float(run.last.get(n)) is not None and _accuracy(n)]
     rows = []
     for name in names:
-        values = [finite(part.get(name)) for part in present.values()]
+        values = [as_float(part.get(name)) for part in present.values()]
         rows.append([name, *(cell(decimal(v), v) for v in values), metric(name).words])
     return table(["%", *present, "meaning"], rows, caption="All numbers are percentages")
 
 
-def work(run: FinishedRun) -> Html:
+def work_content(run: FinishedRun) -> Html:
     """Return totals: rounds, steps, samples, tower passes, seconds, bytes."""
     words = {
-        name: (_seconds(v) if name == "seconds" else megabytes(v) if name.startswith("bytes")
+        name: (_seconds(v) if name == "seconds" else megabyte_text(v) if name.startswith("bytes")
                else f"{v:,.0f}")
-        for name, value in run.totals().items() if (v := finite(value)) is not None
+        for name, value in run.totals().items() if (v := as_float(value)) is not None
     }
-    return facts({name.replace("_", " "): text for name, text in words.items()})
+    return fact_list({name.replace("_", " "): text for name, text in words.items()})
 
 
 def traffic(run: FinishedRun) -> Html:
@@ -145,11 +145,11 @@ def traffic(run: FinishedRun) -> Html:
     names = list(dict.fromkeys([*up, *down]))
     if not names:
         return element("p", "Nothing was sent: no tensor is shared.")
-    most = sum(finite(v) or 0.0 for v in up.values()) or 1.0
+    most = sum(as_float(v) or 0.0 for v in up.values()) or 1.0
     rows = [
-        [element("code", name), cell(megabytes(up.get(name, 0)), finite(up.get(name, 0))),
-         cell(megabytes(down.get(name, 0)), finite(down.get(name, 0))),
-         cell(f"{100 * (finite(up.get(name)) or 0) / most:.1f} %", finite(up.get(name, 0)))]
+        [element("code", name), cell(megabyte_text(up.get(name, 0)), as_float(up.get(name, 0))),
+         cell(megabyte_text(down.get(name, 0)), as_float(down.get(name, 0))),
+         cell(f"{100 * (as_float(up.get(name)) or 0) / most:.1f} %", as_float(up.get(name, 0)))]
         for name in names
     ]
     return table(["tensor", "sent by clients", "sent to clients", "share of sent"], rows,
@@ -162,9 +162,9 @@ def remarks(run: FinishedRun) -> Html:
     return items(note for note in run.notes() if NOT_COMPARABLE not in note)
 
 
-def megabytes(count: Any) -> str:
+def megabyte_text(count: Any) -> str:
     """Return bytes as MB."""
-    value = finite(count) or 0.0
+    value = as_float(count) or 0.0
     return f"{value:,.0f} B" if value < 1000 else f"{value / 1e6:,.3f} MB"
 
 
@@ -173,7 +173,7 @@ def _delta(value: float, zero: float | None) -> Html:
         return Html("")
     gain = value - zero
     kind = "up" if round(gain, 1) > 0 else "down" if round(gain, 1) < 0 else ""
-    return element("div", element("span", signed(gain), class_=kind or None),
+    return element("div", element("span", signed_text(gain), class_=kind or None),
                    f" on zero-shot ({zero:.1f})", class_="delta")
 
 
@@ -193,7 +193,7 @@ def _selection(rule: Any) -> str:
 
 
 def _count(number: Any) -> str:
-    value = finite(number)
+    value = as_float(number)
     return "" if value is None else f"{value:,.0f}"
 
 

@@ -11,7 +11,15 @@ import yaml
 
 from fedvlm.core.errors import DataError
 from fedvlm.report.pages.grid import table
-from fedvlm.report.pages.html import Html, element, escaped, facts, join, lines, search
+from fedvlm.report.pages.html import (
+    Html,
+    element,
+    fact_list,
+    join_content,
+    lines,
+    search,
+    to_html,
+)
 from fedvlm.runs.finished import FinishedRun
 
 DEFAULT = "default"
@@ -58,7 +66,7 @@ def config_table(run: FinishedRun) -> Html:
     changed = sum(origin != DEFAULT for _, origin in settings.values())
     words = (f"{len(rows)} settings; the {changed} that are no default come first, marked at the "
             "left. Origin: the file or flag that set the value")
-    return join([
+    return join_content([
         search("config-table", "FED, lr, flag ..."),
         table(("key", "value", "origin"), rows, caption=words, sortable=True, tall=True,
               key="config-table"),
@@ -80,15 +88,15 @@ def provenance(run: FinishedRun) -> Html:
     }
     parts = [
         command(str(one.get("command") or "unknown"), "command"),
-        facts({
+        fact_list({
             "in folder": one.get("folder"), "created": manifest.get("created"),
             "revision": _revision(one.get("git")),
             "chunk": layout.get("chunk") if isinstance(layout, Mapping) else None,
         }),
         element("h3", "Digests (sha256)"),
-        facts({k: element("code", v) for k, v in digests.items() if v}),
-        element("h3", "Machine"), facts(_plain(one.get("machine"))),
-        element("h3", "Versions"), facts(_plain(one.get("versions"))),
+        fact_list({k: element("code", v) for k, v in digests.items() if v}),
+        element("h3", "Machine"), fact_list(_plain(one.get("machine"))),
+        element("h3", "Versions"), fact_list(_plain(one.get("versions"))),
     ]
     if sessions:
         heads = ("session", "started (UTC)", "ended", "how", "from round", "command")
@@ -99,7 +107,7 @@ def provenance(run: FinishedRun) -> Html:
         ]
         parts += [element("h3", "Sessions"), table(heads, rows, caption="One per process that "
                                                    "worked on this run")]
-    return join(parts)
+    return join_content(parts)
 
 
 def command(text: str, key: str) -> Html:
@@ -120,10 +128,10 @@ def method_card(text: str) -> Html:
     if not parts:
         return element("pre", lines(text))
     fields = [
-        join([element("dt", name), element("dd", lines(_dedented(value)))])
+        join_content([element("dt", name), element("dd", lines(_dedented(value)))])
         for name, value in parts
     ]
-    return join([element("p", title), element("dl", *fields, class_="card-text")])
+    return join_content([element("p", title), element("dl", *fields, class_="card-text")])
 
 
 def _setting(key: str, value: str, origin: str) -> Html:
@@ -151,6 +159,6 @@ def _plain(values: Any) -> dict[str, Html]:
     if not isinstance(values, Mapping):
         return {}
     return {
-        str(k).replace("_", " "): escaped(", ".join(map(str, v)) if isinstance(v, list) else v)
+        str(k).replace("_", " "): to_html(", ".join(map(str, v)) if isinstance(v, list) else v)
         for k, v in values.items() if v not in (None, "", [])
     }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedvlm.report.pages import figures, numbers
 from fedvlm.report.pages.clients import client_table
-from fedvlm.report.pages.frame import Section, page
-from fedvlm.report.pages.html import Html, element, join
+from fedvlm.report.pages.frame import PageSection, page
+from fedvlm.report.pages.html import Html, element, join_content
 from fedvlm.report.pages.origin import config_table, method_card, provenance
 from fedvlm.runs.finished import FinishedRun
 
@@ -19,18 +19,18 @@ def run_page(run: FinishedRun, card: str = "", title: str = "", origin: str = ""
         origin: the command that makes the page.
     """
     records = run.rounds()
-    intro = join([numbers.introduction(run), numbers.box(numbers.caveats(run, records))])
+    intro = join_content([numbers.introduction(run), numbers.box(numbers.caveats(run, records))])
     parts = [
-        Section("headline", "Headline", numbers.headline(run)),
-        Section("numbers", "All numbers", numbers.all_numbers(run)),
-        Section("figures", "Figures", figures.of_run(run)),
-        Section("clients-section", "Clients", client_table(run.path, records)),
-        Section("work", "Work and traffic", join([
-            numbers.work(run), numbers.traffic(run)])),
-        Section("config", "Config", config_table(run)),
-        Section("manifest", "Manifest", provenance(run)),
-        Section("method", "Method card", method_card(card) or _no_card(run)),
-        Section("notes", "Notes", numbers.remarks(run)),
+        PageSection("headline", "Headline", numbers.headline_content(run)),
+        PageSection("numbers", "All numbers", numbers.all_numbers(run)),
+        PageSection("figures", "Figures", figures.of_run(run)),
+        PageSection("clients-section", "Clients", client_table(run.path, records)),
+        PageSection("work", "Work and traffic", join_content([
+            numbers.work_content(run), numbers.traffic(run)])),
+        PageSection("config", "Config", config_table(run)),
+        PageSection("manifest", "Manifest", provenance(run)),
+        PageSection("method", "Method card", method_card(card) or _no_card(run)),
+        PageSection("notes", "Notes", numbers.remarks(run)),
     ]
     name = title or f"{run.method} on {run.protocol.get('dataset', 'unknown data')}"
     return page(name, intro, parts, origin)

@@ -6,7 +6,7 @@ import re
 from urllib.parse import unquote
 
 from fedvlm.report.figures.style import METHOD
-from fedvlm.report.pages.html import Html, element, escaped
+from fedvlm.report.pages.html import Html, element, to_html
 
 # What the figures are drawn in (``style``), and the page's variables that take its place. The
 # labels inside heat-map cells have colours of their own and stay: so do the cells.
@@ -66,7 +66,7 @@ def _with_ids(body: str, name: str) -> str:
 
     def keep(at: re.Match[str]) -> str:
         if at[1].startswith(METHOD):
-            return f' data-method="{escaped(unquote(at[1].removeprefix(METHOD)))}"'
+            return f' data-method="{to_html(unquote(at[1].removeprefix(METHOD)))}"'
         if at[1] not in used:
             return ""
         used.discard(at[1])

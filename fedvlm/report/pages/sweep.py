@@ -10,11 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.collect import Collected, finite
+from fedvlm.report.collect import Collected, as_float
 from fedvlm.report.figures import style
-from fedvlm.report.figures.selection import Selection
+from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.report.pages import PAGE, figures
-from fedvlm.report.pages.frame import Section, page
+from fedvlm.report.pages.frame import PageSection, page
 from fedvlm.report.pages.grid import table
 from fedvlm.report.pages.html import (
     Content,
@@ -22,21 +22,21 @@ from fedvlm.report.pages.html import (
     cell,
     decimal,
     element,
-    facts,
+    fact_list,
     items,
-    join,
+    join_content,
     lines,
     search,
 )
-from fedvlm.report.pages.journal import Journal, journals
+from fedvlm.report.pages.journal import SweepJournal, journals
 from fedvlm.report.pages.numbers import box
 from fedvlm.report.pages.origin import method_card
 from fedvlm.report.pages.svg import COLOURS
 from fedvlm.report.pages.tables import groups, of_group
-from fedvlm.report.pages.templates import render
+from fedvlm.report.pages.templates import render_template
 from fedvlm.report.tables.caption import NOT_COMPARABLE
 from fedvlm.report.tables.facts import RunFacts
-from fedvlm.report.tables.layout import named
+from fedvlm.report.tables.layout import spell_names
 from fedvlm.report.tables.papers import Paper
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.names import is_finished
@@ -59,30 +59,30 @@ def sweep_page(
         origin: the command that makes the page.
         papers: method -> what its card says: how it is spelt, its family.
     """
-    selection = Selection(collected.runs, papers=papers or {})
+    selection = FigureRuns(collected.runs, papers=papers or {})
     sweeps, problems = journals(folders)
     tables = [
-        join([element("h3", name), of_group(runs, origin, papers or {})])
+        join_content([element("h3", name), of_group(runs, origin, papers or {})])
         for name, runs in groups(collected.runs).items()
     ]
-    gaps = join([_missing(collected, sweeps, here), items(problems)])
+    gaps = join_content([_missing(collected, sweeps, here), items(problems)])
     parts = [
-        Section("methods", "Methods", _methods(selection)),
-        Section("tables", "Tables", join(tables)),
-        Section("figures", "Figures", figures.of_runs(selection)),
-        Section("matrix", "Methods and data sets", _matrix(collected, sweeps)),
-        Section("missing", "Missing and failed", gaps),
-        Section("runs", "Runs", _listing(collected.runs, here, papers or {})),
-        Section("differences", "What differs in the configs",
+        PageSection("methods", "Methods", _methods(selection)),
+        PageSection("tables", "Tables", join_content(tables)),
+        PageSection("figures", "Figures", figures.of_runs(selection)),
+        PageSection("matrix", "Methods and data sets", _matrix(collected, sweeps)),
+        PageSection("missing", "Missing and failed", gaps),
+        PageSection("runs", "Runs", _listing(collected.runs, here, papers or {})),
+        PageSection("differences", "What differs in the configs",
                 _differences(collected.runs)),
-        Section("made", "How it was made", _commands(collected.runs, sweeps)),
-        Section("cards", "Method cards", _cards(cards)),
+        PageSection("made", "How it was made", _commands(collected.runs, sweeps)),
+        PageSection("cards", "Method cards", _cards(cards)),
     ]
-    intro = join([_introduction(collected.runs), box(_caveats(collected, sweeps))])
+    intro = join_content([_introduction(collected.runs), box(_caveats(collected, sweeps))])
     return page(title or _title(collected.runs, sweeps), intro, parts, origin)
 
 
-def _methods(selection: Selection) -> Html:
+def _methods(selection: FigureRuns) -> Html:
     """Return the legend by family, whose boxes hide methods."""
     families: dict[str, list[str]] = {}
     for group in sorted(selection.groups, key=lambda one: one.label.casefold()):
@@ -91,10 +91,10 @@ def _methods(selection: Selection) -> Html:
             labels.append(group.label)
     order = {name: families[name] for name in style.FAMILIES if name in families}
     colours = {name: COLOURS[style.FAMILIES[name][0].lower()] for name in order}
-    return render("methods", families=order, colours=colours)
+    return render_template("methods", families=order, colours=colours)
 
 
-def _title(runs: Sequence[FinishedRun], sweeps: Sequence[Journal]) -> str:
+def _title(runs: Sequence[FinishedRun], sweeps: Sequence[SweepJournal]) -> str:
     if len(sweeps) == 1:
         return f"Sweep {sweeps[0].name}"
     methods, data = {run.method for run in runs}, {_dataset(run) for run in runs}
@@ -104,7 +104,7 @@ def _title(runs: Sequence[FinishedRun], sweeps: Sequence[Journal]) -> str:
 
 def _introduction(runs: Sequence[FinishedRun]) -> Html:
     protocols = [run.protocol for run in runs]
-    return facts({
+    return fact_list({
         "finished runs": str(len(runs)),
         "methods": str(len({run.method for run in runs})),
         "data sets": _names(map(_dataset, runs)),
@@ -114,7 +114,7 @@ def _introduction(runs: Sequence[FinishedRun]) -> Html:
     })
 
 
-def _caveats(collected: Collected, sweeps: Sequence[Journal]) -> list[Content]:
+def _caveats(collected: Collected, sweeps: Sequence[SweepJournal]) -> list[Content]:
     """Return what a reader has to know before any number."""
     runs = collected.runs
     notes = [note for run in runs for note in run.notes() if NOT_COMPARABLE in note]
@@ -128,7 +128,7 @@ def _caveats(collected: Collected, sweeps: Sequence[Journal]) -> list[Content]:
                (len(collected.problems), "damaged")]
     words = ", ".join(f"{count} {word}" for count, word in lacking if count)
     if words:
-        caveats.append(join([f"Not all runs are here ({words}): see ",
+        caveats.append(join_content([f"Not all runs are here ({words}): see ",
                              element("a", "missing and failed", href="#missing"), "."]))
     revisions = {str((run.info.get("git") or {}).get("revision")) for run in runs
                  if isinstance(run.info.get("git") or {}, Mapping)}
@@ -137,7 +137,7 @@ def _caveats(collected: Collected, sweeps: Sequence[Journal]) -> list[Content]:
     return caveats
 
 
-def _matrix(collected: Collected, sweeps: Sequence[Journal]) -> Html:
+def _matrix(collected: Collected, sweeps: Sequence[SweepJournal]) -> Html:
     """Return methods x data sets with finished, failed and missing runs, of sweeps and others."""
     done: Counter[tuple[str, str]] = Counter(
         (run.method, _dataset(run)) for run in collected.runs
@@ -170,10 +170,10 @@ def _state(done: int, failed: int, most: int) -> Html:
         parts.append(element("span", f", {failed} failed", class_="bad"))
     elif done < most:
         parts = [element("span", f"{done} of {most}" if done else "none", class_="bad")]
-    return cell(join(parts), done)
+    return cell(join_content(parts), done)
 
 
-def _missing(collected: Collected, sweeps: Sequence[Journal], here: Path) -> Html:
+def _missing(collected: Collected, sweeps: Sequence[SweepJournal], here: Path) -> Html:
     """Return what is not there: failed attempts with their sentence, unfinished and damaged runs.
 
     Args:
@@ -201,7 +201,7 @@ def _missing(collected: Collected, sweeps: Sequence[Journal], here: Path) -> Htm
         parts.append(table(["run", "state", "why", "folder"], rows,
                            caption="Runs without results"))
     parts.append(items(collected.problems))
-    return join(parts) if any(parts) else Html("")
+    return join_content(parts) if any(parts) else Html("")
 
 
 def _listing(runs: Sequence[FinishedRun], here: Path, papers: Mapping[str, Paper]) -> Html:
@@ -212,14 +212,14 @@ def _listing(runs: Sequence[FinishedRun], here: Path, papers: Mapping[str, Paper
         papers: methods and data sets are spelt as in the tables, whose cells filter this list.
     """
     rows = []
-    spelt = named([RunFacts(run) for run in runs], papers) if papers else map(RunFacts, runs)
+    spelt = spell_names([RunFacts(run) for run in runs], papers) if papers else map(RunFacts, runs)
     for run in (one.run for one in spelt):
         protocol, personal = run.protocol, run.value("personal")
         path = _relative(run.path, here)
         name: Content = run.method
         if (run.path / PAGE).exists():
             name = element("a", run.method, href=quote(f"{path}/{PAGE}"))
-        over, seconds = run.value("global"), finite(run.totals().get("seconds"))
+        over, seconds = run.value("global"), as_float(run.totals().get("seconds"))
         rows.append([
             name, _dataset(run), protocol.get("shots"), str(protocol.get("partition")),
             protocol.get("seed"), protocol.get("data_seed"), cell(decimal(personal), personal),
@@ -229,7 +229,7 @@ def _listing(runs: Sequence[FinishedRun], here: Path, papers: Mapping[str, Paper
     heads = ("method", "data set", "shots", "partition", "seed", "data seed", "personal (%)",
              "global (%)", "seconds", "folder")
     words = f"{len(rows)} finished runs; those with a page of their own are links"
-    return join([
+    return join_content([
         search("run-table", "method, data set ..."),
         table(heads, rows, caption=words, sortable=True, tall=True, key="run-table"),
     ])
@@ -247,7 +247,7 @@ def _differences(runs: Sequence[FinishedRun]) -> Html:
                 values.setdefault(repr(config[key]) if key in config else "not a setting of it",
                                   []).append(run)
         if len(values) > 1:
-            lists = [join([element("code", value), ": ", _who(owners, runs)])
+            lists = [join_content([element("code", value), ": ", _who(owners, runs)])
                      for value, owners in list(values.items())[:MOST_VALUES]]
             more = [f"and {len(values) - MOST_VALUES} more values"] \
                 if len(values) > MOST_VALUES else []
@@ -294,7 +294,7 @@ def _relative(path: Path, here: Path) -> str:
     return Path(os.path.relpath(path.resolve(), here.resolve())).as_posix()
 
 
-def _commands(runs: Sequence[FinishedRun], sweeps: Sequence[Journal]) -> Html:
+def _commands(runs: Sequence[FinishedRun], sweeps: Sequence[SweepJournal]) -> Html:
     """Return the plans of the sweeps and the command lines that made the runs, each once."""
     parts: list[Content] = []
     for sweep in sweeps:
@@ -308,11 +308,11 @@ def _commands(runs: Sequence[FinishedRun], sweeps: Sequence[Journal]) -> Html:
             "details", element("summary", f"{len(words)} commands of the runs"),
             element("ul", *(element("li", element("code", one)) for one in words)),
         ))
-    return join(parts)
+    return join_content(parts)
 
 
 def _cards(cards: Mapping[str, str]) -> Html:
-    return join(
+    return join_content(
         element("details", element("summary", name), method_card(text))
         for name, text in sorted(cards.items(), key=lambda one: one[0].casefold()) if text
     )

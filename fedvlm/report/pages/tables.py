@@ -8,12 +8,12 @@ from dataclasses import replace
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected
 from fedvlm.report.pages.grid import row_of, table
-from fedvlm.report.pages.html import Html, cell, element, items, join
+from fedvlm.report.pages.html import Html, cell, element, items, join_content
 from fedvlm.report.tables.cells import AVERAGE, BEST, H_OF_AVERAGES, PEER, TableCell
 from fedvlm.report.tables.facts import BEFORE, KINDS, facts_of
-from fedvlm.report.tables.metrics import metric, metrics_of
+from fedvlm.report.tables.metrics import known_metrics, metric
 from fedvlm.report.tables.papers import Paper
-from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.table import ReportTable, Spec, tables
 from fedvlm.runs.finished import FinishedRun
 
 ACCURACIES = (
@@ -39,7 +39,7 @@ def of_group(
     runs: Sequence[FinishedRun], command: str, papers: Mapping[str, Paper] | None = None
 ) -> Html:
     """Return all tables of one setting and backbone, with what they mix and what they mean."""
-    collected, numbers = Collected(runs=list(runs)), metrics_of(facts_of(runs)[0])
+    collected, numbers = Collected(runs=list(runs)), known_metrics(facts_of(runs)[0])
     targets = tuple(n for n in numbers if n.startswith("target."))
     scores, costs = (
         tuple(n for n in names if n in numbers) for names in ((*ACCURACIES, *targets), COSTS)
@@ -57,10 +57,10 @@ def of_group(
         shown = [*_tables(collected, first, command),
                  *_tables(collected, replace(spec, metrics=scores[1:]), command, silent=True)]
         dear = _tables(collected, replace(spec, metrics=costs, reference=()), command, silent=True)
-        return join([*shown, element("details", element("summary", "costs"), *dear)
+        return join_content([*shown, element("details", element("summary", "costs"), *dear)
                      if dear else None])
     beside = tuple(n for n in BESIDE if n in numbers and n not in costs)
-    return join(
+    return join_content(
         one for names in (scores, (*beside, *costs)) if names
         for one in _tables(collected, replace(spec, cols=("metric",), metrics=names), command)
     )
@@ -87,7 +87,7 @@ def _tables(
     return [element("p", why, class_="caveats"), *map(_one, mixed)]
 
 
-def _one(numbers: Table) -> Html:
+def _one(numbers: ReportTable) -> Html:
     numbers = _averages_first(numbers)
     several = len(numbers.metrics) > 1
     first = metric(numbers.metrics[0])
@@ -107,7 +107,7 @@ def _one(numbers: Table) -> Html:
     spread = ("mean and sample standard deviation over up to "
               f"{numbers.n} seeds" if numbers.n > 1 else "one seed")
     words = spread if several else f"{first.words} ({first.unit}, {better}; {spread})"
-    return join([
+    return join_content([
         element("h4", title),
         element("div", table([numbers.corner, *numbers.columns], rows, caption=words,
                              sortable=True, lower=lower, name=f"{title}: {words}"),
@@ -117,7 +117,7 @@ def _one(numbers: Table) -> Html:
     ])
 
 
-def _averages_first(numbers: Table) -> Table:
+def _averages_first(numbers: ReportTable) -> ReportTable:
     """Return the table with its averages before the data sets: in sight however many those are."""
     columns = list(zip(*numbers.cells, strict=True))
     order = sorted(range(len(columns)), key=lambda at: not any(o.average for o in columns[at]))
@@ -136,7 +136,7 @@ def _cell(number: TableCell, ci: bool, row: str, column: str) -> Html:
     """
     mark = {BEST: "strong", PEER: "u"}.get(number.rank)
     spread = number.spread(ci)
-    words = join([
+    words = join_content([
         element(mark, number.text) if mark else number.text,
         element("small", f" ± {spread}") if spread else None, number.suffix,
     ])

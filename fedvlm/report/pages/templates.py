@@ -19,7 +19,7 @@ def _environment() -> Environment:
     )
 
 
-def render(template: str, /, **values: Any) -> Html:
+def render_template(template: str, /, **values: Any) -> Html:
     """Return a template filled in; values that are no ``Html`` show literally, on one line."""
     return Html(_environment().get_template(f"{template}.html").render(values))
 

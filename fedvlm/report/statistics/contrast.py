@@ -16,7 +16,7 @@ from fedvlm.core.stats import mean, t_interval
 from fedvlm.report.statistics.paired import wilcoxon
 from fedvlm.report.statistics.pooled import LEVEL, detectable, pooled_variance, random_effects
 
-Numbers = Sequence[Mapping[Any, float]]  # per data set: seed's key -> value
+SetNumbers = Sequence[Mapping[Any, float]]  # per data set: seed's key -> value
 ROUNDING = 1e-9  # of a difference: seeds that differ by less agree
 
 
@@ -66,7 +66,7 @@ class Contrast:
         return 2 * float(stdtr(df, -abs(self.mean) / error))
 
 
-def contrast(a: Numbers, b: Numbers, exact: bool = False) -> Contrast | None:
+def contrast(a: SetNumbers, b: SetNumbers, exact: bool = False) -> Contrast | None:
     """Return what the pairs of two methods say; None where no data set has one.
 
     Over several sets: a random-effects mean (``pooled.random_effects``) of the sets' mean
@@ -119,7 +119,7 @@ class Leaders:
 
 
 def leaders(
-    methods: Sequence[Numbers], lower: bool = False, exact: bool = False
+    methods: Sequence[SetNumbers], lower: bool = False, exact: bool = False
 ) -> Leaders | None:
     """Return who is best and who cannot be told apart from it.
 
@@ -138,7 +138,7 @@ def leaders(
     """
     lacking = [at for at, one in enumerate(methods) if lacks(one, methods) is not None]
     there = [at for at in range(len(methods)) if at not in lacking]
-    whole = dict(zip(there, shared([methods[at] for at in there]), strict=True))
+    whole = dict(zip(there, common_seeds([methods[at] for at in there]), strict=True))
     if len(there) < 2 or not all(one for sets in whole.values() for one in sets):
         return None
     sign = -1 if lower else 1
@@ -151,7 +151,7 @@ def leaders(
     return Leaders(best, places[0], places[1], places[-1], lacking)
 
 
-def lacks(one: Numbers, methods: Sequence[Numbers]) -> tuple[int, int, int] | None:
+def lacks(one: SetNumbers, methods: Sequence[SetNumbers]) -> tuple[int, int, int] | None:
     """Return the first data set of which a method has fewer than half of the seeds of another.
 
     Returns:
@@ -164,7 +164,7 @@ def lacks(one: Numbers, methods: Sequence[Numbers]) -> tuple[int, int, int] | No
     return None
 
 
-def shared(methods: Sequence[Numbers]) -> list[list[dict[Any, float]]]:
+def common_seeds(methods: Sequence[SetNumbers]) -> list[list[dict[Any, float]]]:
     """Return methods' numbers of the seeds that all of them have, data set by data set."""
     common = [set[Any].intersection(*map(set, column)) for column in zip(*methods, strict=True)]
     return [[{seed: one[seed] for seed in sorted(seeds, key=str)}

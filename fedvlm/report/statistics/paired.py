@@ -73,7 +73,7 @@ class McNemar:
     p: float
 
 
-def paired(a: Sequence[float], b: Sequence[float]) -> Paired | None:
+def pair_statistics(a: Sequence[float], b: Sequence[float]) -> Paired | None:
     """Return the statistics of the pairs ``(a[i], b[i])``; None of no pairs.
 
     Raises:

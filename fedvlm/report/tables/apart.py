@@ -19,7 +19,7 @@ DATASET = "dataset"
 
 
 @dataclass(frozen=True)
-class Share:
+class TableShare:
     """The runs of one table.
 
     Attributes:
@@ -33,10 +33,10 @@ class Share:
     note: str = ""
 
 
-def shares(
+def share_runs(
     entries: Sequence[RunFacts], rows: Sequence[str], cols: Sequence[str],
     mixed: Sequence[str] | None,
-) -> list[Share]:
+) -> list[TableShare]:
     """Return the runs of each table to be made.
 
     Args:
@@ -48,7 +48,7 @@ def shares(
     """
     axes = (*rows, *cols)
     try:
-        return [Share(entries, same_protocol(entries, axes, mixed))]
+        return [TableShare(entries, same_protocol(entries, axes, mixed))]
     except ConfigError:
         sets = _by_dataset(entries)
         if mixed is not None or DATASET not in axes or len(sets) < 2:
@@ -57,11 +57,11 @@ def shares(
         same_protocol(part, axes, None)
     words = "; ".join(same_protocol(entries, axes, ()))
     note = f"a table for each data set, as they differ in {words}"
-    out = [Share(part, note=note) for part in sets.values()]
+    out = [TableShare(part, note=note) for part in sets.values()]
     if tuple(cols) in AVERAGED or tuple(rows) in AVERAGED:
         for names in _agreeing(sets, axes):
             together = [e for name in names for e in sets[name]]
-            out.append(Share(together, note=(
+            out.append(TableShare(together, note=(
                 f"these {len(names)} of {len(sets)} data sets have one protocol, and so an average"
             )))
     return out

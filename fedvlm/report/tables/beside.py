@@ -10,7 +10,7 @@ from fedvlm.report.statistics.contrast import Contrast, contrast
 from fedvlm.report.statistics.paired import holm
 from fedvlm.report.tables.cells import TableCell, average
 from fedvlm.report.tables.facts import RunFacts
-from fedvlm.report.tables.layout import Line, cell_at, place_of
+from fedvlm.report.tables.layout import TableRow, cell_at, places_of_method
 from fedvlm.report.tables.metrics import COLUMNS, metric
 
 Places = Mapping[tuple[str, str, str], list[RunFacts]]
@@ -18,9 +18,9 @@ TITLES = {name: word for word, name in COLUMNS.items()}
 
 
 def columns_beside(
-    lines: Sequence[Line], columns: Sequence[str], sets: int, others: Sequence[str],
+    lines: Sequence[TableRow], columns: Sequence[str], sets: int, others: Sequence[str],
     places: Places, name: str, ci: bool, digits: int,
-) -> tuple[list[Line], list[str]]:
+) -> tuple[list[TableRow], list[str]]:
     """Add a column per metric of ``others``: each a mean over the first ``sets`` columns.
 
     Args:
@@ -43,9 +43,9 @@ def columns_beside(
 
 
 def difference_columns(
-    base: Sequence[Line], lines: Sequence[Line], columns: Sequence[str], sets: Sequence[int],
-    versus: str, pools: bool,
-) -> tuple[list[Line], list[str]]:
+    base: Sequence[TableRow], lines: Sequence[TableRow], columns: Sequence[str],
+    sets: Sequence[int], versus: str, pools: bool,
+) -> tuple[list[TableRow], list[str]]:
     """Add the mean paired difference to a method with its interval, and wins, ties and losses.
 
     Nothing is added to several columns that are no data sets: they share seeds and images, so
@@ -69,9 +69,9 @@ def difference_columns(
     return wider, [*columns, f"minus {home.label} [95 %]", "+/=/-"]
 
 
-def differences(
-    lines: Sequence[Line], columns: Sequence[str], versus: str, pools: bool
-) -> tuple[list[Line], list[str], str]:
+def difference_rows(
+    lines: Sequence[TableRow], columns: Sequence[str], versus: str, pools: bool
+) -> tuple[list[TableRow], list[str], str]:
     """Return the table of paired differences per column: rows, column labels, caption.
 
     Args:
@@ -114,21 +114,21 @@ def differences(
     return rows, heads, words
 
 
-def _home(lines: Sequence[Line], versus: str) -> Line:
-    there = place_of(lines, versus, "--versus")
+def _home(lines: Sequence[TableRow], versus: str) -> TableRow:
+    there = places_of_method(lines, versus, "--versus")
     if len(there) > 1:
         names = ", ".join(lines[at].label for at in there)
         raise ConfigError(f"--versus {versus}: several rows are of that method ({names}); name one")
     return lines[there[0]]
 
 
-def _contrast(home: Line, other: Line, sets: Sequence[int]) -> Contrast | None:
+def _contrast(home: TableRow, other: TableRow, sets: Sequence[int]) -> Contrast | None:
     a, b = ([one.cells[at].values[0] if one.cells[at].values else {} for at in sets]
             for one in (home, other))
     return contrast(a, b, metric(home.cells[sets[0]].metric).counted)
 
 
-def _cells(seen: Contrast | None, line: Line, sets: Sequence[int]) -> list[TableCell]:
+def _cells(seen: Contrast | None, line: TableRow, sets: Sequence[int]) -> list[TableCell]:
     """Return the cells of a difference: with its interval, its signs, what it would detect."""
     like = line.cells[sets[0]]
     name, digits, scale = like.metric, like.digits, metric(like.metric).scale

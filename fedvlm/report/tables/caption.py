@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedvlm.report.collect import finite
+from fedvlm.report.collect import as_float
 from fedvlm.report.tables.cells import BEST, PEER
 from fedvlm.report.tables.check import TRAINING
 from fedvlm.report.tables.facts import BEFORE, RunFacts
@@ -94,7 +94,7 @@ BRIEFLY = {
 }
 
 
-def brief(
+def short_caption(
     names: Sequence[str], ci: bool, n: int, marked: frozenset[int] | None, below: bool
 ) -> str:
     """Return the caption as one sentence, for a paper; the rest is in its comments.
@@ -141,7 +141,7 @@ def _marks(marked: frozenset[int], n: int) -> str:
             "interval of paired differences")
 
 
-def versions(runs: Sequence[RunFacts]) -> str:
+def version_text(runs: Sequence[RunFacts]) -> str:
     """Return the versions and the code behind the runs: ``fedvlm 0.1.0, torch 2.15; code 1a2b``."""
     parts = []
     for name in CODE:
@@ -256,7 +256,7 @@ def _finetuned(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
     epochs = {e.label("trainer", axes): e.fact(key) for e in entries if e.trains and e.names(key)}
     spent: dict[str, set[float]] = {}
     for entry in entries:
-        name, n = entry.label("trainer", axes), finite(entry.run.section("spent").get(FINAL))
+        name, n = entry.label("trainer", axes), as_float(entry.run.section("spent").get(FINAL))
         if n and epochs.get(name, usual) == usual:
             spent.setdefault(name, set()).add(n)
     own = ", ".join(f"{name} {' or '.join(f'{n:g}' for n in sorted(several))}"

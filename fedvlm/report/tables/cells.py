@@ -97,7 +97,7 @@ class TableCell:
         return "mean over data sets" if self.average else f"n = {self.n}"
 
 
-Grid = tuple[tuple[TableCell, ...], ...]
+CellRows = tuple[tuple[TableCell, ...], ...]
 
 
 def cell_of(name: str, values: Seeds, of: int, ci: bool, digits: int) -> TableCell:
@@ -179,9 +179,9 @@ def _by_seed(values: Sequence[Seeds]) -> list[list[float]]:
     return [[one[seed] for one in values] for seed in sorted(common, key=str)]
 
 
-def with_marks(
-    grid: Grid, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
-) -> Grid:
+def mark_best(
+    grid: CellRows, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
+) -> CellRows:
     """Mark the best of each column, or of each row where the columns are the methods.
 
     Args:
@@ -191,13 +191,13 @@ def with_marks(
     if not grid or not _race(row_keys, col_keys):
         return grid
     if "trainer" in col_keys:
-        return tuple(tuple(ranked(line, rivals)) for line in grid)
-    columns = [ranked(column, rivals) for column in zip(*grid, strict=True)]
+        return tuple(tuple(rank_cells(line, rivals)) for line in grid)
+    columns = [rank_cells(column, rivals) for column in zip(*grid, strict=True)]
     return tuple(zip(*columns, strict=True))
 
 
-def unpaired(
-    grid: Grid, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
+def columns_without_pairs(
+    grid: CellRows, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
 ) -> list[int]:
     """Return the columns, or rows where the columns are the methods, without a pair to compare.
 
@@ -213,8 +213,8 @@ def unpaired(
             if len(_rivals(cells, rivals)) > 1 and _verdict(cells, rivals) is None]
 
 
-def disputed(
-    grid: Grid, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
+def find_disputes(
+    grid: CellRows, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
 ) -> list[tuple[int, int, list[int]]]:
     """Return where somebody is above the highest mean in pairs: (column, best, who), see above.
 
@@ -251,7 +251,7 @@ def _verdict(cells: Sequence[TableCell], rivals: Sequence[bool]) -> Leaders | No
     return leaders([cells[at].values for at in there], meant.lower, meant.counted)
 
 
-def ranked(cells: Sequence[TableCell], rivals: Sequence[bool]) -> list[TableCell]:
+def rank_cells(cells: Sequence[TableCell], rivals: Sequence[bool]) -> list[TableCell]:
     """Mark the best where its paired differences to all others tell it apart, else its peers.
 
     Cells with fewer seeds do not compete. Where nobody is told apart from the best, and where

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.flatten import flat_leaves
 from fedvlm.report.collect import SEEDS
 from fedvlm.report.tables.facts import IDENTITY, METHOD, METRIC, RunFacts
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.parting import flat_leaves
 
 # Facts of the method, not of the protocol.
 OF_METHOD = ("trainer", "extra_data", "proxy", "privacy", *METHOD)

@@ -174,7 +174,7 @@ def check_keys(keys: Iterable[str], entries: Sequence[RunFacts], flag: str) -> N
             )
 
 
-def filtered(
+def filter_runs(
     entries: Sequence[RunFacts], where: Sequence[Pair], exclude: Sequence[Pair]
 ) -> list[RunFacts]:
     """Return the entries that match every ``where`` and no ``exclude``.
@@ -213,7 +213,7 @@ def _is(entry: RunFacts, key: str, value: str) -> bool:
     return value in names
 
 
-def with_references(entries: Sequence[RunFacts], names: Sequence[str]) -> list[RunFacts]:
+def add_references(entries: Sequence[RunFacts], names: Sequence[str]) -> list[RunFacts]:
     """Return the entries and the reference numbers in their results that ``names`` asks for.
 
     Args:

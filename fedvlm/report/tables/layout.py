@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.report.tables.cells import TableCell, cell_of
 from fedvlm.report.tables.facts import KINDS, METRIC, RunFacts
-from fedvlm.report.tables.metrics import ROUNDS_TO, metric, value_of
+from fedvlm.report.tables.metrics import ROUNDS_TO, metric, metric_value
 from fedvlm.report.tables.papers import GROUPS, Paper, dataset_name
 
 
 @dataclass(frozen=True)
-class Line:
+class TableRow:
     """One row.
 
     Attributes:
@@ -33,7 +33,7 @@ class Line:
     def of(
         cls, label: str, cells: tuple[TableCell, ...], entry: RunFacts, keys: Sequence[str],
         papers: Mapping[str, Paper],
-    ) -> Line:
+    ) -> TableRow:
         """Return the row of a method or a reference."""
         if entry.reference and "trainer" in keys:
             kind = KINDS.get(entry.kind, "")
@@ -74,7 +74,7 @@ def labels(
 
 def cell_at(runs: Sequence[RunFacts], name: str, ci: bool, digits: int) -> TableCell:
     """Return the cell of a metric over runs of different seeds."""
-    values = {e.seeds: v for e in runs if (v := value_of(e, name)) is not None}
+    values = {e.seeds: v for e in runs if (v := metric_value(e, name)) is not None}
     decimals = metric(name).digits
     digits = digits if decimals is None else decimals
     if name.startswith(ROUNDS_TO) and len(values) < len(runs):  # a mean of the lucky seeds lies
@@ -82,7 +82,7 @@ def cell_at(runs: Sequence[RunFacts], name: str, ci: bool, digits: int) -> Table
     return cell_of(name, values, len(runs), ci, digits)
 
 
-def in_order(lines: Sequence[Line], order: Sequence[str], averaged: bool) -> list[Line]:
+def order_table(lines: Sequence[TableRow], order: Sequence[str], averaged: bool) -> list[TableRow]:
     """Return the rows in the order asked for, groups together, references last.
 
     Args:
@@ -102,11 +102,11 @@ def in_order(lines: Sequence[Line], order: Sequence[str], averaged: bool) -> lis
                 rank[id(line)] = (float("inf") if cell.mean is None else sign * cell.mean, at)
     elif list(order) != ["name"]:
         for at, word in enumerate(order):
-            for number in place_of(lines, word, "--order"):
+            for number in places_of_method(lines, word, "--order"):
                 rank[id(lines[number])] = (at - len(order), number)
     heads = [*GROUPS, *KINDS.values()]
 
-    def key(line: Line) -> tuple[int, int, float, float]:
+    def key(line: TableRow) -> tuple[int, int, float, float]:
         group = heads.index(line.group) if line.group in heads else -1
         return (line.kind in KINDS, group, *rank[id(line)])
 
@@ -114,7 +114,7 @@ def in_order(lines: Sequence[Line], order: Sequence[str], averaged: bool) -> lis
     return [*sorted(methods, key=key), *(x for x in lines if not (x.method or x.kind))]
 
 
-def place_of(lines: Sequence[Line], word: str, flag: str) -> list[int]:
+def places_of_method(lines: Sequence[TableRow], word: str, flag: str) -> list[int]:
     """Return the rows of a method by its label or its name, however it is written.
 
     Raises:
@@ -131,7 +131,7 @@ def place_of(lines: Sequence[Line], word: str, flag: str) -> list[int]:
     return there
 
 
-def named(entries: Sequence[RunFacts], papers: Mapping[str, Paper]) -> list[RunFacts]:
+def spell_names(entries: Sequence[RunFacts], papers: Mapping[str, Paper]) -> list[RunFacts]:
     """Return the runs with methods and data sets spelt as in papers.
 
     A method's trainable set is left out where it has one only.

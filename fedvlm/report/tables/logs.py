@@ -19,7 +19,7 @@ from fedvlm.core.errors import DataError
 from fedvlm.core.stats import mean, population_std
 from fedvlm.report.tables.cells import AVERAGE, average, cell_of
 from fedvlm.report.tables.metrics import DEFINED
-from fedvlm.report.tables.table import Table
+from fedvlm.report.tables.table import ReportTable
 
 FILE = "log.txt"
 RESULT = "=> result"
@@ -101,7 +101,7 @@ def read_logs(folder: Path, test_log: bool = False) -> tuple[list[Experiment], l
 
 def logs_table(
     folder: Path, *, test_log: bool = False, ci: bool = False, digits: int = 1, command: str = "",
-) -> Table:
+) -> ReportTable:
     """Return mean and spread over the seeds of every experiment below a folder.
 
     The spread is ours (divisor n - 1); what ``parse_test_res.py`` prints, the population's, is
@@ -127,7 +127,7 @@ def logs_table(
     if len(experiments) > 1:
         cells.append([average(column, ci) for column in zip(*cells, strict=True)])
         rows.append(AVERAGE)
-    return Table(
+    return ReportTable(
         tuple(columns), "experiment", tuple(rows), tuple(columns), tuple(map(tuple, cells)),
         _caption(folder, experiments, columns, ci, most, command), (*notes, *problems), ci, most,
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
-from fedvlm.report.collect import finite
+from fedvlm.report.collect import as_float
 from fedvlm.report.tables.facts import RunFacts
 from fedvlm.runs.metrics import read_metrics
 
@@ -169,7 +169,7 @@ def metric(name: str) -> Metric:
     return Metric(name, f"'{name}' as the results name it", "")
 
 
-def metrics_of(entries: Sequence[RunFacts]) -> list[str]:
+def known_metrics(entries: Sequence[RunFacts]) -> list[str]:
     """Return every number that at least one of the runs has."""
     names: dict[str, None] = {}
     for entry in entries:
@@ -179,12 +179,12 @@ def metrics_of(entries: Sequence[RunFacts]) -> list[str]:
             head = "" if section == "last" else f"{section}."
             names |= {
                 f"{head}{k}": None for k, v in numbers.items()
-                if finite(v) is not None and k != "round"
+                if as_float(v) is not None and k != "round"
             }
-        if finite(run.info.get("trainable")) is not None:
+        if as_float(run.info.get("trainable")) is not None:
             names["trainable"] = None
         names |= {name: None for name in DERIVED
-                  if name not in names and value_of(entry, name) is not None}
+                  if name not in names and metric_value(entry, name) is not None}
     return list(names)
 
 
@@ -194,7 +194,7 @@ def check_metrics(words: Sequence[str], entries: Sequence[RunFacts]) -> tuple[st
     Raises:
         ConfigError: with the nearest known name.
     """
-    known, names = metrics_of(entries), list[str]()
+    known, names = known_metrics(entries), list[str]()
     for name in words:
         metric(name)
         names += [k for k in known if name.endswith(".*") and k.startswith(name[:-1])] or [name]
@@ -215,7 +215,7 @@ def check_columns(words: Sequence[str], entries: Sequence[RunFacts]) -> tuple[st
         ConfigError: neither; with the nearest known word. A short word that no run has a number
             for is no mistake: its column is empty.
     """
-    known = [*COLUMNS, *metrics_of(entries)]
+    known = [*COLUMNS, *known_metrics(entries)]
     for word in words:
         if word not in known and not word.startswith(ROUNDS_TO):
             raise ConfigError(f"--columns {word}: there is no such column"
@@ -224,15 +224,15 @@ def check_columns(words: Sequence[str], entries: Sequence[RunFacts]) -> tuple[st
     return tuple(dict.fromkeys(COLUMNS.get(word, word) for word in words))
 
 
-def value_of(entry: RunFacts, name: str) -> float | None:
+def metric_value(entry: RunFacts, name: str) -> float | None:
     """Return a number of a run, unscaled; None where it has none such."""
     run = entry.run
     if entry.reference:
-        return finite(entry.numbers.get(name))
+        return as_float(entry.numbers.get(name))
     if name.startswith(ROUNDS_TO):
         return _first_round(entry, _target(name))
     if name == "trainable":
-        return finite(run.info.get(name))
+        return as_float(run.info.get(name))
     if name in RATIOS:
         return _ratio(entry, name)
     if name in QUARTILES or name in TOP:
@@ -240,37 +240,37 @@ def value_of(entry: RunFacts, name: str) -> float | None:
     if name == STEPS:
         return _steps(entry)
     if name == "bytes":
-        parts = [finite(run.totals().get(part)) for part in ("bytes_up", "bytes_down")]
+        parts = [as_float(run.totals().get(part)) for part in ("bytes_up", "bytes_down")]
         return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
     if name.startswith(f"{TOTALS}."):
-        return finite(run.totals().get(name.partition(".")[2]))
-    return finite(run.value(name))
+        return as_float(run.totals().get(name.partition(".")[2]))
+    return as_float(run.value(name))
 
 
 def _ratio(entry: RunFacts, name: str) -> float | None:
     """Return a number of ``RATIOS``; None where the totals lack a part or count nothing."""
     totals, (names, count) = entry.run.totals(), RATIOS[name]
-    parts = [part for n in names if (part := finite(totals.get(n))) is not None]
-    whole = finite(totals.get(count))
+    parts = [part for n in names if (part := as_float(totals.get(n))) is not None]
+    whole = as_float(totals.get(count))
     return sum(parts) / whole if whole and len(parts) == len(names) else None
 
 
 def _steps(entry: RunFacts) -> float | None:
     """Return all local steps; of an older run its totals', to which final phases are added."""
-    spent = finite(entry.run.section("spent").get("local_steps"))
+    spent = as_float(entry.run.section("spent").get("local_steps"))
     if spent is not None:
         return spent
     totals = entry.run.totals()
-    steps = finite(totals.get("local_steps"))
-    return None if steps is None else steps + (finite(totals.get("finetune_steps")) or 0.0)
+    steps = as_float(totals.get("local_steps"))
+    return None if steps is None else steps + (as_float(totals.get("finetune_steps")) or 0.0)
 
 
 def _of_clients(entry: RunFacts, name: str) -> float | None:
     """Return a number of ``QUARTILES`` or ``TOP``: as the run says it, else from clients' rows."""
     run = entry.run
     told = run.section(name).get(TOP[name]) if name in TOP else run.last.get(name)
-    if finite(told) is not None or name == "gain":
-        return finite(told)
+    if as_float(told) is not None or name == "gain":
+        return as_float(told)
     rows = accuracies(run.last)
     if name in QUARTILES:
         return statistics.quantiles(rows.values(), method="inclusive")[QUARTILES[name]] \
@@ -289,7 +289,7 @@ def accuracies(record: Any) -> dict[Any, float]:
     rows = record.get("clients") if isinstance(record, Mapping) else None
     if not isinstance(rows, list):
         return {}
-    counts = {r.get("client"): (finite(r.get("correct")), finite(r.get("n"))) for r in rows
+    counts = {r.get("client"): (as_float(r.get("correct")), as_float(r.get("n"))) for r in rows
               if isinstance(r, Mapping)}
     return {client: 100 * correct / n for client, (correct, n) in counts.items()
             if correct is not None and n}
@@ -326,9 +326,9 @@ def _first_round(entry: RunFacts, target: float) -> float | None:
     except DataError:
         return None
     for record in records:
-        personal = finite(record.get("personal"))
+        personal = as_float(record.get("personal"))
         if personal is not None and personal >= target:
-            return finite(record.get("round"))
+            return as_float(record.get("round"))
     return None
 
 

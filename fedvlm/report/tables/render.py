@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from fedvlm.console.rows import one_line
 from fedvlm.core.spelling import cell_text
 from fedvlm.report.tables.cells import BEST, PEER, TableCell
-from fedvlm.report.tables.table import Table
+from fedvlm.report.tables.table import ReportTable
 from fedvlm.report.tables.tex import heading_at, tex
 
 _MARKDOWN = "\\`*_{}[]<>#|&~$"
@@ -18,17 +18,17 @@ _CSV_HEAD = ("row", "column", "metric", "mean", "std", "ci95", "n", "runs", "mar
              "text", "group")
 
 
-def plain_text(tables: Sequence[Table], standalone: bool = False) -> str:
+def table_text(tables: Sequence[ReportTable], standalone: bool = False) -> str:
     """Return aligned columns with their captions, for a screen: nothing is escaped."""
     return "\n\n".join("\n".join(_text_lines(table)) for table in tables) + "\n"
 
 
-def markdown(tables: Sequence[Table], standalone: bool = False) -> str:
+def table_markdown(tables: Sequence[ReportTable], standalone: bool = False) -> str:
     """Return pipe tables with their captions; best bold, its peers underlined."""
     return "\n\n".join("\n".join(_markdown_lines(table)) for table in tables) + "\n"
 
 
-def csv_text(tables: Sequence[Table], standalone: bool = False) -> str:
+def csv_text(tables: Sequence[ReportTable], standalone: bool = False) -> str:
     """Return one line per cell, numbers in full and unscaled (bytes, not MB).
 
     Caption and notes have no place in CSV; ``fedvlm table`` says them on stderr.
@@ -51,7 +51,7 @@ def csv_text(tables: Sequence[Table], standalone: bool = False) -> str:
     return out.getvalue()
 
 
-def html_text(tables: Sequence[Table], standalone: bool = False) -> str:
+def html_text(tables: Sequence[ReportTable], standalone: bool = False) -> str:
     """Return ``<table>`` elements, or a whole page: well-formed, no scripts, nothing external."""
     body = "\n".join("\n".join(_html_lines(table)) for table in tables) + "\n"
     if not standalone:
@@ -64,8 +64,8 @@ def html_text(tables: Sequence[Table], standalone: bool = False) -> str:
     )
 
 
-FORMATS: dict[str, Callable[[Sequence[Table], bool], str]] = {
-    "text": plain_text, "md": markdown, "csv": csv_text, "tex": tex, "html": html_text,
+FORMATS: dict[str, Callable[[Sequence[ReportTable], bool], str]] = {
+    "text": table_text, "md": table_markdown, "csv": csv_text, "tex": tex, "html": html_text,
 }
 
 
@@ -79,7 +79,7 @@ def escape_html(text: str) -> str:
     return html.escape(one_line(text))
 
 
-def _text_lines(table: Table) -> list[str]:
+def _text_lines(table: ReportTable) -> list[str]:
     names = [one_line(text) for text in (table.corner, *table.rows)]
     columns = [
         [one_line(head), *(_marked(row[at], table.ci, "**{}**", "_{}_") for row in table.cells)]
@@ -96,7 +96,7 @@ def _text_lines(table: Table) -> list[str]:
     return [*lines, "", one_line(table.caption), *([""] if notes else []), *notes]
 
 
-def _markdown_lines(table: Table) -> list[str]:
+def _markdown_lines(table: ReportTable) -> list[str]:
     heads = [escape_markdown(text) for text in (table.corner, *table.columns)]
     lines = [_pipes(heads), _pipes(["---", *["---:"] * len(table.columns)])]
     for at, (row, cells) in enumerate(zip(table.rows, table.cells, strict=True)):
@@ -108,7 +108,7 @@ def _markdown_lines(table: Table) -> list[str]:
     return [*lines, "", escape_markdown(table.caption), *([""] if notes else []), *notes]
 
 
-def _html_lines(table: Table) -> list[str]:
+def _html_lines(table: ReportTable) -> list[str]:
     head = "".join(f"<th>{escape_html(text)}</th>" for text in (table.corner, *table.columns))
     lines = ['<table class="fedvlm-table">', f"<caption>{escape_html(table.caption)}</caption>",
              f"<thead><tr>{head}</tr></thead>", "<tbody>"]
@@ -135,7 +135,7 @@ def _marked(cell: TableCell, ci: bool, best: str, peer: str) -> str:
     return form.format(cell.text) + (f" ± {spread}" if spread else "") + cell.suffix
 
 
-def notes_text(tables: Sequence[Table]) -> str:
+def notes_text(tables: Sequence[ReportTable]) -> str:
     """Return what stands behind tables, for a file beside one: captions, notes, versions."""
     parts = []
     for table in tables:

@@ -15,8 +15,8 @@ from typing import Any
 from fedvlm.core.stats import mean
 from fedvlm.report.tables.check import OF_METHOD, OWN, RULE
 from fedvlm.report.tables.facts import METRIC, REFERENCE_NAMES, UNSEEN, RunFacts, references_of
-from fedvlm.report.tables.layout import Line
-from fedvlm.report.tables.metrics import metric, value_of
+from fedvlm.report.tables.layout import TableRow
+from fedvlm.report.tables.metrics import metric, metric_value
 
 Places = Mapping[tuple[str, str, str], list[RunFacts]]
 Levels = Mapping[tuple[Any, ...], Mapping[tuple[str, str], float]]  # -> (kind, name) -> number
@@ -33,9 +33,9 @@ GROUND = (
 
 
 def beaten_by(
-    lines: Sequence[Line], columns: Sequence[str], entries: Sequence[RunFacts], places: Places,
+    lines: Sequence[TableRow], columns: Sequence[str], entries: Sequence[RunFacts], places: Places,
     axes: Sequence[str],
-) -> tuple[list[Line], list[str]]:
+) -> tuple[list[TableRow], list[str]]:
     """Mark the cells of methods that lie below a reference of their kind.
 
     A method that sends something is held against the references without collaboration and those
@@ -97,7 +97,7 @@ def _levels(entries: Sequence[RunFacts], names: Iterable[str], axes: Sequence[st
     for one in references_of(entries):
         ground = _ground(one, axes)
         for name in wanted:
-            value = value_of(one, name)
+            value = metric_value(one, name)
             if value is not None:
                 here = levels.setdefault((name, one.seeds, ground), {})
                 here.setdefault((one.kind, one.reference), value)
@@ -105,7 +105,7 @@ def _levels(entries: Sequence[RunFacts], names: Iterable[str], axes: Sequence[st
 
 
 def _keys(
-    lines: Sequence[Line], columns: Sequence[str], line: Line, at: int
+    lines: Sequence[TableRow], columns: Sequence[str], line: TableRow, at: int
 ) -> list[tuple[str, str]]:
     """Return row and column of a cell, or of all cells that it is the average of."""
     if not line.cells[at].average:
@@ -160,7 +160,7 @@ def coincidences(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
     ]
 
 
-def disagreements(
+def reference_notes(
     entries: Sequence[RunFacts], names: Sequence[str], axes: Sequence[str]
 ) -> list[str]:
     """Return a note per reference of which two runs of one ground and seed say other numbers."""
@@ -168,7 +168,7 @@ def disagreements(
     notes: dict[str, str] = {}
     for entry in entries:
         for name in names if entry.kind else ():
-            value = value_of(entry, name)
+            value = metric_value(entry, name)
             if value is None:
                 continue
             key = (entry.reference, name, entry.seeds, _ground(entry, axes))

@@ -8,9 +8,15 @@ from typing import Any
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected
-from fedvlm.report.tables.apart import shares
-from fedvlm.report.tables.beside import columns_beside, difference_columns, differences
-from fedvlm.report.tables.caption import brief, brief_difference, caption, notes_on, versions
+from fedvlm.report.tables.apart import share_runs
+from fedvlm.report.tables.beside import columns_beside, difference_columns, difference_rows
+from fedvlm.report.tables.caption import (
+    brief_difference,
+    caption,
+    notes_on,
+    short_caption,
+    version_text,
+)
 from fedvlm.report.tables.cells import (
     AVERAGE,
     AVERAGED,
@@ -18,26 +24,33 @@ from fedvlm.report.tables.cells import (
     H_OF_AVERAGES,
     MEAN_OF_H,
     NOT_RIVALS,
-    Grid,
+    CellRows,
     TableCell,
     average,
     averaged_by,
-    disputed,
+    columns_without_pairs,
+    find_disputes,
     harmonic_of_averages,
-    unpaired,
-    with_marks,
+    mark_best,
 )
 from fedvlm.report.tables.check import same_config
 from fedvlm.report.tables.facts import (
     METRIC,
     Pair,
     RunFacts,
+    add_references,
     check_keys,
     facts_of,
-    filtered,
-    with_references,
+    filter_runs,
 )
-from fedvlm.report.tables.layout import Line, cell_at, in_order, label_of, labels, named
+from fedvlm.report.tables.layout import (
+    TableRow,
+    cell_at,
+    label_of,
+    labels,
+    order_table,
+    spell_names,
+)
 from fedvlm.report.tables.metrics import (
     check_columns,
     check_metrics,
@@ -45,7 +58,7 @@ from fedvlm.report.tables.metrics import (
     rounds_to_problems,
 )
 from fedvlm.report.tables.papers import Paper
-from fedvlm.report.tables.rivals import beaten_by, coincidences, disagreements
+from fedvlm.report.tables.rivals import beaten_by, coincidences, reference_notes
 
 Places = Mapping[tuple[str, str, str], list[RunFacts]]  # row, column, metric -> its runs
 
@@ -87,7 +100,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A finished table; ``render`` writes it.
 
     Attributes:
@@ -109,7 +122,7 @@ class Table:
     corner: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    cells: Grid
+    cells: CellRows
     caption: str
     notes: tuple[str, ...] = ()
     ci: bool = False
@@ -120,7 +133,7 @@ class Table:
     methods: tuple[str, ...] = ()
 
 
-def tables(collected: Collected, spec: Spec, command: str = "") -> list[Table]:
+def tables(collected: Collected, spec: Spec, command: str = "") -> list[ReportTable]:
     """Return the tables that ``spec`` asks for: one, or one per metric without such an axis.
 
     Data sets whose protocols differ have tables of their own (``apart``). With ``versus`` each is
@@ -136,18 +149,18 @@ def tables(collected: Collected, spec: Spec, command: str = "") -> list[Table]:
     check_keys(spec.rows, every, "--rows")
     check_keys(spec.cols, every, "--cols")
     check_keys(spec.mixed or (), every, "--mixed")
-    entries = filtered(every, spec.where, spec.exclude)
+    entries = filter_runs(every, spec.where, spec.exclude)
     spec = replace(spec, metrics=check_metrics(spec.metrics, entries),
                    columns=check_columns(spec.columns, entries))
-    kept = shares(entries, spec.rows, spec.cols, spec.mixed)
+    kept = share_runs(entries, spec.rows, spec.cols, spec.mixed)
     notes += [*collected.notes(), *rounds_to_problems(spec.metrics, entries)]
     if collected.unfinished:
         notes.append(f"{len(collected.unfinished)} unfinished run(s) left out: "
                      f"{_listed([str(p) for p in collected.unfinished])}")
     groups = [spec.metrics] if METRIC in axes else [(name,) for name in spec.metrics]
-    made: list[Table] = []
+    made: list[ReportTable] = []
     for share in kept:
-        runs = named(share.entries, spec.papers) if spec.names else share.entries
+        runs = spell_names(share.entries, spec.papers) if spec.names else share.entries
         said = [*([share.note] if share.note else []), *coincidences(runs, axes),
                 *notes_on(runs, axes), *notes]
         for names in groups:
@@ -171,10 +184,10 @@ def _check_axes(spec: Spec, axes: Sequence[str]) -> None:
 def _of_metrics(
     entries: Sequence[RunFacts], spec: Spec, names: tuple[str, ...], mixed: Sequence[str],
     notes: Sequence[str], command: str,
-) -> list[Table]:
+) -> list[ReportTable]:
     """Return the table of ``names``, and that of differences where they are asked for."""
     axes = (*spec.rows, *spec.cols)
-    everyone = with_references(entries, spec.reference)
+    everyone = add_references(entries, spec.reference)
     columns = labels(everyone, spec.cols, axes, names)
     by_place: dict[tuple[str, str, str], list[RunFacts]] = {}
     for entry in everyone:
@@ -192,7 +205,7 @@ def _of_metrics(
     lines = _marked(lines, spec, references)
     lines, beaten = beaten_by(lines, columns, entries, places, axes)
     extra = _extra(everyone, spec, axes, names)
-    lines = in_order(lines, spec.order, averaged == "cols")
+    lines = order_table(lines, spec.order, averaged == "cols")
     base = lines
     if spec.columns:
         lines, columns = columns_beside(lines, columns, len(sets), spec.columns, places, names[0],
@@ -207,16 +220,17 @@ def _of_metrics(
         *_remarks(base, columns, most, extra, bool(averaged), beaten),
         *_unpaired([{e.seeds for e in here if not e.reference} for here in places.values()]),
         *_incomparable(base, columns, spec, references), *_copies(copies), *_private(runs),
-        *disagreements(everyone, names, axes), *notes,
+        *reference_notes(everyone, names, axes), *notes,
     ]
-    table = Table(
+    table = ReportTable(
         names, " / ".join(spec.rows),
         tuple(f"{one.label}*" if one.label in extra else one.label for one in lines),
         tuple(f"{c}*" if c in extra else c for c in columns), tuple(one.cells for one in lines),
         caption(runs, names, axes, [*mixed, *differing], averaged != "", spec.ci, most, command,
                 marked, spec.columns),
-        tuple(remarks), spec.ci, most, brief(names, spec.ci, most, marked, bool(beaten)),
-        versions(runs), tuple(one.group for one in lines) if any(o.group for o in lines) else (),
+        tuple(remarks), spec.ci, most, short_caption(names, spec.ci, most, marked, bool(beaten)),
+        version_text(runs),
+        tuple(one.group for one in lines) if any(o.group for o in lines) else (),
         tuple(one.method for one in lines),
     )
     if not spec.versus:
@@ -242,7 +256,7 @@ def _unique(
 def _lines(
     entries: Sequence[RunFacts], spec: Spec, names: Sequence[str], columns: Sequence[str],
     places: Places, references: Sequence[bool],
-) -> list[Line]:
+) -> list[TableRow]:
     """Return the rows with the cells of their columns, not yet in the order asked for.
 
     Args:
@@ -260,7 +274,7 @@ def _lines(
                     spec.digits)
             if (row, column) in metrics else TableCell(names[0]) for column in columns
         )
-        lines.append(Line.of(row, cells, entry, spec.rows, spec.papers))
+        lines.append(TableRow.of(row, cells, entry, spec.rows, spec.papers))
     most = _most(lines, references)
     return [
         replace(line, cells=tuple(
@@ -270,15 +284,15 @@ def _lines(
     ]
 
 
-def _most(lines: Sequence[Line], references: Sequence[bool]) -> int:
+def _most(lines: Sequence[TableRow], references: Sequence[bool]) -> int:
     """Return the most seeds of a cell; references do not count, which gather those of all runs."""
     return max((cell.n for line in lines if line.rival
                 for cell, ref in zip(line.cells, references, strict=False) if not ref), default=0)
 
 
 def _with_averages(
-    lines: list[Line], columns: list[str], spec: Spec, names: Sequence[str], places: Places
-) -> tuple[list[Line], list[str], str]:
+    lines: list[TableRow], columns: list[str], spec: Spec, names: Sequence[str], places: Places
+) -> tuple[list[TableRow], list[str], str]:
     """Add averages over data sets; of a harmonic mean both, H of the averages first.
 
     Returns:
@@ -310,23 +324,23 @@ def _with_averages(
     below = [of(cells, [(one.label, column) for one in lines])
              for column, cells in zip(columns, zip(*(o.cells for o in lines), strict=True),
                                       strict=True)]
-    ends = [Line(title, tuple(cells)) for title, cells in
+    ends = [TableRow(title, tuple(cells)) for title, cells in
             zip(titles, zip(*below, strict=True), strict=True)]
     return [*lines, *ends], columns, axis
 
 
-def _marked(lines: Sequence[Line], spec: Spec, references: Sequence[bool]) -> list[Line]:
+def _marked(lines: Sequence[TableRow], spec: Spec, references: Sequence[bool]) -> list[TableRow]:
     """Mark the best of each column; references do not compete.
 
     Args:
         references: whether a column is a reference's, where the columns are methods.
     """
     rivals = _rivals(lines, spec, references)
-    grid = with_marks(tuple(line.cells for line in lines), spec.rows, spec.cols, rivals)
+    grid = mark_best(tuple(line.cells for line in lines), spec.rows, spec.cols, rivals)
     return [replace(line, cells=cells) for line, cells in zip(lines, grid, strict=True)]
 
 
-def _rivals(lines: Sequence[Line], spec: Spec, references: Sequence[bool]) -> list[bool]:
+def _rivals(lines: Sequence[TableRow], spec: Spec, references: Sequence[bool]) -> list[bool]:
     """Return for each row, or column where those are the methods, whether it competes."""
     if "trainer" in spec.cols:
         return [not one for one in references]
@@ -334,7 +348,7 @@ def _rivals(lines: Sequence[Line], spec: Spec, references: Sequence[bool]) -> li
 
 
 def _marks(
-    lines: Sequence[Line], spec: Spec, references: Sequence[bool]
+    lines: Sequence[TableRow], spec: Spec, references: Sequence[bool]
 ) -> frozenset[int] | None:
     """Return the marks that cells have; None where there are no two rivals.
 
@@ -349,10 +363,10 @@ def _marks(
 
 
 def _difference_table(
-    table: Table, lines: Sequence[Line], sets: Sequence[str], spec: Spec, command: str
-) -> Table:
-    rows, columns, words = differences(lines, sets, spec.versus, tuple(spec.cols) in AVERAGED)
-    return Table(
+    table: ReportTable, lines: Sequence[TableRow], sets: Sequence[str], spec: Spec, command: str
+) -> ReportTable:
+    rows, columns, words = difference_rows(lines, sets, spec.versus, tuple(spec.cols) in AVERAGED)
+    return ReportTable(
         table.metrics, table.corner, tuple(one.label for one in rows), tuple(columns),
         tuple(one.cells for one in rows), f"{words} Made by: {command}." if command else words,
         (), False, table.n,
@@ -384,7 +398,7 @@ def _private(runs: Sequence[RunFacts]) -> list[str]:
 
 
 def _remarks(
-    lines: Sequence[Line], columns: Sequence[str], most: int, extra: Mapping[str, str],
+    lines: Sequence[TableRow], columns: Sequence[str], most: int, extra: Mapping[str, str],
     averaged: bool, beaten: Sequence[str],
 ) -> list[str]:
     """Return the notes that explain a table's signs."""
@@ -418,18 +432,18 @@ def _unpaired(seeds: Sequence[set[tuple[Any, ...]]]) -> list[str]:
 
 
 def _incomparable(
-    lines: Sequence[Line], columns: Sequence[str], spec: Spec, references: Sequence[bool]
+    lines: Sequence[TableRow], columns: Sequence[str], spec: Spec, references: Sequence[bool]
 ) -> list[str]:
     """Say where nobody is marked because no seed is everybody's, or pairs and means disagree."""
     race = (tuple(line.cells for line in lines), spec.rows, spec.cols,
             _rivals(lines, spec, references))
     labels = [line.label for line in lines]
     names, rivals = (labels, columns) if "trainer" in spec.cols else (columns, labels)
-    where = _listed([names[at] for at in unpaired(*race)])
+    where = _listed([names[at] for at in columns_without_pairs(*race)])
     notes = [f"not comparable in pairs of one seed, so without a mark: {where}"] if where else []
     words = _listed([
         f"{names[at]} ({', '.join(rivals[i] for i in above)} above {rivals[best]})"
-        for at, best, above in disputed(*race)
+        for at, best, above in find_disputes(*race)
     ])
     return notes + ([f"the pairs do not agree with the means on who is best, so without a mark: "
                      f"{words}"] if words else [])

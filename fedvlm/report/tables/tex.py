@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fedvlm.console.rows import one_line
 from fedvlm.report.tables.cells import BELOW, BEST, FEWER, MISSING, PEER, TableCell
 from fedvlm.report.tables.papers import Paper
-from fedvlm.report.tables.table import Table
+from fedvlm.report.tables.table import ReportTable
 
 POINTS = 72.27  # of TeX per inch
 SIZES = (("small", 9.0), ("footnotesize", 8.0), ("scriptsize", 7.0))
@@ -73,7 +73,7 @@ class Column:
         return max(self.letters * size + self.tail * TINY, len(self.head) * LETTER * size) + GAP
 
 
-def tex(tables: Sequence[Table], standalone: bool = False, style: Style | None = None) -> str:
+def tex(tables: Sequence[ReportTable], standalone: bool = False, style: Style | None = None) -> str:
     """Return ``table`` environments, or a document that pdflatex turns into pages."""
     style = style or Style()
     body = "\n".join("\n".join(_lines(table, style, at)) for at, table in enumerate(tables)) + "\n"
@@ -100,7 +100,7 @@ def escape_tex(text: str) -> str:
     return "".join(_character(c) for c in one_line(text))
 
 
-def heading_at(table: Table, at: int) -> str:
+def heading_at(table: ReportTable, at: int) -> str:
     """Return the heading that stands above a row; empty where its group goes on."""
     if not table.groups or (at and table.groups[at] == table.groups[at - 1]):
         return ""
@@ -114,7 +114,7 @@ def _character(c: str) -> str:
     return c if c.isascii() or accented else f"{{[}}U+{ord(c):04X}]"
 
 
-def _lines(table: Table, style: Style, at: int) -> list[str]:
+def _lines(table: ReportTable, style: Style, at: int) -> list[str]:
     """Return comments and environment of one table."""
     label = style.label or f"tab:{'-'.join(table.metrics)}"
     keys = [style.papers[m].key if m in style.papers else "" for m in table.methods]
@@ -215,7 +215,7 @@ def _words(text: str) -> str:
     return "--" if text == MISSING else re.sub(r"\{-\}(?=[\d.])", "$-$", escape_tex(text))
 
 
-def _tabular(table: Table, columns: Sequence[Column], keys: Sequence[str]) -> list[str]:
+def _tabular(table: ReportTable, columns: Sequence[Column], keys: Sequence[str]) -> list[str]:
     total = 1 + sum(column.span for column in columns)
     heads = ["Method" if table.corner == "trainer" else escape_tex(table.corner)] + [
         (rf"\multicolumn{{{c.span}}}{{c}}{{{escape_tex(c.head)}}}" if c.span > 1 else
@@ -237,7 +237,7 @@ def _tabular(table: Table, columns: Sequence[Column], keys: Sequence[str]) -> li
     return [*lines, r"\bottomrule", r"\end{tabular}}"]
 
 
-def _comments(table: Table) -> list[str]:
+def _comments(table: ReportTable) -> list[str]:
     """Return provenance as comments: caption in full, notes, versions."""
     texts = [table.caption, *([f"Made with {table.made}."] if table.made else []), *table.notes]
     return [f"% {line}" for text in texts

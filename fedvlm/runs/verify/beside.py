@@ -26,7 +26,7 @@ def better(personal: float | None, found: References, kind: str) -> list[tuple[s
     return sorted(above, key=lambda pair: -pair[1])
 
 
-def kind_of(spent: Mapping[str, Any]) -> str:
+def reference_kind(spent: Mapping[str, Any]) -> str:
     """Return a run's kind by what it cost: ``alone`` where nothing was sent or received."""
     return TOGETHER if spent["bytes_up"] or spent["bytes_down"] else ALONE
 
@@ -92,7 +92,7 @@ def disagreements(results: Mapping[str, Any]) -> Iterator[str]:
         if name in results and results[name] != wanted:
             yield f"{name} is {_told(results[name])}, the references say {_told(wanted)}"
     if "below" in results and isinstance(results.get("spent"), Mapping):
-        worse = better(personal, found, kind_of(results["spent"]))
+        worse = better(personal, found, reference_kind(results["spent"]))
         said = [(one["reference"], one["personal"]) for one in results["below"]]
         if said != worse:
             yield f"below is {_told(dict(said))}, the references say {_told(dict(worse))}"

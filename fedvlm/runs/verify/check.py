@@ -23,7 +23,7 @@ from fedvlm.runs.metrics import read_chain, read_metrics, spent, totals
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import Damaged, check_file, check_records, read_bytes, seal_of, unsealed
 from fedvlm.runs.verify.beside import disagreements
-from fedvlm.runs.verify.cover import BARE, METRICS, TOLD, damage, missing
+from fedvlm.runs.verify.cover import BARE, METRICS, TOLD, damage, missing_files
 from fedvlm.runs.verify.numbers import problems, protocol_problems, shorter
 
 SEALED, UNSEALED, DAMAGED, UNFINISHED, OK = "sealed", "unsealed", "damaged", "unfinished", "ok"
@@ -35,7 +35,7 @@ NO_RESULT = ("seconds", "similarity")  # of a round's record, beside or left out
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """What was seen of one run folder.
 
     Attributes:
@@ -65,7 +65,7 @@ class Verdict:
         return f"{self.path}: {'; '.join(self.damage)}" if self.damage else ""
 
 
-def check_readable(folder: Path, record: Mapping[str, Any]) -> Verdict:
+def check_readable(folder: Path, record: Mapping[str, Any]) -> RunVerdict:
     """Check what readers read of a finished run: everything but tensors.
 
     Args:
@@ -74,24 +74,24 @@ def check_readable(folder: Path, record: Mapping[str, Any]) -> Verdict:
     return _guarded(folder, lambda: _verdict(folder, record, _told(folder, record, whole=False)))
 
 
-def inspect(folder: Path) -> Verdict:
+def inspect(folder: Path) -> RunVerdict:
     """Check every file of a run folder that counts, finished or not."""
     return _guarded(folder, lambda: _inspect(folder))
 
 
-def _guarded(folder: Path, check: Callable[[], Verdict]) -> Verdict:
+def _guarded(folder: Path, check: Callable[[], RunVerdict]) -> RunVerdict:
     """Return a verdict whatever the files hold: one of them ends no table over many runs."""
     try:
         odd = odd_file(folder)
-        return Verdict(folder, UNSEALED, (odd,)) if odd else check()
+        return RunVerdict(folder, UNSEALED, (odd,)) if odd else check()
     except FedvlmError as error:  # a file that cannot be read
-        return Verdict(folder, UNSEALED, (str(error).splitlines()[0],))
+        return RunVerdict(folder, UNSEALED, (str(error).splitlines()[0],))
     except OSError as error:
-        return Verdict(folder, UNSEALED, (f"cannot be read ({error.strerror or error})",))
+        return RunVerdict(folder, UNSEALED, (f"cannot be read ({error.strerror or error})",))
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
             RecursionError) as error:
         why = f"a file holds what no run writes there ({type(error).__name__})"
-        return Verdict(folder, UNSEALED, (why,))
+        return RunVerdict(folder, UNSEALED, (why,))
 
 
 def odd_file(folder: Path) -> str:
@@ -112,7 +112,7 @@ def odd_file(folder: Path) -> str:
     return ""
 
 
-def _inspect(folder: Path) -> Verdict:
+def _inspect(folder: Path) -> RunVerdict:
     path = folder / RESULTS
     record = whole_results(read_json(path))
     if record is not None:
@@ -120,17 +120,17 @@ def _inspect(folder: Path) -> Verdict:
         found += _rounds(folder, record) if seal_fits(record) else ()
         return _verdict(folder, record, iter(found))
     if path.exists():
-        return Verdict(folder, UNSEALED, (f"{RESULTS} is damaged (it is no results file)",))
+        return RunVerdict(folder, UNSEALED, (f"{RESULTS} is damaged (it is no results file)",))
     if not (folder / "manifest.json").exists():
-        return Verdict(folder, UNSEALED, ("manifest.json is missing",))
+        return RunVerdict(folder, UNSEALED, ("manifest.json is missing",))
     chain = read_chain(folder / "metrics.jsonl")
     told = [f"metrics.jsonl: {chain.broken}"] if chain.broken else []
     found = [*_manifest(folder, ""), *told, *_states(folder, chain.seals)]
     remarks = [f"rounds: {len(chain.seals)}", *([chain.cut] if chain.cut else [])]
-    return Verdict(folder, UNSEALED, tuple(islice(found, MOST)), False, tuple(remarks))
+    return RunVerdict(folder, UNSEALED, tuple(islice(found, MOST)), False, tuple(remarks))
 
 
-def refuse_damage(folder: Path, record: Mapping[str, Any]) -> Verdict:
+def refuse_damage(folder: Path, record: Mapping[str, Any]) -> RunVerdict:
     """Return ``check_readable``'s verdict on a run whose numbers are about to be shown.
 
     Raises:
@@ -167,19 +167,19 @@ def one_digest_one_seed(runs: Sequence[tuple[Path, str, Mapping[str, Any]]]) -> 
     return out
 
 
-def _verdict(folder: Path, record: Mapping[str, Any], found: Iterator[str]) -> Verdict:
+def _verdict(folder: Path, record: Mapping[str, Any], found: Iterator[str]) -> RunVerdict:
     covers = record.get("covers")
     whole_seal = isinstance(covers, Mapping) and not covers.get(BARE)
     remarks = []
     if isinstance(covers, Mapping):
         if covers.get(BARE):
             remarks.append(f"the first {covers[BARE]} lines of metrics.jsonl have {BEFORE}")
-        gone = missing(folder, covers)
+        gone = missing_files(folder, covers)
         remarks += gone if gone == [WORD] else [f"without {', '.join(gone)}"] if gone else []
     else:
         remarks.append(BEFORE)
     seal = SEALED if whole_seal else UNSEALED
-    return Verdict(folder, seal, tuple(islice(found, MOST)), True, tuple(remarks))
+    return RunVerdict(folder, seal, tuple(islice(found, MOST)), True, tuple(remarks))
 
 
 def _told(folder: Path, record: Mapping[str, Any], whole: bool) -> Iterator[str]:

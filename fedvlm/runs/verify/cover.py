@@ -34,11 +34,11 @@ def cover(folder: Path) -> dict[str, Any]:
     names = [*TOLD, LOGITS, *_below(folder, "models", "*.*"), *newest]
     return {
         METRICS: chain.last, ROUNDS: len(chain.seals), BARE: chain.bare,
-        FILES: {name: digest(folder / name) for name in names if (folder / name).exists()},
+        FILES: {name: file_digest(folder / name) for name in names if (folder / name).exists()},
     }
 
 
-def digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """Return the sha256 of a file's bytes.
 
     Raises:
@@ -70,7 +70,7 @@ def damage(folder: Path, covers: Mapping[str, Any], whole: bool) -> Iterator[str
         if not path.exists():
             if name not in (LOGITS, "log.txt"):
                 yield f"{name} is missing"
-        elif digest(path) != wanted:
+        elif file_digest(path) != wanted:
             yield f"{name} is damaged (its hash is not the one in {RESULTS})"
 
 
@@ -84,7 +84,7 @@ def _chain(folder: Path, covers: Mapping[str, Any]) -> Iterator[str]:
         yield f"metrics.jsonl: {chain.broken or told}" if there else "metrics.jsonl is missing"
 
 
-def missing(folder: Path, covers: Mapping[str, Any]) -> list[str]:
+def missing_files(folder: Path, covers: Mapping[str, Any]) -> list[str]:
     """Return what was deleted of what may be: ``models``, ``state``, logits, the log."""
     if packed(folder):
         return [WORD]

@@ -23,9 +23,9 @@ from fedvlm.core.stats import (
     worst_decile,
 )
 
-Row = Mapping[str, Any]
-Rows = Sequence[Row]
-Numbers = Mapping[str, Any]
+PlainRow = Mapping[str, Any]
+PlainRows = Sequence[PlainRow]
+NumberRecord = Mapping[str, Any]
 CLIENTS, UNSEEN_ROWS = "clients", "unseen_clients_rows"
 MOST = 2**53  # images of a client, and what a float counts
 WIDTH = 60  # characters of a value in a sentence
@@ -33,21 +33,21 @@ CLOSE = 1e-9  # older runs summed in another order
 
 
 def _over(column: str, summary: Callable[[list[Any]], float | None] = mean) -> Callable[
-    [Rows, Numbers], float | None
+    [PlainRows, NumberRecord], float | None
 ]:
     return lambda rows, _: summary([row[column] for row in rows])
 
 
-def _quartile(which: int) -> Callable[[Rows, Numbers], float | None]:
+def _quartile(which: int) -> Callable[[PlainRows, NumberRecord], float | None]:
     return lambda rows, _: quartiles([row["accuracy"] for row in rows])[which]
 
 
-def _micro(rows: Rows, _: Numbers) -> float | None:
+def _micro(rows: PlainRows, _: NumberRecord) -> float | None:
     return pooled([row["correct"] for row in rows], [row["n"] for row in rows])
 
 
 #: number -> (the rows it is of, how it follows from them and the numbers before it).
-DERIVED: Mapping[str, tuple[str, Callable[[Rows, Numbers], float | None]]] = {
+DERIVED: Mapping[str, tuple[str, Callable[[PlainRows, NumberRecord], float | None]]] = {
     "personal": (CLIENTS, _over("accuracy")),
     "personal_std": (CLIENTS, _over("accuracy", population_std)),
     "personal_worst": (CLIENTS, _over("accuracy", worst)),

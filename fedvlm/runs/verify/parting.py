@@ -19,7 +19,6 @@ import yaml
 from fedvlm.config.keys import default_schema
 from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
-from fedvlm.core.flatten import flat_leaves
 from fedvlm.runs import manifest
 from fedvlm.runs.finished import FinishedRun, load_manifest, read_config
 from fedvlm.runs.identity import identity_difference
@@ -281,6 +280,26 @@ def _leaves(record: Mapping[str, Any], part: str) -> Iterator[tuple[Leaf, Any]]:
 
 def _numbers(name: str, client: int | None, value: Any) -> Iterator[tuple[Leaf, Any]]:
     yield from (((place, client), leaf) for place, leaf in flat_leaves(value, name))
+
+
+def flat_leaves(
+    value: Any, at: str = "", skip: Callable[[str], bool] = lambda key: False
+) -> Iterator[tuple[str, Any]]:
+    """Yield ``a.b.0`` and the value there, for every value that is no mapping and no list.
+
+    Args:
+        at: the name of ``value`` itself; empty for none.
+        skip: of which keys of mappings nothing is yielded.
+    """
+    if isinstance(value, Mapping):
+        pairs = [(str(key), item) for key, item in value.items() if not skip(str(key))]
+    elif isinstance(value, list):
+        pairs = [(str(index), item) for index, item in enumerate(value)]
+    else:
+        yield at, value
+        return
+    for name, item in pairs:
+        yield from flat_leaves(item, f"{at}.{name}" if at else name, skip)
 
 
 def _part_of(key: str) -> str:

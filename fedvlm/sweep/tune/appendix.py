@@ -11,11 +11,11 @@ from fedvlm.config.option import Value
 from fedvlm.core.repository import repository
 from fedvlm.report.tables.cells import MISSING, TableCell
 from fedvlm.report.tables.papers import GROUPS, Paper
-from fedvlm.report.tables.table import Table
+from fedvlm.report.tables.table import ReportTable
 from fedvlm.sweep.tune.defaults import file_of
 from fedvlm.sweep.tune.space import LR, NAME
 from fedvlm.sweep.tune.tuned import read_tuned
-from fedvlm.sweep.tune.values import config_of, method_of, value_of
+from fedvlm.sweep.tune.values import load_schema, parse_value, read_values
 
 METRIC = "hyperparameters"
 # Shown too: in a caption where all methods have one value, else as a column. What a method runs
@@ -32,7 +32,7 @@ Config = Mapping[str, Value]
 
 def hyperparameters(
     tuned: Path, command: str = "", papers: Mapping[str, Paper] | None = None
-) -> list[Table]:
+) -> list[ReportTable]:
     """Return two tables: what each method runs with, and what was searched to find it.
 
     Args:
@@ -107,15 +107,15 @@ def _rank(group: str) -> int:
 
 def _config(record: Mapping[str, Any], entry: Mapping[str, Any]) -> Config:
     """Return all values of a method: its file's, the plan's, the tuned ones, its own settings."""
-    trainer, schema = method_of(str(entry["trainer"]))
+    trainer, schema = load_schema(str(entry["trainer"]))
     path = file_of(repository() / "configs" / "trainers", trainer.name)
-    config = config_of(path, schema)
+    config = read_values(path, schema)
     label, values = str(entry["label"]), entry["values"]
     plan = record["plan"]["common"] | entry["settings"]
     if record["plan"]["shots"]:
         plan["DATASET.NUM_SHOTS"] = str(record["plan"]["shots"][0])
     plan = {key: word for key, word in plan.items() if key in schema}
-    return config | {k: value_of(schema, k, w, label) for k, w in (values | plan).items()}
+    return config | {k: parse_value(schema, k, w, label) for k, w in (values | plan).items()}
 
 
 def _values(entry: Mapping[str, Any], config: Config) -> dict[str, str]:
@@ -152,13 +152,13 @@ def _first(entry: Mapping[str, Any]) -> str:
 def _table(
     entries: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, str]],
     groups: Sequence[str], made: str, caption: str, brief: str,
-) -> Table:
+) -> ReportTable:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     columns.sort(key=_place)
     cells = tuple(
         tuple(TableCell(METRIC, words=row.get(name, MISSING)) for name in columns) for row in rows
     )
-    return Table(
+    return ReportTable(
         (METRIC,), "trainer", tuple(str(entry["label"]) for entry in entries), tuple(columns),
         cells, caption, brief=brief, made=made,
         groups=tuple(groups) if any(groups) else (),

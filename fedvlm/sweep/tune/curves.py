@@ -16,8 +16,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from fedvlm.core import files
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
-from fedvlm.report.figures.drawing.lines import Line, Panel
-from fedvlm.sweep.tune.progress import Point, Progress
+from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine
+from fedvlm.sweep.tune.progress import SearchProgress, TrialPoint
 
 THOUSANDS = 5000  # from here on ticks are in thousands
 METRIC = "best validation accuracy so far"
@@ -28,15 +28,15 @@ AXES = {  # file -> label, and where a point lies
 }
 
 
-def draw(name: str, methods: Sequence[Progress], width: float = style.PAGE) -> Figure:
+def draw_curves(name: str, methods: Sequence[SearchProgress], width: float = style.PAGE) -> Figure:
     """Return a figure of ``AXES``; of more methods than colours, each has axes of its own."""
     label, _ = AXES[name]
-    panel = Panel("", [stairs(name, method) for method in methods], metric=METRIC)
+    panel = LinePanel("", [stairs(name, method) for method in methods], metric=METRIC)
     height = 1.9 if width < 5 else 2.6
     return lines.draw_panels([panel], width, height, _fill, x_label=label)
 
 
-def stairs(name: str, method: Progress) -> Line:
+def stairs(name: str, method: SearchProgress) -> MethodLine:
     """Return a method's best score so far as stairs over an axis of ``AXES``."""
     _, place = AXES[name]
     x, mean, std = list[float](), list[float | None](), list[float | None]()
@@ -50,29 +50,29 @@ def stairs(name: str, method: Progress) -> Line:
         x.append(place(point))
         mean.append(point.best)
         std.append(point.best_error)
-    return Line(method.label, x, mean, std, [1] * len(x), family=method.family)
+    return MethodLine(method.label, x, mean, std, [1] * len(x), family=method.family)
 
 
-def rows(methods: Sequence[Progress]) -> list[dict[str, object]]:
+def curve_rows(methods: Sequence[SearchProgress]) -> list[dict[str, object]]:
     """Return a row for each method and trial: every number of the three figures."""
     return [{"method": method.label} | _row(point) for method in methods for point in method.points]
 
 
-def write(
-    methods: Sequence[Progress], numbers: Sequence[Mapping[str, object]], folder: Path
+def write_curves(
+    methods: Sequence[SearchProgress], numbers: Sequence[Mapping[str, object]], folder: Path
 ) -> None:
     """Write ``methods.csv`` of ``numbers``, and the figures: PNG, SVG and PDF with their CSV.
 
     Raises:
         DataError: the folder cannot be written.
     """
-    table = rows(methods)
+    table = curve_rows(methods)
     for name in AXES:
-        style.write(folder, name, draw(name, methods), table)
-    files.write_text(folder / "methods.csv", style.csv_text(numbers))
+        style.write_figure(folder, name, draw_curves(name, methods), table)
+    files.write_text(folder / "methods.csv", style.figure_csv(numbers))
 
 
-def _row(point: Point) -> dict[str, object]:
+def _row(point: TrialPoint) -> dict[str, object]:
     return {
         "trial": point.trial, "score": point.score, "error": point.error, "best": point.best,
         "best_error": point.best_error, "steps": point.steps, "cpu": point.cpu,
@@ -80,7 +80,7 @@ def _row(point: Point) -> dict[str, object]:
     }
 
 
-def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
+def _fill(axes: Axes, panel: LinePanel, order: Mapping[str, int | None]) -> None:
     for line in panel.lines:
         lines.draw_band(axes, line, order[line.label])
     right = max((x for line in panel.lines for x in line.x), default=1.0)

@@ -23,7 +23,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.repository import checkout
 from fedvlm.sweep.tune.tuned import SAY_WHICH, read_tuned
-from fedvlm.sweep.tune.values import config_of, method_of, value_of
+from fedvlm.sweep.tune.values import load_schema, parse_value, read_values
 
 SAYS = "# Tuned: "
 MORE = "#   "  # further lines of it
@@ -92,7 +92,7 @@ def write_files(tuned: Path, folder: Path) -> list[tuple[Path, str]]:
         path = folder / (re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-") + ".yaml")
         if path in texts:
             raise ConfigError(f"two entries of {tuned} would be {path}; give one another label")
-        trainer, schema = method_of(str(entry["trainer"]))
+        trainer, schema = load_schema(str(entry["trainer"]))
         base = lookup(trainer.name, "trainers")
         text = base.read_text(encoding="utf-8") if base else f"TRAINER:\n  NAME: {trainer.name}\n"
         settings = record["plan"]["common"] | entry["settings"]
@@ -115,8 +115,8 @@ def file_of(folder: Path, name: str) -> Path | None:
 
 def _defaults(path: Path, name: str, record: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the new text of a file, None for the old one, and what was done."""
-    _, schema = method_of(name)
-    config = config_of(path, schema)
+    _, schema = load_schema(name)
+    config = read_values(path, schema)
     entry = _entry(name, config, schema, record)
     if entry is None:
         labels = [e["label"] for e in record["entries"] if fold(e["trainer"]) == fold(name)]
@@ -132,8 +132,8 @@ def _with_words(
     text: str, words: Mapping[str, str], path: Path | None, schema: Schema, label: str
 ) -> str:
     """Return a file's text with values set; ``path``: the file that it stands in, if any."""
-    values = {key: value_of(schema, key, word, label) for key, word in words.items()}
-    config = config_of(path, schema)
+    values = {key: parse_value(schema, key, word, label) for key, word in words.items()}
+    config = read_values(path, schema)
     there = {line.key for line in read_yaml(path, nodes(schema))[0]} if path else set()
     for key, value in values.items():
         if value == schema[key].default:

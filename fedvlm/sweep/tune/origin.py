@@ -15,8 +15,8 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.data.images import ImageLoader
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.build import pick_device, views_of
 from fedvlm.job.identity import images_digest
 from fedvlm.job.inputs import SharedInputs, backbone_key, data_key
@@ -26,7 +26,7 @@ WORDS = {"data": "lists or labels", "images": "images", "backbone": "weights of 
 Origin = dict[str, str]
 
 
-def origin_of(identity: Mapping[str, Any], trainer: str) -> Origin:
+def read_origin(identity: Mapping[str, Any], trainer: str) -> Origin:
     """Return digests by a key of ``WORDS`` of a run whose identity is there."""
     return {key: str(identity[key]) for key in WORDS if key != "trainer"} | {
         "trainer": source_digest(trainer)}

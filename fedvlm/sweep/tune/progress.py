@@ -15,14 +15,14 @@ from typing import Any
 from fedvlm.core.errors import DataError
 from fedvlm.federation.cards import card_of
 from fedvlm.report.tables.papers import paper_of
-from fedvlm.sweep.tune.records import Score, pooled
+from fedvlm.sweep.tune.records import TrialScore, pool_scores
 
 CLEAR = 2.0  # standard errors within which a trial cannot be told from the best
-Line = Mapping[str, Any]  # of ``runs.jsonl``
+RunLine = Mapping[str, Any]  # of ``runs.jsonl``
 
 
 @dataclass(frozen=True)
-class Point:
+class TrialPoint:
     """A method's search after one more trial.
 
     Attributes:
@@ -65,7 +65,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Progress:
+class SearchProgress:
     """A method's search.
 
     Attributes:
@@ -79,7 +79,7 @@ class Progress:
     """
 
     label: str
-    points: tuple[Point, ...]
+    points: tuple[TrialPoint, ...]
     noise: Noise
     first: float | None
     gain: tuple[float, float] | None
@@ -94,7 +94,7 @@ class Progress:
         return scored, dropped, len(self.points) - scored - dropped
 
 
-def progress_of(record: Mapping[str, Any], lines: Iterable[Line]) -> list[Progress]:
+def progress_of(record: Mapping[str, Any], lines: Iterable[RunLine]) -> list[SearchProgress]:
     """Return the search of every method that was tuned.
 
     Args:
@@ -104,12 +104,12 @@ def progress_of(record: Mapping[str, Any], lines: Iterable[Line]) -> list[Progre
     if not all("cells" in trial for entry in record["entries"] for trial in entry["trials"]):
         raise DataError("tuned.json was written before its trials named their runs; the same "
                         "fedvlm tune writes it again and runs nothing")
-    by_config: dict[str, Line] = {str(line["config"]): line for line in lines}
+    by_config: dict[str, RunLine] = {str(line["config"]): line for line in lines}
     return [_progress(entry, by_config) for entry in record["entries"]]
 
 
-def _progress(entry: Mapping[str, Any], by_config: Mapping[str, Line]) -> Progress:
-    points, runs = list[Point](), 0
+def _progress(entry: Mapping[str, Any], by_config: Mapping[str, RunLine]) -> SearchProgress:
+    points, runs = list[TrialPoint](), 0
     best: float | None = None
     best_error: float | None = None
     steps, cpu, seconds = 0, 0.0, 0.0
@@ -128,31 +128,31 @@ def _progress(entry: Mapping[str, Any], by_config: Mapping[str, Line]) -> Progre
             if best is None or score > best:
                 best, best_error = score, error
             table[number] = seed_scores(lines)
-        points.append(Point(number, score, error, best, best_error, steps, round(cpu, 3),
+        points.append(TrialPoint(number, score, error, best, best_error, steps, round(cpu, 3),
                             round(seconds, 3), str(trial.get("why", ""))))
     first = entry["trials"][0]
     gain = None if "score" not in first else (first["behind"], first["behind_error"])
     noise = Noise(
-        _number(entry["error"]), over_seeds(table.get(entry["trial"], {})),
+        _number(entry["error"]), seed_error(table.get(entry["trial"], {})),
         repeat_error(list(table.values())),
         sum(t["behind"] <= CLEAR * t["behind_error"] for t in entry["trials"] if "score" in t),
     )
     trainer = str(entry["trainer"])
-    return Progress(entry["label"], tuple(points), noise, first.get("score"), gain, runs,
+    return SearchProgress(entry["label"], tuple(points), noise, first.get("score"), gain, runs,
                     paper_of(card_of(trainer), trainer).group)
 
 
-def seed_scores(lines: Iterable[Line]) -> dict[int, float]:
+def seed_scores(lines: Iterable[RunLine]) -> dict[int, float]:
     """Return the score of each seed of a trial, over its sets."""
-    by_seed: dict[int, list[Line]] = {}
+    by_seed: dict[int, list[RunLine]] = {}
     for line in lines:
         if "clients" in line:
             by_seed.setdefault(int(line["seed"]), []).append(line)
-    scores: dict[int, Score] = {seed: pooled(each) for seed, each in by_seed.items()}
+    scores: dict[int, TrialScore] = {seed: pool_scores(each) for seed, each in by_seed.items()}
     return {seed: score.value for seed, score in scores.items()}
 
 
-def over_seeds(scores: Mapping[int, float]) -> float | None:
+def seed_error(scores: Mapping[int, float]) -> float | None:
     """Return the standard error of a mean over seeds."""
     if len(scores) < 2:
         return None

@@ -26,7 +26,7 @@ LARGEST = 2**28  # bytes that a packed one may hold: a bomb is refused
 FINAL = (0, DivergedError.exit_code)
 
 
-def of_trial(code: int) -> bool:
+def ends_trial(code: int) -> bool:
     """Return whether an exit code says something of a trial, and nothing of its method.
 
     So do refusals of its config, and a kill (negative: for its time or its memory).
@@ -35,7 +35,7 @@ def of_trial(code: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Score:
+class TrialScore:
     """Right answers on validation images, pooled over clients, sets and seeds.
 
     Attributes:
@@ -60,7 +60,7 @@ class Score:
         share = self.value / 100.0
         return _spread([right - share * n for right, n in self.groups], self.images)
 
-    def behind(self, other: Score) -> tuple[float, float]:
+    def behind(self, other: TrialScore) -> tuple[float, float]:
         """Return (other - self, its standard error) in percent, paired over the same units."""
         gap = other.value - self.value
         pairs = zip(self.groups, other.groups, strict=True)
@@ -76,7 +76,7 @@ def _spread(rest: Sequence[float], images: int) -> float:
     return 100.0 * math.sqrt(units / (units - 1) * sum(r * r for r in rest)) / images
 
 
-class Records:
+class TrialRecords:
     """The lines of ``runs.jsonl`` in a tuning's folder, by the digest of a run's config.
 
     A folder without it may have it packed, to be read only (``PACKED``).
@@ -189,11 +189,11 @@ def _sealed_line(text: bytes) -> dict[str, Any] | None:
         return None
 
 
-def pooled(lines: Iterable[Mapping[str, Any]]) -> Score:
+def pool_scores(lines: Iterable[Mapping[str, Any]]) -> TrialScore:
     """Return the score of runs."""
-    return Score(tuple((int(right), int(n)) for line in lines for right, n in line["clients"]))
+    return TrialScore(tuple((int(right), int(n)) for line in lines for right, n in line["clients"]))
 
 
-def joined(parts: Iterable[Score]) -> Score:
+def join_scores(parts: Iterable[TrialScore]) -> TrialScore:
     """Return the score of several groups of runs together."""
-    return Score(tuple(group for part in parts for group in part.groups))
+    return TrialScore(tuple(group for part in parts for group in part.groups))

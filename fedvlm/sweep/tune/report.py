@@ -12,8 +12,8 @@ from typing import Any
 
 from fedvlm.console.rows import clock, table_lines
 from fedvlm.console.screen import complain, say
-from fedvlm.sweep.tune.progress import Progress, progress_of
-from fedvlm.sweep.tune.records import PACKED, Records
+from fedvlm.sweep.tune.progress import SearchProgress, progress_of
+from fedvlm.sweep.tune.records import PACKED, TrialRecords
 from fedvlm.sweep.tune.tuned import read_tuned
 
 FOLDER = "report"  # beside ``tuned.json``
@@ -36,7 +36,7 @@ def report(tuned: Path, into: Path | None = None) -> None:
         DataError: it is damaged, or the folder cannot be written.
     """
     record = read_tuned(tuned)
-    records = Records(tuned.parent)
+    records = TrialRecords(tuned.parent)
     if not records.lines:
         complain(f"{records.path}: holds no run, so nothing is known of what the tuning spent",
                  prefix="note")
@@ -52,13 +52,13 @@ def report(tuned: Path, into: Path | None = None) -> None:
     if folder is None:
         say("CSV files and figures of it: add --into FOLDER")
         return
-    from fedvlm.sweep.tune.curves import write  # start-up: 1 s of matplotlib
+    from fedvlm.sweep.tune.curves import write_curves  # start-up: 1 s of matplotlib
 
-    write(methods, [_numbers(method) for method in methods], folder)
+    write_curves(methods, [_numbers(method) for method in methods], folder)
     say(f"what was spent and how sure it is: {folder}")
 
 
-def _numbers(method: Progress) -> Mapping[str, Any]:
+def _numbers(method: SearchProgress) -> Mapping[str, Any]:
     scored, dropped, failed = method.counts
     last, (gain, error) = method.points[-1], method.gain or (None, None)
     return {
@@ -71,7 +71,7 @@ def _numbers(method: Progress) -> Mapping[str, Any]:
     }
 
 
-def _row(method: Progress) -> dict[str, str]:
+def _row(method: SearchProgress) -> dict[str, str]:
     scored, dropped, failed = method.counts
     parts = [f"{scored} scored", *([f"{dropped} dropped"] if dropped else []),
              *([f"{failed} failed"] if failed else [])]

@@ -26,11 +26,11 @@ from fedvlm.sweep.plan import PlanEntry, SweepPlan
 from fedvlm.sweep.processes import Processes, Worker
 from fedvlm.sweep.scheduler import Scheduler
 from fedvlm.sweep.tune.origin import WORDS, Origins
-from fedvlm.sweep.tune.records import Records, Score, joined, of_trial, pooled
+from fedvlm.sweep.tune.records import TrialRecords, TrialScore, ends_trial, join_scores, pool_scores
 from fedvlm.sweep.tune.space import space_of
-from fedvlm.sweep.tune.study import Study, Trial, storage
+from fedvlm.sweep.tune.study import SearchTrial, Study, storage
 from fedvlm.sweep.tune.tuned import write_tuned
-from fedvlm.sweep.tune.values import method_of
+from fedvlm.sweep.tune.values import load_schema
 from fedvlm.sweep.worker import Outcome
 
 TASK = "fedvlm.sweep.tune.trial:score"
@@ -53,7 +53,7 @@ class Tuning:
     def __init__(self, plan: SweepPlan, budget: int, jobs: int) -> None:
         self.plan, self.budget, self.jobs = plan, budget, jobs
         self.checker, self.numbers = Checker(), itertools.count()
-        self.place: dict[int, tuple[Study, Trial]] = {}
+        self.place: dict[int, tuple[Study, SearchTrial]] = {}
         self.origins, self.unchecked = Origins(), dict[int, Job]()
         self.told = set[tuple[str, ...]]()
         self.configs: dict[str, dict[str, Any]] = {}
@@ -115,7 +115,7 @@ class Tuning:
             KeyboardInterrupt: what has been scored is kept.
         """
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-        self.records = Records(self.folder)
+        self.records = TrialRecords(self.folder)
         self.records.mend()
         if self.records.damaged:
             complain(f"{self.records.path}: {self.records.damaged} damaged lines are passed over; "
@@ -160,7 +160,7 @@ class Tuning:
         self._forget_others(trial)
         self.place |= {cell.number: (study, trial) for cell in trial.cells}
 
-    def _forget_others(self, trial: Trial) -> None:
+    def _forget_others(self, trial: SearchTrial) -> None:
         """Forget the lines of a trial's runs that were made of other images, weights or source."""
         for cell in trial.cells:
             job = self.unchecked.pop(cell.number)
@@ -171,7 +171,7 @@ class Tuning:
                          f"{' and other '.join(WORDS[key] for key in keys)} than today's: they "
                          "are run again", prefix="note")
 
-    def _settle(self, study: Study, trial: Trial) -> list[Cell]:
+    def _settle(self, study: Study, trial: SearchTrial) -> list[Cell]:
         """Return the runs that a trial lacks, of one seed; end it where it lacks none.
 
         It has ended as well when a run has no score, or when it is clearly behind the best so far
@@ -193,29 +193,29 @@ class Tuning:
                 self._open(study, trial, lines[0])
                 self._end(study, trial, str(bad["sentence"]))
                 return []
-            trial.parts.append(pooled(there))
+            trial.parts.append(pool_scores(there))
             if at + each < len(trial.cells) and self._hopeless(study, trial):
                 self._end(study, trial, trial.why)
                 return []
-        trial.score = joined(trial.parts)
+        trial.score = join_scores(trial.parts)
         self._open(study, trial, lines[0])
         self._end(study, trial, "")
         return []
 
-    def _hopeless(self, study: Study, trial: Trial) -> bool:
+    def _hopeless(self, study: Study, trial: SearchTrial) -> bool:
         """Say whether a trial is behind the best so far by more than ``CLEAR`` standard errors."""
         best = study.best
         if best is None or best.score is None:
             return False
-        so_far = joined(best.parts[:len(trial.parts)])
-        gap, error = joined(trial.parts).behind(so_far)
+        so_far = join_scores(best.parts[:len(trial.parts)])
+        gap, error = join_scores(trial.parts).behind(so_far)
         if not gap > CLEAR * error:
             return False
         trial.guess = best.score.value - gap
         trial.why = f"dropped {gap:.1f} behind trial {best.number}"
         return True
 
-    def _open(self, study: Study, trial: Trial, line: dict[str, Any]) -> None:
+    def _open(self, study: Study, trial: SearchTrial, line: dict[str, Any]) -> None:
         """Make the space of a method from what its first run trained."""
         if trial.number > 0:
             return
@@ -228,7 +228,7 @@ class Tuning:
         study.space = space_of(knobs_of(entry), line["roles"], config, fixed)
         trial.params = study.space.point(config)
 
-    def _end(self, study: Study, trial: Trial, why: str) -> None:
+    def _end(self, study: Study, trial: SearchTrial, why: str) -> None:
         trial.why = why
         best = study.best
         value = f"{trial.score.value:.2f} %" if trial.score else f"no score ({why})"
@@ -261,7 +261,7 @@ class Tuning:
         study, trial = self.place[cell.number]
         if trial.ended or study.failure:
             return  # a run of a trial that ended without it
-        if not of_trial(outcome.code):
+        if not ends_trial(outcome.code):
             study.failure = outcome.sentence or "interrupted"
             complain(f"{study.entry.label}: {study.failure}; its screen: {self.log(cell)}")
             return
@@ -298,7 +298,7 @@ def knobs_of(entry: PlanEntry) -> tuple[Knob, ...]:
     Raises:
         ConfigError: its card names keys that are none.
     """
-    trainer, schema = method_of(entry.name)
+    trainer, schema = load_schema(entry.name)
     return read_knobs(fields(card_of(entry.name)).get("Knobs", ""), trainer.name, schema)
 
 
@@ -331,6 +331,6 @@ def entry_of(study: Study, config: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _behind(score: Score, best: Score) -> dict[str, float]:
+def _behind(score: TrialScore, best: TrialScore) -> dict[str, float]:
     gap, error = score.behind(best)
     return {"behind": round(gap, 4), "behind_error": round(error, 4)}

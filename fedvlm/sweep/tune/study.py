@@ -19,7 +19,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.runs.seal import sha256
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.plan import PlanEntry
-from fedvlm.sweep.tune.records import Score
+from fedvlm.sweep.tune.records import TrialScore
 from fedvlm.sweep.tune.space import Params, Space
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ RANDOM = 6  # trials of a method, the first apart, before the sampler looks at s
 
 
 @dataclass
-class Trial:
+class SearchTrial:
     """A point and its runs.
 
     Attributes:
@@ -48,8 +48,8 @@ class Trial:
     params: Params | None
     settings: dict[str, str]
     cells: list[Cell] = field(default_factory=list)
-    score: Score | None = None
-    parts: list[Score] = field(default_factory=list)
+    score: TrialScore | None = None
+    parts: list[TrialScore] = field(default_factory=list)
     guess: float | None = None
     seconds: float = 0.0
     why: str = ""
@@ -71,7 +71,7 @@ class Study:
 
     def __init__(self, entry: PlanEntry, budget: int, storage: BaseStorage) -> None:
         self.entry, self.budget, self.storage = entry, budget, storage
-        self.trials: list[Trial] = []
+        self.trials: list[SearchTrial] = []
         self.space: Space | None = None
         self.failure = ""  # why there is no going on
 
@@ -82,21 +82,21 @@ class Study:
         return bool(self.failure) or len(self.trials) >= most
 
     @property
-    def best(self) -> Trial | None:
+    def best(self) -> SearchTrial | None:
         """The trial with the highest score, the earliest of equal ones."""
         scored = [t for t in self.trials if t.score is not None]
         return max(scored, key=lambda t: t.score.value if t.score else 0.0, default=None)
 
-    def ask(self) -> Trial:
+    def ask(self) -> SearchTrial:
         """Return the next trial; those before it have ended."""
         number = len(self.trials)
         if number == 0:
-            return self._begin(Trial(0, None, {}))
+            return self._begin(SearchTrial(0, None, {}))
         assert self.space is not None  # noqa: S101 (told after trial 0)
         params = _suggest(self.entry.label, number, self.space, self.trials)
-        return self._begin(Trial(number, params, self.space.settings(params)))
+        return self._begin(SearchTrial(number, params, self.space.settings(params)))
 
-    def _begin(self, trial: Trial) -> Trial:
+    def _begin(self, trial: SearchTrial) -> SearchTrial:
         self.trials.append(trial)
         return trial
 
@@ -127,7 +127,7 @@ def storage(path: Path) -> BaseStorage:
     return JournalStorage(JournalFileBackend(str(path)))
 
 
-def _suggest(label: str, number: int, space: Space, before: Sequence[Trial]) -> Params:
+def _suggest(label: str, number: int, space: Space, before: Sequence[SearchTrial]) -> Params:
     optuna = _optuna()
     seed = int(sha256(f"{label} {number}".encode())[:8], 16)
     with warnings.catch_warnings():
@@ -141,7 +141,7 @@ def _suggest(label: str, number: int, space: Space, before: Sequence[Trial]) -> 
     return {knob.key: asked.params[knob.key] for knob in space.knobs}
 
 
-def _frozen(trial: Trial, space: Space) -> Any:
+def _frozen(trial: SearchTrial, space: Space) -> Any:
     """Return an ended trial as Optuna has it; one without a score has failed."""
     optuna = _optuna()
     value = trial.score.value if trial.score is not None else trial.guess

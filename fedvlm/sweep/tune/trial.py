@@ -23,7 +23,7 @@ from fedvlm.job.resolve import resolve
 from fedvlm.job.run import threads_of
 from fedvlm.models.adapt.peft import role_of
 from fedvlm.runs.identity import identity_digest
-from fedvlm.sweep.tune.origin import origin_of
+from fedvlm.sweep.tune.origin import read_origin
 
 
 def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any
         sizes = federation.p0.values()
         about = {"roles": sorted({role_of(name) for name in federation.p0}),
                  "trained": sum(tensor.numel() for tensor in sizes),
-                 "origin": origin_of(built.identity, job.cfg.TRAINER.NAME)}
+                 "origin": read_origin(built.identity, job.cfg.TRAINER.NAME)}
         try:
             federation.run(None)
         except DivergedError as error:

@@ -25,7 +25,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.runs.seal import seal_of, sealed
 from fedvlm.sweep.plan import PlanEntry, SweepPlan
-from fedvlm.sweep.tune.values import config_of, method_of, value_of
+from fedvlm.sweep.tune.values import load_schema, parse_value, read_values
 
 FORMAT = 1
 BACKBONE = ("MODEL.BACKBONE.NAME", "MODEL.INIT_WEIGHTS")
@@ -62,7 +62,7 @@ def read_tuned(path: Path) -> dict[str, Any]:
     return dict(record)
 
 
-def with_tuned(
+def apply_tuned(
     plan: SweepPlan, record: Mapping[str, Any], anywhere: bool = False
 ) -> tuple[SweepPlan, list[str]]:
     """Return the plan with tuned values, and sentences on whom they come from.
@@ -205,13 +205,13 @@ def _work(settings: Mapping[str, str]) -> tuple[str, str]:
 def _trained(name: str, settings: Mapping[str, str], file: str = "") -> dict[str, Any]:
     """Return what a method trains and how it fine-tunes, its own defaults included."""
     schema, config = _defaults(name, file)
-    own = {k: value_of(schema, k, v, name) for k, v in settings.items() if k.startswith(TRAINS)}
+    own = {k: parse_value(schema, k, v, name) for k, v in settings.items() if k.startswith(TRAINS)}
     return {k: v for k, v in config.items() if k.startswith(TRAINS)} | own
 
 
 @lru_cache(256)
 def _defaults(name: str, file: str) -> tuple[Any, dict[str, Any]]:
     """Return a method's keys, and their values as its file says; ``file``: not the usual one."""
-    trainer, schema = method_of(name)
+    trainer, schema = load_schema(name)
     path = find_config(file, "trainers") if file else lookup(trainer.name, "trainers")
-    return schema, config_of(path, schema)
+    return schema, read_values(path, schema)

@@ -11,20 +11,20 @@ from fedvlm.config.read import read_yaml
 from fedvlm.core.errors import ConfigError
 
 
-def method_of(name: str) -> tuple[Any, Schema]:
+def load_schema(name: str) -> tuple[Any, Schema]:
     """Return a method's class and the keys that its file may set.
 
     Raises:
         ConfigError: there is no such method.
     """
-    from fedvlm.compat.files import load_trainer  # start-up: PyTorch
+    from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch
 
     trainer = load_trainer(name)
     known = default_schema() | dict(getattr(trainer, "foreign", {}))
     return trainer, declare(known, f"TRAINER.{trainer.name.upper()}", trainer.options)
 
 
-def config_of(path: Path | None, schema: Schema) -> dict[str, Value]:
+def read_values(path: Path | None, schema: Schema) -> dict[str, Value]:
     """Return all values of a method that has read its file; None: the declared defaults.
 
     Raises:
@@ -37,7 +37,7 @@ def config_of(path: Path | None, schema: Schema) -> dict[str, Value]:
     return config | {line.key: schema[line.key].parse(line.value) for line in lines}
 
 
-def value_of(schema: Schema, key: str, word: str, label: str) -> Value:
+def parse_value(schema: Schema, key: str, word: str, label: str) -> Value:
     """Return a tuned value.
 
     Raises:

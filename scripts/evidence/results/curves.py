@@ -11,12 +11,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
 from fedvlm.sweep.tune.curves import AXES, METRIC, THOUSANDS, format_thousands, stairs
-from fedvlm.sweep.tune.progress import Progress
+from fedvlm.sweep.tune.progress import SearchProgress
 
 TITLE = 20  # characters in a line of a small panel's title
 
 
-def grid(name: str, methods: Sequence[Progress], width: float = style.PAGE) -> Figure:
+def grid(name: str, methods: Sequence[SearchProgress], width: float = style.PAGE) -> Figure:
     """Return a figure of ``AXES`` in which each method has axes of its own and nobody else's line.
 
     All share the range of y, and of x where that counts trials. What was searched on other images
@@ -24,13 +24,13 @@ def grid(name: str, methods: Sequence[Progress], width: float = style.PAGE) -> F
     """
     label, place = AXES[name]
     columns = max(int(width / 1.1), 1)
-    with style.styled():
+    with style.use_style():
         figure, every = style.panels(len(methods), width, 1.0, columns)
         right = max((place(method.points[-1]) for method in methods if method.points), default=1.0)
         for at, (axes, method) in enumerate(zip(every, methods, strict=True)):
             line = stairs(name, method)
             lines.draw_band(axes, line, style.family_index(method.family))
-            title = textwrap.wrap(style.shortened(method.label, 3 * TITLE), TITLE)
+            title = textwrap.wrap(style.cut_label(method.label, 3 * TITLE), TITLE)
             axes.set_title("\n".join(title), fontsize=6, loc="left", pad=2)
             own = place(method.points[-1]) if method.points else 1.0
             axes.set_xlim(0, right if name == "best_by_trials" else max(own, 1.0))

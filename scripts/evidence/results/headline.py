@@ -20,7 +20,7 @@ from evidence.results.claims import (
 from evidence.results.lanes import bare
 from evidence.results.standing import Standing, named
 from fedvlm.core.stats import mean
-from fedvlm.report.collect import finite
+from fedvlm.report.collect import as_float
 from fedvlm.report.statistics.contrast import contrast
 from fedvlm.report.tables.papers import dataset_name
 from fedvlm.runs.finished import FinishedRun
@@ -84,7 +84,7 @@ def start(runs: Sequence[FinishedRun]) -> str:
     seen: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
         references = run.section("references")
-        zero, chance = (finite((references.get(key) or {}).get("personal"))
+        zero, chance = (as_float((references.get(key) or {}).get("personal"))
                         for key in ("zero_shot", "chance"))
         if zero is not None and chance is not None:
             seen.setdefault(dataset_name(run.protocol["dataset"]), []).append((zero, chance))

@@ -10,7 +10,7 @@ from evidence.results.claims import place_of, seeds_of
 from fedvlm.config.families import CHOICE, families_in, words_of
 from fedvlm.core.errors import fold
 from fedvlm.core.stats import mean
-from fedvlm.report.collect import Collected, finite
+from fedvlm.report.collect import Collected, as_float
 from fedvlm.report.tables.papers import dataset_name
 from fedvlm.runs.finished import FinishedRun
 
@@ -162,7 +162,7 @@ def below(
     for run in runs:
         numbers: Mapping[str, Any] = run.section("references").get(reference) or {}
         own = run.value(metric)
-        theirs = finite(numbers.get(metric, run.section(reference).get(metric)))
+        theirs = as_float(numbers.get(metric, run.section(reference).get(metric)))
         if own is not None and theirs is not None:
             gaps.setdefault(run.method, []).append(own - theirs)
     names = sorted(name for name, gap in gaps.items() if (mean(gap) or 0.0) < 0)

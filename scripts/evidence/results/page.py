@@ -24,12 +24,12 @@ from fedvlm.core import files
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import Collected
 from fedvlm.report.figures import client_gain, few_shot, forest, style
-from fedvlm.report.figures.selection import Selection
+from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.report.tables.cells import TableCell
 from fedvlm.report.tables.facts import REFERENCE_NAMES
 from fedvlm.report.tables.papers import Paper, bibliography
-from fedvlm.report.tables.render import escape_markdown, markdown
-from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.render import escape_markdown, table_markdown
+from fedvlm.report.tables.table import ReportTable, Spec, tables
 from fedvlm.report.tables.tex import Style, tex
 from fedvlm.runs.finished import FinishedRun
 
@@ -195,7 +195,7 @@ def _command(lane: Lane) -> str:
 
 
 def _share(
-    sources: Sources, lane: Lane, title: str, made: Sequence[Table], into: Path,
+    sources: Sources, lane: Lane, title: str, made: Sequence[ReportTable], into: Path,
     words: Sequence[str], figures: Sequence[tuple[str, str]],
 ) -> Share:
     slug = _slug(lane.name, title)
@@ -204,7 +204,7 @@ def _share(
     shown = made[:2] if title == ALL_PARTS else made[:1]
     bare = [replace(table, caption="", notes=()) for table in shown]
     said = [note for table in shown for note in (table.caption, *table.notes)]
-    return Share(title, [markdown([table]).rstrip("\n") for table in bare],
+    return Share(title, [table_markdown([table]).rstrip("\n") for table in bare],
                  list(dict.fromkeys(said)), f"{TABLES}/{slug}.tex", figures, words)
 
 
@@ -233,7 +233,7 @@ def _all_parts(
     return _share(sources, lane, ALL_PARTS, made, into, words, figures)
 
 
-def known(table: Table) -> Table:
+def known(table: ReportTable) -> ReportTable:
     """Return a table without the rows of references that have no number in it."""
     kept = [at for at, (cells, method) in enumerate(zip(table.cells, table.methods, strict=True))
             if method or any(cell.mean is not None for cell in cells)]
@@ -245,7 +245,7 @@ def known(table: Table) -> Table:
 
 def _by_group(
     lane: Lane, by_parts: Mapping[str, list[FinishedRun]], spec: Spec
-) -> dict[str, Table]:
+) -> dict[str, ReportTable]:
     made = {title: tables(lane.only(runs), replace(spec, reference=()), _command(lane))[0]
             for title, runs in by_parts.items() if runs}
     if OWN in made:  # they train nothing in common: no mark says who is best
@@ -254,7 +254,9 @@ def _by_group(
     return made
 
 
-def stacked(by_group: Mapping[str, Table], references: Table | None = None) -> Table:
+def stacked(
+    by_group: Mapping[str, ReportTable], references: ReportTable | None = None
+) -> ReportTable:
     """Return tables as one, each below its heading; of ``references`` its rows of references.
 
     Columns are those of all of them; the caption is the first one's, the notes are everybody's.
@@ -338,10 +340,10 @@ def _few_shot(sources: Sources, every: Sequence[FinishedRun], into: Path) -> str
 def _draw(
     figure: Any, runs: Sequence[FinishedRun], papers: Mapping[str, Paper], into: Path, name: str
 ) -> str:
-    data = figure.select(Selection(list(runs), "personal", papers))
+    data = figure.select(FigureRuns(list(runs), "personal", papers))
     if data is None or isinstance(data, str):
         return ""
-    style.write(into / FIGURES, name, figure.draw(data, "", 5.5), figure.rows(data))
+    style.write_figure(into / FIGURES, name, figure.draw(data, "", 5.5), figure.rows(data))
     (into / FIGURES / f"{name}.png").unlink()  # the page shows the SVG, papers take the PDF
     return f"{FIGURES}/{name}.svg"
 

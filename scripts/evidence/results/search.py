@@ -13,12 +13,12 @@ from fedvlm.console.screen import complain
 from fedvlm.core import files
 from fedvlm.report.figures import style
 from fedvlm.report.tables.papers import Paper
-from fedvlm.report.tables.render import markdown
+from fedvlm.report.tables.render import table_markdown
 from fedvlm.report.tables.tex import Style, tex
 from fedvlm.sweep.tune.appendix import hyperparameters
-from fedvlm.sweep.tune.curves import rows
+from fedvlm.sweep.tune.curves import curve_rows
 from fedvlm.sweep.tune.progress import progress_of
-from fedvlm.sweep.tune.records import PACKED, Records
+from fedvlm.sweep.tune.records import PACKED, TrialRecords
 
 FIGURES, TABLES, NAME = "figures", "tables", "hyperparameters"
 CURVES = {  # of ``curves.AXES`` -> file
@@ -45,18 +45,18 @@ def search_of(tuned: Path, record: Mapping[str, Any], papers: Mapping[str, Paper
         (into / TABLES).mkdir(parents=True, exist_ok=True)
     path = into / TABLES / f"{NAME}.tex"
     files.write_text(path, tex(made, False, Style(f"tab:{NAME}", papers, 5.5, "results")))
-    shown = tuple(markdown([replace(t, caption="", notes=())]).rstrip("\n") for t in made)
+    shown = tuple(table_markdown([replace(t, caption="", notes=())]).rstrip("\n") for t in made)
     search = Search(shown, tuple(t.caption for t in made), f"{TABLES}/{path.name}")
-    records = Records(into)
+    records = TrialRecords(into)
     if not records.lines:
         complain(f"{into / PACKED} is not there, or holds nothing: the page has no noise and no "
                  "curves of the tuning (--tuned FILE copies it from the tuning's folder)",
                  prefix="note")
         return search
     methods = progress_of(record, records.lines.values())
-    table = rows(methods)
+    table = curve_rows(methods)
     for name, file in CURVES.items():
-        style.write(into / FIGURES, file, grid(name, methods), table)
+        style.write_figure(into / FIGURES, file, grid(name, methods), table)
         (into / FIGURES / f"{file}.png").unlink()  # the page shows the SVG, papers take the PDF
     return replace(
         search, figures=tuple(f"{FIGURES}/{file}.svg" for file in CURVES.values()),

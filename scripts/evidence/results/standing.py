@@ -11,8 +11,8 @@ from typing import Any
 from evidence.results.claims import by_set, place_of, seeds_of
 from evidence.results.lanes import bare, below
 from fedvlm.core.stats import mean
-from fedvlm.report.collect import finite
-from fedvlm.report.statistics.contrast import Contrast, contrast, lacks, shared
+from fedvlm.report.collect import as_float
+from fedvlm.report.statistics.contrast import Contrast, common_seeds, contrast, lacks
 from fedvlm.runs.finished import FinishedRun
 
 CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
@@ -104,7 +104,7 @@ def standing_of(
     lacking = {m: f"{gap[1]} of {gap[2]} seeds of {places[gap[0]][0]}" for m, row in rows.items()
                if (gap := lacks(row, list(rows.values())))}
     names = [m for m in numbers if m not in lacking]
-    common = dict(zip(names, shared([rows[m] for m in names]), strict=True))
+    common = dict(zip(names, common_seeds([rows[m] for m in names]), strict=True))
     cells = {(p, seeds) for sets in common.values()
              for p, one in zip(places, sets, strict=True) for seeds in one}
     whole = {m: list(by_set(dict(zip(places, sets, strict=True)), cells).values())
@@ -184,7 +184,7 @@ def _by_place(
 ) -> dict[str, dict[tuple[Any, ...], dict[tuple[Any, Any], float]]]:
     out: dict[str, dict[tuple[Any, ...], dict[tuple[Any, Any], float]]] = {}
     for run in runs:
-        number = finite(value(run))
+        number = as_float(value(run))
         if number is not None:
             out.setdefault(run.method, {}).setdefault(place_of(run), {})[seeds_of(run)] = number
     return out

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+from tiny_tasks import TASKS, build_task, pair_classes
 
 from fedvlm.data.builtin.sets import (
     BUILTIN,
@@ -18,7 +19,6 @@ from fedvlm.data.builtin.sets import (
     SEEN_PAIRS,
     materialise,
 )
-from fedvlm.data.builtin.tasks import TASKS, build_task, pair_classes
 from fedvlm.data.builtin.world import DIGITS, NEW_NOUNS, SHAPES, STYLES
 
 SPLIT_FILES = {

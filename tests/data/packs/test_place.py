@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datasets import load_dataset, pack_of
-from fedvlm.data.doctor import examine, examine_own_packs
+from fedvlm.data.doctor.examine import examine, examine_own_packs
 from fedvlm.data.locate import find_root
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve

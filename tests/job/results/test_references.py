@@ -17,9 +17,9 @@ from fedvlm.job.build import Built, build
 from fedvlm.job.flags import parse
 from fedvlm.job.record import make_panel
 from fedvlm.job.resolve import resolve
-from fedvlm.job.results import reference_rows
 from fedvlm.job.results import references as module
 from fedvlm.job.results.against import sentences
+from fedvlm.job.results.references import reference_rows
 from tests import jobs
 
 

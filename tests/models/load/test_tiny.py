@@ -14,9 +14,9 @@ import open_clip
 import pytest
 import torch
 from PIL import Image
+from tiny_tasks import TASKS, build_task
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data.builtin.tasks import TASKS, build_task
 from fedvlm.models.load import tiny
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.load.tiny import (

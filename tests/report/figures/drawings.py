@@ -7,23 +7,24 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedvlm.report.figures import style
-from fedvlm.report.figures.drawing.lines import Line, Panel
+from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine
 
 AWKWARD = r"_a_$b$ & 100 % <c> \alpha{x}^2"
 
 
-def line(label: str, count: int = 5, base: float = 40.0, seeds: int = 3) -> Line:
+def line(label: str, count: int = 5, base: float = 40.0, seeds: int = 3) -> MethodLine:
     std = [2.0 if seeds > 1 else None] * count
-    return Line(label, list(range(count)), [base + i for i in range(count)], std, [seeds] * count)
+    means = [base + i for i in range(count)]
+    return MethodLine(label, list(range(count)), means, std, [seeds] * count)
 
 
-def lines(labels: list[str], **more: Any) -> Panel:
-    return Panel("Set", [line(n, base=40 + 3 * i, **more) for i, n in enumerate(labels)], 33.0)
+def lines(labels: list[str], **more: Any) -> LinePanel:
+    return LinePanel("Set", [line(n, base=40 + 3 * i, **more) for i, n in enumerate(labels)], 33.0)
 
 
 def check(figure: Figure) -> None:
     """Nothing drawn leaves the edges of a figure."""
-    with style.styled():
+    with style.use_style():
         figure.draw_without_rendering()  # lays out
         drawn = figure.get_tightbbox()  # inches
     width, height = figure.get_size_inches()

@@ -13,7 +13,7 @@ import pytest
 from fedvlm.cli.main import main
 from fedvlm.report import figures
 from fedvlm.report.figures import catalog, traffic
-from fedvlm.report.figures.selection import Selection
+from fedvlm.report.figures.selection import FigureRuns
 
 from .runs import make
 
@@ -120,8 +120,8 @@ def test_every_figure_of_the_folder_is_whole_and_named_once() -> None:
 
 def test_where_nothing_is_sent_there_is_no_figure_of_traffic(tmp_path: Path) -> None:
     silent = make(tmp_path, "Local", 1, [10, 20], mb=0.0)
-    assert traffic.select(Selection([silent])) == "nothing was sent"
+    assert traffic.select(FigureRuns([silent])) == "nothing was sent"
     sends = make(tmp_path, "A", 1, [10, 20], dataset="Other")
-    panels = traffic.select(Selection([silent, sends]))
+    panels = traffic.select(FigureRuns([silent, sends]))
     assert [panel.title for panel in panels] == ["Other", "Set"]
     assert list(traffic.parts(panels)) == ["Other"], "a page leaves out a panel without traffic"

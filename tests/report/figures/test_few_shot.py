@@ -9,7 +9,7 @@ import pytest
 
 from fedvlm.report.figures import few_shot
 from fedvlm.report.figures.drawing.levels import Level, mean_levels
-from fedvlm.report.figures.selection import Selection
+from fedvlm.report.figures.selection import FigureRuns
 
 from .runs import make
 
@@ -20,7 +20,7 @@ def test_few_shot_averages_what_all_places_have(tmp_path: Path) -> None:
         for name, base, zero in (("One", 10, 20.0), ("Two", 30, 40.0))
         for shots in ((1, 2, 4) if name == "One" else (2, 4)) for seed in (1, 2)
     ]
-    selection = Selection(runs)
+    selection = FigureRuns(runs)
     one, two, average = few_shot.select(selection)
     assert [p.title for p in (one, two, average)] == ["One", "Two", "average of 2"]
     assert one.lines[0].x == [1, 2, 4] and one.lines[0].mean == [12.5, 13.5, 15.5]
@@ -38,5 +38,5 @@ def test_references_are_averaged_where_all_places_have_one() -> None:
 
 
 def test_few_shot_needs_two_numbers_of_shots(tmp_path: Path) -> None:
-    selection = Selection([make(tmp_path, "A", 1, [0, 5])])
+    selection = FigureRuns([make(tmp_path, "A", 1, [0, 5])])
     assert few_shot.select(selection) == "the runs of no dataset differ in shots"

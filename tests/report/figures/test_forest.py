@@ -10,8 +10,8 @@ from fedvlm.core.stats import t_interval
 from fedvlm.report.collect import collect
 from fedvlm.report.figures import client_gain, distribution, forest, pareto, style
 from fedvlm.report.figures.drawing.strips import strips
-from fedvlm.report.figures.pareto import Point
-from fedvlm.report.figures.selection import Selection
+from fedvlm.report.figures.pareto import ParetoPoint
+from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.report.tables.papers import Paper
 from fedvlm.runs.finished import FinishedRun
 from tests.report.table_runs import reference, rows, write_run
@@ -43,7 +43,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedRun]:
 def test_a_forest_has_the_tables_intervals_and_tells_the_best_apart(
     many: list[FinishedRun],
 ) -> None:
-    panels = forest.select(Selection(many))
+    panels = forest.select(FigureRuns(many))
     assert isinstance(panels, list)
     assert [panel.title for panel in panels] == ["average of 2", "CIFAR-100", "EuroSAT"]
     average, cifar, _ = panels
@@ -63,24 +63,24 @@ def test_a_forest_has_the_tables_intervals_and_tells_the_best_apart(
 
 
 def test_clients_quartiles_stand_beside_their_own_reference(many: list[FinishedRun]) -> None:
-    panels = distribution.select(Selection(many))
+    panels = distribution.select(FigureRuns(many))
     assert isinstance(panels, list)
     first = distribution.rows(panels)[0]
     assert first["method"] == "M0" and first["clients"] == 9 and first["worst"] == 20
     assert (first["q1"], first["median"], first["q3"]) == (30, 30, 70)
     assert list(distribution.rows(panels)[12].items())[1] == ("method", distribution.REFERENCE)
-    assert distribution.select(Selection(many, "global")) is None
+    assert distribution.select(FigureRuns(many, "global")) is None
 
 
 def test_gains_of_clients_are_steps_up_to_all_of_them(many: list[FinishedRun]) -> None:
     """Of M0's nine clients three gain 60 or 70 points and six 10 or 20."""
-    panels = client_gain.select(Selection(many))
+    panels = client_gain.select(FigureRuns(many))
     assert isinstance(panels, list) and panels[0].title == "CIFAR-100"
     line = panels[0].lines[0]
     assert line.label == "M0" and list(line.x) == sorted(line.x) and line.mean[-1] == 100
     share = dict(zip(line.x, line.mean, strict=True))
     assert share[20.0] == pytest.approx(100 * 6 / 9), "six of nine clients gain at most 20 points"
-    assert client_gain.select(Selection(many, "global")) is None
+    assert client_gain.select(FigureRuns(many, "global")) is None
 
 
 def test_a_panel_goes_by_its_data_set_where_that_is_enough(many: list[FinishedRun]) -> None:
@@ -93,17 +93,17 @@ def test_a_panel_goes_by_its_data_set_where_that_is_enough(many: list[FinishedRu
 
 
 def test_the_front_holds_who_is_best_for_as_few_bytes(many: list[FinishedRun]) -> None:
-    points = [Point("cheap", 1, 50, None, 1), Point("same bytes", 1, 40, None, 1),
-              Point("dear", 9, 60, None, 1), Point("worse and dearer", 20, 55, None, 1)]
+    points = [ParetoPoint("cheap", 1, 50, None, 1), ParetoPoint("same bytes", 1, 40, None, 1),
+              ParetoPoint("dear", 9, 60, None, 1), ParetoPoint("worse and dearer", 20, 55, None, 1)]
     assert pareto.front_of(points) == ["cheap", "dear"]
-    planes = pareto.select(Selection(many))
+    planes = pareto.select(FigureRuns(many))
     assert isinstance(planes, list) and planes[0].front == ["M0"], "best and sends nothing"
 
 
 @pytest.mark.parametrize("figure", [forest, distribution, client_gain, pareto])
 def test_many_methods_fit_a_narrow_and_a_wide_page(figure, many: list[FinishedRun]) -> None:
     papers = {"M0": Paper("M0", "no collaboration"), "M1": Paper("M1", "personal models")}
-    data = figure.select(Selection(many, papers=papers))
+    data = figure.select(FigureRuns(many, papers=papers))
     with style.font("serif"):
         check(figure.draw(data, width=5.5))
     check(figure.draw(data, width=style.COLUMN))
@@ -111,10 +111,10 @@ def test_many_methods_fit_a_narrow_and_a_wide_page(figure, many: list[FinishedRu
 
 def test_one_seed_has_no_interval_and_one_run_no_comparison(tmp_path: Path) -> None:
     write_run(tmp_path, "A", last={"personal": 50.0})
-    alone = Selection(collect([tmp_path]).runs)
+    alone = FigureRuns(collect([tmp_path]).runs)
     assert [one.select(alone) for one in (forest, distribution, client_gain, pareto)] == [None] * 4
     write_run(tmp_path, "B", last={"personal": 40.0})
-    panels = forest.select(Selection(collect([tmp_path]).runs))
+    panels = forest.select(FigureRuns(collect([tmp_path]).runs))
     assert isinstance(panels, list)
     one = panels[0].methods["A"]
     assert one.half is None and one.peer and len(panels) == 1

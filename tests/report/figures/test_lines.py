@@ -15,22 +15,23 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedvlm.report.figures import convergence, few_shot, style, traffic
-from fedvlm.report.figures.drawing.lines import Line, Panel, spread_out
-from fedvlm.report.figures.selection import Selection
+from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine, spread_out
+from fedvlm.report.figures.selection import FigureRuns
 
 from .drawings import AWKWARD, check, line, lines
 from .runs import make
 
 WIDTHS = (style.COLUMN, style.PAGE)
-PANELS: dict[str, list[Panel]] = {
+PANELS: dict[str, list[LinePanel]] = {
     "plain": [lines(["FedAvg", "FedTV"])],
     "one round": [lines(["FedAvg"], count=1, seeds=1)],
-    "flat": [Panel("Set", [Line("A", [0, 1], [100.0, 100.0], [0.0, 0.0], [2, 2])])],
-    "gaps": [Panel("Set", [Line("A", [0, 1, 2], [None, math.nan, 30.0], [None, None, math.nan],
-                                [1, 1, 1])])],
-    "nothing known": [Panel("Set", [Line("A", [0, 1], [None, None], [None, None], [1, 1])])],
+    "flat": [LinePanel("Set", [MethodLine("A", [0, 1], [100.0, 100.0], [0.0, 0.0], [2, 2])])],
+    "gaps": [LinePanel("Set", [MethodLine("A", [0, 1, 2], [None, math.nan, 30.0],
+                                          [None, None, math.nan], [1, 1, 1])])],
+    "nothing known": [
+        LinePanel("Set", [MethodLine("A", [0, 1], [None, None], [None, None], [1, 1])])],
     "ten methods": [lines([f"method {i}" for i in range(10)])],
-    "awkward": [Panel(AWKWARD, [line(AWKWARD), line("_hidden")], 20.0)],
+    "awkward": [LinePanel(AWKWARD, [line(AWKWARD), line("_hidden")], 20.0)],
     "long": [lines(["x" * 200, "y" * 200])],
     "three panels": [lines(["FedAvg", "FedTV"]) for _ in range(3)],
 }
@@ -58,7 +59,7 @@ def test_names_are_shown_as_they_are() -> None:
 
 def test_titles_of_neighbours_stay_apart() -> None:
     names = [f"Caltech101, base2new, {n} shots, dirichlet-0.3-K10-f1" for n in (1, 2, 4, 8)]
-    found = [Panel(name, [line("A")]) for name in names]
+    found = [LinePanel(name, [line("A")]) for name in names]
     figure = convergence.draw(found, width=style.PAGE)
     figure.draw_without_rendering()
     shown = [a.get_title("left") for a in figure.axes]
@@ -79,9 +80,9 @@ def test_labels_are_spread_out(at: list[float], wanted: list[float]) -> None:
 
 def test_the_csv_holds_the_very_numbers(tmp_path: Path) -> None:
     name = 'A, "quoted" & 100 %'
-    selection = Selection([make(tmp_path, "A", 1, [10, 1 / 3], config={"X": name})])
+    selection = FigureRuns([make(tmp_path, "A", 1, [10, 1 / 3], config={"X": name})])
     panels = convergence.select(selection)
-    rows = list(csv.DictReader(io.StringIO(style.csv_text(convergence.rows(panels)))))
+    rows = list(csv.DictReader(io.StringIO(style.figure_csv(convergence.rows(panels)))))
     assert [float(r["mean"]) for r in rows] == [10, 1 / 3, 30], "the last is zero-shot's"
     assert [r["std"] for r in rows] == [""] * 3 and rows[0]["seeds"] == "1"
 
@@ -92,7 +93,7 @@ def test_a_line_ends_before_the_final_fine_tuning(tmp_path: Path) -> None:
     first, second, last = path.read_text().splitlines()
     path.write_text("\n".join([first, second, last.replace(
         '"personal": 50', '"personal": 50, "personal_before_ft": 30')]) + "\n")
-    selection = Selection([run, make(tmp_path, "A", 1, [10, 20, 40])])
+    selection = FigureRuns([run, make(tmp_path, "A", 1, [10, 20, 40])])
     for figure in (convergence, traffic):
         plain, tuned = figure.select(selection)[0].lines
         assert tuned.mean == [10, 20, 30] and tuned.after is not None

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from fedvlm.report.figures import convergence
-from fedvlm.report.figures.selection import Selection
+from fedvlm.report.figures.selection import FigureRuns
 
 from .runs import make
 
 
 def test_seeds_are_averaged_and_rounds_that_one_lacks_left_out(tmp_path: Path) -> None:
     runs = [make(tmp_path, "A", 1, [10, None, 30]), make(tmp_path, "A", 2, [20, 25, 50])]
-    selection = Selection(runs)
+    selection = FigureRuns(runs)
     assert selection.problems == []
     (panel,) = convergence.select(selection)
     (line,) = panel.lines
@@ -25,7 +25,7 @@ def test_seeds_are_averaged_and_rounds_that_one_lacks_left_out(tmp_path: Path) -
 
 
 def test_one_seed_has_no_spread(tmp_path: Path) -> None:
-    selection = Selection([make(tmp_path, "A", 1, [10, 30])])
+    selection = FigureRuns([make(tmp_path, "A", 1, [10, 30])])
     assert convergence.select(selection)[0].lines[0].std == [None, None]
 
 
@@ -35,20 +35,20 @@ def test_another_learning_rate_is_another_line_and_says_so(tmp_path: Path) -> No
         make(tmp_path, "A", 2, [10, 40], config={"OPTIM.LR": 0.5}),
         make(tmp_path, "B", 1, [10, 30]),
     ]
-    selection = Selection(runs)
+    selection = FigureRuns(runs)
     assert [c.label for c in selection.groups] == ["A, LR 0.1", "A, LR 0.5", "B"]
     assert all(len(c.runs) == 1 for c in selection.groups)
 
 
 def test_the_same_run_twice_is_left_out_and_named(tmp_path: Path) -> None:
     runs = [make(tmp_path, "A", 1, [10, 20]), make(tmp_path, "A", 1, [10, 90], folder="again")]
-    selection = Selection(runs)
+    selection = FigureRuns(runs)
     assert convergence.select(selection)[0].lines[0].mean == [10, 20]
     assert len(selection.problems) == 1 and "again" in selection.problems[0]
 
 
 def test_titles_name_what_differs(tmp_path: Path) -> None:
     runs = [make(tmp_path, "A", 1, [0, 5], shots=s) for s in (1, 4)]
-    selection = Selection(runs)
+    selection = FigureRuns(runs)
     panels = convergence.select(selection)
     assert [p.title for p in panels] == ["Set, 1 shot", "Set, 4 shots"]

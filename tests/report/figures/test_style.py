@@ -47,18 +47,18 @@ def test_pyplot_is_not_loaded() -> None:
 
 
 def test_ticks_are_thinned_by_round_numbers() -> None:
-    assert style.thinned(5, 10) == [0, 1, 2, 3, 4]
-    assert style.thinned(100, 10) == list(range(0, 100, 10))
-    assert style.thinned(0, 3) == []
+    assert style.even_places(5, 10) == [0, 1, 2, 3, 4]
+    assert style.even_places(100, 10) == list(range(0, 100, 10))
+    assert style.even_places(0, 3) == []
 
 
 def test_what_cannot_be_printed_is_a_space() -> None:
-    assert style.shortened("a\nb\x00\udc80c", 9) == "a b  c"
-    assert re.fullmatch("a{5}.a{4}", style.shortened("a" * 50, 10))
+    assert style.cut_label("a\nb\x00\udc80c", 9) == "a b  c"
+    assert re.fullmatch("a{5}.a{4}", style.cut_label("a" * 50, 10))
 
 
 def test_a_name_without_glyphs_warns_nobody(recwarn: pytest.WarningsRecorder):
-    with style.styled():
+    with style.use_style():
         figure = convergence.draw([lines(["\u6570\u5b66"])], width=style.PAGE)
     style.png_bytes(figure)
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
@@ -68,7 +68,7 @@ def test_two_calls_write_the_same_bytes_with_fonts_inside(tmp_path: Path) -> Non
     kinds = ("pdf", "png", "svg", "csv")
     for folder in ("a", "b"):
         with style.font("serif"):
-            style.write(tmp_path / folder, "x", convergence.draw(PLAIN, width=3), [{"x": 1}])
+            style.write_figure(tmp_path / folder, "x", convergence.draw(PLAIN, width=3), [{"x": 1}])
     for kind in kinds:
         one, other = ((tmp_path / folder / f"x.{kind}").read_bytes() for folder in ("a", "b"))
         assert one == other

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedvlm.report.pages.grid import table
-from fedvlm.report.pages.html import Html, cell, element, escaped, signed
+from fedvlm.report.pages.html import Html, cell, element, signed_text, to_html
 
 
 def test_elements_escape_what_is_not_theirs():
@@ -14,7 +14,7 @@ def test_elements_escape_what_is_not_theirs():
     assert found == ('<td title="&quot;&gt;&lt;x" data-n="1" hidden>&lt;b&gt;&amp;&quot;&#x27;'
                      "<i>x</i>3</td>")
     assert element("meta", name="a") == '<meta name="a">'
-    assert escaped("a\nb\x00") == "a\\nb\\x00"
+    assert to_html("a\nb\x00") == "a\\nb\\x00"
 
 
 def test_a_table_ranks_numbers_and_keeps_unknown_ones_apart():
@@ -27,4 +27,4 @@ def test_a_table_ranks_numbers_and_keeps_unknown_ones_apart():
 @pytest.mark.parametrize(("value", "words"), [(1.25, "+1.2"), (-3.0, "\N{MINUS SIGN}3.0"),
                                               (-0.04, "0.0"), (0.0, "0.0")])
 def test_differences_have_a_sign(value: float, words: str):
-    assert signed(value) == words
+    assert signed_text(value) == words

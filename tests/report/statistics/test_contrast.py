@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import t
 
 from fedvlm.report.statistics.contrast import Leaders, contrast, leaders
-from fedvlm.report.statistics.contrast import Numbers as Sets
+from fedvlm.report.statistics.contrast import SetNumbers as Sets
 
 
 def numbers(*sets: list[float]) -> list[dict[int, float]]:

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from fedvlm.report.statistics.paired import bootstrap, holm, mcnemar, paired, wilcoxon
+from fedvlm.report.statistics.paired import bootstrap, holm, mcnemar, pair_statistics, wilcoxon
 
 
 def test_mean_difference_and_t_interval() -> None:
-    found = paired([10.0, 20.0, 30.0, 5.0], [11.0, 22.0, 33.0, 5.0])
+    found = pair_statistics([10.0, 20.0, 30.0, 5.0], [11.0, 22.0, 33.0, 5.0])
     assert found is not None
     assert (found.n, found.difference, found.a, found.b) == (4, 1.5, 16.25, 17.75)
     assert found.std == pytest.approx(math.sqrt(5 / 3))
@@ -21,16 +21,16 @@ def test_mean_difference_and_t_interval() -> None:
 
 
 def test_one_pair_has_no_interval_and_none_has_nothing() -> None:
-    found = paired([1.0], [3.0])
+    found = pair_statistics([1.0], [3.0])
     assert found is not None and found.difference == 2.0
     assert found.std is None and found.t is None and found.bootstrap is None
-    assert paired([], []) is None
+    assert pair_statistics([], []) is None
     with pytest.raises(ValueError):
-        paired([1.0], [])
+        pair_statistics([1.0], [])
 
 
 def test_equal_numbers() -> None:
-    found = paired([5.0] * 8, [5.0] * 8)
+    found = pair_statistics([5.0] * 8, [5.0] * 8)
     assert found is not None
     assert found.t == (0.0, 0.0) and found.bootstrap is None and found.ties == 8
     assert found.wilcoxon is None

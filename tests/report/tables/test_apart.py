@@ -11,11 +11,11 @@ from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.cells import AVERAGE
-from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.table import ReportTable, Spec, tables
 from tests.report.table_runs import write_run
 
 
-def made(root: Path, **spec: Any) -> list[Table]:
+def made(root: Path, **spec: Any) -> list[ReportTable]:
     return tables(collect([root]), Spec(**spec))
 
 

@@ -12,13 +12,13 @@ from scipy.stats import t
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.papers import paper_of
-from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.table import ReportTable, Spec, tables
 from tests.report.table_runs import write_seeds
 
 SETS = ("Cifar100", "DTD", "Pets")
 
 
-def made(root: Path, **spec: Any) -> list[Table]:
+def made(root: Path, **spec: Any) -> list[ReportTable]:
     return tables(collect([root]), Spec(**spec), "fedvlm table x")
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
-from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.table import ReportTable, Spec, tables
 from tests.report.table_runs import write_run, write_seeds
 
 LAST = {"personal": 50.0}
 
 
-def table(root: Path, **spec: Any) -> Table:
+def table(root: Path, **spec: Any) -> ReportTable:
     (found,) = tables(collect([root]), Spec(**spec))
     return found
 
@@ -32,7 +32,7 @@ def test_a_method_tuned_per_data_set_is_named_with_its_values(tmp_path: Path):
     assert not [n for n in along.notes if "same settings" in n]
 
 
-def beside_seals(found: Table) -> list[str]:
+def beside_seals(found: ReportTable) -> list[str]:
     """The notes but the one that these runs, written by hand, have no seals."""
     (first,) = (note for note in found.notes if "have no seal" in note)
     return [note for note in found.notes if note != first]

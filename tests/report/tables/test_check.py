@@ -9,13 +9,13 @@ import pytest
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
-from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.table import ReportTable, Spec, tables
 from tests.report.table_runs import write_run, write_seeds
 
 LAST = {"personal": 50.0}
 
 
-def table(root: Path, **spec: Any) -> Table:
+def table(root: Path, **spec: Any) -> ReportTable:
     (found,) = tables(collect([root]), Spec(**spec))
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedvlm.report.collect import collect
-from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.table import ReportTable, Spec, tables
 from fedvlm.runs.verify.beside import gain, hurt
 from tests.report.table_runs import reference, rows, write_run
 
@@ -19,7 +19,7 @@ REFERENCES = {"references": {
 }}
 
 
-def table(root: Path, **spec: Any) -> Table:
+def table(root: Path, **spec: Any) -> ReportTable:
     (found,) = tables(collect([root]), Spec(**spec))
     return found
 

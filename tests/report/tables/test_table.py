@@ -18,16 +18,16 @@ from fedvlm.report.tables.cells import (
     TableCell,
     harmonic,
 )
-from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.table import ReportTable, Spec, tables
 from tests.report.table_runs import reference, write_run, write_seeds
 
 
-def table(root: Path, **spec: Any) -> Table:
+def table(root: Path, **spec: Any) -> ReportTable:
     (found,) = tables(collect([root]), Spec(**spec), "fedvlm table x")
     return found
 
 
-def cell(found: Table, row: str, column: str) -> TableCell:
+def cell(found: ReportTable, row: str, column: str) -> TableCell:
     return found.cells[found.rows.index(row)][found.columns.index(column)]
 
 

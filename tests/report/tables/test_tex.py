@@ -12,7 +12,7 @@ import pytest
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.cells import TableCell
 from fedvlm.report.tables.papers import Paper
-from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.table import ReportTable, Spec, tables
 from fedvlm.report.tables.tex import Style, escape_tex, tex
 from tests.report.table_runs import write_seeds
 from tests.report.tables.test_render import BRACKET, NASTY
@@ -21,7 +21,7 @@ SPLIT = re.compile(r"(?<!\\)&")
 
 
 @pytest.fixture(scope="module")
-def nasty(tmp_path_factory: pytest.TempPathFactory) -> list[Table]:
+def nasty(tmp_path_factory: pytest.TempPathFactory) -> list[ReportTable]:
     root = tmp_path_factory.mktemp("nasty")
     values = {NASTY: [90.0, 92.0], BRACKET: [9.5, 8.5], "*": [70.0], "P": [-9.9, 81.1]}
     for trainer, each in values.items():
@@ -30,11 +30,11 @@ def nasty(tmp_path_factory: pytest.TempPathFactory) -> list[Table]:
     return tables(collect([root]), Spec(versus="P"), f"fedvlm table --where 'tag={NASTY}'")
 
 
-def wide(rows: int, columns: int) -> Table:
+def wide(rows: int, columns: int) -> ReportTable:
     """Return a table of a size."""
     cell = TableCell("personal", 81.2, 1.2, n=5)
     labels = tuple(f"Method-{at}" for at in range(rows))
-    return Table(
+    return ReportTable(
         ("personal",), "trainer", labels, tuple(f"Flowers{at}" for at in range(columns)),
         ((cell,) * columns,) * rows, "caption", brief="Brief.", methods=labels,
         groups=("personal models",) * (rows // 2) + ("one shared model",) * (rows - rows // 2),
@@ -64,7 +64,7 @@ def test_escapes_each_sign() -> None:
     assert escape_tex("数\n") == r"{[}U+6570]\textbackslash{}n"
 
 
-def test_every_row_has_the_columns_of_the_table_and_braces_close(nasty: list[Table]) -> None:
+def test_every_row_has_the_columns_of_the_table_and_braces_close(nasty: list[ReportTable]) -> None:
     for text in (tex(nasty), tex([wide(24, 10)]), tex([wide(9, 40)])):
         rows = rows_of(text)
         assert rows and all(cells == columns for cells, columns in rows), rows
@@ -75,14 +75,14 @@ def test_every_row_has_the_columns_of_the_table_and_braces_close(nasty: list[Tab
         assert plain.count("{") == plain.count("}")
 
 
-def test_numbers_are_aligned_and_marked(nasty: list[Table]) -> None:
+def test_numbers_are_aligned_and_marked(nasty: list[ReportTable]) -> None:
     text = tex(nasty)
     assert "S[table-format=2.1]@{\\,}l" in text
     assert r"{\tiny$\pm$1.4}" in text and r"\dagger" in text
     assert r"$-$" in text and "{[}$-$" in text  # a difference and its interval
 
 
-def test_the_caption_is_one_sentence_and_the_rest_is_comment(nasty: list[Table]) -> None:
+def test_the_caption_is_one_sentence_and_the_rest_is_comment(nasty: list[ReportTable]) -> None:
     text = tex(nasty, style=Style(label="tab:main"))
     caption = re.search(r"\\caption\{(.*)\}\n", text)
     assert caption is not None and caption.group(1).startswith("Personal accuracy")
@@ -115,7 +115,7 @@ def test_24_methods_on_10_sets_fit_a_page() -> None:
     assert blocks.count(r"\label") == 1
 
 
-def test_it_compiles(nasty: list[Table], tmp_path: Path) -> None:
+def test_it_compiles(nasty: list[ReportTable], tmp_path: Path) -> None:
     program = shutil.which("pdflatex")
     if program is None:
         pytest.skip("no pdflatex on this machine: the LaTeX was not compiled")

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from fedvlm.cli.main import main
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.federation import WORK
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
 from fedvlm.config.read import lookup
 from fedvlm.core.errors import ConfigError
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.sweep.tune.defaults import with_key, without_key, write_defaults, write_files
 from fedvlm.sweep.tune.tuned import SAY_WHICH, read_tuned, write_tuned
-from fedvlm.sweep.tune.values import config_of, value_of
+from fedvlm.sweep.tune.values import parse_value, read_values
 
 TEXT = """# A method.
 TRAINER:
@@ -115,9 +115,9 @@ def test_every_entry_of_the_published_tuning_is_a_file_that_says_what_it_ran_wit
         schema = declare(default_schema(), f"TRAINER.{trainer.name.upper()}", trainer.options)
         asked = {k: v for k, v in (record["plan"]["common"] | one["settings"]).items()
                  if k.startswith(SAY_WHICH) or k in WORK} | one["values"]
-        want = config_of(lookup(trainer.name, "trainers"), schema) | {
-            key: value_of(schema, key, word, "") for key, word in asked.items()}
-        assert config_of(path, schema) == want, path
+        want = read_values(lookup(trainer.name, "trainers"), schema) | {
+            key: parse_value(schema, key, word, "") for key, word in asked.items()}
+        assert read_values(path, schema) == want, path
         assert path.read_text().count("# Tuned: 20 trials as ") == 1
 
 

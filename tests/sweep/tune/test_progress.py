@@ -10,7 +10,7 @@ import pytest
 
 from fedvlm.cli.main import main
 from fedvlm.sweep.tune import curves
-from fedvlm.sweep.tune.progress import Progress, over_seeds, progress_of, repeat_error
+from fedvlm.sweep.tune.progress import SearchProgress, progress_of, repeat_error, seed_error
 from fedvlm.sweep.tune.tuned import write_tuned
 from tests.sweep.tune.conftest import FakePool, tuned
 
@@ -20,7 +20,7 @@ def line(trial: int, seed: int, right: int, **more: Any) -> dict[str, Any]:
             "steps": 10, "cpu": 0.5, "seconds": 1.0, "clients": [[right, 100]]} | more
 
 
-def search() -> Progress:
+def search() -> SearchProgress:
     """Three trials with both seeds, one dropped after a seed, one that diverged."""
     lines = [
         line(0, 1, 50), line(0, 2, 54), line(1, 1, 60), line(1, 2, 70), line(2, 1, 20),
@@ -60,7 +60,7 @@ def test_noise_by_hand() -> None:
     # 2, 1 and 1, twice each: 2 * 6 / ((3 - 1)(2 - 1)) = 6, over two seeds 3.
     assert noise.repeat == pytest.approx(3.0**0.5)
     assert repeat_error([{1: 3.0, 2: 9.0}, {1: 5.0, 2: 11.0}]) == pytest.approx(0.0)
-    assert repeat_error([{1: 3.0, 2: 9.0}]) is None and over_seeds({1: 3.0}) is None
+    assert repeat_error([{1: 3.0, 2: 9.0}]) is None and seed_error({1: 3.0}) is None
 
 
 def test_stairs_rise_where_a_trial_has_been_spent() -> None:

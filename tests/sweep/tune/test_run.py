@@ -11,7 +11,7 @@ import pytest
 from fedvlm.core.errors import ConfigError
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.tune import origin, run
-from fedvlm.sweep.tune.records import Records
+from fedvlm.sweep.tune.records import TrialRecords
 from fedvlm.sweep.tune.tuned import read_tuned
 from fedvlm.sweep.worker import Outcome
 from tests.sweep.tune.conftest import FakePool, formula, trials, tuned
@@ -57,7 +57,7 @@ def test_a_killed_search_goes_on_to_the_same_trials(
     lines[1] = lines[1].replace(b", 125]]", b", 225]]")
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
     before = path.read_bytes()
-    assert Records(stopped.folder).damaged == 2 and path.read_bytes() == before  # looks only
+    assert TrialRecords(stopped.folder).damaged == 2 and path.read_bytes() == before  # looks only
     fake.limit = 10**6
     resumed = tuned(tmp_path, BUDGET, *ONE)
     assert trials(resumed)["FedProx"] == prox
@@ -186,7 +186,7 @@ def test_a_kill_costs_its_trial_and_is_tried_again_by_the_next_tuning(
     killed = [t for t in study.trials if t.settings.get("OPTIM.NAME") == "adamw"]
     assert killed and {t.why for t in killed} == {"it took longer and was killed"}
     assert study.best is not None and not study.failure
-    lines = Records(tmp_path / "tuning" / "toy").lines.values()
+    lines = TrialRecords(tmp_path / "tuning" / "toy").lines.values()
     assert {line["code"] for line in lines} == {0}
 
 

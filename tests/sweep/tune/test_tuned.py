@@ -12,7 +12,7 @@ import pytest
 from fedvlm.cli.main import main
 from fedvlm.core.errors import DataError
 from fedvlm.sweep.plan import read_plan
-from fedvlm.sweep.tune.tuned import read_tuned, with_tuned, write_tuned
+from fedvlm.sweep.tune.tuned import apply_tuned, read_tuned, write_tuned
 from tests.sweep.tune.conftest import plan
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ def test_entries_take_the_values_tuned_for_what_they_train(tmp_path: Path) -> No
   - {name: FedAvg, peft: feature+head, tag: ft, finetune-epochs: 5}
   - {name: fedprox, tag: strong, TRAINER.FEDPROX.MU: 1, OPTIM.LR: 0.9}
 """)
-    got, notes = with_tuned(asked, record())
+    got, notes = apply_tuned(asked, record())
     rates = [e.tuned.get("OPTIM.LR") for e in got.trainers]
     assert rates == [None, "0.3", "0.4", None]
     assert notes == [
@@ -63,7 +63,7 @@ def test_entries_take_the_values_tuned_for_what_they_train(tmp_path: Path) -> No
     ]
     bare = record()
     bare["plan"]["common"] |= HEAD | {"PEFT.HEAD": "text"}  # what all were tuned with counts too
-    assert [bool(e.tuned) for e in with_tuned(asked, bare)[0].trainers][:3] == [False, True, True]
+    assert [bool(e.tuned) for e in apply_tuned(asked, bare)[0].trainers][:3] == [False, True, True]
     assert got.content()["trainers"][3]["OPTIM.LR"] == "0.9"  # an entry's own settings win
 
 
@@ -96,16 +96,16 @@ def test_an_edited_or_strange_file_is_refused(tmp_path: Path) -> None:
 def test_on_another_backbone_methods_run_as_they_come(tmp_path: Path) -> None:
     """A folder of weights goes by its name: paths differ between machines."""
     asked = sweep(tmp_path, "[FedProx]")
-    got, notes = with_tuned(asked, record("local-dir:../shared/realfeat"))
+    got, notes = apply_tuned(asked, record("local-dir:../shared/realfeat"))
     assert got.trainers[0].tuned == {}
     assert notes == ["the values were tuned on local-dir:realfeat; on tiny methods run as they "
                      "come: FedProx"]
-    got, notes = with_tuned(asked, record("local-dir:../shared/realfeat"), anywhere=True)
+    got, notes = apply_tuned(asked, record("local-dir:../shared/realfeat"), anywhere=True)
     assert got.trainers[0].tuned == {"OPTIM.LR": "0.2"}
     assert notes == ["the values were tuned on local-dir:realfeat; taken on tiny all the same, as "
                      "was asked"]
     moved = sweep(tmp_path, "[FedProx]", "--backbone", "local-dir:/data/realfeat")
-    assert with_tuned(moved, record("local-dir:../shared/realfeat"))[0].trainers[0].tuned
+    assert apply_tuned(moved, record("local-dir:../shared/realfeat"))[0].trainers[0].tuned
 
 
 def test_what_is_trained_agrees_both_ways_and_what_a_plan_sets_is_not_tuned(tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ def test_what_is_trained_agrees_both_ways_and_what_a_plan_sets_is_not_tuned(tmp_
 """)
     tuning = record()
     tuning["entries"][2]["values"] |= {"FED.LOCAL_EPOCHS": "4"}
-    assert [bool(e.tuned) for e in with_tuned(asked, tuning)[0].trainers] == [
+    assert [bool(e.tuned) for e in apply_tuned(asked, tuning)[0].trainers] == [
         True, False, False, True]
     busier = replace(asked, common={**asked.common, "FED.LOCAL_EPOCHS": "2"})
-    got, notes = with_tuned(busier, tuning)
+    got, notes = apply_tuned(busier, tuning)
     assert got.trainers[0].tuned == {"OPTIM.LR": "0.2"}
     assert ("the plan sets FED.LOCAL_EPOCHS itself, so no tuned one is taken: FedProx, "
             "FedProx (same)") in notes
@@ -143,7 +143,7 @@ def test_local_work_that_a_plan_sets_is_that_of_the_tuning_whose_values_it_takes
     ]
     tuning["entries"][1]["values"] |= {"FED.LOCAL_EPOCHS": "4"}
     plain = sweep(tmp_path, "[FedProx]")
-    got, notes = with_tuned(replace(plain, common={**plain.common, **common}), tuning)
+    got, notes = apply_tuned(replace(plain, common={**plain.common, **common}), tuning)
     assert got.trainers[0].tuned == next(
         e["values"] for e in tuning["entries"] if e["label"] == label)
     assert notes == [f"FedProx takes the values tuned for {label}"]
@@ -170,7 +170,7 @@ def test_the_published_plans_take_what_was_tuned_for_their_like() -> None:
         chosen = not work & set(plan.common)
         assert chosen == ("local_work" in path.name)
         like = inside_vit if "distilled/vit" in str(plan.common) else free if chosen else elsewhere
-        got, _ = with_tuned(plan, content)
+        got, _ = apply_tuned(plan, content)
         assert {e.label: e.tuned.get("WHO", "") for e in got.trainers} == {
             e.label: next((name for name in (_working(e.label) if chosen else (e.label, e.name))
                            if name in like), "")

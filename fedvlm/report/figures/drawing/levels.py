@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from fedvlm.core.stats import mean
-from fedvlm.report.collect import SEEDS, finite
+from fedvlm.report.collect import SEEDS, as_float
 from fedvlm.report.figures import style
 from fedvlm.report.tables.facts import REFERENCE_NAMES
 from fedvlm.runs.finished import FinishedRun
@@ -51,7 +51,7 @@ def levels_of(runs: Iterable[FinishedRun], metric: str) -> list[Level]:
         if not every:
             every["zero_shot"] = {**run.section("zero_shot"), "kind": "alone"}
         for name, numbers in every.items():
-            value = finite(numbers.get(metric)) if isinstance(numbers, Mapping) else None
+            value = as_float(numbers.get(metric)) if isinstance(numbers, Mapping) else None
             if value is not None and numbers.get("kind") in WORDS:
                 values.setdefault((str(numbers["kind"]), name), {}).setdefault(seeds, value)
     best: dict[str, Level] = {}

@@ -27,7 +27,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodLine:
     """A method's numbers: mean and sample standard deviation over ``n`` seeds at each ``x``.
 
     ``std`` is None where there is one seed; a ``mean`` of None is a gap. ``after``: x, mean and std
@@ -49,17 +49,17 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Panel:
+class LinePanel:
     """One pair of axes: lines of a metric, references and, for few-shot curves, zero-shot."""
 
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[MethodLine]
     zero_shot: float | None = None
     metric: str = "personal"
     levels: Sequence[Level] = field(default=())
 
 
-def rows_of(panels: Sequence[Panel], x_name: str) -> list[dict[str, Any]]:
+def rows_of(panels: Sequence[LinePanel], x_name: str) -> list[dict[str, Any]]:
     """Return the numbers of a figure, one row per panel, method and x.
 
     Zero-shot and references have rows of their own. A line that stops before a final fine-tuning is
@@ -84,7 +84,7 @@ def rows_of(panels: Sequence[Panel], x_name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def parts(panels: Sequence[Panel]) -> dict[str, list[Panel]]:
+def parts(panels: Sequence[LinePanel]) -> dict[str, list[LinePanel]]:
     """Return each panel alone, by title, with all methods in the same order: one colour each.
 
     A method that a panel has no numbers of is an empty line there.
@@ -93,18 +93,18 @@ def parts(panels: Sequence[Panel]) -> dict[str, list[Panel]]:
     alone = {}
     for panel in panels:
         by_label = {line.label: line for line in panel.lines}
-        every = [by_label.get(label) or Line(label, [], [], [], []) for label in labels]
+        every = [by_label.get(label) or MethodLine(label, [], [], [], []) for label in labels]
         alone[panel.title] = [replace(panel, lines=every)]
     return alone
 
 
-def order_of(panels: Sequence[Panel]) -> dict[str, int]:
+def order_of(panels: Sequence[LinePanel]) -> dict[str, int]:
     """Return a number per method, the same in every panel: its colour."""
     labels = dict.fromkeys(line.label for panel in panels for line in panel.lines)
     return {label: i for i, label in enumerate(labels)}
 
 
-def draw_band(axes: Axes, line: Line, index: int | None, *, markers: bool = False) -> None:
+def draw_band(axes: Axes, line: MethodLine, index: int | None, *, markers: bool = False) -> None:
     """Draw one line with its band of one standard deviation; a thin one of the rest for None."""
     look = style.line_style(index)
     if index is None:
@@ -130,7 +130,7 @@ def draw_band(axes: Axes, line: Line, index: int | None, *, markers: bool = Fals
                           gid=style.gid(line.label))
 
 
-def fit_height(axes: Axes, panel: Panel) -> None:
+def fit_height(axes: Axes, panel: LinePanel) -> None:
     """Set the y axis to the data and its bands, inside 0 to 100, with whole ticks."""
     values = [panel.zero_shot] if _good(panel.zero_shot) else []
     values += [level.value for level in panel.levels]
@@ -150,13 +150,13 @@ def fit_height(axes: Axes, panel: Panel) -> None:
         axes.text(0.5, 0.5, "no numbers", transform=axes.transAxes, ha="center", color=style.FAINT)
 
 
-def label_ends(figure: Figure, axes: Axes, panel: Panel, order: Mapping[str, int]) -> None:
+def label_ends(figure: Figure, axes: Axes, panel: LinePanel, order: Mapping[str, int]) -> None:
     """Write each method's name and last number at the right end of its line, none over another."""
     ends = sorted((line.last, line.label) for line in panel.lines if line.last is not None)
     right = max((x for line in panel.lines for x in line.x), default=0)
     texts = [
         axes.annotate(
-            f"{style.shortened(label, LABEL_LENGTH)} {value:.1f}", (right, value), (5, 0),
+            f"{style.cut_label(label, LABEL_LENGTH)} {value:.1f}", (right, value), (5, 0),
             textcoords="offset points", va="center", annotation_clip=False,
             fontsize=style.SMALL, color=style.line_style(order[label])["color"],
         )
@@ -193,7 +193,7 @@ def legend_above(
     rest = sum(index is None for index in order.values())
     entries = [
         *((Line2D([], [], marker=style.marker(i) if markers else None, **style.line_style(i)),
-           style.shortened(label, LABEL_LENGTH)) for label, i in order.items() if i is not None),
+           style.cut_label(label, LABEL_LENGTH)) for label, i in order.items() if i is not None),
         *([(Line2D([], [], linewidth=0.6, **style.line_style(None)), f"{rest} others")]
           if rest else []), *extra,
     ]
@@ -224,8 +224,8 @@ def _legend_rows(lengths: Sequence[int], points: float) -> int:
 
 
 def draw_panels(
-    panels: Sequence[Panel], width: float, height: float,
-    fill: Callable[[Axes, Panel, Mapping[str, int | None]], None], *, x_label: str,
+    panels: Sequence[LinePanel], width: float, height: float,
+    fill: Callable[[Axes, LinePanel, Mapping[str, int | None]], None], *, x_label: str,
     extra: Sequence[tuple[Any, str]] = (), markers: bool = False, direct: bool = True,
 ) -> Figure:
     """Return a figure with one pair of axes per panel, each drawn by ``fill``.
@@ -237,7 +237,7 @@ def draw_panels(
         direct: names stand at the lines' ends where one panel has room for them; a legend above
             otherwise.
     """
-    with style.styled():
+    with style.use_style():
         order: Mapping[str, int | None] = order_of(panels)
         references = legend_of(panel.levels for panel in panels)
         several = [panel for panel in panels if panel.lines]
@@ -263,8 +263,8 @@ def draw_panels(
 
 
 def _fill(
-    axes: Axes, panel: Panel, order: Mapping[str, int | None],
-    fill: Callable[[Axes, Panel, Mapping[str, int | None]], None],
+    axes: Axes, panel: LinePanel, order: Mapping[str, int | None],
+    fill: Callable[[Axes, LinePanel, Mapping[str, int | None]], None],
 ) -> None:
     fill(axes, panel, order)
     draw_levels(axes, panel.levels)
@@ -275,8 +275,8 @@ def _fill(
 
 
 def _one_by_one(
-    panel: Panel, width: float,
-    fill: Callable[[Axes, Panel, Mapping[str, int | None]], None], x_label: str,
+    panel: LinePanel, width: float,
+    fill: Callable[[Axes, LinePanel, Mapping[str, int | None]], None], x_label: str,
     extra: Sequence[tuple[Any, str]],
 ) -> Figure:
     """Return small multiples: a method each in the colour of its family, the others in grey."""
@@ -302,11 +302,11 @@ def _one_by_one(
     rest = (Line2D([], [], linewidth=0.6, **style.line_style(None)), "all other methods")
     after = _after([panel], order_of([panel]))
     legend_above(figure, {}, extra=[*shown, rest, *after, *extra],
-                 heading=style.shortened(panel.title, int(width * 14)))
+                 heading=style.cut_label(panel.title, int(width * 14)))
     return figure
 
 
-def _best(panels: Sequence[Panel]) -> dict[str, int | None]:
+def _best(panels: Sequence[LinePanel]) -> dict[str, int | None]:
     """Return numbers for the methods that are best over the panels; None for the others."""
     ends: dict[str, list[float]] = {}
     for panel in panels:
@@ -320,13 +320,13 @@ def _best(panels: Sequence[Panel]) -> dict[str, int | None]:
     return {**colours, **{label: None for label in order_of(panels) if label not in colours}}
 
 
-def _end(line: Line) -> float:
+def _end(line: MethodLine) -> float:
     """Return a line's number after everything; of no number the least there is."""
     last = line.after[1] if line.after else line.last
     return -math.inf if last is None else last
 
 
-def _without_bands(panel: Panel) -> Panel:
+def _without_bands(panel: LinePanel) -> LinePanel:
     """Return a panel whose lines have no spread: bands of many methods hide each other."""
     return replace(panel, lines=[
         replace(line, std=[None] * len(line.x), after=line.after and (*line.after[:2], None))
@@ -335,7 +335,7 @@ def _without_bands(panel: Panel) -> Panel:
 
 
 def _after(
-    panels: Sequence[Panel], order: Mapping[str, int | None]
+    panels: Sequence[LinePanel], order: Mapping[str, int | None]
 ) -> list[tuple[Any, str]]:
     """Return what a legend says of the markers after a final fine-tuning."""
     if not any(line.after and order.get(line.label) is not None

@@ -36,7 +36,7 @@ def strips(
 
     Call inside ``style.styled()``. The first method is on top; rows are 0, 1, ...
     """
-    names = [style.shortened(name, LABEL_LENGTH if width > 4 else 24) for name in methods]
+    names = [style.cut_label(name, LABEL_LENGTH if width > 4 else 24) for name in methods]
     left = max((len(name) for name in names), default=1) * 3.9 / 72 + 0.15
     columns = max(1, min(len(titles), int((width - left) / NARROW)))
     rows = math.ceil(len(titles) / columns)

@@ -26,7 +26,7 @@ def write_titles(
     rows, columns = (1, 1) if place is None else place.get_gridspec().get_geometry()
     most, written = int(width * 15 / columns), [1]
     for each, title in zip(axes, titles, strict=True):
-        text = style.shortened(title, MOST_LINES * most)
+        text = style.cut_label(title, MOST_LINES * most)
         glued = text.replace(" ", GLUE).replace(f",{GLUE}", ", ")  # lines end after a comma
         lines = textwrap.wrap(glued, most, break_on_hyphens=False)
         each.set_title("\n".join(lines).replace(GLUE, " "))

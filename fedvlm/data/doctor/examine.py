@@ -26,7 +26,7 @@ from fedvlm.data.datasets import (
     stem_of,
 )
 from fedvlm.data.datum import PARTS, DatasetBase
-from fedvlm.data.doctor_checks import (
+from fedvlm.data.doctor.checks import (
     ABSENT,
     BROKEN,
     BUILT_IN,
@@ -38,19 +38,18 @@ from fedvlm.data.doctor_checks import (
     Finding,
     ImageCheck,
     check_lists,
-    first_names,
     leaks,
 )
 from fedvlm.data.get.annotations import READERS
 from fedvlm.data.get.offers import offer_of
 from fedvlm.data.image_records import records_of
 from fedvlm.data.layouts import Layout, choose, layouts_of, nearest_layout, prepared_layouts
-from fedvlm.data.locate import find_root, pack_root, packs_in, subfolders
+from fedvlm.data.locate import find_root, first_names, pack_root, packs_in, subfolders
 from fedvlm.data.own.shape import look
 from fedvlm.data.packs.pack import open_pack
 from fedvlm.data.packs.place import read_pack
 
-_FIRST = 5  # wrong rows that get a sentence each
+_FIRST = 5  # names in a message; wrong rows that get a finding each
 PACK = "feature pack"
 
 
@@ -64,7 +63,7 @@ def examine(
     Args:
         cfg: DATASET.ROOT, NAME and, for an own set, what describes it; CACHE_DIR.
         sample: how many images are decoded and hashed; None for all.
-        progress: told how many of them are read.
+        progress: reports how many of them are read.
 
     Raises:
         DataError: DATASET.ROOT is neither a folder nor a feature pack.
@@ -228,7 +227,8 @@ def _guest(info: DatasetInfo, place: Path, root: Path) -> str:
 
 def _missing(names: Sequence[str], of: str) -> Finding:
     verb = "is" if len(names) == 1 else "are"
-    return Finding("missing_parts", f"{first_names(names)} {verb} missing ({of})", len(names))
+    text = f"{first_names(names, _FIRST)} {verb} missing ({of})"
+    return Finding("missing_parts", text, len(names))
 
 
 def _how_to_get(info: DatasetInfo) -> tuple[str, str]:

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from fedvlm.cli.main import main
-from fedvlm.data import doctor_checks
 from fedvlm.data.catalog import CATALOG
 from fedvlm.data.datum import Datum
-from fedvlm.data.doctor import examine
-from fedvlm.data.doctor_checks import Checkup, Finding, check_lists, sample_images
+from fedvlm.data.doctor import checks as doctor_checks
+from fedvlm.data.doctor.checks import Checkup, Finding, check_lists, sample_images
+from fedvlm.data.doctor.examine import examine
 from fedvlm.data.get.prepare import prepare_split
 from fedvlm.data.layouts import prepared_name
 from tests.data.miniatures.domains import EVERY, write_domain_set

@@ -1,27 +1,27 @@
-"""Sinks: other programs that get every round's numbers (``SINKS``, ``--sinks``).
+"""Other programs get every round's numbers (``SINKS``, ``--sinks``).
 
-TensorBoard's events lie in ``<run folder>/tensorboard``, W&B's files in ``<run folder>/wandb``
-(offline unless ``WANDB_MODE`` says otherwise). Numbers only: no tensor reaches a sink. A sink that
-fails is dropped with one note, and the run goes on.
+A module of this folder that sets ``SINK`` to its name has one class that derives from ``Sink``, and
+names the module of the other program (``PROGRAM``), which is installed as ``fedvlm[<name>]``.
+Numbers only: no tensor reaches a sink. A sink that fails is dropped with one note, and the run goes
+on.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from fedvlm.console.screen import complain
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.plugins import Plugins, own_class
 from fedvlm.core.stats import mean
 from fedvlm.job.results import summary
+
+KINDS = Plugins("fedvlm.job.sinks", "SINK", "sink")
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,21 @@ class Start:
     records: Sequence[Mapping[str, Any]]
 
 
-class Sink(Protocol):
-    """Takes one round after the other."""
+class Sink:
+    """Takes one round after the other.
 
-    fresh: bool  # whether it has none of the rounds that are done already
+    Args:
+        module: the other program's.
+        start: what is known of the run.
+
+    Attributes:
+        fresh: whether it has none of the rounds that are done already.
+    """
+
+    fresh: bool
+
+    def __init__(self, module: Any, start: Start) -> None:
+        raise NotImplementedError
 
     def round(
         self, step: int, numbers: Mapping[str, float], spreads: Mapping[str, list[float]]
@@ -53,79 +64,6 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Write what is left."""
-
-
-class TensorBoard:
-    """Scalars, the clients' numbers as histograms, the config as text."""
-
-    def __init__(self, module: Any, start: Start) -> None:
-        """Open the event file; events of rounds that are done again are purged."""
-        folder, first = start.folder / "tensorboard", len(start.records)
-        self.fresh = not any(folder.glob("*tfevents*"))
-        purge = None if self.fresh else first
-        self.writer = module.SummaryWriter(log_dir=str(folder), purge_step=purge)
-        if self.fresh or first == 0:
-            lines = [f"    {key}: {value}" for key, value in start.config.items()]
-            self.writer.add_text("config", "\n".join(lines), 0)
-
-    def round(
-        self, step: int, numbers: Mapping[str, float], spreads: Mapping[str, list[float]]
-    ) -> None:
-        """See ``Sink``."""
-        for name, value in numbers.items():
-            self.writer.add_scalar(name, value, step)
-        for name, values in spreads.items():
-            self.writer.add_histogram(name, np.asarray(values), step)
-        self.writer.flush()
-
-    def close(self) -> None:
-        """See ``Sink``."""
-        self.writer.close()
-
-
-class WeightsAndBiases:
-    """One W&B run id per run folder.
-
-    Offline each session of a resumed run leaves a folder of its own under that id, and a round
-    that was done again is in both.
-    """
-
-    def __init__(self, module: Any, start: Start) -> None:
-        """Open the run, or go on with it."""
-        self.fresh = not (start.folder / "wandb").exists()
-        place = f"{start.digest} {start.folder.resolve()}"
-        name = [str(start.config.get(k)) for k in ("TRAINER.NAME", "DATASET.NAME", "SEED")]
-        self.run = module.init(
-            project="fedvlm", name=" ".join(name), dir=str(start.folder), resume="allow",
-            id=hashlib.sha256(place.encode()).hexdigest()[:16], config=dict(start.config),
-            mode=os.environ.get("WANDB_MODE") or "offline",
-            settings=module.Settings(console="off", silent=True),
-        )
-
-    def round(
-        self, step: int, numbers: Mapping[str, float], spreads: Mapping[str, list[float]]
-    ) -> None:
-        """See ``Sink``; the clients' numbers are left out."""
-        self.run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        """See ``Sink``."""
-        self.run.finish()
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of sink: the optional package, what is imported of it, and what is made."""
-
-    package: str
-    module: str
-    make: Callable[[Any, Start], Sink]
-
-
-KINDS = {
-    "tensorboard": Kind("tensorboard", "torch.utils.tensorboard", TensorBoard),
-    "wandb": Kind("wandb", "wandb", WeightsAndBiases),
-}
 
 
 class Sinks:
@@ -139,7 +77,7 @@ class Sinks:
     """
 
     def __init__(self, names: Sequence[Any]) -> None:
-        self.modules = {name: _module(name) for name in dict.fromkeys(map(_name, names))}
+        self.programs = {name: _program(name) for name in dict.fromkeys(map(_name, names))}
         self.open_ones: dict[str, Sink] = {}
         self.screens: Sequence[Any] = ()
 
@@ -154,9 +92,9 @@ class Sinks:
         """
         self.screens = screens
         start = Start(folder, digest, config, records)
-        for name, module in self.modules.items():
+        for name, module in self.programs.items():
             try:
-                self.open_ones[name] = KINDS[name].make(module, start)
+                self.open_ones[name] = own_class(KINDS.load(name), Sink)(module, start)
                 for record in records if self.open_ones[name].fresh else ():
                     self._send(name, record)
             except Exception as error:  # another program's: the run is worth more
@@ -218,20 +156,20 @@ def spreads(record: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def _name(word: Any) -> str:
-    name = next((n for n in KINDS if fold(n) == fold(str(word))), None)
+    known = KINDS.names()
+    name = next((n for n in known if fold(n) == fold(str(word))), None)
     if name is None:
-        near = did_you_mean(str(word), KINDS)
-        raise ConfigError(f"SINKS (--sinks) has no '{word}'{near} (known: {', '.join(KINDS)})")
+        near = did_you_mean(str(word), known)
+        raise ConfigError(f"SINKS (--sinks) has no '{word}'{near} (known: {', '.join(known)})")
     return name
 
 
-def _module(name: str) -> Any:
-    kind = KINDS[name]
+def _program(name: str) -> Any:
     try:
-        return importlib.import_module(kind.module)
+        return importlib.import_module(KINDS.load(name).PROGRAM)
     except ImportError as error:
         raise ConfigError(
-            f"--sinks {name} needs the package '{kind.package}', which this Python lacks "
+            f"--sinks {name} needs the package '{name}', which this Python lacks "
             f"({_words(error)}): pip install 'fedvlm[{name}]', or drop the sink"
         ) from None
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a data set's lists and image files: one finding, one sentence.
+"""What can be wrong with a data set's lists and image files: one finding, one message.
 
 Of the lists: labels, names, rows that repeat, leaks between the parts. ``DatasetBase`` refuses the
 first of these when a run begins; here all of them are said. Of the files: missing, in no list,
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -22,12 +21,12 @@ from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, Datum, untested_classes
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import check_decodes
-from fedvlm.data.locate import folded_path, image_files
+from fedvlm.data.locate import first_names, folded_path, image_files
 
 READY, PREPARED, BUILT_IN = "ready", "prepared", "built in"
 BROKEN, PARTLY, ABSENT, UNKNOWN = "broken", "partly", "absent", "unknown"
-_FIRST = 5  # names that a sentence lists
-_FIRST_BROKEN = 10  # broken images that a sentence lists
+_FIRST = 5  # names that a message lists
+_FIRST_BROKEN = 10  # broken images that a message lists
 _MAJORITY = 0.9  # share of one label that makes a folder the folder of that class
 _ROTATED = 0x0112  # EXIF's tag of the orientation; 1 is upright
 _Lists = Mapping[str, Sequence[Datum]]  # by part
@@ -39,7 +38,7 @@ class Finding:
 
     Attributes:
         check: a stable key of what was looked for: ``missing_files``, ``leak_paths``, ...
-        text: one sentence.
+        text: the message, one line.
         count: how many images, rows or classes it is about.
         broken: a run would fail or give wrong numbers; False is a remark.
     """
@@ -130,13 +129,9 @@ def leaks(lists: _Lists) -> list[Finding]:
     for one, other, broken in (("train", "test", True), ("train", "val", True),
                                ("val", "test", False)):
         both = sorted(keys[one] & keys[other])
-        say = partial(_in_both, one=one, other=other)
-        findings += _count("leak_paths", both, say, broken)
+        text = f"{_plural(len(both), 'image')} in {one} and in {other}"
+        findings += _count("leak_paths", both, text, broken)
     return findings
-
-
-def _in_both(number: int, one: str, other: str) -> str:
-    return f"{_plural(number, 'image')} in {one} and in {other}"
 
 
 def _names_by_label(items: Sequence[Datum]) -> dict[int, Counter[str]]:
@@ -152,7 +147,7 @@ def _two_names(names: Mapping[int, Counter[str]]) -> list[Finding]:
         f"label {label} is " + ", ".join(f"'{n}' {c} times" for n, c in row.most_common(3))
         for label, row in many.items()
     ]
-    return _count("label_names", lines, lambda n: f"{_plural(n, 'label')} with several names")
+    return _count("label_names", lines, f"{_plural(len(lines), 'label')} with several names")
 
 
 def _two_labels(names: Mapping[int, Counter[str]]) -> list[Finding]:
@@ -160,10 +155,10 @@ def _two_labels(names: Mapping[int, Counter[str]]) -> list[Finding]:
     for label, row in names.items():
         for name in row:
             labels[name].append(label)
-    lines = [f"'{name}' has labels {first_names(map(str, at))}"
+    lines = [f"'{name}' has labels {first_names(map(str, at), _FIRST)}"
              for name, at in labels.items() if len(at) > 1]
-    return _count("duplicate_names", lines,
-                   lambda n: f"{_plural(n, 'class name')} with several labels")
+    text = f"{_plural(len(lines), 'class name')} with several labels"
+    return _count("duplicate_names", lines, text)
 
 
 def _same_prompt(names: Mapping[int, Counter[str]]) -> list[Finding]:
@@ -173,8 +168,8 @@ def _same_prompt(names: Mapping[int, Counter[str]]) -> list[Finding]:
         groups[" ".join(name.replace("_", " ").casefold().split())].add(name)
     lines = [" and ".join(f"'{n}'" for n in sorted(group))
              for _, group in sorted(groups.items()) if len(group) > 1]
-    return _count("same_prompt", lines, lambda n: f"{_plural(n, 'group')} of class names give "
-                   "the same prompt, since case and underscores do not show in it")
+    return _count("same_prompt", lines, f"{_plural(len(lines), 'group')} of class names give the "
+                  "same prompt, since case and underscores do not show in it")
 
 
 def _gaps(names: Mapping[int, Counter[str]]) -> list[Finding]:
@@ -183,7 +178,7 @@ def _gaps(names: Mapping[int, Counter[str]]) -> list[Finding]:
         return []
     text = (f"labels must be 0, 1, 2, ... without gaps, but they go up to {max(names)} and "
             f"{len(gaps)} of them {'is' if len(gaps) == 1 else 'are'} not used "
-            f"({first_names(map(str, gaps))})")
+            f"({first_names(map(str, gaps), _FIRST)})")
     return [Finding("label_gaps", text, len(gaps))]
 
 
@@ -191,13 +186,9 @@ def _listed_twice(lists: _Lists) -> list[Finding]:
     findings = []
     for part in PARTS:
         twice = [key for key, n in Counter(d.key for d in lists[part]).items() if n > 1]
-        say: Callable[[int], str] = partial(_repeated, part=part)
-        findings += _count("listed_twice", twice, say, broken=False)
+        text = f"{_plural(len(twice), 'image')} listed more than once in {part}"
+        findings += _count("listed_twice", twice, text, broken=False)
     return findings
-
-
-def _repeated(number: int, part: str) -> str:
-    return f"{_plural(number, 'image')} listed more than once in {part}"
 
 
 def _other_folder(items: Sequence[Datum]) -> list[Finding]:
@@ -221,10 +212,10 @@ def _other_folder(items: Sequence[Datum]) -> list[Finding]:
         f"{d.key} is '{d.classname}', but its folder is that of '{names[label]}'"
         for d in items
         if (label := owner.get(d.key.rpartition("/")[0], d.label)) != d.label
-        and names[label] != d.classname  # one class with two labels is told as that
+        and names[label] != d.classname  # one class with two labels is reported as that
     ]
-    return _count("other_folder", lines,
-                   lambda n: f"{_plural(n, 'image')} in the folder of another class")
+    text = f"{_plural(len(lines), 'image')} in the folder of another class"
+    return _count("other_folder", lines, text)
 
 
 def _collisions(items: Sequence[Datum]) -> list[Finding]:
@@ -235,7 +226,7 @@ def _collisions(items: Sequence[Datum]) -> list[Finding]:
         if first.setdefault(folded, datum.key) != datum.key:
             groups[folded] |= {first[folded], datum.key}
     lines = [" and ".join(sorted(group)) for _, group in sorted(groups.items())]
-    return _count("colliding_paths", lines, lambda n: f"{_plural(n, 'group')} of paths differ only "
+    return _count("colliding_paths", lines, f"{_plural(len(lines), 'group')} of paths differ only "
                    "in case or Unicode form; a file system that folds these keeps one of each",
                    broken=False)
 
@@ -251,7 +242,7 @@ def _bare_classes(
                 if label not in labels]
         if bare:
             classes = _plural(len(bare), "class", "classes")
-            text = f"{classes} without a {part} image: {first_names(bare)}"
+            text = f"{classes} without a {part} image: {first_names(bare, _FIRST)}"
             text += "; a run refuses that most classes have none" if part == "test" and most else ""
             broken = part == "test" and most
             findings.append(Finding(f"no_{part}_images", text, len(bare), broken))
@@ -265,7 +256,7 @@ class ImageCheck:
         lists: train, val and test.
         records: of the set's folder, shared with runs.
         sample: how many images are decoded; None for all.
-        progress: told how many are read.
+        progress: reports how many are read.
         drop: folders below the image folder that are no class.
     """
 
@@ -306,11 +297,11 @@ class ImageCheck:
         spellings = [f"'{key}' is {ascii(near[folded_path(key)])} on disk"
                      for key in absent if folded_path(key) in near]
         self.findings += [
-            *_count("missing_files", absent, lambda n: f"{n:,} of {len(files):,} images that the "
+            *_count("missing_files", absent, f"{len(absent):,} of {len(files):,} images that the "
                    "lists name do not exist"),
-            *_count("other_spelling", spellings, lambda n: f"{n:,} of the missing images are there "
-                   "in another spelling, which differs in case or Unicode form"),
-            *_count("unnamed_files", extra, lambda n: f"{_plural(n, 'image')} below {root} in none "
+            *_count("other_spelling", spellings, f"{len(spellings):,} of the missing images are "
+                   "there in another spelling, which differs in case or Unicode form"),
+            *_count("unnamed_files", extra, f"{_plural(len(extra), 'image')} below {root} in none "
                    "of the lists", broken=False),
         ]  # fmt: skip
         return set(absent)
@@ -388,20 +379,9 @@ def _kinds(image: Image.Image) -> list[str]:
     return [kind for kind, is_one in kinds.items() if is_one]
 
 
-def first_names(names: Iterable[str]) -> str:
-    """Return the first names, and that there are more: ``a, b, ...``."""
-    names = list(names)
-    return ", ".join(names[:_FIRST]) + (", ..." if len(names) > _FIRST else "")
-
-
-def _count(
-    check: str, names: list[str], sentence: Callable[[int], str], broken: bool = True
-) -> list[Finding]:
+def _count(check: str, names: Sequence[str], text: str, broken: bool = True) -> list[Finding]:
     """Return a finding that counts ``names`` and shows the first; none where there are none."""
-    if not names:
-        return []
-    text = f"{sentence(len(names))} (first: {names[0]})"
-    return [Finding(check, text, len(names), broken)]
+    return [Finding(check, f"{text} (first: {names[0]})", len(names), broken)] if names else []
 
 
 def _plural(number: int, word: str, many: str = "") -> str:

@@ -17,7 +17,7 @@ import pytest
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
 from fedvlm.job.identity import WHERE
-from fedvlm.job.sinks import Sinks, numbers, spreads
+from fedvlm.job.sinks.base import Sinks, numbers, spreads
 from tests import jobs
 
 TENSORBOARD = "torch.utils.tensorboard"
