@@ -60,7 +60,7 @@ check: $(STAMP) ## lint and types
 	$(BIN)/mypy
 
 docs: $(PAGES) ## the documentation as a site in build/site; a dead link or an unknown name fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
 
 results: $(STAMP) ## docs/results from the runs of configs/results (about 1.6 hours on 2 cores); PAGE_ONLY=1 from its cells
 ifndef PAGE_ONLY

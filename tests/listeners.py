@@ -1,4 +1,4 @@
-"""Which processes listen on TCP, by the system (``/proc``), and the list they are held to.
+"""Which processes listen on TCP (read from ``/proc``), and the list that they are compared with.
 
 The list is the table *Listeners* of ``docs/deployment.md``: process, address, engine.
 """

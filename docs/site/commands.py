@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator
 
-from docs.site.tables import code, row, table
+from docs.site.tables import code, escape_markup, row, table
 from fedvlm.cli.methods.config import meaning
 from fedvlm.cli.verbs import Verb, sections, verbs
 from fedvlm.config.keys import default_schema
@@ -87,7 +87,7 @@ def _keys(schema: Schema) -> str:
     groups = {NODES[n]: sorted(k for k in used if k.partition(".")[0] == n) for n in NODES}
     for heading, keys in [*groups.items(), ("Run, seeds, output", others)]:
         lines += [f"## {heading}", table(("key", "default", "meaning"), [
-            row(f"`{k}`", f"`{used[k].default!r}`", meaning(used[k]).replace("*", "\\*"))
+            row(f"`{k}`", f"`{used[k].default!r}`", escape_markup(meaning(used[k])))
             for k in keys
         ])]
     return "\n\n".join(lines) + "\n"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from docs.site.tables import code, row, table
+from docs.site.tables import code, escape_markup, row, table
 from fedvlm.cli.methods._lines import method_rows, piece_rows, sizes
 from fedvlm.cli.methods.config import meaning
 from fedvlm.core.repository import repository
@@ -141,7 +141,7 @@ def _options(m: Method) -> list[str]:
         return []
     node = f"TRAINER.{m.trainer.name.upper()}"
     rows = [
-        row(f"`{name}`", f"`{option.default!r}`", meaning(option))
+        row(f"`{name}`", f"`{option.default!r}`", escape_markup(meaning(option)))
         for name, option in m.trainer.options.items()
     ]
     return ["## Options", f"Keys below `{node}`: `--opts {node}.{next(iter(m.trainer.options))} "

@@ -11,6 +11,11 @@ def row(*cells: str) -> tuple[str, ...]:
     return tuple(" ".join(cell.split()).replace("|", "\\|") for cell in cells)
 
 
+def escape_markup(text: str) -> str:
+    """Return a text whose brackets make no link and whose stars no emphasis."""
+    return text.replace("[", "\\[").replace("*", "\\*")
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table; cells as ``row`` gives them."""
     lines = [head, ["---"] * len(head), *rows]

@@ -42,7 +42,7 @@ from fedvlm.runs import manifest
 from fedvlm.runs.cells import packed
 from fedvlm.runs.finished import find_finished
 from fedvlm.runs.folder import RunFolder
-from fedvlm.runs.identity import identity_plain, read_manifest, refuse_other, shorten
+from fedvlm.runs.identity import FORMAT, identity_plain, read_manifest, refuse_other, shorten
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.records import read_models
@@ -198,6 +198,9 @@ def replay(
             )
         )
     away = _away(recorded, seen)
+    if run.form != FORMAT:  # an older form has fewer numbers
+        for place in [p for p in seen if p.startswith(f"{RESULTS}: ") and p not in recorded]:
+            del seen[place]
     elsewhere = [e for e in dict.fromkeys(elsewhere) if not e.startswith("git.changed")]
     differences = list(_differences(recorded, seen, None))
     allowed = None

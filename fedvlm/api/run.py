@@ -30,7 +30,8 @@ class Run:
 
     Args:
         path: the run folder.
-        device, weights: see ``load``.
+        device: see ``load``.
+        weights: see ``load``.
     """
 
     def __init__(self, path: Path, device: str = "auto", weights: str = "") -> None:

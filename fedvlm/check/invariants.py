@@ -1,6 +1,6 @@
 """The table of invariants, and ``run``: which of them a trainer keeps.
 
-Written once, run over every trainer (personalized_fl.md 5.1, DESIGN.md 4): a new method is enrolled
+Written once, run over every trainer (docs/architecture.md): a new method is enrolled
 by existing. A method for which one cannot hold says so on its class, with the reason:
 ``exempt = {"G6": "clients draw their own noise"}``.
 """

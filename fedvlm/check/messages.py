@@ -1,4 +1,4 @@
-"""Invariants of what travels and what the server does with it (personalized_fl.md 5.1)."""
+"""Invariants of what travels and what the server does with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invariants of training, evaluation and resume (personalized_fl.md 5.1)."""
+"""Invariants of training, evaluation and resume."""
 
 from __future__ import annotations
 

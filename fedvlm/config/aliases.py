@@ -26,7 +26,7 @@ class Alias:
 
 
 def family_aliases() -> dict[str, Alias]:
-    """Return the federated CoOp family's keys (``dassl_coop.md`` 1.1) and Dassl's twins of ours."""
+    """Return the federated CoOp family's keys and Dassl's twins of ours."""
     number, share = Option(1, "count"), Option(0.3, "share")
     text, flag = Option("", "name"), Option(False, "switch")
     models = {"last_step": "last", "best_val": "val"}

@@ -1,6 +1,6 @@
 """Dassl's and CoOp's config keys, so that their YAML files load as they are.
 
-Only names, types and defaults (facts; ``dassl_coop.md`` 1.1). A key with ``used=False`` is read by
+Only names, types and defaults (facts). A key with ``used=False`` is read by
 nothing here and shown as such. ``keys`` overrides defaults where the FedTV family differs.
 """
 

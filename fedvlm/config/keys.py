@@ -341,6 +341,10 @@ def _test() -> Schema:
             False, "confusion counts in results.json, and Dassl's cmat.pt in the run folder",
             neutral=False,
         ),
+        "TEST.PER_IMAGE": Option(
+            False, "a bit per test image in results.json: whether the last round's models classify "
+            "it right", neutral=False,
+        ),
         "TEST.SELECT": Option(
             "last", "headline round: the last, or the best on validation", choices=("last", "val")
         ),

@@ -155,7 +155,10 @@ class Context(Cohort):
         batches of one sample. Of padding both are 0.
 
         Args:
-            params, train, what, log: as for ``grad``; the mean over a client's samples is logged.
+            params: as for ``grad``.
+            train: as for ``grad``.
+            what: as for ``grad``.
+            log: as for ``grad``; the mean over a client's samples is logged.
             most: samples at a time; 0: as many as there are clients. More are faster and take
                 more memory.
 

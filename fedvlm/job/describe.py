@@ -172,7 +172,7 @@ def trained_words(cfg: CfgNode) -> str:
 
 
 def run_path(cfg: CfgNode, data: str, method: str) -> RunPath:
-    """Return where a run lies below ``OUTPUT_DIR`` (DESIGN 7).
+    """Return where a run lies below ``OUTPUT_DIR`` (docs/files.md).
 
     Args:
         data: the data set's own name.

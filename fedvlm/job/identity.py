@@ -17,6 +17,7 @@ from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.models.backbone import Backbone
+from fedvlm.runs.private import public_value
 
 # Keys that move no number: where things lie, how much is said. All others make the identity.
 WHERE = (
@@ -28,7 +29,7 @@ WHERE = (
     "FED.ENGINE", "FED.WORKERS", "FED.WORKERS_AT", "FED.TOKEN_FILE", "FED.SITES_AT",
     "FED.SITE_FILE", "FED.FEDERATION", "FED.ASK.SECONDS", "FED.ASK.RETRIES",
     "FED.ASK.WAIT", "FED.ASK.REFUSALS",
-    "TEST.REFERENCES", "TEST.PER_CLASS_RESULT", "TEST.COMPUTE_CMAT",
+    "TEST.REFERENCES", "TEST.PER_CLASS_RESULT", "TEST.COMPUTE_CMAT", "TEST.PER_IMAGE",
     "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE",  # the data digest stands for what they say
 )
 
@@ -37,7 +38,7 @@ def run_identity(
     cfg: CfgNode, data: FederatedData, backbone: Backbone, loader: ImageLoader, chunk: int,
     device: str, proxy: str = "", features: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return everything that changes the run's numbers (DESIGN 4.10), as JSON values.
+    """Return everything that changes the run's numbers, as JSON values.
 
     The images count by their bytes; a trainer given as a file counts by the file's.
 
@@ -73,7 +74,15 @@ def images_digest(loader: ImageLoader, count: int) -> str:
 
 
 def identity_config(cfg: CfgNode) -> dict[str, Any]:
-    """Return the config keys of a run's identity: all that it reads and that may move a number."""
+    """Return the config keys of a run's identity: all that it reads and that may move a number.
+
+    Without the machine's folders: what lies in them has digests in the identity.
+    """
+    return _without_folders(config_keys(cfg))
+
+
+def config_keys(cfg: CfgNode) -> dict[str, Any]:
+    """Return the keys of ``identity_config`` with their values as they were given."""
     trainer = load_trainer(cfg.TRAINER.NAME)
     node = f"TRAINER.{trainer.name.upper()}"
     config = {
@@ -81,7 +90,7 @@ def identity_config(cfg: CfgNode) -> dict[str, Any]:
         if not k.startswith("TRAINER.") or k == "TRAINER.NAME" or k.startswith(f"{node}.")
         or k in trainer.foreign
     }
-    return present_config(cfg.TRAINER.NAME, config)
+    return _read_keys(cfg.TRAINER.NAME, config)
 
 
 def present_config(trainer: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,12 +99,20 @@ def present_config(trainer: str, config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         trainer: ``TRAINER.NAME`` of the run that asks.
     """
+    return _without_folders(_read_keys(trainer, config))
+
+
+def present(trainer: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of an identity, perhaps an older one, what counts today (see ``present_config``)."""
+    return {**identity, "config": present_config(trainer, identity.get("config", {}))}
+
+
+def _read_keys(trainer: str, config: Mapping[str, Any]) -> dict[str, Any]:
     cls = load_trainer(trainer)
     known = default_schema() | dict(cls.foreign)
     schema = declare(known, f"TRAINER.{cls.name.upper()}", cls.options)
     return {k: v for k, v in read_keys(config, schema).items() if k not in WHERE}
 
 
-def present(trainer: str, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return of an identity, perhaps an older one, what counts today (see ``present_config``)."""
-    return {**identity, "config": present_config(trainer, identity.get("config", {}))}
+def _without_folders(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: public_value(key, value) for key, value in config.items()}

@@ -15,7 +15,9 @@ from fedvlm.federation.reliability.unreliable import REFUSED, kind_of
 from fedvlm.federation.rounds import Event, FedState, Models, RoundFinished, RoundStarted
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.build import Built
+from fedvlm.job.results.images import image_bits
 from fedvlm.job.similarity import has_similarity, similarity
+from fedvlm.runs.bits import BITS
 from fedvlm.runs.folder import RunFolder
 
 
@@ -75,7 +77,10 @@ class Recorder:
         sinks: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self.built, self.folder, self.screens, self.sinks = built, folder, screens, sinks
-        self.evaluator = make_evaluator(built, keep_logits=bool(built.cfg.TEST.KEEP_LOGITS))
+        test = built.cfg.TEST
+        self.evaluator = make_evaluator(
+            built, keep_logits=bool(test.KEEP_LOGITS or test.PER_IMAGE)
+        )
         self.by_validation = built.cfg.TEST.SELECT == "val"
         self._show: list[tuple[RoundRow, list[str]]] = []  # until the state is saved
         self._unsaved: FedState | None = None  # the last whole round, where no checkpoint has it
@@ -98,7 +103,10 @@ class Recorder:
         if self.evaluator.logits:
             away = self.built.federation.engine.logits
             kept = self.evaluator.logits | self.built.meter.logits | dict(away)
-            self.folder.save_tensors("logits", kept)
+            if self.built.cfg.TEST.KEEP_LOGITS:
+                self.folder.save_tensors("logits", kept)
+            if self.built.cfg.TEST.PER_IMAGE:
+                record[BITS] = image_bits(kept)
         self.folder.append_metrics(record)
         self.sinks(record)
         said = [outlier_sentence(event.round, row) for row in record.get("outliers", ())]

@@ -25,6 +25,7 @@ from fedvlm.job.data_choice import DataChoice, OwnData, choose_data, no_dataset
 from fedvlm.job.flags import FLAGS
 from fedvlm.job.kinds import dataset_of, method_of
 from fedvlm.job.request import Request
+from fedvlm.runs.private import read_private
 
 LoadTrainer = Callable[[str], Any]
 COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
@@ -116,12 +117,16 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
 def config_of(path: Path, changes: Mapping[str, str]) -> CfgNode:
     """Return the config of a run folder, with some values changed.
 
+    Folders are those of the machine that made it, where ``private.json`` still says them.
+
     Raises:
         ConfigError: this fedvlm does not know the method or a key.
         DataError: the folder has no config.
     """
     file = path / "config.yaml"
+    moved = read_private(path)["config"]
     name = str(yaml_keys(file, default_schema()).get("TRAINER.NAME", ""))
+    name = str(moved.get("TRAINER.NAME", name))
     if not name:
         raise DataError(f"'{file}' names no method: the run folder is damaged, or never began")
     trainer = _load(name)
@@ -130,7 +135,8 @@ def config_of(path: Path, changes: Mapping[str, str]) -> CfgNode:
     schema = declare(
         default_schema() | foreign, f"TRAINER.{trainer.name.upper()}", trainer.options
     )
-    return build_config(None, None, changes, [], schema, extra_yamls=[file])[0]
+    known = {key: value for key, value in moved.items() if key in schema}
+    return build_config(None, None, {**known, **changes}, [], schema, extra_yamls=[file])[0]
 
 
 def _is_coops(file: Path, request: Request) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Any, Self
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.runs import lock, manifest, metrics, state
+from fedvlm.runs import lock, manifest, metrics, private, state
 from fedvlm.runs.identity import (
     FORMAT,
     Present,
@@ -203,7 +204,8 @@ class ClaimedFolder:
     # ---- manifest ---------------------------------------------------------------------------
     def record_facts(self, **facts: Any) -> None:
         """Add facts (digests of backbone and partition, ...) to ``manifest.json``."""
-        self._manifest.setdefault("facts", {}).update(files.json_ready(facts))
+        plain = private.public_facts(files.json_ready(facts))
+        self._manifest.setdefault("facts", {}).update(plain)
         self._write_manifest()
 
     # ---- closing ----------------------------------------------------------------------------
@@ -296,11 +298,12 @@ class ClaimedFolder:
                     "whole"
                 )
         files.remove_leftovers(self.path)
+        argv = list(sys.argv if argv is None else argv)
         session = manifest.session(argv)
-        record = earlier or {
-            "format": FORMAT, "identity_digest": self.digest,
+        record = self._upgrade(earlier) or {
+            "format": FORMAT, "draft": self.draft, "identity_digest": self.digest,
             "identity": self.identity, "created": manifest.now(), "facts": {}, "sessions": [],
-        } | ({"draft": True} if self.draft else {})
+        }
         if record["sessions"]:
             changed = manifest.differences(record["sessions"][0], session)
             if changed and resume:
@@ -310,6 +313,7 @@ class ClaimedFolder:
                 )
         record["sessions"].append(session)
         self._write_manifest(record)
+        private.write_private(self.path, private.private_session(argv))
         with files.explain_errors(self.state_dir):
             self.state_dir.mkdir(exist_ok=True)
         for folder in (self.state_dir, self.path / "models"):
@@ -333,6 +337,15 @@ class ClaimedFolder:
                     shutil.rmtree(path)
                 elif path.name != lock.NAME:
                     path.unlink()
+
+    def _upgrade(self, earlier: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return a manifest in today's form; what it said of its machine goes to private.json."""
+        if earlier is None or earlier.get("format") == FORMAT:
+            return earlier
+        for session in earlier["sessions"]:
+            private.write_private(self.path, private.take_private(session))
+        facts = private.public_facts(earlier.get("facts", {}))
+        return {**earlier, "format": FORMAT, "draft": False, "facts": facts}
 
     def _write_manifest(self, contents: Mapping[str, Any] | None = None) -> None:
         record: dict[str, Any] = files.json_ready(self._manifest if contents is None else contents)

@@ -13,7 +13,7 @@ import yaml
 from fedvlm.config.keys import default_schema
 from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
-from fedvlm.runs.identity import read_json, read_results, whole_results
+from fedvlm.runs.identity import FORMAT, as_written, read_json, read_results, whole_results
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.verify.check import UNSEALED, check_readable, refuse_damage
@@ -29,6 +29,7 @@ class FinishedRun:
         digest: the run's identity digest.
         seal: ``sealed``, or ``unsealed`` where nothing vouches for its files (made before that).
         draft: whether it was made with ``--draft``: its method's file may have changed since.
+        form: the format that its results were written in; they are here in today's.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class FinishedRun:
     digest: str = ""
     seal: str = UNSEALED
     draft: bool = False
+    form: int = FORMAT
 
     @property
     def method(self) -> str:
@@ -173,7 +175,8 @@ def _run(folder: Path, record: Mapping[str, Any], seal: str) -> FinishedRun:
     told = read_json(folder / "manifest.json")
     draft = isinstance(told, dict) and told.get("draft") is True
     return FinishedRun(folder, record["protocol"], record["results"], record["run_info"],
-                       record["identity_digest"], seal, draft or record.get("draft") is True)
+                       record["identity_digest"], seal, draft or record.get("draft") is True,
+                       int(as_written(record)["format"]))
 
 
 def _load(path: Path, parse: Callable[[str], Any]) -> Any:

@@ -36,6 +36,13 @@ from fedvlm.runs.identity import (
     read_results,
 )
 from fedvlm.runs.names import RESULTS
+from fedvlm.runs.private import (
+    private_values,
+    public_facts,
+    public_text,
+    public_value,
+    write_private,
+)
 from fedvlm.runs.records import RecordStore
 from fedvlm.runs.seal import seal_of, sha256
 from fedvlm.runs.state import SavedState
@@ -78,8 +85,14 @@ class RunFolder(ClaimedFolder):
 
     # ---- what is written --------------------------------------------------------------------
     def write_config(self, resolved: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-        """Write ``config.yaml``: the resolved config, each value's origin as a comment."""
-        files.write_text(self._writable("config.yaml"), config_text(resolved, origins))
+        """Write ``config.yaml``: the resolved config, each value's origin as a comment.
+
+        Values that name folders or hosts of this machine go to ``private.json``.
+        """
+        shown = {key: public_value(key, value) for key, value in resolved.items()}
+        told = {key: public_text(origin) for key, origin in origins.items()}
+        files.write_text(self._writable("config.yaml"), config_text(shown, told))
+        write_private(self.path, config=private_values(resolved))
 
     def write_partition(self, index: Mapping[str, Any]) -> None:
         """Write ``partition.json``: the index file of the partition."""
@@ -215,11 +228,16 @@ class RunFolder(ClaimedFolder):
         """
         session = self._manifest["sessions"][-1]
         about = {k: session[k] for k in ("command", "started", "versions", "git", "machine")}
+        about |= {
+            "ended": manifest.now(), "determinism": manifest.determinism(),
+            "device": manifest.device_of(str(self.identity.get("device", "cpu"))),
+        }
         record: dict[str, Any] = files.json_ready({
-            "format": FORMAT, "identity_digest": self.digest,
-            "run_info": about | {"ended": manifest.now()} | dict(run_info),
+            "format": FORMAT, "draft": self.draft, "identity_digest": self.digest,
+            "identity": self._manifest["identity"],
+            "run_info": public_facts(about | dict(run_info)),
             "protocol": dict(protocol), "results": dict(results), "covers": cover(self.path),
-        } | ({"draft": True} if self.draft else {}))
+        })
         record["seal"] = seal_of(record)
         files.write_json(self._writable(RESULTS), record)
         self.finished = record

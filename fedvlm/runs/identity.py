@@ -19,10 +19,14 @@ import yaml
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.runs.lock import NAME as LOCK_NAME
+from fedvlm.runs.metrics import WORK
 from fedvlm.runs.names import RESULTS
+from fedvlm.runs.private import public_text
 from fedvlm.runs.seal import seal_of
 
-FORMAT = 1  # of manifest.json and results.json
+FORMAT = 2  # of manifest.json and results.json
+FORMATS = (FORMAT, 1)  # that are read
+LABEL = "label"  # the kind of target of all runs so far: one class of each image
 _LIMIT = 60  # bytes of one part; the longest folder name has two of them
 _PLAIN = "._-+=,"
 _ABSENT = object()
@@ -288,21 +292,67 @@ def read_results(path: Path) -> dict[str, Any] | None:
 
 
 def whole_results(record: Any) -> dict[str, Any] | None:
-    """Return what was read of a ``results.json`` if it has all sections, whatever its seal."""
+    """Return what was read of a ``results.json``, in today's form, if it has all sections.
+
+    Whatever its seal: ``seal_fits`` says whether that fits what was written.
+    """
     sections = ("run_info", "protocol", "results")
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
+    if not isinstance(record, dict) or record.get("format") not in FORMATS:
         return None
     if not isinstance(record.get("identity_digest"), str):
         return None
-    return record if all(isinstance(record.get(s), dict) for s in sections) else None
+    whole = all(isinstance(record.get(s), dict) for s in sections)
+    return upgrade_results(record) if whole else None
+
+
+class UpgradedResults(dict[str, Any]):
+    """Results in today's form that were written in an older one.
+
+    Attributes:
+        written: as they were; their seal is over that.
+    """
+
+    def __init__(self, record: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+        super().__init__(record)
+        self.written = written
+
+
+def upgrade_results(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the contents of a ``results.json`` of any format as one of today's.
+
+    What an older form did not say is absent, but for what was so in all runs of its time and what
+    follows from what it says (``docs/files.md`` lists the fields and since when they are).
+    """
+    if record["format"] == FORMAT:
+        return record
+    results, info = dict(record["results"]), dict(record["run_info"])
+    whole, costs = info.get("totals"), results.get("spent")
+    if isinstance(whole, Mapping) and isinstance(costs, Mapping):
+        results["spent"] = {**costs, **{name: whole.get(told, 0) for name, told in WORK.items()}}
+    machine = info.get("machine")
+    if isinstance(machine, Mapping):
+        info["machine"] = {k: v for k, v in machine.items() if k != "host"}
+    if isinstance(info.get("command"), str):
+        info["command"] = public_text(info["command"])
+    return UpgradedResults(
+        {**record, "format": FORMAT, "draft": False, "run_info": info, "results": results,
+         "protocol": {**record["protocol"], "target": LABEL}},
+        record,
+    )
+
+
+def as_written(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return results as their file has them, whatever ``upgrade_results`` made of them."""
+    return record.written if isinstance(record, UpgradedResults) else record
 
 
 def seal_fits(record: Mapping[str, Any]) -> bool:
     """Say whether the seal of a ``results.json`` fits; one of before has none, and does."""
-    if "seal" not in record and "covers" not in record:
+    written = as_written(record)
+    if "seal" not in written and "covers" not in written:
         return True
-    covered = isinstance(record.get("covers"), dict)
-    return covered and record.get("seal") == seal_of(record)
+    covered = isinstance(written.get("covers"), dict)
+    return covered and written.get("seal") == seal_of(written)
 
 
 def read_json(path: Path) -> Any:

@@ -1,15 +1,15 @@
-"""Where a run comes from: command, versions, git revision, machine, times.
+"""Where a run comes from: command, versions, git revision, machine, determinism, times.
 
-``manifest.json`` holds the run's identity once and one session per process that worked on it.
+``manifest.json`` holds the run's identity once and one session per process that worked on it. It
+names no host, user or folder: those are in ``private.json`` (``runs.private``).
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
-import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +20,7 @@ from typing import Any
 
 from fedvlm.core.repository import PACKAGE
 from fedvlm.core.version import __version__
+from fedvlm.runs.private import public_command
 
 PACKAGES = (
     "fedvlm", "torch", "torchvision", "open_clip_torch", "transformers", "peft", "safetensors",
@@ -37,9 +38,7 @@ def session(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """
     argv = list(sys.argv if argv is None else argv)
     return {
-        "command": shlex.join(argv),
-        "folder": os.getcwd(),
-        "pid": os.getpid(),
+        "command": public_command(argv),
         "started": now(),
         "ended": None,
         "how": "running",
@@ -47,6 +46,7 @@ def session(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "versions": versions(),
         "git": git_revision(PACKAGE),
         "machine": machine(),
+        "determinism": determinism(),
     }
 
 
@@ -103,9 +103,8 @@ def git_revision(package: Path) -> dict[str, Any] | None:
 
 
 def machine() -> dict[str, Any]:
-    """Return host, system, processor, cores, memory and devices."""
+    """Return system, processor, cores, memory and devices."""
     return {
-        "host": socket.gethostname(),
         "system": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -114,6 +113,46 @@ def machine() -> dict[str, Any]:
         "memory_gib": _memory_gib(),
         "gpus": _gpus(),
     }
+
+
+def determinism() -> dict[str, Any]:
+    """Return the settings of PyTorch that bit-equal numbers depend on; empty before it is loaded.
+
+    Returns:
+        ``algorithms`` (only deterministic ones), ``cudnn_deterministic``, ``cudnn_benchmark``,
+        ``tf32`` (in matrix products), ``cudnn_tf32``, ``matmul_precision``, ``threads``,
+        ``interop_threads``, and PyTorch's build: ``torch``, ``cuda``, ``cpu_capability``,
+        ``build`` (SHA-256 of its description, 16 digits).
+    """
+    torch = sys.modules.get("torch")  # not imported for a record's sake
+    if torch is None:
+        return {}
+    cudnn = torch.backends.cudnn
+    return {
+        "algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_deterministic": bool(cudnn.deterministic), "cudnn_benchmark": bool(cudnn.benchmark),
+        "tf32": bool(torch.backends.cuda.matmul.allow_tf32), "cudnn_tf32": bool(cudnn.allow_tf32),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "threads": torch.get_num_threads(), "interop_threads": torch.get_num_interop_threads(),
+        "torch": str(torch.__version__), "cuda": torch.version.cuda,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
+    }
+
+
+def device_of(kind: str) -> dict[str, str]:
+    """Return the device that a process computes on.
+
+    Args:
+        kind: ``cpu``, ``cuda`` or ``mps``, as the run's identity has it.
+
+    Returns:
+        ``type``, and its ``name``: of the processor or of the current GPU.
+    """
+    torch = sys.modules.get("torch")
+    if kind == "cuda" and torch is not None and torch.cuda.is_available():
+        return {"type": kind, "name": str(torch.cuda.get_device_name())}
+    return {"type": kind, "name": _processor()}
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

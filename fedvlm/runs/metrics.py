@@ -25,6 +25,11 @@ from fedvlm.runs.seal import sha256
 # filling of the feature cache are not among them. ``text_passes`` counts a pass of several stacked
 # clients once, ``text_tokens`` counts each client's tokens.
 NAMES = {"steps": "local_steps"}
+#: In what a run has spent -> in the totals: passes through the towers in training, and gradients.
+WORK = {
+    "image_forwards": "image_forwards", "text_passes": "text_passes", "text_tokens": "text_tokens",
+    "backward_passes": "gradients", "backward_samples": "gradient_samples",
+}
 COUNTERS = ("local_steps", "samples", "image_forwards", "text_passes", "text_tokens")
 
 
@@ -209,7 +214,7 @@ def spent(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Returns:
         ``local_steps`` and ``samples`` of the whole run, ``final_steps``, ``final_samples`` and
         ``final_epochs`` of them (0 without a final phase), ``bytes_up``, ``bytes_down``,
-        ``seconds``.
+        ``seconds``; the passes of ``WORK`` (0 where a method counts none).
     """
     whole = totals(records)
     final = {name: whole[f"finetune_{name}"] for name in ("steps", "samples")}
@@ -220,6 +225,7 @@ def spent(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "final_epochs": sum(int(r.get("finetune", {}).get("epochs", 0)) for r in records),
         "bytes_up": whole["bytes_up"], "bytes_down": whole["bytes_down"],
         "seconds": whole["seconds"],
+        **{name: whole.get(told, 0) for name, told in WORK.items()},
     }
 
 

@@ -218,7 +218,7 @@ class Checker:
         return Cell(
             number, combination.column, combination.row, int(cfg.SEED),
             command_words(combination, job), Path(cfg.OUTPUT_DIR), place.relative(),
-            identity_digest(config), config, group_of(job),
+            identity_digest(config), config | {"TRAINER.NAME": cfg.TRAINER.NAME}, group_of(job),
         )
 
 

@@ -23,7 +23,7 @@ from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
 from tests.compat.small import built, double
 
-# dassl_coop.md 1.8
+# the names that files of the CoOp family import from Dassl
 SCANNED = {
     "config": "get_cfg_default", "engine": "TRAINER_REGISTRY build_trainer TrainerX",
     "engine.trainer": "TrainerX", "data": "DataManager DatasetWrapper",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,10 +75,34 @@ def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="pip install 'fedvlm[docs]'")
 def test_the_site_builds_strictly(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")],
         cwd=REPOSITORY, capture_output=True, text=True, check=False,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site/methods/fedtv.html").is_file()
     text = (tmp_path / "site/index.html").read_text(encoding="utf-8")
     assert "fonts.googleapis" not in text, "the site loads something from elsewhere"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="pip install 'fedvlm[docs]'")
+@pytest.mark.parametrize(("planted", "said"), [
+    ("see [a page](gone.md)", "link 'gone.md'"),
+    ("see [a section](seals.md#no-such-section)", "'#no-such-section'"),
+    ("see [a parameter][fedvlm.api.run.Run.nowhere]", "'fedvlm.api.run.Run.nowhere'"),
+])
+def test_a_dead_link_fails_the_build(planted: str, said: str, tmp_path: Path) -> None:
+    """With the words of ``make docs``: mkdocs counts no warning where it is told to be quiet."""
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    (words,) = re.findall(r"-m (mkdocs build .*)", makefile)
+    shutil.copytree(REPOSITORY / "docs", tmp_path / "docs")
+    for name in ("mkdocs.yml", "fedvlm", "trainers", "configs", "CONTRIBUTING.md"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    with (tmp_path / "docs/files.md").open("a", encoding="utf-8") as file:
+        file.write(f"\n{planted}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", *words.split(), "-f", str(tmp_path / "mkdocs.yml"),
+         "-d", str(tmp_path / "site")],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )
+    assert done.returncode != 0 and said in done.stderr

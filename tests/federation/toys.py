@@ -1,4 +1,4 @@
-"""Quadratic toys with known answers (personalized_fl.md 5.2-5.4), in float64.
+"""Quadratic toys with known answers, in float64.
 
 F_k(w) = a_k / 2 (w - b_k)^2 with a = (1, 3), b = (0, 4): one sample (a, b) per client.
 """

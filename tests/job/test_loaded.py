@@ -16,7 +16,9 @@ from tests import jobs
 MOST = 230  # modules of fedvlm that ``run --demo`` may load
 NEVER = (
     "fedvlm.distributed", "fedvlm.compat", "fedvlm.job.sites", "fedvlm.job.dry", "fedvlm.data.own",
-    "fedvlm.data.memory", "fedvlm.report.statistics", "fedvlm.report.tables",
+    "fedvlm.data.memory", "fedvlm.data.packs", "fedvlm.data.untrusted", "fedvlm.data.get",
+    "fedvlm.data.doctor", "fedvlm.data.fewshot_file",
+    "fedvlm.report.statistics", "fedvlm.report.tables",
     "fedvlm.report.pages.run", "fedvlm.api", "fedvlm.sweep", "fedvlm.export", "fedvlm.check",
     *(f"fedvlm.job.engines.{name}" for name in ("flower", "sites", "states", "workers")),
     *(f"fedvlm.models.load.{name}" for name in ("hf_clip", "openclip", "torchscript", "vit")),
@@ -65,6 +67,8 @@ def test_a_local_run_loads_what_it_uses(demo: set[str]) -> None:
     print(f"{len(ours)} modules: {', '.join(f'{r} {n}' for r, n in rooms.most_common())}")
     assert below(demo, NEVER) == []
     assert below(demo, PACKAGES) == []
+    readers = [m for m in ours if m.startswith("fedvlm.data.formats.")]
+    assert readers == ["fedvlm.data.formats.coop"]
     assert "fedvlm.job.engines.local" in demo and "fedvlm.models.load.tiny" in demo
     assert 150 < len(ours) <= MOST, rooms
 

@@ -134,8 +134,10 @@ def test_finished_run_is_reported_not_run_again(tmp_path: Path) -> None:
         again = make(tmp_path, resume=resume)
         assert again.finished == written == read_results(run.results_path)
     assert set(written) == {
-        "format", "identity_digest", "run_info", "protocol", "results", "covers", "seal",
+        "format", "draft", "identity_digest", "identity", "run_info", "protocol", "results",
+        "covers", "seal",
     }
+    assert written["format"] == 2 and written["draft"] is False and written["identity"] == IDENTITY
     assert written["run_info"]["versions"]["torch"] and written["results"] == {"personal": 81.25}
     with pytest.raises(RuntimeError, match="finished"):
         again.append_metrics({})

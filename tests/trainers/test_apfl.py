@@ -1,4 +1,4 @@
-"""APFL: closed forms of personalized_fl.md 5.2 and 5.5 on the real class; its ports' defects."""
+"""APFL: closed forms on the real class; its ports' defects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ditto: closed forms of personalized_fl.md 5.2, and the defects of its ports."""
+"""Ditto: closed forms, and the defects of its ports."""
 
 from __future__ import annotations
 

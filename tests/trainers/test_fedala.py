@@ -1,4 +1,4 @@
-"""FedALA against closed forms (personalized_fl.md 5.2)."""
+"""FedALA against closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAS against closed forms (heart_thorki_fedas.md 5.4, personalized_fl.md 5.2)."""
+"""FedAS against closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAvg on the quadratic toy (personalized_fl.md 5.2)."""
+"""FedAvg on the quadratic toy."""
 
 from __future__ import annotations
 

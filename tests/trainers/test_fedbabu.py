@@ -1,4 +1,4 @@
-"""FedBABU on the split toy (personalized_fl.md 5.3), and its fixed head on a CLIP."""
+"""FedBABU on the split toy, and its fixed head on a CLIP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedBN (personalized_fl.md 1b): norms stay at home, the rest is averaged."""
+"""FedBN: norms stay at home, the rest is averaged."""
 
 from __future__ import annotations
 

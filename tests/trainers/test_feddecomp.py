@@ -1,4 +1,4 @@
-"""FedDecomp: shared and private parts in turn (personalized_fl.md 1b, 5.3)."""
+"""FedDecomp: shared and private parts in turn."""
 
 from __future__ import annotations
 

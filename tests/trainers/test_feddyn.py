@@ -1,4 +1,4 @@
-"""FedDyn against closed forms (personalized_fl.md 5.2)."""
+"""FedDyn against closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedFomo (personalized_fl.md 4.2, 5.2): first-order weights by hand, who receives what."""
+"""FedFomo: first-order weights by hand, who receives what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedPer on the split toy (personalized_fl.md 5.3)."""
+"""FedPer on the split toy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedProx: closed forms of personalized_fl.md 5.2 on the real class."""
+"""FedProx: closed forms on the real class."""
 
 from __future__ import annotations
 

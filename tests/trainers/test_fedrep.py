@@ -1,4 +1,4 @@
-"""FedRep on the split toy (personalized_fl.md 5.3)."""
+"""FedRep on the split toy."""
 
 from __future__ import annotations
 

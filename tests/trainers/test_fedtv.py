@@ -1,4 +1,4 @@
-"""FedTV against closed forms (fedtv_family.md 1); its golden figures are in test_golden.py."""
+"""FedTV against closed forms; its golden figures are in test_golden.py."""
 
 from __future__ import annotations
 

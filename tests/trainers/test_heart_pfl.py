@@ -1,4 +1,4 @@
-"""HEART-PFL (heart_thorki_fedas.md 5.1, 5.5): alignment, proximal term, groups, modes."""
+"""HEART-PFL: alignment, proximal term, groups, modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hermes: personalized_fl.md 5.4 on the real class, and the defects of its port."""
+"""Hermes: pruning and merging of units on the real class, and the defects of its port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LG-FedAvg on the split toy (personalized_fl.md 5.3); here the head is global, the body local."""
+"""LG-FedAvg on the split toy; here the head is global, the body local."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Per-FedAvg: closed forms of personalized_fl.md 5.2 on the real class; its ports' defects."""
+"""Per-FedAvg: closed forms on the real class; its ports' defects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pFedMe: closed forms of personalized_fl.md 5.2 on the real class."""
+"""pFedMe: closed forms on the real class."""
 
 from __future__ import annotations
 

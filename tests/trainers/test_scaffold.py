@@ -1,4 +1,4 @@
-"""SCAFFOLD against closed forms (personalized_fl.md 5.2)."""
+"""SCAFFOLD against closed forms."""
 
 from __future__ import annotations
 

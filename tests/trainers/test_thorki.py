@@ -1,4 +1,4 @@
-"""Thorki (heart_thorki_fedas.md 5.3, 5.5): what travels, who trains on what, the gate."""
+"""Thorki: what travels, who trains on what, the gate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Drives real trainer classes on problems with known answers, in float64.
 
 ``drive("Ditto", rounds=600, options={"LAMBDA": 1.0})`` runs the class behind ``--trainer Ditto``
-on the quadratic toy; ``split=True`` gives the split toy of personalized_fl.md 5.3. Only trainable
+on the quadratic toy; ``split=True`` gives the split toy: shared body, own head. Only trainable
 tensors and loss are replaced; ``client_update``, ``aggregate``, ``personalize`` and options are the
 real ones.
 """

@@ -1,9 +1,9 @@
 """Ensemble distillation on the server: symmetric KL, clean and adversarial, with an adoption gate.
 
 The clean ensemble and the attacks do not change while the student learns (attacks start from the
-student as it came), so both are made once per round and image. Source: ``heart_thorki_fedas.md``
-1.3 and 4.2. The towers are in evaluation mode and adapters have no dropout, so teachers answer the
-same twice.
+student as it came), so both are made once per round and image. Source: the card of
+``trainers/heart_pfl.py``. The towers are in evaluation mode and adapters have no dropout, so
+teachers answer the same twice.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ``class_means`` takes one pass over a client's training split, without gradient. A class without a
 sample has count 0 and a mean of zeros; nothing may be read into it.
 
-``hda`` is the hierarchical directional alignment of HEART-PFL (``heart_thorki_fedas.md`` 1.2). Its
+``hda`` is the hierarchical directional alignment of HEART-PFL (``trainers/heart_pfl.py``). Its
 prototypes are a tree ``proto``: ``stage.<j> [K, C, width]`` and ``has [K, C]``, 1 where a class has
 one.
 """

@@ -25,8 +25,11 @@ from fedvlm.job.describe import partition_name, setting, trained_words
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import private
+from fedvlm.runs.identity import LABEL
 from fedvlm.runs.metrics import sentence, spent, totals
+from fedvlm.runs.private import public_facts
 from fedvlm.runs.verify.beside import References, gain, hurt, reference_kind
+from fedvlm.runs.verify.numbers import CLIENTS
 
 METRICS = (
     "personal", "personal_std", "personal_worst", "personal_worst_decile", "personal_micro",
@@ -88,13 +91,13 @@ def results_of(
     """
     start, last = records[0], records[-1]
     numbers: dict[str, Any] = {
-        "untrained": summary(start),
+        "untrained": summary(start) | client_rows(start),
         "last": {k: v for k, v in last.items() if k not in LONG},
     }
     rows = {}
     if zero_shot:
         rows["zero-shot (template)"] = zero_shot
-        numbers["zero_shot"] = summary(zero_shot)
+        numbers["zero_shot"] = summary(zero_shot) | client_rows(zero_shot)
     rows |= against.table_rows(references or {})
     rows["untrained start"] = start
     if built.cfg.TEST.SELECT == "val":
@@ -168,10 +171,15 @@ def summary(record: Row) -> dict[str, Any]:
     return {name: record[name] for name in (*METRICS, *targets) if name in record}
 
 
+def client_rows(record: Row) -> dict[str, Any]:
+    """Return the clients' rows of a round's record or of a reference, as a section has them."""
+    return {CLIENTS: record[CLIENTS]} if CLIENTS in record else {}
+
+
 def protocol(built: Built) -> dict[str, Any]:
     """Return what a table must not mix."""
     cfg: CfgNode = built.cfg
-    return {
+    return public_facts({
         "setting": setting(cfg), "dataset": cfg.DATASET.NAME, "trainer": cfg.TRAINER.NAME,
         "tag": cfg.TAG, "shots": int(cfg.DATASET.NUM_SHOTS),
         "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
@@ -185,9 +193,9 @@ def protocol(built: Built) -> dict[str, Any]:
         "batch_size": int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), "rounds": int(cfg.FED.ROUNDS),
         "local_epochs": int(cfg.FED.LOCAL_EPOCHS), "views": views_of(cfg), "seed": int(cfg.SEED),
         "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT, "budget": cfg.FED.BUDGET,
-        "extra_data": built.federation.trainer.extra_data,
+        "extra_data": built.federation.trainer.extra_data, "target": LABEL,
         "proxy": built.federation.proxy.source if built.federation.proxy else "",
-    }
+    })
 
 
 def cohort_of(built: Built) -> int:

@@ -16,13 +16,13 @@ from fedvlm.distributed.site import Site
 from fedvlm.distributed.site_yaml import SiteYaml
 from fedvlm.distributed.terms import Refused
 from fedvlm.job.build import build
-from fedvlm.job.identity import identity_config
+from fedvlm.job.identity import config_keys
 from fedvlm.job.inputs import SiteInputs
 
 
 def config_plain(cfg: CfgNode) -> dict[str, Any]:
     """Return the keys of a run's identity as they travel."""
-    plain: dict[str, Any] = json.loads(json.dumps(identity_config(cfg)))
+    plain: dict[str, Any] = json.loads(json.dumps(config_keys(cfg)))
     return plain
 
 

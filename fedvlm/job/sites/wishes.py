@@ -11,6 +11,7 @@ from fedvlm.job.sites.parties import PLACE, read_met
 from fedvlm.runs import lock
 from fedvlm.runs.identity import read_manifest
 from fedvlm.runs.names import is_finished
+from fedvlm.runs.private import read_private
 
 
 def wish(path: Path, clients: Sequence[int], anew: bool) -> tuple[str, list[str]]:
@@ -36,6 +37,6 @@ def wish(path: Path, clients: Sequence[int], anew: bool) -> tuple[str, list[str]
         raise ConfigError(f"'{path}' has no client {stray[0]}: it has {', '.join(map(str, homes))}")
     lock.refuse_busy(path)
     add_wishes(path / PLACE, list(dict.fromkeys(clients)), anew)
-    sessions = (read_manifest(path) or {}).get("sessions", [])
+    sessions = read_private(path)["sessions"] or (read_manifest(path) or {}).get("sessions", [])
     command = sessions[-1]["command"] if sessions else "the command that began it"
     return str(command), sorted({homes[c] for c in clients})

@@ -1,4 +1,4 @@
-"""Averaging LoRA: of factors, with A frozen, or of products (``personalized_fl.md`` 2.3).
+"""Averaging LoRA: of factors, with A frozen, or of products.
 
 mean(B) mean(A) is not mean(BA); for two clients the gap is (B1 - B2)(A1 - A2) / 4. All functions
 take trees without client axis and weights of any scale, and compute in float64.

@@ -68,7 +68,7 @@ def lora_tree(
 def adapter_tree(
     tower: str, blocks: Iterable[FrozenBlock], hidden: int, gen: torch.Generator
 ) -> Tree:
-    """Return two bottlenecks per block (``heart_thorki_fedas.md`` 4.1); 1,235,712 for ViT-B, 32.
+    """Return two bottlenecks per block; 1,235,712 numbers for ViT-B, 32.
 
     LayerNorm 1 and 0, down as torch's linear layer, up zero.
     """
@@ -240,7 +240,7 @@ def mix_peft(
 
     Plain tensors are mixed. For LoRA the product is: ``[aB_v, (1-a)B_w] [A_v; A_w]`` of rank
     r_v + r_w equals ``a B_v A_v + (1-a) B_w A_w``; mixed factors would not (62 % off in a random
-    example, ``personalized_fl.md`` 2.2). The result runs like any other tree.
+    example). The result runs like any other tree.
 
     Args:
         alpha: ``[K]``; gradients reach it and both trees.

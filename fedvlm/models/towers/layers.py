@@ -162,7 +162,7 @@ def cast_linears(module: nn.Module, dtype: torch.dtype) -> None:
     """Remake, in place, a frozen tower's linear layers, convolutions and packed attentions.
 
     Weights are cast once to ``dtype``; norms, softmax, attention and the residual stream stay as
-    they are (``performance.md`` 2.5). torch.autocast would cast the frozen weights at every call.
+    they are. torch.autocast would cast the frozen weights at every call.
     With float32 nothing but the order of sums changes.
     """
     for name, child in module.named_children():

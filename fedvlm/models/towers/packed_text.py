@@ -1,6 +1,6 @@
 """The packed text tower: every prompt set is one short sequence that shares its prefix.
 
-Exact up to rounding (``performance.md`` 2.3-2.4). With a causal tower nothing before the class name
+Exact up to rounding. With a causal tower nothing before the class name
 depends on the class: ``[SOS, ctx]`` is encoded once per prompt set, and the classes' own tokens
 follow it, each class with positions that restart behind the prefix (``PackedLayout``). Where every
 class has a context of its own, ``[SOS]`` is all they share: contexts are part of the classes' own
@@ -64,7 +64,7 @@ class PackedText:
         self.final = fold_projection(tower.ln_final, tower.text_projection, self.dtype)
         self.final_eps = float(tower.ln_final.eps)
         self.positions: Tensor = tower.positional_embedding
-        # 16 width-sized values per row and block (``performance.md`` 4).
+        # 16 width-sized values per row and block.
         per_row = 16 * backbone.text_width * self.positions.element_size() * len(blocks)
         self.max_rows = max(1, max_bytes // per_row)
 

@@ -25,7 +25,7 @@ NOT_OWN = ("OPTIM.CLOCK", "FED.FINETUNE_EPOCHS")
 # (last bits), and what is only recorded.
 FREE = (
     "SEED", "DATA_SEED", "FED.CHUNK", "FED.SITES", "TEST.REFERENCES", "TEST.PER_CLASS_RESULT",
-    "TEST.COMPUTE_CMAT", "TRAIN.KEEP_STATES",
+    "TEST.COMPUTE_CMAT", "TEST.PER_IMAGE", "TRAIN.KEEP_STATES",
 )
 # The server's rule: a variant of a method, which its tag names.
 RULE = (

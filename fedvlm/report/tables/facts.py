@@ -32,7 +32,7 @@ UNSEEN = ("base_all", "base_other", "new", "hm2", "hm3", "cm")  # of personal mo
 IDENTITY = ("images", "transform", "device")  # parts of an identity that a table compares
 
 # Protocol keys that came later: what older runs did.
-BEFORE = {"server_holdout": 0, "unseen_clients": 0, "cohort": 0}
+BEFORE = {"server_holdout": 0, "unseen_clients": 0, "cohort": 0, "target": "label"}
 
 Pair = tuple[str, str]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError, FedvlmError
+from fedvlm.runs.bits import bit_problems
 from fedvlm.runs.cells import WORD
 from fedvlm.runs.identity import identity_digest, read_json, seal_fits, whole_results
 from fedvlm.runs.metrics import read_chain, read_metrics, spent, totals
@@ -191,6 +192,9 @@ def _told(folder: Path, record: Mapping[str, Any], whole: bool) -> Iterator[str]
         yield f"{RESULTS}: {clause}"
     yield from (f"{RESULTS}: {clause}" for clause in _last(record["results"]))
     yield from (f"{RESULTS}: {clause}" for clause in disagreements(record["results"]))
+    last = record["results"].get("last")
+    if isinstance(last, Mapping):
+        yield from (f"{RESULTS}: last.{clause}" for clause in bit_problems(last))
     yield from _manifest(folder, str(record["identity_digest"]), record, whole)
     covers = record.get("covers")
     if isinstance(covers, Mapping):
@@ -228,6 +232,8 @@ def _manifest(
         yield "manifest.json is damaged (it has no seal)"
     elif digest and manifest.get("identity_digest", None if bound else digest) != digest:
         yield f"{RESULTS} is of another run than manifest.json"
+    elif identity != told.get("identity", identity):
+        yield f"{RESULTS} is of another run than manifest.json (its identity differs)"
     elif record is not None:
         for clause in protocol_problems(record["protocol"], identity):
             yield f"{RESULTS}: {clause}"

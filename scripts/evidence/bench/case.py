@@ -45,7 +45,7 @@ TINY_ARCH: dict[str, Any] = {
 
 # Ordinary plant names, no data set's list, but of the usual token lengths: with CLIP's tokens the
 # first 50 pack into about 250 tokens and the first 102 into about 480, as the class names of
-# Flowers-102 do (``performance.md`` 2.3).
+# Flowers-102 do.
 PLANTS = (
     "creeping red clover", "early garden pea", "mountain ash berry", "long sweet pepper",
     "common daisy", "yellow horned poppy", "giant fennel", "blue meadow sage", "wild dog rose",

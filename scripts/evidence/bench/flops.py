@@ -1,4 +1,4 @@
-"""FLOPs by formula, two per multiply-add; towers only (``performance.md`` 4).
+"""FLOPs by formula, two per multiply-add; towers only.
 
 A transformer layer costs 24 d^2 per token for its linear layers and 4 d per attended key. Adapters,
 losses and optimisers are left out on both sides: below one per cent.

@@ -1,8 +1,8 @@
 """The cost of the published FedTV recipe, written anew from its description.
 
-Per training step (``performance.md`` 1): one image-tower forward on the batch's pixels, three
+Per training step: one image-tower forward on the batch's pixels, three
 full-length text passes (personal prompt and shared prompt with gradient, the constant anchor
-without), the loss of ``fedtv_family.md`` 1.4, one backward, one step of ``torch.optim.SGD``.
+without), the loss of ``trainers/fedtv.py``, one backward, one step of ``torch.optim.SGD``.
 Evaluation encodes the text again for every test batch. The towers are CLIP's: sequence first,
 ``nn.MultiheadAttention`` without weights, an additive causal mask, pre-norm blocks.
 """

@@ -11,7 +11,7 @@ LABELS = {
     "one": "one client", "stacked": "{k} stacked", "bf16_one": "bf16, one client",
     "bf16_stacked": "bf16, {k} stacked",
 }
-# What `performance.md` and issue 2 ask for; stated for this setting only.
+# How many times as fast as the reference recipe; stated for this setting only.
 TARGET_SETTING = {"backbone": "ViT-B/16", "classes": 50, "batch": 32, "threads": 1}
 TARGETS = (
     ("step", "training step, fp32", 28.0), ("step_bf16", "training step, bf16", 55.0),

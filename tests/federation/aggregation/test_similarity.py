@@ -1,4 +1,4 @@
-"""Aggregation rules: closed forms of personalized_fl.md 5.2 and invariances."""
+"""Aggregation rules: closed forms and invariances."""
 
 from __future__ import annotations
 

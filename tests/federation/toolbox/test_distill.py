@@ -1,4 +1,4 @@
-"""Server-side distillation and HEART-PFL's use of it (heart_thorki_fedas.md 5.2), in float64."""
+"""Server-side distillation and HEART-PFL's use of it, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class means against a plain loop; HEART-PFL's alignment with them (heart_thorki_fedas.md 5.1)."""
+"""Class means against a plain loop; HEART-PFL's alignment with them."""
 
 from __future__ import annotations
 

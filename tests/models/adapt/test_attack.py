@@ -1,4 +1,4 @@
-"""PGD in pixel space (heart_thorki_fedas.md 5.2), in float64."""
+"""PGD in pixel space, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averaging and mixing LoRA: the oracles of personalized_fl.md 2.3 and 5.5."""
+"""Averaging and mixing LoRA: products by hand, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fusion gates and the adaptation split (heart_thorki_fedas.md 5.3), in float64."""
+"""Fusion gates and the adaptation split, in float64."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_one_experiment_gives_the_scripts_figures_and_ours(tmp_path: Path):
     one = found.cells[0][0]
     assert (found.rows, found.columns) == (("pets",), ("accuracy", "error", "macro_f1"))
     assert (one.n, one.text, one.spread(ci=False), one.spread(ci=True)) == (3, "81.2", "0.8", "1.9")
-    # dassl_coop.md 1.6 measured the script on these three seeds
+    # what CoOp's parse_test_res.py prints for these three seeds
     assert any("prints accuracy: 81.23% +- 0.61%" in note for note in found.notes)
 
 
@@ -94,7 +94,7 @@ def test_our_own_log_is_read_by_us_and_by_a_script_like_coops(tmp_path: Path):
     text = (folder / "log.txt").read_text()
     assert parse_log(text.splitlines())["accuracy"] == 81.2
     armed, last = False, ""
-    for line in text.splitlines():  # the rule of the script, as dassl_coop.md 1.6 tells it
+    for line in text.splitlines():  # the rule of CoOp's parse_test_res.py
         armed = armed or line.strip() == "Finish training"
         match = re.search(r"\* accuracy: ([.\deE+-]+)%", line)
         last = match.group(1) if armed and match else last

@@ -80,7 +80,7 @@ def test_a_round_gives_the_same_logits(record: dict[str, Any]) -> None:
 
 
 def test_formulas_give_the_published_counts() -> None:
-    # performance.md 4: 35.1 GF per image, 1,490 + 1,124 GF per reference step, 72 GF per fast one
+    # counted by hand: 35.1 GF per image, 1,490 + 1,124 GF per reference step, 72 GF per fast one
     assert flops.image(B16) / 1e9 == pytest.approx(35.1, rel=0.005)
     assert flops.full_text(B16, 50) * 5 / 1e9 == pytest.approx(1490, rel=0.005)
     assert flops.reference_step(B16, 50, 32) / 1e9 == pytest.approx(1490 + 1124, rel=0.005)
