@@ -120,17 +120,10 @@ FLAGS: tuple[Flag, ...] = (
     _v(_MODEL, "DEVICE", "--device", "auto, cpu, cuda, cuda:N, mps"),
     Flag(("--plain",), "the slow plain path (no cache, no packing)", _MODEL, "FED.PLAIN",
          kind="switch"),
-<<<<<<< HEAD
-    _v(_ENGINE, "FED.ENGINE", "--engine", "local; workers: processes that take the clients; "
-       "flower: sites of a federation; sites: parties with data of their own"),
-    _v(_ENGINE, "FED.FEDERATION", "--federation", "folder of fedvlm federation up", "FOLDER"),
-    _v(_ENGINE, "FED.WORKERS", "--workers", "how many of them to begin here", "N"),
-=======
     _v(_ENGINE, "FED.ENGINE", "--engine", "local; workers: processes on this machine that take the "
        "clients; flower: sites of a federation; sites: organisations with data of their own"),
     _v(_ENGINE, "FED.FEDERATION", "--federation", "folder of fedvlm federation up", "FOLDER"),
     _v(_ENGINE, "FED.WORKERS", "--workers", "number of worker processes", "N"),
->>>>>>> main
     _v(_ENGINE, "FED.SITES_AT", "--sites-at", "sockets of sites on this machine", "PATH,..."),
     _v(_ENGINE, "FED.SITE_FILE", "--site-file", "the coordinator's site.json, which fedvlm site "
        "make --public writes", "FILE"),
