@@ -27,7 +27,7 @@ from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.readmission import readmit
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.reliability.unreliable import Unreliable, counted, parse_absences
-from fedvlm.federation.rounds import Federation, RoundFinished, Whole
+from fedvlm.federation.rounds import Federation, RoundFinished, WholeState
 from tests.distributed import test_faults as faults
 from tests.distributed.grid import CONFIG, RUN, Grid, federation, local
 from tests.distributed.test_faults import KEEP_ON, METHOD, ROUNDS, Faulty, Out, Outcome, edited
@@ -42,7 +42,7 @@ class Bench:
     """What all cases share: the data, and the run in which nothing goes wrong."""
 
     world: World
-    whole: Whole
+    whole: WholeState
     folder: Path
 
     def place(self) -> Path:
@@ -64,7 +64,7 @@ def outcome(bench: Bench, done: str, run: Outcome) -> str:
 
 
 def ended(
-    bench: Bench, done: str, grid: Grid, end: Callable[[], Whole],
+    bench: Bench, done: str, grid: Grid, end: Callable[[], WholeState],
     dropped: Mapping[int, Mapping[int, str]], began: bool = True,
 ) -> str:
     """Return the line of a run that is made now.
@@ -172,7 +172,7 @@ def greetings(bench: Bench) -> list[str]:
         grid = Grid(bench.world, METHOD, bench.place())
         spoil(grid)
 
-        def end() -> Whole:
+        def end() -> WholeState:
             fed, _ = grid.server()
             return grid.whole(fed, fed.run())
 
@@ -209,7 +209,7 @@ def coordinator(bench: Bench) -> list[str]:
     run.save_round_1(disk)
     run.end()
 
-    def again() -> Whole:
+    def again() -> WholeState:
         fed, _ = run.grid.server()
         return run.grid.whole(fed, fed.run(read_state(disk, fed)))
 

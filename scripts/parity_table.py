@@ -26,7 +26,7 @@ from fedvlm.distributed.server.remote import ANSWERS
 from fedvlm.distributed.wire import unpack
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import Whole
+from fedvlm.federation.rounds import WholeState
 from tests.distributed.grid import leaks
 from tests.distributed.test_parity import both
 from tests.job.workers import test_pool as pools
@@ -36,7 +36,7 @@ HEAD = ("method", "frames: server", "clients", "numbers", "private in a frame", 
         "bytes up", "workers: server", "clients", "numbers")
 
 
-def equal(ours: Whole, theirs: Whole) -> Iterator[str]:
+def equal(ours: WholeState, theirs: WholeState) -> Iterator[str]:
     """Yield whether the server's tensors are equal, and the clients'."""
     try:
         same_state(ours.server, theirs.server, "server")

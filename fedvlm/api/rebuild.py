@@ -25,7 +25,7 @@ from fedvlm.federation.clients import Clients
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
-from fedvlm.federation.rounds import Federation, FedState, state_of
+from fedvlm.federation.rounds import Federation, FedState, convert_format1
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import check_model, make_plan, pick_device
 from fedvlm.job.engines.states import SITE, take_workers_rows
@@ -174,7 +174,7 @@ def _adopt(path: Path, identity: str, saved: SavedState, federation: Federation)
     server, device = move_state(saved.server, federation.model.device), federation.model.device
     if saved.records is None:  # format 1
         clients = {c: move_state(s, device) for c, s in saved.clients.items()}
-        return federation.adopt(state_of(saved.round, server, clients))
+        return federation.adopt(convert_format1(saved.round, server, clients))
     records = open_records(path / "state", identity)
     for kind, named in saved.records.items():
         records[kind].load(named)

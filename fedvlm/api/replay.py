@@ -63,7 +63,7 @@ POINTS = 1.0  # how far an accuracy may be off on another machine, in points
 SHARE = 0.01  # how far a tensor may be off there, as a share of its norm
 WEIGHTS = "MODEL.INIT_WEIGHTS"
 COSTS = ("counters", "spent", "participants")  # counted, not measured; and ``bytes_...``
-TIME = ("seconds",)  # is no number of the run
+LEFT_OUT = ("seconds", "outliers")  # time, and a note on updates by a rule of the version
 
 STORED = (  # what may be deleted: in `state/`, in `models/`, a file
     ("server state", "row of", "held for"), ("model of",), ("logits",))
@@ -375,7 +375,7 @@ def _workers(path: Path, rows: State) -> RowStore | None:
 
 def _numbers(place: str, value: Mapping[str, Any]) -> Leaves:
     return {f"{place}: {name}": leaf
-            for name, leaf in flat_leaves(value, skip=lambda key: key in TIME)}
+            for name, leaf in flat_leaves(value, skip=lambda key: key in LEFT_OUT)}
 
 
 def _differences(recorded: Leaves, seen: Leaves, points: float | None) -> Iterator[str]:
@@ -414,7 +414,7 @@ def _is_cost(place: str) -> bool:
     """Say whether a number counts work or bytes, which are equal on every machine."""
     names = place.rpartition(": ")[2].split(".")
     cost = any(n in COSTS or n.startswith("bytes_") for n in names)
-    return cost and names[-1] not in TIME
+    return cost and names[-1] not in LEFT_OUT
 
 
 def _near(a: Any, b: Any, points: float) -> bool:

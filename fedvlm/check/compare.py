@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.trees import State, Tree, clone
-from fedvlm.federation.rounds import Whole
+from fedvlm.federation.rounds import WholeState
 
 
 class Broken(Exception):
@@ -59,7 +59,7 @@ def same_state(ours: State, theirs: State, what: str, tolerance: float = 0.0) ->
         same_tree(tree, theirs[slot], f"{what}, slot '{slot}'", tolerance)
 
 
-def same_fed(ours: Whole, theirs: Whole, what: str, tolerance: float = 0.0) -> None:
+def same_fed(ours: WholeState, theirs: WholeState, what: str, tolerance: float = 0.0) -> None:
     """Demand the same round, server state and client states (see ``same_tree``)."""
     demand(ours.round == theirs.round, f"{what}: round {ours.round} instead of {theirs.round}")
     same_state(ours.server, theirs.server, f"{what}: server", tolerance)
@@ -85,11 +85,11 @@ def copy_state(state: State) -> State:
     return {slot: clone(tree) for slot, tree in state.items()}
 
 
-def copy_fed(state: Whole) -> Whole:
+def copy_fed(state: WholeState) -> WholeState:
     """Return a copy of a whole federation's state that shares no memory."""
     clients = {c: copy_state(s) for c, s in state.clients.items()}
     held = {c: copy_state(s) for c, s in state.held.items()}
-    return Whole(state.round, copy_state(state.server), clients, held, dict(state.worked))
+    return WholeState(state.round, copy_state(state.server), clients, held, dict(state.worked))
 
 
 def plain(value: Any) -> Any:

@@ -14,12 +14,12 @@ from fedvlm.check.compare import Broken, copy_fed, copy_state, demand, same_stat
 from fedvlm.check.world import Setup, Trajectory, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, matching
-from fedvlm.federation.aggregation.updates import Updates, join
+from fedvlm.federation.aggregation.updates import Updates, join_updates
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.engine import LocalEngine, MakeContext, RoundWork
-from fedvlm.federation.groups import GROUPS, resolve
+from fedvlm.federation.groups import GROUPS, resolve_groups
 from fedvlm.federation.local.kept import KEPT
-from fedvlm.federation.rounds import Federation, FedState, RoundFinished, Whole
+from fedvlm.federation.rounds import Federation, FedState, RoundFinished, WholeState
 from fedvlm.federation.server import Held
 from fedvlm.federation.trainer import Trainer
 
@@ -69,7 +69,7 @@ def sent_in(event: RoundFinished) -> Updates:
     return event.updates
 
 
-def _nobodys(fed: Federation, event: RoundFinished, after: Whole) -> None:
+def _nobodys(fed: Federation, event: RoundFinished, after: WholeState) -> None:
     """The global model is no single client's upload, where clients sent different ones."""
     updates, shared = sent_in(event), fed.trainer.shared(after.server)
     for name, rows in updates.params.items():
@@ -88,7 +88,7 @@ def _form(tree: Tree, start: Tree, what: str) -> None:
         demand(sent == own, f"{what}: '{name}' is {sent[1]} {sent[0]}, not {own[1]} {own[0]}")
 
 
-def _known(run: Trajectory, before: Whole, client: int) -> set[str]:
+def _known(run: Trajectory, before: WholeState, client: int) -> set[str]:
     """Return the server's tensors that have not moved since a client worked last."""
     last = before.worked.get(client, 0)
     if not last:
@@ -97,7 +97,7 @@ def _known(run: Trajectory, before: Whole, client: int) -> set[str]:
     return {n for n in run.fed.groups.server if torch.equal(now[n], then[n])}
 
 
-def _servers(fed: Federation, after: Whole) -> None:
+def _servers(fed: Federation, after: WholeState) -> None:
     """The group ``server`` is in the global model, and no client keeps it in its model."""
     for name in fed.groups.server:
         held = [c for c, state in after.clients.items() if name in state.get("w", {})]
@@ -144,7 +144,7 @@ def _no_value(tree: Tree, state: State, personal: Sequence[str], what: str) -> N
                 )
 
 
-def _no_trace(event: RoundFinished, after: Whole, personal: Sequence[str]) -> None:
+def _no_trace(event: RoundFinished, after: WholeState, personal: Sequence[str]) -> None:
     """No personal name or value in what a log or metric is made of, or in the server's state."""
     metrics = {c: sent_in(event).of(c) for c in sent_in(event).clients}
     seen = {
@@ -211,7 +211,7 @@ def g2_server_untouched(world: World, trainer: Method) -> None:
         same_state({"start": fed.p0}, start, "the initial tensors after client work")
 
 
-def _bare_work(fed: Federation, whole: Whole) -> None:
+def _bare_work(fed: Federation, whole: WholeState) -> None:
     """Train each client on views of the server's and its own tensors."""
     state = fed.adopt(whole)
     for client, own in whole.clients.items():
@@ -312,7 +312,7 @@ def g10_groups(world: World, trainer: Method) -> None:
         )
     stray = "stray.tensor"
     try:
-        resolve([*fed.p0, stray], rules, "check")
+        resolve_groups([*fed.p0, stray], rules, "check")
     except ConfigError as error:
         demand(stray in str(error), f"an extra tensor '{stray}' is refused without its name")
         return
@@ -329,5 +329,6 @@ def shuffled_server(world: World, trainer: Method) -> None:
     for arrived in ([p.arrive() for p in order] for order in (parts, parts[::-1])):
         fed = world.federation(trainer)
         ctx = fed.server_context(2, Held(fed.held, fed.adopt(run.states[1]).held))
-        servers.append(fed.trainer.aggregate(ctx, copy_state(run.states[1].server), join(arrived)))
+        server = copy_state(run.states[1].server)
+        servers.append(fed.trainer.aggregate(ctx, server, join_updates(arrived)))
     same_state(servers[1], servers[0], "updates in reverse order: server", EXACT)

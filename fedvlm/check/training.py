@@ -29,7 +29,7 @@ from fedvlm.core.trees import State, Tree, clone, first_non_finite, stack
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.groups import FROZEN, SERVER
 from fedvlm.federation.local.streams import prove_method
-from fedvlm.federation.rounds import FedState, Whole
+from fedvlm.federation.rounds import FedState, WholeState
 
 
 def g4_no_rate(world: World, trainer: Method) -> None:
@@ -54,7 +54,7 @@ def g4_no_rate(world: World, trainer: Method) -> None:
     same_tree(last, first, "lr 0: shared model", EXACT)
 
 
-def _personal(run: Trajectory, state: Whole) -> list[tuple[Sequence[int], Tree]]:
+def _personal(run: Trajectory, state: WholeState) -> list[tuple[Sequence[int], Tree]]:
     return list(run.fed.personal(run.fed.adopt(copy_fed(state)), range(run.fed.plan.clients)))
 
 
@@ -171,7 +171,7 @@ def g12_seeds(world: World, trainer: Method) -> None:
     )
 
 
-def _evaluated(world: World, trainer: Method) -> Whole:
+def _evaluated(world: World, trainer: Method) -> WholeState:
     """Return the end of a run in which all models are built and used after each round."""
     fed = world.federation(trainer)
 

@@ -25,7 +25,7 @@ from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.plan import Plan
-from fedvlm.federation.rounds import Event, Federation, RoundFinished, Whole
+from fedvlm.federation.rounds import Event, Federation, RoundFinished, WholeState
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import (
@@ -142,7 +142,7 @@ class Trajectory:
     """
 
     fed: Federation
-    states: list[Whole] = field(default_factory=list)
+    states: list[WholeState] = field(default_factory=list)
     events: list[RoundFinished] = field(default_factory=list)
     digests: tuple[str, ...] = ()
     generators: tuple[list[Any], ...] = ()
@@ -261,7 +261,7 @@ class World:
         return {name: v.reshape(*index.shape, *v.shape[1:]) for name, v in flat.items()}
 
     def record(
-        self, trainer: type[Trainer], setup: Setup | None = None, start: Whole | None = None,
+        self, trainer: type[Trainer], setup: Setup | None = None, start: WholeState | None = None,
         until: int | None = None,
     ) -> Trajectory:
         """Run ``setup`` from ``start`` (default: untrained) and keep what happened.

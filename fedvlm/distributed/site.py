@@ -22,7 +22,7 @@ from fedvlm.core.trees import Tree, matching
 from fedvlm.distributed.facts import digest, facts, likeness, odd_keys
 from fedvlm.distributed.ledger import Ledger
 from fedvlm.distributed.schema import LINE, numbered, words
-from fedvlm.distributed.store import LostState, SiteStore, opened
+from fedvlm.distributed.store import LostState, SiteStore, hold_store
 from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
 from fedvlm.evaluation.meter import ClientMeter
@@ -268,7 +268,7 @@ class Site:
 
     def _opened(self, run: str) -> AbstractContextManager[SiteStore]:
         """Hold the run's folder of states."""
-        return opened(self.folder, run, self.federation.model.device)
+        return hold_store(self.folder, run, self.federation.model.device)
 
     @contextmanager
     def _states(self, run: str, accepted: Mapping[int, int]) -> Iterator[SiteStore]:

@@ -26,7 +26,7 @@ import torch
 from fedvlm.core import files
 from fedvlm.core.errors import FedvlmError
 from fedvlm.runs import lock
-from fedvlm.runs.records import Place, RecordStore, record_number
+from fedvlm.runs.records import RecordStore, RowPlace, record_number
 from fedvlm.runs.seal import Damaged, check_file, lone_record
 
 PREFIX, FLOORS, LETTERS = "s", "floors.json", 6
@@ -156,7 +156,7 @@ class SiteStore(RecordStore):
             self._enter(name, record, digest)
             for g, group in enumerate(record["groups"]):
                 for row, (c, v) in enumerate(zip(group["ids"], group["versions"], strict=True)):
-                    self._new.setdefault(c, {})[v] = Place(name, g, row)
+                    self._new.setdefault(c, {})[v] = RowPlace(name, g, row)
         return damage
 
     def _prune(self, floor: Mapping[int, int]) -> None:
@@ -192,7 +192,7 @@ class SiteStore(RecordStore):
 
 
 @contextlib.contextmanager
-def opened(folder: Path, run: str, device: torch.device) -> Iterator[SiteStore]:
+def hold_store(folder: Path, run: str, device: torch.device) -> Iterator[SiteStore]:
     """Hold a run's folder at a site: one process at a time touches its states.
 
     Raises:

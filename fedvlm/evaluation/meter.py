@@ -20,9 +20,9 @@ from torch import Tensor
 from fedvlm.core.trees import Tree, TreeView
 from fedvlm.evaluation import metrics, scores
 from fedvlm.evaluation.scores import Batches, Predictions
-from fedvlm.federation.rounds import Models
 from fedvlm.federation.server import Measure, Row
 from fedvlm.federation.trainer import Predictor, Trainer
+from fedvlm.federation.workplace import PersonalModels
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
 
@@ -157,7 +157,7 @@ class ClientMeter:
         self.logits: dict[str, Tensor] = {}
         self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
 
-    def __call__(self, measure: Measure, models: Models) -> list[Row]:
+    def __call__(self, measure: Measure, models: PersonalModels) -> list[Row]:
         """Return a row for every client: see ``scores.client_row``, ``base_row``, ``new_row``."""
         if measure.keep_logits:
             self.logits = {}

@@ -272,7 +272,7 @@ def step_slices(n: int, batch: int, per_step: int) -> list[list[tuple[int, int]]
     return steps
 
 
-def stratified(labels: Tensor, ratio: float, seed: int) -> tuple[Tensor, Tensor]:
+def stratify(labels: Tensor, ratio: float, seed: int) -> tuple[Tensor, Tensor]:
     """Return positions (fit, adaptation) of ``labels [n]``, both ascending.
 
     Stratified: of n samples of a class round(ratio n) adapt, at least one and never all; a class
@@ -387,7 +387,7 @@ class SplitBatcher:
             dict(self.splits))
         for c in clients:
             train = self._part(c, "train")
-            fit, held = stratified(
+            fit, held = stratify(
                 self.source.labels[torch.from_numpy(train)], share, self.seed
             )
             chosen, other = (fit, held) if part == "fit" else (held, fit)

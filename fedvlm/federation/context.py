@@ -348,11 +348,11 @@ class Context(Cohort):
         if weight is None:
             sizes = self.sizes
             weight = (sizes > 0).to(sizes) if self.weighting == UNIFORM else sizes
-        idle = {*sent.absent(self.groups.shared, only), *self.portion.resting}
+        idle = {*sent.unsent_names(self.groups.shared, only), *self.portion.resting}
         left = [n for n in self.groups.shared if n in idle]
         whole = pick(params, set(self.groups.shared) - set(left))
         ranks = self.portion.of(self.clients, whole, rows) | dict(ranks or {})
-        parts, places, told = sent.cut(whole, rows, ranks)
+        parts, places, told = sent.cut_tree(whole, rows, ranks)
         return Upload(parts, weight, extras or {}, left, places, told)
 
     def check(self, value: Tensor, what: str, batch: Batch | None = None) -> None:

@@ -27,11 +27,11 @@ from fedvlm.core.trees import (
     stack,
 )
 from fedvlm.federation.aggregation.arrival import Upload
-from fedvlm.federation.aggregation.updates import Updates, join
+from fedvlm.federation.aggregation.updates import Updates, join_updates
 from fedvlm.federation.clients import Clients, W
 from fedvlm.federation.context import Context
-from fedvlm.federation.local.guard import Looked, guarded
-from fedvlm.federation.local.kept import without_kept
+from fedvlm.federation.local.guard import Looked, run_guarded
+from fedvlm.federation.local.kept import drop_kept
 from fedvlm.federation.local.sent import odd_extra, refusal
 from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.server import Measure, Question, Row
@@ -57,7 +57,7 @@ class RoundWork:
     @property
     def updates(self) -> Updates | None:
         """All updates by ascending id, with all rows; None where every client was dropped."""
-        return join([upload.arrive() for upload in self.uploads]) if self.uploads else None
+        return join_updates([upload.arrive() for upload in self.uploads]) if self.uploads else None
 
 
 class Engine(Protocol):
@@ -178,7 +178,7 @@ class LocalEngine:
             ids = list(chunk.clients)
             ctx = make(ids)
             update = partial(_updated, trainer, ctx, clients, downloads, accepted)
-            (state, upload), looked = guarded(ctx, update, _tensors, partial(_asked, ctx))
+            (state, upload), looked = run_guarded(ctx, update, _tensors, partial(_asked, ctx))
             _check_extras(_where(trainer.name, ctx), upload.extras, forms)
             work.counters.update(ctx.counters)
             stay = _collect(work, trainer.name, ctx, state, upload, looked)
@@ -215,9 +215,9 @@ def _updated(
     accepted: Mapping[int, int],
 ) -> tuple[State, Upload]:
     """Do the work of a chunk on inputs of its own: whoever writes into them harms nobody."""
-    received = laid(downloads, ctx)
+    received = stack_downloads(downloads, ctx)
     whole = clients.stacked(ctx.clients, accepted)
-    state = without_kept(whole)
+    state = drop_kept(whole)
     if ctx.optim.keep:  # the optimisers' states are the context's, not the method's
         ctx.kept = {slot: tree for slot, tree in whole.items() if slot not in state}
     out = _client_update(trainer, ctx, clients, state, received)
@@ -225,7 +225,7 @@ def _updated(
     return new | (ctx.kept or {}), replace(upload, received=pick(received, ctx.groups.shared))
 
 
-def laid(downloads: Mapping[int, Tree], ctx: Context) -> Tree:
+def stack_downloads(downloads: Mapping[int, Tree], ctx: Context) -> Tree:
     """Return what the clients of a chunk received, ``[K, ...]``.
 
     Copies, which whoever works may write into, but for tensors of the group ``server``: those are

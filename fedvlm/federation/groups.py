@@ -55,7 +55,7 @@ class Groups:
         return tuple(n for n, g in self.of.items() if g in groups)
 
 
-def resolve(names: Iterable[str], rules: Sequence[Rule], owner: str) -> Groups:
+def resolve_groups(names: Iterable[str], rules: Sequence[Rule], owner: str) -> Groups:
     """Give each tensor its one group.
 
     Args:

@@ -26,7 +26,7 @@ from fedvlm.federation.batches import Batcher
 from fedvlm.federation.engine import Engine
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.plan import Budget, Plan, check_footing
-from fedvlm.federation.reliability.elsewhere import aggregated
+from fedvlm.federation.reliability.elsewhere import aggregate_updates
 from fedvlm.federation.reliability.unreliable import AWAY, kind_of
 from fedvlm.federation.server import (
     MOVED,
@@ -41,7 +41,7 @@ from fedvlm.federation.server import (
     only_numbers,
 )
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.workplace import Meter, Models, Workplace
+from fedvlm.federation.workplace import Meter, PersonalModels, Start, Workplace
 from fedvlm.models.vlmodel import VLModel
 
 
@@ -64,7 +64,7 @@ class FedState:
 
 
 @dataclass
-class Whole:
+class WholeState:
     """A state with everybody's tensors (``Federation.read``): for files, checks and tests.
 
     Attributes:
@@ -84,7 +84,7 @@ CLIENTS, HELD, WORKED = "clients", "held", "worked"
 Logs = Mapping[str, CheckpointStore]  # CLIENTS, HELD -> records
 
 
-def state_of(round_: int, slots: State, clients: dict[int, State]) -> Whole:
+def convert_format1(round_: int, slots: State, clients: dict[int, State]) -> WholeState:
     """Return a state of format 1 (``runs.state``), where the server's slots tell of clients, too.
 
     ``held/<client>/<slot>`` is what the server keeps for a client, ``worked`` the last round of
@@ -102,7 +102,7 @@ def state_of(round_: int, slots: State, clients: dict[int, State]) -> Whole:
     if WORKED in slots:
         ids, rounds = (slots[WORKED][name].tolist() for name in ("client", "round"))
         worked = dict(zip(ids, rounds, strict=True))
-    return Whole(round_, server, clients, held, worked)
+    return WholeState(round_, server, clients, held, worked)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Federation(Workplace):
     """A server beside a workplace: it runs rounds, saves them, and asks for models and numbers.
 
     Args:
-        trainer, model, batcher, plan, engine, meter, store: as of ``Workplace``; the model's
+        trainer, model, batcher, plan, engine, meter, store, start: as of ``Workplace``; the model's
             ``verify_frozen()`` is asked before and after the run.
         subscribers: called with every event, in order.
         savers: called with the state after the round's event.
@@ -183,17 +183,15 @@ class Federation(Workplace):
         engine: Engine | None = None, subscribers: Sequence[Subscriber] = (),
         budget: Budget | None = None, proxy: Proxy | None = None,
         savers: Sequence[Saver] = (), meter: Meter | None = None,
-        store: RowStore | None = None, held: RowStore | None = None,
+        store: RowStore | None = None, held: RowStore | None = None, start: Start | None = None,
     ) -> None:
-        super().__init__(trainer, model, batcher, plan, engine=engine, meter=meter, store=store)
+        super().__init__(
+            trainer, model, batcher, plan, engine=engine, meter=meter, store=store, start=start
+        )
         self.budget, self.proxy = budget or Budget(), proxy
         self.subscribers, self.savers = list(subscribers), list(savers)
         self.held: RowStore = MemoryStore() if held is None else held
-        active = plan.unreliable.active
-        lengths = batcher.lengths(range(plan.clients), 1) if active else ()
-        check_aggregation(trainer, plan, lengths)
-        trainer.check_loss(model)
-        check_footing(trainer, plan, self.roster.train.tolist(), self.roster.val.tolist())
+        check_rounds(trainer, model, batcher, plan, self.roster)
         trainer.seal()
 
     def server_context(self, round_: int, held: Held) -> ServerContext:
@@ -283,16 +281,16 @@ class Federation(Workplace):
             server = server | {MOVED: {n: torch.tensor(0) for n in self.groups.server}}
         return FedState(0, server, {}, held.commit(0))
 
-    def read(self, state: FedState, clients: Sequence[int] | None = None) -> Whole:
+    def read(self, state: FedState, clients: Sequence[int] | None = None) -> WholeState:
         """Return ``state`` with the tensors of ``clients`` (default: all) and what is held."""
         ids = range(self.plan.clients) if clients is None else clients
         held = Held(self.held, state.held)
-        return Whole(
+        return WholeState(
             state.round, state.server, self.clients.read(ids, state.versions),
             {c: held.get(c) for c in state.held}, dict(state.versions),
         )
 
-    def adopt(self, whole: Whole) -> FedState:
+    def adopt(self, whole: WholeState) -> FedState:
         """Put the tensors of ``whole`` into the stores and return the state without them."""
         for client, version in whole.worked.items():
             self.clients.store.begin({client: version})
@@ -401,7 +399,7 @@ class Federation(Workplace):
         ctx, told = self.server_context(round_, held), telltale(updates)
         try:
             origin = self.engine.origin(updates.clients)
-            server = aggregated(self.trainer, ctx, state.server, updates, origin)
+            server = aggregate_updates(self.trainer, ctx, state.server, updates, origin)
         except DivergedError as error:
             words = [outlier_sentence(round_, row) for row in told.rows()]
             raise DivergedError("; ".join([str(error), *words])) from error
@@ -425,7 +423,7 @@ class Federation(Workplace):
     def personal(
         self, state: FedState, clients: Sequence[int], chunk: int | None = None, *,
         finetune: bool = True,
-    ) -> Models:
+    ) -> PersonalModels:
         """Yield (clients, personal models ``[K, ...]``) after aggregation, chunk by chunk.
 
         After the last round they have had the final fine-tuning, unless ``finetune`` is False. A
@@ -480,6 +478,16 @@ class Federation(Workplace):
     def _tell(self, event: RoundStarted | RoundFinished) -> None:
         for subscriber in self.subscribers:
             subscriber(event)
+
+
+def check_rounds(
+    trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, roster: Roster
+) -> None:
+    """Refuse rounds that a method cannot do with these clients (``ConfigError``)."""
+    lengths = batcher.lengths(range(plan.clients), 1) if plan.unreliable.active else ()
+    check_aggregation(trainer, plan, lengths)
+    trainer.check_loss(model)
+    check_footing(trainer, plan, roster.train.tolist(), roster.val.tolist())
 
 
 def check_aggregation(trainer: Trainer, plan: Plan, lengths: Sequence[int] = ()) -> None:

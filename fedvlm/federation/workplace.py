@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -21,28 +21,81 @@ from fedvlm.core.trees import State, Tree, cast
 from fedvlm.federation.batches import Batcher
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
-from fedvlm.federation.engine import Bundle, Engine, LocalEngine, laid
-from fedvlm.federation.groups import Finetune, resolve
-from fedvlm.federation.local.guard import guarded
+from fedvlm.federation.engine import Bundle, Engine, LocalEngine, stack_downloads
+from fedvlm.federation.groups import Finetune, Groups, resolve_groups
+from fedvlm.federation.local.guard import run_guarded
 from fedvlm.federation.local.hooks import explain_hook, name_of, slots_of, tree_of
 from fedvlm.federation.local.images import sightings
-from fedvlm.federation.local.kept import without_kept
+from fedvlm.federation.local.kept import drop_kept
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.optim import Schedule
 from fedvlm.federation.plan import Plan, plan_chunks
-from fedvlm.federation.server import Measure, Question, Row
+from fedvlm.federation.server import Measure, Question, Roster, Row
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
 
-Models = Iterator[tuple[Sequence[int], Tree]]  # (clients, their models [K, ...]), chunk by chunk
+PersonalModels = Iterator[tuple[Sequence[int], Tree]]  # (clients, models [K, ...]) by chunk
 
 
 class Meter(Protocol):
     """Measures personal models in the place where they are; numbers leave it."""
 
-    def __call__(self, measure: Measure, models: Models) -> Iterable[Row]:
+    def __call__(self, measure: Measure, models: PersonalModels) -> Iterable[Row]:
         """Return a row for every client in ``models``, which may be gone through once."""
         ...
+
+
+@dataclass(frozen=True)
+class Start:
+    """A method on a model and its clients before anything is read of their images, checked.
+
+    Attributes:
+        p0: the untrained tensors.
+        groups: who has which of them.
+        roster: sizes and class counts of all clients.
+        finetuning: what the final fine-tuning trains, and how long.
+        weighting: how clients weigh in the average.
+    """
+
+    p0: Tree
+    groups: Groups
+    roster: Roster
+    finetuning: Finetune
+    weighting: str
+
+    @classmethod
+    def of(
+        cls, trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan,
+        sites: Sequence[int] = (),
+    ) -> Start:
+        """Return what a run starts from.
+
+        Args:
+            sites: of each client; none: they are at one.
+
+        Raises:
+            ConfigError: a plan that the method does not allow, or tensors without a group.
+        """
+        roster = replace(batcher.roster(), unseen=plan.unseen)
+        if sites:
+            roster = replace(roster, site=np.asarray(sites, np.int64))
+        trained = trainer.trainables(model, rng.stream(plan.seed, "init"))
+        p0 = cast(trained, model.dtype, model.device)
+        groups = resolve_groups(p0, trainer.rules(list(p0)), f"trainer {trainer.name}")
+        finetune: Finetune = trainer.own_finetune().configure(trainer.root)
+        finetuning = finetune.select(groups, trainer.name)
+        weighting = trainer.weighting if plan.weighting == "auto" else plan.weighting
+        if trainer.weighting == OWN and weighting != OWN:
+            raise ConfigError(
+                f"FED.WEIGHTING {plan.weighting}: {trainer.name} weighs clients by a measure of "
+                "its own; set FED.WEIGHTING auto"
+            )
+        if weighting not in (SAMPLES, UNIFORM, OWN):
+            raise ConfigError(
+                f"trainer {trainer.name}: weighting '{weighting}' is none of {SAMPLES}, "
+                f"{UNIFORM}, {OWN}"
+            )
+        return cls(p0, groups, roster, finetuning, weighting)
 
 
 class Workplace:
@@ -56,6 +109,7 @@ class Workplace:
         engine: where clients run.
         meter: measures personal models where they are.
         store: where clients' states lie (default: in memory, every version until ``commit``).
+        start: what ``Start.of`` made of these already.
 
     Attributes:
         roster: sizes and class counts of all clients.
@@ -72,35 +126,20 @@ class Workplace:
     def __init__(
         self, trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, *,
         engine: Engine | None = None, meter: Meter | None = None, store: RowStore | None = None,
+        start: Start | None = None,
     ) -> None:
         self.trainer, self.model, self.batcher, self.plan = trainer, model, batcher, plan
         self.engine, self.meter = engine or LocalEngine(), meter
         self.finetune_seconds: dict[int, float] = {}
-        self.roster = replace(batcher.roster(), unseen=plan.unseen)
-        if self.engine.sites:
-            self.roster = replace(self.roster, site=np.asarray(self.engine.sites, np.int64))
-        start = trainer.trainables(model, rng.stream(plan.seed, "init"))
-        self.p0 = cast(start, model.dtype, model.device)
-        self.groups = resolve(self.p0, trainer.rules(list(self.p0)), f"trainer {trainer.name}")
+        start = start or Start.of(trainer, model, batcher, plan, self.engine.sites)
+        self.p0, self.groups, self.roster = start.p0, start.groups, start.roster
+        self.finetuning, self.weighting = start.finetuning, start.weighting
         self.clients = Clients(
             MemoryStore() if store is None else store,
             self._init_client,
             self.p0, self.groups, trainer.reads_old,
             alike=type(trainer).init_client is Trainer.init_client,
         )
-        finetune: Finetune = trainer.own_finetune().configure(trainer.root)
-        self.finetuning = finetune.select(self.groups, trainer.name)
-        self.weighting = trainer.weighting if plan.weighting == "auto" else plan.weighting
-        if trainer.weighting == OWN and self.weighting != OWN:
-            raise ConfigError(
-                f"FED.WEIGHTING {plan.weighting}: {trainer.name} weighs clients by a measure of "
-                "its own; set FED.WEIGHTING auto"
-            )
-        if self.weighting not in (SAMPLES, UNIFORM, OWN):
-            raise ConfigError(
-                f"trainer {trainer.name}: weighting '{self.weighting}' is none of {SAMPLES}, "
-                f"{UNIFORM}, {OWN}"
-            )
 
     def context(
         self, clients: Sequence[int], round_: int = 0, worked: Container[int] = (),
@@ -138,7 +177,7 @@ class Workplace:
             "steps": epochs * sum(lengths),
         }
 
-    def models(self, question: Question, chunk: int | None = None) -> Models:
+    def models(self, question: Question, chunk: int | None = None) -> PersonalModels:
         """Yield the personal models that are asked for, where clients' states are (``personal``).
 
         Raises:
@@ -159,7 +198,7 @@ class Workplace:
         for ids in (list(chunk.clients) for chunk in chunks):
             ctx = self.context(ids, question.round, worked, WHOLE)
             began = time.perf_counter()
-            models = guarded(ctx, partial(self._models, ctx, question))[0]
+            models = run_guarded(ctx, partial(self._models, ctx, question))[0]
             if question.tune:
                 each = (time.perf_counter() - began) / len(ids)
                 self.finetune_seconds |= dict.fromkeys(ids, each)
@@ -177,8 +216,8 @@ class Workplace:
 
     def _models(self, ctx: Context, question: Question) -> Tree:
         """Return the personal models of a chunk, made from copies of its own."""
-        received = laid(question.downloads, ctx)
-        own = without_kept(self.clients.stacked(ctx.clients, question.versions))
+        received = stack_downloads(question.downloads, ctx)
+        own = drop_kept(self.clients.stacked(ctx.clients, question.versions))
         hook = name_of(self.trainer, "finetune" if question.tune else "personalize")
         with (
             explain_hook(f"round {question.round}: {hook}"),

@@ -15,6 +15,7 @@ from fedvlm.config.keys import ROLES, default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
+from fedvlm.data.holdout import ServerImages
 from fedvlm.data.images import ImageLoader
 from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
@@ -27,13 +28,15 @@ from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.plan import Budget, Plan, draw_unseen, parse_sites, plain_work
 from fedvlm.federation.reliability.unreliable import Unreliable, parse_absences
-from fedvlm.federation.rounds import Federation
+from fedvlm.federation.rounds import Federation, check_rounds
 from fedvlm.federation.trainer import Trainer
+from fedvlm.federation.workplace import Start
 from fedvlm.job.identity import run_identity
 from fedvlm.job.images.packed import check_packs, foreign_origins, pack_notes, packs_of
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.sources import (
     CLIENTS,
+    StreamSource,
     first_block,
     image_sources,
     images_to_encode,
@@ -44,12 +47,43 @@ from fedvlm.job.sources import (
 )
 from fedvlm.models.adapt.peft import role_of
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.features.sources import SampleSource, StreamSource
+from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
 
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
 RESNET = re.compile(r"RN\d+.*")  # OpenAI's and open_clip's names of CLIP's ResNets
 MAX_CHUNK, FEATURES_CHUNK = 16, 64  # the second where a step is a few small products
+
+
+@dataclass
+class Prepared:
+    """A run before its images: its data, towers and method, checked, and its whole identity.
+
+    Attributes:
+        trainer: the method.
+        start: what it starts from.
+        batcher: batches of pixels; it has no image where the clients are elsewhere.
+        engine: of this process.
+        budget: what the run may spend.
+        proxy: the server's own images.
+        identity: everything that changes the run's numbers.
+        remarks: on the settings and the server's images.
+    """
+
+    cfg: CfgNode
+    data: FederatedData
+    backbone: Backbone
+    model: VLModel
+    trainer: Trainer
+    start: Start
+    plan: Plan
+    batcher: SplitBatcher | Absent
+    engine: LocalEngine
+    budget: Budget
+    proxy: ServerImages | None
+    loader: ImageLoader
+    identity: dict[str, Any]
+    remarks: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -60,7 +94,6 @@ class Built:
         meter: measures personal models (``federation.meter``), and keeps their logits.
         test: source of every sample's un-augmented view.
         identity: everything that changes the run's numbers.
-        remarks: on the settings and the server's images.
         notes: all remarks for the log and the results, the data's and the towers' first.
     """
 
@@ -73,7 +106,6 @@ class Built:
     test: SampleSource
     loader: ImageLoader
     identity: dict[str, Any]
-    remarks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -241,7 +273,7 @@ def build(
     cfg: CfgNode, progress: Progress | None = None, *, pixels: bool = False,
     inputs: Inputs | None = None,
 ) -> Built:
-    """Build a run: ``prepare``, and unless ``pixels`` is set or the config is plain, ``encode``.
+    """Build a run: ``prepare``, then ``complete``.
 
     Args:
         progress: called with (what, done, of) while images are encoded.
@@ -251,16 +283,13 @@ def build(
     Raises:
         ConfigError, DataError: whatever of the config cannot work.
     """
-    built = prepare(cfg, progress, inputs=inputs)
-    if not pixels or packs_of(built.data.samples):  # a pack has no pixels
-        encode(built, progress)
-    return built
+    return complete(prepare(cfg, progress, inputs=inputs), progress, pixels=pixels)
 
 
 def prepare(
     cfg: CfgNode, progress: Progress | None = None, *, inputs: Inputs | None = None
-) -> Built:
-    """Build all but the features: config mistakes come first, then data, then weights.
+) -> Prepared:
+    """Make all of a run but its images: config mistakes come first, then data, then weights.
 
     Mistakes that only show with data and towers there (no validation images, a rank above the
     prompt's length, tensors without a group) come here, before the first image is encoded; and
@@ -312,62 +341,66 @@ def prepare(
     proxy, proxy_notes = server_images(source, cfg, data, loader, progress, plan.unseen)
     if inputs.serves:
         trainer.check_proxy(proxy)
-    federation = Federation(  # refuses ranks and stray tensors: before any image is encoded
-        trainer, model, batcher, plan, engine=LocalEngine(chunk, sites),
-        budget=make_budget(cfg, plan, batcher), proxy=proxy,
-    )
+    start = Start.of(trainer, model, batcher, plan, sites)  # refuses ranks and stray tensors
+    check_rounds(trainer, model, batcher, plan, start.roster)
     identity = run_identity(
         cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else "",
         foreign_origins(data.samples, backbone),
     )
     if cfg.FED.SITES:
         model.notes.append(f"clients at {len(set(sites))} site(s) are computed site by site")
-    meter = _meter(cfg, federation, test, data)
-    built = Built(cfg, data, backbone, model, federation, meter, test, loader, identity)
-    built.remarks = [*_marks(cfg, loader, trainer, federation.p0), *proxy_notes]
-    built.notes = _notes(built)
-    return built
+    return Prepared(
+        cfg, data, backbone, model, trainer, start, plan, batcher, LocalEngine(chunk, sites),
+        make_budget(cfg, plan, batcher), proxy, loader, identity,
+        [*_marks(cfg, loader, trainer, start.p0), *proxy_notes],
+    )
 
 
-def encode(
-    built: Built, progress: Progress | None = None, tell: Callable[[str], None] | None = None
-) -> None:
-    """Let a prepared run read images from the feature cache; what is missing is encoded.
+def complete(
+    prepared: Prepared, progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None, *, pixels: bool = False,
+) -> Built:
+    """Return a run whose images come from the feature cache; what is missing is encoded.
 
     Args:
         tell: told, before it begins, what will be kept beside features, and what that takes.
+        pixels: encode images batch by batch, without the cache, as a plain config does; a feature
+            pack has no pixels.
 
     Raises:
         ConfigError, DataError: as ``build``.
     """
-    cfg, federation, data, loader = built.cfg, built.federation, built.data, built.loader
-    batcher = federation.batcher
-    if images_to_encode(data, 1) and (packs_of(data.samples) or not cfg.FED.PLAIN):
-        trainer, device = federation.trainer, pick_device(cfg.DEVICE)
-        labels = torch.from_numpy(data.labels.copy())
-        cached = image_sources(cfg, data, built.model, loader, labels, trainer, progress, tell)
-        train, test = (source.on(device) for source in cached)
-        if isinstance(batcher, SplitBatcher):
-            federation.batcher = replace(batcher, source=train, plain=test)
-        prove(cfg, federation, train, pixel_sources(loader, labels)[0], train_images(data))
-        built.test, built.meter = test, _meter(cfg, federation, test, data)
-        built.notes = _notes(built)
-
-
-def _notes(built: Built) -> list[str]:
-    packs = pack_notes(built.data.samples, built.backbone)
-    return [*built.data.notes, *packs, *built.model.notes, *built.remarks]
-
-
-def _meter(
-    cfg: CfgNode, federation: Federation, test: StreamSource, data: FederatedData
-) -> ClientMeter:
-    """Return what measures personal models, and let the federation have it."""
-    federation.meter = meter = ClientMeter(
-        federation.model, federation.trainer, test, data,
-        batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE), fold=not cfg.FED.PLAIN,
+    run, cfg, data, model = prepared, prepared.cfg, prepared.data, prepared.model
+    labels = torch.from_numpy(data.labels.copy())
+    images = pixel_sources(run.loader, labels)
+    train: StreamSource = images[0]
+    test: StreamSource = images[1]
+    packed = bool(packs_of(data.samples))
+    cached = bool(images_to_encode(data, 1)) and (packed or not (pixels or cfg.FED.PLAIN))
+    if cached:
+        device = pick_device(cfg.DEVICE)
+        train, test = (source.on(device) for source in image_sources(
+            cfg, data, model, run.loader, labels, run.trainer, progress, tell
+        ))
+    batcher = run.batcher
+    if isinstance(batcher, SplitBatcher):
+        batcher = replace(batcher, source=train, plain=test)
+    meter = ClientMeter(
+        model, run.trainer, test, data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE),
+        fold=not cfg.FED.PLAIN,
     )
-    return meter
+    federation = Federation(
+        run.trainer, model, batcher, run.plan, engine=run.engine, meter=meter, proxy=run.proxy,
+        budget=run.budget, start=run.start,
+    )
+    if cached:
+        prove(cfg, federation, train, images[0], train_images(data))
+    notes = [
+        *data.notes, *pack_notes(data.samples, run.backbone), *model.notes, *run.remarks,
+    ]
+    return Built(
+        cfg, data, run.backbone, model, federation, meter, test, run.loader, run.identity, notes
+    )
 
 
 def _marks(

@@ -23,13 +23,14 @@ from fedvlm.core.files import user_path
 from fedvlm.core.rows.store import move_state
 from fedvlm.core.trees import Tree, numel, pick
 from fedvlm.evaluation import Evaluator
-from fedvlm.federation.aggregation.updates import join
+from fedvlm.federation.aggregation.updates import join_updates
 from fedvlm.federation.batches import SplitBatcher, Step
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.local.images import Around
-from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
+from fedvlm.federation.rounds import FedState, RoundFinished, convert_format1
 from fedvlm.federation.server import Held, Measure, Row, only_numbers
-from fedvlm.job.build import Built, build, encode, prepare
+from fedvlm.federation.workplace import PersonalModels, Start
+from fedvlm.job.build import Built, build, complete, prepare
 from fedvlm.job.describe import header, peft_choice, run_path
 from fedvlm.job.images.packed import packs_of
 from fedvlm.job.inputs import Inputs
@@ -75,7 +76,7 @@ def dry_run(cfg: CfgNode) -> int:
             federation.clients, {0: 0},
         )
         seconds.append(time.perf_counter() - began)
-    updates = join([upload.arrive() for upload in work.uploads])
+    updates = join_updates([upload.arrive() for upload in work.uploads])
     federation.trainer.aggregate(
         federation.server_context(1, Held(federation.held, state.held)), state.server, updates
     )
@@ -122,17 +123,18 @@ def evaluation_only(
         ConfigError: no run folder, no such round, or a run that trained other tensors.
     """
     manifest, saved = _trained(request.model_dir, request.load_epoch)
-    built = prepare(cfg, progress, inputs=inputs)
-    federation = built.federation
+    prepared = prepare(cfg, progress, inputs=inputs)
+    trainer = prepared.trainer
     if saved is not None:
-        _check_tensors(built, federation.trainer.shared(saved.server), request.model_dir)
+        _check_tensors(prepared.start, trainer.shared(saved.server), request.model_dir)
     choice = peft_choice(cfg, origins)
-    place = run_path(cfg, built.data.name, federation.trainer.name + choice).relative()
+    place = run_path(cfg, prepared.data.name, trainer.name + choice).relative()
     classes = cfg.DATASET.SUBSAMPLE_CLASSES  # base and new share the place of their runs
     folder = user_path(cfg.OUTPUT_DIR) / "evaluation" / classes / place
     with explain_place(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    encode(built, progress)
+    built = complete(prepared, progress)
+    federation = built.federation
     same = saved is None or manifest.get("facts", {}).get("data_digest") == built.data.digest
     if saved is None:
         state = federation.start()
@@ -186,7 +188,7 @@ def _adopted(built: Built, saved: SavedState, folder: str, identity: str, same: 
     federation, device = built.federation, built.model.device
     server = move_state(saved.server, device)
     if saved.records is None:
-        whole = state_of(
+        whole = convert_format1(
             saved.round, server, {c: move_state(s, device) for c, s in saved.clients.items()}
         )
         return federation.adopt(whole) if same else FedState(saved.round, whole.server)
@@ -226,12 +228,11 @@ def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], SavedState | None
     return manifest, saved
 
 
-def _check_tensors(built: Built, shared: Tree, folder: str) -> None:
+def _check_tensors(start: Start, shared: Tree, folder: str) -> None:
     """Refuse tensors of another method, backbone or class list (``ConfigError``)."""
-    groups, start = built.federation.groups, built.federation.p0
-    common = groups.names(SHARED, SERVER)
+    common = start.groups.names(SHARED, SERVER)
     for name in sorted({*common, *shared}):
-        here, there = (t[name].shape if name in t else None for t in (start, shared))
+        here, there = (t[name].shape if name in t else None for t in (start.p0, shared))
         if here != there or name not in common:
             sizes = [list(v) if v is not None else "none" for v in (there, here)]
             raise ConfigError(
@@ -245,7 +246,7 @@ def _evaluated(built: Built, state: FedState, same: bool) -> dict[str, Any]:
     federation = built.federation
     shared = federation.shared(state)
 
-    def everybody(clients: Sequence[int]) -> Models:
+    def everybody(clients: Sequence[int]) -> PersonalModels:
         for client in clients:  # nobody was trained on these images: all have the global model
             yield [client], shared
 

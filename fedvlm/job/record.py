@@ -12,8 +12,9 @@ from fedvlm.evaluation import Evaluator, Panel, auto_interval, panel_of
 from fedvlm.evaluation.scores import DOMAIN
 from fedvlm.federation.aggregation.telltale import outlier_sentence
 from fedvlm.federation.reliability.unreliable import REFUSED, kind_of
-from fedvlm.federation.rounds import Event, FedState, Models, RoundFinished, RoundStarted
+from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted
 from fedvlm.federation.trainer import Trainer
+from fedvlm.federation.workplace import PersonalModels
 from fedvlm.job.build import Built
 from fedvlm.job.results.images import image_bits
 from fedvlm.job.similarity import has_similarity, similarity
@@ -153,7 +154,7 @@ class Recorder:
         )
         federation.commit(state)
 
-    def _to_keep(self, state: FedState) -> Models:
+    def _to_keep(self, state: FedState) -> PersonalModels:
         """Yield the last round's personal models that rows and server do not give again.
 
         Those are fine-tuned at the end, or made from the clients' images. Sites keep theirs.

@@ -31,8 +31,8 @@ from fedvlm.evaluation import zero_shot
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.evaluation.scores import CONFUSION
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import FedState, state_of
-from fedvlm.job.build import Built, encode, prepare
+from fedvlm.federation.rounds import FedState, convert_format1
+from fedvlm.job.build import Built, complete, prepare
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.engines.base import ClientSide, client_side
 from fedvlm.job.identity import identity_config, present
@@ -119,11 +119,12 @@ def _built_and_trained(
     clients: ClientSide, choice: str, began: float,
 ) -> tuple[dict[str, Any], Path]:
     """As ``_run``, once the inputs are known."""
-    built = prepare(cfg, progress, inputs=inputs)
-    place = run_path(cfg, built.data.name, built.federation.trainer.name + choice)
+    prepared = prepare(cfg, progress, inputs=inputs)
+    method = prepared.trainer.name
+    place = run_path(cfg, prepared.data.name, method + choice)
     _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
     folder = RunFolder.claim(
-        cfg.OUTPUT_DIR, place, built.identity, present=partial(present, cfg.TRAINER.NAME),
+        cfg.OUTPUT_DIR, place, prepared.identity, present=partial(present, cfg.TRAINER.NAME),
         draft=bool(cfg.DRAFT),
     )
     folder.keep = int(cfg.TRAIN.KEEP_STATES)
@@ -137,11 +138,11 @@ def _built_and_trained(
             console.notes(["it kept no logits: run it again under another --tag to have them"])
         console.notes(absent_parts(cfg, folder.finished["results"]))
         console.result(folder.finished["results"]["table"])
-        console.notes(sentences(built.federation.trainer.name, folder.finished["results"]))
+        console.notes(sentences(method, folder.finished["results"]))
         return folder.finished, folder.path
     with folder:
         # Under the lock: two of the same command do it once.
-        encode(built, progress, lambda note: console.notes([note]))
+        built = complete(prepared, progress, lambda note: console.notes([note]))
         folder.begin()
         results = _trained(built, origins, folder, console, sinks, began, clients)
     if folder.draft:
@@ -330,7 +331,7 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
         return built.federation.load(saved.round, saved.server, folder.records)
     device = built.model.device
     clients = {c: move_state(s, device) for c, s in saved.clients.items()}
-    whole = state_of(saved.round, move_state(saved.server, device), clients)
+    whole = convert_format1(saved.round, move_state(saved.server, device), clients)
     return built.federation.adopt(whole)
 
 

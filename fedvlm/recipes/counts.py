@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, numel, pick
-from fedvlm.federation.groups import PERSONAL, SHARED, resolve
+from fedvlm.federation.groups import PERSONAL, SHARED, resolve_groups
 from fedvlm.federation.module_trainer import ModuleTrainer
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
@@ -110,7 +110,7 @@ def count(trainer: Trainer, backbone: str, classes: int) -> Counts:
         tree = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
     else:
         tree = trainer.trainables(model, torch.Generator())
-    groups = resolve(tree, trainer.rules(list(tree)), trainer.name)
+    groups = resolve_groups(tree, trainer.rules(list(tree)), trainer.name)
     trained = [n for n in groups.names(SHARED, PERSONAL) if not n.endswith(COPIES)]
     return Counts(numel(pick(tree, trained)), numel(pick(tree, groups.shared)))
 

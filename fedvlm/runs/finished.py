@@ -123,7 +123,10 @@ class FinishedRun:
         Raises:
             DataError: one is damaged; names the file and what to do.
         """
-        refuse_damage(self.path, dict(read_json(self.path / RESULTS)))
+        record = whole_results(read_json(self.path / RESULTS))
+        if record is None:
+            raise DataError(f"{self.path / RESULTS} is damaged or of another version")
+        refuse_damage(self.path, record)
 
 
 def find_finished(folder: Path) -> FinishedRun | None:

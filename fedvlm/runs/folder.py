@@ -46,7 +46,7 @@ from fedvlm.runs.private import (
 from fedvlm.runs.records import RecordStore
 from fedvlm.runs.seal import seal_of, sha256
 from fedvlm.runs.state import SavedState
-from fedvlm.runs.tensors import storable
+from fedvlm.runs.tensors import to_storable
 from fedvlm.runs.verify.cover import METRICS, cover
 
 START = "start"  # the untrained tensors, in ``models/``
@@ -140,7 +140,7 @@ class RunFolder(ClaimedFolder):
             DataError: they are there, damaged, and this machine does not make the same ones.
         """
         path = self.path / "models" / f"{START}.safetensors"
-        ours = sha256(safetensors.torch.save(storable(tensors)))
+        ours = sha256(safetensors.torch.save(to_storable(tensors)))
         began = self._manifest.get("facts", {}).get(START)
         if path.exists():
             there = sha256(path.read_bytes())
@@ -206,7 +206,7 @@ class RunFolder(ClaimedFolder):
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
         """Write ``<name>.safetensors`` (kept logits, exported models) and return its path."""
         path = self._writable(f"{name}.safetensors")
-        files.write_bytes(path, safetensors.torch.save(storable(tensors)))
+        files.write_bytes(path, safetensors.torch.save(to_storable(tensors)))
         return path
 
     def write_bytes(self, name: str, data: bytes) -> None:

@@ -50,10 +50,10 @@ from fedvlm.runs.tensors import read_tensors, write_vouched
 MOST = 64  # records that a checkpoint may name
 CPU = torch.device("cpu")
 _NAME = re.compile(r"([a-z]+\d{6,})\.(json|safetensors)")
-Group = tuple[Sequence[int], Sequence[int], State]  # clients, versions, their rows [K, ...]
+RowGroup = tuple[Sequence[int], Sequence[int], State]  # clients, versions, their rows [K, ...]
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """Where a row lies."""
 
     record: str
@@ -86,8 +86,8 @@ class RecordStore:
     def __init__(self, folder: Path, identity: str, device: torch.device = CPU) -> None:
         self.folder, self.identity, self.device = folder, identity, device
         self._entries: dict[str, Entry] = {}
-        self._rows: dict[int, tuple[int, Place]] = {}  # client -> version that counts, its place
-        self._new: dict[int, dict[int, Place]] = {}  # written, named by no checkpoint yet
+        self._rows: dict[int, tuple[int, RowPlace]] = {}  # client -> version that counts, its place
+        self._new: dict[int, dict[int, RowPlace]] = {}  # written, named by no checkpoint yet
         self._open, self._ids = MemoryStore(), dict[int, int]()  # of this round: client -> version
         self._forms: dict[tuple[str, int], Form] = {}  # of a record's groups
 
@@ -98,7 +98,7 @@ class RecordStore:
         """See ``RowStore.get``."""
         here = [c for c, v in zip(ids, versions, strict=True) if self._ids.get(c) == v]
         groups = self._open.get(here, [self._ids[c] for c in here])
-        places: dict[tuple[str, int], tuple[list[int], list[Place]]] = {}
+        places: dict[tuple[str, int], tuple[list[int], list[RowPlace]]] = {}
         for client, version in zip(ids, versions, strict=True):
             if self._ids.get(client) == version:
                 continue
@@ -150,7 +150,7 @@ class RecordStore:
         """See ``RowStore.settle``: what a checkpoint names stays."""
 
     # ---- rows --------------------------------------------------------------------------------
-    def write(self, name: str, groups: Sequence[Group]) -> None:
+    def write(self, name: str, groups: Sequence[RowGroup]) -> None:
         """Write a record: tensors first, then the JSON that vouches for them.
 
         Raises:
@@ -177,9 +177,9 @@ class RecordStore:
         self._forms = {key: form for key, form in self._forms.items() if key[0] != name}
         for g, (ids, versions, _) in enumerate(groups):
             for row, (client, version) in enumerate(zip(ids, versions, strict=True)):
-                self._new.setdefault(client, {})[version] = Place(name, g, row)
+                self._new.setdefault(client, {})[version] = RowPlace(name, g, row)
 
-    def find(self, client: int, version: int) -> Place | None:
+    def find(self, client: int, version: int) -> RowPlace | None:
         """Return where a row lies, if it was written and still counts."""
         new = self._new.get(client, {}).get(version)
         if new is None and self._rows.get(client, (-1,))[0] == version:
@@ -191,13 +191,13 @@ class RecordStore:
         for newer in [v for v in self._new.get(client, {}) if v > version]:
             del self._new[client][newer]
 
-    def read(self, places: Sequence[Place]) -> State:
+    def read(self, places: Sequence[RowPlace]) -> State:
         """Return rows of one form, ``[K, ...]`` on the CPU.
 
         Raises:
             DataError: a record is gone or cut.
         """
-        parts: dict[tuple[str, int], list[tuple[int, Place]]] = {}
+        parts: dict[tuple[str, int], list[tuple[int, RowPlace]]] = {}
         for k, place in enumerate(places):
             parts.setdefault((place.record, place.group), []).append((k, place))
         rows: list[dict[tuple[str, str], torch.Tensor]] = [{} for _ in places]
@@ -216,7 +216,7 @@ class RecordStore:
         }
 
     def _read_group(
-        self, path: Path, wanted: Sequence[tuple[int, Place]],
+        self, path: Path, wanted: Sequence[tuple[int, RowPlace]],
         rows: Sequence[dict[tuple[str, str], torch.Tensor]],
     ) -> None:
         """Put rows of one group of a record into ``rows``, by slot and name of the leaf.
@@ -233,7 +233,7 @@ class RecordStore:
                 for k, place in wanted:
                     rows[k][slot, leaf] = values[place.row : place.row + 1]
 
-    def _layout(self, place: Place) -> dict[str, list[str]]:
+    def _layout(self, place: RowPlace) -> dict[str, list[str]]:
         return self._entries[place.record].layout[place.group]
 
     # ---- checkpoints -------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class RecordStore:
             for g, group in enumerate(record["groups"]):
                 for row, (c, v) in enumerate(zip(group["ids"], group["versions"], strict=True)):
                     if self._rows.get(c, (-1,))[0] <= v:
-                        self._new[c] = {v: Place(name, g, row)}
+                        self._new[c] = {v: RowPlace(name, g, row)}
                         self._move(c, v)
         self._new = {}
 
@@ -295,7 +295,7 @@ class RecordStore:
         for (name, group), rows in sorted(by.items()):
             for version in sorted({v for v, _, _ in rows}):
                 of = [(row, c) for v, row, c in rows if v == version]
-                state = self.read([Place(name, group, row) for row, _ in of])
+                state = self.read([RowPlace(name, group, row) for row, _ in of])
                 yield version, [c for _, c in of], state
 
     def names(self) -> set[str]:

@@ -32,14 +32,14 @@ def write_vouched(path: Path, tensors: Mapping[str, Tensor], record: dict[str, A
     Raises:
         DataError: disk full, folder read-only or deleted.
     """
-    data = safetensors.torch.save(storable(tensors))
+    data = safetensors.torch.save(to_storable(tensors))
     text = sealed(record | {"sha256": sha256(data), "bytes": len(data)})
     files.write_bytes(path.with_name(f"{path.name}.safetensors"), data)
     files.write_text(path.with_name(f"{path.name}.json"), text)
     return sha256(text.encode())
 
 
-def storable(keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_storable(keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors on the CPU and contiguous; those that share memory are copied apart."""
     seen: set[int] = set()
     out: dict[str, Tensor] = {}

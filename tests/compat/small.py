@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.federation.rounds import FedState, Whole
+from fedvlm.federation.rounds import FedState, WholeState
 from fedvlm.job.build import Built, build
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
@@ -32,7 +32,7 @@ def built(trainer: str, *words: str, pixels: bool = True) -> Built:
     return build(resolve(parse(argv)).jobs[0].cfg, pixels=pixels)
 
 
-def losses(run: Built, until: int | None = None, state: Whole | None = None) -> dict[str, Any]:
+def losses(run: Built, until: int | None = None, state: WholeState | None = None) -> dict[str, Any]:
     """Train; return the whole state and every client's loss by round."""
     told: list[list[float]] = []
 

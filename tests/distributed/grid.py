@@ -37,7 +37,7 @@ from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.batches import IndexSplit
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
-from fedvlm.federation.rounds import Event, Federation, FedState, RoundFinished, Whole
+from fedvlm.federation.rounds import Event, Federation, FedState, RoundFinished, WholeState
 from fedvlm.federation.server import Measure, Row
 from fedvlm.federation.trainer import Trainer
 
@@ -230,13 +230,13 @@ class Grid:
                     out[f"features of {part} image {i} of client {c}"] = self.world.features[i]
         return out
 
-    def whole(self, fed: Federation, state: FedState) -> Whole:
+    def whole(self, fed: Federation, state: FedState) -> WholeState:
         """Return the state with the clients' tensors of the sites."""
         server = fed.read(state)
         return replace(server, clients=server.clients | self.clients(state.versions))
 
 
-def local(world: World, trainer: type[Trainer], setup: Setup) -> tuple[Whole, list[list[Row]]]:
+def local(world: World, trainer: type[Trainer], setup: Setup) -> tuple[WholeState, list[list[Row]]]:
     """Return the end of the same run in this process, and its numbers."""
     fed = federation(world, trainer, setup)
     rows = measured(fed)

@@ -24,7 +24,7 @@ from fedvlm.distributed.wire import WIRE, Frame, pack, unpack
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.reliability.unreliable import NO_ANSWER, counted
-from fedvlm.federation.rounds import FedState, RoundFinished, Whole
+from fedvlm.federation.rounds import FedState, RoundFinished, WholeState
 from fedvlm.federation.trainer import Trainer
 from tests.distributed.grid import CONFIG, RUN, Grid, OverSockets, federation, local, measured
 
@@ -58,7 +58,7 @@ def world() -> World:
 
 
 @pytest.fixture(scope="module")
-def whole(world: World) -> Whole:
+def whole(world: World) -> WholeState:
     """The end of the run in which nothing goes wrong."""
     return local(world, METHOD, ROUNDS)[0]
 
@@ -83,7 +83,7 @@ class Outcome:
         if isinstance(event, RoundFinished):
             self.dropped[event.round] = event.dropped
 
-    def end(self) -> Whole:
+    def end(self) -> WholeState:
         return self.grid.whole(self.fed, self.fed.run())
 
     def save_round_1(self, disk: Path) -> None:
@@ -132,7 +132,7 @@ def foreign(trees: dict[str, Tree], values: dict[str, Any]) -> None:
     (once(lambda carrier, out: edited(out["site1"], foreign)), "answers for clients [0, 1]"),
 ])  # fmt: skip
 def test_what_can_be_asked_again_moves_no_bit(
-    world: World, whole: Whole, tmp_path: Path, fault: Any, said: str
+    world: World, whole: WholeState, tmp_path: Path, fault: Any, said: str
 ) -> None:
     run = Outcome(world, tmp_path, fault)
     same_fed(run.end(), whole, said)
@@ -141,7 +141,7 @@ def test_what_can_be_asked_again_moves_no_bit(
 
 
 def test_no_site_drops_the_clients_of_another(
-    world: World, whole: Whole, tmp_path: Path
+    world: World, whole: WholeState, tmp_path: Path
 ) -> None:
     """The other site does not answer at first: its clients are still waited for."""
 
@@ -160,7 +160,7 @@ def test_no_site_drops_the_clients_of_another(
 
 
 def test_sites_that_start_anew_between_rounds_move_no_bit(
-    world: World, whole: Whole, tmp_path: Path
+    world: World, whole: WholeState, tmp_path: Path
 ) -> None:
     def fault(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
         if round_ > 0:
@@ -180,7 +180,7 @@ def away(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
 
 
 def test_below_the_quorum_the_run_stops_and_goes_on_from_the_round_before(
-    world: World, whole: Whole, tmp_path: Path
+    world: World, whole: WholeState, tmp_path: Path
 ) -> None:
     run = Outcome(world, tmp_path, away)
     with pytest.raises(QuorumError, match="round 2: 2 of 4 clients did not answer") as told:
@@ -361,7 +361,7 @@ def test_a_number_that_is_not_finite_at_a_site_ends_the_run(world: World, tmp_pa
 
 
 def test_a_server_that_dies_before_it_saves_goes_on_with_the_same_bits(
-    world: World, whole: Whole, tmp_path: Path
+    world: World, whole: WholeState, tmp_path: Path
 ) -> None:
     """The sites have worked for two rounds more than the checkpoint knows of."""
     run = Outcome(world, tmp_path / "grid", lambda *given: given[-1])

@@ -11,7 +11,7 @@ from fedvlm.check.compare import same_fed
 from fedvlm.check.world import World
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import Whole
+from fedvlm.federation.rounds import WholeState
 from fedvlm.federation.server import Row
 from tests.distributed.grid import Grid, Tapped, leaks, local, measured
 
@@ -25,7 +25,7 @@ def world() -> World:
 
 def both(
     world: World, name: str, folder: Path
-) -> tuple[Grid, Whole, Whole, tuple[list[list[Row]], list[list[Row]]]]:
+) -> tuple[Grid, WholeState, WholeState, tuple[list[list[Row]], list[list[Row]]]]:
     """Return the ends of a run over frames and in this process, and the numbers of both."""
     trainer = load_trainer(name)
     grid = Grid(world, trainer, folder)

@@ -13,7 +13,7 @@ from fedvlm.check.world import World
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State
 from fedvlm.distributed.site import Site
-from fedvlm.distributed.store import LostState, SiteStore, opened
+from fedvlm.distributed.store import LostState, SiteStore, hold_store
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.federation.discovery import load_trainer
 from tests.distributed.grid import RUN, Grid
@@ -111,7 +111,7 @@ def state(ids: list[int], version: int) -> State:
 
 
 def put(folder: Path, version: int, ids: list[int], floor: dict[int, int]) -> None:
-    with opened(folder, RUN, CPU) as store:
+    with hold_store(folder, RUN, CPU) as store:
         store.put(version, ids, state(ids, version))
         store.keep(floor)
 
@@ -166,7 +166,7 @@ def test_damaged_records_are_not_sealed_anew(tmp_path: Path, damage: bool) -> No
 
 def test_a_round_that_is_done_again_counts_as_it_was_written_last(tmp_path: Path) -> None:
     put(tmp_path, 1, [0, 1], {})
-    with opened(tmp_path, RUN, CPU) as store:
+    with hold_store(tmp_path, RUN, CPU) as store:
         store.put(1, [1], {"w": {"a": torch.tensor([[7.0]])}})
         store.keep({})
     assert value(tmp_path, 0, 1) == 1 and value(tmp_path, 1, 1) == 7
@@ -183,9 +183,9 @@ def test_a_record_without_its_json_is_nothing_and_goes(tmp_path: Path) -> None:
 def test_forget_leaves_the_version_that_is_named(tmp_path: Path) -> None:
     for version in (1, 2):
         put(tmp_path, version, [0, 1], {})
-    with opened(tmp_path, RUN, CPU) as store:
+    with hold_store(tmp_path, RUN, CPU) as store:
         store.forget({0: 2, 1: 0})
     assert value(tmp_path, 0, 2) == 2
-    with opened(tmp_path, RUN, CPU) as store:
+    with hold_store(tmp_path, RUN, CPU) as store:
         store.forget({0: 0, 1: 0})
     assert not list((tmp_path / RUN).glob("s*"))

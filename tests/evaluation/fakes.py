@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fedvlm.evaluation import ClientMeter, Evaluator, panel_of, zero_shot
 from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.rounds import Meter, Models, RoundFinished
+from fedvlm.federation.rounds import RoundFinished
 from fedvlm.federation.server import Measure, Roster, Row, count_roster, only_numbers
+from fedvlm.federation.workplace import Meter, PersonalModels
 
 WIDTH = 6
 
@@ -113,7 +114,7 @@ class Round:
             updates=work if self.round else None,
         )
 
-    def models(self, values: Mapping[int, float], clients: Sequence[int]) -> Models:
+    def models(self, values: Mapping[int, float], clients: Sequence[int]) -> PersonalModels:
         assert torch.is_grad_enabled()  # a method may fine-tune a copy here
         order = [c for c in reversed(clients) if c in values]
         for i in range(0, len(order), self.chunk):

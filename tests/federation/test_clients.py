@@ -17,7 +17,7 @@ from fedvlm.federation.batches import Batch
 from fedvlm.federation.clients import Clients, joint_form
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.groups import resolve
+from fedvlm.federation.groups import resolve_groups
 from fedvlm.federation.rounds import Federation
 from fedvlm.models.vlmodel import VLModel
 from tests.federation.toys import Quadratic, quadratic
@@ -26,7 +26,7 @@ BOTH = ["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature", "PEFT.WIDTH", "6"]
 
 
 START = {"g": torch.zeros(2), "l": torch.ones(3), "f": torch.full((2,), 7.0)}
-GROUPS = resolve(START, [("g", "shared"), ("l", "personal"), ("f", "frozen")], "toy")
+GROUPS = resolve_groups(START, [("g", "shared"), ("l", "personal"), ("f", "frozen")], "toy")
 
 
 def clients(reads_old: bool = False, asked: list[int] | None = None) -> Clients:

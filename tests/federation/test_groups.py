@@ -13,7 +13,7 @@ from fedvlm.check.world import SIZES, Setup, World
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import Federation, RoundFinished, Whole
+from fedvlm.federation.rounds import Federation, RoundFinished, WholeState
 from fedvlm.federation.server import Measure
 
 BOTH = ("PEFT.VISUAL", "feature")
@@ -25,7 +25,7 @@ def world(epochs: int | None, *more: str) -> World:
     return World([*BOTH, *asked, *more])
 
 
-def models(fed: Federation, whole: Whole, finetune: bool = True) -> dict[int, Tree]:
+def models(fed: Federation, whole: WholeState, finetune: bool = True) -> dict[int, Tree]:
     found: dict[int, Tree] = {}
     for ids, p in fed.personal(fed.adopt(whole), range(fed.plan.clients), finetune=finetune):
         found |= dict(zip(ids, unstack(p, len(ids)), strict=True))

@@ -21,7 +21,7 @@ from fedvlm.federation.batches import Batch, SplitBatcher
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.plan import Plan
-from fedvlm.federation.rounds import Federation, FedState, Whole
+from fedvlm.federation.rounds import Federation, FedState, WholeState
 from fedvlm.federation.trainer import Trainer
 
 A, B, ETA = (1.0, 3.0), (0.0, 4.0), 0.1
@@ -60,7 +60,7 @@ class ToySplit:
 class Seen(FedState):
     """A state with a copy of everybody's tensors, taken when it came about."""
 
-    whole: Whole = None  # type: ignore[assignment]
+    whole: WholeState = None  # type: ignore[assignment]
 
     @property
     def clients(self) -> dict[int, State]:
@@ -81,7 +81,7 @@ class Watched(Federation):
     def round(self, state: FedState, round_: int) -> Seen:
         return self.seen(super().round(state, round_))
 
-    def adopt(self, whole: Whole) -> Seen:
+    def adopt(self, whole: WholeState) -> Seen:
         return self.seen(super().adopt(whole))
 
     def load(self, round_: int, server: State, logs: Any) -> Seen:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.federation.aggregation.updates import Updates, join
+from fedvlm.federation.aggregation.updates import Updates, join_updates
 from fedvlm.job import similarity as job_similarity
 from tests import jobs
 
@@ -30,7 +30,7 @@ def sent(rows: dict[int, dict[str, list[float]]], received: dict[str, list[float
         )
         for client, values in rows.items()
     ]
-    return join(parts)
+    return join_updates(parts)
 
 
 def test_closed_form() -> None:

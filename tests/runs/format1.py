@@ -9,7 +9,7 @@ from typing import Any
 import safetensors.torch
 
 from fedvlm.runs.seal import sealed, sha256
-from fedvlm.runs.tensors import storable
+from fedvlm.runs.tensors import to_storable
 
 
 def save_format_1(
@@ -30,7 +30,7 @@ def save_format_1(
     layout: dict[str, Any] = {"server": add("server", server), "clients": {}}
     for client, state in clients.items():
         layout["clients"][str(client)] = add(f"client|{client}", state)
-    data = safetensors.torch.save(storable(keys))
+    data = safetensors.torch.save(to_storable(keys))
     stem = f"round_{round_:04d}"
     (folder / f"{stem}.safetensors").write_bytes(data)
     (folder / f"{stem}.json").write_text(sealed({

@@ -135,7 +135,7 @@ def test_rewriting_is_a_few_times_what_was_worked(
     written = []
     real = RecordStore.write
 
-    def write(self: RecordStore, name: str, groups: Sequence[records.Group]) -> None:
+    def write(self: RecordStore, name: str, groups: Sequence[records.RowGroup]) -> None:
         written.append((name, sum(len(g[0]) for g in groups)))
         real(self, name, groups)
 

@@ -10,7 +10,7 @@ import torch
 from fedvlm.core.rng import stream
 from fedvlm.federation.cards import card, trainer_files
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.groups import resolve as resolve_groups
+from fedvlm.federation.groups import resolve_groups
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
 from fedvlm.models.load.backbones import load_backbone

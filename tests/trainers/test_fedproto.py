@@ -8,7 +8,7 @@ import torch
 from fedvlm.check.world import BASE, EMBED, Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import expand
-from fedvlm.federation.aggregation.updates import Updates, join
+from fedvlm.federation.aggregation.updates import Updates, join_updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.server import Held
@@ -31,7 +31,7 @@ def test_server_weighs_by_samples_and_keeps_what_nobody_has(world: World) -> Non
     fed = world.federation(FedProto)
     old = {"proto": {"proto.mean": torch.tensor([[9.0, 9.0], [8.0, 8.0], [7.0, 7.0]]).double(),
                      "proto.count": torch.tensor([0.0, 5.0, 0.0])}}
-    got = fed.trainer.aggregate(fed.server_context(1, Held()), old, join([
+    got = fed.trainer.aggregate(fed.server_context(1, Held()), old, join_updates([
         update(1, [[4.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [3.0, 0.0, 0.0]),
         update(0, [[0.0, 4.0], [0.0, 0.0], [1.0, 2.0]], [1.0, 0.0, 2.0]),
     ]))["proto"]

@@ -18,7 +18,7 @@ from fedvlm.core.trees import Tree, cast, expand, numel, pick
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.groups import resolve
+from fedvlm.federation.groups import resolve_groups
 from fedvlm.federation.server import Held
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.adapt.contexts import low_rank_prompt, orthogonality, personal_prompt
@@ -200,7 +200,7 @@ def test_fixed_variant_starts_from_the_frozen_feature(world: World) -> None:
 def test_parameter_counts_of_vit_b16(world: World) -> None:
     trainer = fedtv(world)
     tree = trainer.trainables(SimpleNamespace(text_width=512, embed_dim=512), generator())
-    groups = resolve(tree, trainer.groups, "FedTV")
+    groups = resolve_groups(tree, trainer.groups, "FedTV")
     assert numel(tree) == 1_126_664
     assert numel(pick(tree, groups.shared)) == 532_480
     assert {n: tuple(v.shape) for n, v in tree.items() if n.startswith("text.")} == {

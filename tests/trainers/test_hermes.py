@@ -16,7 +16,7 @@ from fedvlm.check.compare import same_fed
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import Tree
-from fedvlm.federation.aggregation.updates import Updates, join
+from fedvlm.federation.aggregation.updates import Updates, join_updates
 from fedvlm.federation.batches import Batch, IndexSplit
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Federation, FedState, RoundFinished
@@ -152,7 +152,7 @@ def update(client: int, values: list[float], mask: list[int], weight: float = 1.
     ("rule", "whole"), [("intersection", [3, 9, 9, 9]), ("coverage", [3, 2, 7, 9])]
 )
 def test_both_overlap_rules(rule: str, whole: list[float]) -> None:
-    updates = join(
+    updates = join_updates(
         [update(0, [1, 2, 0, 0], [1, 1, 0, 0]), update(1, [5, 0, 7, 0], [1, 0, 1, 0])]
     )
     nine = {n: torch.full_like(v[0], 9.0) for n, v in updates.params.items()}
@@ -167,7 +167,7 @@ def test_both_overlap_rules(rule: str, whole: list[float]) -> None:
 
 
 def test_coverage_weighs_by_samples() -> None:
-    updates = join(
+    updates = join_updates(
         [update(0, [1, 2, 0, 0], [1, 1, 0, 0]), update(1, [5, 4, 0, 0], [1, 1, 0, 0], 3.0)]
     )
     first = {n: v[0] for n, v in updates.params.items()}
@@ -176,10 +176,10 @@ def test_coverage_weighs_by_samples() -> None:
 
 
 def test_overlap_is_reported_and_small_ones_are_warned_of() -> None:
-    some = join([update(0, [1] * 4, [1, 1, 0, 0]), update(1, [1] * 4, [1, 0, 1, 0])])
+    some = join_updates([update(0, [1] * 4, [1, 1, 0, 0]), update(1, [1] * 4, [1, 0, 1, 0])])
     report = HOME.overlap(some)
     assert report == {"overlap_fraction": 0.25, "pruned": {"0": 0.5, "1": 0.5}}
-    none = join([update(0, [1] * 4, [1, 1, 0, 0]), update(1, [1] * 4, [0, 0, 1, 1])])
+    none = join_updates([update(0, [1] * 4, [1, 1, 0, 0]), update(1, [1] * 4, [0, 0, 1, 1])])
     assert "OVERLAP coverage" in HOME.overlap(none)["warning"]
 
 
@@ -215,7 +215,8 @@ def test_pruned_units_are_neither_sent_nor_counted() -> None:
 
 def test_a_unit_that_was_not_sent_is_nobodys_own() -> None:
     """It arrives as its client received it, and is zero in what the server keeps of it."""
-    some = join([update(0, [1, 2, 6, 6], [1, 1, 0, 0]), update(1, [5, 6, 7, 6], [1, 0, 1, 0])])
+    one = update(0, [1, 2, 6, 6], [1, 1, 0, 0])
+    some = join_updates([one, update(1, [5, 6, 7, 6], [1, 0, 1, 0])])
     for rule in ("intersection", "coverage"):
         nine = {n: torch.full_like(v[0], 9.0) for n, v in some.params.items()}
         _, each = HOME.average(some, nine, rule)

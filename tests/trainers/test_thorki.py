@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.batches import Batch, IndexSplit, Step, stratified
+from fedvlm.federation.batches import Batch, IndexSplit, Step, stratify
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Held
 from tests.trainers.small_clip import Recorded, federation, shares
@@ -35,7 +35,7 @@ def parted(fed: Federation, client: int, share: float = 0.2) -> IndexSplit:
     """A client's training samples as Thorki parts them: ``train`` is fit, ``val`` adapts."""
     whole = fed.batcher.splits[client]
     train = torch.as_tensor(whole.train)
-    fit, held = stratified(fed.batcher.source.labels[train], share, fed.plan.seed)
+    fit, held = stratify(fed.batcher.source.labels[train], share, fed.plan.seed)
     return IndexSplit(train[fit].numpy(), train[held].numpy(), whole.test)
 
 
@@ -301,5 +301,5 @@ def test_seeds() -> None:
     ends = [thorki(rounds=1, seed=s).run().server["w"] for s in (1, 1, 2)]
     assert same(ends[0], ends[1]) and not same(ends[0], ends[2])
     labels = torch.arange(4).repeat(5)
-    one, two = stratified(labels, 0.2, 1)[1], stratified(labels.clone(), 0.2, 1)[1]
+    one, two = stratify(labels, 0.2, 1)[1], stratify(labels.clone(), 0.2, 1)[1]
     assert one.tolist() == two.tolist()

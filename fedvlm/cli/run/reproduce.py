@@ -47,7 +47,7 @@ def flags(parser: Parser) -> None:
     add("opts", nargs="*", metavar="RECIPE", help="names, or files; and KEY VALUE pairs for every "
         "run; without any: the list")
     add("--all", action="store_true", help="every recipe")
-    add("--budget", type=amount("hours", 0.01), default=math.inf, metavar="HOURS",
+    add("--budget", type=amount("hours", 0), default=math.inf, metavar="HOURS",
         help="begin no run after so many hours, nor one that should end later; what is left is "
         "not run (default: any time)")
     add("--seeds", nargs="+", type=listed, default=[], metavar="N", help="instead of the recipe's")

@@ -14,7 +14,7 @@ FEW = 8  # rows of a new table
 
 
 @dataclass
-class Table:
+class RowTable:
     """Rows of one form: slot -> leaf -> ``[rows, ...]``; doubles when it is full."""
 
     leaves: State
@@ -22,7 +22,7 @@ class Table:
     free: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, state: State) -> Table:
+    def of(cls, state: State) -> RowTable:
         """Return an empty table for rows like those of ``state``."""
         return cls({s: {n: v.new_empty(0, *v.shape[1:]) for n, v in t.items()}
                     for s, t in state.items()})
@@ -60,7 +60,7 @@ class MemoryStore:
     """Every version in memory until ``settle``; see ``RowStore``."""
 
     def __init__(self) -> None:
-        self._tables: dict[Form, Table] = {}
+        self._tables: dict[Form, RowTable] = {}
         self._rows: dict[int, dict[int, tuple[Form, int]]] = {}  # client -> version -> its row
         self._several: set[int] = set()  # clients with more than one version
 
@@ -91,7 +91,7 @@ class MemoryStore:
         for client in ids:
             self._forget(client, round_)
         form = form_of(state)
-        table = self._tables.setdefault(form, Table.of(state))
+        table = self._tables.setdefault(form, RowTable.of(state))
         rows = table.take(len(ids))
         table.write(rows, state)
         for client, row in zip(ids, rows, strict=True):

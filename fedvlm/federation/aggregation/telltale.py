@@ -85,7 +85,7 @@ def telltale(updates: Updates) -> Telltale:
     length = norm * square.sqrt()
     cosine = torch.where(length > 0, inner / length, 0.0).nan_to_num(0.0).clamp(-1, 1)
     sizes, angles = torch.stack([norm, cosine]).tolist()
-    at = outlying(sizes, angles, counted.tolist())
+    at = find_outliers(sizes, angles, counted.tolist())
     return Telltale(
         updates.clients, tuple(sizes), tuple(angles),
         middle([n for n, c in zip(sizes, counted.tolist(), strict=True) if c and n] or [0.0]),
@@ -93,7 +93,7 @@ def telltale(updates: Updates) -> Telltale:
     )
 
 
-def outlying(
+def find_outliers(
     norm: Sequence[float], cosine: Sequence[float], counted: Sequence[bool]
 ) -> list[int]:
     """Return the positions of the outliers (the bound is that of ``Telltale``)."""

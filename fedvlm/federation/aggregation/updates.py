@@ -111,7 +111,7 @@ class Updates:
         return {name: value for name, value in numbers.items() if not math.isnan(value)}
 
 
-def join(parts: Sequence[Updates]) -> Updates:
+def join_updates(parts: Sequence[Updates]) -> Updates:
     """Return the updates of several chunks as one, by ascending client id.
 
     Metrics of one chunk may lack what another's have: a client without samples has no loss. A

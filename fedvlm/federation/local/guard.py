@@ -14,7 +14,7 @@ from fedvlm.federation.local.ledger import Flags
 from fedvlm.models.vlmodel import VLModel
 
 T = TypeVar("T")
-Numbers = list[list[float]]
+HostNumbers = list[list[float]]
 
 
 class Watchable(Protocol):
@@ -35,11 +35,11 @@ class Looked(NamedTuple):
         finite: all is, so that nobody has to look at it again.
     """
 
-    numbers: Numbers
+    numbers: HostNumbers
     finite: bool
 
 
-def guarded(
+def run_guarded(
     ctx: Watchable, work: Callable[[], T], watch: Callable[[T], Iterable[Tensor]] = lambda out: (),
     ask: Callable[[T], Sequence[Tensor]] = lambda out: (),
 ) -> tuple[T, Looked]:
@@ -63,7 +63,7 @@ def guarded(
     try:
         out = work()
         flags.watch(watch(out))
-        *numbers, (total,) = read([*ask(out), flags.total()])
+        *numbers, (total,) = read_numbers([*ask(out), flags.total()])
         if math.isfinite(total):
             return out, Looked(numbers, True)
     except Exception:
@@ -77,15 +77,15 @@ def guarded(
     ctx.logs.clear()
     ctx.failed.clear()
     out = work()
-    return out, Looked(read(ask(out)), False)
+    return out, Looked(read_numbers(ask(out)), False)
 
 
-def read(tensors: Sequence[Tensor]) -> Numbers:
+def read_numbers(tensors: Sequence[Tensor]) -> HostNumbers:
     """Return the numbers of small tensors, by one read of each device that they lie on."""
     places: dict[torch.device, list[int]] = {}
     for i, v in enumerate(tensors):
         places.setdefault(v.device, []).append(i)
-    out: Numbers = [[] for _ in tensors]
+    out: HostNumbers = [[] for _ in tensors]
     for at in places.values():
         values = torch.cat([tensors[i].detach().reshape(-1) for i in at]).tolist()
         for i in at:

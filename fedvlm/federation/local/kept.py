@@ -10,7 +10,7 @@ from fedvlm.core.trees import State
 KEPT, COUNT = "optim/", "steps"  # slots of a kept optimiser's state; steps that are behind it
 
 
-def without_kept(state: State) -> State:
+def drop_kept(state: State) -> State:
     """Return a client's state as methods see it: without the optimisers'."""
     return {slot: tree for slot, tree in state.items() if not slot.startswith(KEPT)}
 

@@ -12,7 +12,7 @@ from fedvlm.core.trees import State
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.local.effort import Trace, Work
 from fedvlm.federation.local.ledger import Means
-from fedvlm.federation.local.parts import cut, inverse, joined, take
+from fedvlm.federation.local.parts import cut_slots, inverse, join_slots, take_slots
 from fedvlm.federation.local.stop import Patience
 
 Body = Callable[[State, tuple[Batch, ...], Step], State]
@@ -37,12 +37,12 @@ def run_loop(
     places = list(range(len(work.totals)))  # whose rows the slots hold, in the loop's order
     order, trace = work.order, list[tuple[Sequence[int], tuple[int, ...]]]()
     if order is not None:
-        slots = take(slots, order)
+        slots = take_slots(slots, order)
     for step in steps:
         left = bisect_left(places, step.active)
         if left < len(places):
-            finished.append((places[left:], cut(slots, left, len(places))))
-            slots, places = cut(slots, 0, left), places[:left]
+            finished.append((places[left:], cut_slots(slots, left, len(places))))
+            slots, places = cut_slots(slots, 0, left), places[:left]
         if not places:
             break
         if left < step.active:  # somebody before them has stopped
@@ -55,14 +55,14 @@ def run_loop(
         gone = patience.leaving(slots["p"], places, step.index) if patience else []
         if gone:
             stay = [i for i in range(left) if i not in gone]
-            finished.append(([places[i] for i in gone], take(slots, torch.tensor(gone))))
-            slots = take(slots, torch.tensor(stay, dtype=torch.int64))
+            finished.append(([places[i] for i in gone], take_slots(slots, torch.tensor(gone))))
+            slots = take_slots(slots, torch.tensor(stay, dtype=torch.int64))
             places = [places[i] for i in stay]
     parts = [(places, slots), *reversed(finished)]
-    out = joined([part for _, part in parts], tuple(slots) if added else names, added)
+    out = join_slots([part for _, part in parts], tuple(slots) if added else names, added)
     back = inverse([place for whose, _ in parts for place in whose], order)
     if back is not None:
-        out = take(out, back)
+        out = take_slots(out, back)
     if order is not None:
         at = order.tolist()
         trace = [([at[place] for place in whose], epochs) for whose, epochs in trace]

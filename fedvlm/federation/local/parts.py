@@ -10,17 +10,17 @@ from torch import Tensor
 from fedvlm.core.trees import State, cat, rows
 
 
-def cut(state: State, start: int, stop: int) -> State:
+def cut_slots(state: State, start: int, stop: int) -> State:
     """Return rows ``start`` to ``stop`` of every leaf (views)."""
     return {slot: rows(tree, start, stop) for slot, tree in state.items()}
 
 
-def take(state: State, at: Tensor) -> State:
+def take_slots(state: State, at: Tensor) -> State:
     """Return the rows ``at`` of every leaf."""
     return {s: {n: v[at.to(v.device)] for n, v in t.items()} for s, t in state.items()}
 
 
-def joined(parts: Sequence[State], names: Sequence[str], fill: bool = False) -> State:
+def join_slots(parts: Sequence[State], names: Sequence[str], fill: bool = False) -> State:
     """Return the slots ``names`` of all parts, one after the other.
 
     Args:

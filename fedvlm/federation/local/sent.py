@@ -45,7 +45,7 @@ class Portion:
 WHOLE = Portion()
 
 
-def absent(shared: Sequence[str], only: Sequence[str] | None) -> list[str]:
+def unsent_names(shared: Sequence[str], only: Sequence[str] | None) -> list[str]:
     """Return which shared tensors the patterns ``only`` leave out.
 
     Raises:
@@ -62,7 +62,7 @@ def absent(shared: Sequence[str], only: Sequence[str] | None) -> list[str]:
     return [n for n in shared if n not in kept]
 
 
-def cut(
+def cut_tree(
     params: Tree, rows: Mapping[str, Rows] | None, ranks: Mapping[str, Ranks] | None
 ) -> tuple[Tree, dict[str, Rows], dict[str, Tensor]]:
     """Return the tree cut to rows and ranks, of what it was cut, and what ``Rows.told`` says.

@@ -114,7 +114,7 @@ def plan_steps(
             start = blocks[-1].stop
         hands, views = tuple(clock(t, e) for e in at), tuple(view(e) for e in at)
         steps.append(PlannedStep(hands, views, tuple(blocks)))
-    return laid_out(source, tuple(steps), picks, device, dtype)
+    return lay_out(source, tuple(steps), picks, device, dtype)
 
 
 def plan_whole(
@@ -130,10 +130,10 @@ def plan_whole(
     counts = tuple(len(p) if f else 0 for p, f in zip(picks, full, strict=True))
     block = Block(0, max(map(len, picks)), counts)
     step = PlannedStep((), (0,) * len(picks), (block,))
-    return laid_out(source, (step,), [list(picks)], device, dtype)
+    return lay_out(source, (step,), [list(picks)], device, dtype)
 
 
-def laid_out(
+def lay_out(
     source: SampleSource, steps: tuple[PlannedStep, ...], picks: Sequence[Sequence[np.ndarray]],
     device: torch.device, dtype: torch.dtype,
 ) -> StepPlan:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from fedvlm.core.trees import Tree
 
-Score = Callable[[Tree, Sequence[int]], list[float]]
+ScoreClients = Callable[[Tree, Sequence[int]], list[float]]
 
 
 class Patience:
@@ -25,7 +25,7 @@ class Patience:
     """
 
     def __init__(
-        self, epochs: int, lengths: Sequence[int], totals: Sequence[int], score: Score
+        self, epochs: int, lengths: Sequence[int], totals: Sequence[int], score: ScoreClients
     ) -> None:
         self._epochs, self._lengths, self._totals = epochs, lengths, totals
         self._score = score

@@ -14,7 +14,7 @@ from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer
 
 
-def aggregated(
+def aggregate_updates(
     trainer: Trainer, ctx: ServerContext, server: State, updates: Updates, origin: str
 ) -> State:
     """Return the server's state after a round.

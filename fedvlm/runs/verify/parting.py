@@ -28,7 +28,7 @@ from fedvlm.runs.metrics import read_metrics, totals
 PARTS = ("training", "evaluation", "traffic")
 TRAINING = ("participants", "dropped", "partial", "train", "aggregation", "finetune", "similarity")
 TRAFFIC = ("bytes_up", "bytes_down", "bytes_up_by_tensor", "bytes_down_by_tensor")
-IGNORED = ("round", "seconds", "counters", "notes")
+IGNORED = ("round", "seconds", "counters", "notes", "outliers")
 BY_CLIENT = ("dropped", "partial", "train", "bytes_up", "bytes_down")
 ABSENT = "absent"
 

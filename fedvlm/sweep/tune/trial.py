@@ -15,7 +15,7 @@ from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.data.federated import FederatedData
 from fedvlm.federation.rounds import Event, RoundFinished
 from fedvlm.federation.server import Measure
-from fedvlm.job.build import encode, prepare
+from fedvlm.job.build import complete, prepare
 from fedvlm.job.flags import parse
 from fedvlm.job.identity import identity_config
 from fedvlm.job.inputs import Inputs
@@ -47,14 +47,14 @@ def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any
     if identity_digest(identity_config(job.cfg)) != digest:
         raise RuntimeError("the trial's command line gives another config than its plan")
     with threads_of(job.cfg):
-        built = prepare(job.cfg, inputs=inputs)
-        if not any(len(client.val) for client in built.data.clients):
+        prepared = prepare(job.cfg, inputs=inputs)
+        if not any(len(client.val) for client in prepared.data.clients):
             raise ConfigError(
-                f"{built.data.name}: this split has no validation images to tune on; set "
+                f"{prepared.data.name}: this split has no validation images to tune on; set "
                 "DATASET.VAL_SHOTS above 0"
             )
-        built.data = without_tests(built.data)
-        encode(built)
+        prepared.data = without_tests(prepared.data)
+        built = complete(prepared)
         federation = built.federation
         listener = _Last()
         federation.subscribers.append(listener)

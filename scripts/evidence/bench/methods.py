@@ -212,7 +212,7 @@ def _row(
         setting = replace(setting, epochs=0)
     if family:
         cfg = resolve(parse(setting.words(trainer, False, what))).jobs[0].cfg
-        if not set(family) & set(families(prepare(cfg, inputs=inputs).federation.p0)):
+        if not set(family) & set(families(prepare(cfg, inputs=inputs).start.p0)):
             return {}
     fast, plain = (build(setting.words(trainer, side, what), inputs) for side in (False, True))
     label = fast.trainer.name or trainer

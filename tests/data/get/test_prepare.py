@@ -68,8 +68,8 @@ def test_the_cut_follows_the_seed_and_the_paths_not_their_order() -> None:
 
 def test_the_same_split_in_another_process(tmp_path: Path) -> None:
     write_tree(tmp_path / "eurosat" / "2750", [""], CLASSES, 5)
-    code = ("import sys, json; from fedvlm.data.get.prepare import prepare; "
-            "print(json.dumps(prepare('EuroSAT', sys.argv[1]).content()))")
+    code = ("import sys, json; from fedvlm.data.get.prepare import prepare_split; "
+            "print(json.dumps(prepare_split('EuroSAT', sys.argv[1]).content()))")
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], check=True, text=True, capture_output=True,
         env=os.environ | {"PYTHONHASHSEED": "1"}, cwd=Path(__file__).parents[3],

@@ -7,7 +7,7 @@ import torch
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.federation.aggregation.arrival import Rows, Upload
-from fedvlm.federation.aggregation.updates import join
+from fedvlm.federation.aggregation.updates import join_updates
 
 INDEX = torch.tensor([[2, -1], [0, 1]])
 LEAF = torch.arange(12.0).view(2, 3, 2)  # two clients, three rows of two
@@ -51,7 +51,7 @@ def test_a_gap_is_what_its_own_client_received() -> None:
     some = Rows(torch.tensor([[1, -1]]))
     for order in ((1, -1), (-1, 1)):
         parts = [part(2, some), part(1), part(0, absent=True)][:: order[0]]
-        whole = join([p.arrive() for p in parts])
+        whole = join_updates([p.arrive() for p in parts])
         assert whole.params["w"][:, :, 0].tolist() == [[0] * 3, [11] * 3, [2, 12, 2]]
         assert whole.received["w"][:, 0, 0].tolist() == [0, 1, 2]
         assert whole.present["w"].tolist() == [
@@ -63,7 +63,7 @@ def test_a_gap_is_what_its_own_client_received() -> None:
 
 
 def test_all_rows_are_a_whole_tensor_that_cost_more() -> None:
-    whole = join([part(0, Rows(torch.tensor([[2, 0, 1]]))).arrive(), part(1).arrive()])
+    whole = join_updates([part(0, Rows(torch.tensor([[2, 0, 1]]))).arrive(), part(1).arrive()])
     assert whole.present == {} and whole.params["w"][:, :, 0].tolist() == [[10] * 3, [11] * 3]
     assert whole.bytes() == {0: {"w": 48 + 12}, 1: {"w": 48}}
 
@@ -71,4 +71,4 @@ def test_all_rows_are_a_whole_tensor_that_cost_more() -> None:
 def test_rows_along_two_axes_are_refused() -> None:
     parts = [part(0, Rows(torch.tensor([[1]]))), part(1, Rows(torch.tensor([[1]]), 1))]
     with pytest.raises(FedvlmError, match="rows of 'w' along different axes"):
-        join([p.arrive() for p in parts])
+        join_updates([p.arrive() for p in parts])

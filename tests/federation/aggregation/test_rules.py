@@ -29,8 +29,13 @@ from fedvlm.federation.aggregation.rules import (
     norms,
 )
 from fedvlm.federation.aggregation.server_optim import SERVER_OPTIMS, ServerOptimSpec
-from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, outlying, telltale
-from fedvlm.federation.aggregation.updates import Updates, join, weighted_mean
+from fedvlm.federation.aggregation.telltale import (
+    Telltale,
+    find_outliers,
+    outlier_sentence,
+    telltale,
+)
+from fedvlm.federation.aggregation.updates import Updates, join_updates, weighted_mean
 from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
@@ -178,7 +183,7 @@ def test_order_of_arrival_changes_no_bit(rule: str, rows: list, random: Any) -> 
     parts = [of(rows).take([k]) for k in range(len(rows))]
     shuffled = list(parts)
     random.shuffle(shuffled)
-    assert by(rule, join(parts)) == by(rule, join(shuffled))
+    assert by(rule, join_updates(parts)) == by(rule, join_updates(shuffled))
 
 
 @pytest.mark.parametrize("rule", [r for r in EVERY if "krum" not in r])
@@ -330,7 +335,7 @@ def test_the_bound_is_five_times_the_moderated_spread() -> None:
     ones, counted = [1.0] * 6, [True] * 6
 
     def odd(*values: float) -> list[int]:
-        return outlying([math.exp(v) for v in values], ones, counted)
+        return find_outliers([math.exp(v) for v in values], ones, counted)
 
     def bound(spread: float, n: int) -> float:
         return 5 * math.sqrt((20 * 0.6**2 + n * (1.4826 * spread) ** 2) / (20 + n))
@@ -349,15 +354,15 @@ def test_the_bound_is_five_times_the_moderated_spread() -> None:
 def test_the_bound_follows_the_spread_of_many_clients() -> None:
     ones, counted = [1.0] * 101, [True] * 101
     tight = [math.exp(0.01 * (k % 5)) for k in range(100)]
-    assert outlying([*tight, 3.0], ones, counted) == []
-    assert outlying([*tight, 4.0], ones, counted) == [100]  # of six clients: thirteen times
+    assert find_outliers([*tight, 3.0], ones, counted) == []
+    assert find_outliers([*tight, 4.0], ones, counted) == [100]  # of six clients: thirteen times
 
 
 def test_against_is_against_updates_that_agree() -> None:
     counted = [True] * 8
 
     def odd(*cosines: float, norm: float = 1.0) -> list[int]:
-        return outlying([1.0] * 7 + [norm], cosines, counted)
+        return find_outliers([1.0] * 7 + [norm], cosines, counted)
 
     assert odd(*[0.6] * 7, -0.95) == [7] and odd(*[0.6] * 7, -0.89) == []
     assert odd(*[0.6] * 6, 0.4, -0.95) == [7] and odd(*[0.6] * 5, 0.4, 0.4, -0.95) == []
@@ -365,7 +370,7 @@ def test_against_is_against_updates_that_agree() -> None:
     assert odd(*[0.6] * 7, -0.95, norm=0.51) == [7]
     assert odd(*[0.6] * 7, -0.95, norm=0.49) == []  # too short to turn the mean
     honest = (0.96, 0.82, 0.80, -0.93, -0.91)  # FedPGP's round 14 of the demo: two camps
-    assert outlying([0.12, 0.044, 0.039, 0.034, 0.037], honest, [True] * 5) == []
+    assert find_outliers([0.12, 0.044, 0.039, 0.034, 0.037], honest, [True] * 5) == []
 
 
 def test_nobody_moved_nobody_is_odd_and_zero_weight_is_silent() -> None:

@@ -17,13 +17,13 @@ from fedvlm.core.trees import in_double
 from fedvlm.federation.aggregation.updates import (
     Updates,
     cosines,
-    join,
+    join_updates,
     similarity_aware,
     weighted_apart,
     weighted_mean,
     weighted_sum,
 )
-from fedvlm.federation.groups import resolve
+from fedvlm.federation.groups import resolve_groups
 
 
 def ups(*vectors: tuple[float, ...], weights: tuple[float, ...] | None = None) -> Updates:
@@ -90,8 +90,8 @@ def test_order_and_common_factor_of_weights_change_nothing(rows: list, random: o
     parts = [Updates((i,), {"w": row[None, :2]}, row[2:]) for i, row in enumerate(table)]
     shuffled = list(parts)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    updates = join(parts)
-    assert torch.equal(weighted_mean(updates)["w"], weighted_mean(join(shuffled))["w"])
+    updates = join_updates(parts)
+    assert torch.equal(weighted_mean(updates)["w"], weighted_mean(join_updates(shuffled))["w"])
     scaled = replace(updates, weight=updates.weight * factor)
     assert torch.allclose(weighted_mean(updates)["w"], weighted_mean(scaled)["w"], rtol=1e-12)
 
@@ -108,11 +108,14 @@ def test_non_finite_aggregate_names_the_tensor() -> None:
 
 def test_groups_must_cover_every_tensor_exactly_once() -> None:
     names = ["text.sigma", "text.U", "image.fusion.query.bias"]
-    groups = resolve(names, [(r"text\.sigma", "shared"), (r"text\.U|image\..*", "personal")], "T")
+    rules = [(r"text\.sigma", "shared"), (r"text\.U|image\..*", "personal")]
+    groups = resolve_groups(names, rules, "T")
     assert groups.shared == ("text.sigma",)
     assert groups.personal == ("text.U", "image.fusion.query.bias")
     with pytest.raises(ConfigError) as caught:
-        resolve(names, [(r"text\..*", "shared"), (r"text\.U", "personal"), ("head", "frozen")], "T")
+        resolve_groups(
+            names, [(r"text\..*", "shared"), (r"text\.U", "personal"), ("head", "frozen")], "T"
+        )
     message = str(caught.value)
     assert "'text.U' matches rules of several groups" in message
     assert "'image.fusion.query.bias' matches no rule" in message

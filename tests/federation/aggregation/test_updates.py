@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.federation.aggregation.updates import Updates, join, weighted_sum
+from fedvlm.federation.aggregation.updates import Updates, join_updates, weighted_sum
 from fedvlm.federation.rounds import RoundFinished
 from tests.federation.test_toys import Ditto
 from tests.federation.toys import quadratic
@@ -27,14 +27,14 @@ def part(*clients: int, metrics: tuple[str, ...] = ("loss",), **more: torch.Tens
 def test_joined_by_ascending_id_whatever_arrives_first() -> None:
     chunks = [part(4, 0), part(3), part(1, 2)]
     for arrived in (chunks, chunks[::-1]):
-        whole = join(arrived)
+        whole = join_updates(arrived)
         assert whole.clients == (0, 1, 2, 3, 4) and len(whole) == 5
         assert whole.params["w"].tolist() == [[0], [10], [20], [30], [40]]
         assert whole.weight.tolist() == [1, 2, 3, 4, 5]
         assert whole.extras["mask"].tolist() == [False, False, True, True, True]
         assert whole.metrics["loss"].tolist() == [0, 0.5, 1, 1.5, 2]
         assert whole.received["w"].tolist() == [[-1], [0], [1], [2], [3]]
-    assert join([part(2, 1)]).clients == (1, 2)
+    assert join_updates([part(2, 1)]).clients == (1, 2)
     assert whole.of(3) == {"loss": 1.5}
     assert whole.messages()[4] == {"w": torch.tensor([40.0]), "mask": torch.tensor(True)}
     assert whole.bytes() == {c: {"w": 8, "mask": 1} for c in range(5)}
@@ -44,14 +44,14 @@ def test_chunks_that_sent_other_tensors_are_refused() -> None:
     odd = part(1, more=torch.zeros(1, 2))
     for chunks in ([part(0), odd], [odd, part(0)]):
         with pytest.raises(FedvlmError, match=r"differ in what they send: \['more'\]"):
-            join(chunks)
+            join_updates(chunks)
     bare = Updates((1,), {"w": torch.ones(1, 1)}, torch.ones(1).double())
     with pytest.raises(FedvlmError, match=r"differ in what they send: \['mask'\]"):
-        join([part(0), bare])
+        join_updates([part(0), bare])
 
 
 def test_a_number_that_a_client_does_not_have_is_left_out() -> None:
-    whole = join([part(1, metrics=("loss", "align/loss")), part(0), part(2, metrics=())])
+    whole = join_updates([part(1, metrics=("loss", "align/loss")), part(0), part(2, metrics=())])
     assert whole.of(1) == {"loss": 0.5, "align/loss": 0.5}
     assert whole.of(0) == {"loss": 0.0} and whole.of(2) == {}
     assert math.isnan(float(whole.metrics["align/loss"][0]))

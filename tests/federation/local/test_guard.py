@@ -14,7 +14,7 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import Finetune
-from fedvlm.federation.local.guard import guarded, read
+from fedvlm.federation.local.guard import read_numbers, run_guarded
 from tests.federation.toys import Quadratic, quadratic
 
 SIZES = tuple(9 - k // 2 for k in range(16))
@@ -110,7 +110,7 @@ def test_counters_of_the_towers_are_put_back_too() -> None:
         return torch.ones(1)
 
     ctx.nonfinite = "drop"
-    guarded(ctx, work)
+    run_guarded(ctx, work)
     assert ctx.model.counters == Counter(image_forwards=7) and ctx.counters == Counter(own=1)
     assert ctx.failed == {0: "round 1, client 0: a value is not finite"} and ctx.flags is None
 
@@ -123,10 +123,10 @@ def test_finite_numbers_are_worked_on_once_and_read_together() -> None:
         ctx.check(torch.ones(2), "a value")
         return {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0], [4.0]]).double()}
 
-    out, looked = guarded(ctx, work, lambda o: o.values(), lambda o: [o["b"], o["a"]])
+    out, looked = run_guarded(ctx, work, lambda o: o.values(), lambda o: [o["b"], o["a"]])
     assert looked == ([[3.0, 4.0], [1.0, 2.0]], True) and set(out) == {"a", "b"}
     assert len(runs) == 1
-    assert read([]) == [] and read([torch.zeros(0), torch.ones(())]) == [[], [1.0]]
+    assert read_numbers([]) == [] and read_numbers([torch.zeros(0), torch.ones(())]) == [[], [1.0]]
 
 
 def test_what_only_seems_not_finite_stands() -> None:
@@ -138,7 +138,7 @@ def test_what_only_seems_not_finite_stands() -> None:
         ctx.check_tree({"w": torch.full((2, 3), 1e30)}, "a gradient")
         return torch.tensor([float(len(runs))])
 
-    out, looked = guarded(ctx, work, ask=lambda o: [o])
+    out, looked = run_guarded(ctx, work, ask=lambda o: [o])
     assert not ctx.failed and len(runs) == 2
     assert out.tolist() == [2.0] and looked == ([[2.0]], False)
 
@@ -151,7 +151,7 @@ def test_an_error_over_numbers_that_are_not_finite_is_told_as_such() -> None:
         raise ValueError("a probability is not in [0, 1]")
 
     with pytest.raises(DivergedError, match="client 1: the loss is not finite"):
-        guarded(ctx, work)
+        run_guarded(ctx, work)
     assert ctx.flags is None
 
 
@@ -164,7 +164,7 @@ def test_any_other_error_is_raised_as_it_is_and_at_once() -> None:
         raise ValueError("boom")
 
     with pytest.raises(ValueError, match="boom"):
-        guarded(ctx, work)
+        run_guarded(ctx, work)
     assert len(runs) == 1 and ctx.flags is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedvlm.federation.batches import stratified
+from fedvlm.federation.batches import stratify
 from tests.trainers.small_clip import Recorded, federation
 
 ADAPTER = {"PEFT.TEXT": "none", "PEFT.VISUAL": "adapter", "PEFT.WIDTH": "4"}
@@ -20,7 +20,7 @@ def test_held_out_is_validation_or_a_share_of_training() -> None:
     parts = []
     for split in fed.batcher.splits:
         train = torch.as_tensor(split.train)
-        parts.append(train[stratified(source.labels[train], 0.4, 1)[1]].numpy())
+        parts.append(train[stratify(source.labels[train], 0.4, 1)[1]].numpy())
     held = sorted(np.concatenate(parts).tolist())
     assert len(held) == len(set(held)) >= 6
     for part, how in (("val", "fit"), ("train", "held")):

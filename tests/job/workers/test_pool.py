@@ -26,7 +26,7 @@ from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine, RoundWork
 from fedvlm.federation.local.images import Absent
-from fedvlm.federation.rounds import Federation, FedState, Whole
+from fedvlm.federation.rounds import Federation, FedState, WholeState
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.workers.engine import PoolEngine
 from fedvlm.job.workers.site import PoolSite
@@ -122,7 +122,7 @@ class Pool:
         engine.join(fed)
         return fed
 
-    def end(self, fed: Federation, state: FedState) -> Whole:
+    def end(self, fed: Federation, state: FedState) -> WholeState:
         """The end with the clients' tensors, which any worker has."""
         store = SiteStore(self.folder, RUN, CPU, new_letters())
         clients, there = fed.clients, fed.clients.store
@@ -132,12 +132,12 @@ class Pool:
         held = {c: fed.held.get([c], [v]) for c, v in state.held.items()}
         out = {c: {s: {n: v[0] for n, v in t.items()} for s, t in rows[0][1].items()}
                for c, rows in held.items()}
-        return Whole(state.round, state.server, own, out, dict(state.versions))
+        return WholeState(state.round, state.server, own, out, dict(state.versions))
 
 
 def both(
     pool: Pool, dies: int = 0
-) -> tuple[Whole, Whole, tuple[list[list[Any]], list[list[Any]]]]:
+) -> tuple[WholeState, WholeState, tuple[list[list[Any]], list[list[Any]]]]:
     """Return the ends of the run in this process and by the pool, and the numbers of both."""
     whole = pool.federation()
     rows, dropped = measured(whole), list[Mapping[int, str]]()

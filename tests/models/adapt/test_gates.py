@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.core.trees import cast, expand, numel
-from fedvlm.federation.batches import stratified
+from fedvlm.federation.batches import stratify
 from fedvlm.federation.toolbox.adaptation import GateFit
 from fedvlm.models.adapt.gates import KINDS, build_gate, confidence, mix_logits, share, spread
 
@@ -157,7 +157,7 @@ def test_no_gradient_reaches_the_models() -> None:
 # ---- the split -------------------------------------------------------------------------------
 def test_split_of_sixteen_shots() -> None:
     labels = torch.arange(5).repeat(16)
-    fit, ada = stratified(labels, 0.2, 1)
+    fit, ada = stratify(labels, 0.2, 1)
     assert sorted([*fit.tolist(), *ada.tolist()]) == list(range(80))
     assert labels[ada].bincount().tolist() == [3] * 5
     assert labels[fit].bincount().tolist() == [13] * 5
@@ -166,7 +166,7 @@ def test_split_of_sixteen_shots() -> None:
 @pytest.mark.parametrize("ratio", [0.01, 0.2, 0.5, 0.99])
 def test_classes_with_two_are_on_both_sides(ratio: float) -> None:
     labels = torch.tensor([4, 4, 7, 9, 9, 9])
-    fit, ada = stratified(labels, ratio, 1)
+    fit, ada = stratify(labels, ratio, 1)
     assert not set(fit.tolist()) & set(ada.tolist())
     assert set(labels[fit].tolist()) == {4, 7, 9} and set(labels[ada].tolist()) == {4, 9}
 
@@ -174,10 +174,10 @@ def test_classes_with_two_are_on_both_sides(ratio: float) -> None:
 def test_split_is_a_function_of_labels_and_seed() -> None:
     labels = torch.arange(3).repeat(10)
     state = torch.get_rng_state()
-    one, same, other = (stratified(labels, 0.3, seed)[1] for seed in (1, 1, 2))
+    one, same, other = (stratify(labels, 0.3, seed)[1] for seed in (1, 1, 2))
     assert torch.equal(one, same) and not torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), state)
-    assert stratified(labels, 0.0, 1)[1].numel() == 0
+    assert stratify(labels, 0.0, 1)[1].numel() == 0
 
 
 # ---- another modality ------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_split_and_fusion_on_a_tiny_bert() -> None:
         )
         small = bert(transformers, 8)
         ids, y = sentences(160, 0)
-        fit, ada = stratified(y, 0.2, 1)
+        fit, ada = stratify(y, 0.2, 1)
         assert not set(fit.tolist()) & set(ada.tolist()) and len(ada) == 32
         for model in (large, small):
             optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 1e-2)
