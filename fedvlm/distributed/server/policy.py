@@ -235,7 +235,7 @@ def without(part: Upload, refused: Mapping[int, str]) -> Upload | None:
     return part.take(stay) if stay else None
 
 
-def outvoted(parts: Sequence[Upload]) -> dict[int, str]:
+def find_outvoted(parts: Sequence[Upload]) -> dict[int, str]:
     """Return why clients are refused whose extras or rows do not stack with most others'."""
     forms = [_form(part.extras) for part in parts]
     votes: Counter[Form] = Counter()

@@ -91,7 +91,7 @@ def _odd_cells(row: Row, cells: list[str], n: int, correct: int) -> str:
     return ""
 
 
-def outvoted_rows(rows: Mapping[int, Row]) -> dict[int, str]:
+def find_outvoted_rows(rows: Mapping[int, Row]) -> dict[int, str]:
     """Return why rows are not taken whose names are other than most others'; of two, the fewer."""
     names = {c: frozenset(n for n in row if n not in _RARE and not n.startswith(f"{CONFUSION}."))
              for c, row in rows.items()}
@@ -172,7 +172,7 @@ class RowAnswers:
         Raises:
             QuorumError: too few answered.
         """
-        lone, rows, missing = outvoted_rows(self.rows), dict(self.rows), set(self.missing)
+        lone, rows, missing = find_outvoted_rows(self.rows), dict(self.rows), set(self.missing)
         if lone:
             self.say(f"numbers of round {self.question.round}: {_by_client(lone)}")
             self.why |= {c: f"{self.members.home[c]}: {words}" for c, words in lone.items()}

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from fedvlm.core.errors import QuorumError
 from fedvlm.core.trees import Tree
-from fedvlm.distributed.schema import numbered
+from fedvlm.distributed.schema import by_number
 from fedvlm.distributed.server.membership import Membership
 from fedvlm.distributed.server.policy import (
     NOT_FINITE,
     Policy,
-    outvoted,
+    find_outvoted,
     read_parts,
     weigh,
     without,
@@ -71,7 +71,7 @@ class RoundAnswers:
         for counters in (values["counters"], values["towers"]):
             self.counters.update(counters)
         parts, refused, foreign = read_parts(reply, self.ctx, self.downloads, ids, self.forms)
-        told = numbered(values["dropped"])
+        told = by_number(values["dropped"])
         foreign += sorted(set(told) - set(ids))
         dropped = {c: why for c, why in told.items() if c in ids}  # others' are not its to drop
         if foreign:
@@ -98,7 +98,7 @@ class RoundAnswers:
 
     def compare(self, home: Mapping[int, str]) -> None:
         """Leave out what does not stack with most others, and report all that is refused."""
-        odd = outvoted([part for _, part in self.parts])
+        odd = find_outvoted([part for _, part in self.parts])
         for site in {home[c] for c in odd}:
             self._refuse(site, {c: why for c, why in odd.items() if home[c] == site})
         left = [(site, without(part, odd)) for site, part in self.parts]

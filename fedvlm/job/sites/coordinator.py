@@ -60,7 +60,7 @@ def coordinate(
     )
     engine.meet(int(cfg.FED.CLIENTS), seconds)
     built = build_run(cfg, progress, inputs=inputs_of(engine, file, folder))
-    joined(engine, built)
+    join_sites(engine, built)
     return Coordinator(built, engine)
 
 
@@ -84,7 +84,7 @@ def inputs_of(engine: RemoteEngine, file: SiteFile, folder: Path) -> ServerInput
     return ServerInputs(file, folder, engine.members.roster(), digest(told))
 
 
-def joined(engine: RemoteEngine, built: Built) -> None:
+def join_sites(engine: RemoteEngine, built: Built) -> None:
     """Let the clients of a run be at the sites that were met.
 
     Raises:

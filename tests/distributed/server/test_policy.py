@@ -13,7 +13,7 @@ from torch import Tensor
 from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import Tree
-from fedvlm.distributed.server.policy import HEAVIEST, outvoted, read_parts, weigh
+from fedvlm.distributed.server.policy import HEAVIEST, find_outvoted, read_parts, weigh
 from fedvlm.distributed.wire import Frame, unpack
 from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.cards import trainer_files
@@ -105,7 +105,7 @@ def test_where_the_form_is_not_known_types_that_no_method_sends_are_refused(
     (part,), _ = answer.read(answer.extras | {name: torch.zeros(2, 3)}, known=False)
     usual, _ = answer.read(known=False)
     most = [replace(usual[0], clients=(0, 1, 4)), part]
-    assert set(outvoted(most)) == set(IDS)
+    assert set(find_outvoted(most)) == set(IDS)
 
 
 def weighed(part: Upload, ctx: Context, weighting: str, weight: float) -> dict[int, str]:
@@ -141,7 +141,7 @@ def test_rows_go_by_the_axis_of_most_clients_and_not_of_the_first(answer: Answer
         return replace(part, clients=clients, rows={name: Rows(torch.zeros(2, 1).long(), axis)})
 
     first, second, third = along(-1, (0, 1)), along(-2, (2, 3)), along(-2, (4, 5))
-    assert set(outvoted([first, second, third])) == {0, 1}
+    assert set(find_outvoted([first, second, third])) == {0, 1}
 
 
 def test_every_method_that_sends_extras_gives_their_form() -> None:
