@@ -41,7 +41,8 @@ def engine_options() -> Schema:
             "work can use", low=0, high=1024, neutral=0,
         ),
         "FED.FEDERATION": Option(
-            "", "folder of fedvlm federation up, whose sites have the clients (FED.ENGINE flower: "
+            "", "folder made by fedvlm federation up, whose sites have the clients (FED.ENGINE "
+                "flower: "
             "federation, if it is empty; sites: in the place of FED.SITES_AT)", neutral="",
         ),
         "FED.SITES_AT": Option(

@@ -39,12 +39,13 @@ def _job() -> Schema:
             (), "also send every round's numbers to: tensorboard, wandb (if installed)"
         ),
         "OUTPUT_DIR": Option("output", "folder that holds all run folders"),
-        "RESUME": Option("", "run folder to go on with; the same command again resumes by itself"),
+        "RESUME": Option("", "run folder to resume; repeating the same command resumes without "
+                             "this flag"),
         "CACHE_DIR": Option("", "folder of caches; '' is $FEDVLM_CACHE, else ~/.cache"),
-        "TAG": Option("", "a word that becomes part of the run folder's name"),
+        "TAG": Option("", "a label added to the run folder's name"),
         "DRAFT": Option(
-            False, "a run while its method is being written: each one overwrites the last in a "
-            "folder of its own, and no table takes it", neutral=False,
+            False, "for developing a method: each draft run overwrites the last one in a "
+            "separate folder; tables ignore drafts", neutral=False,
         ),
         "DEVICE": Option(
             "auto",

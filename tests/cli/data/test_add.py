@@ -61,7 +61,7 @@ def test_the_yaml_of_a_folder_is_the_same_run(
     first = record()
     capsys.readouterr()
     assert run("--dataset-config-file", "photos.yaml") == 0
-    assert "finished before" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
     assert record() == first
 
 
@@ -128,7 +128,7 @@ def test_the_header_says_how_many_images_each_client_gets(
     words = ["--images", "photos", "--partition", "dirichlet", *RUN, "--output-dir", "out"]
     at = words.index("--shots")
     assert main(["run", *words]) == 0
-    assert "8 of 40 training images; by client: " in capsys.readouterr().out
+    assert "8 of 40 training images; per client: " in capsys.readouterr().out
     del words[at : at + 2]
     assert main(["run", *words]) == 0
     out = capsys.readouterr().out

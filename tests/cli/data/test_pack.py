@@ -110,7 +110,7 @@ def test_a_run_begun_with_images_goes_on_with_the_pack(
         file.unlink()
     words = [*RUN, "--root", str(made), "--trainer", "PromptFL", "--output-dir", str(output)]
     assert main(["run", *words]) == 0
-    assert "going on after round 1" in capsys.readouterr().out
+    assert "resuming after round 1" in capsys.readouterr().out
     assert numbers(run) == numbers(folder(with_images, "PromptFL"))
 
 
