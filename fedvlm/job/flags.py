@@ -73,7 +73,7 @@ _JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
 
 FLAGS: tuple[Flag, ...] = (
     _v(_JOB, "DATASET.ROOT", "--root --data-root",
-       "folder that holds the datasets, or a feature pack", "DATA/"),
+       "folder that contains the data sets, or a feature pack", "DATA/"),
     _v(_JOB, "", "--dataset", "dataset by name: configs/datasets/NAME.yaml", "NAME",
        dest="dataset"),
     _v(_JOB, "", "--dataset-config-file", "dataset by file", "FILE", dest="dataset_config_file"),
@@ -378,7 +378,7 @@ class _Numbers(argparse.Action):
     ) -> None:
         numbers = [part for word in values for part in word.split(",") if part]
         if not all(n.isascii() and n.isdigit() for n in numbers) or not numbers:
-            raise ConfigError(f"{option} wants whole numbers, got '{' '.join(values)}'")
+            raise ConfigError(f"{option} expects whole numbers, got '{' '.join(values)}'")
         if len({int(n) for n in numbers}) < len(numbers):
             raise ConfigError(f"{option} contains a number twice: {' '.join(values)}")
         setattr(namespace, self.dest, [int(n) for n in numbers])

@@ -78,7 +78,7 @@ def test_add_writes_once_and_where_it_is_told(
     assert main(["data", "add", "photos", "--to", "sets"]) == 0
     assert Path("sets/photos.yaml").is_file()
     for words, code, says in (
-        (["data", "add"], 2, "add wants a folder of images"),
+        (["data", "add"], 2, "add needs a folder of images"),
         (["data", "add", "fotos"], 3, "does not exist; did you mean 'photos'"),
         (["data", "add", "photos", "--root", "x"], 2, "add does not read --root"),
         (["data", "add", "photos", "--to", "x.txt"], 2, "must be a .yaml or .yml file"),

@@ -202,8 +202,8 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        ([], 2, "wants two folders, got 0"),
-        (["A", "B", "A"], 2, "wants two folders, got 3"),
+        ([], 2, "needs two folders, got 0"),
+        (["A", "B", "A"], 2, "needs two folders, got 3"),
         (["A", "B", "--format", "jsn"], 2, "did you mean 'json'"),
         (["A", "B", "--over-seed"], 2, "unknown flag '--over-seed'; did you mean '--over-seeds'"),
         (["A", "ROOT"], 2, "holds 4 runs"),
@@ -246,8 +246,8 @@ def test_table_and_verify_compare_in_the_same_way(tmp_path: Path, capsys: Captur
 @pytest.mark.parametrize(("words", "told"), [
     (["table", "A", "A", "--paired", "--metric", "global"], "--metric does not go with --paired"),
     (["table", "A", "A", "--paired", "--format", "tex"], "text, md, json, not as tex"),
-    (["table", "A", "--paired"], "table --paired wants two folders, got 1"),
-    (["table", "A", "--format", "json"], "--format json is for --paired"),
+    (["table", "A", "--paired"], "table --paired needs two folders, got 1"),
+    (["table", "A", "--format", "json"], "--format json needs --paired"),
     (["verify", "A", "A", "--against", "A"], "fedvlm verify RUN_A --against RUN_B"),
 ])
 def test_table_and_verify_refuse_in_one_sentence(
