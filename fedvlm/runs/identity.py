@@ -249,7 +249,7 @@ def refuse_other(
     raise ConfigError(
         f"'{folder}' holds another run, which is not overwritten; settings that differ "
         f"(existing -> this command): {shorten(identity_difference(old, new))}; choose another "
-        f"--tag "
+        "--tag "
         "or --output-dir, or repeat the existing settings to resume"
     )
 

@@ -123,7 +123,7 @@ def test_folders_clients_and_weights_that_are_not_there(quick_run: Path, tmp_pat
         fedvlm.load(quick_run)
     with pytest.raises(DataError, match="is no run folder"):
         fedvlm.load(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="device is a word, not 3"):
+    with pytest.raises(ConfigError, match="device must be text, not 3"):
         fedvlm.load(place, device=3)  # type: ignore[arg-type]
     copy = tmp_path / "copy"
     shutil.copytree(place, copy)

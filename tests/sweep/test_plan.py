@@ -217,7 +217,7 @@ def test_the_table_command_is_one_that_works(tmp_path: Path) -> None:
     assert table_commands(plan, tmp_path) == [f"table of the runs: {whole}"]  # two tables
     write_run(tmp_path, "B", "Pets", last={"personal": 1.0}, shots=4)
     head, only = table_commands(plan, tmp_path)
-    assert "the runs of Pets differ in their protocol" in head
+    assert "the runs of Pets have different protocols" in head
     assert only == f"  {whole} --where 'dataset=Dogs & Cats'"
     assert table_commands(replace(plan, shots=(4, 16)), tmp_path) == [
         f"table of the runs: {whole} --cols dataset shots"
