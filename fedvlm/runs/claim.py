@@ -25,7 +25,7 @@ from fedvlm.runs.identity import (
     read_manifest,
     read_results,
     refuse_other,
-    shorten,
+    shorten_lines,
 )
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import seal_of
@@ -310,7 +310,7 @@ class ClaimedFolder:
                 self.notes.append(
                     "bit-identical results are not guaranteed: the run started in another "
                     "environment: "
-                    + shorten(changed)
+                    + shorten_lines(changed)
                 )
         record["sessions"].append(session)
         self._write_manifest(record)

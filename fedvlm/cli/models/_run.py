@@ -23,7 +23,7 @@ def add_run(parser: Parser, default: str = "global") -> None:
         "moved since the run")
 
 
-def opened(args: Namespace) -> Run:
+def open_run(args: Namespace) -> Run:
     """Return the run that the words name.
 
     Raises:

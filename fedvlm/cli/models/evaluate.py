@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 
-from fedvlm.cli.models._run import add_run, opened
+from fedvlm.cli.models._run import add_run, open_run
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import complain, progress, say
@@ -47,7 +47,7 @@ def main(args: Namespace) -> int:
     if args.root and args.images:
         raise ConfigError("--root needs --dataset: --images FOLDER already gives the place; drop "
                           "--root")
-    run = opened(args)
+    run = open_run(args)
     from fedvlm.api.evaluate import evaluate, of_dataset, of_folder  # start-up: PyTorch, 2 s
 
     tests = of_folder(args.images) if args.images else of_dataset(

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from fedvlm.cli.results._folders import run_folders
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import one_line
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
@@ -40,10 +40,10 @@ def flags(parser: Parser) -> None:
     add = parser.add_argument
     add("folders", nargs="+", metavar="RUN_OR_OUTPUT", help="a run folder, or one with runs at "
         "any depth (OUTPUT_DIR)")
-    add("--replay", type=whole(1), default=0, metavar="N", help="also repeat the last N rounds "
-        "of each finished run and compare; a large N repeats the whole run")
-    add("--sample", type=whole(1), default=0, metavar="N", help="--replay: only N of the runs, "
-        "chosen by their digests")
+    add("--replay", type=whole_number(1), default=0, metavar="N", help="also repeat the last N "
+        "rounds of each finished run and compare; a large N repeats the whole run")
+    add("--sample", type=whole_number(1), default=0, metavar="N", help="--replay: only N of the "
+        "runs, chosen by their digests")
     add("--against", default="", metavar="RUN", help="compare with this run: settings that "
         "differ, first round with different numbers")
     add("--root", default="", metavar="DATA", help="--replay: where the images are now")
