@@ -165,7 +165,7 @@ def test_parts_are_personal_by_name() -> None:
     assert groups.shared == (CTX,) and len(groups.personal) == 4
     with pytest.raises(ConfigError, match="matches none of the trained tensors"):
         built(spec, "FED.PERSONAL", "ctx")
-    with pytest.raises(ConfigError, match="says itself which of its tensors are personal"):
+    with pytest.raises(ConfigError, match="defines which of its tensors are personal"):
         built("PromptFL", "FED.PERSONAL", "text.ctx")
 
 

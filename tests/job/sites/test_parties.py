@@ -75,7 +75,7 @@ def test_a_run_over_parties_ends_below_its_quorum_and_goes_on(
     client = ("predict", str(jobs.folder(tmp_path)), str(place / "server"), "--client", "1")
     assert main([*client]) == 2
     said = capsys.readouterr().err
-    assert "the state of client 1 lies with the worker or site that made it" in said
+    assert "the state of client 1 is stored at the worker or site that made it" in said
     assert json.loads((jobs.folder(tmp_path) / "sites" / "met.json").read_text())["site1"][
         "clients"]["1"]["train"] == 10
     everything = b"\n".join([*frames, *line.frames])
