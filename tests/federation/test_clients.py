@@ -129,7 +129,7 @@ def test_methods_that_read_their_old_model_say_so(name: str) -> None:
     world = CheckWorld(head if name == "FedAS" else BOTH)
     with pytest.raises(FedvlmError, match=(
         rf"trainer {name} reads '[\w.]+' in slot 'w' of a client's state, but the shared part is "
-        "not kept between rounds \(every download contains it\): declare reads_old = True"
+        r"not kept between rounds \(every download contains it\): declare reads_old = True"
     )):
         run = world.record(bare, Setup(rounds=2))
         list(run.fed.personal(run.fed.adopt(run.states[-1]), [0]))

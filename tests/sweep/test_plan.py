@@ -173,7 +173,7 @@ datasets: [digits]
 trainers: [FedAvg, {name: FedAvg, label: other, lr: 0.1}]
 """)
     assert main(["sweep", str(path), "--output-dir", str(tmp_path / "out")]) == 2
-    assert "are one run folder" in capsys.readouterr().err
+    assert "have the same run folder" in capsys.readouterr().err
 
 
 def test_dry_run_list_and_print_write_nothing(
