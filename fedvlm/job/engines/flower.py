@@ -133,20 +133,21 @@ def check_flower(cfg: CfgNode) -> Place:
     place = read_place(user_path(cfg.FED.FEDERATION or FOLDER))
     if place.listen or any(site.owner for site in place.sites):
         raise ConfigError(
-            f"the sites of '{place.folder}' have data of their own: --engine sites --federation "
-            f"{cfg.FED.FEDERATION or FOLDER} asks them"
+            f"the sites of '{place.folder}' have their own data: use --engine sites "
+            f"--federation {cfg.FED.FEDERATION or FOLDER}"
         )
     count, clients = len(place.sites), int(cfg.FED.CLIENTS)
     parts = max(parse_sites(cfg.FED.SITES, clients), default=0) + 1 if cfg.FED.SITES else 0
     if parts != count:
-        has = f"FED.SITES {cfg.FED.SITES} is of {parts}" if parts else "it gets no clients yet"
-        some = f": say FED.SITES {split_evenly(clients, count)}" if clients >= count else (
+        has = f"FED.SITES {cfg.FED.SITES} defines {parts}" if parts else "no clients for them"
+        some = f": set FED.SITES {split_evenly(clients, count)}" if clients >= count else (
             f", more than there are clients ({clients})")
         raise ConfigError(
             f"the federation in '{place.folder}' has {count} sites and {has}{some}")
     if not processes.pid_of(place, LINK):
         raise ConfigError(
-            f"the SuperLink does not run: fedvlm federation up --federation {place.folder}")
+            "the SuperLink is not running: start it with fedvlm federation up --federation "
+            f"{place.folder}")
     refuse_busy_federation(place)
     return place
 

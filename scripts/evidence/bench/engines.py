@@ -28,7 +28,7 @@ from fedvlm.config.engines import FLOWER, LOCAL, WORKERS
 from fedvlm.console.rows import table_lines
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.repository import PACKAGE
-from fedvlm.job.engines.flower import loopback, why_not_installed
+from fedvlm.job.engines.flower import loopback, split_evenly, why_not_installed
 
 SHORT = 1  # rounds of the short run
 LOOK = 0.1  # seconds between looks at the processes
