@@ -9,7 +9,7 @@ from fedvlm.cli.verbs import Verb
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, did_you_mean, fold, nearest
 from fedvlm.core.files import user_path
-from fedvlm.job.kinds import config_of, dataset_of, method_of
+from fedvlm.job.kinds import config_kind, dataset_of, method_of
 from fedvlm.runs.names import is_finished
 
 
@@ -48,4 +48,4 @@ def _kind(path: Path) -> str:
         return f"a folder: fedvlm table {path} for runs, fedvlm doctor --root {path} for data"
     if path.suffix == ".py":
         return f"a Python file: --trainer {path} for a run, fedvlm check {path}"
-    return config_of(path) if path.suffix in (".yaml", ".yml") else "a file that no command reads"
+    return config_kind(path) if path.suffix in (".yaml", ".yml") else "a file that no command reads"

@@ -29,7 +29,7 @@ ENDED = {  # keys of 0.1: what takes their place
 
 
 def engine_options() -> Schema:
-    """Return what ``docs/workers.md``, ``docs/flower.md`` and ``docs/deployment.md`` explain."""
+    """Return what ``docs/workers.md`` and ``docs/deployment.md`` explain."""
     return {
         "FED.ENGINE": Option(
             LOCAL, "who computes the clients: this process, worker processes, sites with data of "

@@ -68,7 +68,7 @@ def place(parts: Iterable[str]) -> tuple[int, ...]:
     return tuple((CHOICE, *ORDER).index(p) for p in parts) or (len(ORDER) + 1,)
 
 
-def words_of(parts: Iterable[str]) -> str:
+def family_heading(parts: Iterable[str]) -> str:
     """Return families as a heading: ``image feature and prompt``."""
     ordered = sorted(parts, key=lambda p: (p == "gate", WORDS.get(p, p).lower()))
     return " and ".join(WORDS.get(p, p) for p in ordered)

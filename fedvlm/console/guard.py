@@ -17,7 +17,7 @@ from fedvlm.core.errors import ConfigError, FedvlmError, MethodError, own_line
 from fedvlm.core.signals import exit_code
 
 
-def guarded(call: Callable[[], int], words: Sequence[str]) -> int:
+def exit_code_of(call: Callable[[], int], words: Sequence[str]) -> int:
     """Return the exit code of ``call``; every error becomes a sentence, as in ``main``."""
     try:
         code = call()

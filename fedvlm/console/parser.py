@@ -250,7 +250,7 @@ def like_a_switch(word: str) -> bool:
     return word.lower() in words or ("." not in word and bool(did_you_mean(word, words)))
 
 
-def whole(low: int, high: int | None = None) -> Callable[[str], int]:
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     """Return a ``type`` of flags: whole numbers of a range."""
 
     def number(word: str) -> int:

@@ -197,7 +197,7 @@ WORDS = {
 }
 
 
-def expand(value: str) -> dict[str, str]:
+def peft_keys(value: str) -> dict[str, str]:
     """Return the config keys that the words of ``--peft`` set.
 
     Raises:
@@ -222,7 +222,7 @@ def expand(value: str) -> dict[str, str]:
     return OFF | keys
 
 
-def words_of(text: str, visual: str, head: str) -> str:
+def peft_words(text: str, visual: str, head: str) -> str:
     """Return the words of ``--peft`` for the three keys: ``prompt+lora``; ``none`` for nothing."""
     keys = {"PEFT.TEXT": text, "PEFT.VISUAL": visual, "PEFT.HEAD": head}
     words = [word for word, (key, value) in WORDS.items() if keys[key] == value]
@@ -359,7 +359,7 @@ class _Peft(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
         option: str | None = None,
     ) -> None:
-        keys = expand(values)
+        keys = peft_keys(values)
         namespace.flags |= keys
         namespace.flag_names |= dict.fromkeys(keys, option)
 

@@ -32,10 +32,10 @@ from fedvlm.evaluation.evaluator import Ask
 from fedvlm.evaluation.scores import CONFUSION
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, convert_format1
-from fedvlm.job.build import Built, complete, prepare
+from fedvlm.job.build import Built, complete_run, prepare_run
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.engines.base import ClientSide, client_side
-from fedvlm.job.identity import identity_config, present
+from fedvlm.job.identity import identity_config, present_identity
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
 from fedvlm.job.request import Request
@@ -119,13 +119,13 @@ def _built_and_trained(
     clients: ClientSide, choice: str, began: float,
 ) -> tuple[dict[str, Any], Path]:
     """As ``_run``, once the inputs are known."""
-    prepared = prepare(cfg, progress, inputs=inputs)
+    prepared = prepare_run(cfg, progress, inputs=inputs)
     method = prepared.trainer.name
     place = run_path(cfg, prepared.data.name, method + choice)
     _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
     folder = RunFolder.claim(
-        cfg.OUTPUT_DIR, place, prepared.identity, present=partial(present, cfg.TRAINER.NAME),
-        draft=bool(cfg.DRAFT),
+        cfg.OUTPUT_DIR, place, prepared.identity,
+        present=partial(present_identity, cfg.TRAINER.NAME), draft=bool(cfg.DRAFT),
     )
     folder.keep = int(cfg.TRAIN.KEEP_STATES)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
@@ -142,7 +142,7 @@ def _built_and_trained(
         return folder.finished, folder.path
     with folder:
         # Under the lock: two of the same command do it once.
-        built = complete(prepared, progress, lambda note: console.notes([note]))
+        built = complete_run(prepared, progress, lambda note: console.notes([note]))
         folder.begin()
         results = _trained(built, origins, folder, console, sinks, began, clients)
     if folder.draft:
@@ -183,7 +183,7 @@ def _look_ahead(cfg: CfgNode, choice: str) -> Path:
     path = Path(cfg.OUTPUT_DIR) / place.relative()
     _check_resume(cfg, path)
     look_ahead(
-        cfg.OUTPUT_DIR, place, identity_config(cfg), partial(present, cfg.TRAINER.NAME),
+        cfg.OUTPUT_DIR, place, identity_config(cfg), partial(present_identity, cfg.TRAINER.NAME),
         bool(cfg.DRAFT),
     )
     return path

@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-BITS = "image_bits"  # of a round's record: {"personal": {client: bits}, "global": bits}
+BITS = "image_bits"  # of a round's record: {"personal": {client: bits}, "shared": bits}
 
 
 def encode_bits(right: Sequence[bool]) -> str:
@@ -54,9 +54,9 @@ def bit_problems(record: Mapping[str, Any]) -> Iterator[str]:
     for client, text in (personal.items() if isinstance(personal, Mapping) else ()):
         row = rows.get(client, {})
         yield from _disagreement(f"personal.{client}", text, row.get("n"), row.get("correct"))
-    if "global" in found:
+    if "shared" in found:
         total = record.get("global")
-        yield from _disagreement("global", found["global"], None, None, total)
+        yield from _disagreement("shared", found["shared"], None, None, total)
 
 
 def _disagreement(

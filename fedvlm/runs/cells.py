@@ -41,7 +41,7 @@ def folders_of(path: Path) -> list[Path]:
         DataError: a pack is damaged.
     """
     if path.name.endswith(ENDING) and path.is_file():
-        return [unpack(path, cache_dir() / "fedvlm" / "cells")]
+        return [unpack_runs(path, cache_dir() / "fedvlm" / "cells")]
     packs = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else []
     return [folder for pack in packs for folder in folders_of(pack)] or [path]
 
@@ -74,7 +74,7 @@ def run_names(path: Path) -> set[str]:
     return {str(name) for name, _ in _runs(path, _read(path))}
 
 
-def packed(folder: Path) -> bool:
+def is_packable(folder: Path) -> bool:
     """Return whether a run folder holds exactly what a pack keeps of a run."""
     try:
         return {path.name for path in folder.iterdir()} == set(FILES)
@@ -82,7 +82,7 @@ def packed(folder: Path) -> bool:
         return False
 
 
-def pack(runs: Iterable[tuple[str, Path]], path: Path) -> int:
+def pack_runs(runs: Iterable[tuple[str, Path]], path: Path) -> int:
     """Write runs into a pack; return how many.
 
     Args:
@@ -103,7 +103,7 @@ def pack(runs: Iterable[tuple[str, Path]], path: Path) -> int:
     return len(lines)
 
 
-def unpack(path: Path, into: Path) -> Path:
+def unpack_runs(path: Path, into: Path) -> Path:
     """Write a pack's runs below ``into/HASH/NAME`` and return that folder.
 
     One that is there stays if it holds the pack's runs byte for byte and nothing else; else it is

@@ -25,7 +25,7 @@ from fedvlm.runs.identity import (
     read_manifest,
     read_results,
     refuse_other,
-    shorten,
+    shorten_lines,
 )
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import seal_of
@@ -309,7 +309,7 @@ class ClaimedFolder:
             if changed and resume:
                 self.notes.append(
                     "bit-equal numbers are not promised, since the run began elsewhere: "
-                    + shorten(changed)
+                    + shorten_lines(changed)
                 )
         record["sessions"].append(session)
         self._write_manifest(record)

@@ -97,20 +97,21 @@ def identity_digest(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def plain(value: Any) -> Any:
+def json_plain(value: Any) -> Any:
     """Return ``value`` as JSON reads it back: text keys, lists; floats stay exact."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_plain(item) for item in value]
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return plain(value.item())
+        return json_plain(value.item())
     return value
 
 
 def identity_plain(value: Any) -> Any:
-    """Return ``plain(value)`` with NaN and infinities spelt out, so that strict JSON holds it."""
-    value = plain(value)
+    """Return ``json_plain(value)`` with NaN and infinities spelt out, so that strict JSON holds "
+        "it."""
+    value = json_plain(value)
     if isinstance(value, dict):
         return {key: identity_plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -128,7 +129,7 @@ def identity_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[
     ]
 
 
-def shorten(lines: list[str]) -> str:
+def shorten_lines(lines: list[str]) -> str:
     """Join the first few of ``lines`` for one sentence."""
     rest = len(lines) - _SHOWN
     return "; ".join(lines[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
@@ -167,7 +168,7 @@ def _lines(
 
 def _scalar(value: Any) -> str:
     """Return a value on one line of YAML; with line breaks of any kind in it, all escaped."""
-    value = plain(value)
+    value = json_plain(value)
     if isinstance(value, (list, dict)):
         return _one_line(value)
     return _same_line(repr(value), value)
@@ -248,7 +249,7 @@ def refuse_other(
         return
     raise ConfigError(
         f"'{folder}' holds another run, which is neither resumed nor overwritten; what differs "
-        f"(there -> asked): {shorten(identity_difference(old, new))}; choose another --tag "
+        f"(there -> asked): {shorten_lines(identity_difference(old, new))}; choose another --tag "
         "or --output-dir, or ask for the same again"
     )
 

@@ -42,8 +42,8 @@ from fedvlm.runs.seal import (
     RECORD,
     Damaged,
     checked_record,
+    open_sealed,
     read_bytes,
-    unsealed,
 )
 from fedvlm.runs.tensors import read_tensors, write_vouched
 
@@ -367,7 +367,7 @@ def read_models(folder: Path, name: str = "personal") -> dict[int, Tree]:
         try:
             data = read_bytes(path)
             identity = json.loads(data)["identity"]
-            record = unsealed(path, data, (RECORD,), identity)
+            record = open_sealed(path, data, (RECORD,), identity)
             tensors = read_tensors(path.with_suffix(".safetensors"), record)
         except (Damaged, ValueError, KeyError, TypeError) as error:
             raise DataError(f"'{path}' cannot be read: {error}") from error

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedvlm.core import files
 from fedvlm.core.trees import TreeView
 from fedvlm.runs.records import RecordStore
-from fedvlm.runs.seal import Damaged, check_records, read_bytes, unsealed
+from fedvlm.runs.seal import Damaged, check_records, open_sealed, read_bytes
 from fedvlm.runs.tensors import read_tensors, write_vouched
 
 StateView = Mapping[str, TreeView]  # a state that is read only
@@ -176,7 +176,7 @@ def _read(folder: Path, number: int, identity: str) -> SavedState:
 
 
 def _record(path: Path, number: int, identity: str) -> dict[str, Any]:
-    record = unsealed(path, read_bytes(path), (FORMAT, OLD), identity)
+    record = open_sealed(path, read_bytes(path), (FORMAT, OLD), identity)
     if record.get("round") != number:
         raise Damaged(f"{path.name} is the state of round {record.get('round')}")
     return record

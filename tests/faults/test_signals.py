@@ -28,7 +28,7 @@ STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 def listening() -> Iterator[None]:
     """Handlers as the command has them, taken back afterwards."""
     before = {s: signal.getsignal(s) for s in (*signals.STOPS, signals.SAVE)}
-    signals.listen()
+    signals.install_handlers()
     yield
     files.on_write_point = None
     signals.save_asked()

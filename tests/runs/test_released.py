@@ -16,7 +16,7 @@ from PIL import Image
 import fedvlm
 from fedvlm.cli.main import main
 from fedvlm.job.identity import identity_config, present_config
-from fedvlm.job.resolve import config_of
+from fedvlm.job.resolve import run_config
 from fedvlm.runs.identity import identity_plain
 from tests import jobs
 
@@ -155,6 +155,6 @@ def test_a_finished_one_is_loaded_and_not_run_again(tmp_path: Path, capsys: Capt
 @pytest.mark.parametrize("name", KEPT)
 def test_a_config_without_a_newer_key_means_what_it_meant(name: str) -> None:
     """Keys that came later have a neutral value: the old file gives the identity of old."""
-    cfg = config_of(folder_of(name), {})
+    cfg = run_config(folder_of(name), {})
     told = json.loads((folder_of(name) / "manifest.json").read_text())["identity"]["config"]
     assert identity_plain(identity_config(cfg)) == present_config(cfg.TRAINER.NAME, told)

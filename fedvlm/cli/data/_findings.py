@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO, cast
 
-from fedvlm.console.rows import number, one_line, table_lines
+from fedvlm.console.rows import format_number, one_line, table_lines
 from fedvlm.console.screen import progress, say, wants_live
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS
@@ -37,7 +37,7 @@ _GAP, _INDENT = 2, 4
 def show_table(rows: Sequence[Mapping[str, object]], stream: TextIO | None = None) -> None:
     """Show rows of named cells; the cell ``state`` has a colour on a terminal."""
     out = sys.stdout if stream is None else stream
-    plain = [{k: one_line(number(v)) for k, v in row.items()} for row in rows]
+    plain = [{k: one_line(format_number(v)) for k, v in row.items()} for row in rows]
     if not wants_live(out):
         say(*table_lines(plain), stream=stream)
     elif plain:

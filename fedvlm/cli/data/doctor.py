@@ -19,7 +19,7 @@ from yacs.config import CfgNode
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.read import find_config
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import progress, say
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.data.catalog import CATALOG, catalog_names, dataset_info
@@ -44,7 +44,8 @@ def flags(parser: Parser) -> None:
         "or a feature pack")
     add("--dataset-config-file", action="append", default=[], metavar="FILE", help="a set of yours")
     add("--full", action="store_true", help="decode all images")
-    add("--sample", type=whole(0), metavar="N", help=f"images of each set to decode ({_SAMPLE})")
+    add("--sample", type=whole_number(0), metavar="N",
+        help=f"images of each set to decode ({_SAMPLE})")
     add("--json", action="store_true", help="all of it, for programs")
     add("--cache-dir", default="", metavar="FOLDER", help="another cache")
     parser.checks.append(_mistakes)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedvlm.cli.methods._lines import method_rows, piece_rows, sizes
 from fedvlm.cli.verbs import verbs
-from fedvlm.config.families import CHOICE, ORDER, families_in, place, words_of
+from fedvlm.config.families import CHOICE, ORDER, families_in, family_heading, place
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import say
@@ -113,5 +113,5 @@ def _rows(files: dict[str, Path], flat: bool) -> list[str]:
     by_place = sorted(zip(parts, lines, strict=True), key=lambda one: place(one[0]))
     for own, members in groupby(by_place, key=lambda one: one[0]):
         group = [f"  {line}" for _, line in members]
-        out += ["", f"{words_of(own) or 'its card does not say what'}: {len(group)}", *group]
+        out += ["", f"{family_heading(own) or 'its card does not say what'}: {len(group)}", *group]
     return ["  " + head, *out[1:]]

@@ -50,7 +50,7 @@ def main(args: Namespace) -> int:
         DataError: the folder cannot be written.
     """
     name, into = args.name, None if args.into is None else user_path(args.into)
-    check_name(name)
+    check_method_name(name)
     code, yaml = _paths(name, into)
     for path in (code, yaml):
         if path.exists():
@@ -77,7 +77,7 @@ def texts(name: str, *, registered: bool, kind: str = "") -> tuple[str, str]:
     return KINDS.get(kind, OWN).texts(name, spec, registered=registered)
 
 
-def check_name(name: str) -> None:
+def check_method_name(name: str) -> None:
     """Refuse a name that cannot be a class, a file and a config node at once, or is taken.
 
     Raises:

@@ -23,7 +23,7 @@ def add_run(parser: Parser, default: str = "global") -> None:
         "are not where the run found them")
 
 
-def opened(args: Namespace) -> Run:
+def open_run(args: Namespace) -> Run:
     """Return the run that the words name.
 
     Raises:

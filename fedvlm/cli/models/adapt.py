@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.files import user_path
 
@@ -27,8 +27,8 @@ def flags(parser: Parser) -> None:
     add("--to", required=True, metavar="DIR", help="a new folder")
     add("--format", default="safetensors", metavar="NAME", help="safetensors, peft, open_clip or "
         "onnx (safetensors)")
-    add("--epochs", type=whole(0), default=None, metavar="N", help="of fine-tuning (as the run's "
-        "settings say)")
+    add("--epochs", type=whole_number(0), default=None, metavar="N", help="of fine-tuning (as the "
+        "run's settings say)")
     add("--device", default="auto", metavar="X", help="auto, cpu, cuda, cuda:N, mps")
     add("--weights", default="", metavar="X", help="where the backbone's weights are now")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 
-from fedvlm.cli.models._run import add_run, opened
+from fedvlm.cli.models._run import add_run, open_run
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import complain, progress, say
@@ -43,7 +43,7 @@ def main(args: Namespace) -> int:
         raise ConfigError("say on what: --dataset NAME, or --images FOLDER")
     if args.root and args.images:
         raise ConfigError("--root is for --dataset; --images says itself where they are")
-    run = opened(args)
+    run = open_run(args)
     from fedvlm.api.evaluate import evaluate, of_dataset, of_folder  # start-up: PyTorch, 2 s
 
     tests = of_folder(args.images) if args.images else of_dataset(

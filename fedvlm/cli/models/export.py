@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from fedvlm.cli.models._run import add_run, opened
+from fedvlm.cli.models._run import add_run, open_run
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
 from fedvlm.core.files import user_path
@@ -38,7 +38,7 @@ def main(args: Namespace) -> int:
         FedvlmError: no such run or client, a folder that is there, or a method that the format
             cannot hold.
     """
-    run = opened(args)
+    run = open_run(args)
     from fedvlm.export.write import check_target, export, export_all  # start-up: PyTorch, 2 s
 
     folder = user_path(args.to)

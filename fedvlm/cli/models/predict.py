@@ -10,8 +10,8 @@ import io
 import json
 from argparse import Namespace
 
-from fedvlm.cli.models._run import add_run, opened
-from fedvlm.console.parser import Parser, whole
+from fedvlm.cli.models._run import add_run, open_run
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError
@@ -30,7 +30,8 @@ def flags(parser: Parser) -> None:
     add_run(parser)
     add = parser.add_argument
     add("images", nargs="+", metavar="IMAGE", help="images, or folders of them")
-    add("--top", type=whole(1), default=1, metavar="N", help="how many classes per image (1)")
+    add("--top", type=whole_number(1), default=1, metavar="N", help="how many classes per image "
+        "(1)")
     add("--json", action="store_true", help="JSON lines: image, client, classes, probabilities")
     add("--csv", action="store_true", help="a table of every class's probability")
 
@@ -43,7 +44,7 @@ def main(args: Namespace) -> int:
     """
     if args.json and args.csv:
         raise ConfigError("--json and --csv are two forms: give one")
-    run = opened(args)
+    run = open_run(args)
     rows, table = [], []
     for name, model in run.named(args.client).items():
         said = model.predict(args.images)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
 from fedvlm.cli.results._pairs import print_pairs
-from fedvlm.console.parser import Parser, amount, whole
+from fedvlm.console.parser import Parser, amount, whole_number
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
@@ -86,7 +86,8 @@ def flags(parser: Parser) -> None:
     add("--mixed", nargs="*", metavar="KEY", help="one table although runs differ in these keys "
         "(any); the caption says in which they do")
     add("--ci", action="store_true", help="the 95 %% t-interval instead of the standard deviation")
-    add("--digits", type=whole(0, 6), default=1, metavar="N", help="decimals of percentages (1)")
+    add("--digits", type=whole_number(0, 6), default=1, metavar="N", help="decimals of "
+        "percentages (1)")
     add("--standalone", action="store_true", help="a whole document (tex, html)")
     add("--out", default="", metavar="FILE", help="write here instead of the screen")
     add("--logs", default="", metavar="FOLDER", help="read Dassl's log.txt files below FOLDER "

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from fedvlm.cli.results._folders import run_folders
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import one_line
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
@@ -39,10 +39,10 @@ def flags(parser: Parser) -> None:
     add = parser.add_argument
     add("folders", nargs="+", metavar="RUN_OR_OUTPUT", help="a run folder, or one with runs at "
         "any depth (OUTPUT_DIR)")
-    add("--replay", type=whole(1), default=0, metavar="N", help="also run the last N rounds of "
-        "each finished run again and compare; as many as it has: the whole run")
-    add("--sample", type=whole(1), default=0, metavar="N", help="--replay: only N of the runs, "
-        "drawn by their digests")
+    add("--replay", type=whole_number(1), default=0, metavar="N", help="also run the last N "
+        "rounds of each finished run again and compare; as many as it has: the whole run")
+    add("--sample", type=whole_number(1), default=0, metavar="N", help="--replay: only N of the "
+        "runs, drawn by their digests")
     add("--against", default="", metavar="RUN", help="where one run and this one part: settings "
         "that differ, the first round with other numbers")
     add("--root", default="", metavar="DATA", help="--replay: where the images are now")

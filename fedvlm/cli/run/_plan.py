@@ -11,7 +11,7 @@ from typing import Any
 
 from fedvlm.cli.nearest import nearest_path
 from fedvlm.config.read import lookup
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.threads import usual_threads
 from fedvlm.job.flags import add_flags, pairs
@@ -26,20 +26,20 @@ _INSTEAD = {  # flag of a run -> what a sweep has instead
 MANY: dict[str, Any] = {"nargs": "+", "default": []}
 
 
-def listed(word: str) -> list[str]:
+def split_words(word: str) -> list[str]:
     """Return the parts of a word: ``a,b`` is ``a b``."""
     return [part for part in word.split(",") if part]
 
 
 def flatten(args: Namespace, dest: str) -> None:
-    """Make one list of the words of a flag of type ``listed``."""
+    """Make one list of the words of a flag of type ``split_words``."""
     setattr(args, dest, [part for parts in getattr(args, dest, []) for part in parts])
 
 
 def plan_flags(parser: Parser) -> None:
     """Add the words that make or cut a plan, and those of its workers."""
     add = parser.add_argument
-    many = MANY | {"type": listed}
+    many = MANY | {"type": split_words}
     add("opts", nargs="*", metavar="PLAN.yaml", help="a plan; without one, --trainers and "
         "--datasets; and KEY VALUE pairs for every cell")
     add("--trainers", **many, metavar="NAME", help="methods; with a plan: only these of it")
@@ -53,13 +53,13 @@ def plan_flags(parser: Parser) -> None:
 def worker_flags(parser: Parser) -> None:
     """Add what workers are: how many, their threads and devices, a cell's time."""
     add = parser.add_argument
-    add("--jobs", type=whole(1), default=1, metavar="N", help="worker processes (default 1)")
-    add("--threads", type=whole(1), metavar="N", help="threads of each worker (default "
+    add("--jobs", type=whole_number(1), default=1, metavar="N", help="worker processes (default 1)")
+    add("--threads", type=whole_number(1), metavar="N", help="threads of each worker (default "
         "OMP_NUM_THREADS, else cores/jobs, 1 for the tiny backbone)")
-    add("--devices", **MANY, type=listed, metavar="D", help="one device per worker in turn, such "
-        "as cuda:0")
-    add("--cell-timeout", type=whole(1), default=0, metavar="SECONDS", help="kill a cell that "
-        "takes longer; it counts as failed (default: never)")
+    add("--devices", **MANY, type=split_words, metavar="D", help="one device per worker in turn, "
+        "such as cuda:0")
+    add("--cell-timeout", type=whole_number(1), default=0, metavar="SECONDS", help="kill a cell "
+        "that takes longer; it counts as failed (default: never)")
 
 
 def end_flags(parser: Parser) -> None:

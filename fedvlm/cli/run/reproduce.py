@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedvlm.cli.run._plan import flatten, listed, worker_flags
+from fedvlm.cli.run._plan import flatten, split_words, worker_flags
 from fedvlm.cli.run.sweep import run_sweep
 from fedvlm.console.parser import Parser, amount
 from fedvlm.console.rows import table_lines
@@ -50,7 +50,8 @@ def flags(parser: Parser) -> None:
     add("--budget", type=amount("hours", 0), default=math.inf, metavar="HOURS",
         help="begin no run after so many hours, nor one that should end later; what is left is "
         "not run (default: any time)")
-    add("--seeds", nargs="+", type=listed, default=[], metavar="N", help="instead of the recipe's")
+    add("--seeds", nargs="+", type=split_words, default=[], metavar="N", help="instead of the "
+        "recipe's")
     add("--dry-run", action="store_true", help="cells, what keeps them from running, numbers "
         "trained and sent; writes nothing")
     worker_flags(parser)

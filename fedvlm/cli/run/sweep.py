@@ -11,8 +11,16 @@ import math
 from argparse import ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING
 
-from fedvlm.cli.run._plan import MANY, alone, end_flags, listed, plan_flags, plan_of, threads_for
-from fedvlm.console.parser import Parser, whole
+from fedvlm.cli.run._plan import (
+    MANY,
+    alone,
+    end_flags,
+    plan_flags,
+    plan_of,
+    split_words,
+    threads_for,
+)
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.errors import ConfigError
@@ -49,17 +57,18 @@ def flags(parser: Parser) -> None:
         "memory; writes nothing")
     add("--launch", default="", choices=("slurm", "local"), help="run cells as jobs of SLURM "
         "(pip install 'fedvlm[slurm]'), or as local jobs on this machine, and watch them")
-    add("--slurm-chunk", type=whole(1), default=1, metavar="N", help="cells per job (1)")
+    add("--slurm-chunk", type=whole_number(1), default=1, metavar="N", help="cells per job (1)")
     add("--slurm-time", default="", metavar="H:MM:SS", help="time limit of a job (1:00:00); at its "
         "end it saves and is queued again")
-    add("--slurm-requeues", type=whole(0), default=3, metavar="N", help="how often a job is queued "
-        "again at its time limit (3); after a preemption always")
+    add("--slurm-requeues", type=whole_number(0), default=3, metavar="N", help="how often a job "
+        "is queued again at its time limit (3); after a preemption always")
     add("--slurm-mem", default="", metavar="SIZE", help="memory of a job, such as 8G")
-    add("--slurm-cpus", type=whole(1), default=1, metavar="N", help="processors of a job (1)")
-    add("--slurm-jobs", type=whole(1), default=0, metavar="N", help="jobs that run at once "
+    add("--slurm-cpus", type=whole_number(1), default=1, metavar="N", help="processors of a job "
+        "(1)")
+    add("--slurm-jobs", type=whole_number(1), default=0, metavar="N", help="jobs that run at once "
         "(SLURM's limits; 1 with --launch local)")
-    add("--slurm-option", **MANY, type=listed, metavar="OPT", help="further options of sbatch, "
-        "such as gres=gpu:1 partition=long")
+    add("--slurm-option", **MANY, type=split_words, metavar="OPT", help="further options of "
+        "sbatch, such as gres=gpu:1 partition=long")
     add("--tuned", default="", metavar="FILE", help="tuned.json of fedvlm tune: every method gets "
         "the values that were chosen for it")
     add("--tuned-anywhere", action="store_true", help="use tuned values on other backbones "

@@ -12,7 +12,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from fedvlm.cli.run._plan import alone, end_flags, plan_flags, plan_of, threads_for
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import progress, say
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
@@ -32,8 +32,8 @@ ALSO = ("tuning", "hpo", "hyperparameters", "optuna", "optimise", "optimize")
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     plan_flags(parser)
-    parser.add_argument("--budget", type=whole(1), default=20, metavar="N", help="trials per "
-                        "method; the first uses the method's defaults (20)")
+    parser.add_argument("--budget", type=whole_number(1), default=20, metavar="N", help="trials "
+                        "per method; the first uses the method's defaults (20)")
     parser.add_argument("--report", default="", metavar="FILE", help="read a tuned.json and "
         "write what each method spent and how certain its score is; runs nothing")
     parser.add_argument("--into", default="", metavar="FOLDER", help="--report: where its CSV "

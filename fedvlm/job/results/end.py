@@ -19,9 +19,9 @@ from fedvlm.data.targets import DATASET
 from fedvlm.evaluation.scores import CONFUSION, TARGET
 from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.reliability.unreliable import VOID, counted
+from fedvlm.federation.reliability.unreliable import VOID, count_reasons
 from fedvlm.job.build import Built, views_of
-from fedvlm.job.describe import partition_name, setting, trained_words
+from fedvlm.job.describe import partition_name, setting_name, trained_words
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import private
@@ -180,7 +180,7 @@ def protocol(built: Built) -> dict[str, Any]:
     """Return what a table must not mix."""
     cfg: CfgNode = built.cfg
     return public_facts({
-        "setting": setting(cfg), "dataset": cfg.DATASET.NAME, "trainer": cfg.TRAINER.NAME,
+        "setting": setting_name(cfg), "dataset": cfg.DATASET.NAME, "trainer": cfg.TRAINER.NAME,
         "tag": cfg.TAG, "shots": int(cfg.DATASET.NUM_SHOTS),
         "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
         "backbone": cfg.MODEL.BACKBONE.NAME, "weights": built.backbone.weights,
@@ -254,7 +254,7 @@ def lost(records: Sequence[Row]) -> dict[str, Any]:
     Returns:
         ``lost`` and ``partial``; nothing where every client of every round answered.
     """
-    by_kind = counted(why for r in records for why in r.get("dropped", {}).values())
+    by_kind = count_reasons(why for r in records for why in r.get("dropped", {}).values())
     partial = sum(len(r.get("partial", ())) for r in records)
     return {**({"lost": by_kind} if by_kind else {}), **({"partial": partial} if partial else {})}
 

@@ -25,7 +25,7 @@ KINDS = Plugins("fedvlm.job.sinks", "SINK", "sink")
 
 
 @dataclass(frozen=True)
-class Start:
+class SinkStart:
     """What a sink knows of its run.
 
     Attributes:
@@ -54,7 +54,7 @@ class Sink:
 
     fresh: bool
 
-    def __init__(self, module: Any, start: Start) -> None:
+    def __init__(self, module: Any, start: SinkStart) -> None:
         raise NotImplementedError
 
     def round(
@@ -91,7 +91,7 @@ class Sinks:
             screens: have ``notes``, for a sink that fails.
         """
         self.screens = screens
-        start = Start(folder, digest, config, records)
+        start = SinkStart(folder, digest, config, records)
         for name, module in self.programs.items():
             try:
                 self.open_ones[name] = own_class(KINDS.load(name), Sink)(module, start)

@@ -22,7 +22,14 @@ from fedvlm.runs.cells import WORD
 from fedvlm.runs.identity import identity_digest, read_json, seal_fits, whole_results
 from fedvlm.runs.metrics import read_chain, read_metrics, spent, totals
 from fedvlm.runs.names import RESULTS
-from fedvlm.runs.seal import Damaged, check_file, check_records, read_bytes, seal_of, unsealed
+from fedvlm.runs.seal import (
+    Damaged,
+    check_records,
+    check_tensor_file,
+    open_sealed,
+    read_bytes,
+    seal_of,
+)
 from fedvlm.runs.verify.beside import disagreements
 from fedvlm.runs.verify.cover import BARE, METRICS, TOLD, damage, missing_files
 from fedvlm.runs.verify.numbers import problems, protocol_problems, shorter
@@ -253,8 +260,8 @@ def _states(folder: Path, seals: Sequence[str] | None = None) -> Iterator[str]:
     names = sorted(place.glob("round_*.json"), key=lambda p: (len(p.name), p.name))
     for path in names:
         try:
-            record = unsealed(path, read_bytes(path), FORMATS, identity)
-            check_file(path.with_suffix(".safetensors"), record)
+            record = open_sealed(path, read_bytes(path), FORMATS, identity)
+            check_tensor_file(path.with_suffix(".safetensors"), record)
             for kind, named in record.get("records", {}).items():
                 check_records(place / kind, named, identity)
         except Damaged as error:
@@ -276,8 +283,9 @@ def _models(folder: Path) -> Iterator[str]:
         try:
             told = read_json(path)
             identity = str(told.get("identity")) if isinstance(told, dict) else ""
-            check_file(
-                path.with_suffix(".safetensors"), unsealed(path, read_bytes(path), (1,), identity)
+            check_tensor_file(
+                path.with_suffix(".safetensors"),
+                open_sealed(path, read_bytes(path), (1,), identity),
             )
         except Damaged as error:
             yield f"models/{error}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError
-from fedvlm.runs.cells import WORD, packed
+from fedvlm.runs.cells import WORD, is_packable
 from fedvlm.runs.metrics import read_chain
 from fedvlm.runs.names import RESULTS
 
@@ -58,7 +58,7 @@ def damage(folder: Path, covers: Mapping[str, Any], whole: bool) -> Iterator[str
     Args:
         whole: tensors too; else the files that tables, pages and the API read.
     """
-    if packed(folder):
+    if is_packable(folder):
         covers = {FILES: {n: h for n, h in dict(covers.get(FILES, {})).items()
                           if (folder / n).exists()}}
     else:
@@ -86,7 +86,7 @@ def _chain(folder: Path, covers: Mapping[str, Any]) -> Iterator[str]:
 
 def missing_files(folder: Path, covers: Mapping[str, Any]) -> list[str]:
     """Return what was deleted of what may be: ``models``, ``state``, logits, the log."""
-    if packed(folder):
+    if is_packable(folder):
         return [WORD]
     names = dict(covers.get(FILES, {}))
     rooms = [room for room in KEPT

@@ -16,7 +16,7 @@ from fedvlm.core.stats import (
     cm,
     harmonic_mean,
     mean,
-    pooled,
+    pooled_accuracy,
     population_std,
     quartiles,
     worst,
@@ -43,7 +43,7 @@ def _quartile(which: int) -> Callable[[PlainRows, NumberRecord], float | None]:
 
 
 def _micro(rows: PlainRows, _: NumberRecord) -> float | None:
-    return pooled([row["correct"] for row in rows], [row["n"] for row in rows])
+    return pooled_accuracy([row["correct"] for row in rows], [row["n"] for row in rows])
 
 
 #: number -> (the rows it is of, how it follows from them and the numbers before it).

@@ -11,7 +11,7 @@ from fedvlm.api.frames import _rounds
 from fedvlm.cli.main import main
 from fedvlm.core.errors import DataError
 from fedvlm.report.collect import collect
-from fedvlm.runs.cells import pack
+from fedvlm.runs.cells import pack_runs
 from fedvlm.runs.folder import RunFolder, RunPath
 from tests.report.table_runs import write_run
 
@@ -75,7 +75,7 @@ def test_runs_of_a_pack_are_named_by_it(
     run = sealed(tmp_path / "out")
     (run / "config.yaml").touch()
     path = tmp_path / "lane.cells.xz"
-    pack([("some/run", run)], path)
+    pack_runs([("some/run", run)], path)
     main(["verify", str(path)])
     told = capsys.readouterr().out
     assert f" {path}/some/run: " in told and str(tmp_path / "cache") not in told

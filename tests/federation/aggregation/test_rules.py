@@ -26,7 +26,7 @@ from fedvlm.federation.aggregation.rules import (
     combine,
     fewest,
     krum_scores,
-    norms,
+    move_norms,
 )
 from fedvlm.federation.aggregation.server_optim import SERVER_OPTIMS, ServerOptimSpec
 from fedvlm.federation.aggregation.telltale import (
@@ -291,7 +291,7 @@ def test_telltale_measures_from_what_was_received() -> None:
     moved = sent(*([x + 70, y - 30] for x, y in HONEST), home=(70.0, -30.0))
     assert telltale(moved).norm == pytest.approx(plain.norm, rel=1e-12)
     assert telltale(moved).cosine == pytest.approx(plain.cosine, rel=1e-12)
-    assert norms(sent([73.0, 4.0], home=(70.0, 0.0))).tolist() == [5]
+    assert move_norms(sent([73.0, 4.0], home=(70.0, 0.0))).tolist() == [5]
 
 
 def test_a_telltale_in_pieces_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
