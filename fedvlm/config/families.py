@@ -31,7 +31,7 @@ WORDS: Mapping[str, str] = {
     "head": "linear head", "gate": "gate", "lora": "LoRA inside the image tower",
     "adapter": "adapters inside the towers", "norm": "norms of the image tower",
     "visual-prompt": "image prompts", NOTHING: "nothing is trained",
-    CHOICE: "what --peft says (prompt, text-lora, feature, head, lora, adapter)",
+    CHOICE: "what --peft sets (prompt, text-lora, feature, head, lora, adapter)",
 }
 _NAME = re.compile(r"\b(?:text|image|both|head|small|gate|tip)\.[\w.*]*[\w*]")
 _FIELDS = re.compile(r"^(?:Shared|Personal):.*(?:\n[ \t]+.*)*", re.MULTILINE)

@@ -118,7 +118,7 @@ class Grid:
         seconds, unknown = self.seconds_left()
         left = f"about {clock(seconds)} left" if seconds else ""
         if unknown:
-            left += f"{' and ' if left else ''}{unknown} cells of unknown length"
+            left += f"{' and ' if left else ''}{unknown} cells of unknown duration"
         spent = f"{clock(time.monotonic() - self.began)} elapsed"
         status = [self.status] if self.status else []
         return "  ".join([", ".join(parts), spent, *([left] if left else []), *status])

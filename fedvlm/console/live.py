@@ -202,7 +202,7 @@ class LiveTable:
 
     def _foot(self, row: RoundRow | None) -> str:
         if row is None:
-            return "first round is running"
+            return "first round running"
         of = f" of {of_clients(row)}" if row.asked is not None else ""
         accuracy = f"mean {format_number(row.personal)}{of}  worst {format_number(row.worst)}"
         if not self.spent:

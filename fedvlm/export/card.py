@@ -67,7 +67,7 @@ def _rows(recipe: ExportRecipe, trained: TrainedModel, base: str) -> Mapping[str
         "Prediction": steps_in_words(recipe.card["steps"]),
         "Image": f"{look['size']} pixels, {look['interpolation']}, {look['resize_mode']}, mean "
                  f"{look['mean']}, std {look['std']}",
-        "Licence of the base weights": facts.licence or "not known to fedvlm: ask their authors",
+        "Licence of the base weights": facts.licence or "unknown to fedvlm: ask the authors",
         "Backbone digest": backbone.digest,
     }
     if trained.trainer.extra_data:

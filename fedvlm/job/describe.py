@@ -73,7 +73,7 @@ def header(built: Built) -> dict[str, object]:
     count = numel(built.federation.p0)
     frozen = sum(p.numel() for p in built.backbone.model.parameters())
     roster = built.federation.roster
-    unseen = f", {len(roster.unseen)} of them never work" if roster.unseen else ""
+    unseen = f", {len(roster.unseen)} of them never train" if roster.unseen else ""
     return {
         "method": cfg.TRAINER.NAME,
         "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} classes "
@@ -95,8 +95,8 @@ def images_line(data: FederatedData, roster: Roster) -> str:
     if len(sizes) > _LISTED:
         each = f"{min(sizes)} to {max(sizes)}, median {statistics.median(sizes):g}"
     if not used:
-        return f"{sum(sizes):,} training images at their sites; by client: {each}"
-    return f"{used:,} of {data.available:,} training images; by client: {each}"
+        return f"{sum(sizes):,} training images, kept at their sites; per client: {each}"
+    return f"{used:,} of {data.available:,} training images; per client: {each}"
 
 
 def setting_name(cfg: CfgNode) -> str:

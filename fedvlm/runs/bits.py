@@ -28,19 +28,19 @@ def decode_bits(text: str) -> list[bool]:
     """Return the bits of a text.
 
     Raises:
-        ValueError: it is none, or holds another number of bits than it says.
+        ValueError: it is none, or has another number of bits than stated.
     """
     count, colon, coded = text.partition(":")
     if not (colon and count.isascii() and count.isdigit()):
-        raise ValueError(f"{text[:40]!r} is no row of bits")
+        raise ValueError(f"{text[:40]!r} is not a row of bits")
     try:
         data = base64.b64decode(coded, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"{text[:40]!r} is no row of bits ({error})") from error
+        raise ValueError(f"{text[:40]!r} is not a row of bits ({error})") from error
     number = int(count)
     bits = [bool(byte >> (7 - at) & 1) for byte in data for at in range(8)]
     if len(data) != -(-number // 8) or any(bits[number:]):
-        raise ValueError(f"{text[:40]!r} holds another number of bits than it says")
+        raise ValueError(f"{text[:40]!r} has another number of bits than stated")
     return bits[:number]
 
 

@@ -43,7 +43,7 @@ class RunPath:
         shots: per class, or a word such as ``all``.
         tag: free text of the user; empty for none.
         partition: e.g. ``dirichlet-0.3-n20``.
-        seed, data_seed: model seed; seed of partition and shots.
+        seed, data_seed: model seed; seed of the partition and of the drawn shots.
     """
 
     setting: str
@@ -222,8 +222,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         )
         if others:
             raise DataError(
-                f"'{folder}' holds {', '.join(others[:3])} but no manifest.json, so nobody can "
-                "say which run that is; move it away or choose another --tag"
+                f"'{folder}' holds {', '.join(others[:3])} but no manifest.json, so the run in "
+                "it cannot be identified: move it away, or choose another --tag"
             )
         return None
     record = read_json(path)
@@ -234,8 +234,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     )
     if not good:
         raise DataError(
-            f"'{path}' is damaged, so nobody can say which run lies there; move the folder away "
-            "or choose another --tag (nothing in it was touched)"
+            f"'{path}' is damaged, so the run in this folder cannot be identified: move the "
+            "folder away, or choose another --tag (nothing in it was changed)"
         )
     return dict(record)
 
@@ -248,9 +248,10 @@ def refuse_other(
     if identity_digest(old) == identity_digest(new):
         return
     raise ConfigError(
-        f"'{folder}' holds another run, which is neither resumed nor overwritten; what differs "
-        f"(there -> asked): {shorten_lines(identity_difference(old, new))}; choose another --tag "
-        "or --output-dir, or ask for the same again"
+        f"'{folder}' holds another run, which is not overwritten; settings that differ "
+        f"(existing -> this command): {shorten_lines(identity_difference(old, new))}; choose "
+        "another --tag "
+        "or --output-dir, or repeat the existing settings to resume"
     )
 
 
@@ -279,7 +280,7 @@ def earlier_results(
         if record["identity_digest"] == manifest["identity_digest"]:
             return record
     raise ConfigError(
-        f"'{path}' holds the results of another run; move it away or choose another --tag"
+        f"'{path}' holds the results of another run: move it away, or choose another --tag"
     )
 
 

@@ -207,8 +207,8 @@ class RecordStore:
                 self._read_group(path, wanted, rows)
             except (OSError, safetensors.SafetensorError) as error:
                 raise DataError(
-                    f"'{path}' cannot be read any more ({error}): it was changed while the run "
-                    "was at work; run the same command again, it goes on from what is whole"
+                    f"'{path}' cannot be read any more ({error}): it was changed during the "
+                    "run; the same command resumes from the last intact state"
                 ) from error
         return {
             slot: {leaf: torch.cat([row[slot, leaf] for row in rows]) for leaf in names}

@@ -43,7 +43,7 @@ def open_sealed(path: Path, data: bytes, formats: tuple[int, ...], identity: str
         known = " or ".join(map(str, formats))
         raise Damaged(f"{path.name} has format {record.get('format')}, not {known}")
     if seal != seal_of(record):
-        raise Damaged(f"{path.name} is damaged (its seal does not fit)")
+        raise Damaged(f"{path.name} is damaged (its checksum does not match)")
     if record.get("identity") != identity:
         raise Damaged(f"{path.name} belongs to another run")
     return dict(record)
@@ -64,7 +64,7 @@ def check_tensor_file(path: Path, record: Mapping[str, Any]) -> None:
     except OSError as error:
         raise Damaged(_unreadable(path, error)) from error
     if digest != record["sha256"]:
-        raise Damaged(f"{path.name} is damaged (its hash is not the recorded one)")
+        raise Damaged(f"{path.name} is damaged (its hash differs from the recorded one)")
 
 
 def checked_record(folder: Path, name: str, digest: str, identity: str) -> dict[str, Any]:

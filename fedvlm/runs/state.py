@@ -145,10 +145,10 @@ def load_newest_state(
             why = str(error)
         if not why:
             return state, notes
-        notes.append(f"state of round {number} passed over: {why}")
+        notes.append(f"state of round {number} skipped: {why}")
     if notes:
         notes.append(
-            f"NO VALID STATE is left in '{folder}': the run starts again from the beginning"
+            f"NO VALID STATE is left in '{folder}': the run restarts from round 1"
         )
     return None, notes
 
@@ -209,7 +209,7 @@ def _slots(
 def _all_used(tensors: Mapping[str, Tensor], *states: StateView) -> None:
     more = len(tensors) - sum(len(tree) for state in states for tree in state.values())
     if more:
-        raise Damaged(f"{more} tensors more than the layout names")
+        raise Damaged(f"{more} tensors that the layout does not name")
 
 
 def rounds_on_disk(folder: Path) -> set[int]:
@@ -226,7 +226,7 @@ def _rounds_in_index(folder: Path, notes: list[str]) -> set[int]:
     index = _read_index(folder)
     stems = index.get("states") if isinstance(index, dict) else None
     if not isinstance(stems, list):
-        notes.append("state/index.json is not readable; the states themselves were searched")
+        notes.append("state/index.json is not readable; the state files were read instead")
         return set()
     return {int(m[1]) for m in (_NAME.fullmatch(f"{s}.json") for s in stems) if m}
 

@@ -161,7 +161,7 @@ class PlanReader:
         if not values or len(good) < len(values):
             self.mistake(f"{part} wants whole numbers such as [1, 2, 3], got {value!r}")
         elif len(set(good)) < len(good):
-            self.mistake(f"{part} names a number twice: {value!r}")
+            self.mistake(f"{part} contains a number twice: {value!r}")
         return tuple(good)
 
     def axes(self, value: Any) -> dict[str, tuple[str, ...]]:

@@ -39,7 +39,7 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     export(replace(trained("zeroshot"), facts=Facts()), tmp_path / "out", "safetensors")
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.license == "unknown" and card.data.base_model is None
-    assert "not known to fedvlm: ask their authors" in card.text
+    assert "unknown to fedvlm: ask the authors" in card.text
 
 
 def test_all_is_a_folder_each_and_one_tower(tmp_path: Path) -> None:

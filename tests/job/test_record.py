@@ -224,7 +224,7 @@ def test_unseen_clients_never_work_and_get_what_a_new_client_gets(
     content = json.loads((ours / "results.json").read_text())
     assert content["protocol"]["unseen_clients"] == 1
     assert any("1 clients never work" in note for note in content["run_info"]["notes"])
-    assert "1 of them never work" in (ours / "log.txt").read_text()
+    assert "1 of them never train" in (ours / "log.txt").read_text()
 
 
 def test_the_model_of_an_unseen_client_is_that_of_a_client_that_begins(tmp_path: Path) -> None:

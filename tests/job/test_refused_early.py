@@ -111,7 +111,7 @@ def test_a_finished_run_is_shown_without_an_encoder(
     quick_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert jobs.run(quick_run) == 0
-    assert "finished before" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
 
 
 def test_images_are_encoded_under_the_lock_and_a_failure_leaves_nothing(

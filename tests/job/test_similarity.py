@@ -96,4 +96,4 @@ def test_a_picture_that_fails_ends_no_run(
     from fedvlm.job.show import draw_partition
 
     draw_partition(tmp_path, "no CSV here")
-    assert "no picture of the partition: cannot read" in capsys.readouterr().err
+    assert "partition figure not written: cannot read" in capsys.readouterr().err

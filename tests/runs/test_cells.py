@@ -63,8 +63,8 @@ def test_a_pack_names_no_place_outside(tmp_path: Path, run: str) -> None:
     path = tmp_path / "x.cells.xz"
     line = json.dumps({"run": run, **dict.fromkeys(cells.FILES, "")})
     path.write_bytes(lzma.compress(f"{line}\n".encode()))
-    with pytest.raises(DataError, match="x.cells.xz: is no whole pack of runs"):
-        cells.unpack_runs(path, tmp_path / "cache")
+    with pytest.raises(DataError, match="x.cells.xz: is not a complete pack of runs"):
+        cells.unpack(path, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*/x"))
 
 
@@ -112,9 +112,9 @@ def test_a_cut_pack_and_a_bomb_are_refused(
     data = path.read_bytes()
     for wrong in (data[:-30], b"", b"no pack"):
         path.write_bytes(wrong)
-        with pytest.raises(DataError, match="no whole pack"):
-            cells.unpack_runs(path, tmp_path / "cache")
+        with pytest.raises(DataError, match="not a complete pack"):
+            cells.unpack(path, tmp_path / "cache")
     path.write_bytes(data)
     monkeypatch.setattr(cells, "LARGEST", 100)
-    with pytest.raises(DataError, match="cut, or larger"):
-        cells.unpack_runs(path, tmp_path / "cache")
+    with pytest.raises(DataError, match="truncated, or larger"):
+        cells.unpack(path, tmp_path / "cache")

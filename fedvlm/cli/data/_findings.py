@@ -136,14 +136,14 @@ def show_checks(checks: Sequence[Checkup], root: str, sample: int | None) -> Non
         if check.get and check.state == PARTLY:
             lines.append(f"{check.name}: get it: {check.get}")
         if check.get and check.state == UNKNOWN:
-            lines.append(f"{check.name}: no known set; to use it: {check.get}")
+            lines.append(f"{check.name}: not a known set; to use it: {check.get}")
         lines += [f"{check.name}: note: {finding.text}" for finding in check.remarks]
     if lines:
         show_lines(["", *lines])
     counts = {state: sum(c.state == state for c in checks) for state in _STATES}
     counted = ", ".join(f"{n} {state}" for state, n in counts.items() if n) or "nothing to look at"
     closely = "" if not seen else "; all images were decoded" if sample is None else (
-        f"; at most {sample} images of a set were decoded, --full decodes all")
+        f"; at most {sample} images per set were decoded; --full decodes all")
     show_lines(["", f"{root}: {counted}{closely}"])
 
 

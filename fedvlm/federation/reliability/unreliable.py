@@ -53,7 +53,7 @@ class Unreliable:
 
     Attributes:
         seed, rounds: of the run.
-        dropout: probability that a client of a round never answers.
+        dropout: probability that a selected client does not answer.
         stragglers: probability that a client is slow, in each round or in all (``slow_by``).
         slowdown: a slow client's steps take so many times as long: drawn between the two.
         slow_by: ``round`` or ``client``: what stragglers and their slowdown are drawn for.

@@ -44,7 +44,7 @@ def absent_parts(cfg: CfgNode, numbers: Mapping[str, Any]) -> list[str]:
         numbers: the section ``results`` of ``results.json``.
     """
     return [
-        f"it was run without TEST.{key}: run it again under another --tag"
+        f"the run did not record TEST.{key}: run it again with another --tag"
         for key, part in (("PER_CLASS_RESULT", "per_class"), ("COMPUTE_CMAT", CONFUSION))
         if cfg.TEST[key] and part not in numbers
     ]

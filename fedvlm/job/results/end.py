@@ -243,8 +243,8 @@ def _end(built: Built) -> list[str]:
         return []
     spent, most = sum(budget.spent.values()), sum(budget.plain)
     return [
-        f"FED.BUDGET {budget.unit}: ended after round {last} of at most {built.cfg.FED.ROUNDS}, "
-        f"{spent:,} {budget.unit} of all clients spent, FedAvg's are {most:,}"
+        f"FED.BUDGET {budget.unit}: stopped after round {last} of at most {built.cfg.FED.ROUNDS}, "
+        f"{spent:,} {budget.unit} used by all clients; FedAvg uses {most:,}"
     ]
 
 
@@ -266,15 +266,15 @@ def losses(records: Sequence[Row]) -> list[str]:
     count = sum(kinds.values())
     parts = [f"{count} lost ({', '.join(f'{n} {kind}' for kind, n in kinds.items())})"
              ] if kinds else []
-    parts += [f"{said['partial']} with a part of the work"] if "partial" in said else []
-    return [f"of {drawn + count} client rounds {', '.join(parts)}"] if parts else []
+    parts += [f"{said['partial']} partial"] if "partial" in said else []
+    return [f"client rounds: {drawn + count}, of these {', '.join(parts)}"] if parts else []
 
 
 def readmissions(taken: Sequence[Row]) -> list[str]:
     """Return a sentence about each client that the coordinator took in again."""
     return [
         f"client {one['client']} was readmitted after round {one['after']}"
-        f"{', anew: its state before that is lost' if one['anew'] else ''}" for one in taken
+        f"{', restarted: its earlier state is lost' if one['anew'] else ''}" for one in taken
     ]
 
 
@@ -289,8 +289,9 @@ def outliers(records: Sequence[Row]) -> list[str]:
             if client not in worst or row["times"] > worst[client]["times"]:
                 worst[client] = row
     return [
-        f"client {c}: {len(rounds[c])} outlying updates, the first in round {rounds[c][0]}; the "
-        f"largest of norm {row['norm']:.4g}, {times(row)} times the median of its round"
+        f"client {c}: {len(rounds[c])} updates with an unusual norm or direction, first in round "
+        f"{rounds[c][0]}; "
+        f"largest norm {row['norm']:.4g}, {times(row)} times the median of its round"
         for c, row in sorted(worst.items())
     ]
 

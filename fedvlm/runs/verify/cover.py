@@ -71,7 +71,7 @@ def damage(folder: Path, covers: Mapping[str, Any], whole: bool) -> Iterator[str
             if name not in (LOGITS, "log.txt"):
                 yield f"{name} is missing"
         elif file_digest(path) != wanted:
-            yield f"{name} is damaged (its hash is not the one in {RESULTS})"
+            yield f"{name} is damaged (its hash differs from the one in {RESULTS})"
 
 
 def _chain(folder: Path, covers: Mapping[str, Any]) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _chain(folder: Path, covers: Mapping[str, Any]) -> Iterator[str]:
     chain = read_chain(folder / "metrics.jsonl")
     if chain.broken or chain.last != covers.get(METRICS):
         fewer = len(chain.seals) < int(covers.get(ROUNDS, 0))
-        told = chain.cut or ("lines are missing" if fewer else "its last seal is another one")
+        told = chain.cut or ("lines are missing" if fewer else "its last checksum differs")
         there = (folder / "metrics.jsonl").exists()
         yield f"metrics.jsonl: {chain.broken or told}" if there else "metrics.jsonl is missing"
 

@@ -37,7 +37,7 @@ def test_list_prints_names_years_and_a_card(capsys: pytest.CaptureFixture[str]):
     flat = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert flat == ["name", "CLIP-LoRA", "FedDPA", "HetLoRA", "Tip-Adapter", "ZeroShot"]
     assert cli.main(["list", "ditto", "--family", "lora"]) == 2
-    assert "--family chooses among all methods" in capsys.readouterr().err
+    assert "--family filters the list of all methods" in capsys.readouterr().err
     assert cli.main(["list", "fed-tv"]) == 0
     assert "Paper:" in capsys.readouterr().out
     assert cli.main(["list", "fedtx"]) == 2

@@ -164,14 +164,14 @@ def test_nothing_is_overwritten(
 ) -> None:
     (tmp_path / there).write_text("mine")
     words = ["new-trainer", "MyMethod", "--into", str(tmp_path)]
-    assert f"{there}' is there already" in said(words, capsys)
+    assert f"{there}' already exists" in said(words, capsys)
     assert [p.name for p in tmp_path.iterdir()] == [there]
     assert (tmp_path / there).read_text() == "mine"
 
 
 @pytest.mark.parametrize(("words", "says"), [
     (["My-Method"], "such as MyMethod"), (["3x"], "such as X"), ([""], "such as MyMethod"),
-    (["class"], "MyClass"), (["Option"], "MyOption"), (["trainer_registry"], "word of Python or"),
+    (["class"], "MyClass"), (["Option"], "MyOption"), (["trainer_registry"], "Python keyword or"),
     (["Name"], "TRAINER.NAME"), (["fed-avg"], "such as Fedavg"), (["Fed_Avg"], "fedavg"),
     (["M" * 31], "up to 29"), ([], "one name"), (["A", "B"], "one name"),
     (["CfgNode"], "MyCfgnode"),

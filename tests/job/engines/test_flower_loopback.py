@@ -111,7 +111,7 @@ def test_superlink_killed_is_said_and_the_run_goes_on_with_the_same_bits(
     code, text = flower.said(flower.started("federation", "up", "--federation", str(place.folder)))
     assert code == 0 and "site0 runs already" in text and "the SuperLink is there" in text
     code, text = flower.said(flower.started(*words))
-    assert code == 0 and "going on after round" in text, text
+    assert code == 0 and "resuming after round" in text, text
     flower.same(tmp_path, local, place)
 
 

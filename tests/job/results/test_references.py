@@ -133,7 +133,7 @@ def test_a_finished_run_says_what_it_has_not(
 ) -> None:
     assert main([*jobs.argv(quick_run), "--opts", "TEST.COMPUTE_CMAT", "True"]) == 0
     told, results = capsys.readouterr().out, jobs.results(quick_run)
-    assert "it was run without TEST.COMPUTE_CMAT" in told
+    assert "the run did not record TEST.COMPUTE_CMAT" in told
     (line,) = sentences("FedTV", results)  # the one sentence that it ended with
     assert f"note: {line}" in told and line in (jobs.folder(quick_run) / "log.txt").read_text()
 
