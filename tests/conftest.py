@@ -16,6 +16,7 @@ import pytest
 
 from fedvlm.runs import manifest
 
+SHARING = ("fedvlm.job.inputs", "fedvlm.data.federated")
 MANY_FILES = 20  # from here on the slowest are named
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -133,6 +134,16 @@ def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     job = sys.modules.get("fedvlm.job.run")
     if job is not None and "pictures" not in request.fixturenames:
         monkeypatch.setattr(job, "draw_partition", lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
+def inputs_made_once() -> None:
+    """Runs of this process share towers and built-in sets; see ``tests/once.py``."""
+    inputs, federated = (sys.modules.get(name) for name in SHARING)
+    if inputs is not None and federated is not None:
+        from tests import once  # start-up: for tests with runs only
+
+        once.share(inputs, federated)
 
 
 @pytest.fixture

@@ -8,23 +8,24 @@ from pathlib import Path
 import pytest
 
 from fedvlm.check.compare import same_fed
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import WholeState
 from fedvlm.federation.server import Row
+from tests.check.short import Worlds
 from tests.distributed.grid import Grid, Tapped, leaks, local, measured
 
 TRAINERS = sorted(trainer_files())
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World()
+def worlds() -> Worlds:
+    return Worlds()
 
 
 def both(
-    world: World, name: str, folder: Path
+    world: CheckWorld, name: str, folder: Path
 ) -> tuple[Grid, WholeState, WholeState, tuple[list[list[Row]], list[list[Row]]]]:
     """Return the ends of a run over frames and in this process, and the numbers of both."""
     trainer = load_trainer(name)
@@ -37,13 +38,13 @@ def both(
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_over_frames_every_method_gives_the_same_bits(
-    world: World, name: str, tmp_path: Path
+    worlds: Worlds, name: str, tmp_path: Path
 ) -> None:
     """Two sites that see their own data, a server that sees counts; answers in reverse order.
 
     No personal tensor of any round, no image of any client and no path of a site is in any frame.
     """
-    grid, away, whole, (told, rows) = both(world, name, tmp_path)
+    grid, away, whole, (told, rows) = both(worlds.of(name), name, tmp_path)
     same_fed(away, whole, f"{name} over frames")
     assert json.dumps(told) == json.dumps(rows)
     assert grid.said == grid.logs == []

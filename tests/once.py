@@ -1,0 +1,67 @@
+"""What runs of one process may share: the embedded towers and the lists of built-in sets.
+
+A half of a small run's time. A sweep's worker shares the same objects (``job.inputs.SharedInputs``,
+whose cells have the bits of single runs, as tests/sweep shows), and a run in a process of its own
+(``tests.jobs.spawn``) makes its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from fedvlm.core.cache import builtin_root
+from fedvlm.data.catalog import dataset_info
+
+KEPT = 8  # of each kind
+TINY = "tiny"
+
+
+def share(inputs: ModuleType, federated: ModuleType) -> None:
+    """Let the runs of this process share what they load; once is enough."""
+    if not hasattr(inputs.load_backbone, "kept"):
+        inputs.load_backbone = _towers(inputs.load_backbone)
+        federated.load_for_training = _sets(federated.load_for_training)
+
+
+def _towers(load: Callable[..., Any]) -> Callable[..., Any]:
+    kept: dict[str, Any] = {}
+
+    def load_backbone(name: str, *words: Any, **more: Any) -> Any:
+        """The embedded towers, unless a test changed them; each run has an object of its own."""
+        if name != TINY:
+            return load(name, *words, **more)
+        key = repr((words, sorted(more.items(), key=repr)))
+        if key in kept and kept[key].verify_frozen() != kept[key].digest:
+            del kept[key]
+        return copy.copy(_recall(kept, key, lambda: load(name, *words, **more)))
+
+    load_backbone.kept = kept  # type: ignore[attr-defined]
+    return load_backbone
+
+
+def _sets(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    kept: dict[str, Any] = {}
+
+    def load_for_training(cfg: Any) -> Any:
+        """A built-in set as it is rendered in this cache; other sets are read from their files."""
+        from fedvlm.data.builtin import sets  # start-up: Pillow, for runs only
+
+        info = dataset_info(cfg.DATASET.NAME)
+        if info is None or not info.builtin:
+            return load(cfg)
+        sizes = sets._PER_CLASS, sets._PER_DOMAIN_AND_CLASS  # tests change them
+        key = repr((cfg.DATASET, str(builtin_root(cfg)), sizes))
+        return _recall(kept, key, lambda: load(cfg))
+
+    return load_for_training
+
+
+def _recall(kept: dict[str, Any], key: str, make: Callable[[], Any]) -> Any:
+    if key not in kept:
+        kept[key] = make()
+        while len(kept) > KEPT:
+            del kept[next(iter(kept))]
+    return kept[key]
