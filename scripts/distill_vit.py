@@ -36,7 +36,7 @@ from distill_report import class_texts, measure, readme, speed  # noqa: E402
 from distill_train import Distillation, Settings, encode, warm_start  # noqa: E402
 from tiny_export import export, new_model, replace_file  # noqa: E402
 
-from fedvlm.console.guard import guarded  # noqa: E402
+from fedvlm.console.guard import exit_code_of  # noqa: E402
 from fedvlm.core.errors import ConfigError  # noqa: E402
 from fedvlm.core.transform import TransformSpec  # noqa: E402
 from fedvlm.models.backbone import Backbone  # noqa: E402
@@ -238,7 +238,7 @@ def parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Read the words and run; an error is one sentence and an exit code."""
     args = parser().parse_args(words)
-    return guarded(lambda: run(args), words)
+    return exit_code_of(lambda: run(args), words)
 
 
 if __name__ == "__main__":

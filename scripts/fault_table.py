@@ -21,12 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fedvlm.check.compare import Broken, same_fed
 from fedvlm.check.disk import read_state
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import FedvlmError
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.readmission import readmit
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.reliability.unreliable import Unreliable, counted, parse_absences
+from fedvlm.federation.reliability.unreliable import Unreliable, count_reasons, parse_absences
 from fedvlm.federation.rounds import Federation, RoundFinished, WholeState
 from tests.distributed import test_faults as faults
 from tests.distributed.grid import CONFIG, RUN, Grid, federation, local
@@ -41,7 +41,7 @@ NORM = Policy(wait=0, max_norm=100.0)
 class Bench:
     """What all cases share: the data, and the run in which nothing goes wrong."""
 
-    world: World
+    world: CheckWorld
     whole: WholeState
     folder: Path
 
@@ -236,7 +236,7 @@ def simulated(bench: Bench) -> list[str]:
         except FedvlmError as error:
             return line(done, f"stopped; the state before is kept; exit code {error.exit_code}",
                         [str(error)])
-        kinds = ", ".join(f"{n} {kind}" for kind, n in counted(reasons).items())
+        kinds = ", ".join(f"{n} {kind}" for kind, n in count_reasons(reasons).items())
         some = f"; {len(parts)} sent a part of their work" if parts else ""
         return line(done, f"finished; of 12 client rounds lost: {kinds or 'none'}{some}", reasons)
 
@@ -253,7 +253,7 @@ def simulated(bench: Bench) -> list[str]:
 def main(page: Path) -> None:
     """Write the table into the page."""
     with tempfile.TemporaryDirectory() as folder:
-        world = World()
+        world = CheckWorld()
         bench = Bench(world, local(world, METHOD, ROUNDS)[0], Path(folder))
         lines = [text for part in (frames, states, greetings, coordinator, simulated)
                  for text in part(bench)]

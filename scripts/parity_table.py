@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fedvlm.check.compare import Broken, same_fed, same_state
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.distributed.server.remote import ANSWERS
 from fedvlm.distributed.wire import unpack
 from fedvlm.federation.cards import trainer_files
@@ -55,7 +55,7 @@ def numbers(told: Any, rows: Any) -> str:
     return "equal" if json.dumps(told) == json.dumps(rows) else "differ"
 
 
-def row(world: World, name: str, folder: Path) -> tuple[str, ...]:
+def row(world: CheckWorld, name: str, folder: Path) -> tuple[str, ...]:
     """Return a method's line."""
     grid, away, whole, rows = both(world, name, folder / "frames")
     frames: list[bytes] = grid.carrier.frames  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ def main(page: Path, only: Collection[str] = ()) -> None:
     Args:
         only: methods whose rows are written, the others stay as they are. Empty: all of them.
     """
-    text, world, files = page.read_text(encoding="utf-8"), World(), sorted(trainer_files())
+    text, world, files = page.read_text(encoding="utf-8"), CheckWorld(), sorted(trainer_files())
     if strangers := set(only) - {load_trainer(f).name for f in files}:
         sys.exit(f"no method is called {', '.join(sorted(strangers))}")
     before, _, table = text.partition(BEGIN)

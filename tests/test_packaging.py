@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fedvlm.config.read import find_config
 from fedvlm.core import repository
+from fedvlm.core.version import __version__
 from fedvlm.federation.cards import trainer_files
 
 TOP = Path(__file__).resolve().parents[1]
@@ -75,3 +77,16 @@ def test_an_installed_copy_finds_its_folders(
     assert repository.checkout() is None
     assert trainer_files() == {"fedavg": package / "_repo" / "trainers" / "fedavg.py"}
     assert find_config("FedAvg", "trainers").is_relative_to(package / "_repo")
+
+
+def test_one_version_everywhere() -> None:
+    """The package, its metadata, the citation and the newest entry of the changelog agree."""
+    changes = (TOP / "CHANGELOG.md").read_text(encoding="utf-8")
+    (newest, date), *older = re.findall(r"^## (\S+) - (\d{4}-\d\d-\d\d)$", changes, re.MULTILINE)
+    cited = yaml.safe_load((TOP / "CITATION.cff").read_text(encoding="utf-8"))
+    assert PROJECT["version"] == __version__ == newest == str(cited["version"])
+    assert str(cited["date-released"]) == date
+    assert [one[0] for one in older] == ["0.1.0"]
+    for section in re.split(r"^## ", changes, flags=re.MULTILINE)[1:]:
+        first = re.findall(r"^### (.*)$", section, re.MULTILINE)[0]
+        assert first.startswith("What move"), "numbers come first"

@@ -30,7 +30,7 @@ from fedvlm.federation.server import Roster
 from fedvlm.job.build import check_model, make_plan, pick_device
 from fedvlm.job.engines.states import SITE, take_workers_rows
 from fedvlm.job.inputs import Inputs
-from fedvlm.job.resolve import config_of
+from fedvlm.job.resolve import run_config
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.report.collect import read_partition
 from fedvlm.runs.identity import read_manifest
@@ -85,7 +85,7 @@ def rebuild(
     """
     manifest = read_manifest(path) or {}
     moved = {"MODEL.INIT_WEIGHTS": weights} if weights else {}
-    cfg = config_of(path, {"DEVICE": device, **moved, **(changes or {})})
+    cfg = run_config(path, {"DEVICE": device, **moved, **(changes or {})})
     trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
     index = read_index_file(str(path / "partition.json"))
     where = pick_device(cfg.DEVICE)

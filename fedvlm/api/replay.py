@@ -30,19 +30,19 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.rows.away import AWAY
 from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
-from fedvlm.job.build import Built, build
+from fedvlm.job.build import Built, build_run
 from fedvlm.job.describe import run_path
 from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers_rows
-from fedvlm.job.identity import present
-from fedvlm.job.resolve import config_of
+from fedvlm.job.identity import present_identity
+from fedvlm.job.resolve import run_config
 from fedvlm.job.results import Results
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
-from fedvlm.runs.cells import packed
+from fedvlm.runs.cells import is_packable
 from fedvlm.runs.finished import find_finished
 from fedvlm.runs.folder import RunFolder
-from fedvlm.runs.identity import FORMAT, identity_plain, read_manifest, refuse_other, shorten
+from fedvlm.runs.identity import FORMAT, identity_plain, read_manifest, refuse_other, shorten_lines
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.records import read_models
@@ -115,7 +115,7 @@ class Replay:
         out = [f"replayed {span} from {origin} in "
                f"{self.seconds:.1f} s{f' ({self.why})' if self.why else ''}"]
         if self.elsewhere:
-            out.append(f"made elsewhere: {shorten(self.elsewhere)}")
+            out.append(f"made elsewhere: {shorten_lines(self.elsewhere)}")
         if self.differences:
             more = len(self.differences) - 8
             out += [f"NOT EQUAL, {text}" for text in self.differences[:8]]
@@ -169,7 +169,7 @@ def replay(
         raise DataError(f"{verdict.sentence()}; what is damaged cannot be replayed")
     if run is None or told is None:
         raise DataError(f"'{path}' is not finished, so there is no result to run again")
-    told_rounds = not packed(path)
+    told_rounds = not is_packable(path)
     records = read_metrics(path / "metrics.jsonl")[0] if told_rounds else []
     if told_rounds and not records:
         raise DataError(f"'{path / 'metrics.jsonl'}' has no rounds to compare with")
@@ -179,10 +179,10 @@ def replay(
     with tempfile.TemporaryDirectory(prefix="fedvlm-replay-") as place:
         cfg = _config(path, {**(changes or {}), "OUTPUT_DIR": place})
         with threads_of(cfg):
-            built = build(cfg, progress)
+            built = build_run(cfg, progress)
             moved = same_backbone(built.identity, told["identity"])
             refuse_other(path, told["identity"], identity_plain(built.identity),
-                         partial(present, cfg.TRAINER.NAME))
+                         partial(present_identity, cfg.TRAINER.NAME))
             again, made = _again(built, path, Path(place), told, since)
             here = manifest.session()
             elsewhere = [line for session in told["sessions"]
@@ -222,7 +222,7 @@ def _config(path: Path, changes: Mapping[str, str]) -> CfgNode:
     Raises:
         ConfigError: its clients' images are not here.
     """
-    cfg = config_of(path, {**changes, "SINKS": "()", "RESUME": ""})
+    cfg = run_config(path, {**changes, "SINKS": "()", "RESUME": ""})
     if of_parties(cfg):
         raise ConfigError(
             f"'{path}': its clients' images are at their sites, so it cannot be run again here; "
@@ -286,7 +286,7 @@ def _again(
                 shutil.copytree(path / "state" / kind, copy / "state" / kind)
         shutil.copy(path / "metrics.jsonl", copy / "metrics.jsonl")
     folder = RunFolder.create(
-        output, place, built.identity, present=partial(present, built.cfg.TRAINER.NAME)
+        output, place, built.identity, present=partial(present_identity, built.cfg.TRAINER.NAME)
     )
     folder.keep = ALL
     with folder:

@@ -92,20 +92,20 @@ def copy_fed(state: WholeState) -> WholeState:
     return WholeState(state.round, copy_state(state.server), clients, held, dict(state.worked))
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return nested mappings and sequences with tensors as lists, comparable with ``==``."""
     if isinstance(value, (Tensor, np.ndarray)):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {key: plain(v) for key, v in value.items()}
+        return {key: to_plain(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return [to_plain(v) for v in value]
     return value
 
 
 def global_generators() -> list[Any]:
     """Return the state of the global generators of random, numpy and torch."""
-    return [random.getstate(), plain(np.random.get_state()), torch.get_rng_state().tolist()]
+    return [random.getstate(), to_plain(np.random.get_state()), torch.get_rng_state().tolist()]
 
 
 class ShiftedGenerators:

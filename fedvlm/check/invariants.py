@@ -13,12 +13,12 @@ from pathlib import Path
 
 from fedvlm.check import messages, training
 from fedvlm.check.compare import Broken
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import failure_text, own_line
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
 
-Check = Callable[[World, type[Trainer]], None]
+Check = Callable[[CheckWorld, type[Trainer]], None]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Invariant:
     statement: str
     checks: tuple[Check, ...]
 
-    def __call__(self, world: World, trainer: type[Trainer]) -> None:
+    def __call__(self, world: CheckWorld, trainer: type[Trainer]) -> None:
         """Try it.
 
         Raises:
@@ -93,7 +93,7 @@ def exemption_mistakes(trainer: type[Trainer]) -> dict[str, str]:
 
 
 def run(
-    spec: str | type[Trainer], opts: Sequence[str] = (), world: World | None = None,
+    spec: str | type[Trainer], opts: Sequence[str] = (), world: CheckWorld | None = None,
     yaml: Path | None = None,
 ) -> list[Verdict]:
     """Try every invariant on a trainer.
@@ -108,7 +108,7 @@ def run(
         ConfigError: no such trainer or option.
     """
     trainer = load_trainer(spec) if isinstance(spec, str) else spec
-    world = world or World(opts, yaml=yaml)
+    world = world or CheckWorld(opts, yaml=yaml)
     world.config(trainer)  # wrong options are the user's mistake, not a broken invariant
     wrong = exemption_mistakes(trainer)
     verdicts = [Verdict(n, "exemptions are declared", "broken", what)
@@ -123,7 +123,7 @@ def run(
     return verdicts
 
 
-def _verdict(name: str, invariant: Invariant, world: World, trainer: type[Trainer]) -> Verdict:
+def _verdict(name: str, invariant: Invariant, world: CheckWorld, trainer: type[Trainer]) -> Verdict:
     try:
         invariant(world, trainer)
     except Broken as error:

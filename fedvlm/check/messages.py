@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.compare import Broken, copy_fed, copy_state, demand, same_state, same_tree
-from fedvlm.check.world import Setup, Trajectory, World
+from fedvlm.check.world import CheckWorld, Setup, Trajectory
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, matching
 from fedvlm.federation.aggregation.updates import Updates, join_updates
@@ -27,7 +27,7 @@ CLOSE, EXACT = 1e-9, 1e-12
 Method = type[Trainer]
 
 
-def g1_messages(world: World, trainer: Method) -> None:
+def g1_messages(world: CheckWorld, trainer: Method) -> None:
     """Only shared tensors and declared extras travel; the byte counters count them."""
     run = world.trajectory(trainer)
     shared, server = set(run.fed.groups.shared), set(run.fed.groups.server)
@@ -190,7 +190,7 @@ def work(fed: Federation, state: FedState, clients: Sequence[int] | None = None)
     )
 
 
-def g2_server_untouched(world: World, trainer: Method) -> None:
+def g2_server_untouched(world: CheckWorld, trainer: Method) -> None:
     """Client work changes neither the server's tensors nor the states and start it was given.
 
     Once on views of the very tensors (an engine may hand out copies, none has to), once stacked.
@@ -241,7 +241,7 @@ class Ordered(LocalEngine):
         return whole
 
 
-def g3_order(world: World, trainer: Method) -> None:
+def g3_order(world: CheckWorld, trainer: Method) -> None:
     """The order of clients changes nothing, nor does who trained before."""
     run = world.trajectory(trainer)  # its engine goes by falling size, which is by ascending id
     state, first = run.states[1], run.events[1]
@@ -262,7 +262,7 @@ def g3_order(world: World, trainer: Method) -> None:
         same_tree(part.arrive().messages()[client], message, f"{what}: upload", EXACT)
 
 
-def g6_identical(world: World, trainer: Method) -> None:
+def g6_identical(world: CheckWorld, trainer: Method) -> None:
     """With identical clients and data the server holds what each client sent."""
     same = [world.splits[0]] * 3
     setup = Setup(splits=same, batch=len(same[0].train), rounds=2)
@@ -285,7 +285,7 @@ def g6_identical(world: World, trainer: Method) -> None:
             same_tree(got, sent, f"{said}: server against client {client}", CLOSE)
 
 
-def g7_weights(world: World, trainer: Method) -> None:
+def g7_weights(world: CheckWorld, trainer: Method) -> None:
     """Four times as many samples at every client change nothing in the aggregate."""
     run = world.trajectory(trainer)
     for before, event in zip(run.states[:-1], run.events, strict=True):
@@ -300,7 +300,7 @@ def g7_weights(world: World, trainer: Method) -> None:
         same_state(servers[1], servers[0], f"round {event.round}, weights times 4: server", EXACT)
 
 
-def g10_groups(world: World, trainer: Method) -> None:
+def g10_groups(world: CheckWorld, trainer: Method) -> None:
     """Every trainable tensor has exactly one group, and a tensor without a rule is refused."""
     fed = world.federation(trainer)
     rules = fed.trainer.rules(list(fed.p0))
@@ -320,7 +320,7 @@ def g10_groups(world: World, trainer: Method) -> None:
     raise Broken(f"an extra tensor '{stray}' matches the rule '{rule}'; name what it means")
 
 
-def shuffled_server(world: World, trainer: Method) -> None:
+def shuffled_server(world: CheckWorld, trainer: Method) -> None:
     """The server's rule does not depend on the order in which updates arrive."""
     run = world.trajectory(trainer)
     fed = world.federation(trainer)

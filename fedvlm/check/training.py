@@ -16,14 +16,14 @@ from fedvlm.check.compare import (
     demand,
     differs,
     gap,
-    plain,
     same_fed,
     same_state,
     same_tree,
+    to_plain,
 )
 from fedvlm.check.disk import read_state, write_state
 from fedvlm.check.messages import CLOSE, EXACT, Method, sent_in, work
-from fedvlm.check.world import EPOCHS, RESNET, SIZES, Setup, Trajectory, World
+from fedvlm.check.world import EPOCHS, RESNET, SIZES, CheckWorld, Setup, Trajectory
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import State, Tree, clone, first_non_finite, stack
 from fedvlm.federation.batches import Batch
@@ -32,7 +32,7 @@ from fedvlm.federation.local.streams import prove_method
 from fedvlm.federation.rounds import FedState, WholeState
 
 
-def g4_no_rate(world: World, trainer: Method) -> None:
+def g4_no_rate(world: CheckWorld, trainer: Method) -> None:
     """With every learning rate at zero nothing moves, weight decay and momentum included."""
     rates = {
         key: 0.0 for key, option in trainer.options.items()
@@ -58,7 +58,7 @@ def _personal(run: Trajectory, state: WholeState) -> list[tuple[Sequence[int], T
     return list(run.fed.personal(run.fed.adopt(copy_fed(state)), range(run.fed.plan.clients)))
 
 
-def g5_centralised(world: World, trainer: Method) -> None:
+def g5_centralised(world: CheckWorld, trainer: Method) -> None:
     """One client with full batches is centralised SGD (torch.optim, written out here)."""
     split = world.splits[0]
     setup = Setup(splits=[split], batch=len(split.train), momentum=0.0, cosine=False)
@@ -90,7 +90,7 @@ def g5_centralised(world: World, trainer: Method) -> None:
     )
 
 
-def g8_resume(world: World, trainer: Method) -> None:
+def g8_resume(world: CheckWorld, trainer: Method) -> None:
     """Saved after round 1, loaded and continued: the bits of an uninterrupted run."""
     whole = world.trajectory(trainer)
     state = whole.states[1]
@@ -104,7 +104,7 @@ def g8_resume(world: World, trainer: Method) -> None:
     same_fed(rest.states[-1], whole.states[-1], "resumed after round 1")
     for ours, theirs in zip(rest.events, whole.events[1:], strict=True):
         what = f"resumed after round 1: round {ours.round}"
-        demand(plain(ours.report) == plain(theirs.report), f"{what} reports other numbers")
+        demand(to_plain(ours.report) == to_plain(theirs.report), f"{what} reports other numbers")
         one, other = sent_in(ours), sent_in(theirs)
         for client in one.clients:
             demand(
@@ -113,11 +113,11 @@ def g8_resume(world: World, trainer: Method) -> None:
             )
 
 
-def g9_frozen(world: World, trainer: Method) -> None:
+def g9_frozen(world: CheckWorld, trainer: Method) -> None:
     """Backbone weights and BatchNorm statistics are the same bits before and after."""
     digests = world.trajectory(trainer).digests
     demand(len(set(digests)) == 1, "a backbone weight changed during the run")
-    resnet = World(world.opts, RESNET, yaml=world.yaml)
+    resnet = CheckWorld(world.opts, RESNET, yaml=world.yaml)
     tower = resnet.backbone.model
     buffers, weights = clone(dict(tower.named_buffers())), clone(dict(tower.named_parameters()))
     small = [replace(s, train=s.train[:2]) for s in resnet.splits[:2]]
@@ -132,7 +132,7 @@ def g9_frozen(world: World, trainer: Method) -> None:
     demand(not training, f"module '{''.join(training[:1])}' was put into training mode")
 
 
-def g11_small_clients(world: World, trainer: Method) -> None:
+def g11_small_clients(world: CheckWorld, trainer: Method) -> None:
     """Clients with fewer samples than the batch size, and with one, take a step and change."""
     run = world.trajectory(trainer)
     state = run.states[0]
@@ -150,7 +150,7 @@ def g11_small_clients(world: World, trainer: Method) -> None:
         demand(changed, f"{said} did not change")
 
 
-def g12_seeds(world: World, trainer: Method) -> None:
+def g12_seeds(world: CheckWorld, trainer: Method) -> None:
     """The seed alone decides: same seed same bits, other seed others; evaluation adds nothing."""
     run = world.trajectory(trainer)
     demand(run.generators[0] == run.generators[1], "the run draws from a global random generator")
@@ -171,7 +171,7 @@ def g12_seeds(world: World, trainer: Method) -> None:
     )
 
 
-def _evaluated(world: World, trainer: Method) -> WholeState:
+def _evaluated(world: CheckWorld, trainer: Method) -> WholeState:
     """Return the end of a run in which all models are built and used after each round."""
     fed = world.federation(trainer)
 
@@ -189,13 +189,13 @@ def _evaluated(world: World, trainer: Method) -> WholeState:
     return copy_fed(fed.read(fed.run()))
 
 
-def g13_fast_paths(world: World, trainer: Method) -> None:
+def g13_fast_paths(world: CheckWorld, trainer: Method) -> None:
     """Stacked clients, packed text and cached features give the plain path's numbers.
 
     From the state after round 1: an exactly orthogonal or zero start is degenerate. Stacking and
     packing are tried together, as a run uses them; where that fails, each alone says which it is.
     """
-    prove(world, trainer)
+    check_streams(world, trainer)
     run = world.trajectory(trainer)
 
     def compare(path: str, setup: Setup) -> None:
@@ -211,7 +211,7 @@ def g13_fast_paths(world: World, trainer: Method) -> None:
         raise
 
 
-def prove(world: World, trainer: Method) -> None:
+def check_streams(world: CheckWorld, trainer: Method) -> None:
     """Demand that the declared stream gives the numbers of pixels (``local.streams.prove_method``).
 
     Raises:
@@ -230,7 +230,7 @@ def prove(world: World, trainer: Method) -> None:
         raise Broken(f"pixels instead of cached features: {error}") from error
 
 
-def g14_non_finite(world: World, trainer: Method) -> None:
+def g14_non_finite(world: CheckWorld, trainer: Method) -> None:
     """A client with numbers that are not finite is named with its round; the others go on."""
     bad = 1
     for chunk in (1, 4):
@@ -255,7 +255,7 @@ def g14_non_finite(world: World, trainer: Method) -> None:
                 demand(name is None, f"policy drop: {who}, slot '{slot}', '{name}' is not finite")
 
 
-def g15_pure(world: World, trainer: Method) -> None:
+def g15_pure(world: CheckWorld, trainer: Method) -> None:
     """Client work and personal models done twice from equal inputs are equal in every bit.
 
     Work is done again where a number is not finite, to find out whose: what draws from a generator

@@ -148,7 +148,7 @@ class Trajectory:
     generators: tuple[list[Any], ...] = ()
 
 
-class World:
+class CheckWorld:
     """The small world.
 
     Args:

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 
 from fedvlm.cli.verbs import verbs
-from fedvlm.console.guard import guarded
+from fedvlm.console.guard import exit_code_of
 from fedvlm.console.parser import asks_help
 from fedvlm.console.screen import say
 from fedvlm.core.errors import fold
-from fedvlm.core.signals import STOPS, listen
+from fedvlm.core.signals import STOPS, install_handlers
 from fedvlm.core.threads import sleep_while_waiting
 
 
@@ -26,13 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Words without a verb are the main job: ``federated_main.py --root ...`` = ``fedvlm run ...``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    return guarded(lambda: _dispatch(words), words)
+    return exit_code_of(lambda: _dispatch(words), words)
 
 
 def console_script() -> int:
     """Entry point of the command: ``fedvlm``, ``python -m fedvlm``, ``federated_main.py``."""
     sleep_while_waiting(os.environ)
-    listen()
+    install_handlers()
     code = main(sys.argv[1:])
     if code > 128:  # a second one, while Python ends, kills at once and shows no traceback
         for signum in STOPS:

@@ -9,7 +9,7 @@ from fedvlm.cli.verbs import Verb
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, did_you_mean, fold, nearest
 from fedvlm.core.files import user_path
-from fedvlm.job.kinds import config_of, dataset_of, method_of
+from fedvlm.job.kinds import config_kind, dataset_of, method_of
 from fedvlm.runs.names import is_finished
 
 
@@ -25,15 +25,17 @@ def _hint(word: str, table: Mapping[str, Verb]) -> str:
         return f"; did you mean '{name}'? {table[name].sentence}"
     method = method_of(word)
     if method:
-        return f", it is a method: fedvlm list {method} describes it, --trainer {method} runs it"
+        return (f"; '{word}' is a method: fedvlm list {method} describes it, --trainer {method} "
+                f"runs it")
     near = did_you_mean(word, table)
     dataset = "" if near else dataset_of(word)
     if dataset:
-        return f", it is a data set: --dataset {dataset} --root DATA/ runs on it, or fedvlm doctor"
+        return (f"; '{word}' is a data set: --dataset {dataset} --root DATA/ runs on it, fedvlm "
+                f"doctor checks it")
     if "/" in word or not near:
         path = user_path(word)
         if path.exists():
-            return f", it is {_kind(path)}"
+            return f"; '{word}' is {_kind(path)}"
     if word.upper() in default_schema():
         return f"; config keys are in capitals: {word.upper()} VALUE"
     other = nearest(word, also)
@@ -48,4 +50,4 @@ def _kind(path: Path) -> str:
         return f"a folder: fedvlm table {path} for runs, fedvlm doctor --root {path} for data"
     if path.suffix == ".py":
         return f"a Python file: --trainer {path} for a run, fedvlm check {path}"
-    return config_of(path) if path.suffix in (".yaml", ".yml") else "a file that no command reads"
+    return config_kind(path) if path.suffix in (".yaml", ".yml") else "a file that no command reads"

@@ -54,7 +54,7 @@ class Verb:
             if not (error.name or "").startswith("fedvlm."):
                 raise
             raise ConfigError(
-                f"'{self.name}' is not part of this installation (it lacks {error.name})"
+                f"'{self.name}' is not part of this installation (module {error.name} is missing)"
             ) from None
 
     def parser(self, prog: str = "") -> Parser:

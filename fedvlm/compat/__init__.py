@@ -1,7 +1,7 @@
 """Files written for Dassl and OpenAI's ``clip`` run federated, unmodified: ``--trainer x.py:CoOp``.
 
 The names that such files import exist in ``sys.modules`` only while one of them is loaded, built
-or run (``surface.installed``); dassl itself is never needed. How its words become ours:
+or run (``surface.replace_modules``); dassl itself is never needed. How its words become ours:
 
 * **Model.** ``clip.build_model`` gives OpenAI's classes over the run's own towers (``towers``), in
   ``MODEL.PREC`` fp32 or fp64. ``.cuda()``, ``.half()`` and ``.float()`` mean the run's device and

@@ -126,7 +126,7 @@ def _tokenizer() -> Any:
     return here().model.backbone.tokenizer
 
 
-def modules() -> dict[str, ModuleType]:
+def clip_modules() -> dict[str, ModuleType]:
     """Return ``clip``, ``clip.clip``, ``clip.model`` and ``clip.simple_tokenizer``."""
     calls = {
         "available_models": available_models, "load": load, "tokenize": tokenize,

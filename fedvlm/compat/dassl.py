@@ -1,6 +1,6 @@
 """``import dassl`` for files of the CoOp family: 31 names, and ``clip`` beside them.
 
-``with installed(): ...`` (or ``install()`` ... ``uninstall()``) puts them into ``sys.modules``;
+``with replace_dassl(): ...`` (or ``install()`` ... ``uninstall()``) puts them into ``sys.modules``;
 ``python -m fedvlm.compat SCRIPT ...`` runs a script of that world, such as CoOp's
 ``parse_test_res.py``. The main job does neither: ``--trainer ./coop.py:CoOp`` is enough.
 """
@@ -32,7 +32,7 @@ def clean_cfg(cfg: CfgNode, trainer: str) -> None:
             cfg.TRAINER.pop(name)
 
 
-def modules() -> dict[str, ModuleType]:
+def dassl_modules() -> dict[str, ModuleType]:
     """Return the modules by their full names, with registries of their own."""
     trainers = tools.Registry("TRAINER")  # anew: two files may both have a CoOp
     things: dict[str, Any] = {
@@ -45,13 +45,13 @@ def modules() -> dict[str, ModuleType]:
     parts = {part: {n: things[n] for n in names} for part, names in surface.NAMES.items()}
     roots = surface.package("dassl", parts)
     nested = surface.package("Dassl", {f"dassl.{part}": names for part, names in parts.items()})
-    return roots | nested | clip.modules()
+    return roots | nested | clip.clip_modules()
 
 
 @contextmanager
-def installed(names: Mapping[str, ModuleType] | None = None) -> Iterator[None]:
+def replace_dassl(names: Mapping[str, ModuleType] | None = None) -> Iterator[None]:
     """Have ``dassl`` and ``clip`` in ``sys.modules`` for a while."""
-    with surface.installed(modules() if names is None else names):
+    with surface.replace_modules(dassl_modules() if names is None else names):
         yield
 
 
@@ -64,7 +64,7 @@ def install() -> None:
     taken = [n for n in surface.ROOTS if n in sys.modules]
     if taken:
         raise FedvlmError(f"'{taken[0]}' is imported already; start a process without it")
-    sys.modules.update(modules())
+    sys.modules.update(dassl_modules())
 
 
 def uninstall() -> None:

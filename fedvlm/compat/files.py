@@ -16,9 +16,9 @@ from typing import Any
 from fedvlm.compat import dassl
 from fedvlm.compat.engine import TrainerBase, TrainerX
 from fedvlm.compat.settings import neighbours, schema_of
-from fedvlm.compat.surface import installed
+from fedvlm.compat.surface import replace_modules
 from fedvlm.compat.trainer import DasslTrainer
-from fedvlm.compat.world import quiet
+from fedvlm.compat.world import redirect_prints
 from fedvlm.core.errors import ConfigError, did_you_mean, failure_text
 
 FRAMEWORKS = ("dassl", "Dassl")  # packages whose import marks such a file
@@ -28,7 +28,7 @@ _loaded: dict[tuple[Path, bytes], tuple[ModuleType, Mapping[str, ModuleType]]] =
 _made: dict[type, type[DasslTrainer]] = {}
 
 
-def load_file(path: Path, name: str = "") -> type[DasslTrainer]:
+def load_foreign(path: Path, name: str = "") -> type[DasslTrainer]:
     """Return the method of a class in a file; ``name`` may be empty where it has only one.
 
     Raises:
@@ -87,10 +87,10 @@ def _module(path: Path) -> tuple[ModuleType, Mapping[str, ModuleType]]:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"'{path}' cannot be loaded as a Python file")
-    module, modules = importlib.util.module_from_spec(spec), dassl.modules()
+    module, modules = importlib.util.module_from_spec(spec), dassl.dassl_modules()
     sys.modules[name] = module
     try:
-        with installed(modules), quiet():
+        with replace_modules(modules), redirect_prints():
             spec.loader.exec_module(module)
     except ImportError as error:
         del sys.modules[name]

@@ -23,7 +23,7 @@ from fedvlm.compat.data import Length
 from fedvlm.compat.engine import train_mode
 from fedvlm.compat.optimiser import RunOptimizer, adopt
 from fedvlm.compat.towers import tower_tensors
-from fedvlm.compat.world import World, active
+from fedvlm.compat.world import FileEnvironment, active
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import State, Tree
@@ -67,7 +67,7 @@ class Learned:
 
 
 @dataclass
-class Step:
+class ClientStep:
     """How a client steps: None as ``rule`` records the gradients and changes nothing."""
 
     rule: Optimiser | None = None
@@ -78,7 +78,7 @@ class Step:
 
 
 @dataclass
-class Place:
+class BatchPosition:
     """Where in a client's local epochs a batch stands, all from 0."""
 
     epoch: int = 0
@@ -103,7 +103,7 @@ class Session:
         ConfigError: it trains nothing, or tensors that cannot be trained.
     """
 
-    def __init__(self, inner: Any, world: World) -> None:
+    def __init__(self, inner: Any, world: FileEnvironment) -> None:
         self.inner, self.world = inner, world
         self.optimisers = self._adopt()
         self.container = Container(inner)
@@ -217,8 +217,8 @@ class Session:
         return out[0] if isinstance(out, (tuple, list)) else out
 
     def learn(
-        self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor], step: Step, place: Place,
-        seed: int,
+        self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor], step: ClientStep,
+        place: BatchPosition, seed: int,
     ) -> Learned:
         """Run ``forward_backward`` on one client's batch.
 
@@ -243,7 +243,8 @@ class Session:
         began = step.count
         device = self.world.model.device
         try:
-            with rng.forked(seed, device), self.lent(params, train=True), torch.enable_grad():
+            with (rng.fork_generators(seed, device), self.lent(params, train=True),
+                  torch.enable_grad()):
                 if place.batch == 0 and step.rule is not None:
                     if place.epoch == 0:
                         inner.before_train()
@@ -272,7 +273,7 @@ class Session:
             value, dict(zip(losses, rest, strict=True)), step.grads, after, step.state, step.count
         )
 
-    def _step(self, optimiser: RunOptimizer, step: Step) -> None:
+    def _step(self, optimiser: RunOptimizer, step: ClientStep) -> None:
         """Step one optimiser's tensors by the rule, in place."""
         step.count += 1
         for group in optimiser.param_groups:

@@ -56,7 +56,7 @@ def package(root: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Modu
 
 
 @contextmanager
-def installed(modules: Mapping[str, ModuleType]) -> Iterator[None]:
+def replace_modules(modules: Mapping[str, ModuleType]) -> Iterator[None]:
     """Have ``modules`` in ``sys.modules`` for a while; what was there before comes back."""
     def ours(name: str) -> bool:
         return name.partition(".")[0] in ROOTS

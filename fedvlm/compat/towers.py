@@ -27,7 +27,7 @@ GIVEN, OWN = ("MaPLe",), ("IVLP", "VPT")  # designs: who brings the prompts of d
 _copies: WeakKeyDictionary[Backbone, nn.ModuleDict] = WeakKeyDictionary()
 
 
-class Block(nn.Module):
+class PromptedBlock(nn.Module):
     """A residual block; where it takes prompts, they replace those of the block before.
 
     Args:
@@ -94,7 +94,7 @@ class Transformer(nn.Module):
         self.layers = len(blocks)
         self.width = int(blocks[0].ln_1.weight.numel())
         self.resblocks = nn.Sequential(*(
-            Block(block, mask, text=text, given=design in GIVEN, first=i == 0,
+            PromptedBlock(block, mask, text=text, given=design in GIVEN, first=i == 0,
                   n_own=n_prompt if design in OWN and 0 < i < depth else 0)
             for i, block in enumerate(blocks)
         ))

@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedvlm.compat.session import Container, Learned, Place, Session, Step, padded_out
+from fedvlm.compat.session import BatchPosition, ClientStep, Container, Learned, Session, padded_out
 from fedvlm.compat.settings import check_set, dassl_cfg
-from fedvlm.compat.world import World, active
+from fedvlm.compat.world import FileEnvironment, active
 from fedvlm.config.option import Option
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError, failure_text
@@ -32,7 +32,7 @@ TEMPLATES = "CUSTOM_TEMPLATES"  # of CoOp's files: data set -> template
 
 
 class DasslTrainer(ModuleTrainer):
-    """FedAvg over what a file's optimiser trains; ``files.load_file`` makes the subclass.
+    """FedAvg over what a file's optimiser trains; ``files.load_foreign`` makes the subclass.
 
     Attributes:
         file: path of the file.
@@ -77,7 +77,7 @@ class DasslTrainer(ModuleTrainer):
 
     def _session(self, model: VLModel, share: bool) -> Session:
         cfg = dassl_cfg(self.root, model)
-        world = World(model, cfg, self.modules, share)
+        world = FileEnvironment(model, cfg, self.modules, share)
         self._add_template(cfg.DATASET.NAME, model)
         try:
             with active(world):
@@ -178,7 +178,7 @@ class DasslTrainer(ModuleTrainer):
         """See ``Trainer.predictor``."""
         def predict(x: Mapping[str, Tensor]) -> Tensor:
             session, images = self._of(model), _images(model, x)
-            with rng.forked(rng.seed_of(0, PURPOSE), model.device):
+            with rng.fork_generators(rng.seed_of(0, PURPOSE), model.device):
                 return torch.stack([
                     session.predict({n: v[k] for n, v in params.items()}, images[k])
                     for k in range(len(images))
@@ -198,15 +198,15 @@ class DasslTrainer(ModuleTrainer):
             given = {n: v[k] for n, v in params.items()}
             session = self._of(model)
             session.restore()
-            learned = self._learn(session, model, given, batch, k, Step(), Place())
+            learned = self._learn(session, model, given, batch, k, ClientStep(), BatchPosition())
             session.restore()
             values.append(_surrogate(given, learned))
             parts.append(learned.parts)
         return torch.stack(values), {n: torch.stack([p[n] for p in parts]) for n in parts[0]}
 
     def _learn(
-        self, session: Session, model: VLModel, given: Tree, batch: Batch, k: int, step: Step,
-        place: Place,
+        self, session: Session, model: VLModel, given: Tree, batch: Batch, k: int, step: ClientStep,
+        place: BatchPosition,
     ) -> Learned:
         images = padded_out(_images(model, batch.x)[k], batch.w[k])
         labels = padded_out(batch.y[k], batch.w[k])
@@ -234,9 +234,9 @@ class DasslTrainer(ModuleTrainer):
             rates = torch.as_tensor(context.rates(ctx, at), dtype=torch.float64)
             rate = float(rates.flatten()[0])
             rules = {s: {n: v[0][None] for n, v in t.items()} for s, t in slots.items() if s != "p"}
-            step = Step(rule, rules, rate, steps)
+            step = ClientStep(rule, rules, rate, steps)
             epoch = at.epochs[0]
-            place = Place(epoch, (at.index - 1) - epoch * per_epoch, per_epoch, ctx.epochs)
+            place = BatchPosition(epoch, (at.index - 1) - epoch * per_epoch, per_epoch, ctx.epochs)
 
             def loss(
                 model: VLModel, params: Tree, b: Batch

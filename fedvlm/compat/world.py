@@ -17,17 +17,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 from yacs.config import CfgNode
 
-from fedvlm.compat.surface import installed
+from fedvlm.compat.surface import replace_modules
 from fedvlm.core.errors import FedvlmError
 from fedvlm.models.vlmodel import VLModel
 
 LOG = logging.getLogger("fedvlm.compat")  # what the file prints; INFO is not shown by default
 LOW = (torch.float16, torch.bfloat16)
-_stack: list[World] = []
+_stack: list[FileEnvironment] = []
 
 
 @dataclass
-class World:
+class FileEnvironment:
     """What a file's code stands on.
 
     Attributes:
@@ -53,7 +53,7 @@ class World:
         return path
 
 
-def here() -> World:
+def here() -> FileEnvironment:
     """Return the world of the code that runs now.
 
     Raises:
@@ -73,13 +73,13 @@ def inside() -> bool:
 
 
 @contextmanager
-def active(world: World) -> Iterator[None]:
+def active(world: FileEnvironment) -> Iterator[None]:
     """Run a file's code: its imports resolve, its devices are the run's, its prints are logged."""
     count = torch.cuda.device_count
     _stack.append(world)
     torch.cuda.device_count = lambda: min(1, count())  # its DataParallel would hide the names
     try:
-        with installed(world.modules), quiet(), warnings.catch_warnings():
+        with replace_modules(world.modules), redirect_prints(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # old calls are the file's
             with _RunPlace(world.model):
                 yield
@@ -89,7 +89,7 @@ def active(world: World) -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def redirect_prints() -> Iterator[None]:
     """Send what is printed to the log ``fedvlm.compat``."""
     out = io.StringIO()
     try:

@@ -90,7 +90,7 @@ def refused_keys() -> dict[str, str]:
         if name:
             ours = "" if name == "IVLP" else f"; the keys of fedvlm's {name}: fedvlm list {name}"
             family[key] = (
-                f"is a key of the authors' {name}, which reads it: --trainer ./{name.lower()}.py"
+                f"is a key of the authors' {name}; to use it: --trainer ./{name.lower()}.py"
                 f"{ours}"
             )
     return family | ENDED | {

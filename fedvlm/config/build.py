@@ -146,7 +146,7 @@ class _Merge:
     def opts(self, opts: Sequence[str]) -> list[Assignment]:
         """Return trailing ``KEY VALUE`` pairs as entries."""
         if len(opts) % 2:
-            self.mistakes.append(f"opts: '{opts[-1]}' has no value; opts are KEY VALUE pairs")
+            self.mistakes.append(f"opts: '{opts[-1]}' has no value; settings are KEY VALUE pairs")
         pairs = zip(opts[::2], opts[1::2], strict=False)
         last = {key: Assignment(key, value, "opts") for key, value in pairs}
         return list(last.values())  # a key typed twice: the last one counts, as in yacs
@@ -197,7 +197,7 @@ class _Merge:
         """Suggest within the section first: a slip in the last word is the usual mistake."""
         keys = [*self.schema, *self.aliases, *self.refused]
         if key in self.inner:
-            return f" (a section: set one of its keys, {key}.*)"
+            return f" (this is a section: set one of its keys, {key}.*)"
         section = key.rpartition(".")[0]
         beside = [k for k in keys if section and k.rpartition(".")[0] == section]
         last = {k.rpartition(".")[2]: k for k in beside}

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedvlm.config.option import Option, Schema
 
-_UNUSED = "accepted so that Dassl's YAML files load; nothing here reads it"
+_UNUSED = "accepted so that Dassl's YAML files load; has no effect"
 
 # node -> {key: Dassl's default}; the empty node is the top of the tree
 _TREE: dict[str, dict[str, Any]] = {

@@ -29,19 +29,21 @@ ENDED = {  # keys of 0.1: what takes their place
 
 
 def engine_options() -> Schema:
-    """Return what ``docs/workers.md``, ``docs/flower.md`` and ``docs/deployment.md`` explain."""
+    """Return what ``docs/workers.md`` and ``docs/deployment.md`` explain."""
     return {
         "FED.ENGINE": Option(
-            LOCAL, "who computes the clients: this process, worker processes, sites with data of "
-            "their own, or sites of a federation on Flower; moves no bit", choices=ENGINES.names(),
+            LOCAL, "where clients are computed: this process, worker processes, sites with their "
+            "own data, or sites of a federation on Flower; results are "
+            "bit-identical", choices=ENGINES.names(),
             neutral=LOCAL, aliases={"flower-sim": WORKERS},  # of 0.1, by the same workers
         ),
         "FED.WORKERS": Option(
-            0, "worker processes to begin here; 0 is one per GPU, or per group of cores that the "
-            "work can use", low=0, high=1024, neutral=0,
+            0, "number of worker processes; 0: one per GPU, or per group of CPU "
+            "cores", low=0, high=1024, neutral=0,
         ),
         "FED.FEDERATION": Option(
-            "", "folder of fedvlm federation up, whose sites have the clients (FED.ENGINE flower: "
+            "", "folder made by fedvlm federation up, whose sites have the clients (FED.ENGINE "
+                "flower: "
             "federation, if it is empty; sites: in the place of FED.SITES_AT)", neutral="",
         ),
         "FED.SITES_AT": Option(
@@ -49,25 +51,26 @@ def engine_options() -> Schema:
             "their sockets, with commas", neutral="",
         ),
         "FED.SITE_FILE": Option(
-            "", "the coordinator's site.json: class names, perhaps public test images", neutral=""
+            "", "the coordinator's site.json: class names and optional public test "
+                "images", neutral=""
         ),
         "FED.ASK.REACH": Option(
-            300.0, "seconds that a run waits for sites with data of their own, as it begins", low=0,
+            300.0, "seconds that a run waits at its start for sites with their own data", low=0,
             neutral=300.0,
         ),
         "FED.ASK.SECONDS": Option(
-            600.0, "how long a site may take for an answer", low=1, neutral=600.0
+            600.0, "seconds that a site may take to answer", low=1, neutral=600.0
         ),
         "FED.ASK.RETRIES": Option(
             2, "how often a site that did not answer is asked again", low=0, neutral=2
         ),
         "FED.ASK.WAIT": Option(20.0, "seconds before that", low=0, neutral=20.0),
         "FED.ASK.REFUSALS": Option(
-            3, "rounds in a row with refused updates after which a site is asked no more", low=1,
+            3, "consecutive rounds with refused updates after which a site is excluded", low=1,
             neutral=3,
         ),
         "FED.ASK.MAX_NORM": Option(
-            0.0, "norm of an update of a site's client above which it is refused; 0 is no limit",
+            0.0, "updates of a site's client with a larger norm are refused; 0: no limit",
             low=0, neutral=0.0,
         ),
     }

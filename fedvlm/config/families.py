@@ -31,7 +31,7 @@ WORDS: Mapping[str, str] = {
     "head": "linear head", "gate": "gate", "lora": "LoRA inside the image tower",
     "adapter": "adapters inside the towers", "norm": "norms of the image tower",
     "visual-prompt": "image prompts", NOTHING: "nothing is trained",
-    CHOICE: "what --peft says (prompt, text-lora, feature, head, lora, adapter)",
+    CHOICE: "what --peft sets (prompt, text-lora, feature, head, lora, adapter)",
 }
 _NAME = re.compile(r"\b(?:text|image|both|head|small|gate|tip)\.[\w.*]*[\w*]")
 _FIELDS = re.compile(r"^(?:Shared|Personal):.*(?:\n[ \t]+.*)*", re.MULTILINE)
@@ -68,7 +68,7 @@ def place(parts: Iterable[str]) -> tuple[int, ...]:
     return tuple((CHOICE, *ORDER).index(p) for p in parts) or (len(ORDER) + 1,)
 
 
-def words_of(parts: Iterable[str]) -> str:
+def family_heading(parts: Iterable[str]) -> str:
     """Return families as a heading: ``image feature and prompt``."""
     ordered = sorted(parts, key=lambda p: (p == "gate", WORDS.get(p, p).lower()))
     return " and ".join(WORDS.get(p, p) for p in ordered)

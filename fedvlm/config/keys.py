@@ -14,7 +14,7 @@ ROLES = {
     "ADAPTER": "adapters",
     "LORA": "LoRA",
     "HEAD": "a linear head",
-    "TOWER": "all other tensors (LayerNorms, a module's own)",
+    "TOWER": "all other tensors (LayerNorms, tensors of a module)",
 }
 
 
@@ -38,17 +38,18 @@ def _job() -> Schema:
         "SINKS": Option(
             (), "also send every round's numbers to: tensorboard, wandb (if installed)"
         ),
-        "OUTPUT_DIR": Option("output", "folder that holds all run folders"),
-        "RESUME": Option("", "run folder to go on with; the same command again resumes by itself"),
+        "OUTPUT_DIR": Option("output", "folder that contains all run folders"),
+        "RESUME": Option("", "run folder to resume; repeating the same command resumes without "
+                             "this flag"),
         "CACHE_DIR": Option("", "folder of caches; '' is $FEDVLM_CACHE, else ~/.cache"),
-        "TAG": Option("", "a word that becomes part of the run folder's name"),
+        "TAG": Option("", "a label added to the run folder's name"),
         "DRAFT": Option(
-            False, "a run while its method is being written: each one overwrites the last in a "
-            "folder of its own, and no table takes it", neutral=False,
+            False, "for developing a method: each draft run overwrites the last one in a "
+            "separate folder; tables ignore drafts", neutral=False,
         ),
         "DEVICE": Option(
             "auto",
-            "auto takes a CUDA device, else mps, else the CPU",
+            "auto: a CUDA device, else mps, else the CPU",
             pattern=r"auto|cpu|mps|cuda(:\d+)?",
             pattern_help="auto, cpu, cuda, cuda:N or mps",
         ),
@@ -58,46 +59,47 @@ def _job() -> Schema:
 
 def _dataset() -> Schema:
     return {
-        "DATASET.ROOT": Option("", "folder of the datasets (CoOp's $DATA), or a feature pack"),
+        "DATASET.ROOT": Option("", "folder of the data sets (CoOp's $DATA), or a feature pack"),
         "DATASET.NAME": Option("", "dataset"),
         "DATASET.DIR": Option("", "the dataset's folder below ROOT"),
         "DATASET.IMAGE_DIR": Option("", "folder of the images below DIR"),
         "DATASET.SPLIT_FILE": Option(
-            "", "below DIR: split_zhou_*.json, or a table (CSV, JSON lines, parquet); a,b for "
-            "several tables, a part each"
+            "", "split file below DIR: split_zhou_*.json, or a table (CSV, JSON lines, "
+            "parquet); a,b: several tables, one per part"
         ),
         "DATASET.FORMAT": Option(
             "",
-            "layout on disk; '' is the set's own, or as SPLIT_FILE's name says; memory: what "
-            "fedvlm.train(data=...) was given",
+            "layout on disk; '': the set's own, or by the name of SPLIT_FILE; memory: the "
+            "data given to fedvlm.train(data=...)",
             choices=(
                 "", "coop", "csv", "jsonl", "parquet", "folders", "domains", "cifar",
                 "tiny_imagenet", "memory",
             ),
         ),
         "DATASET.NAMES_FILE": Option(
-            "", "own sets: class names of folders or labels that are codes, below DIR: words.txt, "
-            "classnames.txt or JSON", neutral="",
+            "", "your own sets: file below DIR with class names for folders or labels that are "
+            "codes: words.txt, classnames.txt or JSON", neutral="",
         ),
         "DATASET.LEAVE_OUT": Option(
-            (), "own sets: names of folders that are not read", neutral=()
+            (), "your own sets: names of folders to ignore", neutral=()
         ),
         "DATASET.TEST_SHARE": Option(
-            0.0, "own sets without test images: share of each class that becomes test images, "
-            "drawn by DATA_SEED; 0 draws none", low=0, high=1, high_open=True, neutral=0.0,
+            0.0, "your own sets without test images: share of each class used for testing, "
+            "drawn by DATA_SEED; 0: none", low=0, high=1, high_open=True, neutral=0.0,
         ),
-        "DATASET.TEMPLATE": Option("", "prompt with {} for the class name; '' is the set's own"),
+        "DATASET.TEMPLATE": Option("", "prompt with {} for the class name; '': the set's own"),
         "DATASET.NUM_SHOTS": Option(
-            16, "training images per class; -1 takes all (Dassl: -1), as the Dirichlet kinds and "
-            "quantity do unless a number is given", low=-1, never=(0,)
+            16, "training images per class; -1: all (Dassl: -1), the default of the Dirichlet "
+            "partitions and quantity", low=-1, never=(0,)
         ),
         "DATASET.VAL_SHOTS": Option(
             -1, "validation images per class; -1 is CoOp's rule, min(shots, 4)", low=-1
         ),
         "DATASET.SERVER_HOLDOUT": Option(
             0,
-            "images per class that no client gets and the server may train on (HEART-PFL); from "
-            "train, then val, before shots are drawn; the same for every method of a table",
+            "images per class that no client gets and the server may train on (HEART-PFL); "
+            "taken from train, then val, before shots are drawn; use the same value for all "
+            "methods of a table",
             low=0,
             neutral=0,
         ),
@@ -105,31 +107,32 @@ def _dataset() -> Schema:
             "", "CoOp's few-shot pickle or a JSON list below DIR, instead of drawing the shots"
         ),
         "DATASET.SOURCE_DOMAINS": Option(
-            (), "Dassl's: all domains but the one left out (FED.HELD_OUT_DOMAIN), or nothing",
+            (), "Dassl's key: all domains except the one left out (FED.HELD_OUT_DOMAIN), or empty",
             neutral=(),
         ),
         "DATASET.TARGET_DOMAINS": Option(
-            (), "Dassl's: the domain for FED.HELD_OUT_DOMAIN", neutral=()
+            (), "Dassl's key: same as FED.HELD_OUT_DOMAIN", neutral=()
         ),
         "DATASET.SUBSAMPLE_CLASSES": Option(
             "all",
-            "classes that the clients hold (FedTV's code: base)",
+            "classes that the clients have (FedTV's code: base)",
             choices=("all", "base", "new"),
         ),
         "DATASET.TEST_NEW": Option(True, "with base classes, also test on the new ones"),
         "DATASET.ON_CORRUPT": Option(
-            "skip", "an unreadable image: skip and count it, or stop", choices=("skip", "refuse")
+            "skip", "what to do with an unreadable image: skip and count it, or "
+                    "stop", choices=("skip", "refuse")
         ),
         "INPUT.VIEWS": Option(
             1,
-            "views per image: 1 is one deterministic view, n > 1 that many augmented ones, "
-            "0 a fresh one per local epoch of the whole run (the papers')",
+            "views per training image: 1: one deterministic view, n > 1: n augmented "
+            "views, 0: a new augmented view in every local epoch (as in the papers)",
             low=0,
             high=1000,  # each has files of its own in the store
         ),
         "INPUT.RRCROP_SCALE": Option(
             (0.08, 1.0),
-            "smallest and largest area share of the random resized crop",
+            "smallest and largest share of the area of the random resized crop",
             low=0,
             low_open=True,
             high=1,
@@ -143,35 +146,37 @@ def _model() -> Schema:
         "MODEL.BACKBONE.NAME": Option(
             "ViT-B/16", "CoOp's name, an open_clip name, a folder, or tiny (embedded)"
         ),
-        "MODEL.BACKBONE.PRETRAINED": Option(True, "False starts from random weights"),
+        "MODEL.BACKBONE.PRETRAINED": Option(True, "False: random weights"),
         "MODEL.INIT_WEIGHTS": Option(
             "", "tag, file or local-dir:FOLDER; '' is openai for OpenAI's CLIP names"
         ),
         "MODEL.LOADER": Option(
             "open_clip",
-            "library that builds the towers; timm and transformers-vit bring an image tower "
-            "without text tower (--peft head)",
+            "library that builds the towers; timm and transformers-vit have no text tower "
+            "(--peft head)",
             choices=LOADERS.names(),
         ),
         "MODEL.PREC": Option(
             "fp32",
-            "precision of the frozen towers; fp64 holds for the trainables too",
+            "precision of the frozen towers; fp64 also applies to the trained tensors",
             choices=("fp32", "bf16", "fp64"),
         ),
         "BANK.PREC": Option(
             "full",
-            "type of kept activations (patches, what enters a block): full is MODEL.PREC's; bf16 "
-            "takes half and moves the numbers",
+            "precision of cached activations: full is that of MODEL.PREC; bf16 needs half the "
+            "space and changes results slightly",
             choices=("full", "bf16"), neutral="full",
         ),
         "BANK.GB": Option(
-            0.0, "most GB of activations that a run may add to CACHE_DIR; 0: half of what is free",
+            0.0, "maximum GB of activations that a run may add to CACHE_DIR; 0: half of the free "
+                 "space",
             low=0, neutral=0.0,
         ),
-        "DATALOADER.TRAIN_X.BATCH_SIZE": Option(32, "training batch; no batch is dropped", low=1),
-        "DATALOADER.TEST.BATCH_SIZE": Option(100, "test batch (Dassl: 32)", low=1),
+        "DATALOADER.TRAIN_X.BATCH_SIZE": Option(32, "training batch size; no batch is "
+                                                    "dropped", low=1),
+        "DATALOADER.TEST.BATCH_SIZE": Option(100, "test batch size (Dassl: 32)", low=1),
         "DATALOADER.NUM_WORKERS": Option(
-            0, "threads that decode images, 0 is one per core (Dassl: 4)", low=0, high=1024
+            0, "threads that decode images; 0: one per core (Dassl: 4)", low=0, high=1024
         ),
     }
 
@@ -193,8 +198,8 @@ def _peft() -> Schema:
         ),
         "PEFT.N_CTX": Option(16, "context tokens of a prompt", low=1),
         "PEFT.CTX_INIT": Option(
-            "", "words that a prompt's context starts as, as many tokens as PEFT.N_CTX (a photo of "
-            "a: 4); empty: random numbers", neutral="",
+            "", "words that initialise a prompt's context, as many tokens as PEFT.N_CTX (a photo "
+            "of a: 4); empty: random initialisation", neutral="",
         ),
         "PEFT.CSC": Option(
             False, "a separate context for every class (unseen classes then have none)",
@@ -202,13 +207,14 @@ def _peft() -> Schema:
         ),
         "PEFT.WIDTH": Option(32, "hidden width of the adapters", low=1),
         "PEFT.RANK": Option(8, "LoRA's rank", low=1),
-        "PEFT.ALPHA": Option(16.0, "LoRA's alpha; its update counts alpha / rank", low=0),
+        "PEFT.ALPHA": Option(16.0, "LoRA's alpha; the update is scaled by alpha / rank", low=0),
         "PEFT.TARGETS": Option("q,v", "layers that LoRA changes, of q,k,v,o,mlp"),
         "PEFT.BLOCKS": Option(
-            0, "last blocks of a tower that LoRA, adapters or LN change; 0 takes all", low=0
+            0, "number of last blocks of a tower with LoRA, adapters or trained LN; 0: all", low=0
         ),
         "PEFT.LN": Option(
-            False, "train the LayerNorms in the image tower's blocks as well (FedBN's own part)",
+            False, "also train the LayerNorms in the image tower's blocks (the personal part of "
+                   "FedBN)",
             neutral=False,
         ),
         "PEFT.LORA_AVG": Option(
@@ -220,8 +226,8 @@ def _peft() -> Schema:
             0.01, "lambda of PEFT.LORA_AVG fair", low=0, low_open=True, neutral=0.01
         ),
         "PEFT.RANKS": Option(
-            (), "LoRA ranks of the clients in turn, such as 2,4,8, of PEFT.RANK at the server; "
-            "empty: all have that", neutral=(),
+            (), "LoRA ranks of the clients in turn, such as 2,4,8; the server uses PEFT.RANK; "
+            "empty: PEFT.RANK for all", neutral=(),
         ),
         "PEFT.PRIVATE_RANK": Option(
             0, "rank of a second LoRA in the same layers that stays with its client; 0: none",
@@ -305,36 +311,36 @@ def _test() -> Schema:
             "SIGUSR1 save too", low=0,
         ),
         "TRAIN.KEEP_STATES": Option(
-            2, "checkpoints that stay on disk, the newest ones; all (0) of them let fedvlm verify "
-            "--replay begin at any", low=0, never=(1,), words={"all": 0}, neutral=2,
+            2, "number of newest checkpoints kept on disk; all (0): fedvlm verify --replay can "
+            "start at any", low=0, never=(1,), words={"all": 0}, neutral=2,
         ),
         "TEST.EVAL_EVERY": Option(
             1,
-            "rounds between evaluations, the last is always one; auto (0): so many that they train "
-            "on as many samples as one evaluation takes, a power of two",
+            "rounds between evaluations (the last round is always evaluated); auto (0): a power of "
+            "two such that these rounds train on as many samples as one evaluation reads",
             low=0,
             words={"auto": 0},
         ),
         "TEST.COHORT": Option(
             0,
-            "personal models that are evaluated: 0 all, n those of n clients drawn by DATA_SEED, "
-            "the same for every method of a table",
+            "number of clients whose personal models are evaluated: 0: all, n: n clients drawn "
+            "by DATA_SEED, the same for every method of a table",
             low=0,
             neutral=0,
         ),
         "TEST.TARGETS": Option(
-            (), "cross-dataset transfer: names of datasets whose test images the global model "
-            "also classifies, by their own class names",
+            (), "cross-dataset transfer: names of data sets whose test images the global "
+            "model also classifies, with their own class names",
         ),
         "TEST.KEEP_LOGITS": Option(False, "keep the last round's logits per sample"),
         "TEST.REFERENCES": Option(
             True,
-            "set every run beside references on the same frozen features: class shares, zero-shot, "
-            "logistic regression, AFL (they change no number of the method)",
+            "compare every run with baselines on the same frozen features: class shares, "
+            "zero-shot, logistic regression, AFL (no effect on the method's results)",
             neutral=True,
         ),
         "TEST.PER_CLASS_RESULT": Option(
-            False, "right answers by class, in log.txt as Dassl writes them, and in results.json",
+            False, "accuracy by class, in log.txt (Dassl's format) and in results.json",
             neutral=False,
         ),
         "TEST.COMPUTE_CMAT": Option(
@@ -342,10 +348,10 @@ def _test() -> Schema:
             neutral=False,
         ),
         "TEST.PER_IMAGE": Option(
-            False, "a bit per test image in results.json: whether the last round's models classify "
-            "it right", neutral=False,
+            False, "one bit per test image in results.json: whether the last round's models "
+            "classify it correctly", neutral=False,
         ),
         "TEST.SELECT": Option(
-            "last", "headline round: the last, or the best on validation", choices=("last", "val")
+            "last", "reported round: the last, or the best on validation", choices=("last", "val")
         ),
     }

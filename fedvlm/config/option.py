@@ -106,10 +106,10 @@ class Option:
             return kind(self._item(v, value) for v in value)
         if type(value) is not kind:
             raise ValueError(
-                f"wants {_WANTED[kind]}, got {short_repr(value)} ({type(value).__name__})"
+                f"expects {_WANTED[kind]}, got {short_repr(value)} ({type(value).__name__})"
             )
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"wants a finite number, got {value}")
+            raise ValueError(f"expects a finite number, got {value}")
         return value
 
     def _item(self, value: Value, whole: Value) -> Value:
@@ -119,7 +119,7 @@ class Option:
             value = _float(value)
         if type(value) not in kinds:
             wanted = " or ".join(sorted(k.__name__ for k in kinds))
-            raise ValueError(f"wants a list of {wanted}, got {short_repr(whole)}")
+            raise ValueError(f"expects a list of {wanted}, got {short_repr(whole)}")
         return value
 
     def _choose(self, value: Value) -> Value:
@@ -143,7 +143,7 @@ class Option:
         if any(isinstance(v, (int, float)) and self._outside(v) for v in items):
             raise ValueError(f"must be {self.limits()}, got {short_repr(value)}")
         if self.length and len(items) != self.length:
-            raise ValueError(f"wants {self.length} numbers, got {short_repr(value)}")
+            raise ValueError(f"expects {self.length} numbers, got {short_repr(value)}")
 
     def _outside(self, value: float) -> bool:
         too_low = self.low is not None and (

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedvlm.console.live import live_display
-from fedvlm.console.rows import clock, number, one_line
+from fedvlm.console.rows import clock, format_number, one_line
 from fedvlm.console.screen import say, wants_live
 from fedvlm.core.stats import mean
 
@@ -43,7 +43,7 @@ class GridCell:
         """Return ``2/3*! 81.4``."""
         marks = "~" * bool(self.queued) + "*" * bool(self.running) + "!" * bool(self.failed)
         average = mean(v for v in self.values if math.isfinite(v))
-        text = f" {number(average)}" if average is not None and value else ""
+        text = f" {format_number(average)}" if average is not None and value else ""
         return f"{self.done}/{self.total}{marks}{text}"
 
     def plus(self, other: GridCell) -> GridCell:
@@ -118,7 +118,7 @@ class Grid:
         seconds, unknown = self.seconds_left()
         left = f"about {clock(seconds)} left" if seconds else ""
         if unknown:
-            left += f"{' and ' if left else ''}{unknown} cells of unknown length"
+            left += f"{' and ' if left else ''}{unknown} cells of unknown duration"
         spent = f"{clock(time.monotonic() - self.began)} elapsed"
         status = [self.status] if self.status else []
         return "  ".join([", ".join(parts), spent, *([left] if left else []), *status])

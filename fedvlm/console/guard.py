@@ -17,7 +17,7 @@ from fedvlm.core.errors import ConfigError, FedvlmError, MethodError, own_line
 from fedvlm.core.signals import exit_code
 
 
-def guarded(call: Callable[[], int], words: Sequence[str]) -> int:
+def exit_code_of(call: Callable[[], int], words: Sequence[str]) -> int:
     """Return the exit code of ``call``; every error becomes a sentence, as in ``main``."""
     try:
         code = call()
@@ -56,9 +56,10 @@ def _lacks(error: ModuleNotFoundError) -> str:
     """Say which package this Python lacks, who asked for it, and how to get it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename[:1] != "<"]
     return (
-        f"this Python ({sys.executable}) has no module '{error.name}', which "
-        f"{frames[-1].filename}:{frames[-1].lineno} imports; `make install` and .venv/bin/python, "
-        "or pip install -c constraints.txt -e . bring fedvlm's own"
+        f"module '{error.name}' is not installed in this Python "
+        f"({sys.executable}); {frames[-1].filename}:{frames[-1].lineno} imports it; install "
+        f"fedvlm's packages with "
+        "`make install` (then use .venv/bin/python) or pip install -c constraints.txt -e ."
     )
 
 

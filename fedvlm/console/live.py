@@ -18,14 +18,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedvlm.console.notebook import Place
+from fedvlm.console.notebook import NotebookText
 from fedvlm.console.rows import (
     FEW,
     ClientRow,
     RoundRow,
     clock,
+    format_number,
     human_bytes,
-    number,
     of_clients,
     select_clients,
     spark,
@@ -172,15 +172,16 @@ class LiveTable:
             past = list(self.history[client.cid])
             state = "training" if client.cid in self.working else client.state
             cells: dict[str, str | Text] = {
-                "client": str(client.cid), "n": str(client.n), "loss": number(client.loss, 3),
-                "accuracy": number(client.accuracy), "history": spark(past, ascii_only=ascii_only),
+                "client": str(client.cid), "n": str(client.n),
+                "loss": format_number(client.loss, 3), "accuracy": format_number(client.accuracy),
+                "history": spark(past, ascii_only=ascii_only),
                 "change": f"{past[-1] - past[-2]:+.1f}" if len(past) > 1 else "-",
                 "state": Text(state, _STYLES.get(state, "")),
             }  # fmt: skip
             table.add_row(*(cells[name] for name in names))
         if middle is not None:
             rated = sum(client.accuracy is not None for client in every)
-            last = {"client": "median", "accuracy": number(middle), "state": f"of {rated}"}
+            last = {"client": "median", "accuracy": format_number(middle), "state": f"of {rated}"}
             table.add_row(*(last.get(name, "") for name in names))
         return table
 
@@ -201,9 +202,9 @@ class LiveTable:
 
     def _foot(self, row: RoundRow | None) -> str:
         if row is None:
-            return "first round is running"
+            return "first round running"
         of = f" of {of_clients(row)}" if row.asked is not None else ""
-        accuracy = f"mean {number(row.personal)}{of}  worst {number(row.worst)}"
+        accuracy = f"mean {format_number(row.personal)}{of}  worst {format_number(row.worst)}"
         if not self.spent:
             return f"{accuracy}  before training"
         return f"{accuracy}  {human_bytes(self.sent)} sent  {self._pace():.1f} s per round"
@@ -220,7 +221,7 @@ class NotebookTable(LiveTable):
     def __init__(self, stream: TextIO, total: int, title: str) -> None:
         """Prepare; nothing is drawn before ``start``."""
         super().__init__(stream, total, title)
-        self.place = Place()
+        self.place = NotebookText()
 
     def start(self) -> None:
         """Take a place below the cell."""

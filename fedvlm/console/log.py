@@ -86,7 +86,7 @@ class LogFile:
         if headline is None:
             return
         if not (math.isfinite(headline.accuracy) and math.isfinite(headline.macro_f1)):
-            raise FedvlmError(f"{self.path}: the headline accuracy is not a number")
+            raise FedvlmError(f"{self.path}: the final accuracy is not a number")
         block = [
             *(["Finish training"] if trained else []),
             "=> result",

@@ -20,7 +20,7 @@ def in_notebook(stream: TextIO | None) -> bool:
     return kernel is not None and type(stream).__module__.startswith("ipykernel.")
 
 
-class Place:
+class NotebookText:
     """Text below the cell that runs; the first ``show`` makes it, the others write over it."""
 
     def __init__(self) -> None:

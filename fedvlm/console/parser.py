@@ -47,7 +47,8 @@ class Switch(argparse.Action):
         """
         word = values[0] if values else "true"
         if word.lower() not in ("true", "false"):
-            raise ConfigError(f"{option} is on or off: {option}, {option}=true or {option}=false")
+            raise ConfigError(f"{option} is a switch: use {option}, {option}=true or "
+                              f"{option}=false")
         setattr(namespace, self.dest, word.lower() == "true")
 
 
@@ -143,7 +144,7 @@ class Parser(argparse.ArgumentParser):
                 " ".join(self.further), WIDTH, initial_indent="  ", subsequent_indent="  ",
                 break_on_hyphens=False,
             )
-            page += f"\n\nflags of a run (fedvlm run --help says what they do):\n{named}"
+            page += f"\n\nflags of a run (explained by fedvlm run --help):\n{named}"
         examples = ["", "examples:", *(f"  {line}" for line in self.examples)]
         return "\n".join([page, *(examples if self.examples else [])])
 
@@ -198,7 +199,7 @@ class Parser(argparse.ArgumentParser):
         """
         if not words and action.nargs not in (0, "*"):
             about = f" ({action.help.replace('%%', '%')})" if action.help else ""
-            raise ConfigError(f"{name} wants a value{about}")
+            raise ConfigError(f"{name} needs a value{about}")
         if words and action.nargs == 0 and not isinstance(action, Switch):
             raise ConfigError(f"{name} takes no value, got '{words[0]}'")
         values.spelling[action.dest] = name
@@ -209,7 +210,7 @@ class Parser(argparse.ArgumentParser):
         """Hand the words without a flag to the arguments that want them; return the mistakes."""
         left, mistakes, wants = list(loose), [], ""
         for action in self._get_positional_actions():
-            wants = f"{self.label} wants {action.help}"
+            wants = f"{self.label} needs {action.help}"
             count = len(left) if action.nargs in ("*", "+") else 1
             words, left = left[:count], left[count:]
             if not words and action.nargs in (None, "+"):
@@ -227,14 +228,14 @@ class Parser(argparse.ArgumentParser):
     def _absent(self, values: Namespace) -> list[str]:
         """Return a mistake for each required flag that was not given."""
         return [
-            f"{self.label} wants {a.option_strings[-1]} {a.metavar or a.dest.upper()} ({a.help})"
+            f"{self.label} needs {a.option_strings[-1]} {a.metavar or a.dest.upper()} ({a.help})"
             for a in self._actions
             if a.required and a.option_strings and a.dest not in values.spelling
         ]
 
     def _lacks(self, action: Action) -> str:
         example = f": {self.examples[0].partition('  #')[0]}" if self.examples else ""
-        return f"{self.label} wants {action.help}{example}"
+        return f"{self.label} needs {action.help}{example}"
 
     def _near(self, name: str) -> str:
         shown = [n for a in self._actions for n in a.option_strings]
@@ -250,15 +251,15 @@ def like_a_switch(word: str) -> bool:
     return word.lower() in words or ("." not in word and bool(did_you_mean(word, words)))
 
 
-def whole(low: int, high: int | None = None) -> Callable[[str], int]:
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     """Return a ``type`` of flags: whole numbers of a range."""
 
     def number(word: str) -> int:
         wanted = f"a whole number from {low} " + ("on" if high is None else f"to {high}")
         if not (word.isascii() and word.removeprefix("-").isdigit()):
-            raise argparse.ArgumentTypeError(f"wants {wanted}, got '{word}'")
+            raise argparse.ArgumentTypeError(f"expects {wanted}, got '{word}'")
         if int(word) < low or (high is not None and int(word) > high):
-            raise argparse.ArgumentTypeError(f"wants {wanted}, got '{word}'")
+            raise argparse.ArgumentTypeError(f"expects {wanted}, got '{word}'")
         return int(word)
 
     return number
@@ -274,7 +275,7 @@ def amount(unit: str, low: float, high: float = math.inf) -> Callable[[str], flo
             value = math.nan
         if not low <= value <= high or math.isinf(value):
             wanted = f"{unit} from {low} " + ("on" if math.isinf(high) else f"to {high}")
-            raise argparse.ArgumentTypeError(f"wants {wanted}, got '{word}'")
+            raise argparse.ArgumentTypeError(f"expects {wanted}, got '{word}'")
         return value
 
     return number
@@ -333,7 +334,7 @@ def _converted(action: Action, name: str, word: str) -> Any:
         raise ConfigError(f"{name or what} {error}") from None
     except ValueError:
         wanted = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"{name or what} wants {wanted}, got '{word}'") from None
+        raise ConfigError(f"{name or what} expects {wanted}, got '{word}'") from None
     if action.choices is not None and value not in action.choices:
         known = [str(choice) for choice in action.choices]
         no_such = f"{name} {word}: no such {what}" if name else f"unknown {what} '{word}'"

@@ -138,7 +138,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def number(value: object, digits: int = 1) -> str:
+def format_number(value: object, digits: int = 1) -> str:
     """Return a cell's text: floats rounded, None and NaN as a dash."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
@@ -147,7 +147,7 @@ def number(value: object, digits: int = 1) -> str:
 
 def table_lines(rows: Iterable[Mapping[str, object]]) -> list[str]:
     """Return rows of named cells as aligned lines under a header; columns as they first appear."""
-    cells = [{k: number(v) for k, v in row.items()} for row in rows]
+    cells = [{k: format_number(v) for k, v in row.items()} for row in rows]
     columns = list(dict.fromkeys(name for row in cells for name in row))
     lines = [columns, *([row.get(name, "-") for name in columns] for row in cells)]
     if len(lines) == 1:

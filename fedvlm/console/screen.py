@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from fedvlm.console.notebook import PAUSE, Place, in_notebook
+from fedvlm.console.notebook import PAUSE, NotebookText, in_notebook
 from fedvlm.console.rows import RoundRow, one_line, round_line, table_lines
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ProgressLine:
         self.shown = False
         self._step = ""
         self._began = self._last = 0.0
-        self._place: Place | None = None
+        self._place: NotebookText | None = None
 
     def __call__(self, what: str, done: int = 0, of: int = 0) -> None:
         """Say how far a step is; never raises.
@@ -104,7 +104,7 @@ class ProgressLine:
         if self._place is None:
             if now - self._began < PAUSE:
                 return
-            self._place = Place()
+            self._place = NotebookText()
         if self._place.due or end:
             self._place.show(text)
 

@@ -56,7 +56,7 @@ def addcdiv(xs: Tensors, ys: Tensors, zs: Tensors, value: float = 1.0) -> list[T
     return _each("addcdiv", xs, ys, zs, value=value)
 
 
-def norms(xs: Tensors) -> list[Tensor]:
+def tensor_norms(xs: Tensors) -> list[Tensor]:
     """Return the length of each tensor, 0-d: not finite if a number in it is not.
 
     Nor if the squares overflow: who finds one looks again, number by number.

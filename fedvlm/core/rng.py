@@ -1,8 +1,8 @@
 """Randomness is a function of (seed, purpose, round, client, ...), never a history.
 
 No stream's state is ever stored: a resumed run asks for the same stream again.
-The global generators of random, numpy and torch are never touched, except by ``forked``: for code
-that is not ours, and put back behind it.
+The global generators of random, numpy and torch are never touched, except by ``fork_generators``:
+for code that is not ours, and put back behind it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def python_stream(seed: int) -> random.Random:
 
 
 @contextmanager
-def forked(seed: int, device: torch.device) -> Iterator[None]:
+def fork_generators(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the global generators for code that asks no stream; they are put back at the end.
 
     A torch module draws its initial weights and its dropout from them, on the device it lies on.

@@ -2,7 +2,7 @@
 
 A stop is a ``KeyboardInterrupt`` that knows its signal, so that everything written for Ctrl-C holds
 for a batch system's SIGTERM and a closed terminal too. Nothing here changes a process that did not
-call ``listen``: a library's handlers are its user's.
+call ``install_handlers``: a library's handlers are its user's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def saying(stop: KeyboardInterrupt, text: str) -> Interrupted:
     return Interrupted(text, exit_code(stop) - 128)
 
 
-def listen() -> None:
+def install_handlers() -> None:
     """Turn the signals of this process into ``Interrupted`` and ``save_asked``.
 
     What it was started to ignore (``nohup``), it goes on to ignore.
@@ -69,7 +69,7 @@ def save_asked() -> bool:
 
 
 @contextlib.contextmanager
-def whole() -> Iterator[None]:
+def delay_stops() -> Iterator[None]:
     """Let the block end before a stop does: the first one waits for it, a second one does not.
 
     Raises:
@@ -86,7 +86,7 @@ def whole() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sheltered() -> Iterator[None]:
+def shield_children() -> Iterator[None]:
     """Let Ctrl-C at the terminal reach no process that the block begins, and this one after it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -26,7 +26,7 @@ def name_fault(name: str) -> str:
     return f"is longer than {MAX_NAME} characters" if len(name) > MAX_NAME else ""
 
 
-def shown(name: str) -> str:
+def show_name(name: str) -> str:
     """Return a faulty name as a sentence can hold it."""
     return ascii(name if len(name) <= 60 else name[:57] + "...")
 

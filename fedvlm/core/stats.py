@@ -15,13 +15,13 @@ DECILE = 0.1
 
 def mean(values: Iterable[float | None]) -> float | None:
     """Return the unweighted arithmetic mean; None of no values."""
-    there = present(values)
+    there = drop_missing(values)
     return math.fsum(there) / len(there) if there else None
 
 
 def sample_std(values: Iterable[float | None]) -> float | None:
     """Return the sample standard deviation (divisor n - 1); None of fewer than two values."""
-    there = present(values)
+    there = drop_missing(values)
     return statistics.stdev(there) if len(there) > 1 else None
 
 
@@ -29,24 +29,24 @@ def population_std(values: Iterable[float | None]) -> float | None:
     """Return the population standard deviation (divisor n) as NumPy sums it; None of no values."""
     import numpy as np  # start-up: 0.1 s of verbs that show no spread over clients
 
-    there = present(values)
+    there = drop_missing(values)
     return float(np.std(there)) if there else None
 
 
 def worst(values: Iterable[float | None]) -> float | None:
     """Return the smallest value."""
-    return min(present(values), default=None)
+    return min(drop_missing(values), default=None)
 
 
 def worst_decile(values: Iterable[float | None]) -> float | None:
     """Return the mean of the lowest tenth of the values, of one value at least (rounded up)."""
-    ascending = sorted(present(values))
+    ascending = sorted(drop_missing(values))
     return mean(ascending[: math.ceil(DECILE * len(ascending))]) if ascending else None
 
 
 def quartiles(values: Iterable[float | None]) -> tuple[float | None, float | None, float | None]:
     """Return lower quartile, median and upper quartile, between neighbours by straight lines."""
-    there = present(values)
+    there = drop_missing(values)
     if not there:
         return None, None, None
     import numpy as np  # start-up: 0.1 s of verbs that show no spread over clients
@@ -55,7 +55,7 @@ def quartiles(values: Iterable[float | None]) -> tuple[float | None, float | Non
     return low, middle, high
 
 
-def pooled(correct: Sequence[int], counts: Sequence[int]) -> float | None:
+def pooled_accuracy(correct: Sequence[int], counts: Sequence[int]) -> float | None:
     """Return accuracy over all samples of all clients together (``personal_micro``)."""
     total = sum(counts)
     return 100.0 * sum(correct) / total if total else None
@@ -67,7 +67,7 @@ def harmonic_mean(*values: float | None) -> float | None:
     Raises:
         ValueError: no values, or a negative one.
     """
-    there = present(values)
+    there = drop_missing(values)
     if not values or any(v < 0 for v in there):
         raise ValueError(f"no harmonic mean of {values}")
     if len(there) < len(values):
@@ -85,7 +85,7 @@ def t_interval(values: Iterable[float | None], level: float = 0.95) -> float | N
 
     ``mean +- t_interval`` covers the mean of a normal distribution with probability ``level``.
     """
-    there = present(values)
+    there = drop_missing(values)
     spread = sample_std(there)
     if spread is None:
         return None
@@ -95,6 +95,6 @@ def t_interval(values: Iterable[float | None], level: float = 0.95) -> float | N
     return quantile * spread / math.sqrt(len(there))
 
 
-def present(values: Iterable[float | None]) -> list[float]:
+def drop_missing(values: Iterable[float | None]) -> list[float]:
     """Return the values that exist."""
     return [float(value) for value in values if value is not None]

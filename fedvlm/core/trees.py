@@ -63,7 +63,7 @@ def stack_states(states: Sequence[State]) -> State:
     return {slot: stack([s[slot] for s in states]) for slot in states[0]}
 
 
-def rows(tree: Tree, start: int, stop: int) -> Tree:
+def slice_clients(tree: Tree, start: int, stop: int) -> Tree:
     """Return clients ``start..stop-1`` of a stacked tree (views)."""
     return {name: v[start:stop] for name, v in tree.items()}
 
@@ -128,7 +128,7 @@ def largest(values: Sequence[Tensor]) -> Tensor:
 def first_non_finite(tree: Tree) -> str | None:
     """Return the name of the first leaf with a NaN or an infinity, or None; one read if none."""
     leaves = {n: v for n, v in tree.items() if v.is_floating_point()}
-    if not leaves or math.isfinite(float(largest(foreach.norms(list(leaves.values()))))):
+    if not leaves or math.isfinite(float(largest(foreach.tensor_norms(list(leaves.values()))))):
         return None
     return next((n for n, v in leaves.items() if not bool(torch.isfinite(v).all())), None)
 

@@ -1,3 +1,3 @@
 """The version of fedvlm, where every room may read it; ``fedvlm.__version__`` for everybody."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

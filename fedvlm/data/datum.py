@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
-from fedvlm.core.spelling import name_fault, shown
+from fedvlm.core.spelling import name_fault, show_name
 
 if TYPE_CHECKING:
     from fedvlm.data.packs.pack import PackedImage
@@ -129,7 +129,7 @@ class DatasetBase:
         """
         for domain in self.domain_names:
             if fault := name_fault(domain):
-                raise DataError(f"{self.name}: the domain's name {shown(domain)} {fault}")
+                raise DataError(f"{self.name}: the domain's name {show_name(domain)} {fault}")
         self.lab2cname = _label_names(self.all(), self.name)
         self.classnames = [self.lab2cname[label] for label in sorted(self.lab2cname)]
         _refuse_repeats(self.parts, self.name)
@@ -191,7 +191,7 @@ def _label_names(items: Sequence[Datum], where: str) -> dict[int, str]:
     for label, name in sorted(names.items()):
         if fault := name_fault(name):
             raise DataError(
-                f"{where}: the name of class {label}, {shown(name)}, {fault}; rename it"
+                f"{where}: the name of class {label}, {show_name(name)}, {fault}; rename it"
             )
     gaps = sorted(set(range(max(names) + 1)) - set(names))
     if gaps or min(names) < 0:

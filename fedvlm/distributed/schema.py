@@ -171,6 +171,6 @@ def misfit(op: str, values: Any, trees: Mapping[str, Mapping[str, Any]]) -> str:
     return ""
 
 
-def numbered(values: Mapping[str, Any]) -> dict[int, Any]:
+def by_number(values: Mapping[str, Any]) -> dict[int, Any]:
     """Return a mapping by client with the clients as numbers, ascending."""
     return {int(c): values[c] for c in sorted(values, key=int)}

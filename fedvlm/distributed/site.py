@@ -21,7 +21,7 @@ from fedvlm.core.errors import ConfigError, DataError, DivergedError
 from fedvlm.core.trees import Tree, matching
 from fedvlm.distributed.facts import digest, facts, likeness, odd_keys
 from fedvlm.distributed.ledger import Ledger
-from fedvlm.distributed.schema import LINE, numbered, words
+from fedvlm.distributed.schema import LINE, by_number, words
 from fedvlm.distributed.store import LostState, SiteStore, hold_store
 from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
@@ -159,7 +159,7 @@ class Site:
                 fed.trainer, lambda some: fed.context(some, round_, worked), downloads,
                 fed.clients, accepted,
             )
-            store.keep(numbered(values["floor"]))
+            store.keep(by_number(values["floor"]))
         trees: dict[str, Tree] = {}
         for p, part in enumerate(done.uploads):
             trees |= {f"{kind}/{p}": tree for kind, tree in _trees(part).items()}
@@ -181,7 +181,7 @@ class Site:
             measure = replace(measure, keep_logits=False)
         if values["model"] == "template":  # nothing of the run is in it
             self._like(frame)
-            ids = list(numbered(values["accepted"]))
+            ids = list(by_number(values["accepted"]))
             self._mine(ids)
             self._allow(frame)
             if not isinstance(fed.meter, ClientMeter):
@@ -208,7 +208,7 @@ class Site:
     def _forget(self, frame: Frame) -> Frame:
         """Delete states but those named."""
         self._like(frame)
-        keep = numbered(frame.values["keep"])
+        keep = by_number(frame.values["keep"])
         self._mine(keep)
         with self._opened(frame.values["run"]) as store:
             store.forget(keep)
@@ -235,12 +235,12 @@ class Site:
         """
         self._like(frame)
         values = frame.values
-        accepted = numbered(values["accepted"])
+        accepted = by_number(values["accepted"])
         self._mine(accepted)
         device = self.federation.model.device
         trees = {ref.removeprefix("down/"): self._download({n: v.to(device) for n, v in t.items()})
                  for ref, t in frame.trees.items()}
-        return accepted, {c: trees[ref] for c, ref in numbered(values["down"]).items()}
+        return accepted, {c: trees[ref] for c, ref in by_number(values["down"]).items()}
 
     def _like(self, frame: Frame) -> None:
         if frame.values["like"] != self.like:

@@ -27,7 +27,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import FedvlmError
 from fedvlm.runs import lock
 from fedvlm.runs.records import RecordStore, RowPlace, record_number
-from fedvlm.runs.seal import Damaged, check_file, lone_record
+from fedvlm.runs.seal import Damaged, check_tensor_file, lone_record
 
 PREFIX, FLOORS, LETTERS = "s", "floors.json", 6
 
@@ -82,7 +82,7 @@ class SiteStore(RecordStore):
         for name in sorted(names):
             try:
                 record = lone_record(self.folder, name, self.identity)[0]
-                check_file(self.folder / f"{name}.safetensors", record)
+                check_tensor_file(self.folder / f"{name}.safetensors", record)
             except Damaged:
                 out.add(name)
         return out

@@ -209,7 +209,7 @@ class Evaluator:
 
 def _before(event: RoundFinished, rows: Sequence[Row]) -> float | None:
     """Add the accuracies before the final fine-tuning to the lines; return their mean."""
-    clients = [scores.whole(row, "client") for row in rows]
+    clients = [scores.row_integer(row, "client") for row in rows]
     for row, early in zip(rows, event.rows(clients, Measure(finetuned=False)), strict=True):
         row["accuracy_before_ft"] = early["accuracy"]
     return mean(row["accuracy_before_ft"] for row in rows)

@@ -253,7 +253,7 @@ class ClientMeter:
     ) -> None:
         """Add accuracies on base and on new classes to the rows of a chunk."""
         for row, one in zip(rows, answers.all(self.data.global_test, len(rows)), strict=True):
-            row |= scores.base_row(self.data, scores.whole(row, "client"), one)
+            row |= scores.base_row(self.data, scores.row_integer(row, "client"), one)
             if keep:
                 self._keep_labels("base_all", row, one)
         if model is None:
@@ -268,7 +268,7 @@ class ClientMeter:
             self.logits[name] = predictions.logits
 
     def _keep_labels(self, what: str, row: Row, predictions: Predictions) -> None:
-        client = scores.whole(row, "client")
+        client = scores.row_integer(row, "client")
         self.logits[f"labels|{what}|{client}"] = torch.from_numpy(predictions.labels.copy())
 
 

@@ -10,13 +10,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedvlm.core.stats import cm, harmonic_mean, pooled, quartiles, worst, worst_decile
+from fedvlm.core.stats import (
+    cm,
+    harmonic_mean,
+    pooled_accuracy,
+    quartiles,
+    worst,
+    worst_decile,
+)
 
 BINS = 15  # of the calibration error
 
 __all__ = [
     "BINS", "accuracy", "balanced_accuracy", "calibration_error", "cm", "harmonic_mean", "macro_f1",
-    "pooled", "quartiles", "worst", "worst_decile",
+    "pooled_accuracy", "quartiles", "worst", "worst_decile",
 ]
 
 

@@ -236,7 +236,7 @@ def has_new(federated: TestSets) -> bool:
     return bool(len(federated.new_classnames)) and bool(len(federated.new_test))
 
 
-def whole(row: Row, name: str) -> int:
+def row_integer(row: Row, name: str) -> int:
     """Return a whole number of a row: ``client``, ``n``, ``correct``."""
     return int(row[name] or 0)
 
@@ -335,8 +335,8 @@ def personal_scores(rows: Sequence[Row]) -> dict[str, Any]:
         "personal_std": population_std(values),
         "personal_worst": metrics.worst(values),
         "personal_worst_decile": metrics.worst_decile(values),
-        "personal_micro": metrics.pooled(
-            [whole(row, "correct") for row in rows], [whole(row, "n") for row in rows]
+        "personal_micro": metrics.pooled_accuracy(
+            [row_integer(row, "correct") for row in rows], [row_integer(row, "n") for row in rows]
         ),
         "personal_macro_f1": mean(row["macro_f1"] for row in rows),
         "personal_balanced": mean(row["balanced"] for row in rows),
@@ -377,16 +377,17 @@ def unseen_client_scores(rows: Sequence[Row]) -> dict[str, Any]:
 def notes(rows: Sequence[Row]) -> list[str]:
     """Say which clients are missing from a mean, and where logits were not finite."""
     sentences = []
-    hidden = [whole(row, "client") for row in rows if row.get(ABSENT) == WITHHELD]
+    hidden = [row_integer(row, "client") for row in rows if row.get(ABSENT) == WITHHELD]
     if hidden:
         sentences.append(f"{_clients(hidden)} of which its site tells nothing: in no number")
-    away = [whole(row, "client") for row in rows if row.get(ABSENT) not in (None, 0, WITHHELD)]
+    away = [row_integer(row, "client") for row in rows
+            if row.get(ABSENT) not in (None, 0, WITHHELD)]
     if away:
         sentences.append(f"{_clients(away)} whose site did not answer: in no number")
-    empty = [whole(row, "client") for row in rows if not row["n"] and not row.get(ABSENT)]
+    empty = [row_integer(row, "client") for row in rows if not row["n"] and not row.get(ABSENT)]
     if empty:
         sentences.append(f"{_clients(empty)} without test samples: left out of personal")
-    full = [whole(row, "client") for row in rows
+    full = [row_integer(row, "client") for row in rows
             if row.get("base_other", 0.0) is None and not row.get(ABSENT)]
     if full:
         sentences.append(f"{_clients(full)} with every class in training: left out of base_other")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from fedvlm.export.recipe import Recipe, steps_in_words
+from fedvlm.export.recipe import ExportRecipe, steps_in_words
 from fedvlm.export.towers import hub_name
 from fedvlm.export.trained import Facts, TrainedModel
 from fedvlm.federation.cards import card_of, fields
@@ -13,7 +13,7 @@ from fedvlm.federation.cards import card_of, fields
 UNKNOWN = "unknown"
 
 
-def readme(recipe: Recipe, trained: TrainedModel, library: str, usage: str) -> str:
+def readme(recipe: ExportRecipe, trained: TrainedModel, library: str, usage: str) -> str:
     """Return the card of one model: front matter, what it is, how to use it.
 
     Args:
@@ -56,7 +56,7 @@ def readme(recipe: Recipe, trained: TrainedModel, library: str, usage: str) -> s
     return "\n\n".join(lines) + "\n"
 
 
-def _rows(recipe: Recipe, trained: TrainedModel, base: str) -> Mapping[str, str]:
+def _rows(recipe: ExportRecipe, trained: TrainedModel, base: str) -> Mapping[str, str]:
     """Return what every card says, in order."""
     facts, backbone, look = trained.facts, trained.model.backbone, recipe.card["transform"]
     paper = fields(card_of(trained.trainer.name)).get("Paper", "")
@@ -67,7 +67,7 @@ def _rows(recipe: Recipe, trained: TrainedModel, base: str) -> Mapping[str, str]
         "Prediction": steps_in_words(recipe.card["steps"]),
         "Image": f"{look['size']} pixels, {look['interpolation']}, {look['resize_mode']}, mean "
                  f"{look['mean']}, std {look['std']}",
-        "Licence of the base weights": facts.licence or "not known to fedvlm: ask their authors",
+        "Licence of the base weights": facts.licence or "unknown to fedvlm: ask the authors",
         "Backbone digest": backbone.digest,
     }
     if trained.trainer.extra_data:

@@ -29,7 +29,7 @@ class MatrixCell:
     reason: str = ""
 
 
-def matrix(
+def try_exports(
     models: Mapping[str, TrainedModel], formats: Iterable[str] = tuple(FORMATS)
 ) -> list[MatrixCell]:
     """Export every model in every format into a temporary folder and read it back.

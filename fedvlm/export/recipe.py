@@ -20,7 +20,7 @@ from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.core.trees import Tree, expand, first_non_finite, matching
 from fedvlm.export import runner
-from fedvlm.export.towers import arch_of, blocks_of, places_of, plain_visual
+from fedvlm.export.towers import arch_of, image_blocks, places_of, plain_visual
 from fedvlm.export.trained import TrainedModel
 from fedvlm.federation.module_trainer import ModuleTrainer
 from fedvlm.federation.peft_trainer import PeftTrainer
@@ -70,7 +70,7 @@ class Unheld(ConfigError):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ExportRecipe:
     """What predicts.
 
     Attributes:
@@ -125,7 +125,7 @@ class Recipe:
         return runner.Model(self.card, self.tensors, towers).eval()
 
 
-def read(trained: TrainedModel) -> Recipe:
+def build_recipe(trained: TrainedModel) -> ExportRecipe:
     """Return how ``trained`` predicts, proved on images of noise.
 
     Raises:
@@ -174,11 +174,11 @@ def read(trained: TrainedModel) -> Recipe:
         "tower": _tower(model),
     }
     if adapted:  # where the tower keeps what they change
-        path = blocks_of(model.backbone.model.visual)
+        path = image_blocks(model.backbone.model.visual)
         block = plain_visual(model).get_submodule(path).get_submodule("0")
         card |= {"blocks": path, "places": places_of(block)}
     lora = {n: v for n, v in p.items() if re.fullmatch(r"(image|text)\.lora\..*", n)}
-    return _prove(Recipe(card, tensors, lora), trained, who)
+    return _prove(ExportRecipe(card, tensors, lora), trained, who)
 
 
 def _refuse(trained: TrainedModel, who: str) -> None:
@@ -269,7 +269,7 @@ def _tower(model: VLModel) -> dict[str, Any]:
     return {"class": kind, "arch": arch_of(backbone), "file": "tower.safetensors"}
 
 
-def _prove(recipe: Recipe, trained: TrainedModel, who: str) -> Recipe:
+def _prove(recipe: ExportRecipe, trained: TrainedModel, who: str) -> ExportRecipe:
     """Return the recipe with its proof.
 
     Raises:
@@ -291,7 +291,7 @@ def _prove(recipe: Recipe, trained: TrainedModel, who: str) -> Recipe:
             f"features, towers and adapters as named): logits differ by {gap:.1e}, allowed "
             f"{TOLERANCE:.0e}; only --format onnx may hold it, as a graph"
         )
-    return Recipe(recipe.card, recipe.tensors, recipe.lora, gap, pixels, wanted)
+    return ExportRecipe(recipe.card, recipe.tensors, recipe.lora, gap, pixels, wanted)
 
 
 def wanted_of(trained: TrainedModel, pixels: Tensor) -> Tensor:
@@ -311,7 +311,7 @@ def difference(ours: Tensor, wanted: Tensor) -> float:
     return float(gap) if bool(gap.isfinite()) else float("inf")
 
 
-def classifier(recipe: Recipe) -> Tree:
+def classifier(recipe: ExportRecipe) -> Tree:
     """Return what stands beside a tower that another library computes: class features ``[C, d]``.
 
     Raises:

@@ -85,7 +85,7 @@ def visual_state(visual: nn.Module) -> Tree:
     return state
 
 
-def blocks_of(visual: nn.Module) -> str:
+def image_blocks(visual: nn.Module) -> str:
     """Return where an image tower keeps its blocks, or would."""
     return TRUNK if is_trunk(visual) else VIT
 
@@ -107,7 +107,7 @@ def places_of(block: Any) -> Places:
     return out | {"1": "ln_1", "2": "ln_2", "attn": "ls_1", "mlp": "ls_2"}
 
 
-def merged(clip: nn.Module, lora: Mapping[str, Tensor], scale: float) -> Tree:
+def merge_lora(clip: nn.Module, lora: Mapping[str, Tensor], scale: float) -> Tree:
     """Return a CLIP's tensors with LoRA of both towers, and ``image.ln.*``, added to the weights.
 
     Args:
@@ -118,7 +118,7 @@ def merged(clip: nn.Module, lora: Mapping[str, Tensor], scale: float) -> Tree:
     """
     out = {n: v.clone() for n, v in clip.state_dict().items()}
     text = "text." if hasattr(clip, "text") else ""
-    where = {"text": text + VIT, "image": VISUAL + blocks_of(clip.get_submodule("visual"))}
+    where = {"text": text + VIT, "image": VISUAL + image_blocks(clip.get_submodule("visual"))}
     for site in sites(lora):
         tower, _, index, layer = site.split(".")
         block = f"{where[tower]}.{index}"

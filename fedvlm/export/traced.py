@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedvlm.core import rng
 from fedvlm.core.trees import expand
-from fedvlm.export.recipe import PROBES, Recipe, Unheld, transform_of, wanted_of
+from fedvlm.export.recipe import PROBES, ExportRecipe, Unheld, transform_of, wanted_of
 from fedvlm.export.towers import plain_clip, plain_visual
 from fedvlm.export.trained import TrainedModel
 from fedvlm.models.load.vit import VisionOnly
@@ -73,7 +73,7 @@ class Prediction(nn.Module):
 
 
 @dataclass(frozen=True)
-class Traced(Recipe):
+class Traced(ExportRecipe):
     """A recipe that is a graph and nothing else."""
 
     of: TrainedModel | None = None
@@ -89,7 +89,7 @@ def trace(trained: TrainedModel, why: Unheld) -> Traced:
 
     Args:
         trained: the model.
-        why: what ``recipe.read`` said of it.
+        why: what ``build_recipe`` said of it.
 
     Raises:
         ConfigError: towers in bfloat16.

@@ -352,7 +352,7 @@ class Context(Cohort):
         left = [n for n in self.groups.shared if n in idle]
         whole = pick(params, set(self.groups.shared) - set(left))
         ranks = self.portion.of(self.clients, whole, rows) | dict(ranks or {})
-        parts, places, told = sent.cut_tree(whole, rows, ranks)
+        parts, places, told = sent.cut_upload(whole, rows, ranks)
         return Upload(parts, weight, extras or {}, left, places, told)
 
     def check(self, value: Tensor, what: str, batch: Batch | None = None) -> None:

@@ -59,7 +59,7 @@ def _from_path(spec: str) -> type[Trainer]:
         raise ConfigError(f"--trainer {spec}: no file '{path}'")
     foreign = framework_of(path) if path.suffix == ".py" else ""
     if foreign:
-        cls: type[Trainer] = FRAMEWORKS.load(foreign).load_file(path, name)
+        cls: type[Trainer] = FRAMEWORKS.load(foreign).load_foreign(path, name)
         return cls
     module = _load(path)
     if not name:

@@ -187,7 +187,7 @@ class ModuleTrainer(Trainer):
         if "_seed" not in vars(self):
             raise FedvlmError(f"trainer {who}: trainables comes before anything is computed")
         before = _forms(model.backbone.model)
-        with rng.forked(self._seed, model.device):
+        with rng.fork_generators(self._seed, model.device):
             module = self.build(model)
         names = tuple(n for n, p in module.named_parameters() if p.requires_grad)
         bad = [n for n in names if "|" in n]
@@ -230,7 +230,7 @@ class ModuleTrainer(Trainer):
         part = self._part(model)
         ours = {n: params[n][k] for n in part.names}
         data = {n: v[k] for n, v in x.items()}
-        with rng.forked(seed, model.device), part.mode(train):
+        with rng.fork_generators(seed, model.device), part.mode(train):
             before = part.marks(ours, data)
             try:
                 out = then(self.forward(part.module, ours, data))

@@ -18,7 +18,7 @@ from fedvlm.federation.aggregation.lora import (
     RULES,
     LoraRule,
     fair,
-    folded,
+    fold_factors,
     fresh,
     norm_weights,
     residual,
@@ -37,7 +37,7 @@ from fedvlm.models.towers.adapters import (
     FACTOR_A,
     FACTOR_B,
     PRIVATE_LORA,
-    delta_of,
+    delta_name,
     is_factor,
 )
 from fedvlm.models.vlmodel import VLModel
@@ -102,7 +102,7 @@ class PeftTrainer(Trainer):
             ConfigError: a role that the method needs is empty (the ways out are listed), or a
                 rule of LoRA that does not go with the method.
         """
-        tree = peft.build(self.spec, model, generator)
+        tree = peft.build_tensors(self.spec, model, generator)
         for role in self.needs:
             if not any(peft.role(name) == role for name in tree):
                 raise ConfigError(
@@ -115,7 +115,7 @@ class PeftTrainer(Trainer):
             self._refuse_lora(shared)
             if self.lora_rule.folds:
                 tree |= {
-                    delta_of(s): torch.zeros(len(tree[s + FACTOR_B]), tree[s + FACTOR_A].shape[1])
+                    delta_name(s): torch.zeros(len(tree[s + FACTOR_B]), tree[s + FACTOR_A].shape[1])
                     for s in shared_sites(shared)
                 }
         return tree | peft.private_lora(self.spec, model, generator)
@@ -217,7 +217,7 @@ class PeftTrainer(Trainer):
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return image features, or what enters the first changed block of the image tower."""
-        block = peft.first_block(self.spec, model)
+        block = peft.first_changed_block(self.spec, model)
         return ("features",) if block is None else (f"tokens.{block}",)
 
     def combine(self, ctx: ServerContext, updates: Updates) -> Tree:
@@ -259,7 +259,7 @@ class PeftTrainer(Trainer):
         if self.spec.average == "residual":
             moved = residual(updates.params, share, old, factors)
         else:
-            moved = folded(updates.params, share, old)
+            moved = fold_factors(updates.params, share, old)
             moved = {n: v.to(old[n]) for n, v in moved.items()}
             moved |= fresh(factors, ctx.stream("lora.stack"))
         return new | {"w": w | require_finite(moved)}

@@ -18,7 +18,7 @@ from fedvlm.federation.batches import step_slices
 from fedvlm.federation.context import DESCENT, FIT, LOOP
 from fedvlm.federation.local.effort import Effort, samples_of
 from fedvlm.federation.optim import OptimSpec, Schedule
-from fedvlm.federation.reliability.unreliable import Unreliable, below_quorum, needed
+from fedvlm.federation.reliability.unreliable import Unreliable, below_quorum, quorum_count
 
 _COVER = "ranges such as 0-4,5-7 hold every client once"
 COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # FED.BUDGET -> counter
@@ -164,7 +164,7 @@ class Plan:
             QuorumError: too few are left.
         """
         quorum, lost = self.unreliable.quorum, self.lost(round_, clients, lengths)
-        if len(clients) - len(lost) < needed(quorum, len(clients)):
+        if len(clients) - len(lost) < quorum_count(quorum, len(clients)):
             raise QuorumError(below_quorum(round_, len(clients), lost, quorum))
         if not self.unreliable.cuts:
             return lost, {}

@@ -27,7 +27,7 @@ from fedvlm.federation.engine import Engine
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.plan import Budget, Plan, check_footing
 from fedvlm.federation.reliability.elsewhere import aggregate_updates
-from fedvlm.federation.reliability.unreliable import AWAY, kind_of
+from fedvlm.federation.reliability.unreliable import AWAY, drop_kind
 from fedvlm.federation.server import (
     MOVED,
     Downloads,
@@ -41,7 +41,7 @@ from fedvlm.federation.server import (
     only_numbers,
 )
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.workplace import Meter, PersonalModels, Start, Workplace
+from fedvlm.federation.workplace import Meter, PersonalModels, TrainingStart, Workplace
 from fedvlm.models.vlmodel import VLModel
 
 
@@ -183,7 +183,8 @@ class Federation(Workplace):
         engine: Engine | None = None, subscribers: Sequence[Subscriber] = (),
         budget: Budget | None = None, proxy: Proxy | None = None,
         savers: Sequence[Saver] = (), meter: Meter | None = None,
-        store: RowStore | None = None, held: RowStore | None = None, start: Start | None = None,
+        store: RowStore | None = None, held: RowStore | None = None,
+        start: TrainingStart | None = None,
     ) -> None:
         super().__init__(
             trainer, model, batcher, plan, engine=engine, meter=meter, store=store, start=start
@@ -367,7 +368,7 @@ class Federation(Workplace):
         lost, partial = dict[int, str](), dict[int, float]()
         if self.plan.unreliable.active:
             lost, partial = self.plan.fates(round_, chosen, self.batcher.lengths(chosen, 1))
-        there = [c for c in chosen if kind_of(lost.get(c, "")) != AWAY]
+        there = [c for c in chosen if drop_kind(lost.get(c, "")) != AWAY]
         chosen = [c for c in chosen if c not in lost]
         self._tell(RoundStarted(round_, self.plan.rounds, chosen))
         began, towers = time.perf_counter(), dict(self.model.counters)

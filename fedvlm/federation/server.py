@@ -260,7 +260,7 @@ class ServerContext:
             FedvlmError: names, rows or ranks that are not there.
         """
         one = expand(tree, 1)
-        values, places, told = sent.cut_tree(
+        values, places, told = sent.cut_upload(
             one, {n: Rows(r.index[None], r.axis) for n, r in (rows or {}).items()},
             {site: [rank] for site, rank in (ranks or {}).items()},
         )

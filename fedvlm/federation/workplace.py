@@ -46,7 +46,7 @@ class Meter(Protocol):
 
 
 @dataclass(frozen=True)
-class Start:
+class TrainingStart:
     """A method on a model and its clients before anything is read of their images, checked.
 
     Attributes:
@@ -67,7 +67,7 @@ class Start:
     def of(
         cls, trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan,
         sites: Sequence[int] = (),
-    ) -> Start:
+    ) -> TrainingStart:
         """Return what a run starts from.
 
         Args:
@@ -126,12 +126,12 @@ class Workplace:
     def __init__(
         self, trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, *,
         engine: Engine | None = None, meter: Meter | None = None, store: RowStore | None = None,
-        start: Start | None = None,
+        start: TrainingStart | None = None,
     ) -> None:
         self.trainer, self.model, self.batcher, self.plan = trainer, model, batcher, plan
         self.engine, self.meter = engine or LocalEngine(), meter
         self.finetune_seconds: dict[int, float] = {}
-        start = start or Start.of(trainer, model, batcher, plan, self.engine.sites)
+        start = start or TrainingStart.of(trainer, model, batcher, plan, self.engine.sites)
         self.p0, self.groups, self.roster = start.p0, start.groups, start.roster
         self.finetuning, self.weighting = start.finetuning, start.weighting
         self.clients = Clients(

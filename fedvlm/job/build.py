@@ -30,18 +30,18 @@ from fedvlm.federation.plan import Budget, Plan, draw_unseen, parse_sites, plain
 from fedvlm.federation.reliability.unreliable import Unreliable, parse_absences
 from fedvlm.federation.rounds import Federation, check_rounds
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.workplace import Start
+from fedvlm.federation.workplace import TrainingStart
 from fedvlm.job.identity import run_identity
 from fedvlm.job.images.packed import check_packs, foreign_origins, pack_notes, packs_of
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.sources import (
     CLIENTS,
     StreamSource,
-    first_block,
+    first_streamed_block,
     image_sources,
     images_to_encode,
     pixel_sources,
-    prove,
+    refuse_unequal_streams,
     server_images,
     train_images,
 )
@@ -75,7 +75,7 @@ class Prepared:
     backbone: Backbone
     model: VLModel
     trainer: Trainer
-    start: Start
+    start: TrainingStart
     plan: Plan
     batcher: SplitBatcher | Absent
     engine: LocalEngine
@@ -260,7 +260,7 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     blocks = len(backbone.text_blocks)
     # Two sets at least: a step and the images' side of it.
     per_client = 16 * model.text_width * 4 * max(2, sets) * tokens * blocks if sets else 0
-    block = first_block(trainer.streams(model))
+    block = first_streamed_block(trainer.streams(model))
     if block is not None:  # the adapted blocks' activations of a batch of images
         tower = model.vision
         rows = batch * tower.tokens * (len(tower.blocks) - block)
@@ -269,11 +269,11 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     return max(1, min(most, CHUNK_BYTES // max(1, per_client)))
 
 
-def build(
+def build_run(
     cfg: CfgNode, progress: Progress | None = None, *, pixels: bool = False,
     inputs: Inputs | None = None,
 ) -> Built:
-    """Build a run: ``prepare``, then ``complete``.
+    """Build a run: ``prepare_run``, then ``complete_run``.
 
     Args:
         progress: called with (what, done, of) while images are encoded.
@@ -283,10 +283,10 @@ def build(
     Raises:
         ConfigError, DataError: whatever of the config cannot work.
     """
-    return complete(prepare(cfg, progress, inputs=inputs), progress, pixels=pixels)
+    return complete_run(prepare_run(cfg, progress, inputs=inputs), progress, pixels=pixels)
 
 
-def prepare(
+def prepare_run(
     cfg: CfgNode, progress: Progress | None = None, *, inputs: Inputs | None = None
 ) -> Prepared:
     """Make all of a run but its images: config mistakes come first, then data, then weights.
@@ -296,7 +296,7 @@ def prepare(
     the identity is complete, so that a folder of another run is refused before it too.
 
     Raises:
-        ConfigError, DataError: as ``build``.
+        ConfigError, DataError: as ``build_run``.
     """
     inputs = inputs or Inputs()
     trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
@@ -341,7 +341,7 @@ def prepare(
     proxy, proxy_notes = server_images(source, cfg, data, loader, progress, plan.unseen)
     if inputs.serves:
         trainer.check_proxy(proxy)
-    start = Start.of(trainer, model, batcher, plan, sites)  # refuses ranks and stray tensors
+    start = TrainingStart.of(trainer, model, batcher, plan, sites)  # may refuse
     check_rounds(trainer, model, batcher, plan, start.roster)
     identity = run_identity(
         cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else "",
@@ -356,7 +356,7 @@ def prepare(
     )
 
 
-def complete(
+def complete_run(
     prepared: Prepared, progress: Progress | None = None,
     tell: Callable[[str], None] | None = None, *, pixels: bool = False,
 ) -> Built:
@@ -368,7 +368,7 @@ def complete(
             pack has no pixels.
 
     Raises:
-        ConfigError, DataError: as ``build``.
+        ConfigError, DataError: as ``build_run``.
     """
     run, cfg, data, model = prepared, prepared.cfg, prepared.data, prepared.model
     labels = torch.from_numpy(data.labels.copy())
@@ -394,7 +394,7 @@ def complete(
         budget=run.budget, start=run.start,
     )
     if cached:
-        prove(cfg, federation, train, images[0], train_images(data))
+        refuse_unequal_streams(cfg, federation, train, images[0], train_images(data))
     notes = [
         *data.notes, *pack_notes(data.samples, run.backbone), *model.notes, *run.remarks,
     ]

@@ -18,7 +18,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import Built
-from fedvlm.job.flags import words_of
+from fedvlm.job.flags import peft_words
 from fedvlm.runs.identity import RunPath
 
 DRAFT = "draft"  # at the end of a draft's tag
@@ -73,7 +73,7 @@ def header(built: Built) -> dict[str, object]:
     count = numel(built.federation.p0)
     frozen = sum(p.numel() for p in built.backbone.model.parameters())
     roster = built.federation.roster
-    unseen = f", {len(roster.unseen)} of them never work" if roster.unseen else ""
+    unseen = f", {len(roster.unseen)} of them never train" if roster.unseen else ""
     return {
         "method": cfg.TRAINER.NAME,
         "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} classes "
@@ -95,11 +95,11 @@ def images_line(data: FederatedData, roster: Roster) -> str:
     if len(sizes) > _LISTED:
         each = f"{min(sizes)} to {max(sizes)}, median {statistics.median(sizes):g}"
     if not used:
-        return f"{sum(sizes):,} training images at their sites; by client: {each}"
-    return f"{used:,} of {data.available:,} training images; by client: {each}"
+        return f"{sum(sizes):,} training images, kept at their sites; per client: {each}"
+    return f"{used:,} of {data.available:,} training images; per client: {each}"
 
 
-def setting(cfg: CfgNode) -> str:
+def setting_name(cfg: CfgNode) -> str:
     """Return the first part of a run's path: what the run is for.
 
     One run gives every number it can: a base run with targets lies under ``transfer`` and has
@@ -120,7 +120,7 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
             the method is about, or a rule of LoRA where none is trained.
     """
     _refuse_idle_lora(cfg, origins)
-    method, words = load_trainer(cfg.TRAINER.NAME), words_of(
+    method, words = load_trainer(cfg.TRAINER.NAME), peft_words(
         cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD
     )
     fixed = method.must_train if issubclass(method, PeftTrainer) else ""
@@ -168,7 +168,7 @@ def trained_words(cfg: CfgNode) -> str:
     """Return what ``PEFT`` trains, for results: the words of ``--peft`` and what refines them."""
     more = [word for word, on in (("csc", cfg.PEFT.CSC), ("ln", cfg.PEFT.LN)) if on]
     more += [f"'{cfg.PEFT.CTX_INIT}'"] if cfg.PEFT.CTX_INIT else []
-    return "+".join([words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD), *more])
+    return "+".join([peft_words(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD), *more])
 
 
 def run_path(cfg: CfgNode, data: str, method: str) -> RunPath:
@@ -181,6 +181,6 @@ def run_path(cfg: CfgNode, data: str, method: str) -> RunPath:
     shots = cfg.DATASET.NUM_SHOTS
     tag = "-".join(filter(None, [cfg.TAG, DRAFT if cfg.DRAFT else ""]))
     return RunPath(
-        setting(cfg), data, "all" if shots < 0 else int(shots), method, cfg.MODEL.BACKBONE.NAME,
-        partition_name(cfg), int(cfg.SEED), int(cfg.DATA_SEED), tag,
+        setting_name(cfg), data, "all" if shots < 0 else int(shots), method,
+        cfg.MODEL.BACKBONE.NAME, partition_name(cfg), int(cfg.SEED), int(cfg.DATA_SEED), tag,
     )

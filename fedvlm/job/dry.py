@@ -29,8 +29,8 @@ from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.local.images import Around
 from fedvlm.federation.rounds import FedState, RoundFinished, convert_format1
 from fedvlm.federation.server import Held, Measure, Row, only_numbers
-from fedvlm.federation.workplace import PersonalModels, Start
-from fedvlm.job.build import Built, build, complete, prepare
+from fedvlm.federation.workplace import PersonalModels, TrainingStart
+from fedvlm.job.build import Built, build_run, complete_run, prepare_run
 from fedvlm.job.describe import header, peft_choice, run_path
 from fedvlm.job.images.packed import packs_of
 from fedvlm.job.inputs import Inputs
@@ -57,7 +57,7 @@ class FirstStep(Around):
 
 def dry_run(cfg: CfgNode) -> int:
     """Print parameters, bytes per round, memory and an estimate of the time; write nothing."""
-    built = build(cfg, pixels=True)
+    built = build_run(cfg, pixels=True)
     streams = built.federation.trainer.streams(built.model)
     check_bank(cfg, built.model, built.data, built.loader, streams)
     federation, batcher = built.federation, built.federation.batcher
@@ -123,7 +123,7 @@ def evaluation_only(
         ConfigError: no run folder, no such round, or a run that trained other tensors.
     """
     manifest, saved = _trained(request.model_dir, request.load_epoch)
-    prepared = prepare(cfg, progress, inputs=inputs)
+    prepared = prepare_run(cfg, progress, inputs=inputs)
     trainer = prepared.trainer
     if saved is not None:
         _check_tensors(prepared.start, trainer.shared(saved.server), request.model_dir)
@@ -133,7 +133,7 @@ def evaluation_only(
     folder = user_path(cfg.OUTPUT_DIR) / "evaluation" / classes / place
     with explain_place(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    built = complete(prepared, progress)
+    built = complete_run(prepared, progress)
     federation = built.federation
     same = saved is None or manifest.get("facts", {}).get("data_digest") == built.data.digest
     if saved is None:
@@ -175,7 +175,7 @@ def evaluation_only(
 
 def built_only(cfg: CfgNode, inputs: Inputs | None = None) -> int:
     """Build everything (data, towers, features, trainer) and say so: ``--no-train``."""
-    built = build(cfg, progress, inputs=inputs)
+    built = build_run(cfg, progress, inputs=inputs)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     console.header(header(built))
     console.notes([*built.notes, "--no-train: everything is built, nothing was trained or written"])
@@ -228,7 +228,7 @@ def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], SavedState | None
     return manifest, saved
 
 
-def _check_tensors(start: Start, shared: Tree, folder: str) -> None:
+def _check_tensors(start: TrainingStart, shared: Tree, folder: str) -> None:
     """Refuse tensors of another method, backbone or class list (``ConfigError``)."""
     common = start.groups.names(SHARED, SERVER)
     for name in sorted({*common, *shared}):

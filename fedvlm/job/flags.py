@@ -68,26 +68,26 @@ def _v(group: str, key: str, names: str, help_: str, metavar: str = "X", **more:
 
 _JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
     "What to run", "Federation", "Training", "Backbone", "Engine", "Run and output",
-    "More, spellings of other projects among them",
+    "More flags, and spellings used by other projects",
 )  # fmt: skip
 
 FLAGS: tuple[Flag, ...] = (
     _v(_JOB, "DATASET.ROOT", "--root --data-root",
-       "folder that holds the datasets, or a feature pack", "DATA/"),
+       "folder that contains the data sets, or a feature pack", "DATA/"),
     _v(_JOB, "", "--dataset", "dataset by name: configs/datasets/NAME.yaml", "NAME",
        dest="dataset"),
     _v(_JOB, "", "--dataset-config-file", "dataset by file", "FILE", dest="dataset_config_file"),
-    _v(_JOB, "", "--images", "a folder of images of yours, or a table of them", "FOLDER",
+    _v(_JOB, "", "--images", "your own images: a folder, or a table of files", "FOLDER",
        dest="images"),
     _v(_JOB, "", "--trainer", "method, or ./file.py:Class (default FedTV)", "NAME",
        dest="trainer"),
     _v(_JOB, "", "--trainer-config-file --config-file", "the method's settings", "FILE",
        dest="trainer_config_file"),
-    _v(_JOB, "TRAINER.*.VARIANT", "--variant", "a bundle of the method's own switches", "NAME"),
+    _v(_JOB, "TRAINER.*.VARIANT", "--variant", "preset of the method's options", "NAME"),
     _v(_JOB, "DATASET.NUM_SHOTS", "--shots --num-shots",
-       "images per class, -1 takes all, as Dirichlet kinds do by default", "N"),
+       "training images per class; -1: all (default of the Dirichlet partitions)", "N"),
     _v(_JOB, "DATASET.SUBSAMPLE_CLASSES", "--subsample-classes --subsample", "all, base or new"),
-    Flag(("--demo",), "the built-in set on the tiny backbone; needs no data", _JOB, dest="demo",
+    Flag(("--demo",), "built-in data set and tiny backbone; needs no download", _JOB, dest="demo",
          kind="switch"),
     _v(_FED, "FED.CLIENTS", "--num-users --clients --users", "clients", "N"),
     _v(_FED, "FED.ROUNDS", "--rounds --round", "communication rounds", "N"),
@@ -97,90 +97,95 @@ FLAGS: tuple[Flag, ...] = (
        "superclass_dirichlet, quantity, domain, domain_dirichlet"),
     _v(_FED, "FED.BETA", "--beta", "concentration of the Dirichlet split"),
     _v(_FED, "FED.HELD_OUT_DOMAIN", "--held-out-domain --held-out",
-       "leave one domain out, to be tested on", "NAME"),
+       "domain left out of training and used for testing", "NAME"),
     _v(_FED, "FED.FINETUNE_EPOCHS", "--finetune-epochs",
-       "final fine-tuning of every client, 0 is none", "N"),
+       "epochs of final fine-tuning on each client; 0: none", "N"),
     _v(_FED, "FED.FINETUNE_TRAIN", "--finetune-train", "own, all, shared, personal, body, head"),
-    _v(_TRAIN, "", "--peft", "what is trained: prompt, feature, lora, adapter, head, text-lora",
+    _v(_TRAIN, "", "--peft", "tensors to train: prompt, feature, lora, adapter, head, text-lora",
        "A+B", dest="peft"),
     _v(_TRAIN, "OPTIM.LR", "--lr", "learning rate"),
     _v(_TRAIN, "DATALOADER.TRAIN_X.BATCH_SIZE", "--batch-size --train-batch-size",
        "training batch", "N"),
-    _v(_TRAIN, "INPUT.VIEWS", "--views", "1 view, n augmented ones, or 0: always a fresh one",
+    _v(_TRAIN, "INPUT.VIEWS", "--views", "1: one fixed view; n: n augmented views; 0: a new "
+                                         "random view every time",
        "N"),
-    _v(_TRAIN, "TEST.TARGETS", "--targets", "also test on these datasets (transfer)", "A,B"),
+    _v(_TRAIN, "TEST.TARGETS", "--targets", "also test on these data sets (transfer)", "A,B"),
     _v(_TRAIN, "TEST.EVAL_EVERY", "--eval-every", "rounds between evaluations, or auto", "N"),
     _v(_TRAIN, "SEED", "--seed", "model seed", "N"),
-    _v(_TRAIN, "DATA_SEED", "--data-seed", "seed of partition and shots", "N"),
-    Flag(("--seeds",), "one run per seed (both seeds), then the table", _TRAIN, dest="seeds",
+    _v(_TRAIN, "DATA_SEED", "--data-seed", "seed of the partition and of the drawn shots", "N"),
+    Flag(("--seeds",), "one run per seed (model and data seed), then a summary "
+                       "table", _TRAIN, dest="seeds",
          kind="many", metavar="N"),
     _v(_MODEL, "MODEL.BACKBONE.NAME", "--backbone", "ViT-B/16, RN50, ..., or tiny (embedded)",
        "NAME"),
     _v(_MODEL, "MODEL.INIT_WEIGHTS", "--weights", "tag, file or local-dir:FOLDER"),
     _v(_MODEL, "DEVICE", "--device", "auto, cpu, cuda, cuda:N, mps"),
-    Flag(("--plain",), "the slow plain path (no cache, no packing)", _MODEL, "FED.PLAIN",
+    Flag(("--plain",), "reference implementation: no cache, no packing; slow", _MODEL, "FED.PLAIN",
          kind="switch"),
-    _v(_ENGINE, "FED.ENGINE", "--engine", "local; workers: processes on this machine that take the "
-       "clients; flower: sites of a federation; sites: organisations with data of their own"),
-    _v(_ENGINE, "FED.FEDERATION", "--federation", "folder of fedvlm federation up", "FOLDER"),
+    _v(_ENGINE, "FED.ENGINE", "--engine", "local: this process; workers: several local "
+       "processes; flower: sites reached over Flower; sites: organisations that keep their images"),
+    _v(_ENGINE, "FED.FEDERATION", "--federation", "folder made by fedvlm federation up", "FOLDER"),
     _v(_ENGINE, "FED.WORKERS", "--workers", "number of worker processes", "N"),
     _v(_ENGINE, "FED.SITES_AT", "--sites-at", "sockets of sites on this machine", "PATH,..."),
     _v(_ENGINE, "FED.SITE_FILE", "--site-file", "the coordinator's site.json, which fedvlm site "
        "make --public writes", "FILE"),
     _v(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
-    _v(_RUN, "RESUME", "--resume", "run folder to go on with", "DIR"),
-    _v(_RUN, "TAG", "--tag", "a word in the run folder's name"),
-    Flag(("--draft",), "while a method is being written: overwrite its last draft; not for tables",
+    _v(_RUN, "RESUME", "--resume", "run folder to resume", "DIR"),
+    _v(_RUN, "TAG", "--tag", "a label added to the run folder's name"),
+    Flag(("--draft",), "for developing a method: overwrite its last draft run; tables ignore "
+                       "drafts",
          _RUN, "DRAFT", kind="switch"),
     _v(_RUN, "SINKS", "--sinks", "also send each round's numbers to tensorboard, wandb", "A,B"),
     Flag(("--keep-logits",), "keep the last round's logits", _RUN, "TEST.KEEP_LOGITS",
          kind="switch"),
-    Flag(("--dry-run",), "build everything, one batch, one aggregation, then stop", _RUN,
+    Flag(("--dry-run",), "build everything, run one batch and one aggregation, then stop", _RUN,
          dest="dry_run", kind="switch"),
-    Flag(("--print-config",), "print every setting and where it comes from", _RUN,
+    Flag(("--print-config",), "print every setting and its source", _RUN,
          dest="print_config", kind="switch"),
-    Flag(("--opts",), "any setting (fedvlm config lists them), also without --opts", _RUN,
+    Flag(("--opts",), "any settings (fedvlm config lists them); --opts can be omitted", _RUN,
          dest="opts", kind="opts", metavar="KEY VALUE"),
-    Flag(("--debug",), "on a bug in fedvlm, print the traceback", _RUN, dest="debug",
+    Flag(("--debug",), "print the traceback of an internal error", _RUN, dest="debug",
          kind="switch"),
     Flag(("--help", "-h"), "this page", _RUN, dest="help", kind="switch"),
     Flag(("--version",), "the version of fedvlm", dest="version", kind="switch"),
     # CoOp's and Dassl's habits
-    Flag(("--eval-only",), "evaluate --model-dir (without one: the untrained start), train nothing",
+    Flag(("--eval-only",), "evaluate --model-dir without training (without --model-dir: the "
+                           "initial model)",
          dest="eval_only", kind="switch"),
-    _v("", "", "--model-dir", "run folder whose trained tensors --eval-only evaluates", "DIR",
+    _v("", "", "--model-dir", "run folder that --eval-only evaluates", "DIR",
        dest="model_dir"),
-    _v("", "", "--load-epoch", "its round, the newest by default", "N", dest="load_epoch"),
+    _v("", "", "--load-epoch", "with --model-dir: the round to load (default: the "
+                               "newest)", "N", dest="load_epoch"),
     Flag(("--no-train",), "build everything, then stop", dest="no_train", kind="switch"),
-    Flag(("--source-domains",), "all domains but the target, or nothing",
+    Flag(("--source-domains",), "all domains except the target, or empty",
          key="DATASET.SOURCE_DOMAINS", kind="names", metavar="NAME"),
-    Flag(("--target-domains",), "the domain to leave out (--held-out-domain)",
+    Flag(("--target-domains",), "same as --held-out-domain",
          key="DATASET.TARGET_DOMAINS", kind="names", metavar="NAME"),
     # spellings of the CoOp family whose meaning is exact
     Flag(("--iid",), "True is --partition iid", key="DATASET.IID", kind="switch"),
     Flag(("--useall",), "True is --shots -1", key="DATASET.USEALL", kind="switch"),
-    _v("", "DATASET.TEST_SHARE", "--test-share", "share of each class to test on, where a set of "
-       "yours has no test images"),
+    _v("", "DATASET.TEST_SHARE", "--test-share", "share of each class used for testing if your "
+       "data set has no test images"),
     _v("", "FED.REPEAT_RATE", "--repeat-rate", "share of classes that all clients hold"),
     _v("", "DATALOADER.TEST.BATCH_SIZE", "--test-batch-size", "test batch"),
     _v("", "OPTIM.NAME", "--optim --optimizer", "sgd, adam or adamw"),
     _v("", "OPTIM.MOMENTUM", "--momentum", "SGD's momentum"),
     _v("", "OPTIM.WEIGHT_DECAY", "--weight-decay", "weight decay"),
-    _v("", "OPTIM.GAMMA", "--gamma", "factor of each step of the schedule"),
+    _v("", "OPTIM.GAMMA", "--gamma", "learning-rate factor of each step of the schedule"),
     _v("", "TRAINER.*.RANK", "--bottleneck --rank", "rank of the low-rank prompt factors"),
     _v("", "TRAINER.*.N_CTX", "--n-ctx", "context tokens"),
     _v("", "TRAINER.*.NUM_PROMPT", "--num-prompt --num-prompts", "prompts per class"),
     _v("", "TRAINER.*.TEMP", "--temp", "temperature of the contrastive loss"),
     _v("", "TRAINER.*.MU", "--mu", "weight of a method's own loss term",
-       idle_note="the published code of {trainer} reads --mu and never uses it; "
-                 "it changes nothing here"),
+       idle_note="--mu has no effect: the published code of {trainer} reads it "
+                 "but never uses it"),
 )  # fmt: skip
 
 REFUSED: dict[str, str] = {
-    "--model": "is not known here; choose the method with --trainer NAME",
-    "--logdir": "is not known here; --output-dir DIR holds all runs",
-    "--imbalance-train": "is not supported; --partition dirichlet gives unequal shares",
-    "--split-client": "is not supported; --partition domain gives clients per domain",
+    "--model": "does not exist here; choose the method with --trainer NAME",
+    "--logdir": "does not exist here; use --output-dir DIR",
+    "--imbalance-train": "is not supported; for unequal client sizes use --partition dirichlet",
+    "--split-client": "is not supported; for clients per domain use --partition domain",
     "--workers-at": ENDED["FED.WORKERS_AT"],
     "--token-file": ENDED["FED.TOKEN_FILE"],
 }
@@ -197,7 +202,7 @@ WORDS = {
 }
 
 
-def expand(value: str) -> dict[str, str]:
+def peft_keys(value: str) -> dict[str, str]:
     """Return the config keys that the words of ``--peft`` set.
 
     Raises:
@@ -208,12 +213,12 @@ def expand(value: str) -> dict[str, str]:
     for word in (w.strip().lower().replace("_", "-") for w in value.split("+")):
         if word not in WORDS:
             raise ConfigError(
-                f"--peft has no '{word}'{did_you_mean(word, WORDS)} ({', '.join(WORDS)}; "
-                "joined by +, as in prompt+lora)"
+                f"unknown --peft value '{word}'{did_you_mean(word, WORDS)} ({', '.join(WORDS)}; "
+                "combine with +: prompt+lora)"
             )
         key, setting = WORDS[word]
         if key in keys and by[key] != word:
-            raise ConfigError(f"--peft {value}: {by[key]} and {word} both set {key}; choose one")
+            raise ConfigError(f"--peft {value}: {by[key]} and {word} both set {key}; keep one")
         keys[key], by[key] = setting, word
     if "head" in by.values() and "PEFT.TEXT" in keys:
         raise ConfigError(
@@ -222,7 +227,7 @@ def expand(value: str) -> dict[str, str]:
     return OFF | keys
 
 
-def words_of(text: str, visual: str, head: str) -> str:
+def peft_words(text: str, visual: str, head: str) -> str:
     """Return the words of ``--peft`` for the three keys: ``prompt+lora``; ``none`` for nothing."""
     keys = {"PEFT.TEXT": text, "PEFT.VISUAL": visual, "PEFT.HEAD": head}
     words = [word for word, (key, value) in WORDS.items() if keys[key] == value]
@@ -283,7 +288,7 @@ def pairs(values: Namespace) -> list[str]:
     last = values.opts[-1]
     names = [name for flag in FLAGS for name in flag.names]
     near = "" if last.isupper() else flag_for(last) or did_you_mean(last, names)
-    return [f"'{last}' stands alone; words without a flag are opts and come in pairs, KEY VALUE"
+    return [f"'{last}' has no value; words without a flag are KEY VALUE pairs"
             f"{near}"]
 
 
@@ -359,7 +364,7 @@ class _Peft(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
         option: str | None = None,
     ) -> None:
-        keys = expand(values)
+        keys = peft_keys(values)
         namespace.flags |= keys
         namespace.flag_names |= dict.fromkeys(keys, option)
 
@@ -373,7 +378,7 @@ class _Numbers(argparse.Action):
     ) -> None:
         numbers = [part for word in values for part in word.split(",") if part]
         if not all(n.isascii() and n.isdigit() for n in numbers) or not numbers:
-            raise ConfigError(f"{option} wants whole numbers, got '{' '.join(values)}'")
+            raise ConfigError(f"{option} expects whole numbers, got '{' '.join(values)}'")
         if len({int(n) for n in numbers}) < len(numbers):
-            raise ConfigError(f"{option} names a number twice: {' '.join(values)}")
+            raise ConfigError(f"{option} contains a number twice: {' '.join(values)}")
         setattr(namespace, self.dest, [int(n) for n in numbers])

@@ -102,7 +102,7 @@ def present_config(trainer: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return _without_folders(_read_keys(trainer, config))
 
 
-def present(trainer: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+def present_identity(trainer: str, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return of an identity, perhaps an older one, what counts today (see ``present_config``)."""
     return {**identity, "config": present_config(trainer, identity.get("config", {}))}
 

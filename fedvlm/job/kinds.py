@@ -43,13 +43,13 @@ def flag_for(word: str) -> str:
     if path.suffix == ".py" and path.is_file():
         return f"; '{word}' is a Python file: --trainer {word}"
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        return f"; '{word}' is {config_of(path)}"
+        return f"; '{word}' is {config_kind(path)}"
     if path.is_dir():
         return f"; '{word}' is a folder: --root {word} of data sets, --output-dir {word} of runs"
     return ""
 
 
-def config_of(path: Path) -> str:
+def config_kind(path: Path) -> str:
     """Return what a YAML file is, by its folder, and the words that take it."""
     if path.parent.name == "sweeps":
         return f"a plan: fedvlm sweep {path}"

@@ -11,13 +11,13 @@ from fedvlm.core.stats import mean
 from fedvlm.evaluation import Evaluator, Panel, auto_interval, panel_of
 from fedvlm.evaluation.scores import DOMAIN
 from fedvlm.federation.aggregation.telltale import outlier_sentence
-from fedvlm.federation.reliability.unreliable import REFUSED, kind_of
+from fedvlm.federation.reliability.unreliable import REFUSED, drop_kind
 from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted
 from fedvlm.federation.trainer import Trainer
 from fedvlm.federation.workplace import PersonalModels
 from fedvlm.job.build import Built
 from fedvlm.job.results.images import image_bits
-from fedvlm.job.similarity import has_similarity, similarity
+from fedvlm.job.similarity import has_similarity, upload_similarity
 from fedvlm.runs.bits import BITS
 from fedvlm.runs.folder import RunFolder
 
@@ -95,7 +95,7 @@ class Recorder:
         metrics = self.evaluator(event)
         record = round_record(event) | (metrics or {})
         if has_similarity(event):
-            cosines = similarity(event)
+            cosines = upload_similarity(event)
             record |= {"similarity": cosines} if cosines else {}
         if event.finetuning:
             record["seconds"] += sum(self.built.federation.finetune_seconds.values())
@@ -140,7 +140,7 @@ class Recorder:
         breaks off here is not tried again in this process.
         """
         self._unsaved = None
-        with signals.whole():
+        with signals.delay_stops():
             self._write(state)
 
     def _write(self, state: FedState) -> None:
@@ -179,7 +179,7 @@ def round_row(event: RoundFinished, metrics: Mapping[str, Any] | None) -> RoundR
     for c in sorted({*accuracy, *losses, *event.dropped}):
         state = "trained" if c in losses else "absent"
         if c in event.dropped:
-            kind = kind_of(event.dropped[c])
+            kind = drop_kind(event.dropped[c])
             state = "dropped" if kind == REFUSED else kind
         rows.append(ClientRow(c, int(sizes[c]), losses.get(c), accuracy.get(c), state))
     names = {
@@ -218,7 +218,7 @@ def metrics_of(event: RoundFinished) -> dict[int, dict[str, float]]:
     return {c: updates.of(c) for c in updates.clients} if updates else {}
 
 
-def short(value: float) -> float:
+def six_digits(value: float) -> float:
     """Return a number with six significant digits; whole numbers as they are."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
@@ -226,13 +226,13 @@ def short(value: float) -> float:
 def round_record(event: RoundFinished) -> dict[str, Any]:
     """Return a round's line of ``metrics.jsonl`` without its evaluation."""
     told = event.telltale
-    outliers = [{n: short(v) for n, v in row.items()} for row in told.rows()]
+    outliers = [{n: six_digits(v) for n, v in row.items()} for row in told.rows()]
     return {
         "round": event.round,
         "seconds": event.seconds,
         "participants": list(event.updates.clients) if event.updates else [],
         "dropped": {str(c): why for c, why in event.dropped.items()},
-        **({"partial": {str(c): short(v) for c, v in event.partial.items()}}
+        **({"partial": {str(c): six_digits(v) for c, v in event.partial.items()}}
            if event.partial else {}),
         "train": {str(c): told for c, told in metrics_of(event).items()},
         "bytes_up": {str(c): sum(sent.values()) for c, sent in event.bytes_up.items()},
@@ -241,8 +241,10 @@ def round_record(event: RoundFinished) -> dict[str, Any]:
         "bytes_down_by_tensor": by_tensor(event.bytes_down),
         "counters": dict(event.counters),
         "aggregation": event.report,
-        "update_norm": dict(zip(map(str, told.clients), map(short, told.norm), strict=True)),
-        "update_cosine": dict(zip(map(str, told.clients), map(short, told.cosine), strict=True)),
+        "update_norm": dict(zip(map(str, told.clients), map(six_digits, told.norm), strict=True)),
+        "update_cosine": dict(
+            zip(map(str, told.clients), map(six_digits, told.cosine), strict=True)
+        ),
         **({"outliers": outliers} if outliers else {}),
         **({"finetune": event.finetuning} if event.finetuning else {}),
     }

@@ -114,7 +114,7 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
     return Jobs(tuple(jobs), schema, tuple(notes), request)
 
 
-def config_of(path: Path, changes: Mapping[str, str]) -> CfgNode:
+def run_config(path: Path, changes: Mapping[str, str]) -> CfgNode:
     """Return the config of a run folder, with some values changed.
 
     Folders are those of the machine that made it, where ``private.json`` still says them.

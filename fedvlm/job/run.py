@@ -32,10 +32,10 @@ from fedvlm.evaluation.evaluator import Ask
 from fedvlm.evaluation.scores import CONFUSION
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, convert_format1
-from fedvlm.job.build import Built, complete, prepare
+from fedvlm.job.build import Built, complete_run, prepare_run
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.engines.base import ClientSide, client_side
-from fedvlm.job.identity import identity_config, present
+from fedvlm.job.identity import identity_config, present_identity
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
 from fedvlm.job.request import Request
@@ -119,35 +119,35 @@ def _built_and_trained(
     clients: ClientSide, choice: str, began: float,
 ) -> tuple[dict[str, Any], Path]:
     """As ``_run``, once the inputs are known."""
-    prepared = prepare(cfg, progress, inputs=inputs)
+    prepared = prepare_run(cfg, progress, inputs=inputs)
     method = prepared.trainer.name
     place = run_path(cfg, prepared.data.name, method + choice)
     _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
     folder = RunFolder.claim(
-        cfg.OUTPUT_DIR, place, prepared.identity, present=partial(present, cfg.TRAINER.NAME),
-        draft=bool(cfg.DRAFT),
+        cfg.OUTPUT_DIR, place, prepared.identity,
+        present=partial(present_identity, cfg.TRAINER.NAME), draft=bool(cfg.DRAFT),
     )
     folder.keep = int(cfg.TRAIN.KEEP_STATES)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
         seal = refuse_damage(folder.path, folder.finished).seal
         bare = [f"it has {BEFORE}"] if seal != SEALED else []
-        before = f"finished before; results are in {folder.results_path}"
+        before = f"already finished; results: {folder.results_path}"
         console.notes([*folder.notes, before, *bare])
         if cfg.TEST.KEEP_LOGITS and not (folder.path / "logits.safetensors").exists():
-            console.notes(["it kept no logits: run it again under another --tag to have them"])
+            console.notes(["the run kept no logits: to get them, run it again with another --tag"])
         console.notes(absent_parts(cfg, folder.finished["results"]))
         console.result(folder.finished["results"]["table"])
         console.notes(sentences(method, folder.finished["results"]))
         return folder.finished, folder.path
     with folder:
         # Under the lock: two of the same command do it once.
-        built = complete(prepared, progress, lambda note: console.notes([note]))
+        built = complete_run(prepared, progress, lambda note: console.notes([note]))
         folder.begin()
         results = _trained(built, origins, folder, console, sinks, began, clients)
     if folder.draft:
-        console.notes(["this is a draft: the next one overwrites it, and no table takes it; run "
-                       "the same without --draft for a result"])
+        console.notes(["this is a draft: the next draft overwrites it and tables ignore it; for "
+                       "a result run the same command without --draft"])
     say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
     return results, folder.path
 
@@ -162,8 +162,8 @@ def check_whole(cfg: CfgNode, request: Request) -> None:
     for name, flag in flags.items():
         if of_parties(cfg) and getattr(request, name):
             raise ConfigError(
-                f"{flag}: the clients' images are at their sites; drop it, or --engine "
-                f"{cfg.FED.ENGINE} (fedvlm site check looks at a site)"
+                f"{flag} needs the clients' images, which are at their sites: drop "
+                f"{flag} or --engine {cfg.FED.ENGINE} (fedvlm site check checks a site)"
             )
 
 
@@ -183,7 +183,7 @@ def _look_ahead(cfg: CfgNode, choice: str) -> Path:
     path = Path(cfg.OUTPUT_DIR) / place.relative()
     _check_resume(cfg, path)
     look_ahead(
-        cfg.OUTPUT_DIR, place, identity_config(cfg), partial(present, cfg.TRAINER.NAME),
+        cfg.OUTPUT_DIR, place, identity_config(cfg), partial(present_identity, cfg.TRAINER.NAME),
         bool(cfg.DRAFT),
     )
     return path
@@ -202,7 +202,7 @@ def _trained(
         return _train(built, origins, folder, console, sinks, began, clients)
     except KeyboardInterrupt as stop:
         raise saying(
-            stop, f"whole rounds are saved in {folder.path}; the same command goes on there"
+            stop, f"finished rounds are saved in {folder.path}; the same command resumes there"
         ) from None
     finally:
         if not frozen:
@@ -319,13 +319,13 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
         folder.truncate_metrics(-1)
         clear_states(folder.state_dir)
         folder.notes.append(
-            f"metrics.jsonl lacks rounds before the state of round {saved.round}: the run starts "
-            "again from the beginning"
+            f"metrics.jsonl lacks rounds before the saved state of round {saved.round}: the run "
+            "restarts from round 1"
         )
         return None
     for record in records[1:]:
         built.federation.budget.record(record["round"], record["counters"])
-    folder.notes.append(f"going on after round {saved.round}")
+    folder.notes.append(f"resuming after round {saved.round}")
     built.federation.engine.recall(saved.extra.get("sites", {}))
     if saved.records is not None:
         return built.federation.load(saved.round, saved.server, folder.records)
@@ -349,7 +349,8 @@ def on_disk(built: Built) -> bool:
 
 def _check_resume(cfg: CfgNode, path: Path) -> None:
     if cfg.RESUME and cfg.DRAFT:
-        raise ConfigError("--resume: a draft begins anew each time; drop it, or --draft")
+        raise ConfigError("--resume does not go with --draft: a draft always starts again; drop "
+                          "one of them")
     if cfg.RESUME and user_path(cfg.RESUME).resolve() != path.resolve():
         raise ConfigError(
             f"--resume {cfg.RESUME}: this command's run folder is {path}; give the flags "

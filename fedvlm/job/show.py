@@ -23,7 +23,7 @@ def draw_partition(folder: Path, title: str) -> None:
     try:
         table = folder / "partition.csv"
         if not table.is_file():
-            raise DataError(f"cannot read {table}: it is not there")
+            raise DataError(f"cannot read {table}: no such file")
         key = title, table.read_bytes()
         if key not in _DRAWN:
             from fedvlm.report.figures import partition, style  # start-up: 1 s of matplotlib
@@ -35,7 +35,7 @@ def draw_partition(folder: Path, title: str) -> None:
         for name, data in _DRAWN[key].items():
             files.write_bytes(folder / name, data)
     except Exception as error:  # whatever it is, the run is worth more
-        complain(f"no picture of the partition: {' '.join(str(error).split())}", prefix="note")
+        complain(f"partition figure not written: {' '.join(str(error).split())}", prefix="note")
 
 
 def say_results(folder: Path, seconds: float) -> None:
@@ -61,6 +61,6 @@ def _write_page(folder: Path, command: str) -> bool:
         card = card_of(str(run.protocol["trainer"]))
         files.write_text(folder / PAGE, run_page(run, card, "", command))
     except Exception as error:  # whatever it is, the run is worth more
-        complain(f"no {PAGE}: {' '.join(str(error).split())}", prefix="note")
+        complain(f"{PAGE} not written: {' '.join(str(error).split())}", prefix="note")
         return False
     return True

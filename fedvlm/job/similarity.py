@@ -19,7 +19,7 @@ def has_similarity(event: RoundFinished) -> bool:
     return bool(event.updates) and event.round in (1, event.total_rounds)
 
 
-def similarity(event: RoundFinished) -> dict[str, Any] | None:
+def upload_similarity(event: RoundFinished) -> dict[str, Any] | None:
     """Return how alike the uploads of a round are; None where no tensor is shared.
 
     Only what was uploaded of the shared group is looked at. Cosines are taken in float64 and

@@ -54,7 +54,7 @@ Encode = Callable[[Sequence[int], "int | None"], Table]
 Opened = tuple[Bank, list[str], list[int]]  # with the keys of images, and their positions
 
 
-def first_block(streams: Sequence[str]) -> int | None:
+def first_streamed_block(streams: Sequence[str]) -> int | None:
     """Return the lowest block whose entering tokens are among ``streams``; None without any."""
     blocks = [int(s.removeprefix(PREFIX)) for s in streams if s.startswith(PREFIX)]
     return min(blocks, default=None)
@@ -356,7 +356,7 @@ def _partly_packed(
     return out
 
 
-def prove(
+def refuse_unequal_streams(
     cfg: CfgNode, federation: Federation, cached: StreamSource, pixels: StreamSource,
     train: Sequence[int],
 ) -> None:

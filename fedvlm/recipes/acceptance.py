@@ -11,7 +11,7 @@ from typing import Any
 from fedvlm.core import files
 from fedvlm.core.version import __version__
 from fedvlm.recipes.counts import Counts
-from fedvlm.recipes.kept import lines_of, merged
+from fedvlm.recipes.kept import lines_of, merge_measurements
 from fedvlm.recipes.recipe import Recipe
 from fedvlm.recipes.trial import Tally
 from fedvlm.recipes.verdict import VERDICTS, Line
@@ -54,7 +54,7 @@ class Acceptance:
         Raises:
             DataError: the file is damaged.
         """
-        lines, earlier, kept = merged(
+        lines, earlier, kept = merge_measurements(
             self.lines, lines_of(folder / f"{NAME}.json"), self.recipe.tolerance)
         return replace(self, lines=lines, earlier=earlier, kept=kept)
 

@@ -50,7 +50,7 @@ def lines_of(path: Path) -> list[Line]:
         ) from None
 
 
-def merged(
+def merge_measurements(
     lines: Sequence[Line], before: Iterable[Line], tolerance: float
 ) -> tuple[list[Line], list[Line], int]:
     """Return the cells, the earlier measurements, and how many cells are from the file alone.

@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-BITS = "image_bits"  # of a round's record: {"personal": {client: bits}, "global": bits}
+BITS = "image_bits"  # of a round's record: {"personal": {client: bits}, "shared": bits}
 
 
 def encode_bits(right: Sequence[bool]) -> str:
@@ -28,19 +28,19 @@ def decode_bits(text: str) -> list[bool]:
     """Return the bits of a text.
 
     Raises:
-        ValueError: it is none, or holds another number of bits than it says.
+        ValueError: it is none, or has another number of bits than stated.
     """
     count, colon, coded = text.partition(":")
     if not (colon and count.isascii() and count.isdigit()):
-        raise ValueError(f"{text[:40]!r} is no row of bits")
+        raise ValueError(f"{text[:40]!r} is not a row of bits")
     try:
         data = base64.b64decode(coded, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"{text[:40]!r} is no row of bits ({error})") from error
+        raise ValueError(f"{text[:40]!r} is not a row of bits ({error})") from error
     number = int(count)
     bits = [bool(byte >> (7 - at) & 1) for byte in data for at in range(8)]
     if len(data) != -(-number // 8) or any(bits[number:]):
-        raise ValueError(f"{text[:40]!r} holds another number of bits than it says")
+        raise ValueError(f"{text[:40]!r} has another number of bits than stated")
     return bits[:number]
 
 
@@ -54,9 +54,9 @@ def bit_problems(record: Mapping[str, Any]) -> Iterator[str]:
     for client, text in (personal.items() if isinstance(personal, Mapping) else ()):
         row = rows.get(client, {})
         yield from _disagreement(f"personal.{client}", text, row.get("n"), row.get("correct"))
-    if "global" in found:
+    if "shared" in found:
         total = record.get("global")
-        yield from _disagreement("global", found["global"], None, None, total)
+        yield from _disagreement("shared", found["shared"], None, None, total)
 
 
 def _disagreement(

@@ -41,7 +41,7 @@ def folders_of(path: Path) -> list[Path]:
         DataError: a pack is damaged.
     """
     if path.name.endswith(ENDING) and path.is_file():
-        return [unpack(path, cache_dir() / "fedvlm" / "cells")]
+        return [unpack_runs(path, cache_dir() / "fedvlm" / "cells")]
     packs = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else []
     return [folder for pack in packs for folder in folders_of(pack)] or [path]
 
@@ -74,7 +74,7 @@ def run_names(path: Path) -> set[str]:
     return {str(name) for name, _ in _runs(path, _read(path))}
 
 
-def packed(folder: Path) -> bool:
+def is_packable(folder: Path) -> bool:
     """Return whether a run folder holds exactly what a pack keeps of a run."""
     try:
         return {path.name for path in folder.iterdir()} == set(FILES)
@@ -82,7 +82,7 @@ def packed(folder: Path) -> bool:
         return False
 
 
-def pack(runs: Iterable[tuple[str, Path]], path: Path) -> int:
+def pack_runs(runs: Iterable[tuple[str, Path]], path: Path) -> int:
     """Write runs into a pack; return how many.
 
     Args:
@@ -103,7 +103,7 @@ def pack(runs: Iterable[tuple[str, Path]], path: Path) -> int:
     return len(lines)
 
 
-def unpack(path: Path, into: Path) -> Path:
+def unpack_runs(path: Path, into: Path) -> Path:
     """Write a pack's runs below ``into/HASH/NAME`` and return that folder.
 
     One that is there stays if it holds the pack's runs byte for byte and nothing else; else it is
@@ -165,24 +165,25 @@ def _runs(path: Path, data: bytes) -> Iterator[tuple[PurePosixPath, dict[str, st
         worker = lzma.LZMADecompressor(memlimit=MEMORY)
         text = worker.decompress(data, max_length=LARGEST)
         if not worker.eof:
-            raise ValueError("it is cut, or larger than a pack may be")
+            raise ValueError("it is truncated, or larger than a pack may be")
         if worker.unused_data:
-            raise ValueError("more follows behind its end, as where two packs were joined")
+            raise ValueError("it has data after its end, as if two packs were joined")
         *lines, rest = text.decode().split("\n")
         if rest:
-            raise ValueError("its last line has no end")
+            raise ValueError("its last line is truncated")
         for line in lines:
             record: dict[str, Any] = json.loads(line)
             run = _name(record.pop("run"), seen, above)
             if set(record) != set(FILES):
-                raise ValueError(f"it has a line that is no run ({str(run)[:60]})")
+                raise ValueError(f"it has a line that is not a run ({str(run)[:60]})")
             texts = {file: str(value) for file, value in record.items()}
             "".join(texts.values()).encode()  # half a character cannot be written
             yield run, texts
     except (lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError,
             RecursionError) as error:
-        raise DataError(f"{path}: is no whole pack of runs ({error}); copy it again from where it "
-                        "came, or pack its runs again (scripts/evidence publish --from)"
+        raise DataError(f"{path}: is not a complete pack of runs ({error}); copy it again, or "
+                        f"pack its "
+                        "runs again (scripts/evidence publish --from)"
                         ) from error
 
 
@@ -197,13 +198,13 @@ def _name(
     run = PurePosixPath(text)
     told = ascii(text)[1:61]
     if run.is_absolute() or ".." in run.parts or not run.parts:
-        raise ValueError(f"it has a line that is no run ({told})")
+        raise ValueError(f"it has a line that is not a run ({told})")
     if not text.isprintable():
-        raise ValueError(f"it has a run whose name holds signs that are not for print ({told})")
+        raise ValueError(f"it has a run whose name has unprintable characters ({told})")
     if max(len(part.encode()) for part in run.parts) > PART or len(text.encode()) > NAME:
         raise ValueError(f"it has a run whose name is too long for a folder ({told}...)")
     if run in seen or run in above or not seen.isdisjoint(run.parents):
-        raise ValueError(f"it has a run twice, or inside another ({told})")
+        raise ValueError(f"it has a run twice, or inside another run ({told})")
     if {*FILES} & {*run.parts}:
         raise ValueError(f"it has a run whose name is that of a file ({told})")
     seen.add(run)

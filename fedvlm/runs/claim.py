@@ -25,7 +25,7 @@ from fedvlm.runs.identity import (
     read_manifest,
     read_results,
     refuse_other,
-    shorten,
+    shorten_lines,
 )
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import seal_of
@@ -76,10 +76,10 @@ def refuse_other_kind(path: Path, earlier: Mapping[str, Any] | None, draft: bool
     there = earlier is not None and earlier.get("draft") is True
     if earlier is not None and there != draft:
         raise ConfigError(
-            f"'{path}' holds a draft; this run is none: give it another --tag, or add --draft"
+            f"'{path}' holds a draft run: choose another --tag, or add --draft"
             if there else
-            f"'{path}' holds a run that is no draft, which --draft would overwrite: give the draft "
-            "another --tag"
+            f"'{path}' holds a finished or resumable run, which --draft would overwrite: choose "
+            "another --tag for the draft"
         )
 
 
@@ -295,7 +295,7 @@ class ClaimedFolder:
             if earlier.get("seal", seal_of(earlier)) != seal_of(earlier):
                 self.notes.append(
                     "manifest.json was changed since the last session; the run's identity in it is "
-                    "whole"
+                    "unchanged"
                 )
         files.remove_leftovers(self.path)
         argv = list(sys.argv if argv is None else argv)
@@ -308,8 +308,9 @@ class ClaimedFolder:
             changed = manifest.differences(record["sessions"][0], session)
             if changed and resume:
                 self.notes.append(
-                    "bit-equal numbers are not promised, since the run began elsewhere: "
-                    + shorten(changed)
+                    "bit-identical results are not guaranteed: the run started in another "
+                    "environment: "
+                    + shorten_lines(changed)
                 )
         record["sessions"].append(session)
         self._write_manifest(record)

@@ -145,7 +145,7 @@ def read_finished(folder: Path) -> FinishedRun | None:
     if not file.exists():
         return None
     if not file.is_file():  # a pipe would never end
-        raise DataError(f"{file} is no plain file: the run is left out")
+        raise DataError(f"{file} is not a regular file: the run is left out")
     record = whole_results(read_json(file))
     good = record is not None and isinstance(record["results"].get("last"), dict)
     if record is None or not good or "trainer" not in record["protocol"]:

@@ -148,10 +148,10 @@ class RunFolder(ClaimedFolder):
                 return
             if began != ours:
                 raise DataError(
-                    f"'{path}' is damaged, and this machine makes other untrained tensors than the "
-                    "run began with; put it back, or run the same under another --tag"
+                    f"'{path}' is damaged, and this machine computes other initial tensors than "
+                    "the run started with; restore the file, or run again with another --tag"
                 )
-            self.notes.append(f"models/{path.name} was damaged: it is written again")
+            self.notes.append(f"models/{path.name} was damaged and is written again")
         if began != ours:
             self.record_facts(**{START: ours})
         self.save_model(START, tensors)

@@ -43,7 +43,7 @@ class RunPath:
         shots: per class, or a word such as ``all``.
         tag: free text of the user; empty for none.
         partition: e.g. ``dirichlet-0.3-n20``.
-        seed, data_seed: model seed; seed of partition and shots.
+        seed, data_seed: model seed; seed of the partition and of the drawn shots.
     """
 
     setting: str
@@ -97,20 +97,21 @@ def identity_digest(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def plain(value: Any) -> Any:
+def json_plain(value: Any) -> Any:
     """Return ``value`` as JSON reads it back: text keys, lists; floats stay exact."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_plain(item) for item in value]
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return plain(value.item())
+        return json_plain(value.item())
     return value
 
 
 def identity_plain(value: Any) -> Any:
-    """Return ``plain(value)`` with NaN and infinities spelt out, so that strict JSON holds it."""
-    value = plain(value)
+    """Return ``json_plain(value)`` with NaN and infinities spelt out, so that strict JSON holds "
+        "it."""
+    value = json_plain(value)
     if isinstance(value, dict):
         return {key: identity_plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -128,7 +129,7 @@ def identity_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[
     ]
 
 
-def shorten(lines: list[str]) -> str:
+def shorten_lines(lines: list[str]) -> str:
     """Join the first few of ``lines`` for one sentence."""
     rest = len(lines) - _SHOWN
     return "; ".join(lines[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
@@ -167,7 +168,7 @@ def _lines(
 
 def _scalar(value: Any) -> str:
     """Return a value on one line of YAML; with line breaks of any kind in it, all escaped."""
-    value = plain(value)
+    value = json_plain(value)
     if isinstance(value, (list, dict)):
         return _one_line(value)
     return _same_line(repr(value), value)
@@ -221,8 +222,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         )
         if others:
             raise DataError(
-                f"'{folder}' holds {', '.join(others[:3])} but no manifest.json, so nobody can "
-                "say which run that is; move it away or choose another --tag"
+                f"'{folder}' holds {', '.join(others[:3])} but no manifest.json, so the run in "
+                "it cannot be identified: move it away, or choose another --tag"
             )
         return None
     record = read_json(path)
@@ -233,8 +234,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     )
     if not good:
         raise DataError(
-            f"'{path}' is damaged, so nobody can say which run lies there; move the folder away "
-            "or choose another --tag (nothing in it was touched)"
+            f"'{path}' is damaged, so the run in this folder cannot be identified: move the "
+            "folder away, or choose another --tag (nothing in it was changed)"
         )
     return dict(record)
 
@@ -247,9 +248,10 @@ def refuse_other(
     if identity_digest(old) == identity_digest(new):
         return
     raise ConfigError(
-        f"'{folder}' holds another run, which is neither resumed nor overwritten; what differs "
-        f"(there -> asked): {shorten(identity_difference(old, new))}; choose another --tag "
-        "or --output-dir, or ask for the same again"
+        f"'{folder}' holds another run, which is not overwritten; settings that differ "
+        f"(existing -> this command): {shorten_lines(identity_difference(old, new))}; choose "
+        "another --tag "
+        "or --output-dir, or repeat the existing settings to resume"
     )
 
 
@@ -278,7 +280,7 @@ def earlier_results(
         if record["identity_digest"] == manifest["identity_digest"]:
             return record
     raise ConfigError(
-        f"'{path}' holds the results of another run; move it away or choose another --tag"
+        f"'{path}' holds the results of another run: move it away, or choose another --tag"
     )
 
 

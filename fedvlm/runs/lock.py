@@ -69,15 +69,15 @@ def acquire(folder: Path) -> RunLock:
             time.sleep(0.05)  # its owner is about to write itself in
     else:
         raise ConfigError(
-            f"'{path}' changes hands all the time: several processes want the same run folder; "
-            "start one of them, or give each its own --tag"
+            f"several processes use the run folder '{path}' at once: start one of them, or "
+            "give each its own --tag"
         )
     dead = _owner(path)
     with files.explain_errors(path):
         path.write_text(json.dumps(_self()))
     return RunLock(path, lock, [] if not dead else [
-        f"the run was left by process {dead['pid']} on {dead.get('host')}, which is gone: "
-        "taken over"
+        f"took over the run from process {dead['pid']} on {dead.get('host')}, which no "
+        "longer exists"
     ])
 
 
@@ -95,14 +95,14 @@ def refuse_busy(folder: Path) -> None:
 def _in_use(folder: Path, owner: dict[str, Any]) -> ConfigError:
     return ConfigError(
         f"'{folder}' is in use by process {owner['pid']} on {owner.get('host')} "
-        f"(since {owner.get('since')}); wait for it or stop it, or give this run its own --tag"
+        f"(since {owner.get('since')}); wait for it, stop it, or choose another --tag"
         f"{way_out(folder)}"
     )
 
 
 def way_out(folder: Path) -> str:
     """Return what to do where the owner is dead and nobody here can see it."""
-    return f" (if that process is surely dead, delete '{folder / _LOCK}' and '{folder / NAME}')"
+    return f" (if that process no longer exists, delete '{folder / _LOCK}' and '{folder / NAME}')"
 
 
 def holder(folder: Path) -> dict[str, Any]:

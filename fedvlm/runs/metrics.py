@@ -83,15 +83,15 @@ def read_chain(path: Path) -> Chain:
         body = line[:-_WIDTH] + b"}" if told else line
         seal = _link(seals[-1] if seals else "", body)
         if told and told[1].decode() != seal:
-            broken = f"line {number} is damaged (its seal does not fit)"
+            broken = f"line {number} is damaged (its checksum does not match)"
         elif not told and len(seals) > bare:
-            broken = f"line {number} is damaged (it has no seal)"
+            broken = f"line {number} is damaged (its checksum is missing)"
         if broken:
             break
         bare += not told
         bodies.append(body)
         seals.append(seal)
-    cut = f"the last line ({len(lines) + 1}) is cut" if tail.strip() and not broken else ""
+    cut = f"the last line ({len(lines) + 1}) is truncated" if tail.strip() and not broken else ""
     return Chain(bodies, seals, bare, broken, cut)
 
 
@@ -129,7 +129,7 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         elif body:
             notes.append(f"{path.name}: line {number} is damaged and was dropped")
     if chain.broken:
-        notes.append(f"{path.name}: {chain.broken}; it and what follows was dropped")
+        notes.append(f"{path.name}: {chain.broken}; this line and all later ones were dropped")
     if chain.cut:
         notes.append(f"{path.name}: {chain.cut} and was dropped")
     return records, notes
@@ -156,7 +156,8 @@ def truncate_metrics(path: Path, after_round: int) -> list[str]:
         else:
             rest.append(body if bare else body[:-1] + f', "seal": "{seal}"}}'.encode())
     if dropped:
-        notes.append(f"{path.name}: {dropped} lines after round {after_round} are done again")
+        notes.append(f"{path.name}: {dropped} lines after round {after_round} were dropped; "
+                     f"these rounds run again")
     if notes:
         files.write_bytes(path, b"".join(line + b"\n" for line in rest))
     return notes

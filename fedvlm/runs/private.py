@@ -1,9 +1,10 @@
 """What of a run stays on its machine: names of host and folders, and where they are kept.
 
 Results, manifest and config of a run may be published: they name no host, no user and no folder of
-the machine. An absolute path, or one in a home folder, stands there by its last name; a relative
-one stays, since it says nothing of the machine. ``private.json`` beside them has the words as they
-were given; it is in no pack, nothing vouches for it, and a run without it is read all the same.
+the machine. An absolute path, or one in a home folder, stands there by its last name, or not at
+all where it only says what lies where; a relative one stays: it says nothing of the machine.
+``private.json`` beside them has the words as they were given; it is in no pack, nothing vouches for
+it, and a run without it is read all the same.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from fedvlm.core import files
 
 NAME = "private.json"
 HOSTS = ("FED.SITES_AT", "FED.WORKERS_AT")  # keys whose values are addresses
+PLACES = (  # keys whose values are only where something lies here
+    "OUTPUT_DIR", "RESUME", "CACHE_DIR", "DATASET.ROOT", "DATASET.FEWSHOT_FILE", "FED.INDEX_FILE",
+    "FED.TOKEN_FILE", "FED.SITE_FILE", "FED.FEDERATION",
+)
 HOST_FLAGS = ("--sites-at", "--workers-at")
 HOMES = ("home", "Users")  # folders of home folders
 HIDDEN = "..."  # in the place of an address
@@ -48,6 +53,8 @@ def public_value(key: str, value: Any) -> Any:
         return value
     if key in HOSTS:
         return ",".join(HIDDEN for _ in value.split(",")) if value else value
+    if key in PLACES:
+        return "" if _leaves_here(value) else value
     if "," in value and any(map(_leaves_here, value.split(","))):
         return ",".join(public_value(key, part) for part in value.split(","))
     head, colon, path = value.partition(":")
@@ -81,10 +88,16 @@ def public_command(argv: Sequence[str]) -> str:
             words.append(HIDDEN)
         elif equals and flag.startswith("--"):
             hidden = flag in HOST_FLAGS
-            words.append(f"{flag}={HIDDEN if hidden else public_value('', value)}")
+            words.append(f"{flag}={HIDDEN if hidden else _public_word(value)}")
         else:
-            words.append(str(public_value("", word)))
+            words.append(_public_word(word))
     return shlex.join(words)
+
+
+def _public_word(word: str) -> str:
+    """Return a word of a command line: of a path a file's name, of a folder nothing."""
+    folder = _leaves_here(word) and "." not in _last(word).lstrip(".")
+    return HIDDEN if folder else str(public_value("", word))
 
 
 def private_values(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,8 +42,8 @@ from fedvlm.runs.seal import (
     RECORD,
     Damaged,
     checked_record,
+    open_sealed,
     read_bytes,
-    unsealed,
 )
 from fedvlm.runs.tensors import read_tensors, write_vouched
 
@@ -207,8 +207,8 @@ class RecordStore:
                 self._read_group(path, wanted, rows)
             except (OSError, safetensors.SafetensorError) as error:
                 raise DataError(
-                    f"'{path}' cannot be read any more ({error}): it was changed while the run "
-                    "was at work; run the same command again, it goes on from what is whole"
+                    f"'{path}' cannot be read any more ({error}): it was changed during the "
+                    "run; the same command resumes from the last intact state"
                 ) from error
         return {
             slot: {leaf: torch.cat([row[slot, leaf] for row in rows]) for leaf in names}
@@ -367,7 +367,7 @@ def read_models(folder: Path, name: str = "personal") -> dict[int, Tree]:
         try:
             data = read_bytes(path)
             identity = json.loads(data)["identity"]
-            record = unsealed(path, data, (RECORD,), identity)
+            record = open_sealed(path, data, (RECORD,), identity)
             tensors = read_tensors(path.with_suffix(".safetensors"), record)
         except (Damaged, ValueError, KeyError, TypeError) as error:
             raise DataError(f"'{path}' cannot be read: {error}") from error

@@ -18,7 +18,7 @@ class Damaged(Exception):
     """Why a file does not count: one clause that names it."""
 
 
-def sealed(record: dict[str, Any]) -> str:
+def seal_text(record: dict[str, Any]) -> str:
     """Return ``record`` as JSON text with a seal over it."""
     return json.dumps(record | {"seal": seal_of(record)}, indent=1) + "\n"
 
@@ -28,7 +28,7 @@ def seal_of(record: Mapping[str, Any]) -> str:
     return sha256(_canonical({k: v for k, v in record.items() if k != "seal"}))
 
 
-def unsealed(path: Path, data: bytes, formats: tuple[int, ...], identity: str) -> dict[str, Any]:
+def open_sealed(path: Path, data: bytes, formats: tuple[int, ...], identity: str) -> dict[str, Any]:
     """Return the record in a sealed file.
 
     Raises:
@@ -43,13 +43,13 @@ def unsealed(path: Path, data: bytes, formats: tuple[int, ...], identity: str) -
         known = " or ".join(map(str, formats))
         raise Damaged(f"{path.name} has format {record.get('format')}, not {known}")
     if seal != seal_of(record):
-        raise Damaged(f"{path.name} is damaged (its seal does not fit)")
+        raise Damaged(f"{path.name} is damaged (its checksum does not match)")
     if record.get("identity") != identity:
         raise Damaged(f"{path.name} belongs to another run")
     return dict(record)
 
 
-def check_file(path: Path, record: Mapping[str, Any]) -> None:
+def check_tensor_file(path: Path, record: Mapping[str, Any]) -> None:
     """Check the tensor file beside a sealed record, without holding it in memory.
 
     Raises:
@@ -64,7 +64,7 @@ def check_file(path: Path, record: Mapping[str, Any]) -> None:
     except OSError as error:
         raise Damaged(_unreadable(path, error)) from error
     if digest != record["sha256"]:
-        raise Damaged(f"{path.name} is damaged (its hash is not the recorded one)")
+        raise Damaged(f"{path.name} is damaged (its hash differs from the recorded one)")
 
 
 def checked_record(folder: Path, name: str, digest: str, identity: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def lone_record(folder: Path, name: str, identity: str) -> tuple[dict[str, Any],
     path = folder / f"{name}.json"
     try:
         data = read_bytes(path)
-        return unsealed(path, data, (RECORD,), identity), sha256(data)
+        return open_sealed(path, data, (RECORD,), identity), sha256(data)
     except Damaged as error:
         raise Damaged(f"{folder.name}/{error}") from error
 
@@ -102,7 +102,7 @@ def check_records(folder: Path, named: Iterable[Iterable[str]], identity: str) -
     for name, digest in named:
         record = checked_record(folder, name, digest, identity)
         try:
-            check_file(folder / f"{name}.safetensors", record)
+            check_tensor_file(folder / f"{name}.safetensors", record)
         except Damaged as error:
             raise Damaged(f"{folder.name}/{error}") from error
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedvlm.core import files
 from fedvlm.core.trees import TreeView
 from fedvlm.runs.records import RecordStore
-from fedvlm.runs.seal import Damaged, check_records, read_bytes, unsealed
+from fedvlm.runs.seal import Damaged, check_records, open_sealed, read_bytes
 from fedvlm.runs.tensors import read_tensors, write_vouched
 
 StateView = Mapping[str, TreeView]  # a state that is read only
@@ -145,10 +145,10 @@ def load_newest_state(
             why = str(error)
         if not why:
             return state, notes
-        notes.append(f"state of round {number} passed over: {why}")
+        notes.append(f"state of round {number} skipped: {why}")
     if notes:
         notes.append(
-            f"NO VALID STATE is left in '{folder}': the run starts again from the beginning"
+            f"NO VALID STATE is left in '{folder}': the run restarts from round 1"
         )
     return None, notes
 
@@ -176,7 +176,7 @@ def _read(folder: Path, number: int, identity: str) -> SavedState:
 
 
 def _record(path: Path, number: int, identity: str) -> dict[str, Any]:
-    record = unsealed(path, read_bytes(path), (FORMAT, OLD), identity)
+    record = open_sealed(path, read_bytes(path), (FORMAT, OLD), identity)
     if record.get("round") != number:
         raise Damaged(f"{path.name} is the state of round {record.get('round')}")
     return record
@@ -209,7 +209,7 @@ def _slots(
 def _all_used(tensors: Mapping[str, Tensor], *states: StateView) -> None:
     more = len(tensors) - sum(len(tree) for state in states for tree in state.values())
     if more:
-        raise Damaged(f"{more} tensors more than the layout names")
+        raise Damaged(f"{more} tensors that the layout does not name")
 
 
 def rounds_on_disk(folder: Path) -> set[int]:
@@ -226,7 +226,7 @@ def _rounds_in_index(folder: Path, notes: list[str]) -> set[int]:
     index = _read_index(folder)
     stems = index.get("states") if isinstance(index, dict) else None
     if not isinstance(stems, list):
-        notes.append("state/index.json is not readable; the states themselves were searched")
+        notes.append("state/index.json is not readable; the state files were read instead")
         return set()
     return {int(m[1]) for m in (_NAME.fullmatch(f"{s}.json") for s in stems) if m}
 

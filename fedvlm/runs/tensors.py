@@ -11,12 +11,12 @@ import safetensors.torch
 from torch import Tensor
 
 from fedvlm.core import files
-from fedvlm.runs.seal import Damaged, check_file, read_bytes, sealed, sha256
+from fedvlm.runs.seal import Damaged, check_tensor_file, read_bytes, seal_text, sha256
 
 
 def read_tensors(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return all tensors of the file beside a sealed record (``Damaged`` as ``check_file``)."""
-    check_file(path, record)
+    check_tensor_file(path, record)
     try:
         return safetensors.torch.load(read_bytes(path))
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
@@ -33,7 +33,7 @@ def write_vouched(path: Path, tensors: Mapping[str, Tensor], record: dict[str, A
         DataError: disk full, folder read-only or deleted.
     """
     data = safetensors.torch.save(to_storable(tensors))
-    text = sealed(record | {"sha256": sha256(data), "bytes": len(data)})
+    text = seal_text(record | {"sha256": sha256(data), "bytes": len(data)})
     files.write_bytes(path.with_name(f"{path.name}.safetensors"), data)
     files.write_text(path.with_name(f"{path.name}.json"), text)
     return sha256(text.encode())

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.errors import FedvlmError
-from fedvlm.core.signals import saying, sheltered, whole
+from fedvlm.core.signals import delay_stops, saying, shield_children
 from fedvlm.runs.manifest import now
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.sweep.cells import Cell
@@ -55,7 +55,7 @@ class Submission:
 
 @dataclass
 class QueuedJobs:
-    """The jobs of a sweep's cells in a queue (``scheduler.Workers``).
+    """The jobs of a sweep's cells in a queue (``scheduler.CellWorkers``).
 
     Args:
         chunk: cells of a job.
@@ -221,14 +221,14 @@ class QueuedJobs:
             for s in chosen
         ]
         mark, when = secrets.token_hex(4), now()
-        with whole():  # a job that nobody wrote down would be submitted again
+        with delay_stops():  # a job that nobody wrote down would be submitted again
             if self.queue.stays:
                 files.append_line(self.path, json.dumps({
                     "mark": mark, "launch": self.queue.name, "submitted": when,
                     "tasks": [[_key(cell) for cell in s.cells] for s in chosen],
                 }))
             # Ctrl-C would end sbatch, too, of which nobody could say then what it did
-            with sheltered() if self.queue.stays else contextlib.nullcontext():
+            with shield_children() if self.queue.stays else contextlib.nullcontext():
                 ids = self.queue.submit(tasks, mark)
             for submission, job in zip(chosen, ids, strict=True):
                 submission.job = job

@@ -29,7 +29,7 @@ import yaml
 from fedvlm.config.keys import default_schema
 from fedvlm.config.read import read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
-from fedvlm.job.flags import by_name, expand
+from fedvlm.job.flags import by_name, peft_keys
 
 Settings = dict[str, str]  # config key, or TRAINER.*.KEY -> the word a flag would hold
 PARTS = ("name", "root", "output_dir", "common", "datasets", "trainers", "seeds", "shots", "axes")
@@ -161,7 +161,7 @@ class PlanReader:
         if not values or len(good) < len(values):
             self.mistake(f"{part} wants whole numbers such as [1, 2, 3], got {value!r}")
         elif len(set(good)) < len(good):
-            self.mistake(f"{part} names a number twice: {value!r}")
+            self.mistake(f"{part} contains a number twice: {value!r}")
         return tuple(good)
 
     def axes(self, value: Any) -> dict[str, tuple[str, ...]]:
@@ -238,7 +238,7 @@ class PlanReader:
             return {flag.key: value}
         if flag is not None and flag.dest == "peft":
             try:
-                return expand(value)
+                return peft_keys(value)
             except ConfigError as mistake:
                 self.mistake(f"{where}: {mistake}")
                 return {}

@@ -23,7 +23,7 @@ GAP = 1.0  # more time than this between two looks, and the pool itself was stop
 
 
 class Worker:
-    """One process and the cell it works on; ``task``: see ``Assignment``."""
+    """One process and the cell it works on; ``task``: see ``WorkOrder``."""
 
     def __init__(self, threads: int, device: str, task: str = "") -> None:
         self.device, self.task, self.group, self.began = device, task, "", 0.0
@@ -110,7 +110,7 @@ class Worker:
 
 
 class Processes:
-    """Up to ``count`` worker processes; one that dies is replaced (``scheduler.Workers``).
+    """Up to ``count`` worker processes; one that dies is replaced (``scheduler.CellWorkers``).
 
     Args:
         threads: of each worker.

@@ -28,7 +28,7 @@ from fedvlm.runs.identity import (
     identity_digest,
     read_manifest,
     safe_name,
-    shorten,
+    shorten_lines,
 )
 from fedvlm.runs.lock import holder
 from fedvlm.runs.manifest import now
@@ -140,7 +140,7 @@ def cell_state(cell: Cell, attempt: dict[str, Any] | None) -> CellState:
             str(cell.config["TRAINER.NAME"]), manifest["identity"].get("config", {})
         )
         if identity_digest(config) != cell.digest:
-            difference = shorten(identity_difference(config, cell.config))
+            difference = shorten_lines(identity_difference(config, cell.config))
             raise ConfigError(
                 f"{cell}: '{folder}'{HOLDS}; what differs (there -> asked): "
                 f"{difference}; choose a tag or another output-dir"

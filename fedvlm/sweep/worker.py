@@ -21,9 +21,9 @@ from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedvlm.console.guard import guarded
+from fedvlm.console.guard import exit_code_of
 from fedvlm.console.screen import complain
-from fedvlm.core.signals import STOPS, listen
+from fedvlm.core.signals import STOPS, install_handlers
 
 if TYPE_CHECKING:
     from fedvlm.job.inputs import Inputs
@@ -73,7 +73,7 @@ def serve_cells(pipe: Any, threads: int, beat: Any) -> None:
         beat: a shared counter that moves as long as this process is at work.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    listen()
+    install_handlers()
     threading.Thread(target=_die_with_parent, daemon=True).start()
     threading.Thread(target=_count, args=(beat,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -114,7 +114,7 @@ def run_cell(assignment: WorkOrder, inputs: Inputs | None) -> Outcome:
         return 0
 
     with _screen_in(assignment.log):
-        code = guarded(task, words)
+        code = exit_code_of(task, words)
     code = INTERRUPTED if code in (128 + signum for signum in STOPS) else code
     sentence = _last_error(assignment.log) if code not in (0, INTERRUPTED) else ""
     return Outcome(code, sentence, time.monotonic() - began, _peak(), *answer)

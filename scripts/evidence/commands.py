@@ -15,11 +15,11 @@ from pathlib import Path
 from types import ModuleType
 
 from fedvlm.cli.verbs import Verb
-from fedvlm.console.guard import guarded
+from fedvlm.console.guard import exit_code_of
 from fedvlm.console.parser import Parser, asks_help
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.core.signals import listen
+from fedvlm.core.signals import install_handlers
 from fedvlm.core.threads import sleep_while_waiting
 
 PROGRAM = "python scripts/evidence"
@@ -48,13 +48,13 @@ def read_commands() -> dict[str, Command]:
 
 def main(words: Sequence[str]) -> int:
     """Run a command line and return the exit code, as ``fedvlm.cli.main.main`` does."""
-    return guarded(lambda: _dispatch(list(words)), words)
+    return exit_code_of(lambda: _dispatch(list(words)), words)
 
 
 def console_script() -> int:
     """Entry point of ``python scripts/evidence``."""
     sleep_while_waiting(os.environ)
-    listen()
+    install_handlers()
     return main(sys.argv[1:])
 
 

@@ -91,7 +91,7 @@ def test_a_run_goes_on_where_it_was_stopped(
     capsys.readouterr()
     fedvlm.train(data=clients(), output_dir=tmp_path, **SMALL)
     told = capsys.readouterr().out
-    assert "going on after round 1" in told
+    assert "resuming after round 1" in told
     assert "24 from the store" in told  # features by content, not by file
     jobs.same(tmp_path, balls[0])
 

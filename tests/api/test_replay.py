@@ -121,7 +121,7 @@ def test_a_replay_with_weights_elsewhere_is_the_run(
         monkeypatch.setattr(built.backbone, "weights", "/elsewhere/w.pt")
         return built
 
-    monkeypatch.setattr(module, "build", moved)
+    monkeypatch.setattr(module, "build_run", moved)
     seen = replay(run)
     assert seen.equal and seen.points is None
 

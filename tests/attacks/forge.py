@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedvlm.runs import private
 from fedvlm.runs.metrics import append_metrics, read_metrics
 from fedvlm.runs.seal import seal_of
 from fedvlm.runs.verify.beside import better as better_ones
@@ -23,7 +24,8 @@ PICTURES = (".png", ".svg", ".html")  # made again from the rest, covered by not
 def flip(folder: Path, seed: int) -> str:
     """Change one bit of one file below ``folder``; return the file's name."""
     draw = random.Random(seed)
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix not in PICTURES)
+    files = sorted(p for p in folder.rglob("*")
+                   if p.is_file() and p.suffix not in PICTURES and p.name != private.NAME)
     path = draw.choice(files)
     data = bytearray(path.read_bytes())
     data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)

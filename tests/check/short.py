@@ -5,7 +5,7 @@ They cut loops that end by a count anyway; what is computed stays the same.
 
 from __future__ import annotations
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 
 OPTIONS = {
     "fedala": ("TRAINER.FEDALA.MAX_EPOCHS", "4"),  # passes until mixing weights rest: 50
@@ -19,13 +19,13 @@ class Worlds:
     """The small world, and one for each method with options of its own; each keeps its runs."""
 
     def __init__(self) -> None:
-        self._plain = World()
-        self._own: dict[str, World] = {}
+        self._plain = CheckWorld()
+        self._own: dict[str, CheckWorld] = {}
 
-    def of(self, trainer: str) -> World:
+    def of(self, trainer: str) -> CheckWorld:
         """Return the world of a method."""
         if trainer not in OPTIONS:
             return self._plain
         if trainer not in self._own:
-            self._own[trainer] = World(OPTIONS[trainer])
+            self._own[trainer] = CheckWorld(OPTIONS[trainer])
         return self._own[trainer]

@@ -9,7 +9,7 @@ import torch
 
 from fedvlm.check.compare import Broken, same_fed
 from fedvlm.check.invariants import INVARIANTS, exemption_mistakes, run
-from fedvlm.check.world import BASE, World
+from fedvlm.check.world import BASE, CheckWorld
 from fedvlm.cli.main import main
 from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import ConfigError
@@ -40,9 +40,9 @@ EACH = [
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world() -> CheckWorld:
     """One world: it keeps each trainer's trajectory."""
-    return World()
+    return CheckWorld()
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_with_kept_optimisers(trainer: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(INVARIANTS))
-def test_a_good_trainer_keeps(world: World, name: str) -> None:
+def test_a_good_trainer_keeps(world: CheckWorld, name: str) -> None:
     INVARIANTS[name](world, Good)
 
 
@@ -87,14 +87,14 @@ def test_a_good_trainer_keeps(world: World, name: str) -> None:
 )
 def test_a_broken_trainer_is_caught(trainer: type[Trainer], name: str, sentence: str) -> None:
     with pytest.raises(Broken, match=sentence):
-        INVARIANTS[name](World(), trainer)
+        INVARIANTS[name](CheckWorld(), trainer)
 
 
 def test_every_invariant_is_shown_to_fail() -> None:
     assert {name for _, name, _ in BROKEN} == set(INVARIANTS)
 
 
-def test_exemptions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exemptions(world: CheckWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     some = {name: INVARIANTS[name] for name in ("G2", "G7", "G10", "G11")}
     monkeypatch.setattr("fedvlm.check.invariants.INVARIANTS", some)
 
@@ -109,7 +109,7 @@ def test_exemptions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {o.state for n, o in found.items() if n not in ("G10", "G7", "G99")} == {"ok"}
 
 
-def test_a_trainer_that_raises_is_broken_not_a_traceback(world: World) -> None:
+def test_a_trainer_that_raises_is_broken_not_a_traceback(world: CheckWorld) -> None:
     class Raises(Good):
         def loss(self, model: object, p: object, b: object) -> torch.Tensor:
             raise TypeError("no\nloss")
@@ -119,7 +119,7 @@ def test_a_trainer_that_raises_is_broken_not_a_traceback(world: World) -> None:
     assert found["G10"].state == "ok"
 
 
-def test_the_world_packs_and_differs(world: World) -> None:
+def test_the_world_packs_and_differs(world: CheckWorld) -> None:
     """The packed path is really taken, and the world is no degenerate one."""
     ctx = 0.02 * torch.randn(1, 4, world.backbone.text_width, generator=torch.Generator()).double()
     counts, texts = [], []
@@ -134,7 +134,7 @@ def test_the_world_packs_and_differs(world: World) -> None:
     assert float(world.features.std(0).min()) > 1e-3
 
 
-def test_more_threads_change_nothing_but_rounding(world: World) -> None:
+def test_more_threads_change_nothing_but_rounding(world: CheckWorld) -> None:
     one = world.trajectory(load_trainer("FedTV"))
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 2)

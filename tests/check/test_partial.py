@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedvlm.check.compare import Broken
 from fedvlm.check.invariants import INVARIANTS, run
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.aggregation.updates import Updates
@@ -97,7 +97,7 @@ def test_every_invariant_holds(trainer: type[Trainer], opts: Sequence[str]) -> N
 
 def test_a_global_model_without_the_servers_part_is_broken() -> None:
     with pytest.raises(Broken, match=r"residual.image'\] of the group server"):
-        INVARIANTS["G1"](World(FEATURE), Hoards)
+        INVARIANTS["G1"](CheckWorld(FEATURE), Hoards)
 
 
 def test_bytes_that_were_not_sent_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,4 +107,4 @@ def test_bytes_that_were_not_sent_are_broken(monkeypatch: pytest.MonkeyPatch) ->
         c: {n: b + 1 for n, b in size.items()} for c, size in real(self).items()
     })
     with pytest.raises(Broken, match="counted bytes"):
-        INVARIANTS["G1"](World(FEATURE), Rest)
+        INVARIANTS["G1"](CheckWorld(FEATURE), Rest)

@@ -8,7 +8,7 @@ import pytest
 
 from fedvlm.check.compare import Broken
 from fedvlm.check.invariants import INVARIANTS, run
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.trainer import Trainer
@@ -36,15 +36,15 @@ def test_the_right_block_passes() -> None:
 def test_a_wrong_block_is_broken(enter: str, stream: str) -> None:
     said = rf"{stream} gives other numbers than pixels: .*'image\.prompt\..*at or below block 0"
     with pytest.raises(Broken, match=said):
-        INVARIANTS["G13"](World([ENTER, enter]), BlockPrompts)
+        INVARIANTS["G13"](CheckWorld([ENTER, enter]), BlockPrompts)
 
 
 def test_late_lora_and_mixed_clients_are_broken() -> None:
     opts = ["PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "TRAINER.LATELORA.ENTER", "1"]
     with pytest.raises(Broken, match=r"'image\.lora\.0"):
-        INVARIANTS["G13"](World(opts), LateLora)
+        INVARIANTS["G13"](CheckWorld(opts), LateLora)
     with pytest.raises(Broken, match="tokens.0 gives other numbers"):
-        INVARIANTS["G13"](World(), FirstClients)
+        INVARIANTS["G13"](CheckWorld(), FirstClients)
 
 
 @pytest.mark.parametrize("trainer", [TwoStreams, Patches, AllStreams])
@@ -59,12 +59,12 @@ def test_a_wrong_second_stream_and_wrong_patches_are_broken(
     trainer: type[Trainer], stream: str
 ) -> None:
     with pytest.raises(Broken, match=f"stream {stream} gives other numbers than pixels"):
-        INVARIANTS["G13"](World(), trainer)
+        INVARIANTS["G13"](CheckWorld(), trainer)
 
 
 def test_the_world_has_a_real_bank() -> None:
     """A method inside the tower trains on activations, not on pixels."""
-    world = World()
+    world = CheckWorld()
     source = world.federation(BlockPrompts).batcher.source  # type: ignore[attr-defined]
     assert isinstance(source, FeatureSource) and source.stream == "tokens.0"
     pixels = world.federation(BlockPrompts, Setup(pixels=True)).batcher

@@ -49,7 +49,7 @@ def test_a_flag_without_its_value_and_a_mistyped_flag_are_named(name: str) -> No
     valued = [a for a in flags if a.nargs not in (0, "*")]
     for action in valued:
         flag = action.option_strings[-1]
-        with pytest.raises(ConfigError, match=f"{flag} wants a value"):
+        with pytest.raises(ConfigError, match=f"{flag} needs a value"):
             parser.parse_args([flag])
     with pytest.raises(ConfigError, match=r"unknown flag '--no-such-flag-zzz'"):
         parser.parse_args(["--no-such-flag-zzz"])

@@ -104,7 +104,7 @@ def test_an_interruption_says_what_was_saved(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     def stop(words: list[str]) -> int:
-        raise KeyboardInterrupt("whole rounds are saved in here")
+        raise KeyboardInterrupt("finished rounds are saved in here")
 
     monkeypatch.setattr(cli, "_dispatch", stop)
-    assert said(capsys, [], 130) == "interrupted: whole rounds are saved in here"
+    assert said(capsys, [], 130) == "interrupted: finished rounds are saved in here"

@@ -59,7 +59,7 @@ def test_a_run_folder_as_a_verb(runs: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(("words", "told"), [
     (["list", "eurosat"], "fedvlm data list"), (["list", "datasets"], "fedvlm data list"),
-    (["list", "sweep"], "fedvlm help names them"), (["list", "fedtvv"], "did you mean 'fedtv'?"),
+    (["list", "sweep"], "fedvlm help lists them"), (["list", "fedtvv"], "did you mean 'fedtv'?"),
     (["--demo", "fedtv"], "'fedtv' is a method: --trainer fedtv"),
     (["--rounds", "2", "eurosat"], "'eurosat' is a data set: --dataset eurosat"),
     (["--demo", "mine.yaml"], "--dataset-config-file mine.yaml"),
@@ -90,7 +90,7 @@ def test_folders_that_hold_no_results(runs: Path, capsys: pytest.CaptureFixture[
     short = runs.relative_to(Path.cwd())
     assert f"a run below it: fedvlm show {short}, or fedvlm table output" in told
     told = sentence(capsys, ["show", "output/half"], 3)
-    assert "is the run finished?; go on with it: fedvlm --demo --seed 2" in told
+    assert "is the run finished?; to resume it: fedvlm --demo --seed 2" in told
     told = sentence(capsys, ["show", "output/sweeps/one"], 3)
     assert "a sweep's journal: fedvlm table output" in told
     for verb in ("table", "figures", "report"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedvlm.federation.rounds import FedState, WholeState
-from fedvlm.job.build import Built, build
+from fedvlm.job.build import Built, build_run
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
 
@@ -29,7 +29,7 @@ def double(file: str, name: str) -> str:
 def built(trainer: str, *words: str, pixels: bool = True) -> Built:
     """A run, ready to go; ``pixels`` without a feature cache."""
     argv = [*WORDS.split(), "--trainer", trainer, *words]
-    return build(resolve(parse(argv)).jobs[0].cfg, pixels=pixels)
+    return build_run(resolve(parse(argv)).jobs[0].cfg, pixels=pixels)
 
 
 def losses(run: Built, until: int | None = None, state: WholeState | None = None) -> dict[str, Any]:

@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fedvlm.compat.clip import CLIP, modules
-from fedvlm.compat.dassl import install, installed, uninstall
+from fedvlm.compat.clip import CLIP, clip_modules
+from fedvlm.compat.dassl import install, replace_dassl, uninstall
 from fedvlm.compat.surface import NAMES
 from fedvlm.compat.towers import check_backbone
-from fedvlm.compat.world import World, active
+from fedvlm.compat.world import FileEnvironment, active
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
@@ -45,7 +45,7 @@ def model() -> VLModel:
 @pytest.mark.parametrize("root", ["dassl", "Dassl.dassl"])
 def test_the_scanned_names_are_there_and_go_away(root: str) -> None:
     assert len({n for names in SCANNED.values() for n in names.split()}) == 31
-    with installed():
+    with replace_dassl():
         for part, names in SCANNED.items():
             module = importlib.import_module(f"{root}.{part}")
             assert [n for n in names.split() if not hasattr(module, n)] == []
@@ -59,7 +59,7 @@ def test_what_was_imported_before_comes_back() -> None:
     real = ModuleType("dassl")
     sys.modules["dassl"] = real
     try:
-        with installed():
+        with replace_dassl():
             assert sys.modules["dassl"] is not real
         assert sys.modules["dassl"] is real
         with pytest.raises(FedvlmError, match="imported already"):
@@ -75,7 +75,7 @@ def test_what_was_imported_before_comes_back() -> None:
 
 
 def test_files_and_meters(tmp_path: Path) -> None:
-    with installed():
+    with replace_dassl():
         utils = importlib.import_module("dassl.utils")
         metrics = importlib.import_module("dassl.metrics")
     (tmp_path / ".hidden").touch()
@@ -94,7 +94,7 @@ def test_files_and_meters(tmp_path: Path) -> None:
 
 
 def test_checkpoints_hold_tensors_only(tmp_path: Path) -> None:
-    with installed():
+    with replace_dassl():
         utils = importlib.import_module("dassl.utils")
     a, b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     utils.save_checkpoint({"state_dict": a.state_dict(), "epoch": 3}, str(tmp_path))
@@ -108,7 +108,7 @@ def test_checkpoints_hold_tensors_only(tmp_path: Path) -> None:
 def test_a_file_of_a_data_set_runs_outside(tmp_path: Path) -> None:
     for i in range(3):
         Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / f"{i}.png")
-    with installed():
+    with replace_dassl():
         data = importlib.import_module("dassl.data")
         sets = importlib.import_module("dassl.data.datasets")
         cfg = importlib.import_module("dassl.config").get_cfg_default()
@@ -131,7 +131,7 @@ def test_a_file_of_a_data_set_runs_outside(tmp_path: Path) -> None:
 
 def test_the_facade_is_the_backbone(model: VLModel) -> None:
     run = built(double("coop", "CoOpDouble"))
-    world = World(model, run.cfg, modules())
+    world = FileEnvironment(model, run.cfg, clip_modules())
     pixels = torch.randn(2, 3, model.backbone.image_size, model.backbone.image_size)
     with active(world):
         clip = importlib.import_module("clip")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlm.config.families import CHOICE, NOTHING, ORDER, families, families_in, place, words_of
+from fedvlm.config.families import (
+    CHOICE,
+    NOTHING,
+    ORDER,
+    families,
+    families_in,
+    family_heading,
+    place,
+)
 
 
 @pytest.mark.parametrize(("names", "words"), [
@@ -35,8 +43,8 @@ def test_a_card_says_it_in_two_fields(
 
 
 def test_families_as_a_heading() -> None:
-    assert words_of(("feature", "head")) == "image feature and linear head"
-    assert words_of(()) == "" and words_of(("csc",)) == "csc"
+    assert family_heading(("feature", "head")) == "image feature and linear head"
+    assert family_heading(()) == "" and family_heading(("csc",)) == "csc"
     assert families_in("X: no such fields, but text.ctx") == ()
     order = [(CHOICE,), ("prompt",), ("prompt", "feature"), ("feature",), (NOTHING,), ()]
     assert sorted(order, key=place) == order

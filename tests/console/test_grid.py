@@ -34,7 +34,7 @@ def test_the_matrix_names_rows_columns_and_what_is_left() -> None:
     text = "\n".join(drawn(grid(["a", "b"], a=GridCell(3, 3, values=[1.0, 2.0, 6.0])), 80))
     assert "FedAvg" in text and "3/3 3.0" in text and "0/3" in text
     assert "3/6 done" in " ".join(text.split())
-    assert "about 1:01 left and 2 cells of unknown length" in " ".join(text.split())
+    assert "about 1:01 left and 2 cells of unknown duration" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])

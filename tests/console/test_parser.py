@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlm.console.parser import Loose, Parser, Switch, amount, asks_help, whole
+from fedvlm.console.parser import Loose, Parser, Switch, amount, asks_help, whole_number
 from fedvlm.core.errors import ConfigError
 
 
@@ -15,7 +15,7 @@ def parser() -> Parser:
     add("first", help="a word")
     add("rest", nargs="*")
     add("--rate", type=float)
-    add("--how-many", type=whole(1, 9), default=3)
+    add("--how-many", type=whole_number(1, 9), default=3)
     add("--form", choices=["md", "tex"], default="md")
     add("--keys", nargs="+", action="extend")
     add("--off", action=Switch)
@@ -85,7 +85,7 @@ def test_required_flags_are_asked_for_by_name() -> None:
 
 def test_numbers_of_a_range_and_units() -> None:
     parser = Parser(prog="fedvlm toy")
-    parser.add_argument("--count", type=whole(0), nargs="+")
+    parser.add_argument("--count", type=whole_number(0), nargs="+")
     parser.add_argument("--width", type=amount("inches", 2, 20))
     parser.add_argument("--age", type=amount("days", 0))
     args = parser.parse_args(["--count", "0", "12", "--width", "2.5", "--age", "0"])

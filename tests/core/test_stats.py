@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedvlm.core.stats import mean, population_std, present, sample_std, t_interval
+from fedvlm.core.stats import drop_missing, mean, population_std, sample_std, t_interval
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
 
 
 def test_over_clients() -> None:
     values = [50.0, None, 100.0, 75.0]
-    assert present(values) == [50.0, 100.0, 75.0] and mean(values) == 75.0
+    assert drop_missing(values) == [50.0, 100.0, 75.0] and mean(values) == 75.0
     assert population_std(values) == pytest.approx(np.std([50, 100, 75]))
     assert sample_std(values) == 25.0
     for fn in (mean, sample_std, population_std, t_interval):

@@ -41,7 +41,9 @@ def test_a_run_of_the_tiny_backbone_takes_one_thread(
     number: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(job_run, "prepare", lambda *a, **k: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr(
+        job_run, "prepare_run", lambda *a, **k: seen.append(torch.get_num_threads())
+    )
     monkeypatch.setenv("OMP_NUM_THREADS", number)
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.compare import copy_fed
-from fedvlm.check.world import BASE, BATCH, NEW, Setup, World
+from fedvlm.check.world import BASE, BATCH, NEW, CheckWorld, Setup
 from fedvlm.core.trees import State
 from fedvlm.distributed.carriers import Answer, InProcess
 from fedvlm.distributed.server.policy import Policy
@@ -62,7 +62,7 @@ class Tests:
 
 
 def federation(
-    world: World, trainer: type[Trainer], setup: Setup, site: int | None = None
+    world: CheckWorld, trainer: type[Trainer], setup: Setup, site: int | None = None
 ) -> Federation:
     """Return a federation that measures; of one site, if it is given."""
     splits = list(world.splits)
@@ -158,7 +158,7 @@ class Tapped(OverSockets):
 class Grid:
     """Two sites and a server, whose parts may be taken down and put up again."""
 
-    world: World
+    world: CheckWorld
     trainer: type[Trainer]
     folder: Path
     setup: Setup = field(default_factory=lambda: Setup(rounds=2))
@@ -236,7 +236,9 @@ class Grid:
         return replace(server, clients=server.clients | self.clients(state.versions))
 
 
-def local(world: World, trainer: type[Trainer], setup: Setup) -> tuple[WholeState, list[list[Row]]]:
+def local(
+    world: CheckWorld, trainer: type[Trainer], setup: Setup
+) -> tuple[WholeState, list[list[Row]]]:
     """Return the end of the same run in this process, and its numbers."""
     fed = federation(world, trainer, setup)
     rows = measured(fed)

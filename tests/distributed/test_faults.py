@@ -16,14 +16,14 @@ import torch
 
 from fedvlm.check.compare import same_fed
 from fedvlm.check.disk import read_state, write_state
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError, QuorumError
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.wire import WIRE, Frame, pack, unpack
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.reliability.unreliable import NO_ANSWER, counted
+from fedvlm.federation.reliability.unreliable import NO_ANSWER, count_reasons
 from fedvlm.federation.rounds import FedState, RoundFinished, WholeState
 from fedvlm.federation.trainer import Trainer
 from tests.distributed.grid import CONFIG, RUN, Grid, OverSockets, federation, local, measured
@@ -53,12 +53,12 @@ class Faulty(OverSockets):
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World()
+def world() -> CheckWorld:
+    return CheckWorld()
 
 
 @pytest.fixture(scope="module")
-def whole(world: World) -> WholeState:
+def whole(world: CheckWorld) -> WholeState:
     """The end of the run in which nothing goes wrong."""
     return local(world, METHOD, ROUNDS)[0]
 
@@ -67,7 +67,7 @@ class Outcome:
     """A run over a faulty carrier."""
 
     def __init__(
-        self, world: World, folder: Path, fault: Any, policy: Policy | None = None,
+        self, world: CheckWorld, folder: Path, fault: Any, policy: Policy | None = None,
         setup: Setup = ROUNDS, method: type[Trainer] = METHOD,
     ) -> None:
         self.grid = Grid(world, method, folder, setup, policy or Policy(wait=0))
@@ -132,7 +132,7 @@ def foreign(trees: dict[str, Tree], values: dict[str, Any]) -> None:
     (once(lambda carrier, out: edited(out["site1"], foreign)), "answers for clients [0, 1]"),
 ])  # fmt: skip
 def test_what_can_be_asked_again_moves_no_bit(
-    world: World, whole: WholeState, tmp_path: Path, fault: Any, said: str
+    world: CheckWorld, whole: WholeState, tmp_path: Path, fault: Any, said: str
 ) -> None:
     run = Outcome(world, tmp_path, fault)
     same_fed(run.end(), whole, said)
@@ -141,7 +141,7 @@ def test_what_can_be_asked_again_moves_no_bit(
 
 
 def test_no_site_drops_the_clients_of_another(
-    world: World, whole: WholeState, tmp_path: Path
+    world: CheckWorld, whole: WholeState, tmp_path: Path
 ) -> None:
     """The other site does not answer at first: its clients are still waited for."""
 
@@ -160,7 +160,7 @@ def test_no_site_drops_the_clients_of_another(
 
 
 def test_sites_that_start_anew_between_rounds_move_no_bit(
-    world: World, whole: WholeState, tmp_path: Path
+    world: CheckWorld, whole: WholeState, tmp_path: Path
 ) -> None:
     def fault(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
         if round_ > 0:
@@ -180,7 +180,7 @@ def away(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
 
 
 def test_below_the_quorum_the_run_stops_and_goes_on_from_the_round_before(
-    world: World, whole: WholeState, tmp_path: Path
+    world: CheckWorld, whole: WholeState, tmp_path: Path
 ) -> None:
     run = Outcome(world, tmp_path, away)
     with pytest.raises(QuorumError, match="round 2: 2 of 4 clients did not answer") as told:
@@ -194,14 +194,14 @@ def test_below_the_quorum_the_run_stops_and_goes_on_from_the_round_before(
     same_fed(run.grid.whole(fed, fed.run(run.states[-1])), whole, "gone on after the quorum")
 
 
-def test_above_the_quorum_the_others_go_on(world: World, tmp_path: Path) -> None:
+def test_above_the_quorum_the_others_go_on(world: CheckWorld, tmp_path: Path) -> None:
     run = Outcome(world, tmp_path, away, KEEP_ON)
     numbers = measured(run.fed)
     end = run.end()
     assert [row["accuracy"] is None for row in numbers[-1]] == [False, False, True, True]
     assert end.worked == {0: 3, 1: 3, 2: 1, 3: 1}
     assert run.dropped[2] == dict.fromkeys((2, 3), "site1: no answer: not connected")
-    assert counted(run.dropped[2].values()) == {NO_ANSWER: 2}
+    assert count_reasons(run.dropped[2].values()) == {NO_ANSWER: 2}
     assert notes(numbers[-1])[0] == ("2 clients (2, 3) whose site did not answer: in no number")
 
 
@@ -268,7 +268,7 @@ def unlike(trees: dict[str, Tree], values: dict[str, Any]) -> None:
     (far, 1, "above 100"),
 ])  # fmt: skip
 def test_a_bad_update_is_left_out_by_name_and_its_client_goes_back(
-    world: World, tmp_path: Path, change: Any, lost: int, said: str
+    world: CheckWorld, tmp_path: Path, change: Any, lost: int, said: str
 ) -> None:
     fault = once(lambda carrier, out: edited(out["site1"], change))
     run = Outcome(world, tmp_path, fault, Policy(wait=0, max_norm=100.0), Setup(rounds=2))
@@ -285,7 +285,7 @@ def test_a_bad_update_is_left_out_by_name_and_its_client_goes_back(
     (poison, DivergedError, "round 1: every client was dropped .*is not finite"),
 ])  # fmt: skip
 def test_where_no_update_can_be_taken_the_run_ends_by_what_is_wrong_with_them(
-    world: World, tmp_path: Path, change: Any, error: type[FedvlmError], said: str
+    world: CheckWorld, tmp_path: Path, change: Any, error: type[FedvlmError], said: str
 ) -> None:
     def fault(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
         return {site: edited(data, change) for site, data in out.items()} if round_ > 0 else out
@@ -295,7 +295,7 @@ def test_where_no_update_can_be_taken_the_run_ends_by_what_is_wrong_with_them(
 
 
 def test_a_site_that_is_refused_three_times_in_a_row_is_asked_no_more(
-    world: World, tmp_path: Path
+    world: CheckWorld, tmp_path: Path
 ) -> None:
     def fault(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
         bad = round_ > 0 and "site1" in out
@@ -309,7 +309,7 @@ def test_a_site_that_is_refused_three_times_in_a_row_is_asked_no_more(
 
 
 def test_a_state_that_is_gone_stops_the_run_and_is_not_made_anew(
-    world: World, tmp_path: Path
+    world: CheckWorld, tmp_path: Path
 ) -> None:
     def fault(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
         for path in (tmp_path / "site1" / RUN).glob("s*.safetensors") if round_ == 1 else ():
@@ -322,7 +322,9 @@ def test_a_state_that_is_gone_stops_the_run_and_is_not_made_anew(
     assert "restore it from a backup" in str(told.value) and str(tmp_path) not in str(told.value)
 
 
-def test_a_site_with_another_config_is_refused_by_its_keys(world: World, tmp_path: Path) -> None:
+def test_a_site_with_another_config_is_refused_by_its_keys(
+    world: CheckWorld, tmp_path: Path
+) -> None:
     grid = Grid(world, METHOD, tmp_path)
     grid.sites["site1"].config = CONFIG | {"OPTIM.LR": 0.01, "X.DIR": "/secret", "NEW": True}
     with pytest.raises(ConfigError) as told:
@@ -333,14 +335,14 @@ def test_a_site_with_another_config_is_refused_by_its_keys(world: World, tmp_pat
     )
 
 
-def test_sites_of_another_version_or_start_are_refused(world: World, tmp_path: Path) -> None:
+def test_sites_of_another_version_or_start_are_refused(world: CheckWorld, tmp_path: Path) -> None:
     grid = Grid(world, METHOD, tmp_path)
     grid.sites["site0"].facts |= {"torch": "1.0", "trained tensors": "ab"}
     with pytest.raises(ConfigError, match=r"it differs in torch \(1.0 there, .* here\), trained"):
         grid.server()
 
 
-def test_clients_without_a_site_and_with_two_are_refused(world: World, tmp_path: Path) -> None:
+def test_clients_without_a_site_and_with_two_are_refused(world: CheckWorld, tmp_path: Path) -> None:
     grid = Grid(world, METHOD, tmp_path)
     both = grid.carrier.answers
     grid.carrier.answers = {"site0": both["site0"]}
@@ -351,7 +353,9 @@ def test_clients_without_a_site_and_with_two_are_refused(world: World, tmp_path:
         grid.server()
 
 
-def test_a_number_that_is_not_finite_at_a_site_ends_the_run(world: World, tmp_path: Path) -> None:
+def test_a_number_that_is_not_finite_at_a_site_ends_the_run(
+    world: CheckWorld, tmp_path: Path
+) -> None:
     grid = Grid(world, METHOD, tmp_path)
     fed = federation(world, METHOD, Setup(rounds=2, poisoned=(2,)))
     grid.sites["site1"].federation = fed
@@ -361,7 +365,7 @@ def test_a_number_that_is_not_finite_at_a_site_ends_the_run(world: World, tmp_pa
 
 
 def test_a_server_that_dies_before_it_saves_goes_on_with_the_same_bits(
-    world: World, whole: WholeState, tmp_path: Path
+    world: CheckWorld, whole: WholeState, tmp_path: Path
 ) -> None:
     """The sites have worked for two rounds more than the checkpoint knows of."""
     run = Outcome(world, tmp_path / "grid", lambda *given: given[-1])

@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.discovery import load_trainer
 from tests.distributed.grid import Grid, Tapped, leaks, measured, raw
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World()
+def world() -> CheckWorld:
+    return CheckWorld()
 
 
 @pytest.mark.parametrize(("name", "slots"), [
     ("apfl", ["v", "alpha"]), ("ditto", ["v"]), ("fedper", []), ("heart_pfl", ["v"]),
 ])  # fmt: skip
 def test_no_frame_holds_a_personal_model_an_image_or_a_path(
-    world: World, tmp_path: Path, name: str, slots: list[str]
+    world: CheckWorld, tmp_path: Path, name: str, slots: list[str]
 ) -> None:
     grid = Grid(world, load_trainer(name), tmp_path / "a-secret-place")
     fed, _ = grid.server()
@@ -40,14 +40,14 @@ def test_no_frame_holds_a_personal_model_an_image_or_a_path(
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_the_scan_sees_an_image_in_lower_precision(world: World, kind: torch.dtype) -> None:
+def test_the_scan_sees_an_image_in_lower_precision(world: CheckWorld, kind: torch.dtype) -> None:
     image = {"image": world.features[1]}
     assert leaks(image, [b"x" + raw(world.features[:3].to(kind))]) == ["image"]
     assert leaks(image, [raw(world.features[2:4].to(kind))]) == []
 
 
 def test_the_scan_sees_a_method_that_sends_what_is_personal(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: CheckWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Extras are declared by a method; a personal tensor among them is told."""
     method = load_trainer("fedper")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.check.compare import same_fed
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import WholeState
@@ -25,7 +25,7 @@ def worlds() -> Worlds:
 
 
 def both(
-    world: World, name: str, folder: Path
+    world: CheckWorld, name: str, folder: Path
 ) -> tuple[Grid, WholeState, WholeState, tuple[list[list[Row]], list[list[Row]]]]:
     """Return the ends of a run over frames and in this process, and the numbers of both."""
     trainer = load_trainer(name)

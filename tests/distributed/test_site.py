@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State
 from fedvlm.distributed.site import Site
@@ -24,7 +24,7 @@ MARK = "cd" * 8
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
-    return Grid(World(), load_trainer("fedper"), tmp_path_factory.mktemp("grid"))
+    return Grid(CheckWorld(), load_trainer("fedper"), tmp_path_factory.mktemp("grid"))
 
 
 def work(site: Site) -> dict[str, Any]:

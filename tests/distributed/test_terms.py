@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.distributed.ledger import Account, Ledger
 from fedvlm.distributed.site import Site
@@ -25,7 +25,7 @@ SECRET = "/home/anna/clip.pt"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    grid = Grid(World(), load_trainer("fedper"), tmp_path_factory.mktemp("grid"))
+    grid = Grid(CheckWorld(), load_trainer("fedper"), tmp_path_factory.mktemp("grid"))
     return grid.sites["site0"]
 
 

@@ -14,12 +14,12 @@ import torch
 
 from fedvlm.check.compare import Broken
 from fedvlm.check.invariants import INVARIANTS, run
-from fedvlm.check.world import Trajectory, World
+from fedvlm.check.world import CheckWorld, Trajectory
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import card, fields
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
-from fedvlm.job.flags import expand, parse
+from fedvlm.job.flags import parse, peft_keys
 from fedvlm.models.vlmodel import VLModel
 from tests.docs.pages import DOCS, Session, blocks, read, words_of
 from tests.single_round import single_round
@@ -28,7 +28,7 @@ BOOK = DOCS / "cookbook"
 RECIPES = sorted(BOOK.glob("*.py"))
 STEMS = [path.stem for path in RECIPES]
 LONGEST = 60
-LORA = [word for pair in expand("lora").items() for word in pair]
+LORA = [word for pair in peft_keys("lora").items() for word in pair]
 
 
 @cache
@@ -39,8 +39,8 @@ def recipe(stem: str) -> type[Trainer]:
 
 
 @cache
-def world(stem: str) -> World:
-    return World(LORA if stem == "lora_rule" else ())
+def world(stem: str) -> CheckWorld:
+    return CheckWorld(LORA if stem == "lora_rule" else ())
 
 
 @cache
@@ -190,8 +190,8 @@ def test_lora_moves_where_signs_agree() -> None:
 
 def test_a_lora_rule_says_what_it_needs() -> None:
     with pytest.raises(ConfigError, match="add --peft lora"):
-        recipe("lora_rule")(World().config(recipe("lora_rule")))
-    here = World([*LORA, "PEFT.LORA_AVG", "product_svd"])
+        recipe("lora_rule")(CheckWorld().config(recipe("lora_rule")))
+    here = CheckWorld([*LORA, "PEFT.LORA_AVG", "product_svd"])
     with pytest.raises(ConfigError, match="LORA_AVG product_svd: SignLora has a rule of its own"):
         here.federation(recipe("lora_rule"))
 

@@ -16,6 +16,7 @@ ELSEWHERE = {  # a document that is named and not in the repository -> whose it 
     "acceptance.md": "written by fedvlm reproduce",
     "cli.md": "made by docs/site", "keys.md": "made by docs/site", "lines.md": "made by docs/site",
     "contributing.md": "made by docs/site", "fedtv.md": "made by docs/site",
+    "FILE.md": "a name for the user's own", "gone.md": "a dead link that a test plants",
     "table.md": "written by fedvlm table", "t.md": "written by fedvlm table in its test",
     "DATASETS.md": "CoOp's page of data sets",
     "results.md": "where docs/results/README.md was once, in the CHANGELOG",
@@ -65,6 +66,6 @@ def test_every_document_that_is_named_is_there() -> None:
 
 def test_a_planted_name_is_found() -> None:
     pages = {"docs/files.md", "README.md"}
-    text = "see docs/files.md, README.md, docs/gone.md, personalized_fl.md 5.1 and DESIGN 4.10"
-    assert list(unknown(text, pages)) == ["docs/gone.md", "personalized_fl.md", "DESIGN"]
+    text = "see docs/files.md, README.md, docs/missing.md, personalized_fl.md 5.1, DESIGN 4.10"
+    assert list(unknown(text, pages)) == ["docs/missing.md", "personalized_fl.md", "DESIGN"]
     assert not ELSEWHERE.keys() & {Path(file).name for file in tracked()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.federation.discovery import load_trainer
 from tests.docs.pages import DOCS
 from tests.jobs import REPOSITORY
@@ -20,7 +20,7 @@ def said() -> dict[str, set[str]]:
 
 
 def test_the_table_of_methods_is_that_of_their_streams() -> None:
-    world, there = World(), defaultdict[str, set[str]](set)
+    world, there = CheckWorld(), defaultdict[str, set[str]](set)
     model = world.model()
     run, inside, patches = said()
     for path in sorted((REPOSITORY / "trainers").glob("*.py")):

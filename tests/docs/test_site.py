@@ -86,12 +86,7 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="pip install 'fedvlm[docs]'")
-@pytest.mark.parametrize(("planted", "said"), [
-    ("see [a page](gone.md)", "link 'gone.md'"),
-    ("see [a section](seals.md#no-such-section)", "'#no-such-section'"),
-    ("see [a parameter][fedvlm.api.run.Run.nowhere]", "'fedvlm.api.run.Run.nowhere'"),
-])
-def test_a_dead_link_fails_the_build(planted: str, said: str, tmp_path: Path) -> None:
+def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     """With the words of ``make docs``: mkdocs counts no warning where it is told to be quiet."""
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     (words,) = re.findall(r"-m (mkdocs build .*)", makefile)
@@ -99,10 +94,13 @@ def test_a_dead_link_fails_the_build(planted: str, said: str, tmp_path: Path) ->
     for name in ("mkdocs.yml", "fedvlm", "trainers", "configs", "CONTRIBUTING.md"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     with (tmp_path / "docs/files.md").open("a", encoding="utf-8") as file:
-        file.write(f"\n{planted}\n")
+        file.write("\n[a page](gone.md), [a section](seals.md#no-such-section), "
+                   "[a parameter][fedvlm.api.run.Run.nowhere]\n")
     done = subprocess.run(
         [sys.executable, "-m", *words.split(), "-f", str(tmp_path / "mkdocs.yml"),
          "-d", str(tmp_path / "site")],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )
-    assert done.returncode != 0 and said in done.stderr
+    assert done.returncode != 0 and "3 warnings" in done.stderr
+    for dead in ("'gone.md'", "'#no-such-section'", "'fedvlm.api.run.Run.nowhere'"):
+        assert dead in done.stderr

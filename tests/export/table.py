@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from fedvlm.export.formats import onnx_file
-from fedvlm.export.matrix import MatrixCell, matrix
+from fedvlm.export.matrix import MatrixCell, try_exports
 from fedvlm.export.write import FORMATS
 from fedvlm.federation.cards import trainer_files
 from fedvlm.models.backbone import Backbone
@@ -61,11 +61,11 @@ def models(name: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def cells(name: str, rows: Iterable[str] | None = None) -> Iterator[MatrixCell]:
     """Yield the cells of a backbone's table, row by row."""
-    formats = [f for f in FORMATS if f != "onnx" or not onnx_file.missing()]
+    formats = [f for f in FORMATS if f != "onnx" or not onnx_file.missing_packages()]
     for row, (method, said) in models(name).items():
         if rows is None or row in rows:
             whole = trained(method, said, backbone=backbone(name))
-            yield from matrix({row: whole}, formats)
+            yield from try_exports({row: whole}, formats)
 
 
 def titles() -> Mapping[str, str]:

@@ -27,7 +27,7 @@ from tests.export.models import trained
 from tests.models.adapted import save_hf_clip
 from tests.models.toys import toy
 
-ONNX = pytest.mark.skipif(bool(onnx_file.missing()), reason="pip install 'fedvlm[onnx]'")
+ONNX = pytest.mark.skipif(bool(onnx_file.missing_packages()), reason="pip install 'fedvlm[onnx]'")
 LORA = ("--peft", "prompt+lora", "PEFT.TARGETS", "q,k,v,o,mlp")
 
 

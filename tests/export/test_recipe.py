@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.export.formats import tensors
-from fedvlm.export.recipe import TOLERANCE, _tower, difference, read
+from fedvlm.export.recipe import TOLERANCE, _tower, build_recipe, difference
 from fedvlm.export.towers import plain_clip
 from fedvlm.export.trained import TrainedModel
 from fedvlm.federation.module_trainer import ModuleTrainer
@@ -39,7 +39,7 @@ FUSION = "TRAINER.THORKI.FUSION"
     *[("thorki", FUSION, kind) for kind in KINDS],
 ], ids=" ".join)
 def test_a_recipe_is_the_trainers_own_predictor_in_sixty_lines(how: tuple[str, ...]) -> None:
-    recipe = read(trained(how[0], how[1:]))
+    recipe = build_recipe(trained(how[0], how[1:]))
     assert recipe.difference <= TOLERANCE
     assert float(recipe.logits.std()) > 1e-3  # not a constant that anything would equal
     lines = recipe.source.splitlines()
@@ -66,7 +66,7 @@ def test_a_recipe_that_is_wrong_is_not_let_out(fault: str, monkeypatch: pytest.M
         wrong = {"view": "sigmoid", "scores": "plain"}
         monkeypatch.setattr(type(trainer), "forms", lambda _: wrong)
     with pytest.raises(ConfigError, match="predicts otherwise than its tensors say"):
-        read(whole)
+        build_recipe(whole)
 
 
 @pytest.mark.parametrize("name", ["image.ln.0.weight", "image.prompt.3", "text.meta.weight",
@@ -75,34 +75,34 @@ def test_a_tensor_that_no_recipe_knows_is_refused_by_name(name: str) -> None:
     whole = trained("fedavg")
     more = replace(whole, params=whole.params | {name: torch.zeros(3)})
     with pytest.raises(ConfigError, match=f"only --format onnx holds.*first '{name}'"):
-        read(more)
+        build_recipe(more)
 
 
 def test_forms_are_asked_for_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trained("fedtv")
     monkeypatch.setattr(type(whole.trainer), "forms", lambda _: {})
     with pytest.raises(ConfigError, match="its forms\\(\\) lacks 'view'"):
-        read(whole)
+        build_recipe(whole)
     monkeypatch.setattr(type(whole.trainer), "forms", lambda _: {"view": "tanh"})
     with pytest.raises(ConfigError, match="forms view tanh"):
-        read(whole)
+        build_recipe(whole)
 
 
 def test_a_half_set_of_tensors_is_refused() -> None:
     whole = trained("fedtv")
     less = {n: v for n, v in whole.params.items() if n != "image.fusion.query.bias"}
     with pytest.raises((ConfigError, KeyError), match="image.fusion.query.bias"):
-        read(replace(whole, params=less))
+        build_recipe(replace(whole, params=less))
 
 
 def test_numbers_that_are_not_finite_and_bfloat16_are_refused() -> None:
     whole = trained("fedavg")
     bad = dict(whole.params) | {"text.ctx": torch.full((16, 64), torch.nan)}
     with pytest.raises(ConfigError, match="'text.ctx' holds numbers that are not finite"):
-        read(replace(whole, params=bad))
+        build_recipe(replace(whole, params=bad))
     low = VLModel(load_backbone("tiny", dtype=torch.bfloat16), NAMES)
     with pytest.raises(ConfigError, match="bfloat16: load the model in float32"):
-        read(replace(whole, model=low))
+        build_recipe(replace(whole, model=low))
 
 
 class Head(ModuleTrainer):
@@ -119,7 +119,7 @@ def test_a_module_of_its_own_is_refused_with_the_way_out() -> None:
     whole = trained("fedavg")
     own = TrainedModel(Head(whole.trainer.root), whole.model, {"weight": torch.zeros(4, 4)})
     with pytest.raises(ConfigError, match="ModuleTrainer.export"):
-        read(own)
+        build_recipe(own)
 
 
 def test_a_tower_with_a_name_is_fetched_by_open_clip(
@@ -132,7 +132,7 @@ def test_a_tower_with_a_name_is_fetched_by_open_clip(
     }
     assert "file" in recipe_tower(whole, "ViT-B/16", "my/weights.pt")
     assert "file" in recipe_tower(whole, "ViT-B/16", "transformers:openai/clip-vit-base-patch16")
-    recipe = read(whole)
+    recipe = build_recipe(whole)
     named = replace(recipe, card=recipe.card | {"tower": {"name": "N", "pretrained": "T"}})
 
     def create(name: str, pretrained: str) -> nn.Module:

@@ -23,7 +23,7 @@ from fedvlm.models.vlmodel import VLModel
 from tests.export.models import FACTS, trained
 
 pytestmark = [
-    pytest.mark.skipif(bool(onnx_file.missing()), reason="pip install 'fedvlm[onnx]'"),
+    pytest.mark.skipif(bool(onnx_file.missing_packages()), reason="pip install 'fedvlm[onnx]'"),
     pytest.mark.slow,  # ten seconds of tracing each
 ]
 

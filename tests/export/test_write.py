@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.export import write
 from fedvlm.export.formats import openclip, tensors
-from fedvlm.export.recipe import difference, read
+from fedvlm.export.recipe import build_recipe, difference
 from fedvlm.export.trained import Facts
 from fedvlm.export.write import export, export_all
 from tests.export.models import trained
@@ -39,7 +39,7 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     export(replace(trained("zeroshot"), facts=Facts()), tmp_path / "out", "safetensors")
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.license == "unknown" and card.data.base_model is None
-    assert "not known to fedvlm: ask their authors" in card.text
+    assert "unknown to fedvlm: ask the authors" in card.text
 
 
 def test_all_is_a_folder_each_and_one_tower(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_all_is_a_folder_each_and_one_tower(tmp_path: Path) -> None:
         "client-1", "global", "tower.safetensors", "README.md", "index.json",
     }
     for name, one in models.items():
-        recipe = read(one)
+        recipe = build_recipe(one)
         with torch.no_grad():
             logits = tensors.read(done[name].folder)(recipe.pixels)
         assert difference(logits, recipe.logits) <= 1e-5
@@ -66,7 +66,7 @@ def test_nothing_is_left_of_a_refusal_or_a_failure(
     models = {"a": trained("fedavg", LORA), "b": trained("fedavg", ("--peft", "prompt+feature"))}
     with pytest.raises(ConfigError, match="b: prediction needs an adapter on the image feature"):
         export_all(models, tmp_path / "all", "open_clip")
-    monkeypatch.setattr(openclip, "merged", lambda clip, lora, scale: clip.state_dict())
+    monkeypatch.setattr(openclip, "merge_lora", lambda clip, lora, scale: clip.state_dict())
     with pytest.raises(FedvlmError, match="gives other logits when it is read back"):
         export(models["a"], tmp_path / "one", "open_clip")
     assert list(tmp_path.iterdir()) == []

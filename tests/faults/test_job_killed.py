@@ -189,7 +189,7 @@ def test_finished_run_is_shown_and_not_repeated(
 ) -> None:
     monkeypatch.setattr(cli_run, "_train", None)
     assert jobs.run(whole[0]) == 0
-    assert "finished before" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
 
 
 def test_other_settings_are_refused_with_the_difference(

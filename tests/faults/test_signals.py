@@ -28,7 +28,7 @@ STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 def listening() -> Iterator[None]:
     """Handlers as the command has them, taken back afterwards."""
     before = {s: signal.getsignal(s) for s in (*signals.STOPS, signals.SAVE)}
-    signals.listen()
+    signals.install_handlers()
     yield
     files.on_write_point = None
     signals.save_asked()
@@ -81,11 +81,11 @@ def test_a_stop_saves_the_last_whole_round(
         at_round(patch, lambda round_: os.kill(os.getpid(), signum) if round_ == 3 else None)
         assert jobs.run(tmp_path, *words) == STOPS[signum]
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("interrupted: whole rounds are saved in ")
+    assert last.startswith("interrupted: finished rounds are saved in ")
     assert rounds_saved(tmp_path)[-1] == 2 and told(tmp_path) == "interrupted"
     assert not (jobs.folder(tmp_path) / "RUNNING").exists()
     assert jobs.run(tmp_path, *words) == 0
-    assert "going on after round 2" in capsys.readouterr().out
+    assert "resuming after round 2" in capsys.readouterr().out
     jobs.same(undisturbed, tmp_path)
 
 

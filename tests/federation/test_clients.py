@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import FedvlmError, MethodError
 from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.rows.store import form_of
@@ -103,7 +103,7 @@ def test_clients_that_never_work_cost_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedPer", "Ditto", "SCAFFOLD", "FedRep"])
 def test_what_is_not_kept_moves_no_bit(name: str) -> None:
-    world, cls = World(BOTH), load_trainer(name)
+    world, cls = CheckWorld(BOTH), load_trainer(name)
     assert not cls.reads_old
     kept = type(cls.__name__, (cls,), {"reads_old": True})
     without, whole = (world.record(c, Setup(chunk=4)) for c in (cls, kept))
@@ -126,7 +126,7 @@ def test_methods_that_read_their_old_model_say_so(name: str) -> None:
     assert cls.reads_old
     bare = type(cls.__name__, (cls,), {"reads_old": False})
     head = ["PEFT.TEXT", "none", "PEFT.VISUAL", "feature", "PEFT.HEAD", "linear"]
-    world = World(head if name == "FedAS" else BOTH)
+    world = CheckWorld(head if name == "FedAS" else BOTH)
     with pytest.raises(FedvlmError, match=(
         rf"trainer {name} reads '[\w.]+' in slot 'w' of a client's state: the shared part is not "
         "kept between rounds, since every download brings it; declare reads_old = True"

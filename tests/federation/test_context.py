@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
@@ -417,7 +417,7 @@ def test_rates_are_a_number_where_clients_agree() -> None:
 
 def test_classes_are_those_of_each_clients_training_images() -> None:
     """One row a client in the context's order, as wide as the model's classes."""
-    world = World()
+    world = CheckWorld()
     cls = load_trainer("FedAvg")
     fed = world.federation(cls)
     ctx = fed.context([2, 0])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.arrival import Rows, Upload
@@ -47,7 +47,7 @@ def spent(
     sizes: Callable[[int], int] = lambda k: SIZE,
 ) -> Counts:
     """Return the counts of the third round; batches of ``SIZE`` make two steps."""
-    world = World(list(opts))
+    world = CheckWorld(list(opts))
     splits = [
         IndexSplit(np.arange(k % 8, k % 8 + sizes(k)), np.arange(20, 22), np.arange(24, 27))
         for k in range(clients)

@@ -9,7 +9,7 @@ import torch
 
 from fedvlm.check.compare import copy_fed, same_fed, same_tree
 from fedvlm.check.disk import read_state, write_state
-from fedvlm.check.world import SIZES, Setup, World
+from fedvlm.check.world import SIZES, CheckWorld, Setup
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.federation.discovery import load_trainer
@@ -20,9 +20,9 @@ BOTH = ("PEFT.VISUAL", "feature")
 METHODS = ["FedAvg", "FedTV", "FedRep", "FedBABU", "LG-FedAvg", "Ditto"]
 
 
-def world(epochs: int | None, *more: str) -> World:
+def world(epochs: int | None, *more: str) -> CheckWorld:
     asked = [] if epochs is None else ["FED.FINETUNE_EPOCHS", str(epochs)]
-    return World([*BOTH, *asked, *more])
+    return CheckWorld([*BOTH, *asked, *more])
 
 
 def models(fed: Federation, whole: WholeState, finetune: bool = True) -> dict[int, Tree]:
@@ -70,7 +70,7 @@ def test_only_after_the_last_round() -> None:
     }
 
 
-def moved_names(run_world: World, name: str) -> set[str]:
+def moved_names(run_world: CheckWorld, name: str) -> set[str]:
     run = run_world.record(load_trainer(name))
     tuned, plain = models(run.fed, run.states[-1]), models(run.fed, run.states[-1], False)
     return {n for n, v in tuned[0].items() if not torch.equal(v, plain[0][n])}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedvlm.check.compare import same_fed
 from fedvlm.check.invariants import run
-from fedvlm.check.world import Setup, Trajectory, World
+from fedvlm.check.world import CheckWorld, Setup, Trajectory
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.lora import RULES
@@ -21,7 +21,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.server import ServerContext
 from fedvlm.models.adapt.average import average_peft
-from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, delta_of, sites
+from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, delta_name, sites
 from tests.models.toys import products
 
 OPTS = ("PEFT.TEXT", "lora", "PEFT.VISUAL", "lora", "PEFT.RANK", "4", "PEFT.BLOCKS", "1",
@@ -38,7 +38,7 @@ class Plain(PeftTrainer):
 
 @cache
 def history(rule: str, *more: str) -> Trajectory:
-    return World([*OPTS, "PEFT.LORA_AVG", rule, *more]).record(Plain, FAST)
+    return CheckWorld([*OPTS, "PEFT.LORA_AVG", rule, *more]).record(Plain, FAST)
 
 
 def after(run: Trajectory, round_: int) -> Tree:
@@ -64,7 +64,7 @@ def test_the_servers_layers_are_the_mean_of_the_clients(rule: str, more: tuple[s
     for round_ in (1, 2):
         old, new, exact = after(run, round_ - 1), after(run, round_), mean_product(run, round_)
         for site, value in products(new).items():
-            gain = new[delta_of(site)] - old[delta_of(site)]
+            gain = new[delta_name(site)] - old[delta_name(site)]
             near(gain + value, exact[site])
             assert float(gain.abs().max()) > 0
     if rule == "stack":
@@ -143,7 +143,7 @@ def test_a_second_lora_is_trained_and_never_sent() -> None:
 def test_stacked_equals_one_by_one_and_a_resumed_run_the_whole_one(
     rule: str, more: tuple[str, ...]
 ) -> None:
-    run, world = history(rule, *more), World([*OPTS, "PEFT.LORA_AVG", rule, *more])
+    run, world = history(rule, *more), CheckWorld([*OPTS, "PEFT.LORA_AVG", rule, *more])
     for name, v in world.record(Plain, Setup(pixels=True, rounds=2)).states[-1].server["w"].items():
         assert torch.allclose(v, after(run, 2)[name], 1e-8, 1e-11), name
     same_fed(world.record(Plain, FAST, run.states[1]).states[-1], run.states[2], "resumed")
@@ -174,7 +174,7 @@ def words_of(rule: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("rule", REFUSE)
 def test_each_method_takes_a_rule_or_says_why_not(rule: str) -> None:
-    world, refused = World([*OPTS, "PEFT.RANK", "8", *words_of(rule)]), set()
+    world, refused = CheckWorld([*OPTS, "PEFT.RANK", "8", *words_of(rule)]), set()
     for cls in METHODS:
         try:
             cls(world.config(cls)).trainables(world.model(), torch.Generator())
@@ -199,7 +199,7 @@ def test_a_combine_of_its_own_must_say_what_it_keeps_to(rule: str) -> None:
         lora_taken = (rule, "RANKS")
 
     def build(cls: type[PeftTrainer], *words: str) -> None:
-        world = World([*OPTS, *words])
+        world = CheckWorld([*OPTS, *words])
         cls(world.config(cls)).trainables(world.model(), torch.Generator())
 
     words = ("PEFT.LORA_AVG", rule)
@@ -218,7 +218,8 @@ def test_a_combine_of_its_own_must_say_what_it_keeps_to(rule: str) -> None:
 def test_products_are_averaged_in_every_method_that_takes_them(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, rule, seen = World([*OPTS, "PEFT.LORA_AVG", "product_svd"]), average_peft, set[str]()
+    world = CheckWorld([*OPTS, "PEFT.LORA_AVG", "product_svd"])
+    rule, seen = average_peft, set[str]()
 
     def watched(*given: Any) -> Tree:
         seen.add(given[2])
@@ -234,7 +235,7 @@ def test_products_are_averaged_in_every_method_that_takes_them(
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", REFUSE)
 def test_each_method_runs_by_the_rules_that_it_takes(rule: str) -> None:
-    world = World([*OPTS, "PEFT.RANK", "8", *words_of(rule)])
+    world = CheckWorld([*OPTS, "PEFT.RANK", "8", *words_of(rule)])
     for cls in (c for c in METHODS if c.name not in REFUSE[rule]):
         fed = world.federation(cls, Setup(pixels=True, rounds=2, chunk=4))
         state = fed.run()
@@ -266,7 +267,7 @@ def test_invariants_hold(rule: str, more: tuple[str, ...]) -> None:
 ], ids=["rank", "freeze_a", "private"])
 def test_refusals(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        World([*OPTS, *words]).federation(Plain)
+        CheckWorld([*OPTS, *words]).federation(Plain)
 
 
 def test_every_rule_has_its_paper() -> None:

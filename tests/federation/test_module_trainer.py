@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from fedvlm.check.compare import Broken, global_generators, same_fed
 from fedvlm.check.invariants import INVARIANTS
-from fedvlm.check.world import BASE, EPOCHS, NEW, Setup, World
+from fedvlm.check.world import BASE, EPOCHS, NEW, CheckWorld, Setup
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree, expand
@@ -92,9 +92,9 @@ class PeftClip(ModuleTrainer):
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world() -> CheckWorld:
     """One world: it keeps each trainer's trajectory."""
-    return World()
+    return CheckWorld()
 
 
 def needs(trainer: type[ModuleTrainer]) -> None:
@@ -107,7 +107,7 @@ def needs(trainer: type[ModuleTrainer]) -> None:
 # ---- the invariants ------------------------------------------------------------------------
 @pytest.mark.parametrize("name", list(INVARIANTS))
 @pytest.mark.parametrize("trainer", [Mlp, Still, Dropped, PeftClip])
-def test_invariant(world: World, trainer: type[ModuleTrainer], name: str) -> None:
+def test_invariant(world: CheckWorld, trainer: type[ModuleTrainer], name: str) -> None:
     needs(trainer)
     if name not in trainer.exempt:
         INVARIANTS[name](world, trainer)
@@ -119,12 +119,12 @@ def test_invariant(world: World, trainer: type[ModuleTrainer], name: str) -> Non
 # ---- the tree ------------------------------------------------------------------------------
 @pytest.mark.parametrize("trainer", [Mlp, Still, PeftClip])
 def test_the_tree_is_what_requires_a_gradient_and_starts_as_build_gave_it(
-    world: World, trainer: type[ModuleTrainer]
+    world: CheckWorld, trainer: type[ModuleTrainer]
 ) -> None:
     needs(trainer)
     fed = world.federation(trainer)
     seed = int(torch.randint(2**63 - 1, (), generator=rng.stream(1, "init")))
-    with rng.forked(seed, fed.model.device):
+    with rng.fork_generators(seed, fed.model.device):
         module = trainer(world.config(trainer)).build(fed.model)
     want = {n: p for n, p in module.named_parameters() if p.requires_grad}
     assert list(fed.p0) == list(want) and len(want) < len(module.state_dict()) + (trainer is Mlp)
@@ -136,7 +136,7 @@ def test_the_tree_is_what_requires_a_gradient_and_starts_as_build_gave_it(
     assert any(not torch.equal(other[n], v) for n, v in fed.p0.items())
 
 
-def test_groups_are_rules_as_everywhere(world: World) -> None:
+def test_groups_are_rules_as_everywhere(world: CheckWorld) -> None:
     class Split(Mlp):
         groups = ((r"inner\.0\..*", "shared"), (r"inner\.2\..*", "personal"))
 
@@ -145,7 +145,7 @@ def test_groups_are_rules_as_everywhere(world: World) -> None:
     assert set(run.events[0].updates.params) == {"inner.0.weight", "inner.0.bias"}  # type: ignore[union-attr]
 
 
-def test_the_module_is_made_once_per_model_and_not_kept_on_the_trainer(world: World) -> None:
+def test_the_module_is_made_once_per_model_and_not_kept_on_the_trainer(world: CheckWorld) -> None:
     calls: Counter[int] = Counter()
 
     class Counted(Mlp):
@@ -163,7 +163,7 @@ def test_the_module_is_made_once_per_model_and_not_kept_on_the_trainer(world: Wo
     assert calls == {len(BASE): 1, len(NEW): 1}
 
 
-def test_one_trainer_serves_one_seed(world: World) -> None:
+def test_one_trainer_serves_one_seed(world: CheckWorld) -> None:
     fed = world.federation(Mlp)
     with pytest.raises(FedvlmError, match="one Mlp serves one run"):
         fed.trainer.trainables(fed.model, rng.stream(2, "init"))
@@ -197,11 +197,11 @@ class InsideTheBackbone(Mlp):
 ])
 def test_what_cannot_be_a_tree_is_refused(trainer: type[ModuleTrainer], sentence: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        World().federation(trainer)
+        CheckWorld().federation(trainer)
     assert sentence in str(refusal.value)
 
 
-def test_a_part_of_the_backbone_trains_where_it_is(world: World) -> None:
+def test_a_part_of_the_backbone_trains_where_it_is(world: CheckWorld) -> None:
     """BitFit: biases of the frozen tower itself; the backbone never shows it."""
 
     class Biases(ModuleTrainer):
@@ -229,7 +229,7 @@ def test_a_part_of_the_backbone_trains_where_it_is(world: World) -> None:
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("trainer", [Mlp, Still])
 def test_one_client_equals_a_loop_of_torch_optim(
-    world: World, trainer: type[ModuleTrainer], name: str
+    world: CheckWorld, trainer: type[ModuleTrainer], name: str
 ) -> None:
     """Same shuffles and batches (the last one short), then torch's own optimiser on the module."""
     fed = world.federation(trainer, Setup(splits=world.splits[:1]))
@@ -259,7 +259,7 @@ def test_one_client_equals_a_loop_of_torch_optim(
         assert (value - module.get_parameter(n)).abs().max() <= 1e-12, n
 
 
-def test_a_criterion_and_an_output_of_its_own(world: World) -> None:
+def test_a_criterion_and_an_output_of_its_own(world: CheckWorld) -> None:
     class Smooth(Mlp):
         def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Any:
             class Out:
@@ -275,7 +275,7 @@ def test_a_criterion_and_an_output_of_its_own(world: World) -> None:
     assert not torch.equal(smooth.states[1].server["w"][first], plain.states[1].server["w"][first])
 
 
-def test_padding_is_out_of_the_loss(world: World) -> None:
+def test_padding_is_out_of_the_loss(world: CheckWorld) -> None:
     trainer = world.federation(Mlp).trainer
     out, y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 1, 2])
     w = torch.tensor([1.0, 1.0, 0.0]).double()
@@ -308,7 +308,7 @@ def masks(fed: Federation) -> list[tuple[int, int, int, tuple[bool, ...]]]:
     return seen
 
 
-def test_dropout_differs_by_client_step_and_round_and_repeats(world: World) -> None:
+def test_dropout_differs_by_client_step_and_round_and_repeats(world: CheckWorld) -> None:
     seen = masks(world.federation(Dropped, Setup(splits=[world.splits[0]] * 3, rounds=2, batch=7)))
     assert {s[:3] for s in seen} == {
         (r, c, t) for r in (1, 2) for c in range(3) for t in range(1, EPOCHS + 1)
@@ -320,7 +320,7 @@ def test_dropout_differs_by_client_step_and_round_and_repeats(world: World) -> N
     assert again == seen
 
 
-def test_phases_of_a_round_draw_anew_and_a_batch_by_hand_has_no_moment(world: World) -> None:
+def test_phases_of_a_round_draw_anew_and_a_batch_by_hand_has_no_moment(world: CheckWorld) -> None:
     batcher = world.federation(Dropped).batcher
 
     def seed(tag: str, step: int, part: int, per_step: int = 2) -> int | None:
@@ -333,13 +333,13 @@ def test_phases_of_a_round_draw_anew_and_a_batch_by_hand_has_no_moment(world: Wo
     assert whole is not None and whole.clients == (0, 1) and whole.seed("module", 1) is None
 
 
-def test_a_resumed_run_draws_the_same(world: World) -> None:
+def test_a_resumed_run_draws_the_same(world: CheckWorld) -> None:
     whole = world.trajectory(Dropped)
     rest = world.record(Dropped, start=whole.states[2])
     same_fed(rest.states[-1], whole.states[-1], "resumed after round 2")
 
 
-def test_all_global_generators_stand_where_they_stood_and_decide_nothing(world: World) -> None:
+def test_all_global_generators_stand_where_they_stood_and_decide_nothing(world: CheckWorld) -> None:
     class Noisy(Mlp):
         def build(self, model: VLModel) -> nn.Module:
             module = super().build(model)
@@ -359,7 +359,7 @@ def test_all_global_generators_stand_where_they_stood_and_decide_nothing(world: 
 
 def test_generators_are_put_back_after_an_error() -> None:
     before = global_generators()
-    with pytest.raises(ValueError), rng.forked(5, torch.device("cpu")):
+    with pytest.raises(ValueError), rng.fork_generators(5, torch.device("cpu")):
         assert torch.rand(1).item() == torch.rand(1, generator=torch.Generator().manual_seed(5))
         random.random(), np.random.rand()
         raise ValueError
@@ -367,7 +367,7 @@ def test_generators_are_put_back_after_an_error() -> None:
 
 
 # ---- modes and writes ----------------------------------------------------------------------
-def test_modes_in_training_and_in_prediction(world: World) -> None:
+def test_modes_in_training_and_in_prediction(world: CheckWorld) -> None:
     fed = world.federation(Dropped)
     part = fed.model.once((fed.trainer, "module"), pytest.fail)
     modes: list[dict[str, bool]] = []
@@ -385,7 +385,7 @@ def test_modes_in_training_and_in_prediction(world: World) -> None:
     assert not any(m.training for m in part.module.modules())
 
 
-def test_buffers_stay_as_they_came_and_are_used(world: World) -> None:
+def test_buffers_stay_as_they_came_and_are_used(world: CheckWorld) -> None:
     fed = world.federation(Dropped)
     part = fed.model.once((fed.trainer, "module"), pytest.fail)
     before = {n: b.clone() for n, b in part.module.named_buffers()}
@@ -439,17 +439,18 @@ class Writer(Mlp):
     ("trained without a graph", "trained parameter 'inner.0.weight'"),
     ("input", "its input 'features'"),
 ])
-def test_a_write_in_place_is_refused_by_name(world: World, what: str, name: str) -> None:
+def test_a_write_in_place_is_refused_by_name(world: CheckWorld, what: str, name: str) -> None:
     trainer = type("Writer", (Writer,), {"what": what})
     fed = world.federation(trainer)
     with pytest.raises(FedvlmError, match=f"the module of Writer writes (the )?.*{name}"):
         fed.round(fed.start(), 1)
     fed = world.federation(trainer)
     with torch.no_grad(), pytest.raises(FedvlmError, match=name):
-        fed.trainer.predict(fed.model, expand(fed.p0, 1), {"features": world.features[None, :4]})
+        features = {"features": world.features[None, :4]}
+        fed.trainer.predict(fed.model, expand(fed.p0, 1), features)
 
 
-def test_an_error_of_the_module_itself_is_told_as_it_is(world: World) -> None:
+def test_an_error_of_the_module_itself_is_told_as_it_is(world: CheckWorld) -> None:
     class Wrong(Mlp):
         def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Tensor:
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
@@ -459,7 +460,7 @@ def test_an_error_of_the_module_itself_is_told_as_it_is(world: World) -> None:
         fed.round(fed.start(), 1)
 
 
-def test_a_write_behind_the_counters_back_invalidates_the_run(world: World) -> None:
+def test_a_write_behind_the_counters_back_invalidates_the_run(world: CheckWorld) -> None:
     class Behind(Still):
         def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Tensor:
             module.inner.fixed.data.add_(1)
@@ -472,7 +473,7 @@ def test_a_write_behind_the_counters_back_invalidates_the_run(world: World) -> N
 # ---- out again -----------------------------------------------------------------------------
 @pytest.mark.parametrize("trainer", [Mlp, Dropped, PeftClip])
 def test_export_loads_into_the_module_that_build_makes(
-    world: World, trainer: type[ModuleTrainer]
+    world: CheckWorld, trainer: type[ModuleTrainer]
 ) -> None:
     needs(trainer)
     fed = world.trajectory(trainer).fed
@@ -492,7 +493,7 @@ def test_export_loads_into_the_module_that_build_makes(
     assert not kept & {t.data_ptr() for t in file.values()}
 
 
-def test_export_gives_a_tied_tensor_under_each_of_its_names(world: World) -> None:
+def test_export_gives_a_tied_tensor_under_each_of_its_names(world: CheckWorld) -> None:
     class Tied(Mlp):
         def build(self, model: VLModel) -> nn.Module:
             d = model.embed_dim

@@ -171,9 +171,9 @@ def test_length_of_a_list_tells_of_every_number() -> None:
         for at in (0, 3, 36):
             x = torch.ones(37)
             x[at] = bad
-            fine, broken = foreach.norms([torch.ones(2, 2), x])
+            fine, broken = foreach.tensor_norms([torch.ones(2, 2), x])
             assert float(fine) == 2.0 and not bool(torch.isfinite(broken))
-    assert foreach.norms([]) == []
+    assert foreach.tensor_norms([]) == []
 
 
 def test_schedules() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
@@ -23,20 +23,20 @@ def test_factors_of_two_rounds_are_not_compared_under_product_svd(name: str) -> 
     """FedALA blends them number by number, HEART-PFL pulls v to w: both need one basis."""
     words = [w for key, value in LORA.items() for w in (key, value)]
     with pytest.raises(ConfigError, match="LORA_AVG.*factors or freeze_a"):
-        World([*words, "PEFT.LORA_AVG", "product_svd"]).federation(load_trainer(name))
-    World([*words, "PEFT.LORA_AVG", "factors"]).federation(load_trainer(name))
+        CheckWorld([*words, "PEFT.LORA_AVG", "product_svd"]).federation(load_trainer(name))
+    CheckWorld([*words, "PEFT.LORA_AVG", "factors"]).federation(load_trainer(name))
 
 
 class Plain(PeftTrainer):
     """FedAvg over whatever PEFT builds."""
 
 
-def world(visual: str, *more: str) -> World:
+def world(visual: str, *more: str) -> CheckWorld:
     opts = ["PEFT.TEXT", "none", "PEFT.VISUAL", visual, "PEFT.RANK", "3", "PEFT.WIDTH", "4"]
-    return World([*opts, *more])
+    return CheckWorld([*opts, *more])
 
 
-def final(w: World, setup: Setup) -> dict[str, Tensor]:
+def final(w: CheckWorld, setup: Setup) -> dict[str, Tensor]:
     return w.record(Plain, setup).states[-1].server["w"]
 
 

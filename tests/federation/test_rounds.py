@@ -103,7 +103,7 @@ def test_the_run_ends_with_a_true_last_round(whole: tuple[Path, int]) -> None:
     assert results["protocol"]["budget"] == "steps" and results["protocol"]["rounds"] == 5
     totals = results["run_info"]["totals"]
     assert totals["rounds"] == 2 and totals["local_steps"] == 8  # FedAvg: 5 rounds x 2 clients
-    said = "FED.BUDGET steps: ended after round 2 of at most 5, 8 steps of all clients spent"
+    said = "FED.BUDGET steps: stopped after round 2 of at most 5, 8 steps used by all clients"
     assert any(said in note for note in results["run_info"]["notes"])
 
 

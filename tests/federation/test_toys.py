@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.core.trees import State, Tree, map_leaves, mix, rows
+from fedvlm.core.trees import State, Tree, map_leaves, mix, slice_clients
 from fedvlm.federation.aggregation.updates import Updates, weighted_mean
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Upload
@@ -291,7 +291,7 @@ def test_sampling_depends_on_seed_and_round_only() -> None:
 
 def test_rows_and_constants() -> None:
     assert (A, B) == ((1.0, 3.0), (0.0, 4.0))
-    tree = rows({"w": torch.arange(3.0)}, 1, 3)
+    tree = slice_clients({"w": torch.arange(3.0)}, 1, 3)
     assert tree["w"].tolist() == [1.0, 2.0]
     one = Updates((0,), {"w": torch.tensor([2.0])}, torch.ones(1).double())
     assert weighted_mean(one)["w"] == 2.0

@@ -55,12 +55,12 @@ def test_mistakes_are_told_before_weights_are_fetched(
 
 @pytest.mark.parametrize("more", [(), ("--plain",)])
 def test_validation_samples_come_unaugmented(more: tuple[str, ...], tmp_path: Path) -> None:
-    from fedvlm.job.build import build
+    from fedvlm.job.build import build_run
     from fedvlm.job.flags import parse
     from fedvlm.job.resolve import resolve
 
     words = [*jobs.argv(tmp_path, *more), "--opts", "INPUT.VIEWS", "2"]
-    built = build(resolve(parse(words)).jobs[0].cfg)
+    built = build_run(resolve(parse(words)).jobs[0].cfg)
     batch = built.federation.batcher.whole([0], "val")
     assert batch is not None
     (stream, values), = batch.x.items()
@@ -103,10 +103,10 @@ def test_keys_of_the_local_training_reach_the_plan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("role", "said"), [("LORA", True), ("CONTEXT", False)])
 def test_a_role_that_no_tensor_has_is_noted(role: str, said: bool, tmp_path: Path) -> None:
-    from fedvlm.job.build import build
+    from fedvlm.job.build import build_run
     from fedvlm.job.flags import parse
     from fedvlm.job.resolve import resolve
 
     words = [*jobs.argv(tmp_path), "--opts", f"OPTIM.{role}.LR", "0.2"]
-    notes = build(resolve(parse(words)).jobs[0].cfg, pixels=True).notes
+    notes = build_run(resolve(parse(words)).jobs[0].cfg, pixels=True).notes
     assert any(f"OPTIM.{role} is set, but no tensor is of this role" in n for n in notes) is said

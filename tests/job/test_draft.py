@@ -83,10 +83,10 @@ def test_what_a_draft_does_not_go_with(tmp_path: Path, capsys: Captured) -> None
     capsys.readouterr()
     assert run(tmp_path, "--draft") == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "holds a run that is no draft, which --draft would overwrite" in said
+    assert "holds a finished or resumable run, which --draft would overwrite" in said
     assert {p.name: p.read_bytes() for p in place.iterdir() if p.is_file()} == before
     assert run(tmp_path, "--draft", "--resume", str(place)) == 2
-    assert "a draft begins anew each time" in capsys.readouterr().err
+    assert "a draft always starts again" in capsys.readouterr().err
     sweep = ["--trainers", "FedAvg", "--datasets", "shapes", "--draft", "--dry-run"]
     assert main(["sweep", *sweep, "--output-dir", str(tmp_path / "cells")]) == 2
     assert "no cell of a sweep" in capsys.readouterr().err
@@ -95,7 +95,7 @@ def test_what_a_draft_does_not_go_with(tmp_path: Path, capsys: Captured) -> None
 def test_a_run_refuses_the_folder_of_a_draft(tmp_path: Path) -> None:
     with RunFolder.claim(tmp_path, PARTS, {"a": 1}, draft=True) as draft:
         draft.begin()
-    with pytest.raises(ConfigError, match="holds a draft; this run is none"):
+    with pytest.raises(ConfigError, match="holds a draft run"):
         ClaimedFolder.create(tmp_path, PARTS, {"a": 1})
 
 

@@ -53,7 +53,7 @@ def test_unknown_flags_are_all_named_with_the_nearest():
         "unknown flag '-q' (--help lists all)",
         "unknown flag '--zzz' (--help lists all)",
         "--rounds wants a value (communication rounds)",
-        "flag --logdir is not known here; --output-dir DIR holds all runs",
+        "flag --logdir does not exist here; use --output-dir DIR",
     ]
 
 

@@ -22,7 +22,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.flags import parse
-from fedvlm.job.identity import WHERE, identity_config, present
+from fedvlm.job.identity import WHERE, identity_config, present_identity
 from fedvlm.job.resolve import resolve
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.folder import RunFolder, RunPath
@@ -51,7 +51,7 @@ def asked(before: dict[str, Any], *more: str) -> dict[str, Any]:
 
 
 def opened(output: Path, identity: dict[str, Any]) -> RunFolder:
-    return RunFolder.create(output, PLACE, identity, present=partial(present, "PromptFL"))
+    return RunFolder.create(output, PLACE, identity, present=partial(present_identity, "PromptFL"))
 
 
 def test_a_folder_of_before_opens_and_goes_on(tmp_path: Path) -> None:

@@ -48,11 +48,12 @@ def test_a_scaled_update_is_told_everywhere(
         assert list(norms) == list(record["update_cosine"]) == ["0", "1", "2", "3"]
         (row,) = [r for r in record["outliers"] if r["client"] == 2]
         assert row["norm"] == norms["2"] and row["times"] > 100
-        sentence = f"round {record['round']}: client 2 sent an update of norm {row['norm']:.4g}, "
+        sentence = f"round {record['round']}: update of client 2 has norm {row['norm']:.4g}, "
         assert sentence in screen
         assert sentence in (jobs.folder(tmp_path) / "log.txt").read_text()
     whole = (jobs.folder(tmp_path) / "results.json").read_text()
-    assert "client 2: 2 outlying updates, the first in round 1; the largest of norm" in whole
+    assert ("client 2: 2 updates with an unusual norm or direction, first in round 1; "
+            "largest norm") in whole
 
 
 def test_an_honest_demo_has_no_outlier(tmp_path: Path) -> None:

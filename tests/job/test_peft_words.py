@@ -14,7 +14,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import card, trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.job.flags import OFF, WORDS, expand, parse
+from fedvlm.job.flags import OFF, WORDS, parse, peft_keys
 from fedvlm.models.adapt.peft import HEADS, TEXT, VISUAL, PeftSpec
 from tests import jobs
 
@@ -50,7 +50,7 @@ def test_every_word_is_a_choice() -> None:
 )  # fmt: skip
 def test_contradictions(words: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        expand(words)
+        peft_keys(words)
     with pytest.raises(ConfigError, match=said):
         parse(["--peft", words])
 

@@ -111,7 +111,7 @@ def test_a_finished_run_is_shown_without_an_encoder(
     quick_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert jobs.run(quick_run) == 0
-    assert "finished before" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
 
 
 def test_images_are_encoded_under_the_lock_and_a_failure_leaves_nothing(
@@ -123,6 +123,6 @@ def test_images_are_encoded_under_the_lock_and_a_failure_leaves_nothing(
         seen.append((tmp_path / "output" / PLACE / lock.NAME).is_file())
         raise DataError("the disk is full")
 
-    monkeypatch.setattr(job_run, "complete", fail)
+    monkeypatch.setattr(job_run, "complete_run", fail)
     assert jobs.run(tmp_path / "output") == 3
     assert seen == [True] and not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.server import Held
-from fedvlm.job.build import Built, build
+from fedvlm.job.build import Built, build_run
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
 from fedvlm.models.features.sources import FeatureSource, PixelSource
@@ -41,7 +41,7 @@ def options(source: str, folder: Path) -> list[str]:
 
 def built(output: Path, *opts: str, trainer: tuple[str, ...] = HEART) -> Built:
     words = [*jobs.argv(output, *trainer), "--opts", *FAST[: 10 * (trainer == HEART)], *opts]
-    return build(resolve(parse(words)).jobs[0].cfg, pixels=True)
+    return build_run(resolve(parse(words)).jobs[0].cfg, pixels=True)
 
 
 @pytest.mark.parametrize("source", [

@@ -35,7 +35,7 @@ def sent(rows: dict[int, dict[str, list[float]]], received: dict[str, list[float
 
 def test_closed_form() -> None:
     updates = sent({3: {"a": [1.0, -2.0]}, 1: {"a": [1.0, 1.0]}}, {"a": [1.0, 0.0]})
-    found = job_similarity.similarity(event(updates))
+    found = job_similarity.upload_similarity(event(updates))
     assert found is not None and found["clients"] == [1, 3]
     assert found["update"] == [[1.0, -1.0], [-1.0, 1.0]]  # (0, 1) and (0, -2)
     between = round(-1 / 10**0.5, 6)  # (1, 1) and (1, -2)
@@ -46,14 +46,14 @@ def test_closed_form() -> None:
 def test_the_update_is_one_vector_over_all_tensors() -> None:
     rows = {0: {"a": [1.0, 0.0], "b": [1.0]}, 1: {"a": [1.0, 0.0], "b": [-1.0]}}
     updates = sent(rows, {"a": [0.0, 0.0], "b": [0.0]})
-    found = job_similarity.similarity(event(updates))
+    found = job_similarity.upload_similarity(event(updates))
     assert found is not None and found["update"][0][1] == 0.0
     assert found["tensors"]["b"][0][1] == -1.0
     assert found["to_global"]["a"] == [0.0, 0.0]  # a zero vector has cosine 0
 
 
 def test_a_method_that_shares_nothing_has_none() -> None:
-    assert job_similarity.similarity(event(sent({0: {}}, {}))) is None
+    assert job_similarity.upload_similarity(event(sent({0: {}}, {}))) is None
 
 
 def test_first_and_last_round_only() -> None:
@@ -66,7 +66,7 @@ def test_a_line_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_similarity, "MOST_CLIENTS", 3)
     monkeypatch.setattr(job_similarity, "MOST_VALUES", 8)
     updates = sent({c: {"a": [1.0, float(c)]} for c in range(5)}, {"a": [0.0, 0.0]})
-    found = job_similarity.similarity(event(updates))
+    found = job_similarity.upload_similarity(event(updates))
     assert found is not None and found["clients"] == [0, 1, 2] and found["left_out"] == 2
     assert "tensors" not in found and len(found["update"]) == 3
 
@@ -96,4 +96,4 @@ def test_a_picture_that_fails_ends_no_run(
     from fedvlm.job.show import draw_partition
 
     draw_partition(tmp_path, "no CSV here")
-    assert "no picture of the partition: cannot read" in capsys.readouterr().err
+    assert "partition figure not written: cannot read" in capsys.readouterr().err

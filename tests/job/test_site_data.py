@@ -36,7 +36,7 @@ def test_sites_with_their_own_images_give_the_bits_of_the_run_that_sees_all(
     from fedvlm.distributed.terms import Terms
     from fedvlm.federation.rounds import RoundFinished
     from fedvlm.federation.server import Measure
-    from fedvlm.job.build import build
+    from fedvlm.job.build import build_run
     from fedvlm.job.record import make_evaluator
     from fedvlm.job.sites.coordinator import coordinate
     from fedvlm.job.sites.party import open_site
@@ -53,7 +53,7 @@ def test_sites_with_their_own_images_give_the_bits_of_the_run_that_sees_all(
         return out
 
     cfg = config(tmp_path)
-    whole = build(cfg)
+    whole = build_run(cfg)
     rows, scores = watched(whole.federation), scored(whole)
     end = copy_fed(whole.federation.read(whole.federation.run()))
     sites = {}
@@ -150,7 +150,7 @@ def test_heart_without_images_at_the_server_is_refused_there_at_once(
     tmp_path: Path, words: tuple[str, str], said: str
 ) -> None:
     from fedvlm.federation.server import Roster
-    from fedvlm.job.build import prepare
+    from fedvlm.job.build import prepare_run
     from fedvlm.job.inputs import ServerInputs, SiteInputs
 
     names = ["a", "b"]
@@ -159,6 +159,6 @@ def test_heart_without_images_at_the_server_is_refused_there_at_once(
     sets = (f"TRAINER.HEART-PFL.{words[0]}", words[1])
     cfg = config(tmp_path, "--trainer", "HEART-PFL", sets=sets)
     with pytest.raises(ConfigError, match=said):
-        prepare(cfg, inputs=ServerInputs(SiteFile("s", names, ["{}"]), tmp_path, counts))
+        prepare_run(cfg, inputs=ServerInputs(SiteFile("s", names, ["{}"]), tmp_path, counts))
     if words[1] == "yes":  # a site needs none
-        prepare(cfg, inputs=SiteInputs(SiteFile("s", names, ["{}"]), tmp_path))
+        prepare_run(cfg, inputs=SiteInputs(SiteFile("s", names, ["{}"]), tmp_path))

@@ -13,7 +13,7 @@ import torch
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.local.streams import prove_method
 from fedvlm.federation.trainer import Trainer
-from fedvlm.job.build import build
+from fedvlm.job.build import build_run
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
 from tests import jobs
@@ -26,7 +26,7 @@ METHODS = Path(__file__).resolve().parents[1] / "block_prompts.py"
 def built(folder: Path, trainer: str, *opts: str) -> Any:
     line = [*jobs.argv(folder), "--shots", "1", "--trainer", trainer, "--opts",
             "CACHE_DIR", str(folder / "cache"), *opts]
-    return build(resolve(parse(line)).jobs[0].cfg)
+    return build_run(resolve(parse(line)).jobs[0].cfg)
 
 
 def proofs(folder: Path) -> list[Path]:
@@ -162,7 +162,7 @@ def test_a_changed_file_makes_a_new_one(
 def test_no_proof_on_the_plain_path_nor_of_pixels(tmp_path: Path, made: list[str]) -> None:
     built(tmp_path, "FedAvg", "FED.PLAIN", "True")
     line = [*jobs.argv(tmp_path), "--trainer", "FedAvg"]
-    build(resolve(parse(line)).jobs[0].cfg, pixels=True)
+    build_run(resolve(parse(line)).jobs[0].cfg, pixels=True)
     assert made == []
 
 
@@ -176,7 +176,7 @@ def test_the_run_is_the_same_with_and_without(
         return ("--trainer", trainer, "--opts", "CACHE_DIR", str(tmp_path / f"cache-{name}"))
 
     assert jobs.run(tmp_path / "with", *line("with")) == 0
-    monkeypatch.setattr("fedvlm.job.build.prove", lambda *_: None)
+    monkeypatch.setattr("fedvlm.job.build.refuse_unequal_streams", lambda *_: None)
     assert jobs.run(tmp_path / "without", *line("without")) == 0
     assert len(list((tmp_path / "cache-with").rglob("proofs/*.json"))) == 1
     assert not list((tmp_path / "cache-without").rglob("proofs"))

@@ -25,7 +25,7 @@ def spec_of(visual: str = "lora", text: str = "none", **more: Any) -> PeftSpec:
 
 def start(spec: PeftSpec, model: VLModel, noise: float = 0.0, k: int = K) -> dict[str, Tensor]:
     gen = torch.Generator().manual_seed(3)
-    tree = peft.build(spec, model, gen)
+    tree = peft.build_tensors(spec, model, gen)
     return {
         n: v.to(model.dtype) + noise * torch.randn(k, *v.shape, generator=gen, dtype=model.dtype)
         for n, v in tree.items()

@@ -17,7 +17,7 @@ import torch
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.export.formats import onnx_file
-from fedvlm.export.matrix import matrix
+from fedvlm.export.matrix import try_exports
 from fedvlm.export.trained import TrainedModel
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.adapters import TreeEdits, prompt_tree
@@ -109,8 +109,8 @@ def door(kind: str) -> str:
 
 def _formats(whole: TrainedModel, letters: str) -> str:
     formats = [f for f, letter in LETTERS.items() if letter in letters
-               and (f != "onnx" or not onnx_file.missing())]
-    cells = matrix({"": whole}, formats)
+               and (f != "onnx" or not onnx_file.missing_packages())]
+    cells = try_exports({"": whole}, formats)
     return "".join(LETTERS[c.format] for c in cells if c.difference is not None)
 
 

@@ -11,7 +11,7 @@ import pytest
 from fedvlm.core.errors import DataError
 from fedvlm.recipes.acceptance import Acceptance
 from fedvlm.recipes.kept import lines_of
-from fedvlm.recipes.kept import merged as merged_within
+from fedvlm.recipes.kept import merge_measurements as merged_within
 from fedvlm.recipes.verdict import NOT_RUN, OFF, OTHER, UNPUBLISHED, WITHIN, Line, judge_again
 
 GOOD = Line("pets", "FedTV", "personal", 90.0, None, "table 1", 89.0, 1.0, 3, -1.0, -1.0, WITHIN,

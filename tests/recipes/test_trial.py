@@ -68,7 +68,7 @@ def test_from_words_to_the_acceptance_file(
     assert "not run: to run" in capsys.readouterr().out and not (tmp_path / "out").exists()
 
     whole, cells = record("--budget", "1e-9", "--seeds", "1")
-    assert "the budget of 1e-09 hours went to others" in cells["shapes", "ZeroShot"]["why"]
+    assert "the budget of 1e-09 hours was used by other runs" in cells["shapes", "ZeroShot"]["why"]
     assert not list(tmp_path.glob("out/small/*/*/shots_1/ZeroShot"))
     assert "does not exist" in cells["Elsewhere", "Learnt"]["why"]
     assert "Elsewhere of 2: " in cells["average", "ZeroShot"]["why"] or (
@@ -78,7 +78,7 @@ def test_from_words_to_the_acceptance_file(
     assert main([*words, "--seeds", "1", "--weights", "x.pt"]) == 3
     told = capsys.readouterr()
     assert "brings its weights: drop --weights" in told.out and "acceptance: " in told.out
-    assert "no row of 1 recipe(s) can be run here: " in told.err
+    assert "no row of 1 recipe(s) can run here: " in told.err
     whole, cells = record("--seeds", "1")
     zero = cells["shapes", "ZeroShot"]
     assert zero["verdict"] == "another protocol" and zero["n"] == 1
@@ -96,7 +96,7 @@ def test_from_words_to_the_acceptance_file(
     assert ", fedvlm " in kept["made"]
     page = (tmp_path / "out/small/acceptance.md").read_text()
     assert f"| table 9 | {kept['made']} |" in page and "today's recipe's" in page
-    assert "goes on saying what earlier commands measured" in capsys.readouterr().out
+    assert "keeps the numbers of earlier commands" in capsys.readouterr().out
     (tmp_path / "out/small/acceptance.json").write_bytes(b"{")
     assert main([*words, "--seeds", "1"]) == 3
     (tmp_path / "out/small/acceptance.json").unlink()
@@ -172,9 +172,9 @@ def test_two_rows_in_one_folder_are_refused(tmp_path: Path) -> None:
 def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recipe_file(tmp_path)
     for words, sentence in (
-        ([path, "--trainer", "FedAvg"], "the recipe says that: drop --trainer"),
-        ([path, "--all"], "--all is every recipe"),
-        ([path, "--tag", "x"], "a recipe's runs have their own folders: drop --tag"),
+        ([path, "--trainer", "FedAvg"], "the recipe sets this: drop --trainer"),
+        ([path, "--all"], "--all already means every recipe"),
+        ([path, "--tag", "x"], "a recipe chooses the folders of its runs: drop --tag"),
         (["fedmgpp"], "no config 'fedmgpp'; did you mean 'fedmgp'?"),
         ([path, "FED.ROUNDZ", "3"], "FED.ROUNDZ"),
     ):

@@ -8,7 +8,7 @@ from typing import Any
 
 import safetensors.torch
 
-from fedvlm.runs.seal import sealed, sha256
+from fedvlm.runs.seal import seal_text, sha256
 from fedvlm.runs.tensors import to_storable
 
 
@@ -33,7 +33,7 @@ def save_format_1(
     data = safetensors.torch.save(to_storable(keys))
     stem = f"round_{round_:04d}"
     (folder / f"{stem}.safetensors").write_bytes(data)
-    (folder / f"{stem}.json").write_text(sealed({
+    (folder / f"{stem}.json").write_text(seal_text({
         "format": 1, "identity": identity, "round": round_, "sha256": sha256(data),
         "bytes": len(data), "layout": layout | {"forms": forms}, "extra": extra,
     }))

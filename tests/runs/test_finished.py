@@ -33,7 +33,7 @@ def test_damage_is_refused_by_one_and_no_run_for_the_other(tmp_path: Path) -> No
     (path / RESULTS).unlink()
     (path / RESULTS).mkdir()
     assert not is_finished(path)
-    with pytest.raises(DataError, match="no plain file"):
+    with pytest.raises(DataError, match="not a regular file"):
         read_finished(path)
 
 

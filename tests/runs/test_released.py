@@ -16,7 +16,7 @@ from PIL import Image
 import fedvlm
 from fedvlm.cli.main import main
 from fedvlm.job.identity import identity_config, present_config
-from fedvlm.job.resolve import config_of
+from fedvlm.job.resolve import run_config
 from fedvlm.runs.identity import identity_plain
 from tests import jobs
 
@@ -130,7 +130,7 @@ def test_an_interrupted_one_goes_on_to_the_same_numbers(tmp_path: Path, capsys: 
     shutil.copytree(folder_of("interrupted"), folder)
     words = shlex.split(expected["command"])[1:-2]
     assert main([*words, "--output-dir", str(tmp_path)]) == 0
-    assert "going on after round 2" in capsys.readouterr().out
+    assert "resuming after round 2" in capsys.readouterr().out
     last = json.loads((folder / "results.json").read_text())["results"]["last"]
     rows = [[row["client"], row["n"], row["correct"]] for row in last["clients"]]
     sessions = json.loads((folder / "manifest.json").read_text())["sessions"]
@@ -147,7 +147,7 @@ def test_a_finished_one_is_loaded_and_not_run_again(tmp_path: Path, capsys: Capt
     shutil.copytree(folder_of("local"), folder)
     words = shlex.split(EXPECTED["interrupted"]["command"])[1:-6]
     assert main([*words, "--rounds", "2", "--output-dir", str(tmp_path)]) == 0
-    assert "finished before" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
     for name in ("results.json", "manifest.json", "metrics.jsonl"):
         assert (folder / name).read_bytes() == (folder_of("local") / name).read_bytes()
 
@@ -155,6 +155,6 @@ def test_a_finished_one_is_loaded_and_not_run_again(tmp_path: Path, capsys: Capt
 @pytest.mark.parametrize("name", KEPT)
 def test_a_config_without_a_newer_key_means_what_it_meant(name: str) -> None:
     """Keys that came later have a neutral value: the old file gives the identity of old."""
-    cfg = config_of(folder_of(name), {})
+    cfg = run_config(folder_of(name), {})
     told = json.loads((folder_of(name) / "manifest.json").read_text())["identity"]["config"]
     assert identity_plain(identity_config(cfg)) == present_config(cfg.TRAINER.NAME, told)

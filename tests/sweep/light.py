@@ -17,7 +17,7 @@ def light(tasks: Any, threads: int, beat: Any) -> None:
     """Serve as ``sweep.worker.serve_cells`` does; a cell's first word says what happens to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(KeyboardInterrupt, EOFError):
-        signals.listen()
+        signals.install_handlers()
         while (task := tasks.recv()) is not None:
             what = task.words[0]
             if what == "die":

@@ -334,9 +334,9 @@ def test_what_sbatch_would_not_understand_is_refused(
     with pytest.raises(ConfigError, match="no sbatch, srun, squeue, scontrol; run it on a login"):
         open_queue("slurm", tmp_path, "q", Resources())
     assert main(["sweep", *PLAN, "--launch", "local", "--jobs", "2"]) == 2
-    assert "--jobs does not go with --launch: use --slurm-jobs" in capsys.readouterr().err
+    assert "--jobs cannot be combined with --launch: use --slurm-jobs" in capsys.readouterr().err
     assert main(["sweep", *PLAN, "--slurm-mem", "8G"]) == 2
-    assert "--slurm-mem goes with --launch slurm" in capsys.readouterr().err
+    assert "--slurm-mem needs --launch slurm" in capsys.readouterr().err
 
 
 def test_slurm_is_asked_by_its_own_commands(

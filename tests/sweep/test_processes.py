@@ -51,7 +51,7 @@ def cells(*names: str, groups: str = "") -> list[Any]:
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedvlm.sweep.processes.serve", light_worker.light)
+    monkeypatch.setattr("fedvlm.sweep.processes.serve_cells", light_worker.light)
 
 
 def pids(seen: Seen) -> dict[str, float]:
@@ -170,10 +170,10 @@ def test_a_worker_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     script.write_text(f"""import multiprocessing, sys, time
 sys.path.insert(1, {str(jobs.REPOSITORY)!r})
 if __name__ == "__main__":
-    from fedvlm.sweep.worker import serve
+    from fedvlm.sweep.worker import serve_cells
     context = multiprocessing.get_context("spawn")
     beat = context.Value("Q", 0, lock=False)
-    worker = context.Process(target=serve, args=(context.Pipe()[1], 1, beat), daemon=True)
+    worker = context.Process(target=serve_cells, args=(context.Pipe()[1], 1, beat), daemon=True)
     worker.start()
     print(worker.pid, flush=True)
     time.sleep(60)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from fedvlm.job.inputs import SharedInputs
 from fedvlm.models.features import encode as store
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.runs import lock as run_lock
+from fedvlm.runs.private import public_command, read_private
 from fedvlm.sweep.cells import Cell, cells_of
 from tests import jobs
 from tests.sweep import in_process as workers
@@ -135,7 +137,8 @@ def test_a_cell_has_the_bits_of_a_single_run(whole: Path, tmp_path: Path) -> Non
     ]
     assert counters[0] == counters[1]
     command = json.loads((last.folder / "manifest.json").read_text())["sessions"][0]["command"]
-    assert command == last.command
+    assert read_private(last.folder)["sessions"][0]["command"] == last.command
+    assert command == public_command(shlex.split(last.command))
 
 
 def test_a_run_made_by_a_single_command_is_a_cell_that_is_done(

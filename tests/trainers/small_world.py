@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.rng import stream
 from fedvlm.core.trees import Tree, cast
 from fedvlm.federation.batches import Batch
@@ -21,9 +21,9 @@ DOUBLE, CPU = torch.float64, torch.device("cpu")
 
 
 @cache
-def world() -> World:
+def world() -> CheckWorld:
     """Return the world, made once."""
-    return World()
+    return CheckWorld()
 
 
 @cache

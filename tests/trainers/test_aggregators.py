@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.aggregation.rules import EVERY, AggregateSpec
 from fedvlm.federation.aggregation.server_optim import SERVER_OPTIMS, ServerOptimSpec
@@ -26,40 +26,40 @@ OWN_STEP = {*NO_RULE, "pFedMe", "PromptSRC"}
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World()
+def world() -> CheckWorld:
+    return CheckWorld()
 
 
-def allowed(world: World, name: str, *opts: str) -> tuple[tuple[str, ...], bool]:
+def allowed(world: CheckWorld, name: str, *opts: str) -> tuple[tuple[str, ...], bool]:
     cls = load_trainer(name)
-    trainer = cls(World(list(opts)).config(cls) if opts else world.config(cls))
+    trainer = cls(CheckWorld(list(opts)).config(cls) if opts else world.config(cls))
     return tuple(trainer.aggregators), trainer.server_optim
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n != "HEART-PFL"])
-def test_what_each_method_allows(world: World, name: str) -> None:
+def test_what_each_method_allows(world: CheckWorld, name: str) -> None:
     assert allowed(world, name) == (NO_RULE.get(name, EVERY), name not in OWN_STEP)
 
 
-def test_distillation_learns_from_every_client(world: World) -> None:
+def test_distillation_learns_from_every_client(world: CheckWorld) -> None:
     assert allowed(world, "HEART-PFL") == (("mean",), False)  # the world's server has images
     assert allowed(world, "HEART-PFL", *WITHOUT_PROXY) == (EVERY, True)
 
 
-def test_products_of_lora_have_no_rule_but_the_mean(world: World) -> None:
+def test_products_of_lora_have_no_rule_but_the_mean(world: CheckWorld) -> None:
     lora = ("PEFT.VISUAL", "lora", "PEFT.LORA_AVG")
     assert allowed(world, "FedAvg", *lora, "product_svd") == (("mean",), False)
     assert allowed(world, "FedAvg", *lora, "freeze_a") == (EVERY, True)
     assert allowed(world, "FedAvg", "PEFT.LORA_AVG", "product_svd") == (EVERY, True)  # no LoRA
 
 
-def test_a_warm_up_allows_what_needs_no_received_body(world: World) -> None:
+def test_a_warm_up_allows_what_needs_no_received_body(world: CheckWorld) -> None:
     rules, optimiser = allowed(world, "LG-FedAvg", "TRAINER.LG-FEDAVG.WARMUP_ROUNDS", "2")
     assert set(EVERY) - set(rules) == {"clipped_mean", "similarity"} and not optimiser
 
 
 def events(
-    world: World, name: str, rounds: int, **plan: Any
+    world: CheckWorld, name: str, rounds: int, **plan: Any
 ) -> tuple[dict[str, torch.Tensor], Sequence[RoundFinished]]:
     """Return the shared tensors after ``rounds`` and the events of the rounds."""
     fed = world.federation(load_trainer(name))
@@ -72,7 +72,7 @@ def events(
 
 @pytest.mark.parametrize("rule", EVERY)
 @pytest.mark.parametrize("name", ["FedTV", "FedPer"])
-def test_a_method_runs_by_every_rule(world: World, name: str, rule: str) -> None:
+def test_a_method_runs_by_every_rule(world: CheckWorld, name: str, rule: str) -> None:
     plain, _ = events(world, name, 2)
     found, seen = events(world, name, 2, aggregator=AggregateSpec(rule))
     assert found.keys() == plain.keys()
@@ -90,14 +90,14 @@ def test_a_method_runs_by_every_rule(world: World, name: str, rule: str) -> None
 
 
 @pytest.mark.parametrize("kind", SERVER_OPTIMS)
-def test_a_method_runs_behind_every_optimiser(world: World, kind: str) -> None:
+def test_a_method_runs_behind_every_optimiser(world: CheckWorld, kind: str) -> None:
     plain, _ = events(world, "FedTV", 2)
     found, _ = events(world, "FedTV", 2, server_optim=ServerOptimSpec(kind))
     assert any(not torch.equal(found[n], plain[n]) for n in plain)
 
 
 def test_krum_takes_body_and_head_of_one_client_in_a_warm_up() -> None:
-    world = World(["TRAINER.LG-FEDAVG.WARMUP_ROUNDS", "2"])
+    world = CheckWorld(["TRAINER.LG-FEDAVG.WARMUP_ROUNDS", "2"])
     fed = world.federation(load_trainer("LG-FedAvg"))
     fed.plan = replace(fed.plan, aggregator=AggregateSpec("krum"))
     seen: list[RoundFinished] = []
@@ -111,7 +111,7 @@ def test_krum_takes_body_and_head_of_one_client_in_a_warm_up() -> None:
             assert torch.equal(value, sent[name][chosen])
 
 
-def test_refused_when_the_federation_is_built(world: World) -> None:
+def test_refused_when_the_federation_is_built(world: CheckWorld) -> None:
     with pytest.raises(ConfigError, match="SCAFFOLD, as configured, allows auto, mean"):
         events(world, "SCAFFOLD", 1, aggregator=AggregateSpec("krum"))
     with pytest.raises(ConfigError, match="pFedMe, as configured, allows none"):

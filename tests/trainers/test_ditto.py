@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.check.disk import read_state, write_state
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
 
@@ -80,7 +80,7 @@ def test_stacked_equals_one_by_one(how: dict[str, int]) -> None:
 
 
 def test_lora_factors_must_keep_their_basis() -> None:
-    world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "PEFT.LORA_AVG", "product_svd"])
+    world = CheckWorld(["PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "PEFT.LORA_AVG", "product_svd"])
     with pytest.raises(ConfigError, match="LORA_AVG.*factors or freeze_a"):
         world.federation(load_trainer("Ditto"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fedvlm.config.families import CHOICE, families, families_in, words_of
+from fedvlm.config.families import CHOICE, families, families_in, family_heading
 from fedvlm.core.errors import fold
 from fedvlm.core.rng import stream
 from fedvlm.federation.cards import card, trainer_files
@@ -21,7 +21,7 @@ def test_every_card_names_what_its_method_trains() -> None:
         free = isinstance(trainer, PeftTrainer) and said == (CHOICE,)
         if not free and said != families(names):
             wrong[trainer.name] = said, families(names)
-        groups.setdefault(words_of(said), []).append(trainer.name)
+        groups.setdefault(family_heading(said), []).append(trainer.name)
     assert not wrong
     assert len(groups) == 13 and "" not in groups
     assert groups["nothing is trained"] == ["Tip-Adapter", "ZeroShot"]
@@ -41,6 +41,6 @@ def test_the_page_of_methods_has_the_headings_of_list() -> None:
             heading = first.strip("*")
             continue
         for name in re.sub(r"\(.*?\)", "", first).split(","):
-            assert words_of(families_in(cards[fold(name.strip())])) == heading, name
+            assert family_heading(families_in(cards[fold(name.strip())])) == heading, name
             there.append(fold(name.strip()))
     assert sorted(there) == sorted(set(there)) and len(there) == 26

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedvlm.check.compare import same_fed
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
@@ -90,7 +90,7 @@ def test_steady_losses_end_the_first_time() -> None:
 
 
 def test_evaluation_leaves_the_state_alone() -> None:
-    world = World(PROMPT)
+    world = CheckWorld(PROMPT)
     run = world.trajectory(FedALA)
     before = run.states[-1]
     state = run.fed.adopt(before)
@@ -105,7 +105,7 @@ def test_evaluation_leaves_the_state_alone() -> None:
 
 
 def test_weights_stay_in_the_unit_interval_and_never_travel() -> None:
-    run = World(PROMPT).trajectory(FedALA)
+    run = CheckWorld(PROMPT).trajectory(FedALA)
     for state in run.states[-1].clients.values():
         mix = state["mix"]["text.ctx"]
         assert 0 <= float(mix.min()) <= float(mix.max()) <= 1
@@ -119,7 +119,7 @@ def test_weights_stay_in_the_unit_interval_and_never_travel() -> None:
      (0, {"image.adapter.down", "image.adapter.up", "text.ctx"})],
 )
 def test_layers_counts_from_the_output(layers: int, names: set[str]) -> None:
-    world = World(["PEFT.VISUAL", "feature", "PEFT.WIDTH", "6"])
+    world = CheckWorld(["PEFT.VISUAL", "feature", "PEFT.WIDTH", "6"])
     run = world.record(FedALA, Setup(rounds=2, opts={"LAYERS": layers, "MAX_EPOCHS": 2}))
     state = run.states[-1].clients[0]
     assert set(state["mix"]) == names

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedvlm.check.compare import copy_state, same_state
 from fedvlm.check.messages import Ordered
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand
 from fedvlm.federation.aggregation.updates import Updates
@@ -271,7 +271,7 @@ def test_evaluated_is_the_own_model_or_the_shared_body_before() -> None:
 
 
 def test_start_is_zero_shot_with_the_linear_head() -> None:
-    world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", "feature", "PEFT.HEAD", "linear"])
+    world = CheckWorld(["PEFT.TEXT", "none", "PEFT.VISUAL", "feature", "PEFT.HEAD", "linear"])
     fed = world.federation(FedAS)
     x = {"features": world.features[None]}
     got = fed.trainer.predict(fed.model, fed.shared(fed.start()), x)
@@ -281,9 +281,9 @@ def test_start_is_zero_shot_with_the_linear_head() -> None:
 
 def test_both_sides_are_needed() -> None:
     with pytest.raises(ConfigError, match="FedAS needs something to train on the body side"):
-        World(["PEFT.VISUAL", "none"]).federation(FedAS)
+        CheckWorld(["PEFT.VISUAL", "none"]).federation(FedAS)
     with pytest.raises(ConfigError, match="FedAS needs something to train on the head side"):
-        World(
+        CheckWorld(
             ["PEFT.VISUAL", "feature", "PEFT.TEXT", "none", "PEFT.HEAD", "text"]
         ).federation(FedAS)
 

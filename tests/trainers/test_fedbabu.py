@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.federation.discovery import load_trainer
 from tests.trainers.toys import G, L, drive, own, personal, shared
 
@@ -55,7 +55,7 @@ def test_uniform_mean_and_own_rate() -> None:
 def test_the_fixed_head_is_clips_own(head: str) -> None:
     """The words "a photo of a", a class name and a full stop are the template."""
     text = "prompt" if head == "text" else "none"
-    world = World(["PEFT.VISUAL", "feature", "PEFT.TEXT", text, "PEFT.HEAD", head])
+    world = CheckWorld(["PEFT.VISUAL", "feature", "PEFT.TEXT", text, "PEFT.HEAD", head])
     run = world.record(load_trainer("FedBABU"))
     fed, state = run.fed, run.states[-1]
     (name,) = [n for n, group in fed.groups.of.items() if group == "frozen"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.discovery import load_trainer
@@ -57,7 +57,7 @@ def test_without_norms_it_is_refused() -> None:
 @pytest.mark.parametrize("visual", ["feature", "lora", "adapter"])
 def test_all_norms_stay_and_nothing_else(visual: str) -> None:
     """Also those inside the towers' adapters."""
-    world = World(["PEFT.VISUAL", visual, "PEFT.RANK", "2", "PEFT.WIDTH", "3"])
+    world = CheckWorld(["PEFT.VISUAL", visual, "PEFT.RANK", "2", "PEFT.WIDTH", "3"])
     run = world.record(FedBN, Setup(rounds=1))
     norms = {n for n in run.fed.p0 if ".ln." in n}
     assert set(run.fed.groups.personal) == norms
@@ -70,6 +70,6 @@ def test_all_norms_stay_and_nothing_else(visual: str) -> None:
 
 def test_trained_norms_are_averaged_by_other_methods() -> None:
     """FedAvg under the same trainable set sends them: the control beside FedBN."""
-    world = World(["PEFT.VISUAL", "feature", "PEFT.LN", "True"])
+    world = CheckWorld(["PEFT.VISUAL", "feature", "PEFT.LN", "True"])
     run = world.record(load_trainer("FedAvg"), Setup(rounds=1))
     assert "image.ln.0.1.weight" in run.events[0].updates.params

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedvlm.check.invariants import run as check
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, expand
 from fedvlm.federation.discovery import load_trainer
@@ -25,8 +25,8 @@ G, L = "image.g", "image.private.l"
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World(BOTH)
+def world() -> CheckWorld:
+    return CheckWorld(BOTH)
 
 
 def start(self: Any, model: Any, generator: torch.Generator) -> Tree:
@@ -72,7 +72,7 @@ def test_no_epoch_left_for_the_shared_part_is_refused() -> None:
         quadratic(toy("FedDecomp"), 1, epochs=1).run()
 
 
-def test_start_is_that_of_the_shared_parts_alone(world: World) -> None:
+def test_start_is_that_of_the_shared_parts_alone(world: CheckWorld) -> None:
     fed, plain = world.federation(FedDecomp), world.federation(load_trainer("PromptFL"))
     x = {"features": world.features[None]}
     p = expand(fed.p0, 1)
@@ -85,7 +85,7 @@ def test_start_is_that_of_the_shared_parts_alone(world: World) -> None:
     assert torch.equal(whole, plain.trainer.predict(plain.model, bare, x))
 
 
-def test_private_parts_are_small_and_used(world: World) -> None:
+def test_private_parts_are_small_and_used(world: CheckWorld) -> None:
     run = world.record(FedDecomp, Setup(opts={"RANK": 2}))
     own = run.states[-1].clients[0]["w"] | run.events[-1].updates.messages()[0]
     term = own["text.ctx.private.left"] @ own["text.ctx.private.right"]
@@ -100,7 +100,7 @@ def test_private_parts_are_small_and_used(world: World) -> None:
 
 
 def test_linear_head_has_a_private_term() -> None:
-    world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", "none", "PEFT.HEAD", "linear"])
+    world = CheckWorld(["PEFT.TEXT", "none", "PEFT.VISUAL", "none", "PEFT.HEAD", "linear"])
     run = world.record(FedDecomp, Setup(rounds=2, opts={"RANK": 2}))
     own = run.states[-1].clients[0]["w"]
     assert {n for n in own if ".private." in n} == {
@@ -119,7 +119,7 @@ def drawn(fed: Federation, k: int = 2) -> Tree:
 
 def test_private_lora_adds_its_product_to_the_shared_one() -> None:
     """W = S + BA: the features are those of one LoRA whose product is the sum of both."""
-    world = World(LORA)
+    world = CheckWorld(LORA)
     fed = world.federation(FedDecomp, Setup(opts={"RANK": 2}))
     p, x = drawn(fed), {"pixels": world.pixels[None, :3].repeat(2, 1, 1, 1, 1)}
     assert {n for n in p if n.startswith("image.private.")} == {
@@ -141,7 +141,7 @@ def test_private_lora_adds_its_product_to_the_shared_one() -> None:
 
 
 def test_private_lora_starts_without_effect_and_stays() -> None:
-    world = World(LORA)
+    world = CheckWorld(LORA)
     run = world.record(FedDecomp, Setup(rounds=1, opts={"RANK": 2}))
     fed, own = run.fed, run.states[-1].clients[0]["w"]
     bare = world.federation(load_trainer("FedAvg"))
@@ -162,14 +162,14 @@ def test_private_lora_keeps_the_invariants() -> None:
 
 
 def test_frozen_factors_are_the_shared_ones_only() -> None:
-    groups = World([*LORA, "PEFT.LORA_AVG", "freeze_a"]).federation(FedDecomp).groups
+    groups = CheckWorld([*LORA, "PEFT.LORA_AVG", "freeze_a"]).federation(FedDecomp).groups
     assert {n for n, g in groups.of.items() if g == "frozen"} == {
         n for n in groups.of if n.endswith(".A") and ".private." not in n
     }
 
 
 def test_a_private_rank_above_the_tower_is_refused() -> None:
-    world = World([*LORA, "TRAINER.FEDDECOMP.RANK", "17"])
+    world = CheckWorld([*LORA, "TRAINER.FEDDECOMP.RANK", "17"])
     with pytest.raises(ConfigError, match=r"TRAINER.FEDDECOMP.RANK 17 is above 16"):
         world.federation(FedDecomp)
 

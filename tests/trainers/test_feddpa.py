@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.discovery import load_trainer
@@ -23,8 +23,8 @@ OPTS = ["PEFT.RANK", "2", "PEFT.BLOCKS", "1"]
 
 
 @cache
-def world() -> World:
-    return World(OPTS)
+def world() -> CheckWorld:
+    return CheckWorld(OPTS)
 
 
 def made(**options: object) -> Trainer:
@@ -120,7 +120,7 @@ def test_f_begins_as_the_shared_adapter_after_the_last_round() -> None:
     (("PEFT.TEXT", "lora"), "PEFT.TEXT must be none or prompt"),
 ])
 def test_other_parts_are_refused(words: tuple[str, ...], said: str) -> None:
-    there = World([*OPTS, *words])
+    there = CheckWorld([*OPTS, *words])
     with pytest.raises(ConfigError, match=said):
         FedDPA(there.config(FedDPA))
 
@@ -131,7 +131,7 @@ def test_other_parts_are_refused(words: tuple[str, ...], said: str) -> None:
     ("FINETUNE_EPOCHS", "0", "FINETUNE_EPOCHS 0 leaves FedAvg with LoRA"),
 ])
 def test_f_trains_the_own_adapter_alone_or_not_at_all(key: str, value: str, said: str) -> None:
-    there = World([*OPTS, f"FED.{key}", value])
+    there = CheckWorld([*OPTS, f"FED.{key}", value])
     with pytest.raises(ConfigError, match=said):
         FedDPA(there.config(FedDPA, {"VARIANT": "F"}))
     FedDPA(there.config(FedDPA))  # T takes it

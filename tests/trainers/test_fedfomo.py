@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import DataError
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Federation
@@ -85,8 +85,8 @@ def test_without_any_validation_image_it_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World()
+def world() -> CheckWorld:
+    return CheckWorld()
 
 
 def sources(fed: Federation, state: Any, round_: int, client: int) -> list[int]:
@@ -102,7 +102,7 @@ def sources(fed: Federation, state: Any, round_: int, client: int) -> list[int]:
     ]
 
 
-def test_others_are_drawn_without_oneself(world: World) -> None:
+def test_others_are_drawn_without_oneself(world: CheckWorld) -> None:
     fed = world.federation(FedFomo, Setup(opts={"M": 2}))
     state = fed.start()
     assert [sources(fed, state, 1, c) for c in range(4)] == [[]] * 4
@@ -119,7 +119,7 @@ def test_others_are_drawn_without_oneself(world: World) -> None:
     assert sorted(sources(every, every.round(every.start(), 1), 2, 1)) == [0, 2, 3]
 
 
-def test_newcomers_start_from_the_mean_and_receive_as_many(world: World) -> None:
+def test_newcomers_start_from_the_mean_and_receive_as_many(world: CheckWorld) -> None:
     fed = world.federation(FedFomo)
     state = fed.start()
     fed.plan = type(fed.plan)(**(vars(fed.plan) | {"frac": 0.5, "first_round_all": False}))

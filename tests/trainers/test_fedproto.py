@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedvlm.check.world import BASE, EMBED, Setup, World
+from fedvlm.check.world import BASE, EMBED, CheckWorld, Setup
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import expand
 from fedvlm.federation.aggregation.updates import Updates, join_updates
@@ -18,8 +18,8 @@ BOTH = ["PEFT.VISUAL", "feature", "PEFT.WIDTH", "6"]
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World(BOTH)
+def world() -> CheckWorld:
+    return CheckWorld(BOTH)
 
 
 def update(client: int, mean: list[list[float]], count: list[float]) -> Updates:
@@ -27,7 +27,7 @@ def update(client: int, mean: list[list[float]], count: list[float]) -> Updates:
     return Updates((client,), {}, torch.ones(1).double(), extras)
 
 
-def test_server_weighs_by_samples_and_keeps_what_nobody_has(world: World) -> None:
+def test_server_weighs_by_samples_and_keeps_what_nobody_has(world: CheckWorld) -> None:
     fed = world.federation(FedProto)
     old = {"proto": {"proto.mean": torch.tensor([[9.0, 9.0], [8.0, 8.0], [7.0, 7.0]]).double(),
                      "proto.count": torch.tensor([0.0, 5.0, 0.0])}}
@@ -39,7 +39,7 @@ def test_server_weighs_by_samples_and_keeps_what_nobody_has(world: World) -> Non
     assert got["proto.count"].tolist() == [4.0, 5.0, 2.0]  # text features count 0, also later
 
 
-def test_only_prototypes_travel(world: World) -> None:
+def test_only_prototypes_travel(world: CheckWorld) -> None:
     run = world.trajectory(FedProto)
     assert run.fed.groups.shared == ()
     c, d = len(BASE), EMBED
@@ -54,7 +54,7 @@ def test_only_prototypes_travel(world: World) -> None:
     assert not torch.equal(first["image.adapter.up"], second["image.adapter.up"])
 
 
-def test_means_are_of_the_trained_model(world: World) -> None:
+def test_means_are_of_the_trained_model(world: CheckWorld) -> None:
     run = world.trajectory(FedProto)
     sent, state, split = run.events[0].updates.extras, run.states[1].clients[0], world.splits[0]
     p = expand(state["w"], 1)
@@ -66,7 +66,7 @@ def test_means_are_of_the_trained_model(world: World) -> None:
         assert int(sent["proto.count"][0, label]) == int(mine.sum())
 
 
-def test_prediction_is_the_nearest_prototype(world: World) -> None:
+def test_prediction_is_the_nearest_prototype(world: CheckWorld) -> None:
     run = world.trajectory(FedProto)
     (ids, p), = run.fed.personal(run.fed.adopt(run.states[-1]), [0])
     x = {"features": world.features[None]}
@@ -77,7 +77,7 @@ def test_prediction_is_the_nearest_prototype(world: World) -> None:
     assert ids == [0]
 
 
-def test_untrained_start_is_zero_shot(world: World) -> None:
+def test_untrained_start_is_zero_shot(world: CheckWorld) -> None:
     run = world.trajectory(FedProto)
     x = {"features": world.features[None]}
     got = run.fed.trainer.predict(run.fed.model, run.fed.shared(run.states[0]), x)
@@ -85,7 +85,7 @@ def test_untrained_start_is_zero_shot(world: World) -> None:
     assert torch.equal(got.argmax(-1), run.fed.model.logits(x["features"], text).argmax(-1))
 
 
-def test_loss_and_unknown_classes(world: World) -> None:
+def test_loss_and_unknown_classes(world: CheckWorld) -> None:
     """Class 1 has no prototype yet, so its samples are pulled nowhere."""
     fed = world.federation(FedProto)
     index = torch.tensor([0, 1, 4])
@@ -104,14 +104,14 @@ def test_loss_and_unknown_classes(world: World) -> None:
     )
 
 
-def test_first_round_has_no_pull_later_ones_do(world: World) -> None:
+def test_first_round_has_no_pull_later_ones_do(world: CheckWorld) -> None:
     run = world.trajectory(FedProto)
     first, second = (event.updates.metrics["proto_loss"] for event in run.events[:2])
     assert first.tolist() == [0.0] * 4
     assert len(second) == 4 and bool((second > 0).all())
 
 
-def test_head_predicts_where_asked(world: World) -> None:
+def test_head_predicts_where_asked(world: CheckWorld) -> None:
     run = world.record(FedProto, Setup(rounds=1, opts={"PREDICT": "head"}))
     (_, p), = run.fed.personal(run.fed.adopt(run.states[-1]), [0])
     x = {"features": world.features[None]}
@@ -124,4 +124,4 @@ def test_head_predicts_where_asked(world: World) -> None:
 
 def test_frozen_features_are_refused() -> None:
     with pytest.raises(ConfigError, match="FedProto needs something to train on the body side"):
-        World(["PEFT.VISUAL", "none"]).federation(FedProto)
+        CheckWorld(["PEFT.VISUAL", "none"]).federation(FedProto)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.check.world import BASE, EMBED, RESNET, Setup, World
+from fedvlm.check.world import BASE, EMBED, RESNET, CheckWorld, Setup
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, cast, expand, numel, pick
 from fedvlm.federation.aggregation.updates import Updates
@@ -32,8 +32,8 @@ FIXED = {"ADAPTER": "residual", "ORTHO": "squared", "ANCHOR": "template", "SAA_T
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World()
+def world() -> CheckWorld:
+    return CheckWorld()
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -44,7 +44,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
 
-def fedtv(world: World, **own: Any) -> Any:
+def fedtv(world: CheckWorld, **own: Any) -> Any:
     return FedTV(world.config(FedTV, own))
 
 
@@ -55,7 +55,7 @@ def start(trainer: Trainer, model: Any, k: int = 1) -> Tree:
     return {n: v + noise[n] for n, v in expand(tree, k).items()}
 
 
-def batch_of(world: World, rows: Sequence[int], k: int = 1) -> Batch:
+def batch_of(world: CheckWorld, rows: Sequence[int], k: int = 1) -> Batch:
     index = torch.tensor(rows).reshape(k, -1)
     return Batch({"features": world.features[index]}, world.labels[index],
                  torch.ones(index.shape, dtype=torch.float64))
@@ -101,7 +101,7 @@ def test_orthogonality_is_flat_at_its_minimum(dtype: torch.dtype) -> None:
     assert float(slope.norm()) == pytest.approx(2.0, rel=2e-2)  # un-squared: constant near by
 
 
-def test_several_prompt_sets_are_averaged(world: World) -> None:
+def test_several_prompt_sets_are_averaged(world: CheckWorld) -> None:
     trainer, model = fedtv(world, NUM_PROMPT=3), world.model()
     p = start(trainer, model, 2)
     b = batch_of(world, range(8), 2)
@@ -114,7 +114,7 @@ def test_several_prompt_sets_are_averaged(world: World) -> None:
     assert torch.allclose(value, parts["cls_loss"] + parts["cont_loss"] + parts["reg_loss"])
 
 
-def test_contrastive_loss_is_a_two_way_cross_entropy(world: World) -> None:
+def test_contrastive_loss_is_a_two_way_cross_entropy(world: CheckWorld) -> None:
     """Positive: cos(anchor, T of sigma); negative: cos(anchor, T of P); temperature 0.5."""
     trainer, model = fedtv(world, TEMP=0.5), world.model()
     p = start(trainer, model)
@@ -128,7 +128,7 @@ def test_contrastive_loss_is_a_two_way_cross_entropy(world: World) -> None:
     assert float(wanted) != pytest.approx(math.log(2), abs=1e-6)  # not the trivial value
 
 
-def test_loss_weights_and_anchor(world: World) -> None:
+def test_loss_weights_and_anchor(world: CheckWorld) -> None:
     model = world.model()
     p = start(fedtv(world), model)
     b = batch_of(world, range(4))
@@ -189,7 +189,7 @@ def test_fusion_weights_sum_to_one_and_the_key_bias_cancels() -> None:
     assert torch.allclose(fuse(p, "f", views[0], views, scaled=True)[1][0], scaled, atol=1e-12)
 
 
-def test_fixed_variant_starts_from_the_frozen_feature(world: World) -> None:
+def test_fixed_variant_starts_from_the_frozen_feature(world: CheckWorld) -> None:
     trainer, model = fedtv(world, VARIANT="fixed"), world.model()
     p = expand(cast(trainer.trainables(model, generator()), torch.float64, "cpu"), 1)
     x = {"features": world.features[None, :6]}
@@ -197,7 +197,7 @@ def test_fixed_variant_starts_from_the_frozen_feature(world: World) -> None:
 
 
 # ---- sizes, options, server --------------------------------------------------------------------
-def test_parameter_counts_of_vit_b16(world: World) -> None:
+def test_parameter_counts_of_vit_b16(world: CheckWorld) -> None:
     trainer = fedtv(world)
     tree = trainer.trainables(SimpleNamespace(text_width=512, embed_dim=512), generator())
     groups = resolve_groups(tree, trainer.groups, "FedTV")
@@ -211,7 +211,7 @@ def test_parameter_counts_of_vit_b16(world: World) -> None:
     }
 
 
-def test_feature_width_is_that_of_the_joint_embedding(world: World) -> None:
+def test_feature_width_is_that_of_the_joint_embedding(world: CheckWorld) -> None:
     """RN50: text width 512, joint embedding 1024."""
     tree = fedtv(world).trainables(SimpleNamespace(text_width=512, embed_dim=1024), generator())
     assert tree["image.shared_adapter.fc1.weight"].shape == (1024, 1024)
@@ -221,7 +221,7 @@ def test_feature_width_is_that_of_the_joint_embedding(world: World) -> None:
 
 @pytest.mark.parametrize("variant", ["published", "fixed"])
 def test_trains_on_a_resnet_whose_embedding_is_not_the_text_width(variant: str) -> None:
-    resnet = World(["TRAINER.FEDTV.VARIANT", variant], RESNET)
+    resnet = CheckWorld(["TRAINER.FEDTV.VARIANT", variant], RESNET)
     assert resnet.backbone.text_width != EMBED == resnet.backbone.embed_dim
     run = resnet.record(FedTV, Setup(splits=resnet.splits[:2], rounds=1, decay=0.0))
     first, last = run.fed.p0, run.states[1].clients[0]["w"] | run.events[0].updates.messages()[0]
@@ -235,7 +235,7 @@ def test_trains_on_a_resnet_whose_embedding_is_not_the_text_width(variant: str) 
      *[({"VARIANT": "fixed", k: v}, FIXED | {k: v}) for k, v in PUBLISHED.items()],
      *[({k: v}, PUBLISHED | {k: v}) for k, v in FIXED.items()]],
 )
-def test_switches(world: World, own: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_switches(world: CheckWorld, own: dict[str, Any], expected: dict[str, Any]) -> None:
     """VARIANT bundles what is left at auto; each switch given by hand wins over it."""
     trainer = fedtv(world, **own)
     assert trainer.mode == expected
@@ -244,7 +244,7 @@ def test_switches(world: World, own: dict[str, Any], expected: dict[str, Any]) -
     assert torch.isfinite(trainer.loss(world.model(), p, batch_of(world, range(4)))[0]).all()
 
 
-def test_each_numeric_switch_of_the_variants_changes_the_loss(world: World) -> None:
+def test_each_numeric_switch_of_the_variants_changes_the_loss(world: CheckWorld) -> None:
     model, b = world.model(), batch_of(world, range(4))
     p = start(fedtv(world), model)
     base = float(fedtv(world).loss(model, p, b)[0])
@@ -254,7 +254,7 @@ def test_each_numeric_switch_of_the_variants_changes_the_loss(world: World) -> N
 
 
 @pytest.mark.parametrize(("rank", "n_ctx"), [(17, 16), (5, 4), (17, 20)])
-def test_rank_too_large_is_a_sentence(world: World, rank: int, n_ctx: int) -> None:
+def test_rank_too_large_is_a_sentence(world: CheckWorld, rank: int, n_ctx: int) -> None:
     """At most the smaller of N_CTX and the text width (16 here)."""
     trainer = fedtv(world, RANK=rank, N_CTX=n_ctx)
     limit = min(n_ctx, 16)
@@ -265,7 +265,7 @@ def test_rank_too_large_is_a_sentence(world: World, rank: int, n_ctx: int) -> No
 
 @pytest.mark.parametrize(("variant", "temperature"), [("published", 1.0), ("fixed", 0.1)])
 def test_server_is_plain_in_round_1_then_similarity_aware(
-    world: World, variant: str, temperature: float
+    world: CheckWorld, variant: str, temperature: float
 ) -> None:
     fed = world.federation(FedTV, Setup(opts={"VARIANT": variant}))
     trainer = fed.trainer

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.compare import same_fed
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.aggregation.updates import Updates, join_updates
@@ -29,7 +29,7 @@ HOME = sys.modules[HERMES.__module__]
 DOWN, UP = "image.adapter.down", "image.adapter.up"
 ALWAYS = {"ACC_MODE": "abs", "ACC_THR": 0.0, "WARMUP": 0}
 NEVER = {"ACC_MODE": "abs", "ACC_THR": 1.0, "WARMUP": 0}
-FEATURE = World(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature", "PEFT.WIDTH", "10"])
+FEATURE = CheckWorld(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature", "PEFT.WIDTH", "10"])
 
 
 class Units:
@@ -256,7 +256,7 @@ def test_which_tensors_have_units() -> None:
 @pytest.mark.parametrize("visual", ["lora", "adapter", "feature"])
 def test_every_kind_of_unit_is_pruned_in_a_run(visual: str) -> None:
     """A-row and B-column masks agree; pruned LoRA components are zero on both sides."""
-    world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", visual, "PEFT.WIDTH", "10"])
+    world = CheckWorld(["PEFT.TEXT", "none", "PEFT.VISUAL", visual, "PEFT.WIDTH", "10"])
     setup = Setup(opts=ALWAYS, rounds=3, pixels=True, splits=world.splits[:2])
     run = world.record(HERMES, setup)
     for client, sent in run.events[-1].updates.messages().items():
@@ -274,7 +274,7 @@ def test_every_kind_of_unit_is_pruned_in_a_run(visual: str) -> None:
 
 def test_nothing_to_prune_is_refused() -> None:
     with pytest.raises(ConfigError, match="PEFT.VISUAL feature"):
-        World(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "none"]).federation(HERMES)
+        CheckWorld(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "none"]).federation(HERMES)
 
 
 # ---- validation -------------------------------------------------------------------------------
@@ -346,14 +346,14 @@ def test_final_fine_tuning_keeps_the_mask() -> None:
 
 
 def test_lora_factors_must_keep_their_basis() -> None:
-    world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "PEFT.LORA_AVG", "product_svd"])
+    world = CheckWorld(["PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "PEFT.LORA_AVG", "product_svd"])
     with pytest.raises(ConfigError, match="LORA_AVG.*factors or freeze_a"):
         world.federation(load_trainer("Hermes"))
 
 
 def test_hermes_goes_on_where_a_round_draws_only_clients_without_validation_images() -> None:
     """It used to end a long run in the round that happened to draw such clients alone."""
-    world = World(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature"])
+    world = CheckWorld(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature"])
     hermes = load_trainer("Hermes")
     blind = [replace(s, val=np.zeros(0, np.int64)) for s in world.splits[1:]]
     fed = world.federation(hermes, Setup(splits=[world.splits[0], *blind]))
@@ -367,7 +367,7 @@ def test_hermes_goes_on_where_a_round_draws_only_clients_without_validation_imag
 
 
 def test_hermes_says_what_it_uses_beside_training_images() -> None:
-    world = World(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature"])
+    world = CheckWorld(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature"])
     assert "validation" in world.federation(load_trainer("Hermes")).trainer.extra_data
 
 

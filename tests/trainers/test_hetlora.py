@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedvlm.check.compare import same_fed
-from fedvlm.check.world import Setup, Trajectory, World
+from fedvlm.check.world import CheckWorld, Setup, Trajectory
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, sites
@@ -25,7 +25,7 @@ PRUNING = {"GAMMA": 0.5, "LAMBDA": 20.0}
 
 @pytest.fixture(scope="module")
 def run() -> Trajectory:
-    return World(OPTS).record(HetLoRA, Setup(chunk=4, rounds=3, opts=PRUNING))
+    return CheckWorld(OPTS).record(HetLoRA, Setup(chunk=4, rounds=3, opts=PRUNING))
 
 
 def ranks(run: Trajectory, round_: int) -> list[int]:
@@ -83,7 +83,7 @@ def test_what_was_not_sent_is_zero_in_the_mean(run: Trajectory) -> None:
 
 def test_a_resumed_run_goes_on_with_the_ranks(run: Trajectory) -> None:
     setup = Setup(chunk=4, rounds=3, opts=PRUNING)
-    again = World(OPTS).record(HetLoRA, setup, run.states[2])
+    again = CheckWorld(OPTS).record(HetLoRA, setup, run.states[2])
     same_fed(again.states[-1], run.states[3], "resumed")
 
 
@@ -92,6 +92,6 @@ def test_a_resumed_run_goes_on_with_the_ranks(run: Trajectory) -> None:
     (("PEFT.LORA_AVG", "fair"), "PEFT.LORA_AVG fair: HetLoRA weighs.*set that"),
 ])
 def test_other_parts_and_rules_are_refused(words: tuple[str, ...], said: str) -> None:
-    world = World([*OPTS, *words])
+    world = CheckWorld([*OPTS, *words])
     with pytest.raises(ConfigError, match=said):
         HetLoRA(world.config(HetLoRA))

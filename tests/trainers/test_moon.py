@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
@@ -22,8 +22,8 @@ BOTH = ["PEFT.VISUAL", "feature", "PEFT.WIDTH", "6"]
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World(BOTH)
+def world() -> CheckWorld:
+    return CheckWorld(BOTH)
 
 
 def test_term_is_the_papers() -> None:
@@ -67,7 +67,7 @@ def test_padding_is_out_of_the_term() -> None:
     assert term(1, 1, 0) == pytest.approx(term(1, 1), abs=1e-12)
 
 
-def test_previous_is_the_last_local_model(world: World) -> None:
+def test_previous_is_the_last_local_model(world: CheckWorld) -> None:
     """Round 1: received and previous are the common start; then they part."""
     run = world.record(MOON, Setup(rounds=2))
     first, second = (event.updates.metrics["con_loss"].tolist() for event in run.events)
@@ -88,7 +88,7 @@ def test_previous_is_the_last_local_model(world: World) -> None:
         assert torch.equal(seen[0]["received"][name][0], state.server["w"][name])
 
 
-def test_without_weight_it_is_fedavg(world: World) -> None:
+def test_without_weight_it_is_fedavg(world: CheckWorld) -> None:
     fedavg = load_trainer("PromptFL")
     ours = world.record(MOON, Setup(opts={"MU": 0.0})).states[-1]
     theirs = world.record(fedavg, Setup()).states[-1]
@@ -101,6 +101,6 @@ def test_without_weight_it_is_fedavg(world: World) -> None:
 
 
 def test_frozen_features_are_refused() -> None:
-    world = World(["PEFT.VISUAL", "none"])
+    world = CheckWorld(["PEFT.VISUAL", "none"])
     with pytest.raises(ConfigError, match="MOON needs something to train on the body side"):
         world.federation(MOON)

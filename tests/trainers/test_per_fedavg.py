@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.check.world import BASE, Setup, World
+from fedvlm.check.world import BASE, CheckWorld, Setup
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch, Step
@@ -126,11 +126,11 @@ def test_stacked_equals_one_by_one(mode: str) -> None:
 
 # ---- exact: second derivatives through the towers ---------------------------------------------
 @pytest.fixture(scope="module")
-def prompts() -> World:
-    return World(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature"])
+def prompts() -> CheckWorld:
+    return CheckWorld(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature"])
 
 
-def exact(world: World, **setup: Any) -> Any:
+def exact(world: CheckWorld, **setup: Any) -> Any:
     return world.federation(
         load_trainer("Per-FedAvg"), Setup(opts={"MODE": "exact", "ALPHA_LR": 0.5}, **setup)
     )
@@ -142,15 +142,15 @@ def exact(world: World, **setup: Any) -> Any:
 def test_exact_is_refused_on_the_packed_tower(opts: list[str]) -> None:
     """Its attention would drop out of the Hessian in silence; said when the run is built."""
     with pytest.raises(ConfigError, match=r"MODE exact.*FED\.PLAIN True.*hf or fo"):
-        exact(World(opts), packed=True)
+        exact(CheckWorld(opts), packed=True)
 
 
 def test_exact_works_on_the_packed_tower_without_a_prompt() -> None:
-    world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", "feature", "PEFT.HEAD", "linear"])
+    world = CheckWorld(["PEFT.TEXT", "none", "PEFT.VISUAL", "feature", "PEFT.HEAD", "linear"])
     assert exact(world, packed=True, rounds=1).run().round == 1
 
 
-def test_exact_gradient_of_the_plain_towers_is_the_true_one(prompts: World) -> None:
+def test_exact_gradient_of_the_plain_towers_is_the_true_one(prompts: CheckWorld) -> None:
     """Against central differences of F(w - alpha grad F(w)) along its own direction."""
     fed = exact(prompts)
     ctx, trainer = fed.context([0], 1), fed.trainer
@@ -197,7 +197,7 @@ def test_a_kernel_without_second_derivative_is_noticed_in_float32() -> None:
     assert torch.allclose(*twice, rtol=1e-4)
 
 
-def test_attention_without_second_derivative_is_noticed(prompts: World) -> None:
+def test_attention_without_second_derivative_is_noticed(prompts: CheckWorld) -> None:
     """The plain tower's own fused attention, without ``twice``."""
     module = sys.modules[load_trainer("Per-FedAvg").__module__]
     model = VLModel(prompts.backbone, BASE, packed=False)

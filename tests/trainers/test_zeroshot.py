@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import ConfigError
 from fedvlm.evaluation.evaluator import template_predictor
 from fedvlm.federation.discovery import load_trainer
@@ -15,7 +15,7 @@ from tests import jobs
 
 
 def test_logits_are_the_templates() -> None:
-    world = World()
+    world = CheckWorld()
     run = world.record(load_trainer("ZeroShot"))
     fed = run.fed
     assert fed.p0 == {} and run.states[-1].server == {"w": {}}
@@ -31,7 +31,7 @@ def test_logits_are_the_templates() -> None:
 
 def test_nothing_can_be_fine_tuned() -> None:
     with pytest.raises(ConfigError, match="ZeroShot would train nothing.*--finetune-epochs 0"):
-        World(["FED.FINETUNE_EPOCHS", "2"]).federation(load_trainer("ZeroShot"))
+        CheckWorld(["FED.FINETUNE_EPOCHS", "2"]).federation(load_trainer("ZeroShot"))
 
 
 def test_command_equals_the_reference_row(tmp_path: Path) -> None:

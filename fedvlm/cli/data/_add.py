@@ -48,13 +48,14 @@ def _write(place: Path, text: str) -> bool:
     """
     if place.exists():
         if not place.is_file() or place.read_text(encoding="utf-8", errors="replace") != text:
-            raise ConfigError(f"{place} is there with other content and is not overwritten: give "
-                              "another with --to FILE.yaml, or remove it first")
+            raise ConfigError(f"{place} already exists with other content and is not "
+                              "overwritten: choose another file with --to FILE.yaml, or remove "
+                              "it first")
         return True
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(place, text)
     except OSError as error:
-        raise ConfigError(f"cannot write {place}: {error.strerror}; give another place with --to "
-                          "FILE.yaml") from error
+        raise ConfigError(f"cannot write {place}: {error.strerror}; choose another file with "
+                          "--to FILE.yaml") from error
     return False

@@ -89,8 +89,7 @@ def whole_set(cfg: CfgNode, verify: bool = False) -> WholeSet:
     data = load_dataset(cfg)
     if packs_of(data.all()):
         raise DataError(f"{cfg.DATASET.ROOT} is a feature pack: it has the features of "
-                        f"{data.name} and no images to encode; fedvlm features --show says what "
-                        "it holds")
+                        f"{data.name} and no images to encode; fedvlm features --show describes it")
     records = records_of(data.all(), cfg)
     records.progress = progress
     notes = [*data.notes, *(_verified(records, data.all()) if verify else ())]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO, cast
 
-from fedvlm.console.rows import number, one_line, table_lines
+from fedvlm.console.rows import format_number, one_line, table_lines
 from fedvlm.console.screen import progress, say, wants_live
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS
@@ -37,7 +37,7 @@ _GAP, _INDENT = 2, 4
 def show_table(rows: Sequence[Mapping[str, object]], stream: TextIO | None = None) -> None:
     """Show rows of named cells; the cell ``state`` has a colour on a terminal."""
     out = sys.stdout if stream is None else stream
-    plain = [{k: one_line(number(v)) for k, v in row.items()} for row in rows]
+    plain = [{k: one_line(format_number(v)) for k, v in row.items()} for row in rows]
     if not wants_live(out):
         say(*table_lines(plain), stream=stream)
     elif plain:
@@ -136,14 +136,14 @@ def show_checks(checks: Sequence[Checkup], root: str, sample: int | None) -> Non
         if check.get and check.state == PARTLY:
             lines.append(f"{check.name}: get it: {check.get}")
         if check.get and check.state == UNKNOWN:
-            lines.append(f"{check.name}: no known set; to use it: {check.get}")
+            lines.append(f"{check.name}: not a known set; to use it: {check.get}")
         lines += [f"{check.name}: note: {finding.text}" for finding in check.remarks]
     if lines:
         show_lines(["", *lines])
     counts = {state: sum(c.state == state for c in checks) for state in _STATES}
     counted = ", ".join(f"{n} {state}" for state, n in counts.items() if n) or "nothing to look at"
     closely = "" if not seen else "; all images were decoded" if sample is None else (
-        f"; at most {sample} images of a set were decoded, --full decodes all")
+        f"; at most {sample} images per set were decoded; --full decodes all")
     show_lines(["", f"{root}: {counted}{closely}"])
 
 

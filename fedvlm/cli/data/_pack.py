@@ -25,7 +25,7 @@ from fedvlm.job.resolve import Job
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.features.encode import batch_size
 
-_ASK = "not known to fedvlm: ask their authors"
+_ASK = "unknown to fedvlm: ask the authors"
 
 
 def write_pack(job: Job, place: Path, stem: str = "", verify: bool = False) -> Path:
@@ -47,8 +47,8 @@ def write_pack(job: Job, place: Path, stem: str = "", verify: bool = False) -> P
     about = about_of(job, images, hashes)
     if path.exists():
         if about_pack(path) != about:
-            raise ConfigError(f"{path} is another pack and is not overwritten: give another file, "
-                              "or remove it first")
+            raise ConfigError(f"{path} is another pack and is not overwritten: choose another "
+                              "file, or remove it first")
         images.say(spent, f"there already: {path}, {open_pack(path).path.stat().st_size:,} bytes")
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,8 +72,9 @@ def pack_path(place: Path, stem: str) -> Path:
         path = path / f"{stem}{PACK_SUFFIX}"
     if not path.name.endswith(PACK_SUFFIX):
         near = path.name.removesuffix(".safetensors").removesuffix(".pack")
-        raise ConfigError(f"--pack {place}: a pack's name ends in {PACK_SUFFIX}; give "
-                          f"{path.with_name(near + PACK_SUFFIX)}, or a folder that exists")
+        raise ConfigError(f"--pack {place}: the name of a pack must end in "
+                          f"{PACK_SUFFIX}; use {path.with_name(near + PACK_SUFFIX)}, or an "
+                          f"existing folder")
     if path.is_dir():
         raise ConfigError(f"--pack {path} is a folder; give a file")
     return path
@@ -139,12 +140,12 @@ def show_pack(path: Path) -> None:
         DataError: it is none, or damaged.
     """
     if path.is_dir():
-        raise DataError(f"--show {path}: is a folder; give a pack, a file *{PACK_SUFFIX}")
+        raise DataError(f"--show {path}is a folder; give a pack file, *{PACK_SUFFIX}")
     pack = open_pack(path)
     about = pack.about
     rows: Mapping[str, str] = {
         "pack": f"{path}, {path.stat().st_size:,} bytes",
-        "sha256": f"{pack.digest} (as the content is)",
+        "sha256": f"{pack.digest} (of the content)",
         "set": f"{about.name}, {len(about.classnames)} classes "
                f"({', '.join(about.classnames[:3])}{', ...' if len(about.classnames) > 3 else ''})",
         "domains": ", ".join(about.domains),
@@ -153,7 +154,7 @@ def show_pack(path: Path) -> None:
                      else ""),
         "split": about.split,
         "backbone": f"{about.backbone} ({about.weights or 'its own weights'}), "
-                    f"{about.width} numbers an image",
+                    f"{about.width} numbers per image",
         "weights' digest": about.digest,
         "transform": f"{transform_words(about.transform)} ({about.transform})",
         "views": f"0 to {len(about.views) - 1} of data seed {about.view_seed}" if about.views

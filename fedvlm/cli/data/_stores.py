@@ -46,11 +46,11 @@ def clean_stores(
         ConfigError: no condition, a contradiction, or days that are no number.
     """
     if older_than is None and not (backbone or every):
-        raise ConfigError("features --clean wants to know which stores: --older-than DAYS, "
+        raise ConfigError("features --clean needs a choice of stores: --older-than DAYS, "
                           "--backbone X or --all")
     if every and (older_than is not None or backbone):
-        raise ConfigError("features --clean: --all goes with neither --older-than nor --backbone; "
-                          "drop one of them")
+        raise ConfigError("features --clean: --all cannot be combined with --older-than or "
+                          "--backbone; drop one of them")
     latest = math.inf if older_than is None else time.time() - older_than * _DAY
     fitting = [i for i in _of_backbone(list_stores(folder), backbone) if i.used <= latest]
     gone = [info for info in fitting if dry_run or remove_store(info)]
@@ -107,6 +107,6 @@ def _of_backbone(stores: list[StoreInfo], backbone: str) -> list[StoreInfo]:
     if not those:
         names = sorted({i.about["backbone"] for i in stores if "backbone" in i.about})
         near = did_you_mean(backbone, names)
-        raise ConfigError(f"--backbone {backbone}: no store is of it{near} "
-                          f"(there are: {', '.join(names) or 'none'})")
+        raise ConfigError(f"--backbone {backbone}: no store has this "
+                          f"backbone{near} (existing: {', '.join(names) or 'none'})")
     return those

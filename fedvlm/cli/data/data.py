@@ -54,17 +54,18 @@ def flags(parser: Parser) -> None:
     add = parser.add_argument
     add("command", nargs="?", default="", choices=list(READS), help="what to do")
     add("dataset", nargs="?", default="", metavar="NAME",
-        help="a set (fedvlm data list names all); add: a folder of images or a table")
-    add("--root", default="", metavar="DATA/", help="folder that holds the datasets")
+        help="a data set (fedvlm data list shows all); add: a folder of images or a table")
+    add("--root", default="", metavar="DATA/", help="folder that contains the data sets")
     add("--url-base", default="", metavar="URL", help="download: a mirror, http:// or https://")
     add("--seed", type=int, default=0, metavar="N", help="prepare: random seed of the split (0)")
-    add("--into-dataset", action="store_true", help="prepare: write beside the images")
-    add("--dir", default="", metavar="FOLDER", help="prepare: an own set's folder below --root")
+    add("--into-dataset", action="store_true", help="prepare: write next to the images")
+    add("--dir", default="", metavar="FOLDER", help="prepare: folder of your own set below --root")
     add("--image-dir", default="", metavar="FOLDER", help="prepare: where its images are")
-    add("--cache-dir", default="", metavar="FOLDER", help="prepare, add: another cache")
-    add("--name", default="", metavar="NAME", help="add: name of the data set (the folder's)")
+    add("--cache-dir", default="", metavar="FOLDER", help="prepare, add: cache folder")
+    add("--name", default="", metavar="NAME", help="add: name of the data set (default: the "
+                                                   "folder's name)")
     add("--to", default="", metavar="FILE.yaml", help="add: file to write (NAME.yaml)")
-    add("--leave-out", default="", metavar="A,B", help="add: folders that are not read")
+    add("--leave-out", default="", metavar="A,B", help="add: folders to ignore")
     parser.checks.append(_mistakes)
 
 
@@ -75,11 +76,12 @@ def _mistakes(args: Namespace) -> list[str]:
     idle = [args.spelling[dest] for dest in args.spelling if dest not in READS[args.command]]
     mistakes = [f"{args.command} does not read {flag}" for flag in idle]
     if args.command == "list" and args.dataset:
-        mistakes.append(f"unknown word '{args.dataset}'; list names all sets")
+        mistakes.append(f"unknown word '{args.dataset}'; fedvlm data list shows all sets")
     if args.command == "add" and not args.dataset:
-        mistakes.append("add wants a folder of images: fedvlm data add FOLDER")
+        mistakes.append("add needs a folder of images: fedvlm data add FOLDER")
     elif args.command != "list" and not args.dataset:
-        mistakes.append(f"{args.command} wants a set: fedvlm data {args.command} NAME --root DATA/")
+        mistakes.append(f"{args.command} needs a data set: fedvlm data {args.command} NAME "
+                        f"--root DATA/")
     return mistakes
 
 
@@ -101,8 +103,9 @@ def _prepare(args: Namespace) -> int:
     split = prepare_split(args.dataset, args.root, folder=args.dir, image_dir=args.image_dir,
                     seed=args.seed)
     if split.info is None and not args.into_dataset:
-        raise ConfigError(f"data prepare {split.name}: the split of an own set must lie where a "
-                          f"run can name it: add --into-dataset, which writes {split.folder}/"
+        raise ConfigError(f"data prepare {split.name}: the split of your own set must be stored "
+                          f"where a run can find it: add --into-dataset, which writes "
+                          f"{split.folder}/"
                           f"{prepared_name(split.name)}")
     place = split.folder / prepared_name(split.name)
     if not args.into_dataset:
@@ -126,14 +129,14 @@ def _write(split: PreparedSplit, place: Path) -> bool:
     if place.exists():
         if read_json_file(place) != content:
             raise DataError(f"{place} holds another split (another seed, or the images have "
-                            "changed) and is not overwritten: remove it first, and know that "
-                            "runs with it will not go on")
+                            "changed) and is not overwritten: remove it first; runs that used it "
+                            "cannot be resumed then")
         return True
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"cannot make the folder {place.parent}: {error.strerror}; give another "
-                        "with --cache-dir, or free or mend that one") from error
+        raise DataError(f"cannot make the folder {place.parent}: {error.strerror}; choose "
+                        "another with --cache-dir, or make this one writable") from error
     files.write_text(place, json.dumps(content, ensure_ascii=False) + "\n")
     return False
 
@@ -145,18 +148,19 @@ def _next(split: PreparedSplit, args: Namespace) -> list[str]:
         more = f" DATASET.IMAGE_DIR {args.image_dir}" if args.image_dir else ""
         return [f"use it with DATASET.NAME {split.name} DATASET.DIR {args.dir}{more} "
                 f"DATASET.FORMAT coop DATASET.SPLIT_FILE {name}"]
-    advice = f"a run takes it only with DATASET.FORMAT coop DATASET.SPLIT_FILE {name}"
+    advice = f"a run uses it only with DATASET.FORMAT coop DATASET.SPLIT_FILE {name}"
     if not args.into_dataset:
-        advice = "add --into-dataset to be able to choose this one"
+        advice = "to be able to choose this one, add --into-dataset"
     if info.split_file and (split.folder / info.split_file).is_file():
-        return [f"note: the published split {info.split_file} is there and goes first; {advice}"]
+        return [f"note: the published split {info.split_file} exists and takes precedence; "
+                f"{advice}"]
     if not info.split_file:
-        return [f"note: the layout of {info.name} says train and test itself and goes first; "
+        return [f"note: the layout of {info.name} defines train and test and takes precedence; "
                 f"{advice}"]
     runs = f"runs with CACHE_DIR {args.cache_dir}" if args.cache_dir else "runs"
     if args.into_dataset:
         runs = "runs"
-    return [f"{runs} find it by themselves; their results say that it is not the published split"]
+    return [f"{runs} find it automatically; their results say that it is not the published split"]
 
 
 def _download(args: Namespace) -> int:
@@ -164,14 +168,14 @@ def _download(args: Namespace) -> int:
     if info is None:
         raise ConfigError(f"data download: unknown set '{args.dataset}'"
                           f"{did_you_mean(args.dataset, catalog_names())} (fedvlm data list "
-                          "names all)")
+                          "shows all)")
     if info.builtin:
-        raise ConfigError(f"{info.name} is built in: runs render it, there is nothing to download")
+        raise ConfigError(f"{info.name} is built in: nothing to download")
     if args.url_base:
         check_url(args.url_base)
     root, offer = _root_of(args.root), offer_of(info.name, info.source)
     if offer.pieces is None:
-        raise DataError(f"{info.name} cannot be downloaded by a program: fetch it from "
+        raise DataError(f"{info.name} cannot be downloaded automatically: get it from "
                         f"{offer.page} ({offer.rest}; terms: {offer.terms})")
     say(f"{info.name}: terms: {offer.terms}; see {offer.page}")
     for piece in offer.pieces():
@@ -188,7 +192,7 @@ def _root_of(word: str) -> Path:
         path = user_path(word)
         if not word.strip() or path.exists():
             raise
-        raise DataError(f"{error}; to begin with an empty one: mkdir -p {path}") from None
+        raise DataError(f"{error}; to start with an empty one: mkdir -p {path}") from None
 
 
 def _fetch(piece: Piece, root: Path, url_base: str) -> None:
@@ -202,11 +206,12 @@ def _fetch(piece: Piece, root: Path, url_base: str) -> None:
 
 def _left(info: DatasetInfo, offer: Offer, root: Path) -> list[str]:
     """Return what is still missing after a download."""
-    lines = [f"note: fetch by hand {offer.rest}"] if offer.rest else []
+    lines = [f"note: download by hand {offer.rest}"] if offer.rest else []
     home = root / info.folder
     if info.split_file and not (home / info.split_file).is_file():
-        lines.append(f"note: the published split {info.split_file} is not part of it: get it from "
-                     f"{info.source} into {home}, or make one with `fedvlm data prepare "
+        lines.append(f"note: the download does not include the published split {info.split_file}: "
+                     f"get it from {info.source} into {home}, or make one with `fedvlm data "
+                     f"prepare "
                      f"{info.name} --root {root}`")
     return lines
 

@@ -2,11 +2,11 @@
 
 States: ready, prepared (a split of fedvlm data prepare), built in, broken, partly, absent, unknown
 (a folder that is no known set's; fedvlm data add makes it one). Some images of each set are
-decoded, with --full all of them (then the bytes of all are compared too); what was read is kept for
+decoded, with --full all of them (then the bytes of all are compared too); results are cached for
 the next time.
 
-exit code: 0 all is well (sets that were not named may be absent, one set must be ready), 3 a set is
-broken or partly there, or a named set is absent, 2 wrong usage.
+exit code: 0 no problem (sets not named may be absent, at least one set must be ready), 3 a set is
+broken or incomplete, or a named set is absent, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from yacs.config import CfgNode
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.read import find_config
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import progress, say
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.data.catalog import CATALOG, catalog_names, dataset_info
@@ -40,12 +40,13 @@ def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="only these sets")
-    add("--root", default="", metavar="DATA/", help="folder that holds the datasets, "
-        "or a feature pack")
+    add("--root", default="", metavar="DATA/", help="folder that contains the data "
+        "sets, or a feature pack")
     add("--dataset-config-file", action="append", default=[], metavar="FILE", help="a set of yours")
     add("--full", action="store_true", help="decode all images")
-    add("--sample", type=whole(0), metavar="N", help=f"images of each set to decode ({_SAMPLE})")
-    add("--json", action="store_true", help="all of it, for programs")
+    add("--sample", type=whole_number(0), metavar="N",
+        help=f"images of each set to decode ({_SAMPLE})")
+    add("--json", action="store_true", help="the full result as JSON")
     add("--cache-dir", default="", metavar="FOLDER", help="another cache")
     parser.checks.append(_mistakes)
 
@@ -55,7 +56,7 @@ def _mistakes(args: Namespace) -> list[str]:
     if args.full and args.sample is not None:
         return ["give --full or --sample N, not both"]
     if not args.root.strip():
-        return ["--root is missing: give the folder that holds the data sets"]
+        return ["--root is missing: give the folder that contains the data sets"]
     return []
 
 

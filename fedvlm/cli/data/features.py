@@ -1,9 +1,9 @@
 """Encode images before training, into a cache or a pack; list or clean caches.
 
-Encoding takes every flag and KEY VALUE of a run, and reads of them what a store depends on. --pack
-writes features, labels, names and splits into one file without images, which runs take as --root;
---show says what such a file holds. --list shows the stores, their size, what they belong to, their
-last use; --clean deletes those that no process has open.
+Encoding takes every flag and KEY VALUE of a run and uses those that features depend on. --pack
+writes features, labels, names and splits into one file without images, which a run reads with
+--root; --show describes such a file. --list shows the stores with size, backbone, data set and last
+use; --clean deletes stores that no process has open.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ _OF_CLEAN = ("older_than", "all", "dry_run")
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
-    add("--dataset", action="append", default=[], metavar="NAME", help="a set; also several times")
-    add("--verify", action="store_true", help="read files again whose dates are old")
-    add("--pack", default="", metavar="FILE", help="write the features into a file without images "
-        "(*.pack.safetensors, or a folder); --views K: K training views too")
+    add("--dataset", action="append", default=[], metavar="NAME", help="a data set; may be "
+                                                                       "repeated")
+    add("--verify", action="store_true", help="read all files again, unchanged ones too")
+    add("--pack", default="", metavar="FILE", help="write the features to a file without images "
+        "(*.pack.safetensors, or a folder); --views K adds K training views")
     add("--show", default="", metavar="PACK", help="what a pack holds")
-    add("--list", action="store_true", help="the stores; --backbone X: only those of this one")
-    add("--clean", action="store_true", help="delete stores; wants one of the next two or "
+    add("--list", action="store_true", help="list the stores; --backbone X: only stores of this "
+                                            "backbone")
+    add("--clean", action="store_true", help="delete stores; needs --older-than, --all or "
         "--backbone X")
     add("--older-than", type=amount("days", 0), metavar="DAYS",
-        help="--clean: stores unused for so many days")
+        help="--clean: stores unused for this many days")
     add("--all", action="store_true", help="--clean: every store")
     add("--dry-run", action="store_true", help="--clean: print what would be deleted")
     add("--cache-dir", default="", metavar="FOLDER", help="cache folder (default: $FEDVLM_CACHE)")
@@ -54,22 +56,22 @@ def _mistakes(args: Namespace) -> list[str]:
     """Return what does not go together."""
     if args.show:
         stray = [name for dest, name in args.spelling.items() if dest != "show"] + args.opts[:1]
-        return [f"--show: '{stray[0]}' does not go with it"] if stray else []
+        return [f"--show cannot be combined with '{stray[0]}'"] if stray else []
     if args.list or args.clean:
         verb = "--clean" if args.clean else "--list"
         stray = [name for dest, name in args.spelling.items() if dest not in _OF_STORES]
         stray += args.opts[:1] + (["--list"] if args.list and args.clean else [])
-        return [f"{verb}: '{stray[0]}' does not go with it"] if stray else []
-    mistakes = [f"{args.spelling[dest]} is for --clean" for dest in _OF_CLEAN
+        return [f"{verb} cannot be combined with '{stray[0]}'"] if stray else []
+    mistakes = [f"{args.spelling[dest]} needs --clean" for dest in _OF_CLEAN
                 if dest in args.spelling]
     if args.flags.get("FED.PLAIN", "").lower() == "true":
-        mistakes.append("--plain: the plain path reads no store; drop --plain")
+        mistakes.append("--plain does not use feature stores; drop --plain")
     if args.pack and len(args.dataset) > 1 and not user_path(args.pack).is_dir():
-        mistakes.append(f"--pack {args.pack}: several data sets want a folder that exists, a pack "
-                        "each")
+        mistakes.append(f"--pack {args.pack}: several data sets need an existing folder; each "
+                        "gets its own pack")
     if args.seeds:
-        mistakes.append("--seeds: stores do not depend on the model seed; give --data-seed N for "
-                        "the views of that seed, or drop --seeds")
+        mistakes.append("--seeds has no effect: stores do not depend on the model seed; use "
+                        "--data-seed N for the views of that seed, or drop --seeds")
     return mistakes
 
 

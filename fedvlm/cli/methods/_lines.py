@@ -45,7 +45,7 @@ class Size:
     pieces: tuple[str, ...]
 
 
-def size_of(path: Path, stem: str) -> Size:
+def trainer_size(path: Path, stem: str) -> Size:
     """Return the size of a trainer's file.
 
     Raises:
@@ -100,11 +100,11 @@ def code_lines(text: str) -> int:
 
 def sizes(files: Mapping[str, Path]) -> list[Size]:
     """Return the size of each file, the shortest first."""
-    every = [size_of(path, stem) for stem, path in files.items()]
+    every = [trainer_size(path, stem) for stem, path in files.items()]
     return sorted(every, key=lambda size: (size.lines, size.name.lower()))
 
 
-def short(module: str) -> str:
+def piece_name(module: str) -> str:
     """Return a piece's name as tables have it: its room and its file."""
     return module.removeprefix("fedvlm.").removeprefix("federation.").removeprefix("models.")
 
@@ -112,7 +112,8 @@ def short(module: str) -> str:
 def method_rows(every: Iterable[Size]) -> list[dict[str, str]]:
     """Return one row for each method: its lines, and the pieces that it stands on."""
     return [
-        {"method": s.name, "lines": str(s.lines), "shares": ", ".join(map(short, s.pieces)) or "-"}
+        {"method": s.name, "lines": str(s.lines),
+         "shares": ", ".join(map(piece_name, s.pieces)) or "-"}
         for s in every
     ]
 
@@ -131,5 +132,5 @@ def piece_rows(every: Iterable[Size]) -> list[dict[str, str]]:
     for piece, names in sorted(users.items(), key=lambda item: (-len(item[1]), item[0])):
         lines = str(code_lines(_file(piece).read_text(encoding="utf-8")))
         who = ", ".join(sorted(names, key=str.lower)) if len(names) < 4 else f"{len(names)} methods"
-        rows.append({"piece": short(piece), "lines": lines, "of": who})
+        rows.append({"piece": piece_name(piece), "lines": lines, "of": who})
     return rows

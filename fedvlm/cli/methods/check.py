@@ -1,7 +1,7 @@
 """Test a method against the framework's invariants.
 
-One line for each: ok, exempt with the method's reason, or broken and where. Exit code 1 if any is
-broken. TRAINER.X.Y VALUE pairs set the method's own options.
+One line per invariant: ok, exempt with the method's reason, or broken and where. Exit code 1 if
+any is broken. TRAINER.X.Y VALUE pairs set the method's own options.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """List all settings, or show the resolved config of given flags.
 
-fedvlm config WORD shows the keys that hold the word, with default, range and help; a method's name
-its own options. With flags of a run, the config that they give and where each value is from.
+fedvlm config WORD shows the keys that contain the word, with default, range and help; fedvlm config
+METHOD shows the options of a method. With flags of a run it shows the resulting config and the
+source of each value.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedvlm.job.flags import add_flags, pairs
 
 EXAMPLES = (
     "fedvlm config",
-    "fedvlm config FED  # the keys that hold a word",
+    "fedvlm config FED  # the keys that contain a word",
     "fedvlm config fedtv  # a method's own options",
     "fedvlm config --dataset eurosat --shots 4",
 )
@@ -29,7 +30,7 @@ ALSO = ("settings", "options", "keys", "defaults", "flags")
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     parser.add_argument("opts", nargs="*", metavar="WORD",
-                        help="a word in a key, or a method; or KEY VALUE pairs")
+                        help="part of a key, a method's name, or KEY VALUE pairs")
     add_flags(parser, shown=False)
     parser.checks.append(lambda args: pairs(args) if args.spelling else [])
 
@@ -47,7 +48,7 @@ def main(args: Namespace) -> int:
     schema = _with_trainer(default_schema(), word)
     lines = reference_lines(schema, word)
     if not lines:
-        raise ConfigError(f"no config key holds '{word}'{did_you_mean(word, schema)}")
+        raise ConfigError(f"no config key contains '{word}'{did_you_mean(word, schema)}")
     say(*lines)
     return 0
 

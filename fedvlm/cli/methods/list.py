@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedvlm.cli.methods._lines import method_rows, piece_rows, sizes
 from fedvlm.cli.verbs import verbs
-from fedvlm.config.families import CHOICE, ORDER, families_in, place, words_of
+from fedvlm.config.families import CHOICE, ORDER, families_in, family_heading, place
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import say
@@ -18,7 +18,7 @@ from fedvlm.federation.cards import card, trainer_files, year
 
 EXAMPLES = (
     "fedvlm list  # by what is trained",
-    "fedvlm list --family prompt lora  # of these, whatever they train beside",
+    "fedvlm list --family prompt lora  # methods that train a prompt or LoRA",
     "fedvlm list FedTV Ditto  # their cards",
     "fedvlm list ./my.py  # the card of a file",
     "fedvlm list --lines  # lines of code per method, and what each shares",
@@ -33,13 +33,14 @@ def flags(parser: Parser) -> None:
     parser.add_argument("methods", nargs="*", metavar="METHOD", help="a method's name or its file")
     parser.add_argument(
         "--family", nargs="+", default=[], choices=FAMILIES, metavar="WORD",
-        help=f"only methods that train something of these: {', '.join(FAMILIES)} "
-             f"({CHOICE}: what --peft says)",
+        help=f"only methods that train one of: {', '.join(FAMILIES)} "
+             f"({CHOICE}: what --peft sets)",
     )
     parser.add_argument("--flat", action="store_true", help="one list by name, without headings")
     parser.add_argument(
         "--lines", action="store_true",
-        help="lines of code per method (no docstring, comment or blank), and the pieces it shares",
+        help="lines of code per method (without docstrings, comments, blank lines) and the "
+             "shared modules it uses",
     )
 
 
@@ -54,12 +55,12 @@ def main(args: Namespace) -> int:
     files = trainer_files()
     every = [fold(word) for word in args.methods] in ([w] for w in _ALL)
     if args.family and args.methods and not every:
-        raise ConfigError(f"--family chooses among all methods; drop it or {args.methods[0]}")
+        raise ConfigError(f"--family filters the list of all methods; drop it or {args.methods[0]}")
     if args.family:
         files = {stem: path for stem, path in files.items()
                  if set(families_in(card(path))) & set(args.family)}
         if not files:
-            raise ConfigError(f"no method trains {' or '.join(args.family)}")
+            raise ConfigError(f"--family {' '.join(args.family)}: no method trains that")
     if args.lines:
         if args.methods and not every:
             files = {path.stem: path for path in (_file(word, files) for word in args.methods)}
@@ -91,9 +92,10 @@ def _file(word: str, files: dict[str, Path]) -> Path:
 
     near = did_you_mean(word, files)
     if fold(word) in ("datasets", "data", "sets") or dataset_of(word):
-        near = ", it is of the data: fedvlm data list names the sets, fedvlm doctor looks at them"
+        near = (f"; '{word}' is about data: fedvlm data list shows the data sets, fedvlm doctor "
+                "checks them")
     elif fold(word) in ("verbs", "commands", *map(fold, verbs())):
-        near = ", it is of the commands: fedvlm help names them"
+        near = f"; '{word}' is about commands: fedvlm help lists them"
     known = "" if near else f" (known: {', '.join(files) or 'none'})"
     raise ConfigError(f"unknown trainer '{word}'{near}{known}")
 
@@ -113,5 +115,5 @@ def _rows(files: dict[str, Path], flat: bool) -> list[str]:
     by_place = sorted(zip(parts, lines, strict=True), key=lambda one: place(one[0]))
     for own, members in groupby(by_place, key=lambda one: one[0]):
         group = [f"  {line}" for _, line in members]
-        out += ["", f"{words_of(own) or 'its card does not say what'}: {len(group)}", *group]
+        out += ["", f"{family_heading(own) or 'not stated in the card'}: {len(group)}", *group]
     return ["  " + head, *out[1:]]

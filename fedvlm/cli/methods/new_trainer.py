@@ -1,7 +1,7 @@
 """Create the files of a new method: a trainer and its YAML.
 
 A working method to change and its YAML: trainers/mymethod.py and configs/trainers/mymethod.yaml in
-the repository, or both into a folder. Without --kind it trains whatever PEFT says. The next
+the repository, or both into a folder. Without --kind it trains what PEFT sets. The next
 commands are printed.
 """
 
@@ -26,7 +26,7 @@ from fedvlm.federation.cards import trainer_files
 
 EXAMPLES = (
     "fedvlm new-trainer MyMethod",
-    "fedvlm new-trainer MyMethod --into .  # into this folder, whatever the repository",
+    "fedvlm new-trainer MyMethod --into .  # write both files into this folder",
     "fedvlm new-trainer MyPrompt --kind prompt --into .  # a context in front of the class names",
 )
 ALSO = ("create", "scaffold", "template", "init", "new")
@@ -35,7 +35,7 @@ LONGEST = 30
 
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
-    parser.add_argument("name", metavar="NAME", help="one name, such as MyMethod")
+    parser.add_argument("name", metavar="NAME", help="name of the class, such as MyMethod")
     parser.add_argument("--into", metavar="DIR", help="a folder for both files")
     about = "; ".join(f"{name}: {kind.about}" for name, kind in KINDS.items())
     parser.add_argument("--kind", metavar="KIND", type=_spelt, choices=list(KINDS), default="",
@@ -50,12 +50,12 @@ def main(args: Namespace) -> int:
         DataError: the folder cannot be written.
     """
     name, into = args.name, None if args.into is None else user_path(args.into)
-    check_name(name)
+    check_method_name(name)
     code, yaml = _paths(name, into)
     for path in (code, yaml):
         if path.exists():
-            raise ConfigError(f"'{path}' is there already and is not overwritten; take another "
-                              "name, or move it away")
+            raise ConfigError(f"'{path}' already exists and is not overwritten: choose another "
+                              "name, or move the file")
     spec = name if into is None else f"{_typed(code)}:{name}"
     code_text, yaml_text = texts(name, registered=into is None, kind=args.kind)
     for path, text in ((code, code_text), (yaml, yaml_text)):
@@ -77,7 +77,7 @@ def texts(name: str, *, registered: bool, kind: str = "") -> tuple[str, str]:
     return KINDS.get(kind, OWN).texts(name, spec, registered=registered)
 
 
-def check_name(name: str) -> None:
+def check_method_name(name: str) -> None:
     """Refuse a name that cannot be a class, a file and a config node at once, or is taken.
 
     Raises:
@@ -87,7 +87,7 @@ def check_name(name: str) -> None:
         bare = re.sub(r"[^A-Za-z0-9_]", "", name).lstrip("0123456789_")[:LONGEST]
         near = f", such as {bare[0].upper()}{bare[1:]}" if bare else ", such as MyMethod"
         raise ConfigError(
-            f"'{name}' cannot be a trainer's name: it wants a letter, then up to {LONGEST - 1} "
+            f"'{name}' is not a valid method name: use a letter, then up to {LONGEST - 1} "
             f"letters, digits or underscores{near}"
         )
     node = f"TRAINER.{name.upper()}"
@@ -96,12 +96,13 @@ def check_name(name: str) -> None:
     reserved = {fold(word) for word in every} | {"trainer"}
     bad = keyword.iskeyword(name) or hasattr(builtins, name) or fold(name) in reserved
     if bad or keys:
-        why = f"the config key {keys[0]}" if keys else "a word of Python or of the file itself"
-        raise ConfigError(f"'{name}' is {why} already; take another name, such as My{name.title()}")
+        why = f"the config key {keys[0]}" if keys else "a Python keyword or a name used in the file"
+        raise ConfigError(f"'{name}' is already {why}; choose another name, such as "
+                          f"My{name.title()}")
     taken = next((s for s in trainer_files() if fold(s) == fold(name)), None)
     if taken is not None:
-        raise ConfigError(f"there is a trainer '{taken}' already ({trainer_files()[taken]}); take "
-                          f"another name, such as My{name}")
+        raise ConfigError(f"a method '{taken}' already exists ({trainer_files()[taken]}); "
+                          f"choose another name, such as My{name}")
 
 
 def _spelt(kind: str) -> str:
@@ -118,8 +119,8 @@ def _paths(name: str, into: Path | None) -> tuple[Path, Path]:
     root = checkout()
     if root is None:
         raise ConfigError(
-            "this fedvlm is an installed copy, which the next installation replaces: give --into "
-            "DIR, a folder of yours"
+            "this fedvlm is an installed copy, which the next installation overwrites: add "
+            "--into DIR, a folder of your own"
         )
     return root / "trainers" / f"{stem}.py", root / "configs" / "trainers" / f"{stem}.yaml"
 

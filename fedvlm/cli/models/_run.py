@@ -19,11 +19,11 @@ def add_run(parser: Parser, default: str = "global") -> None:
     add("--client", default=default, metavar="N", help=f"a client's number, global, or all "
         f"({default})")
     add("--device", default="auto", metavar="X", help="auto, cpu, cuda, cuda:N, mps")
-    add("--weights", default="", metavar="X", help="where the backbone's weights are now, if they "
-        "are not where the run found them")
+    add("--weights", default="", metavar="X", help="file of the backbone's weights, if it was "
+        "moved since the run")
 
 
-def opened(args: Namespace) -> Run:
+def open_run(args: Namespace) -> Run:
     """Return the run that the words name.
 
     Raises:

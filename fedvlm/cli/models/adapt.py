@@ -1,14 +1,14 @@
 """Make a personal model for a new client from a run's shared model and labelled images.
 
-The client never worked in the run: it gets the shared model and the method's own final phase. The
-model is written as ``fedvlm export`` writes one.
+The client took no part in the run: it gets the shared model and the method's final phase. The
+model is written in a format of ``fedvlm export``.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
 
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.files import user_path
 
@@ -23,14 +23,16 @@ def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
     add("run", metavar="RUN", help="a run folder")
-    add("--images", required=True, metavar="FOLDER", help="labelled images, of the run's classes")
+    add("--images", required=True, metavar="FOLDER", help="folder of labelled images with "
+                                                          "classes of the run")
     add("--to", required=True, metavar="DIR", help="a new folder")
     add("--format", default="safetensors", metavar="NAME", help="safetensors, peft, open_clip or "
         "onnx (safetensors)")
-    add("--epochs", type=whole(0), default=None, metavar="N", help="of fine-tuning (as the run's "
-        "settings say)")
+    add("--epochs", type=whole_number(0), default=None, metavar="N", help="epochs of fine-tuning "
+        "(default: the run's setting)")
     add("--device", default="auto", metavar="X", help="auto, cpu, cuda, cuda:N, mps")
-    add("--weights", default="", metavar="X", help="where the backbone's weights are now")
+    add("--weights", default="", metavar="X", help="file of the backbone's weights, if it was "
+                                                   "moved since the run")
 
 
 def main(args: Namespace) -> int:

@@ -1,7 +1,8 @@
 """Evaluate a trained model on other images.
 
-A data set's test images, or a folder with labels. Where the run knows all their classes a model
-chooses from the run's; otherwise from the set's, which methods with prompts can.
+Uses a data set's test images, or a folder with labels. If the run knows all their classes, the
+model chooses among the run's classes; otherwise among those of the set, which only methods with
+prompts can do.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 
-from fedvlm.cli.models._run import add_run, opened
+from fedvlm.cli.models._run import add_run, open_run
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import complain, progress, say
@@ -27,10 +28,12 @@ def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add_run(parser)
     add = parser.add_argument
-    add("--dataset", default="", metavar="NAME", help="a data set by name, its test images")
-    add("--root", default="", metavar="DATA/", help="folder that holds the data sets (the run's)")
-    add("--images", default="", metavar="FOLDER", help="a folder of images of yours, or a table")
-    add("--json", action="store_true", help="a line of JSON per model")
+    add("--dataset", default="", metavar="NAME", help="name of a data set: use its test images")
+    add("--root", default="", metavar="DATA/", help="folder that contains the data sets "
+                                                    "(default: the run's)")
+    add("--images", default="", metavar="FOLDER", help="your own images: a folder, or a table of "
+                                                       "files")
+    add("--json", action="store_true", help="one line of JSON per model")
 
 
 def main(args: Namespace) -> int:
@@ -40,10 +43,11 @@ def main(args: Namespace) -> int:
         FedvlmError: no such run, client or images; classes that the method cannot choose from.
     """
     if bool(args.dataset) == bool(args.images):
-        raise ConfigError("say on what: --dataset NAME, or --images FOLDER")
+        raise ConfigError("choose the images: --dataset NAME, or --images FOLDER")
     if args.root and args.images:
-        raise ConfigError("--root is for --dataset; --images says itself where they are")
-    run = opened(args)
+        raise ConfigError("--root needs --dataset: --images FOLDER already gives the place; drop "
+                          "--root")
+    run = open_run(args)
     from fedvlm.api.evaluate import evaluate, of_dataset, of_folder  # start-up: PyTorch, 2 s
 
     tests = of_folder(args.images) if args.images else of_dataset(

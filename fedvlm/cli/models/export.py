@@ -1,21 +1,22 @@
 """Export a trained model for other libraries (safetensors, PEFT, open_clip, ONNX).
 
-Formats: safetensors (with a run.py of 60 lines), peft, open_clip, onnx. What is written is read
-back before it gets its name; a method that a format cannot hold is refused, with the reason.
+Formats: safetensors (with a run.py of 60 lines), peft, open_clip, onnx. Every export is read
+back and compared before it is kept; a method that a format cannot hold is refused, with the reason.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
 
-from fedvlm.cli.models._run import add_run, opened
+from fedvlm.cli.models._run import add_run, open_run
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
 from fedvlm.core.files import user_path
 
 EXAMPLES = (
     "fedvlm export RUN --client 3 --to model/ --format safetensors",
-    "fedvlm export RUN --client all --to models/ --format onnx  # a folder each, and an index",
+    "fedvlm export RUN --client all --to models/ --format onnx  # one folder per client, and an "
+    "index",
     "fedvlm export RUN --to lora/ --format peft --licence mit  # the global model",
 )
 ALSO = ("save", "convert", "onnx")
@@ -28,7 +29,7 @@ def flags(parser: Parser) -> None:
     add("--to", required=True, metavar="DIR", help="a new folder")
     add("--format", required=True, metavar="NAME", help="safetensors, peft, open_clip or onnx")
     add("--licence", "--license", dest="licence", default="", metavar="NAME",
-        help="of the base weights, for the model card (mit, apache-2.0, ...)")
+        help="licence of the base weights, for the model card (mit, apache-2.0, ...)")
 
 
 def main(args: Namespace) -> int:
@@ -38,7 +39,7 @@ def main(args: Namespace) -> int:
         FedvlmError: no such run or client, a folder that is there, or a method that the format
             cannot hold.
     """
-    run = opened(args)
+    run = open_run(args)
     from fedvlm.export.write import check_target, export, export_all  # start-up: PyTorch, 2 s
 
     folder = user_path(args.to)

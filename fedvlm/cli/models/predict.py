@@ -1,6 +1,6 @@
 """Predict the classes of images with a trained model.
 
-A line per image: its file, the likeliest class and its probability.
+Prints one line per image: file, most likely class, probability.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import io
 import json
 from argparse import Namespace
 
-from fedvlm.cli.models._run import add_run, opened
-from fedvlm.console.parser import Parser, whole
+from fedvlm.cli.models._run import add_run, open_run
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError
 
 EXAMPLES = (
     "fedvlm predict RUN photo.jpg --client 3",
-    "fedvlm predict RUN photos/ --client 3 --csv > said.csv  # every class's probability",
-    "fedvlm predict RUN photos/ --json --top 3  # of the global model, a line of JSON per image",
+    "fedvlm predict RUN photos/ --client 3 --csv > said.csv  # probabilities of all classes",
+    "fedvlm predict RUN photos/ --json --top 3  # global model, one line of JSON per image",
 )
 ALSO = ("classify", "infer", "inference", "label")
 DIGITS = 6  # of a probability in a file
@@ -30,9 +30,10 @@ def flags(parser: Parser) -> None:
     add_run(parser)
     add = parser.add_argument
     add("images", nargs="+", metavar="IMAGE", help="images, or folders of them")
-    add("--top", type=whole(1), default=1, metavar="N", help="how many classes per image (1)")
+    add("--top", type=whole_number(1), default=1, metavar="N", help="number of classes per image "
+        "(1)")
     add("--json", action="store_true", help="JSON lines: image, client, classes, probabilities")
-    add("--csv", action="store_true", help="a table of every class's probability")
+    add("--csv", action="store_true", help="a table with the probabilities of all classes")
 
 
 def main(args: Namespace) -> int:
@@ -42,8 +43,8 @@ def main(args: Namespace) -> int:
         FedvlmError: no such run, client or image.
     """
     if args.json and args.csv:
-        raise ConfigError("--json and --csv are two forms: give one")
-    run = opened(args)
+        raise ConfigError("give --json or --csv, not both")
+    run = open_run(args)
     rows, table = [], []
     for name, model in run.named(args.client).items():
         said = model.predict(args.images)

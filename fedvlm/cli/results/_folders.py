@@ -26,7 +26,7 @@ def run_folders(words: Iterable[str]) -> list[Path]:
     paths = [user_path(word) for word in words]
     for path in paths:
         if not (path.is_dir() or path.name.endswith(ENDING) and path.is_file()):
-            raise DataError(f"{path} is not a folder with runs{nearest_path(path)}")
+            raise DataError(f"{path} is not a folder that contains runs{nearest_path(path)}")
     return [folder for path in paths for folder in folders_of(path)]
 
 
@@ -41,8 +41,8 @@ def no_runs(folders: Sequence[Path], collected: Collected) -> DataError:
     """Return the error for folders without a finished run: what lies there instead."""
     journal = next((f for f in folders if (f / "plan.yaml").is_file()), None)
     if journal is not None:
-        return DataError(f"{journal} is a sweep's journal, its runs lie elsewhere; give its "
-                         f"OUTPUT_DIR, {journal.parent.parent}")
+        return DataError(f"{journal} is a sweep's journal, not its runs; give the "
+                         f"OUTPUT_DIR of the sweep,  {journal.parent.parent}")
     left = collected.unfinished
     there = [f"{len(left)} unfinished, first {left[0]}"] if left else []
     there += collected.problems[:2]
@@ -54,10 +54,10 @@ def no_runs(folders: Sequence[Path], collected: Collected) -> DataError:
 def describe_unfinished(folder: Path) -> str:
     """Return what a folder without ``results.json`` is, and the command for it; '' for none."""
     if (folder / "plan.yaml").is_file():
-        return f", it is a sweep's journal: fedvlm table {folder.parent.parent} reads its runs"
+        return f"; this is a sweep's journal: fedvlm table {folder.parent.parent} reads its runs"
     if (folder / "manifest.json").is_file():
         command = _command_of(folder / "manifest.json")
-        return f"; go on with it: {command}" if command else ""
+        return f"; to resume it: {command}" if command else ""
     finished = sorted(path.parent for path in folder.rglob(RESULTS))
     if not finished:
         return ""

@@ -33,7 +33,7 @@ def print_pairs(words: str, folders: Sequence[str], over_seeds: bool, form: str)
     """
     if len(folders) != 2:
         raise ConfigError(
-            f"{words} wants two folders, got {len(folders)}: fedvlm {words} RUN_A RUN_B")
+            f"{words} needs two folders, got {len(folders)}: fedvlm {words} RUN_A RUN_B")
     a, b = run_folders(folders)
     seen = compare_seeds(find_sides(a), find_sides(b)) if over_seeds else \
         compare_runs(find_side(a), find_side(b))
@@ -53,6 +53,6 @@ def parting_lines(folders: Sequence[str]) -> list[str]:
     rounds = rounds_lines(a, b, find_partings(a, b), differing)
     notes = [f"{letter}: {note}" for letter, one in (("A", a), ("B", b)) for note in one.notes]
     heads = {f"A: {a.path}": (), f"B: {b.path}": notes, "settings, A -> B":
-             settings_lines(differing), "first round at which they part": rounds}
+             settings_lines(differing), "first round that differs": rounds}
     return [line for head, lines in heads.items()
             for line in (one_line(head), *(f"  {one_line(text)}" for text in lines))]

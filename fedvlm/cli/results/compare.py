@@ -1,4 +1,4 @@
-"""Two runs: settings, paired differences, where they part (``fedvlm table A B --paired``).
+"""Compare two runs: settings, paired differences, first round that differs.
 
 Differences are B - A. With --over-seeds, two methods over their seeds.
 """
@@ -21,10 +21,10 @@ ALSO = ("diff", "versus", "significance")
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
-    add("folders", nargs="*", metavar="RUN", help="two run folders, finished or not, or folders "
-        "that hold one run each")
-    add("--over-seeds", action="store_true", help="two folders with one finished run per seed: "
-        "pairs by seed and data seed, intervals over seeds")
+    add("folders", nargs="*", metavar="RUN", help="two run folders, finished or not, or two "
+        "folders with one run each")
+    add("--over-seeds", action="store_true", help="compare two folders with one finished run "
+        "per seed: pairs by seed and data seed, intervals over seeds")
     add("--format", type=str.lower, choices=list(PAIR_FORMATS), default="text", help="(text)")
 
 

@@ -13,8 +13,8 @@ from fedvlm.report.collect import collect
 
 EXAMPLES = (
     "fedvlm figures output/sweep-demo",
-    "fedvlm figures output --into figures/ --width 5.5 --font serif  # beside NeurIPS' text",
-    "fedvlm figures output --metric global --column  # as wide as a paper's column",
+    "fedvlm figures output --into figures/ --width 5.5 --font serif  # for a NeurIPS paper",
+    "fedvlm figures output --metric global --column  # one column of a paper wide",
 )
 ALSO = ("plot", "plots", "draw", "curves", "chart")
 
@@ -22,20 +22,20 @@ ALSO = ("plot", "plots", "draw", "curves", "chart")
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
-    add("folders", nargs="+", metavar="RUN_OR_OUTPUT", help="a run folder, or one with runs at "
-        "any depth (OUTPUT_DIR); one run gets its own figures besides")
-    add("--into", default="", metavar="FOLDER", help="where to write (figures/ in the first "
-        "folder)")
-    add("--metric", default="personal", metavar="NAME", help="accuracy of a round: personal, "
+    add("folders", nargs="+", metavar="RUN_OR_OUTPUT", help="a run folder, or a folder with "
+        "runs at any depth (OUTPUT_DIR); a single run gets additional figures")
+    add("--into", default="", metavar="FOLDER", help="output folder (default: figures/ in "
+        "the first folder)")
+    add("--metric", default="personal", metavar="NAME", help="accuracy to plot: personal, "
         "global, new, ... (personal)")
     add("--width", type=amount("inches", 2, 20), default=0.0, metavar="INCHES",
-        help="of the figures (6.8); text "
-        "has 7 points or more at that width")
-    add("--column", action="store_true", help="one column of a paper wide (3.3 in)")
+        help="width of the figures "
+        "(6.8); text has at least 7 points at that width")
+    add("--column", action="store_true", help="width of one column of a paper (3.3 in)")
     add("--font", choices=("sans", "serif"), default="sans",
-        help="serif: STIX, beside Times (sans)")
-    add("--names", choices=("paper", "run"), default="paper", help="methods as papers spell them, "
-        "or as the runs' results do (paper)")
+        help="serif: STIX, matches Times (default: sans)")
+    add("--names", choices=("paper", "run"), default="paper", help="names of methods: as papers "
+        "spell them, or as in the results of runs (paper)")
 
 
 def main(args: Namespace) -> int:
@@ -65,7 +65,7 @@ def main(args: Namespace) -> int:
     selection = FigureRuns(collected.runs, args.metric, papers)
     names, missing = write_figures(selection, into, width, args.font)
     if collected.unfinished:
-        complain(f"{len(collected.unfinished)} unfinished runs are left out", prefix="note")
+        complain(f"{len(collected.unfinished)} unfinished runs were skipped", prefix="note")
     complain(*(f"not made: {why}" for why in missing), prefix="note")
     say(*(f"{into / name}.pdf .png .svg .csv" for name in names))
     return 0 if names else DataError.exit_code

@@ -20,7 +20,7 @@ from fedvlm.runs.finished import FinishedRun
 
 EXAMPLES = (
     "fedvlm report output/sweep-demo --title 'Ten clients, 16 shots'",
-    "fedvlm report output --into page.html --runs  # and each run's own page",
+    "fedvlm report output --into page.html --runs  # also one page per run",
 )
 ALSO = ("page", "html", "website")
 
@@ -28,12 +28,13 @@ ALSO = ("page", "html", "website")
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
-    add("folders", nargs="+", metavar="RUN_OR_OUTPUT", help="a run folder, for its page, or "
-        "one with runs at any depth (OUTPUT_DIR), for a page over all of them")
-    add("--into", default="", metavar="FILE", help=f"where to write ({PAGE} in the first folder)")
+    add("folders", nargs="+", metavar="RUN_OR_OUTPUT", help="a run folder, or a folder with "
+        "runs at any depth (OUTPUT_DIR) for one page about all of them")
+    add("--into", default="", metavar="FILE", help=f"output file (default: {PAGE} in the first "
+                                                   f"folder)")
     add("--title", default="", metavar="TEXT", help="heading of the page")
-    add("--runs", action="store_true", help="also each run's own page, which the page over all "
-        "links to")
+    add("--runs", action="store_true", help="also write one page per run, linked from the "
+        "overall page")
 
 
 def main(args: Namespace) -> int:
@@ -48,7 +49,8 @@ def main(args: Namespace) -> int:
     if into.is_dir():
         into /= PAGE
     elif args.into and not into.parent.is_dir():
-        raise ConfigError(f"--into {args.into}: there is no folder {into.parent}; make it first")
+        raise ConfigError(f"--into {args.into}: folder {into.parent} does not exist; create it "
+                          f"first")
     collected = collect(folders)
     complain(*collected.notes(), prefix="note")
     if not collected.runs:

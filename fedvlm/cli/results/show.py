@@ -62,7 +62,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     except ValueError:
         raise DataError(f"{path}: is not valid JSON; the run folder is damaged") from None
     if not isinstance(results, dict):
-        raise DataError(f"{path}: does not hold a result; the run folder is damaged")
+        raise DataError(f"{path}: contains no results; the run folder is damaged")
     return results
 
 

@@ -1,4 +1,4 @@
-"""Mean and spread over seeds as text, md, csv, tex or html.
+"""Make a table of runs: mean and spread over seeds (text, md, csv, tex, html).
 
 Of finished runs, or of the log.txt files that CoOp-style code leaves. Data sets of one protocol
 share a table, which ends in their average; others get a table each.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
 from fedvlm.cli.results._pairs import print_pairs
-from fedvlm.console.parser import Parser, amount, whole
+from fedvlm.console.parser import Parser, amount, whole_number
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
@@ -37,8 +37,8 @@ EXAMPLES = (
     "fedvlm table output --names paper --order best --label tab:main --out main.tex  # and .bib",
     "fedvlm table output --where shots=16 --reference zero-shot --out table.md",
     "fedvlm table output --rows trainer --cols dataset shots --metric personal new  # wider",
-    "fedvlm table RUN_A RUN_B --paired  # two runs: settings, clients, where they part",
-    "fedvlm table --logs COOP_OUTPUT  # of another project's log.txt files",
+    "fedvlm table RUN_A RUN_B --paired  # two runs: settings, clients, first round that differs",
+    "fedvlm table --logs COOP_OUTPUT  # log.txt files of another project",
     "fedvlm table --hyperparameters output/tuning/tune/tuned.json --out appendix.tex",
 )
 ALSO = ("latex", "csv", "summary", "aggregate")
@@ -55,45 +55,48 @@ def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
     add("folders", nargs="*", metavar="OUTPUT", help="folders with runs, at any depth")
-    add("--rows", nargs="+", metavar="KEY", help="protocol keys, config keys or metric (trainer)")
-    add("--cols", nargs="+", metavar="KEY", help="the same for columns (dataset)")
+    add("--rows", nargs="+", metavar="KEY", help="what the rows are: protocol keys, config keys "
+                                                 "or metric (trainer)")
+    add("--cols", nargs="+", metavar="KEY", help="what the columns are (dataset)")
     add("--metric", nargs="+", metavar="NAME", help="personal, global, zero_shot.personal, "
         "totals.bytes_up, trainable, rounds_to:70, ... (personal)")
-    add("--format", type=str.lower, choices=[*FORMATS, "json"], default="", help="(by the "
-        "ending of --out, md if it has none of these; text on the screen); json is for --paired")
+    add("--format", type=str.lower, choices=[*FORMATS, "json"], default="", help="(default: "
+        "the suffix of --out, else md; text on the screen); json only with --paired")
     add("--where", nargs="+", action="extend", metavar="KEY=VALUE", help="only these runs; several "
-        "of one key are alternatives")
+        "values of one key are alternatives")
     add("--exclude", nargs="+", action="extend", metavar="KEY=VALUE", help="not these runs")
     add("--reference", nargs="*", choices=[*REFERENCES, NONE], metavar="NAME",
-        help=f"rows of the runs' references: {', '.join(REFERENCES)} (without a NAME all), or "
+        help=f"rows of the baselines: {', '.join(REFERENCES)} (no NAME: all), or "
         f"{NONE} ({' '.join(KINDS)})")
-    add("--columns", nargs="+", metavar="NAME", help=f"beside one metric, means over the data "
-        f"sets: {', '.join(COLUMNS)}, whatever --metric takes, or {NONE} ({' '.join(USUAL)})")
-    add("--versus", default="", metavar="METHOD", help="columns of paired differences to METHOD "
-        "with their 95 %% interval, and a table of them per data set")
-    add("--paired", action="store_true", help="of two runs: what differs in their settings, "
-        "paired differences B - A of clients and images, the first round at which they part")
-    add("--over-seeds", action="store_true", help="--paired, of two folders with one finished run "
+    add("--columns", nargs="+", metavar="NAME", help=f"additional columns for one metric, "
+        f"means over the data sets: {', '.join(COLUMNS)}, any value of --metric, or {NONE} "
+        f"({' '.join(USUAL)})")
+    add("--versus", default="", metavar="METHOD", help="paired differences to METHOD with 95 %% "
+        "intervals, and a table of them per data set")
+    add("--paired", action="store_true", help="compare two runs: settings that differ, "
+        "paired differences B - A over clients and images, first round that differs")
+    add("--over-seeds", action="store_true", help="--paired with two folders of one finished run "
         "per seed: pairs by seed and data seed, intervals over seeds")
-    add("--order", nargs="+", default=["name"], metavar="WORD", help="of the rows: name, best, or "
-        "methods that come first (name)")
+    add("--order", nargs="+", default=["name"], metavar="WORD", help="order of the rows: name, "
+        "best, or methods that come first (name)")
     add("--names", choices=("run", "paper"), default="run", help="paper: methods and data sets as "
-        "papers spell them, methods in groups, in LaTeX cited (run)")
-    add("--label", default="", metavar="LABEL", help="LaTeX's \\label (tab:METRIC)")
+        "papers spell them, methods in groups, citations in LaTeX (default: run)")
+    add("--label", default="", metavar="LABEL", help="\\label of the LaTeX table (tab:METRIC)")
     add("--width", type=amount("inches", 1, 30), default=5.5, metavar="INCHES",
-        help="LaTeX's width of the text "
-        "(5.5, NeurIPS)")
-    add("--mixed", nargs="*", metavar="KEY", help="one table although runs differ in these keys "
-        "(any); the caption says in which they do")
-    add("--ci", action="store_true", help="the 95 %% t-interval instead of the standard deviation")
-    add("--digits", type=whole(0, 6), default=1, metavar="N", help="decimals of percentages (1)")
+        help="text width of the LaTeX "
+        "document (5.5, NeurIPS)")
+    add("--mixed", nargs="*", metavar="KEY", help="put runs into one table although they differ "
+        "in these keys (default: any key); the caption names the differences")
+    add("--ci", action="store_true", help="95 %% t-interval instead of the standard deviation")
+    add("--digits", type=whole_number(0, 6), default=1, metavar="N", help="decimals of "
+        "percentages (1)")
     add("--standalone", action="store_true", help="a whole document (tex, html)")
     add("--out", default="", metavar="FILE", help="write here instead of the screen")
     add("--logs", default="", metavar="FOLDER", help="read Dassl's log.txt files below FOLDER "
         "instead of runs")
-    add("--hyperparameters", default="", metavar="FILE", help="of a tuned.json of fedvlm tune: "
-        "what every method runs with, and what was searched; instead of runs")
-    add("--test-log", action="store_true", help="with --logs: '=> result' ends a log too")
+    add("--hyperparameters", default="", metavar="FILE", help="table of a tuned.json of fedvlm "
+        "tune: the values of every method, and what was searched")
+    add("--test-log", action="store_true", help="with --logs: '=> result' also ends a log")
 
 
 def main(args: Namespace) -> int:
@@ -107,7 +110,7 @@ def main(args: Namespace) -> int:
         return _paired(args)
     form, out = _format(args), user_path(args.out)
     if args.out and not out.parent.is_dir():
-        raise ConfigError(f"--out {args.out}: there is no folder {out.parent}; make it first")
+        raise ConfigError(f"--out {args.out}: folder {out.parent} does not exist; create it first")
     command = shlex.join(["fedvlm", "table", *args.words])
     drawn, papers = _drawn(args, command)
     if form == "tex":
@@ -131,11 +134,11 @@ def _paired(args: Namespace) -> int:
     others = {"folders", "paired", "over_seeds", "format"}
     strange = [word for dest, word in args.spelling.items() if dest not in others]
     if strange:
-        raise ConfigError(f"{strange[0]} does not go with --paired, which shows all numbers that "
-                          "two runs have; drop it")
+        raise ConfigError(f"{strange[0]} cannot be combined with --paired, which shows all "
+                          "numbers of two runs; drop it")
     form = args.format or "text"
     if form not in PAIR_FORMATS:
-        raise ConfigError(f"--paired is printed as {', '.join(PAIR_FORMATS)}, not as {form}")
+        raise ConfigError(f"--paired has the formats {', '.join(PAIR_FORMATS)}, not {form}")
     return print_pairs("table --paired", args.folders, args.over_seeds, form)
 
 
@@ -172,7 +175,7 @@ def _from_tuning(args: Namespace, command: str) -> tuple[list[ReportTable], dict
     strange = [args.spelling[d] for d in (*FOR_RUNS, "logs", "test_log")
                if d in args.spelling and d != "names"]
     if strange or args.folders:
-        raise ConfigError("--hyperparameters reads a tuned.json alone: drop "
+        raise ConfigError("--hyperparameters reads only a tuned.json: drop "
                           f"{(strange or args.folders)[0]}")
     progress("loading PyTorch")
     from fedvlm.sweep.tune.appendix import hyperparameters  # start-up: PyTorch, 2 s
@@ -188,9 +191,9 @@ def _from_tuning(args: Namespace, command: str) -> tuple[list[ReportTable], dict
 
 def _from_runs(args: Namespace, command: str) -> tuple[list[ReportTable], dict[str, Paper]]:
     if not args.folders:
-        raise ConfigError(f"table wants a folder with runs: {EXAMPLES[0]}")
+        raise ConfigError(f"table needs a folder with runs: {EXAMPLES[0]}")
     if args.test_log:
-        raise ConfigError("--test-log is for --logs FOLDER")
+        raise ConfigError("--test-log needs --logs FOLDER")
     folders = run_folders(args.folders)
     collected = collect(folders)
     if not collected.runs:
@@ -203,7 +206,8 @@ def _from_logs(args: Namespace, command: str) -> tuple[list[ReportTable], dict[s
     of_runs = [args.spelling[dest] for dest in FOR_RUNS if dest in args.spelling]
     if of_runs or args.folders:
         word = (of_runs or args.folders)[0]
-        raise ConfigError(f"--logs reads one folder of logs, which name no protocol: drop {word}")
+        raise ConfigError(f"--logs reads one folder of logs, which do not record a protocol: "
+                          f"drop {word}")
     return [logs_table(
         user_path(args.logs), test_log=args.test_log, ci=args.ci, digits=args.digits,
         command=command,
@@ -248,7 +252,7 @@ def _columns(args: Namespace, beside: bool, collected: Collected) -> tuple[str, 
 def _pairs(words: Sequence[str], flag: str) -> tuple[Pair, ...]:
     for word in words:
         if not word.partition("=")[0] or "=" not in word:
-            raise ConfigError(f"{flag} {word}: wants KEY=VALUE, for example {flag} shots=16")
+            raise ConfigError(f"{flag} {word}: expected KEY=VALUE, for example {flag} shots=16")
     return tuple((word.partition("=")[0], word.partition("=")[2]) for word in words)
 
 
@@ -256,7 +260,7 @@ def _format(args: Namespace) -> str:
     form = args.format or (
         ENDINGS.get(Path(args.out).suffix.lower(), "md") if args.out else "text")
     if form not in FORMATS:
-        raise ConfigError("--format json is for --paired; a table of many runs is a csv")
+        raise ConfigError("--format json needs --paired; use --format csv for a table of many runs")
     if args.standalone and form not in ("tex", "html"):
-        raise ConfigError(f"--standalone is for tex and html, not for {form}; drop it")
+        raise ConfigError(f"--standalone works with tex and html, not with {form}; drop it")
     return str(form)

@@ -1,7 +1,7 @@
-"""Whether runs are what they were when they ended: seals, and numbers computed again.
+"""Check that runs are unmodified: checksums, and metrics recomputed.
 
-A line for each run: ok, unsealed (made before runs were sealed), unfinished, or damaged with the
-file. A seal shows damage and accidents. --replay shows forgery: it runs the last rounds again,
+One line per run: ok, unsealed (made by a version without checksums), unfinished, or damaged with
+the file. A seal shows damage and accidents. --replay shows forgery: it runs the last rounds again,
 from the state that was kept, and compares bits; it needs the run's images.
 """
 
@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from fedvlm.cli.results._folders import run_folders
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import one_line
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
@@ -26,9 +26,10 @@ from fedvlm.runs.verify.check import DAMAGED, RunVerdict, inspect, one_digest_on
 EXAMPLES = (
     "fedvlm verify output",
     "fedvlm verify --replay 1 RUN_FOLDER  # the last round, bit for bit",
-    "fedvlm verify --replay 1000 RUN_FOLDER --root DATA  # the whole run; the images lie elsewhere",
-    "fedvlm verify RUN_A --against RUN_B  # where two runs part",
-    "fedvlm verify docs/results/cells --replay 1000 --sample 10  # ten of many runs, the same ones",
+    "fedvlm verify --replay 1000 RUN_FOLDER --root DATA  # the whole run; the images were moved",
+    "fedvlm verify RUN_A --against RUN_B  # first difference of two runs",
+    "fedvlm verify docs/results/cells --replay 1000 --sample 10  # ten runs, always the same "
+    "sample",
 )
 ALSO = ("seal", "seals", "check-runs", "replay", "integrity", "audit")
 REPLAYED = {"root": "DATASET.ROOT", "device": "DEVICE", "weights": "MODEL.INIT_WEIGHTS"}
@@ -39,17 +40,17 @@ def flags(parser: Parser) -> None:
     add = parser.add_argument
     add("folders", nargs="+", metavar="RUN_OR_OUTPUT", help="a run folder, or one with runs at "
         "any depth (OUTPUT_DIR)")
-    add("--replay", type=whole(1), default=0, metavar="N", help="also run the last N rounds of "
-        "each finished run again and compare; as many as it has: the whole run")
-    add("--sample", type=whole(1), default=0, metavar="N", help="--replay: only N of the runs, "
-        "drawn by their digests")
-    add("--against", default="", metavar="RUN", help="where one run and this one part: settings "
-        "that differ, the first round with other numbers")
+    add("--replay", type=whole_number(1), default=0, metavar="N", help="also repeat the last N "
+        "rounds of each finished run and compare; a large N repeats the whole run")
+    add("--sample", type=whole_number(1), default=0, metavar="N", help="--replay: only N of the "
+        "runs, chosen by their digests")
+    add("--against", default="", metavar="RUN", help="compare with this run: settings that "
+        "differ, first round with different numbers")
     add("--root", default="", metavar="DATA", help="--replay: where the images are now")
     add("--device", default="", metavar="NAME", help="--replay: where to compute (as the run did)")
     add("--weights", default="", metavar="FILE", help="--replay: where the backbone's weights are")
-    add("--tolerance", default="1", metavar="POINTS", help="--replay on another machine or other "
-        "versions, where bits differ: how far an accuracy may be off (1)")
+    add("--tolerance", default="1", metavar="POINTS", help="--replay on another machine or with "
+        "other versions: allowed difference of accuracies (1)")
 
 
 def main(args: Namespace) -> int:
@@ -67,9 +68,9 @@ def main(args: Namespace) -> int:
     rounds, points = args.replay, _points(args.tolerance)
     words = [w for w in REPLAYED if getattr(args, w)]
     if words and not rounds:
-        raise ConfigError(f"--{words[0]} is for --replay N; add it, or drop --{words[0]}")
+        raise ConfigError(f"--{words[0]} needs --replay N; add it, or drop --{words[0]}")
     if args.sample and not rounds:
-        raise ConfigError("--sample is for --replay N; add it, or drop --sample")
+        raise ConfigError("--sample needs --replay N; add it, or drop --sample")
     run_folders(args.folders)  # says what is wrong with a word
     places = {folder: name for word in args.folders
               for folder, name in names_of(user_path(word)).items()}
@@ -140,5 +141,5 @@ def _points(word: str) -> float:
     except ValueError:
         points = -1.0
     if not 0 <= points <= 100:
-        raise ConfigError(f"--tolerance {word}: points of accuracy, 0 to 100")
+        raise ConfigError(f"--tolerance {word}: expected points of accuracy from 0 to 100")
     return points

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedvlm.cli.nearest import nearest_path
 from fedvlm.config.read import lookup
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.threads import usual_threads
 from fedvlm.job.flags import add_flags, pairs
@@ -20,31 +20,33 @@ from fedvlm.sweep.plan import PlanReader, SweepPlan, name_by_content, read_plan,
 
 _INSTEAD = {  # flag of a run -> what a sweep has instead
     "trainer": "--trainers", "dataset": "--datasets", "dataset_config_file": "--datasets",
-    "trainer_config_file": "a plan's trainer-config-file", "demo": "--datasets shapes",
+    "trainer_config_file": "trainer-config-file in the plan", "demo": "--datasets shapes",
     "print_config": "fedvlm config", "version": "fedvlm --version",
 }
 MANY: dict[str, Any] = {"nargs": "+", "default": []}
 
 
-def listed(word: str) -> list[str]:
+def split_words(word: str) -> list[str]:
     """Return the parts of a word: ``a,b`` is ``a b``."""
     return [part for part in word.split(",") if part]
 
 
 def flatten(args: Namespace, dest: str) -> None:
-    """Make one list of the words of a flag of type ``listed``."""
+    """Make one list of the words of a flag of type ``split_words``."""
     setattr(args, dest, [part for parts in getattr(args, dest, []) for part in parts])
 
 
 def plan_flags(parser: Parser) -> None:
     """Add the words that make or cut a plan, and those of its workers."""
     add = parser.add_argument
-    many = MANY | {"type": listed}
-    add("opts", nargs="*", metavar="PLAN.yaml", help="a plan; without one, --trainers and "
-        "--datasets; and KEY VALUE pairs for every cell")
-    add("--trainers", **many, metavar="NAME", help="methods; with a plan: only these of it")
-    add("--datasets", **many, metavar="NAME", help="data sets; with a plan: only these of it")
-    add("--seeds", **many, metavar="N", help="both seeds of each run (default 1)")
+    many = MANY | {"type": split_words}
+    add("opts", nargs="*", metavar="PLAN.yaml", help="a plan file, or none with "
+        "--trainers and --datasets; and KEY VALUE pairs for every cell")
+    add("--trainers", **many, metavar="NAME", help="methods; with a plan: only these methods of "
+                                                   "the plan")
+    add("--datasets", **many, metavar="NAME", help="data sets; with a plan: only these data sets "
+                                                   "of the plan")
+    add("--seeds", **many, metavar="N", help="seeds, each used as model and data seed (default 1)")
     add("--shots", **many, metavar="N", help="images per class")
     add("--name", default="", help="name of the folder below OUTPUT_DIR")
     worker_flags(parser)
@@ -53,13 +55,13 @@ def plan_flags(parser: Parser) -> None:
 def worker_flags(parser: Parser) -> None:
     """Add what workers are: how many, their threads and devices, a cell's time."""
     add = parser.add_argument
-    add("--jobs", type=whole(1), default=1, metavar="N", help="worker processes (default 1)")
-    add("--threads", type=whole(1), metavar="N", help="threads of each worker (default "
+    add("--jobs", type=whole_number(1), default=1, metavar="N", help="worker processes (default 1)")
+    add("--threads", type=whole_number(1), metavar="N", help="threads of each worker (default "
         "OMP_NUM_THREADS, else cores/jobs, 1 for the tiny backbone)")
-    add("--devices", **MANY, type=listed, metavar="D", help="one device per worker in turn, such "
-        "as cuda:0")
-    add("--cell-timeout", type=whole(1), default=0, metavar="SECONDS", help="kill a cell that "
-        "takes longer; it counts as failed (default: never)")
+    add("--devices", **MANY, type=split_words, metavar="D", help="devices, assigned to the "
+        "workers in turn, such as cuda:0")
+    add("--cell-timeout", type=whole_number(1), default=0, metavar="SECONDS", help="kill a cell "
+        "that takes longer; it counts as failed (default: never)")
 
 
 def end_flags(parser: Parser) -> None:
@@ -82,7 +84,7 @@ def read_words(args: Namespace) -> list[str]:
         if args.file is None:
             mistakes.append(f"no plan '{word}'{nearest_path(Path(word))}; "
                             "try configs/sweeps/demo.yaml")
-    mistakes += [f"a plan has no {args.spelling[dest]}: use {instead}"
+    mistakes += [f"{args.spelling[dest]} does not work with a plan: use {instead}"
                  for dest, instead in _INSTEAD.items() if dest in args.spelling]
     alone = pairs(args)
     reader = PlanReader("words")
@@ -144,5 +146,5 @@ def alone(folder: Path) -> lock.RunLock:
         return lock.acquire(folder)
     except ConfigError as error:  # a tag makes other cells, not another plan
         raise ConfigError(
-            str(error).replace("this run its own --tag", "this one its own --name")
+            str(error).replace("this run another --tag", "this sweep another --name")
         ) from None

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedvlm.cli.run._plan import flatten, listed, worker_flags
+from fedvlm.cli.run._plan import flatten, split_words, worker_flags
 from fedvlm.cli.run.sweep import run_sweep
 from fedvlm.console.parser import Parser, amount
 from fedvlm.console.rows import table_lines
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from fedvlm.recipes.trial import Trial
 
 EXAMPLES = (
-    "fedvlm reproduce  # the recipes that there are",
-    "fedvlm reproduce fedmgp --dry-run  # what it would run; counts checked, nothing written",
+    "fedvlm reproduce  # list all recipes",
+    "fedvlm reproduce fedmgp --dry-run  # show what it would run; writes nothing",
     "fedvlm reproduce pfedmoap --root DATA/ --devices cuda:0",
-    "fedvlm reproduce --all --budget 24 --root DATA/  # what fits into a day, first seeds first",
+    "fedvlm reproduce --all --budget 24 --root DATA/  # as many runs as fit into a day, first "
+    "seeds first",
 )
 ALSO = ("recipe", "recipes", "replicate", "acceptance", "paper")
 OUTPUT = "output/recipes"
@@ -44,15 +45,16 @@ HOUR = 3600.0
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
-    add("opts", nargs="*", metavar="RECIPE", help="names, or files; and KEY VALUE pairs for every "
-        "run; without any: the list")
+    add("opts", nargs="*", metavar="RECIPE", help="recipes by name or file, and KEY VALUE pairs "
+        "for every run; without any: list the recipes")
     add("--all", action="store_true", help="every recipe")
     add("--budget", type=amount("hours", 0), default=math.inf, metavar="HOURS",
-        help="begin no run after so many hours, nor one that should end later; what is left is "
-        "not run (default: any time)")
-    add("--seeds", nargs="+", type=listed, default=[], metavar="N", help="instead of the recipe's")
-    add("--dry-run", action="store_true", help="cells, what keeps them from running, numbers "
-        "trained and sent; writes nothing")
+        help="start no run that would end after this many hours; the rest is not run (default: "
+        "no limit)")
+    add("--seeds", nargs="+", type=split_words, default=[], metavar="N", help="seeds to use "
+                                                                         "instead of the recipe's")
+    add("--dry-run", action="store_true", help="show the cells, missing data or weights, "
+        "numbers of trained and sent parameters; writes nothing")
     worker_flags(parser)
     add_flags(parser, shown=False)
     parser.checks.append(_read)
@@ -67,13 +69,13 @@ def _read(args: Namespace) -> list[str]:
     flatten(args, "seeds")
     first = next((i for i, w in enumerate(args.opts) if w.isupper() and "." in w), len(args.opts))
     args.recipes, args.opts = args.opts[:first], args.opts[first:]
-    mistakes = [f"the recipe says that: drop {args.spelling[dest]}" for dest in
+    mistakes = [f"the recipe sets this: drop {args.spelling[dest]}" for dest in
                 ("trainer", "dataset", "dataset_config_file", "trainer_config_file", "demo",
                  "images") if dest in args.spelling]
-    mistakes += [f"a recipe's runs have their own folders: drop --{key.lower()}"
+    mistakes += [f"a recipe chooses the folders of its runs: drop --{key.lower()}"
                  for key in ("TAG", "RESUME") if key in args.flags]
     if args.all and args.recipes:
-        mistakes.append(f"--all is every recipe; drop it or {' '.join(args.recipes)}")
+        mistakes.append(f"--all already means every recipe; drop it or {' '.join(args.recipes)}")
     alone = pairs(args)
     reader = PlanReader("words")
     opts = {} if alone else dict(zip(args.opts[::2], args.opts[1::2], strict=True))
@@ -153,7 +155,7 @@ def _run(args: Namespace, trials: Sequence[Trial]) -> int:
         todo = Sweep(trial.plan, trial.runnable, args.jobs).to_do(retry=True) \
             if trial.runnable else []
         waiting += [row for row in trial.rows if any(cell in todo for cell in row.cells)]
-    progress("looking for the backbones")
+    progress("looking for backbone weights")
     leave_out_without_towers(waiting)
     progress.clear()
     try:
@@ -162,18 +164,18 @@ def _run(args: Namespace, trials: Sequence[Trial]) -> int:
                 sweep = Sweep(trial.plan, cells, args.jobs)
                 if sweep.to_do(retry=True):
                     failed |= run_sweep(args, sweep, retry=True, until=until)
-        pending = f"the budget of {args.budget:g} hours went to others"
+        pending = f"the budget of {args.budget:g} hours was used by other runs"
     finally:
         for trial in trials:
             shown = _show(trial, pending, alone=len(trials) == 1).with_file(trial.folder)
             measured += sum(line.measured is not None for line in (*shown.lines, *shown.earlier))
             if shown.kept or shown.earlier:
-                say(f"the acceptance file goes on saying what earlier commands measured: "
+                say(f"the acceptance file keeps the numbers of earlier commands: "
                     f"{shown.kept} cells, and {len(shown.earlier)} under other words or weights")
             say(f"acceptance: {shown.write(trial.folder)}")
     if not measured and not any(trial.runnable for trial in trials):
         why = Counter(row.why for trial in trials for row in trial.rows if row.why)
-        raise DataError(f"nothing was run, no row of {len(trials)} recipe(s) can be run here: "
+        raise DataError(f"nothing was run: no row of {len(trials)} recipe(s) can run here: "
                         f"{why.most_common(1)[0][0] if why else 'they have none'}")
     return failed
 

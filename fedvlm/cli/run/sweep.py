@@ -11,8 +11,16 @@ import math
 from argparse import ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING
 
-from fedvlm.cli.run._plan import MANY, alone, end_flags, listed, plan_flags, plan_of, threads_for
-from fedvlm.console.parser import Parser, whole
+from fedvlm.cli.run._plan import (
+    MANY,
+    alone,
+    end_flags,
+    plan_flags,
+    plan_of,
+    split_words,
+    threads_for,
+)
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.errors import ConfigError
@@ -26,10 +34,11 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "fedvlm sweep configs/sweeps/demo.yaml --jobs 2",
     "fedvlm sweep --trainers FedAvg FedTV --datasets eurosat pets --seeds 1 2 3 --root DATA/",
-    "fedvlm sweep configs/sweeps/demo.yaml --dry-run  # what would run, and how long it takes",
-    "fedvlm sweep configs/sweeps/demo.yaml --tuned output/tuning/tune/tuned.json  # of fedvlm tune",
+    "fedvlm sweep configs/sweeps/demo.yaml --dry-run  # show what would run and for how long",
+    "fedvlm sweep configs/sweeps/demo.yaml --tuned output/tuning/tune/tuned.json  # with values "
+    "from fedvlm tune",
     "fedvlm sweep configs/sweeps/demo.yaml --launch slurm --slurm-time 2:00:00 --slurm-mem 8G",
-    "fedvlm sweep configs/sweeps/demo.yaml --launch local  # the same without a cluster",
+    "fedvlm sweep configs/sweeps/demo.yaml --launch local  # the same jobs without a cluster",
 )
 ALSO = ("matrix", "grid", "search", "plan", "experiments")
 
@@ -43,27 +52,28 @@ def flags(parser: Parser) -> None:
     add = parser.add_argument
     plan_flags(parser)
     add("--retry-failed", action="store_true", help="run failed cells again")
-    add("--only", type=_cells, metavar="I-J", help="only the cells of these numbers (see --list)")
-    add("--list", action="store_true", help="every cell with its number and state")
-    add("--dry-run", action="store_true", help="list what would run, with estimates of time and "
+    add("--only", type=_cells, metavar="I-J", help="only the cells with these numbers (see --list)")
+    add("--list", action="store_true", help="list every cell with its number and state")
+    add("--dry-run", action="store_true", help="show what would run, with estimated time and "
         "memory; writes nothing")
-    add("--launch", default="", choices=("slurm", "local"), help="run cells as jobs of SLURM "
-        "(pip install 'fedvlm[slurm]'), or as local jobs on this machine, and watch them")
-    add("--slurm-chunk", type=whole(1), default=1, metavar="N", help="cells per job (1)")
-    add("--slurm-time", default="", metavar="H:MM:SS", help="time limit of a job (1:00:00); at its "
-        "end it saves and is queued again")
-    add("--slurm-requeues", type=whole(0), default=3, metavar="N", help="how often a job is queued "
-        "again at its time limit (3); after a preemption always")
+    add("--launch", default="", choices=("slurm", "local"), help="run cells as SLURM jobs "
+        "(pip install 'fedvlm[slurm]') or as local jobs, and watch them")
+    add("--slurm-chunk", type=whole_number(1), default=1, metavar="N", help="cells per job (1)")
+    add("--slurm-time", default="", metavar="H:MM:SS", help="time limit of a job (1:00:00); a job "
+        "that reaches it saves its state and is queued again")
+    add("--slurm-requeues", type=whole_number(0), default=3, metavar="N", help="how often a job "
+        "is queued again after its time limit (3); after a preemption always")
     add("--slurm-mem", default="", metavar="SIZE", help="memory of a job, such as 8G")
-    add("--slurm-cpus", type=whole(1), default=1, metavar="N", help="processors of a job (1)")
-    add("--slurm-jobs", type=whole(1), default=0, metavar="N", help="jobs that run at once "
-        "(SLURM's limits; 1 with --launch local)")
-    add("--slurm-option", **MANY, type=listed, metavar="OPT", help="further options of sbatch, "
+    add("--slurm-cpus", type=whole_number(1), default=1, metavar="N", help="processors of a job "
+        "(1)")
+    add("--slurm-jobs", type=whole_number(1), default=0, metavar="N", help="jobs that run at once "
+        "(default: SLURM's limits; 1 with --launch local)")
+    add("--slurm-option", **MANY, type=split_words, metavar="OPT", help="further sbatch options, "
         "such as gres=gpu:1 partition=long")
-    add("--tuned", default="", metavar="FILE", help="tuned.json of fedvlm tune: every method gets "
-        "the values that were chosen for it")
-    add("--tuned-anywhere", action="store_true", help="use tuned values on other backbones "
-        "than they were tuned on (docs/tuning.md has the measured effect)")
+    add("--tuned", default="", metavar="FILE", help="tuned.json of fedvlm tune: use the tuned "
+        "values of every method")
+    add("--tuned-anywhere", action="store_true", help="use tuned values also on backbones "
+        "that they were not tuned on (effect: docs/tuning.md)")
     end_flags(parser)
     parser.checks.append(_together)
 
@@ -77,18 +87,18 @@ def _cells(word: str) -> range:
     first, dash, last = word.partition("-")
     parts = [first, last] if dash else [first]
     if not all(p.isascii() and p.isdigit() for p in parts) or int(parts[-1]) < int(first):
-        raise ArgumentTypeError(f"wants a cell's number or a range such as 4-7, got '{word}'")
+        raise ArgumentTypeError(f"expects a cell's number or a range such as 4-7, got '{word}'")
     return range(int(first), int(parts[-1]) + 1)
 
 
 def _together(args: Namespace) -> list[str]:
     """Return what does not go together: flags of launching, flags of tuned values."""
     if args.tuned_anywhere and not args.tuned:
-        return ["--tuned-anywhere goes with --tuned FILE"]
+        return ["--tuned-anywhere needs --tuned FILE"]
     if args.launch:
-        return [f"{args.spelling[dest]} does not go with --launch: {instead}"
+        return [f"{args.spelling[dest]} cannot be combined with --launch: {instead}"
                 for dest, instead in _JOBS.items() if dest in args.spelling]
-    return [f"{word} goes with --launch slurm" for dest, word in args.spelling.items()
+    return [f"{word} needs --launch slurm" for dest, word in args.spelling.items()
             if dest.startswith("slurm_")]
 
 
@@ -172,7 +182,7 @@ def run_sweep(
         )
     except KeyboardInterrupt as stop:
         raise saying(
-            stop, "finished cells and whole rounds are saved; the same command goes on"
+            stop, "finished cells and rounds are saved; the same command resumes"
         ) from None
     finally:
         if held is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from fedvlm.cli.run._plan import alone, end_flags, plan_flags, plan_of, threads_for
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import progress, say
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
@@ -21,10 +21,10 @@ from fedvlm.core.signals import saying
 EXAMPLES = (
     "fedvlm tune configs/sweeps/tune.yaml --budget 20 --jobs 2",
     "fedvlm tune --trainers FedAvg FedProx --datasets digits --shots 8 --backbone tiny --budget 4",
-    "fedvlm tune --report output/tuning/tune/tuned.json  # budget spent, certainty of scores",
+    "fedvlm tune --report output/tuning/tune/tuned.json  # budget used, uncertainty of the scores",
     "fedvlm tune --report docs/results/tuned.json  # the same for the published results",
-    "fedvlm tune --write-defaults docs/results/tuned.json --into tuned  # a file for each entry",
-    "fedvlm tune --write-defaults output/tuning/tune/tuned.json  # into configs/trainers/",
+    "fedvlm tune --write-defaults docs/results/tuned.json --into tuned  # one file per entry",
+    "fedvlm tune --write-defaults output/tuning/tune/tuned.json  # write into configs/trainers/",
 )
 ALSO = ("tuning", "hpo", "hyperparameters", "optuna", "optimise", "optimize")
 
@@ -32,14 +32,14 @@ ALSO = ("tuning", "hpo", "hyperparameters", "optuna", "optimise", "optimize")
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     plan_flags(parser)
-    parser.add_argument("--budget", type=whole(1), default=20, metavar="N", help="trials per "
-                        "method; the first uses the method's defaults (20)")
-    parser.add_argument("--report", default="", metavar="FILE", help="read a tuned.json and "
-        "write what each method spent and how certain its score is; runs nothing")
-    parser.add_argument("--into", default="", metavar="FOLDER", help="--report: where its CSV "
-                        "files and figures go (report/ in the tuning's own folder); "
-                        "--write-defaults: a folder for a file of every entry, configs/trainers/ "
-                        "stays as it is")
+    parser.add_argument("--budget", type=whole_number(1), default=20, metavar="N", help="trials "
+                        "per method; the first uses the method's defaults (20)")
+    parser.add_argument("--report", default="", metavar="FILE", help="report the budget "
+        "used and the uncertainty of the scores of a tuned.json; runs nothing")
+    parser.add_argument("--into", default="", metavar="FOLDER", help="--report: folder for "
+                        "CSV files and figures (default: report/ in the tuning's folder); "
+                        "--write-defaults: folder for one file per entry; configs/trainers/ is "
+                        "not changed")
     parser.add_argument("--write-defaults", default="", metavar="FILE", help="write the values of "
         "a tuned.json into configs/trainers/*.yaml of this checkout; runs nothing")
     end_flags(parser)
@@ -53,7 +53,7 @@ def main(args: Namespace) -> int:
         KeyboardInterrupt: what has been scored is kept.
     """
     if args.into and not (args.report or args.write_defaults):
-        raise ConfigError("--into is for --report FILE and --write-defaults FILE; add one of them, "
+        raise ConfigError("--into needs --report FILE or --write-defaults FILE; add one of them, "
                           "or drop --into")
     if args.report or args.write_defaults:
         return _of_file(args)
@@ -73,7 +73,7 @@ def main(args: Namespace) -> int:
         )
     except KeyboardInterrupt as stop:
         raise saying(
-            stop, "what has been scored is kept; the same command goes on"
+            stop, "finished trials are saved; the same command resumes"
         ) from None
     finally:
         held.release()
@@ -89,9 +89,9 @@ def _of_file(args: Namespace) -> int:
     """
     flag = "--report" if args.report else "--write-defaults"
     if args.report and args.write_defaults:
-        raise ConfigError("--report and --write-defaults are two commands; give one of them")
+        raise ConfigError("--report and --write-defaults cannot be combined; drop one of them")
     if args.file is not None or args.trainers or args.datasets or args.settings:
-        raise ConfigError(f"{flag} FILE stands alone: it runs nothing, so drop the plan and its "
+        raise ConfigError(f"{flag} FILE runs nothing: drop the plan and its "
                           "settings")
     progress("loading PyTorch")
     from fedvlm.sweep.tune.defaults import write_defaults, write_files  # start-up: PyTorch

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import say
 
 EXAMPLES = (
@@ -24,7 +24,8 @@ ALSO = ("readmission", "include", "forgive", "unban")
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     parser.add_argument("run", metavar="RUN", help="the run's folder")
-    parser.add_argument("clients", nargs="+", type=whole(0), metavar="CLIENT", help="by number")
+    parser.add_argument("clients", nargs="+", type=whole_number(0), metavar="CLIENT",
+                        help="by number")
     parser.add_argument("--anew", action="store_true",
                         help="as if they had never worked: their states are gone")
 

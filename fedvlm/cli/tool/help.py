@@ -23,7 +23,7 @@ _HEAD = (
 )
 _TAIL = (
     "fedvlm COMMAND --help lists the flags of a command, fedvlm run --help those of a run.",
-    "Settings, later ones win: defaults, dataset file, trainer file, flags, KEY VALUE pairs.",
+    "Precedence, lowest to highest: defaults, dataset file, trainer file, flags, KEY VALUE pairs.",
     "Exit codes: 0 done, 2 config or usage, 3 data, 4 diverged, 6 below quorum, 130 interrupted.",
 )
 

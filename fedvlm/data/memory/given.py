@@ -18,7 +18,7 @@ from yacs.config import CfgNode
 from fedvlm.config.option import Value
 from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.core.progress import Progress
-from fedvlm.core.spelling import name_fault, shown
+from fedvlm.core.spelling import name_fault, show_name
 from fedvlm.data.datasets import MEMORY_FORMAT, refuse_untestable
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE, complete
@@ -144,7 +144,9 @@ class MemorySet:
             raise ConfigError(f"classnames has {len(names)} name(s); a classifier needs two")
         for label, name in enumerate(names):
             if fault := name_fault(name):
-                raise ConfigError(f"classnames: the name of class {label}, {shown(name)}, {fault}")
+                raise ConfigError(
+                    f"classnames: the name of class {label}, {show_name(name)}, {fault}"
+                )
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ConfigError(f"classnames: two classes are called '{twice[0]}'")
@@ -225,7 +227,7 @@ def _named(clients: Mapping[Any, Any]) -> dict[str, Any]:
         raise DataError("data has no client: give a dataset for each, or one to be dealt")
     for name in named:
         if (fault := name_fault(name)) or "/" in name:
-            raise ConfigError(f"data: the client's name {shown(name)} {fault or 'holds a /'}")
+            raise ConfigError(f"data: the client's name {show_name(name)} {fault or 'holds a /'}")
     folded = {fold(name): name for name in named}
     if len(folded) < len(clients):
         raise ConfigError("data: two clients have the same name (case, - and _ aside)")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
-from fedvlm.core.spelling import name_fault, shown
+from fedvlm.core.spelling import name_fault, show_name
 from fedvlm.data.packs.file import Array, PackFile, Tensor, read_container, read_error, stamp_of
 
 _FEATURES, VIEW = "features", "view."  # tables: of the test view, and of each training view
@@ -292,7 +292,7 @@ def _check_kinds(about: About) -> None:
         raise ValueError("a text that does not print")
     for name in (about.name, *about.classnames, *about.domains):
         if fault := name_fault(name):
-            raise ValueError(f"the name {shown(name)} {fault}")
+            raise ValueError(f"the name {show_name(name)} {fault}")
     if not set(about.settings) <= set(PACK_SETTINGS):
         raise ValueError("settings that are none of a data set")
     for value in about.settings.values():

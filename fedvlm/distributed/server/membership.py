@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.distributed.schema import numbered
+from fedvlm.distributed.schema import by_number
 from fedvlm.federation.server import Roster
 
 
@@ -47,7 +47,7 @@ class Membership:
             ConfigError: another site has one of its clients, or its data are not those of before.
         """
         self.met[site], self.data[site] = dict(values["facts"]), values["data"]
-        for client, count in numbered(values["clients"]).items():
+        for client, count in by_number(values["clients"]).items():
             if client in self.home:
                 raise ConfigError(f"sites {self.home[client]} and {site} both have client {client}")
             self.home[client], self.counts[client] = site, count
@@ -58,7 +58,7 @@ class Membership:
     ) -> None:
         """Count the clients of sites that are away as they were counted before."""
         for name, told in before.items():
-            counts, site = numbered(told["clients"]), name
+            counts, site = by_number(told["clients"]), name
             if counts.keys() & self.home.keys():
                 continue
             while site in self.met or site in self.home.values():  # an address of that number is

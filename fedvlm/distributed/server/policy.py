@@ -29,7 +29,7 @@ from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.context import OWN, UNIFORM, Context
 from fedvlm.federation.local import sent
 from fedvlm.federation.local.sent import odd_extra
-from fedvlm.federation.reliability.unreliable import needed
+from fedvlm.federation.reliability.unreliable import quorum_count
 
 Form = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 TYPES = (  # of extras whose form the method does not give
@@ -71,7 +71,7 @@ class Policy:
 
     def needed(self, clients: int) -> int:
         """Return how many of so many clients have to answer."""
-        return needed(self.quorum, clients)
+        return quorum_count(self.quorum, clients)
 
 
 class Odd(FedvlmError):
@@ -235,7 +235,7 @@ def without(part: Upload, refused: Mapping[int, str]) -> Upload | None:
     return part.take(stay) if stay else None
 
 
-def outvoted(parts: Sequence[Upload]) -> dict[int, str]:
+def find_outvoted(parts: Sequence[Upload]) -> dict[int, str]:
     """Return why clients are refused whose extras or rows do not stack with most others'."""
     forms = [_form(part.extras) for part in parts]
     votes: Counter[Form] = Counter()

@@ -20,7 +20,7 @@ from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import facts, likeness, odd_facts
-from fedvlm.distributed.schema import numbered
+from fedvlm.distributed.schema import by_number
 from fedvlm.distributed.server.membership import Membership
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.requests import Requests
@@ -249,7 +249,7 @@ class RemoteEngine:
                 if not job.take(site, reply, ids):
                     self._failed.add(site)
                 if not isinstance(reply, str):
-                    seconds = numbered(reply.values["seconds"])
+                    seconds = by_number(reply.values["seconds"])
                     self.tuning |= {c: float(s) for c, s in seconds.items() if c in ids and s}
             if not members.askable(job.missing):
                 break

@@ -15,7 +15,7 @@ from fedvlm.core.errors import QuorumError
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.server.membership import Membership
 from fedvlm.distributed.server.policy import Policy
-from fedvlm.distributed.server.work import listing
+from fedvlm.distributed.server.work import join_reasons
 from fedvlm.distributed.site import of_client
 from fedvlm.distributed.wire import Frame
 from fedvlm.evaluation.scores import ABSENT, CONFUSION, UNSEEN, WITHHELD
@@ -91,7 +91,7 @@ def _odd_cells(row: Row, cells: list[str], n: int, correct: int) -> str:
     return ""
 
 
-def outvoted_rows(rows: Mapping[int, Row]) -> dict[int, str]:
+def find_outvoted_rows(rows: Mapping[int, Row]) -> dict[int, str]:
     """Return why rows are not taken whose names are other than most others'; of two, the fewer."""
     names = {c: frozenset(n for n in row if n not in _RARE and not n.startswith(f"{CONFUSION}."))
              for c, row in rows.items()}
@@ -172,7 +172,7 @@ class RowAnswers:
         Raises:
             QuorumError: too few answered.
         """
-        lone, rows, missing = outvoted_rows(self.rows), dict(self.rows), set(self.missing)
+        lone, rows, missing = find_outvoted_rows(self.rows), dict(self.rows), set(self.missing)
         if lone:
             self.say(f"numbers of round {self.question.round}: {_by_client(lone)}")
             self.why |= {c: f"{self.members.home[c]}: {words}" for c, words in lone.items()}
@@ -181,9 +181,9 @@ class RowAnswers:
         if len(missing) > total - policy.needed(total) or (missing and not rows):
             raise QuorumError(
                 f"round {self.question.round}: no numbers of {len(missing)} of {total} clients "
-                f"({listing(self.why.get(c, f'{home[c]}: excluded') for c in missing)}), and the "
-                f"quorum is {policy.quorum:g}; what was saved is kept, and the same command "
-                f"goes on there{self.members.way_back(missing)}"
+                f"({join_reasons(self.why.get(c, f'{home[c]}: excluded') for c in missing)}), "
+                f"and the quorum is {policy.quorum:g}; what was saved is kept, and the same "
+                f"command goes on there{self.members.way_back(missing)}"
             )
         return [rows.get(c) or _absent(c, next(iter(rows.values())))
                 for c in self.question.clients]
@@ -197,4 +197,4 @@ def _absent(client: int, like: Row) -> Row:
 
 def _by_client(odd: Mapping[int, str]) -> str:
     """Return whose numbers are not taken, and why."""
-    return listing(f"no numbers of client {c}: {words}" for c, words in sorted(odd.items()))
+    return join_reasons(f"no numbers of client {c}: {words}" for c, words in sorted(odd.items()))

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from fedvlm.core.errors import QuorumError
 from fedvlm.core.trees import Tree
-from fedvlm.distributed.schema import numbered
+from fedvlm.distributed.schema import by_number
 from fedvlm.distributed.server.membership import Membership
 from fedvlm.distributed.server.policy import (
     NOT_FINITE,
     Policy,
-    outvoted,
+    find_outvoted,
     read_parts,
     weigh,
     without,
@@ -71,7 +71,7 @@ class RoundAnswers:
         for counters in (values["counters"], values["towers"]):
             self.counters.update(counters)
         parts, refused, foreign = read_parts(reply, self.ctx, self.downloads, ids, self.forms)
-        told = numbered(values["dropped"])
+        told = by_number(values["dropped"])
         foreign += sorted(set(told) - set(ids))
         dropped = {c: why for c, why in told.items() if c in ids}  # others' are not its to drop
         if foreign:
@@ -98,7 +98,7 @@ class RoundAnswers:
 
     def compare(self, home: Mapping[int, str]) -> None:
         """Leave out what does not stack with most others, and report all that is refused."""
-        odd = outvoted([part for _, part in self.parts])
+        odd = find_outvoted([part for _, part in self.parts])
         for site in {home[c] for c in odd}:
             self._refuse(site, {c: why for c, why in odd.items() if home[c] == site})
         left = [(site, without(part, odd)) for site, part in self.parts]
@@ -117,14 +117,14 @@ class RoundAnswers:
         if len(self.missing) > total - self.policy.needed(total):
             raise QuorumError(
                 f"round {round_}: {len(self.missing)} of {total} clients did not answer "
-                f"({listing(self.why[c] for c in self.missing)}), and the quorum is "
+                f"({join_reasons(self.why[c] for c in self.missing)}), and the quorum is "
                 f"{self.policy.quorum:g}; {kept}{members.way_back(self.missing)}"
             )
         distrusted = any(not why.endswith(NOT_FINITE) for why in self.refused.values())
         if not self.parts and distrusted:
             raise QuorumError(
                 f"round {round_}: of {total} clients no update is left "
-                f"({listing(self.refused.values())}); {kept}"
+                f"({join_reasons(self.refused.values())}); {kept}"
             )
 
     def work(self, sites: Sequence[int]) -> RoundWork:
@@ -139,11 +139,11 @@ class RoundAnswers:
 
 
 def silence(why: str) -> str:
-    """Return the reason of a site that did not answer, as ``unreliable.kind_of`` reads it."""
+    """Return the reason of a site that did not answer, as ``unreliable.drop_kind`` reads it."""
     rest = why.removeprefix(NO_ANSWER).strip()
     return f"{NO_ANSWER}: {rest}" if rest else NO_ANSWER
 
 
-def listing(words: Iterable[str]) -> str:
+def join_reasons(words: Iterable[str]) -> str:
     """Return different clauses as one, of at most 300 characters."""
     return "; ".join(sorted(set(words)))[:300]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedvlm.distributed.sockets.stream import LENGTH, StreamError, reason, sized
+from fedvlm.distributed.sockets.stream import LENGTH, StreamError, read_length, reason
 
 _PIECE = 1 << 20
 
@@ -40,7 +40,7 @@ class _Talk:
             raise StreamError("it closed the connection")
         self.data += piece
         if self.size < 0 and len(self.data) >= LENGTH.size:
-            self.size = sized(bytes(self.data[: LENGTH.size]))
+            self.size = read_length(bytes(self.data[: LENGTH.size]))
         if self.size >= 0 and len(self.data) > self.size + LENGTH.size:
             raise StreamError("it says more than it was asked")
         return self.size >= 0 and len(self.data) == self.size + LENGTH.size

@@ -112,12 +112,12 @@ def receive(sock: socket.socket) -> bytes | None:
     """
     try:
         head = _exactly(sock, LENGTH.size, end=True)
-        return _exactly(sock, sized(head)) if head else None
+        return _exactly(sock, read_length(head)) if head else None
     except OSError as error:
         raise StreamError(reason(error)) from None
 
 
-def sized(head: bytes) -> int:
+def read_length(head: bytes) -> int:
     """Return the length that a frame's first bytes tell.
 
     Raises:

@@ -51,7 +51,7 @@ class Frozen:
 
 
 @dataclass(frozen=True)
-class Scale:
+class FeatureScale:
     """How a regression sees features.
 
     Attributes:
@@ -63,7 +63,7 @@ class Scale:
     size: Tensor
 
     @classmethod
-    def of(cls, x: Tensor) -> Scale:
+    def of(cls, x: Tensor) -> FeatureScale:
         """Return the scale of training images ``[n, d]``; of one alone only the mean."""
         mean = x.mean(0)
         size = (x - mean).square().sum(1).mean().sqrt()
@@ -147,7 +147,7 @@ def _solved(
     ids = torch.tensor(np.stack([np.pad(n, (0, width - len(n)), constant_values=-1)
                                  for n in names]))  # [K, C]: the classes of each, -1 none
     trains = [frozen.x(s.train) for s in shares]
-    scales = [Scale.of(x) for x in trains]
+    scales = [FeatureScale.of(x) for x in trains]
     exact = torch.float64 if max(map(len, trains)) <= LARGE else torch.float32
 
     def seen(each: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

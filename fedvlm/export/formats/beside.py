@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedvlm.core import files
-from fedvlm.export.recipe import Recipe, classifier
+from fedvlm.export.recipe import ExportRecipe, classifier
 
 WEIGHTS, CARD = "classifier.safetensors", "classifier.json"
 
 
-def write_classifier(recipe: Recipe, folder: Path) -> None:
+def write_classifier(recipe: ExportRecipe, folder: Path) -> None:
     """Write the class features ``text [C, d]``, normalised, and what belongs to them.
 
     Raises:

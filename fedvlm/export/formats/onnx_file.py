@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
-from fedvlm.export.recipe import Recipe
+from fedvlm.export.recipe import ExportRecipe
 from fedvlm.export.trained import TrainedModel
 from fedvlm.models.towers.layers import split_attention
 
@@ -28,7 +28,7 @@ MOST_IMAGES = 1 << 16  # at once
 NEEDS = ("onnx", "onnxscript", "onnxruntime")
 
 
-def missing() -> tuple[str, ...]:
+def missing_packages() -> tuple[str, ...]:
     """Return the optional packages that are not installed."""
     return tuple(n for n in NEEDS if importlib.util.find_spec(n) is None)
 
@@ -39,13 +39,13 @@ def require() -> None:
     Raises:
         ConfigError: says what to install.
     """
-    if missing():
+    if missing_packages():
         raise ConfigError(
-            f"--format onnx needs {', '.join(missing())}: pip install 'fedvlm[onnx]'"
+            f"--format onnx needs {', '.join(missing_packages())}: pip install 'fedvlm[onnx]'"
         )
 
 
-def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> str:
+def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Path) -> str:
     """Write model.onnx (``pixels [n, 3, S, S]`` -> ``logits [n, C]``) and model.json.
 
     Raises:

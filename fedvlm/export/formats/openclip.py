@@ -11,21 +11,21 @@ from torch import Tensor
 
 from fedvlm.core import files
 from fedvlm.export.formats.beside import USAGE, read_classifier, write_classifier
-from fedvlm.export.recipe import Recipe
-from fedvlm.export.towers import merged, plain_clip
+from fedvlm.export.recipe import ExportRecipe
+from fedvlm.export.towers import merge_lora, plain_clip
 from fedvlm.export.trained import TrainedModel
 
 LIBRARY = "open_clip"
 
 
-def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> str:
+def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Path) -> str:
     """Write open_clip_config.json, open_clip_model.safetensors and the classifier; say how to use.
 
     Raises:
         ConfigError: prediction needs more than merged weights and class features.
     """
     write_classifier(recipe, folder)
-    state = merged(
+    state = merge_lora(
         plain_clip(trained.model), recipe.tensors | recipe.lora, recipe.card["lora"]
     )
     look = {k: v for k, v in recipe.card["transform"].items() if k != "size"}

@@ -19,7 +19,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree
 from fedvlm.export.formats.beside import USAGE, read_classifier, write_classifier
-from fedvlm.export.recipe import Recipe
+from fedvlm.export.recipe import ExportRecipe
 from fedvlm.export.towers import hub_name, plain_clip
 from fedvlm.export.trained import TrainedModel
 from fedvlm.models.load.hf_clip import hf_model
@@ -61,7 +61,7 @@ def base_model(model: VLModel) -> Any:
     return model.once("export.hf", lambda: hf_model(model.backbone.arch, state))
 
 
-def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> str:
+def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Path) -> str:
     """Write adapter_config.json, adapter_model.safetensors and the classifier; say how to use them.
 
     Raises:

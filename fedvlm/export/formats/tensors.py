@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
-from fedvlm.export.recipe import Recipe
+from fedvlm.export.recipe import ExportRecipe
 from fedvlm.export.towers import plain_clip
 from fedvlm.export.trained import TrainedModel
 
@@ -20,7 +20,7 @@ LIBRARY = "safetensors"
 TOWER = "tower.safetensors"
 
 
-def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> str:
+def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Path) -> str:
     """Write model.json, model.safetensors and run.py; return how to use them.
 
     Args:

@@ -21,7 +21,7 @@ from fedvlm.models.towers.adapters import (
     FACTOR_B,
     LORA,
     PRIVATE_LORA,
-    delta_of,
+    delta_name,
     sites,
 )
 
@@ -64,7 +64,7 @@ def shared_sites(names: Iterable[str]) -> list[str]:
     return sites({n: torch.empty(0) for n in names if PRIVATE_LORA not in n})
 
 
-def stacked(params: Tree, site: str, share: Sequence[float]) -> tuple[Tensor, Tensor]:
+def stack_factors(params: Tree, site: str, share: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return L ``[out, K r]`` and R ``[K r, in]`` with L R = sum_k p_k B_k A_k, in float64.
 
     Source: Wang et al., FLoRA, NeurIPS 2024, Eq. 5.
@@ -87,7 +87,7 @@ def fair(params: Tree, share: Sequence[float], mean: Mapping[str, Tensor], ridge
     out: Tree = {}
     for site in sites(mean):
         a, b = in_double(mean[site + FACTOR_A]), in_double(mean[site + FACTOR_B])
-        left, right = stacked(params, site, share)
+        left, right = stack_factors(params, site, share)
         gram = a @ a.mT
         gap = left @ (right @ a.mT) - b @ gram
         more = torch.linalg.solve(gram + ridge * torch.eye(len(a)).to(gram), gap, left=False)
@@ -107,19 +107,19 @@ def residual(
         old: the changes before.
         new: the factors A and B that clients go on from.
     """
-    out = folded(params, share, old)
+    out = fold_factors(params, share, old)
     for site in sites(new):
         a, b = in_double(new[site + FACTOR_A]), in_double(new[site + FACTOR_B])
-        name = delta_of(site)
+        name = delta_name(site)
         out[name] -= b @ a
     return {n: v.to(old[n]) for n, v in out.items()}
 
 
-def folded(params: Tree, share: Sequence[float], old: Mapping[str, Tensor]) -> Tree:
+def fold_factors(params: Tree, share: Sequence[float], old: Mapping[str, Tensor]) -> Tree:
     """Return ``<tower>.delta.*`` plus sum_k p_k B_k A_k, in float64 (FLoRA)."""
     out: Tree = {}
     for name in (n for n in old if DELTA in n):
-        left, right = stacked(params, name.replace(DELTA, LORA), share)
+        left, right = stack_factors(params, name.replace(DELTA, LORA), share)
         out[name] = in_double(old[name]) + left @ right
     return out
 

@@ -74,7 +74,7 @@ def combine(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
     return require_finite(tree), report
 
 
-def mean(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
+def weighted_average(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
     """Return sum_k p_k w_k."""
     return weighted_mean(updates), {}
 
@@ -132,7 +132,7 @@ def clipped_mean(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
     as it was sent. Sources: Sun et al., Can You Really Backdoor Federated Learning?, 2019; for
     the median as bound Andrew et al., NeurIPS 2021.
     """
-    norm = norms(updates).tolist()
+    norm = move_norms(updates).tolist()
     bound = spec.clip_norm or middle(norm)
     factor = [bound / n if n > bound else 1.0 for n in norm]
     scale = torch.tensor(factor, dtype=torch.float64)
@@ -147,7 +147,7 @@ def clipped_mean(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
 
 
 AGGREGATORS: Mapping[str, Aggregator] = {
-    MEAN: mean, SIMILARITY: similarity, "median": median, "trimmed_mean": trimmed_mean,
+    MEAN: weighted_average, SIMILARITY: similarity, "median": median, "trimmed_mean": trimmed_mean,
     KRUM: krum, MULTI_KRUM: multi_krum, CLIPPED_MEAN: clipped_mean,
 }
 EVERY = tuple(AGGREGATORS)
@@ -222,7 +222,7 @@ def moves(updates: Updates) -> Iterator[Tensor]:
             yield piece
 
 
-def norms(updates: Updates) -> Tensor:
+def move_norms(updates: Updates) -> Tensor:
     """Return the length ``[K]`` of every client's move, all tensors together, in float64."""
     return lengths(moves(updates))
 

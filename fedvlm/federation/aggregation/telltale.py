@@ -120,8 +120,8 @@ def times(row: Mapping[str, float]) -> str:
 
 def outlier_sentence(round_: int, row: Mapping[str, float]) -> str:
     """Return what is said of an outlier (one of ``Telltale.rows``)."""
-    against = f", against the others (cosine {row['cosine']:.2f})"
+    against = f", opposite to the others (cosine {row['cosine']:.2f})"
     return (
-        f"round {round_}: client {row['client']} sent an update of norm {row['norm']:.4g}, "
+        f"round {round_}: update of client {row['client']} has norm {row['norm']:.4g}, "
         f"{times(row)} times the median{against if row['cosine'] < AGAINST else ''}"
     )

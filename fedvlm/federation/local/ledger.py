@@ -32,7 +32,7 @@ class Flags:
 
     def watch(self, leaves: Iterable[Tensor]) -> None:
         """Remember tensors of any size, by their lengths."""
-        self.add(foreach.norms([v.detach() for v in leaves if v.is_floating_point()]))
+        self.add(foreach.tensor_norms([v.detach() for v in leaves if v.is_floating_point()]))
 
     def __len__(self) -> int:
         """Return how many are kept."""

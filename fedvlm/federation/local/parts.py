@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedvlm.core.trees import State, cat, rows
+from fedvlm.core.trees import State, cat, slice_clients
 
 
 def cut_slots(state: State, start: int, stop: int) -> State:
     """Return rows ``start`` to ``stop`` of every leaf (views)."""
-    return {slot: rows(tree, start, stop) for slot, tree in state.items()}
+    return {slot: slice_clients(tree, start, stop) for slot, tree in state.items()}
 
 
 def take_slots(state: State, at: Tensor) -> State:

@@ -62,7 +62,7 @@ def unsent_names(shared: Sequence[str], only: Sequence[str] | None) -> list[str]
     return [n for n in shared if n not in kept]
 
 
-def cut_tree(
+def cut_upload(
     params: Tree, rows: Mapping[str, Rows] | None, ranks: Mapping[str, Ranks] | None
 ) -> tuple[Tree, dict[str, Rows], dict[str, Tensor]]:
     """Return the tree cut to rows and ranks, of what it was cut, and what ``Rows.told`` says.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError, failure_text, own_line
-from fedvlm.core.trees import Tree, expand, rows
+from fedvlm.core.trees import Tree, expand, slice_clients
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.server import Held, ServerContext
 from fedvlm.federation.trainer import Trainer
@@ -146,7 +146,7 @@ def _answers(
     size = len(y) if trainer.batched else 1
     parts = [
         _chunk_answers(
-            trainer, model, rows(params, k, k + size), names,
+            trainer, model, slice_clients(params, k, k + size), names,
             Batch({s: v[k : k + size] for s, v in x.items()}, y[k : k + size],
                   torch.ones(y[k : k + size].shape, dtype=model.dtype, device=model.device)),
         )

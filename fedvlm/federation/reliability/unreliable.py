@@ -53,7 +53,7 @@ class Unreliable:
 
     Attributes:
         seed, rounds: of the run.
-        dropout: probability that a client of a round never answers.
+        dropout: probability that a selected client does not answer.
         stragglers: probability that a client is slow, in each round or in all (``slow_by``).
         slowdown: a slow client's steps take so many times as long: drawn between the two.
         slow_by: ``round`` or ``client``: what stragglers and their slowdown are drawn for.
@@ -185,7 +185,7 @@ class Unreliable:
         share = self.share(round_, client, steps)
         if share < 1 and self.late == DROP:
             return f"{LATE}: at the deadline it has done {100 * share:.0f} % of its work"
-        if steps and self.cuts and part_of(steps, share) == 0:
+        if steps and self.cuts and steps_in_share(steps, share) == 0:
             return f"{LATE}: no step is done at the deadline"
         return ""
 
@@ -199,7 +199,7 @@ class Unreliable:
             steps: of each one's whole work; the share of it that is done is the fit's share, too.
         """
         return [
-            n and max(1, part_of(n, self.share(round_, c, whole)))
+            n and max(1, steps_in_share(n, self.share(round_, c, whole)))
             for c, n, whole in zip(clients, totals, steps, strict=True)
         ]
 
@@ -220,12 +220,12 @@ class Unreliable:
         return ", ".join(words for words, there in said.items() if there)
 
 
-def part_of(total: int, share: float) -> int:
+def steps_in_share(total: int, share: float) -> int:
     """Return the whole steps in a share of ``total``."""
     return min(total, math.floor(total * share + EPS))
 
 
-def needed(quorum: float, clients: int) -> int:
+def quorum_count(quorum: float, clients: int) -> int:
     """Return how many of so many clients have to answer."""
     return math.ceil(quorum * clients - EPS)
 
@@ -234,7 +234,7 @@ def below_quorum(round_: int, clients: int, lost: Mapping[int, str], quorum: flo
     """Return the sentence about a round with too few answers."""
     by_reason: dict[str, list[int]] = {}
     for client, why in sorted(lost.items()):
-        by_reason.setdefault(kind_of(why), []).append(client)
+        by_reason.setdefault(drop_kind(why), []).append(client)
     reasons = "; ".join(
         f"{why}: {', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}"
         for why, ids in by_reason.items()
@@ -246,7 +246,7 @@ def below_quorum(round_: int, clients: int, lost: Mapping[int, str], quorum: flo
     )
 
 
-def kind_of(why: str) -> str:
+def drop_kind(why: str) -> str:
     """Return the kind of a reason in ``dropped``: no answer, late, away, or refused (NaN, norm).
 
     A deployment writes the site before it.
@@ -258,9 +258,9 @@ def kind_of(why: str) -> str:
     return REFUSED
 
 
-def counted(reasons: Iterable[str]) -> dict[str, int]:
+def count_reasons(reasons: Iterable[str]) -> dict[str, int]:
     """Return how many reasons there are of each kind, the most frequent first."""
-    counts = Counter(map(kind_of, reasons))
+    counts = Counter(map(drop_kind, reasons))
     return dict(sorted(counts.items(), key=lambda kind: (-kind[1], kind[0])))
 
 

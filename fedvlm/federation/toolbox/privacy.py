@@ -100,7 +100,7 @@ def multiplier(sigma: float, parts: int = 1) -> float:
     return sigma / (REPLACED * math.sqrt(parts))
 
 
-def delta_of(epsilon: float, noise: float, releases: int = 1) -> float:
+def gaussian_delta(epsilon: float, noise: float, releases: int = 1) -> float:
     """Return the least delta of ``releases`` Gaussian mechanisms (Balle and Wang, theorem 8).
 
     Args:
@@ -119,13 +119,13 @@ def epsilon_of(noise: float, releases: int, delta: float) -> float:
     if not noise:
         return math.inf
     low, high = 0.0, 1.0
-    if delta_of(low, noise, releases) <= delta:
+    if gaussian_delta(low, noise, releases) <= delta:
         return low
-    while delta_of(high, noise, releases) > delta:
+    while gaussian_delta(high, noise, releases) > delta:
         low, high = high, 2 * high
         if high > TOP:
             return math.inf
-    return _crossing(low, high, lambda e: delta_of(e, noise, releases) > delta)
+    return _crossing(low, high, lambda e: gaussian_delta(e, noise, releases) > delta)
 
 
 def sigma_for(epsilon: float, delta: float, releases: int, parts: int = 1) -> float:

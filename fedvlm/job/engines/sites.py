@@ -11,7 +11,7 @@ from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built
 from fedvlm.job.engines.base import ClientSide, Tell
 from fedvlm.job.inputs import Inputs
-from fedvlm.job.sites.parties import Parties, check_sites, gathered
+from fedvlm.job.sites.parties import Parties, check_sites, meet_parties
 from fedvlm.runs.folder import RunFolder
 
 ENGINE = "sites"
@@ -30,7 +30,7 @@ class AtParties(ClientSide):
     def gather(self, path: Path, inputs: Inputs | None) -> Iterator[Inputs | None]:
         """See ``ClientSide.gather``: the sites are met, since counts come from them."""
         progress("meeting the sites")
-        with gathered(self.cfg, path) as self.parties:
+        with meet_parties(self.cfg, path) as self.parties:
             yield self.parties.inputs
 
     @contextlib.contextmanager

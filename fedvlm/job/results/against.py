@@ -1,7 +1,7 @@
-"""A method's numbers beside the references': what it is below, what collaboration gains and hurts.
+"""Compare a method with the baselines: which are better, what federation gains and harms.
 
-Of its kind: a method whose clients send and receive nothing is set beside the references without
-collaboration, every other one beside those of federations too. Nobody has to reach a bound.
+A method without communication is compared with the baselines without communication, every other
+method with those of federations too. Bounds (``pooled``) are listed but not compared.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 
 from fedvlm.runs.verify.beside import References, better
 
-_BOUND = "bound"  # kind of a reference that nobody has to reach (``evaluation.references``)
+_BOUND = "bound"  # kind of a reference that is not compared (``evaluation.references``)
 WORDS = {
     "chance": "chance",
-    "majority": "each client's commonest class",
+    "majority": "most frequent class of each client",
     "zero_shot": "zero-shot",
-    "zero_shot_local": "zero-shot among the client's own classes",
-    "zero_shot_prior": "zero-shot with the client's class shares",
-    "logreg": "a logistic regression per client on the same features",
-    "afl": "AFL, ridge regression in one round, on the same features",
-    "pooled": "a pooled logistic regression",
+    "zero_shot_local": "zero-shot (own classes)",
+    "zero_shot_prior": "zero-shot (class shares)",
+    "logreg": "local logistic regression",
+    "afl": "AFL (ridge regression, one round)",
+    "pooled": "pooled logistic regression",
 }
 ROWS = {  # of the final table; zero-shot has its own, with more numbers
-    "majority": "commonest class",
+    "majority": "most frequent class",
     "zero_shot_local": "zero-shot, own classes",
     "zero_shot_prior": "zero-shot, class shares",
     "logreg": "logistic regression",
@@ -39,7 +39,7 @@ def below(
 
     Args:
         method: its name.
-        personal: its number after the last round; None: nobody has test images.
+        personal: its number after the last round; None: no client has test images.
         kind: ``alone`` or ``together``.
 
     Returns:
@@ -47,24 +47,30 @@ def below(
     """
     return [
         {"reference": name, "kind": found[name]["kind"], "personal": value, "sentence":
-         f"{method}'s personal {personal:.1f} is below {WORDS[name]}, {value:.1f}"}
+         f"{method} personal accuracy {personal:.1f} is below {WORDS[name]} {value:.1f}"}
         for name, value in better(personal, found, kind)
     ]
 
 
 def sentences(method: str, results: Mapping[str, Any]) -> list[str]:
-    """Return the one sentence that a run ends with: what the method is below, or what it gains."""
+    """Return a run's last note: the baselines that are better, or the gain over local training."""
     worse, better = results.get("below"), results.get("gain")
     if worse:
-        rest = [f"{WORDS[one['reference']]} ({one['personal']:.1f})" for one in worse[1:]]
-        return [worse[0]["sentence"] + (f"; below {', '.join(rest)} too" if rest else "")]
+        values = ", ".join(f"{WORDS[one['reference']]} {one['personal']:.1f}" for one in worse)
+        which = "this baseline" if len(worse) == 1 else "these baselines"
+        return [f"{method} personal accuracy {results['last']['personal']:.1f} is below {which}: "
+                f"{values}"]
     if not better:
         return []
     harm = results.get("hurt")
-    said = f"; {len(harm['clients'])} of {harm['of']} clients are below their own" if harm else ""
+    said = (
+        f"; {len(harm['clients'])} of {harm['of']} clients are below their local logistic "
+        "regression"
+        if harm else ""
+    )
     return [
-        f"{method} gains {better['points']:.1f} on the best without collaboration, "
-        f"{WORDS[better['reference']]} ({better['personal']:.1f}){said}"
+        f"{method} personal accuracy is {better['points']:.1f} points above the best baseline "
+        f"without communication: {WORDS[better['reference']]} {better['personal']:.1f}{said}"
     ]
 
 

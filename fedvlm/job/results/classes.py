@@ -44,7 +44,7 @@ def absent_parts(cfg: CfgNode, numbers: Mapping[str, Any]) -> list[str]:
         numbers: the section ``results`` of ``results.json``.
     """
     return [
-        f"it was run without TEST.{key}: run it again under another --tag"
+        f"the run did not record TEST.{key}: run it again with another --tag"
         for key, part in (("PER_CLASS_RESULT", "per_class"), ("COMPUTE_CMAT", CONFUSION))
         if cfg.TEST[key] and part not in numbers
     ]
@@ -62,7 +62,7 @@ def class_lines(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     ]
 
 
-def matrix(counts: Counts, classes: int) -> Tensor:
+def confusion_matrix(counts: Counts, classes: int) -> Tensor:
     """Return the confusion matrix ``[C, C]`` float64, rows (true classes) of sum 1.
 
     Rows without images are zero; a prediction that is not finite is in no column.
@@ -79,5 +79,5 @@ def matrix(counts: Counts, classes: int) -> Tensor:
 def matrix_file(counts: Counts, classes: int) -> bytes:
     """Return ``cmat.pt``: the matrix as ``torch.load`` reads it."""
     buffer = io.BytesIO()
-    torch.save(matrix(counts, classes), buffer)
+    torch.save(confusion_matrix(counts, classes), buffer)
     return buffer.getvalue()

@@ -19,9 +19,9 @@ from fedvlm.data.targets import DATASET
 from fedvlm.evaluation.scores import CONFUSION, TARGET
 from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.reliability.unreliable import VOID, counted
+from fedvlm.federation.reliability.unreliable import VOID, count_reasons
 from fedvlm.job.build import Built, views_of
-from fedvlm.job.describe import partition_name, setting, trained_words
+from fedvlm.job.describe import partition_name, setting_name, trained_words
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import private
@@ -180,7 +180,7 @@ def protocol(built: Built) -> dict[str, Any]:
     """Return what a table must not mix."""
     cfg: CfgNode = built.cfg
     return public_facts({
-        "setting": setting(cfg), "dataset": cfg.DATASET.NAME, "trainer": cfg.TRAINER.NAME,
+        "setting": setting_name(cfg), "dataset": cfg.DATASET.NAME, "trainer": cfg.TRAINER.NAME,
         "tag": cfg.TAG, "shots": int(cfg.DATASET.NUM_SHOTS),
         "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
         "backbone": cfg.MODEL.BACKBONE.NAME, "weights": built.backbone.weights,
@@ -243,8 +243,8 @@ def _end(built: Built) -> list[str]:
         return []
     spent, most = sum(budget.spent.values()), sum(budget.plain)
     return [
-        f"FED.BUDGET {budget.unit}: ended after round {last} of at most {built.cfg.FED.ROUNDS}, "
-        f"{spent:,} {budget.unit} of all clients spent, FedAvg's are {most:,}"
+        f"FED.BUDGET {budget.unit}: stopped after round {last} of at most {built.cfg.FED.ROUNDS}, "
+        f"{spent:,} {budget.unit} used by all clients; FedAvg uses {most:,}"
     ]
 
 
@@ -254,7 +254,7 @@ def lost(records: Sequence[Row]) -> dict[str, Any]:
     Returns:
         ``lost`` and ``partial``; nothing where every client of every round answered.
     """
-    by_kind = counted(why for r in records for why in r.get("dropped", {}).values())
+    by_kind = count_reasons(why for r in records for why in r.get("dropped", {}).values())
     partial = sum(len(r.get("partial", ())) for r in records)
     return {**({"lost": by_kind} if by_kind else {}), **({"partial": partial} if partial else {})}
 
@@ -266,15 +266,15 @@ def losses(records: Sequence[Row]) -> list[str]:
     count = sum(kinds.values())
     parts = [f"{count} lost ({', '.join(f'{n} {kind}' for kind, n in kinds.items())})"
              ] if kinds else []
-    parts += [f"{said['partial']} with a part of the work"] if "partial" in said else []
-    return [f"of {drawn + count} client rounds {', '.join(parts)}"] if parts else []
+    parts += [f"{said['partial']} partial"] if "partial" in said else []
+    return [f"client rounds: {drawn + count}, of these {', '.join(parts)}"] if parts else []
 
 
 def readmissions(taken: Sequence[Row]) -> list[str]:
     """Return a sentence about each client that the coordinator took in again."""
     return [
         f"client {one['client']} was readmitted after round {one['after']}"
-        f"{', anew: its state before that is lost' if one['anew'] else ''}" for one in taken
+        f"{', restarted: its earlier state is lost' if one['anew'] else ''}" for one in taken
     ]
 
 
@@ -289,8 +289,9 @@ def outliers(records: Sequence[Row]) -> list[str]:
             if client not in worst or row["times"] > worst[client]["times"]:
                 worst[client] = row
     return [
-        f"client {c}: {len(rounds[c])} outlying updates, the first in round {rounds[c][0]}; the "
-        f"largest of norm {row['norm']:.4g}, {times(row)} times the median of its round"
+        f"client {c}: {len(rounds[c])} updates with an unusual norm or direction, first in round "
+        f"{rounds[c][0]}; "
+        f"largest norm {row['norm']:.4g}, {times(row)} times the median of its round"
         for c, row in sorted(worst.items())
     ]
 

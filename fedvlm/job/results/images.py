@@ -21,7 +21,7 @@ def image_bits(logits: Mapping[str, Tensor]) -> dict[str, Any]:
             ``true|<name>``; logits that are not finite are never right.
 
     Returns:
-        ``personal``: client's number -> bits; ``global``: bits. What has no logits, because a site
+        ``personal``: client's number -> bits; ``shared``: bits. What has no logits, because a site
         keeps them, is absent.
     """
     bits = {
@@ -30,7 +30,7 @@ def image_bits(logits: Mapping[str, Tensor]) -> dict[str, Any]:
     }
     clients = sorted(int(name.removeprefix(PERSONAL)) for name in bits if PERSONAL in name)
     personal = {str(c): bits[f"{PERSONAL}{c}"] for c in clients}
-    shared = {"global": bits["global"]} if "global" in bits else {}
+    shared = {"shared": bits["global"]} if "global" in bits else {}
     return {**({"personal": personal} if personal else {}), **shared}
 
 

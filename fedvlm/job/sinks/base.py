@@ -25,7 +25,7 @@ KINDS = Plugins("fedvlm.job.sinks", "SINK", "sink")
 
 
 @dataclass(frozen=True)
-class Start:
+class SinkStart:
     """What a sink knows of its run.
 
     Attributes:
@@ -54,7 +54,7 @@ class Sink:
 
     fresh: bool
 
-    def __init__(self, module: Any, start: Start) -> None:
+    def __init__(self, module: Any, start: SinkStart) -> None:
         raise NotImplementedError
 
     def round(
@@ -91,7 +91,7 @@ class Sinks:
             screens: have ``notes``, for a sink that fails.
         """
         self.screens = screens
-        start = Start(folder, digest, config, records)
+        start = SinkStart(folder, digest, config, records)
         for name, module in self.programs.items():
             try:
                 self.open_ones[name] = own_class(KINDS.load(name), Sink)(module, start)
@@ -122,7 +122,7 @@ class Sinks:
     def _drop(self, name: str, error: Exception) -> None:
         self.open_ones.pop(name, None)
         for screen in self.screens:
-            screen.notes([f"sink {name} failed and gets no more numbers: {_words(error)}"])
+            screen.notes([f"sink {name} failed and is switched off: {_words(error)}"])
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -160,7 +160,7 @@ def _name(word: Any) -> str:
     name = next((n for n in known if fold(n) == fold(str(word))), None)
     if name is None:
         near = did_you_mean(str(word), known)
-        raise ConfigError(f"SINKS (--sinks) has no '{word}'{near} (known: {', '.join(known)})")
+        raise ConfigError(f"unknown sink '{word}'{near} (known: {', '.join(known)})")
     return name
 
 
@@ -169,7 +169,7 @@ def _program(name: str) -> Any:
         return importlib.import_module(KINDS.load(name).PROGRAM)
     except ImportError as error:
         raise ConfigError(
-            f"--sinks {name} needs the package '{name}', which this Python lacks "
+            f"--sinks {name} needs the package '{name}', which is not installed "
             f"({_words(error)}): pip install 'fedvlm[{name}]', or drop the sink"
         ) from None
 

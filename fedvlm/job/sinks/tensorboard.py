@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvlm.job.sinks.base import Sink, Start
+from fedvlm.job.sinks.base import Sink, SinkStart
 
 SINK = "tensorboard"
 PROGRAM = "torch.utils.tensorboard"
@@ -16,7 +16,7 @@ PROGRAM = "torch.utils.tensorboard"
 class TensorBoard(Sink):
     """Scalars, the clients' numbers as histograms, the config as text."""
 
-    def __init__(self, module: Any, start: Start) -> None:
+    def __init__(self, module: Any, start: SinkStart) -> None:
         """Open the event file; events of rounds that are done again are purged."""
         folder, first = start.folder / "tensorboard", len(start.records)
         self.fresh = not any(folder.glob("*tfevents*"))

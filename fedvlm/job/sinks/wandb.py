@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from fedvlm.job.sinks.base import Sink, Start
+from fedvlm.job.sinks.base import Sink, SinkStart
 
 SINK = "wandb"
 PROGRAM = "wandb"
@@ -20,7 +20,7 @@ class WeightsAndBiases(Sink):
     that was done again is in both.
     """
 
-    def __init__(self, module: Any, start: Start) -> None:
+    def __init__(self, module: Any, start: SinkStart) -> None:
         """Open the run, or go on with it."""
         self.fresh = not (start.folder / "wandb").exists()
         place = f"{start.digest} {start.folder.resolve()}"

@@ -15,7 +15,7 @@ from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import digest
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.remote import RemoteEngine
-from fedvlm.job.build import Built, build, chunk_of
+from fedvlm.job.build import Built, build_run, chunk_of
 from fedvlm.job.inputs import ServerInputs
 from fedvlm.job.sites.party import config_plain
 
@@ -59,8 +59,8 @@ def coordinate(
         carrier, config_plain(cfg), policy=policy or Policy(), run_id=run_id, say=say
     )
     engine.meet(int(cfg.FED.CLIENTS), seconds)
-    built = build(cfg, progress, inputs=inputs_of(engine, file, folder))
-    joined(engine, built)
+    built = build_run(cfg, progress, inputs=inputs_of(engine, file, folder))
+    join_sites(engine, built)
     return Coordinator(built, engine)
 
 
@@ -84,7 +84,7 @@ def inputs_of(engine: RemoteEngine, file: SiteFile, folder: Path) -> ServerInput
     return ServerInputs(file, folder, engine.members.roster(), digest(told))
 
 
-def joined(engine: RemoteEngine, built: Built) -> None:
+def join_sites(engine: RemoteEngine, built: Built) -> None:
     """Let the clients of a run be at the sites that were met.
 
     Raises:

@@ -36,7 +36,7 @@ from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built
 from fedvlm.job.engines.states import RUN
 from fedvlm.job.inputs import ServerInputs
-from fedvlm.job.sites.coordinator import check_file, inputs_of, joined
+from fedvlm.job.sites.coordinator import check_file, inputs_of, join_sites
 from fedvlm.job.sites.party import config_plain
 
 PLACE = "sites"  # in the run's folder
@@ -163,7 +163,7 @@ class Parties:
         if run_name(folder) != self.engine.run_id:
             raise ConfigError("another process began this run meanwhile: the same command goes on")
         self.wishes = read_wishes(place)
-        joined(self.engine, built)
+        join_sites(self.engine, built)
         built.notes += left_out(built.cfg)
         files.write_json(place / MET, self.engine.members.welcomes())
         self.engine.say = tell
@@ -176,7 +176,7 @@ class Parties:
 
 
 @contextlib.contextmanager
-def gathered(cfg: CfgNode, path: Path) -> Iterator[Parties]:
+def meet_parties(cfg: CfgNode, path: Path) -> Iterator[Parties]:
     """Meet the sites of a run, and hang up after it.
 
     Args:

@@ -15,7 +15,7 @@ from fedvlm.distributed.facts import digest
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.site_yaml import SiteYaml
 from fedvlm.distributed.terms import Refused
-from fedvlm.job.build import build
+from fedvlm.job.build import build_run
 from fedvlm.job.identity import config_keys
 from fedvlm.job.inputs import SiteInputs
 
@@ -58,7 +58,7 @@ def open_site(
     except Refused as error:
         raise ConfigError(str(error)) from error
     file = read_site(owner.file)
-    built = build(cfg, progress, inputs=SiteInputs(file, owner.images))
+    built = build_run(cfg, progress, inputs=SiteInputs(file, owner.images))
     return Site(
         built.federation, list(file.clients), owner.states, config, file.digest, say, owner.terms
     )

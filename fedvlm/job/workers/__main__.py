@@ -7,11 +7,11 @@ import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
-from fedvlm.console.guard import guarded
+from fedvlm.console.guard import exit_code_of
 from fedvlm.console.screen import complain
-from fedvlm.core.signals import listen
+from fedvlm.core.signals import install_handlers
 from fedvlm.core.threads import sleep_while_waiting
-from fedvlm.job.resolve import config_of
+from fedvlm.job.resolve import run_config
 from fedvlm.job.workers.serving import serve_clients, serve_driver
 
 
@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--clients", help="of a site behind Flower")
     parser.add_argument("--federation", type=Path, help="its invitation")
     args = parser.parse_args(words)
-    cfg = config_of(args.run, {})
+    cfg = run_config(args.run, {})
     if args.clients:
         serve_clients(cfg, args.states, [int(c) for c in args.clients.split(",")],
                       args.federation, _say)
@@ -43,5 +43,5 @@ def _say(words: str) -> None:
 
 if __name__ == "__main__":
     sleep_while_waiting(os.environ)
-    listen()
-    sys.exit(guarded(lambda: main(sys.argv[1:]), sys.argv[1:]))
+    install_handlers()
+    sys.exit(exit_code_of(lambda: main(sys.argv[1:]), sys.argv[1:]))

@@ -15,7 +15,7 @@ from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import Tree, nbytes
 from fedvlm.distributed.facts import odd_facts
-from fedvlm.distributed.schema import numbered
+from fedvlm.distributed.schema import by_number
 from fedvlm.distributed.server.membership import Membership
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.server.work import RoundAnswers
@@ -47,7 +47,7 @@ class PoolMembership(Membership):
         Raises:
             ConfigError: the worker counts other images than the others.
         """
-        counts = numbered(values["clients"])
+        counts = by_number(values["clients"])
         if self.counts and counts != self.counts:
             raise ConfigError(f"site {site} cannot take part: it counts other images than others")
         self.met[site], self.data[site] = dict(values["facts"]), values["data"]

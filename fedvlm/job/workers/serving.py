@@ -17,7 +17,7 @@ from fedvlm.distributed.site import Site
 from fedvlm.distributed.sockets.serving import converse, end_with, serve
 from fedvlm.distributed.sockets.stream import listen
 from fedvlm.distributed.terms import Terms
-from fedvlm.job.build import Built, build
+from fedvlm.job.build import Built, build_run
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.party import config_plain, shared_facts
 from fedvlm.job.workers.site import PoolSite
@@ -36,7 +36,7 @@ def serve_driver(cfg: CfgNode, states: Path, handle: int, say: Say) -> None:
         FedvlmError: whatever of the run cannot be built.
     """
     with _given(handle) as sock, threads_of(cfg):
-        converse(sock, b"", worker_of(build(cfg), states, say).answer)
+        converse(sock, b"", worker_of(build_run(cfg), states, say).answer)
 
 
 def serve_clients(
@@ -54,7 +54,7 @@ def serve_clients(
     """
     outpost = Outpost([invitation.parent], read_invitation(invitation), say)
     with outpost.quarters(), listen(outpost.path) as door, outpost, threads_of(cfg):
-        site = part_of(build(cfg), clients, states, say)
+        site = part_of(build_run(cfg), clients, states, say)
         say(f"{READY} a socket of its own: {_about(cfg, len(clients))}")
         serve(door, outpost.token, site.answer, say)
 

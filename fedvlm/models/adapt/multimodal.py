@@ -79,5 +79,6 @@ class MultiModalEdits(Edits):
             return h
         name, x = self._name(block), self._read.pop(block)
         own = f"{self.tower}.{name}"
-        middle = F.relu(linear(self.p, f"both.{name}", F.relu(linear(self.p, f"{own}.down", x))))
+        low = F.relu(linear(self.p, f"{own}.down", x))
+        middle = F.relu(linear(self.p, f"both.{name}", low))
         return h + self.scale * linear(self.p, f"{own}.up", middle)

@@ -183,7 +183,7 @@ def role_of(name: str) -> str:
     return next((role for role, pattern in FINE_ROLES if re.fullmatch(pattern, name)), TOWER)
 
 
-def build(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> Tree:
+def build_tensors(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> Tree:
     """Return the initial trainable tensors, without client axis.
 
     ``text.ctx [n_ctx, text_width]`` ~ N(0, 0.02^2) (CoOp), or the token embeddings of words;
@@ -279,7 +279,7 @@ def private_lora(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> 
     return out
 
 
-def first_block(spec: PeftSpec, model: VLModel) -> int | None:
+def first_changed_block(spec: PeftSpec, model: VLModel) -> int | None:
     """Return the first changed block of the image tower; None where it stays frozen.
 
     What enters that block is the same for all clients and rounds: the stream ``tokens.<b>``.

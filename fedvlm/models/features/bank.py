@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
-from fedvlm.models.features.decode import Load, Throughput, decoded
+from fedvlm.models.features.decode import Load, Throughput, decode_ahead
 from fedvlm.models.features.encode import _WHAT, batch_size
 from fedvlm.models.features.rows import RowFile, as_tensor
 from fedvlm.models.features.store import FeatureStore, store_path
@@ -242,7 +242,7 @@ class Bank:
         turn = os.getpid() * 0x9E3779B1 % max(1, whole // self.size) * self.size
         order = missing[turn:whole] + missing[:turn] + missing[whole:]  # others begin elsewhere
         done = 0
-        for span, pixels in decoded(order, load, self.size, spent, workers):
+        for span, pixels in decode_ahead(order, load, self.size, spent, workers):
             names = [keys[i] for i in span]
             with spent.clock("looking_up"):
                 there, values = self.store.find(names, _VIEW)

@@ -90,7 +90,7 @@ def decoding_threads(workers: int = 0) -> int:
     return max(1, min(MOST, cores))
 
 
-def decoded(
+def decode_ahead(
     wanted: Sequence[int], load: Load, size: int, spent: Throughput, workers: int = 0
 ) -> Iterator[tuple[Sequence[int], Tensor]]:
     """Yield (positions, pixels ``[b, 3, H, W]``) of b <= ``size`` images, in order.

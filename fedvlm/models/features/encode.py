@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedvlm.core.progress import Progress
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.features.decode import Load, Throughput, decoded
+from fedvlm.models.features.decode import Load, Throughput, decode_ahead
 from fedvlm.models.features.store import FeatureStore, default_dir, store_path
 
 CPU_BATCH, GPU_BATCH = 16, 128
@@ -91,7 +91,7 @@ def _filled(
     missing = [i for key, i in first.items() if key not in at]
     spent.hits += len(at)
     parts = [rows]
-    for positions, pixels in decoded(missing, load, size, spent, workers):
+    for positions, pixels in decode_ahead(missing, load, size, spent, workers):
         with spent.clock("encoding"):
             values = encode_padded(backbone, pixels, size)
         names = [keys[i] for i in positions]

@@ -68,11 +68,11 @@ class Proof:
             return text
         entered = max(map(int, blocks))
         wrong = [n for n, value in self.differences.items() if value > self.tolerance]
-        below = [b for n in wrong for b in blocks_of(n) if b < entered]
+        below = [b for n in wrong for b in block_numbers(n) if b < entered]
         return f"{text}: the cache must enter at or below block {min(below)}" if below else text
 
 
-def blocks_of(name: str) -> list[int]:
+def block_numbers(name: str) -> list[int]:
     """Return the numbers in a tensor's dotted name: ``image.prompt.3`` is of block 3."""
     return [int(number) for number in re.findall(r"(?<=\.)\d+(?=\.|$)", name)]
 

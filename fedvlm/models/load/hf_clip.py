@@ -86,7 +86,7 @@ def load(
             f"{', '.join(HUB_NAMES)}, a hub name such as openai/clip-vit-base-patch16, a folder)"
         )
     model = _read(source, folder)
-    arch = config_of(model.config)
+    arch = open_clip_config(model.config)
     ours, preprocess = build_model(arch)
     try:
         ours.load_state_dict(rename(model.state_dict()), strict=True)
@@ -118,7 +118,7 @@ def _read(source: str, folder: Path) -> Any:
         ) from error
 
 
-def config_of(config: Any) -> dict[str, Any]:
+def open_clip_config(config: Any) -> dict[str, Any]:
     """Return the open_clip model config of a transformers ``CLIPConfig``.
 
     Raises:

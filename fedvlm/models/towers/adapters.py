@@ -273,7 +273,7 @@ def add_lora(
     return {**p, **{n: torch.cat([p[n], v], axes[n[-2:]]) for n, v in more.items()}}
 
 
-def delta_of(site: str) -> str:
+def delta_name(site: str) -> str:
     """Return the name of the dense change at a LoRA's site: ``image.delta.3.q``."""
     return site.replace(LORA, DELTA)
 

@@ -114,13 +114,13 @@ def _check_fit(
         fits = max(0, length - (needed - n_ctx - suffix.n)) // 2
     # Beyond twice the context even our own tokenisation was cut: then the count is a lower bound.
     raise ConfigError(
-        f"the prompt of class '{shortened(classnames[longest])}' needs {needed} tokens with "
+        f"the prompt of class '{shorten_text(classnames[longest])}' needs {needed} tokens with "
         f"n_ctx={n_ctx}{rest}, but {backbone.name} has {length}: use n_ctx <= {fits}"
         f"{' for each' if rest else ''} or a shorter name"
     )
 
 
-def shortened(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Return a text as a sentence can hold it."""
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -178,7 +178,7 @@ def fitting_ids(backbone: Backbone, texts: Sequence[str]) -> Tensor:
     worst = int(ends.argmax())
     if int(ends[worst]) >= backbone.context_length:
         raise ConfigError(
-            f"the text '{shortened(texts[worst])}' needs {int(ends[worst]) + 1} tokens, "
+            f"the text '{shorten_text(texts[worst])}' needs {int(ends[worst]) + 1} tokens, "
             f"but {backbone.name} has {backbone.context_length}: shorten the template or the name"
         )
     return ids[:, : backbone.context_length]

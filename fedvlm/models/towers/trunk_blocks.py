@@ -30,7 +30,7 @@ _MLPS: Mapping[str, tuple[tuple[str, ...], str, str, str]] = {
 
 
 @dataclass(frozen=True)
-class Rows:
+class WeightRows:
     """Rows of a weight below a block: ``name`` of the layer, the first row and how many."""
 
     name: str
@@ -44,7 +44,7 @@ def is_timm(module: Any, *kinds: str) -> bool:
     return kind.__module__.startswith("timm.") and kind.__qualname__ in kinds
 
 
-def places(block: Any) -> dict[str, tuple[Rows, ...]]:
+def places(block: Any) -> dict[str, tuple[WeightRows, ...]]:
     """Return where a block keeps the rows of q, k, v, o, fc, proj, one after the other.
 
     Raises:
@@ -56,7 +56,7 @@ def places(block: Any) -> dict[str, tuple[Rows, ...]]:
     first, last, _, _ = _MLPS[type(mlp).__name__]
     if getattr(attn, "qkv", None) is not None:
         wide = len(attn.qkv.weight) // 3
-        out = {s: (Rows("attn.qkv", i * wide, wide),) for i, s in enumerate("qkv")}
+        out = {s: (WeightRows("attn.qkv", i * wide, wide),) for i, s in enumerate("qkv")}
     else:
         out = {s: (_whole(block, f"attn.{s}_proj"),) for s in "qkv"}
     return out | {
@@ -66,8 +66,8 @@ def places(block: Any) -> dict[str, tuple[Rows, ...]]:
     }
 
 
-def _whole(block: nn.Module, name: str) -> Rows:
-    return Rows(name, 0, len(block.get_submodule(name).weight))  # type: ignore[arg-type]
+def _whole(block: nn.Module, name: str) -> WeightRows:
+    return WeightRows(name, 0, len(block.get_submodule(name).weight))  # type: ignore[arg-type]
 
 
 def read_trunk(blocks: Sequence[Any], ropes: Sequence[Rope | None]) -> list[FrozenBlock]:
@@ -126,7 +126,7 @@ def _activation(mlp: Any, norm: Module) -> Module:
     return gated
 
 
-def _layer(block: Any, rows: Sequence[Rows]) -> Pair:
+def _layer(block: Any, rows: Sequence[WeightRows]) -> Pair:
     layers = [block.get_submodule(r.name) for r in rows]
     if len(rows) > 1:
         biases = [layer.bias for layer in layers]
@@ -136,7 +136,7 @@ def _layer(block: Any, rows: Sequence[Rows]) -> Pair:
     return layer.weight[cut], _bias(block.attn, part, layer.bias, cut)
 
 
-def _bias(attn: Any, part: Rows, bias: Tensor | None, cut: slice) -> Tensor | None:
+def _bias(attn: Any, part: WeightRows, bias: Tensor | None, cut: slice) -> Tensor | None:
     """Return a layer's bias; EVA keeps those of q and v beside their joint layer, k has none."""
     beside = getattr(attn, "q_bias", None)
     if part.name not in _FUSED or beside is None:

@@ -1,7 +1,7 @@
 """The look of all figures, and how they are written: PDF, PNG, SVG and the CSV behind them.
 
 Figures are made with matplotlib's objects, never with pyplot, so that no state is left behind.
-Settings apply inside ``styled()`` only. No text is smaller than 7 points at the width asked for.
+Settings apply inside ``use_style()`` only. No text is smaller than 7 points at the width asked for.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def font(name: str) -> Iterator[None]:
 
 
 def blank(width: float, height: float) -> Figure:
-    """Return an empty figure of a size in inches; call inside ``styled()``."""
+    """Return an empty figure of a size in inches; call inside ``use_style()``."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

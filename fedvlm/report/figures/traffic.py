@@ -47,7 +47,7 @@ def rows(panels: Sequence[LinePanel]) -> list[dict[str, Any]]:
     return lines.rows_of(panels, "MB")
 
 
-def parts(panels: Sequence[LinePanel]) -> dict[str, list[LinePanel]]:
+def panels_sent(panels: Sequence[LinePanel]) -> dict[str, list[LinePanel]]:
     """Return each panel alone in which something is sent."""
     return {title: alone for title, alone in lines.parts(panels).items()
             if any(map(_anything_sent, alone))}

@@ -90,12 +90,12 @@ def disagreements(results: Mapping[str, Any]) -> Iterator[str]:
     for name, wanted in (("gain", gain(personal, found)),
                          ("hurt", hurt(last.get("clients", ()), found))):
         if name in results and results[name] != wanted:
-            yield f"{name} is {_told(results[name])}, the references say {_told(wanted)}"
+            yield f"{name} is {_told(results[name])}, the baselines give {_told(wanted)}"
     if "below" in results and isinstance(results.get("spent"), Mapping):
         worse = better(personal, found, reference_kind(results["spent"]))
         said = [(one["reference"], one["personal"]) for one in results["below"]]
         if said != worse:
-            yield f"below is {_told(dict(said))}, the references say {_told(dict(worse))}"
+            yield f"below is {_told(dict(said))}, the baselines give {_told(dict(worse))}"
 
 
 def _told(value: Mapping[str, Any] | None) -> str:

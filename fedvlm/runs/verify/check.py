@@ -22,13 +22,20 @@ from fedvlm.runs.cells import WORD
 from fedvlm.runs.identity import identity_digest, read_json, seal_fits, whole_results
 from fedvlm.runs.metrics import read_chain, read_metrics, spent, totals
 from fedvlm.runs.names import RESULTS
-from fedvlm.runs.seal import Damaged, check_file, check_records, read_bytes, seal_of, unsealed
+from fedvlm.runs.seal import (
+    Damaged,
+    check_records,
+    check_tensor_file,
+    open_sealed,
+    read_bytes,
+    seal_of,
+)
 from fedvlm.runs.verify.beside import disagreements
 from fedvlm.runs.verify.cover import BARE, METRICS, TOLD, damage, missing_files
 from fedvlm.runs.verify.numbers import problems, protocol_problems, shorter
 
 SEALED, UNSEALED, DAMAGED, UNFINISHED, OK = "sealed", "unsealed", "damaged", "unfinished", "ok"
-BEFORE = "no seal (made before fedvlm sealed its runs)"
+BEFORE = "no checksum (made by a version without checksums)"
 FORMATS = (2, 1)  # of states (``runs.state``)
 MOST = 5  # sentences on one run
 FILES = (RESULTS, "manifest.json", "metrics.jsonl", *TOLD)  # that every reader opens
@@ -91,7 +98,7 @@ def _guarded(folder: Path, check: Callable[[], RunVerdict]) -> RunVerdict:
         return RunVerdict(folder, UNSEALED, (f"cannot be read ({error.strerror or error})",))
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
             RecursionError) as error:
-        why = f"a file holds what no run writes there ({type(error).__name__})"
+        why = f"a file has content that no run writes ({type(error).__name__})"
         return RunVerdict(folder, UNSEALED, (why,))
 
 
@@ -106,7 +113,7 @@ def odd_file(folder: Path) -> str:
             path = Path(here) / name
             mode = os.stat(path).st_mode if path.exists() else stat.S_IFREG  # a link to nothing
             if not stat.S_ISREG(mode):
-                return f"{path.relative_to(folder).as_posix()} is no plain file; take it away"
+                return f"{path.relative_to(folder).as_posix()} is not a regular file; remove it"
     for name in FILES:
         if (folder / name).is_dir():
             return f"{name} is a folder, not a file"
@@ -121,7 +128,7 @@ def _inspect(folder: Path) -> RunVerdict:
         found += _rounds(folder, record) if seal_fits(record) else ()
         return _verdict(folder, record, iter(found))
     if path.exists():
-        return RunVerdict(folder, UNSEALED, (f"{RESULTS} is damaged (it is no results file)",))
+        return RunVerdict(folder, UNSEALED, (f"{RESULTS} is damaged (it is not a results file)",))
     if not (folder / "manifest.json").exists():
         return RunVerdict(folder, UNSEALED, ("manifest.json is missing",))
     chain = read_chain(folder / "metrics.jsonl")
@@ -140,8 +147,8 @@ def refuse_damage(folder: Path, record: Mapping[str, Any]) -> RunVerdict:
     verdict = check_readable(folder, record)
     if verdict.damage:
         raise DataError(
-            f"{verdict.sentence()}; put the file back, or make the run again under another --tag "
-            f"(fedvlm verify {folder} looks at everything)"
+            f"{verdict.sentence()}; restore the file, or repeat the run with another --tag "
+            f"(fedvlm verify {folder} checks all files)"
         )
     return verdict
 
@@ -162,8 +169,8 @@ def one_digest_one_seed(runs: Sequence[tuple[Path, str, Mapping[str, Any]]]) -> 
         others = [f"{s[0]} ({p})" for s, p in seeds[digest].items() if s != seed]
         if digest and others:
             out[path] = (
-                f"{RESULTS} says seed {seed[0]}, but the same identity digest has seed "
-                f"{others[0]}: one of them was edited"
+                f"{RESULTS} has seed {seed[0]}, but another run with the same identity "
+                f"digest has seed {others[0]}: one of them was edited"
             )
     return out
 
@@ -186,7 +193,7 @@ def _verdict(folder: Path, record: Mapping[str, Any], found: Iterator[str]) -> R
 def _told(folder: Path, record: Mapping[str, Any], whole: bool) -> Iterator[str]:
     """Yield what is wrong with results, manifest, config, partition, log and the metrics' chain."""
     if not seal_fits(record):
-        yield f"{RESULTS} is damaged (its seal does not fit)"
+        yield f"{RESULTS} is damaged (its checksum does not match)"
         return
     for clause in problems(record["results"]):
         yield f"{RESULTS}: {clause}"
@@ -223,17 +230,17 @@ def _manifest(
         return
     identity = manifest["identity"]
     if "seal" in manifest and manifest["seal"] != seal_of(manifest):
-        yield "manifest.json is damaged (its seal does not fit)"
+        yield "manifest.json is damaged (its checksum does not match)"
     elif whole and identity_digest(identity) != manifest.get("identity_digest"):
         yield "manifest.json is damaged (its identity has another digest)"
     elif record is not None and "seal" in manifest and "covers" not in record:
-        yield f"{RESULTS} is damaged (its seal is gone, manifest.json still has one)"
+        yield f"{RESULTS} is damaged (its checksum is missing, manifest.json has one)"
     elif "covers" in told and "seal" not in manifest:
-        yield "manifest.json is damaged (it has no seal)"
+        yield "manifest.json is damaged (its checksum is missing)"
     elif digest and manifest.get("identity_digest", None if bound else digest) != digest:
-        yield f"{RESULTS} is of another run than manifest.json"
+        yield f"{RESULTS} belongs to another run than manifest.json"
     elif identity != told.get("identity", identity):
-        yield f"{RESULTS} is of another run than manifest.json (its identity differs)"
+        yield f"{RESULTS} belongs to another run than manifest.json (its identity differs)"
     elif record is not None:
         for clause in protocol_problems(record["protocol"], identity):
             yield f"{RESULTS}: {clause}"
@@ -253,8 +260,8 @@ def _states(folder: Path, seals: Sequence[str] | None = None) -> Iterator[str]:
     names = sorted(place.glob("round_*.json"), key=lambda p: (len(p.name), p.name))
     for path in names:
         try:
-            record = unsealed(path, read_bytes(path), FORMATS, identity)
-            check_file(path.with_suffix(".safetensors"), record)
+            record = open_sealed(path, read_bytes(path), FORMATS, identity)
+            check_tensor_file(path.with_suffix(".safetensors"), record)
             for kind, named in record.get("records", {}).items():
                 check_records(place / kind, named, identity)
         except Damaged as error:
@@ -262,12 +269,12 @@ def _states(folder: Path, seals: Sequence[str] | None = None) -> Iterator[str]:
             continue
         line = record.get("extra", {}).get(METRICS)
         if seals is not None and line is not None and line not in seals:
-            yield f"metrics.jsonl is not the one that state/{path.name} vouches for"
+            yield f"metrics.jsonl is not the one that state/{path.name} records"
     index = read_json(place / "index.json")
     stems = [p.stem for p in names]
     good = [{"format": number, "states": stems} for number in FORMATS]
     if seals is None and names and index not in good:  # a kill may come between
-        yield "state/index.json is damaged (it does not name the states that are there)"
+        yield "state/index.json is damaged (it does not list the existing states)"
 
 
 def _models(folder: Path) -> Iterator[str]:
@@ -276,8 +283,9 @@ def _models(folder: Path) -> Iterator[str]:
         try:
             told = read_json(path)
             identity = str(told.get("identity")) if isinstance(told, dict) else ""
-            check_file(
-                path.with_suffix(".safetensors"), unsealed(path, read_bytes(path), (1,), identity)
+            check_tensor_file(
+                path.with_suffix(".safetensors"),
+                open_sealed(path, read_bytes(path), (1,), identity),
             )
         except Damaged as error:
             yield f"models/{error}"
@@ -300,13 +308,13 @@ def _rounds(folder: Path, results: Mapping[str, Any]) -> Iterator[str]:
             continue
         for name, value in numbers.items():
             if name in row and name not in NO_RESULT and _text(row[name]) != _text(value):
-                yield f"{RESULTS}: {section}.{name} is not that of metrics.jsonl"
+                yield f"{RESULTS}: {section}.{name} differs from metrics.jsonl"
     for section, costs, again in (("totals", results["run_info"].get("totals"), totals(records)),
                                   ("spent", told.get("spent"), spent(records))):
         for name, value in costs.items() if isinstance(costs, Mapping) else ():
             if name in again and name != "seconds" and _text(again[name]) != _text(value):
-                yield (f"{RESULTS}: {section}.{name} is {shorter(value)}, metrics.jsonl says "
-                       f"{again[name]}")
+                yield (f"{RESULTS}: {section}.{name} is {shorter(value)}, metrics.jsonl "
+                       f"gives {again[name]}")
 
 
 def _round(results: Mapping[str, Any], section: str, records: Sequence[Mapping[str, Any]]) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError
-from fedvlm.runs.cells import WORD, packed
+from fedvlm.runs.cells import WORD, is_packable
 from fedvlm.runs.metrics import read_chain
 from fedvlm.runs.names import RESULTS
 
@@ -58,7 +58,7 @@ def damage(folder: Path, covers: Mapping[str, Any], whole: bool) -> Iterator[str
     Args:
         whole: tensors too; else the files that tables, pages and the API read.
     """
-    if packed(folder):
+    if is_packable(folder):
         covers = {FILES: {n: h for n, h in dict(covers.get(FILES, {})).items()
                           if (folder / n).exists()}}
     else:
@@ -71,7 +71,7 @@ def damage(folder: Path, covers: Mapping[str, Any], whole: bool) -> Iterator[str
             if name not in (LOGITS, "log.txt"):
                 yield f"{name} is missing"
         elif file_digest(path) != wanted:
-            yield f"{name} is damaged (its hash is not the one in {RESULTS})"
+            yield f"{name} is damaged (its hash differs from the one in {RESULTS})"
 
 
 def _chain(folder: Path, covers: Mapping[str, Any]) -> Iterator[str]:
@@ -79,14 +79,14 @@ def _chain(folder: Path, covers: Mapping[str, Any]) -> Iterator[str]:
     chain = read_chain(folder / "metrics.jsonl")
     if chain.broken or chain.last != covers.get(METRICS):
         fewer = len(chain.seals) < int(covers.get(ROUNDS, 0))
-        told = chain.cut or ("lines are missing" if fewer else "its last seal is another one")
+        told = chain.cut or ("lines are missing" if fewer else "its last checksum differs")
         there = (folder / "metrics.jsonl").exists()
         yield f"metrics.jsonl: {chain.broken or told}" if there else "metrics.jsonl is missing"
 
 
 def missing_files(folder: Path, covers: Mapping[str, Any]) -> list[str]:
     """Return what was deleted of what may be: ``models``, ``state``, logits, the log."""
-    if packed(folder):
+    if is_packable(folder):
         return [WORD]
     names = dict(covers.get(FILES, {}))
     rooms = [room for room in KEPT

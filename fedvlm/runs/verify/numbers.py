@@ -16,7 +16,7 @@ from fedvlm.core.stats import (
     cm,
     harmonic_mean,
     mean,
-    pooled,
+    pooled_accuracy,
     population_std,
     quartiles,
     worst,
@@ -43,7 +43,7 @@ def _quartile(which: int) -> Callable[[PlainRows, NumberRecord], float | None]:
 
 
 def _micro(rows: PlainRows, _: NumberRecord) -> float | None:
-    return pooled([row["correct"] for row in rows], [row["n"] for row in rows])
+    return pooled_accuracy([row["correct"] for row in rows], [row["n"] for row in rows])
 
 
 #: number -> (the rows it is of, how it follows from them and the numbers before it).
@@ -122,12 +122,12 @@ def _derived(record: Mapping[str, Any], place: str) -> Iterator[str]:
         except (KeyError, TypeError, ValueError, ArithmeticError):
             continue  # rows of a version that did not have it, or numbers named already
         if not _equal(value, record[name]):
-            yield f"{place}{name} is {shorter(record[name])}, its clients' rows say {value}"
+            yield f"{place}{name} is {shorter(record[name])}, its clients' rows give {value}"
     targets = [v for k, v in record.items() if k.startswith("target.")]
     if targets and "targets" in record and all(v is None or _number(v) for v in targets):
         value = mean(targets)
         if not _equal(value, record["targets"]):
-            yield f"{place}targets is {record['targets']}, the data sets say {value}"
+            yield f"{place}targets is {record['targets']}, the data sets give {value}"
 
 
 def _rows(rows: Sequence[Any], place: str) -> Iterator[str]:
@@ -137,7 +137,7 @@ def _rows(rows: Sequence[Any], place: str) -> Iterator[str]:
     seen: set[Any] = set()
     for at, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            yield f"{place}.{at} is no row"
+            yield f"{place}.{at} is not a client row"
             continue
         n: Any = row.get("n")
         correct: Any = row.get("correct")
@@ -146,15 +146,15 @@ def _rows(rows: Sequence[Any], place: str) -> Iterator[str]:
             yield f"{place}.{at}: client {who!r} is no number"
             continue
         if who in seen:
-            yield f"{place}: client {who} stands there twice"
+            yield f"{place}: client {who} appears twice"
         seen.add(who)
         if "n" not in row or "correct" not in row:
             continue
         counts = isinstance(n, int) and isinstance(correct, int | float)  # chance: n / classes
         if not counts or not MOST >= n >= correct >= 0:
-            yield f"{place}: client {who} has {shorter(correct)} right of {shorter(n)}"
+            yield f"{place}: client {who} has {shorter(correct)} correct of {shorter(n)}"
         elif "accuracy" in row and not _equal(100 * correct / n if n else None, row["accuracy"]):
-            yield f"{place}: client {who} has {correct} right of {n}, accuracy {row['accuracy']}"
+            yield f"{place}: client {who} has {correct} correct of {n}, accuracy {row['accuracy']}"
 
 
 def _ranges(value: Any, place: str, name: str = "") -> Iterator[str]:

@@ -148,7 +148,7 @@ def read_side(path: Path, run: FinishedRun | None) -> Side:
         except (DataError, ValueError, TypeError, yaml.YAMLError) as error:
             if needed:
                 raise DataError(str(error)) from error
-            notes.append(f"{error}; the configs were not compared in full")
+            notes.append(f"{error}; the configs were compared only in part")
             return {}
 
     told = tried(load_manifest, needed=run is None)
@@ -317,14 +317,15 @@ def settings_lines(differing: Difference) -> list[str]:
     groups = {
         "changes numbers": differing.numbers,
         "own settings of one method": ["; ".join(differing.method)] if differing.method else [],
-        "may change bits (versions, code, machine)": differing.machine,
+        "may change the last bits (versions, code, machine)": differing.machine,
         "changes no number": differing.elsewhere,
     }
     lines = [f"{name}: {line}" for name, group in groups.items() for line in group]
     if not differing.known:
-        lines.insert(0, "a manifest names no identity: what changes numbers was not compared")
+        lines.insert(0, "one manifest has no identity: settings that change results were not "
+                        "compared")
     elif not (differing.numbers or differing.method):
-        lines.insert(0, "the same identity: nothing that changes numbers differs")
+        lines.insert(0, "same identity: no setting that changes results differs")
     return lines
 
 
@@ -343,7 +344,7 @@ def rounds_lines(
         lines.append("all common rounds are equal, bit for bit")
     elif compared and differing.equal:
         lines.append(
-            "the same identity, versions and machine gave other bits: that should not be"
+            "same identity, versions and machine, but different bits: this should not happen"
             + (", unless the code differs: a checkout had changes of its own" if differing.dirty
                else "")
         )
@@ -357,5 +358,5 @@ def _parting_line(part: Mapping[str, Any]) -> str:
         return f"{part['part']}: equal bit for bit in all {count} compared " \
                f"({rounds[0]} to {rounds[-1]})"
     whose = "" if parting["client"] is None else f" of client {parting['client']}"
-    return f"{part['part']}: parts at round {parting['round']} ({count} compared); first " \
+    return f"{part['part']}: differs from round {parting['round']} on ({count} compared); first " \
            f"difference: {parting['name']}{whose}, A {parting['a']}, B {parting['b']}"

@@ -15,7 +15,7 @@ from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.data.federated import FederatedData
 from fedvlm.federation.rounds import Event, RoundFinished
 from fedvlm.federation.server import Measure
-from fedvlm.job.build import complete, prepare
+from fedvlm.job.build import complete_run, prepare_run
 from fedvlm.job.flags import parse
 from fedvlm.job.identity import identity_config
 from fedvlm.job.inputs import Inputs
@@ -47,14 +47,14 @@ def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any
     if identity_digest(identity_config(job.cfg)) != digest:
         raise RuntimeError("the trial's command line gives another config than its plan")
     with threads_of(job.cfg):
-        prepared = prepare(job.cfg, inputs=inputs)
+        prepared = prepare_run(job.cfg, inputs=inputs)
         if not any(len(client.val) for client in prepared.data.clients):
             raise ConfigError(
                 f"{prepared.data.name}: this split has no validation images to tune on; set "
                 "DATASET.VAL_SHOTS above 0"
             )
         prepared.data = without_tests(prepared.data)
-        built = complete(prepared)
+        built = complete_run(prepared)
         federation = built.federation
         listener = _Last()
         federation.subscribers.append(listener)

@@ -23,7 +23,7 @@ from fedvlm.config.read import find_config, lookup
 from fedvlm.config.sections import read_keys
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, fold
-from fedvlm.runs.seal import seal_of, sealed
+from fedvlm.runs.seal import seal_of, seal_text
 from fedvlm.sweep.plan import PlanEntry, SweepPlan
 from fedvlm.sweep.tune.values import load_schema, parse_value, read_values
 
@@ -35,7 +35,7 @@ SAY_WHICH = ("PEFT.", "TRAINER.", "FED.FINETUNE_", "FED.AGGREGATOR", "FED.SERVER
 
 def write_tuned(path: Path, record: Mapping[str, Any]) -> None:
     """Write the file with its seal."""
-    files.write_text(path, sealed({"format": FORMAT, **record}))
+    files.write_text(path, seal_text({"format": FORMAT, **record}))
 
 
 def read_tuned(path: Path) -> dict[str, Any]:

@@ -26,9 +26,8 @@ from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.rounds import Federation
-from fedvlm.job.build import build as build_run
-from fedvlm.job.build import prepare
-from fedvlm.job.flags import expand, parse
+from fedvlm.job.build import build_run, prepare_run
+from fedvlm.job.flags import parse, peft_keys
 from fedvlm.job.inputs import Inputs, SharedInputs
 from fedvlm.job.resolve import resolve
 from fedvlm.models.adapt.peft import BODY, HEAD
@@ -112,7 +111,7 @@ def trainable_sets(words: Sequence[str]) -> list[str]:
     sets = ["" if word == OWN else word for word in words or (OWN,)]
     for name in sets:
         if name not in ("", EVERY):
-            expand(name)
+            peft_keys(name)
     return list(dict.fromkeys(sets))
 
 
@@ -212,7 +211,7 @@ def _row(
         setting = replace(setting, epochs=0)
     if family:
         cfg = resolve(parse(setting.words(trainer, False, what))).jobs[0].cfg
-        if not set(family) & set(families(prepare(cfg, inputs=inputs).start.p0)):
+        if not set(family) & set(families(prepare_run(cfg, inputs=inputs).start.p0)):
             return {}
     fast, plain = (build(setting.words(trainer, side, what), inputs) for side in (False, True))
     label = fast.trainer.name or trainer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evidence.results.claims import place_of, seeds_of
-from fedvlm.config.families import CHOICE, families_in, words_of
+from fedvlm.config.families import CHOICE, families_in, family_heading
 from fedvlm.core.errors import fold
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import Collected, as_float
@@ -115,7 +115,7 @@ def groups(lane: Lane, cards: Callable[[str], str]) -> dict[str, list[FinishedRu
     by_parts: dict[str, list[FinishedRun]] = {}
     for run in lane.runs:
         parts = trained(run, cards(str(run.protocol["trainer"])))
-        by_parts.setdefault(words_of(parts) or OWN, []).append(run)
+        by_parts.setdefault(family_heading(parts) or OWN, []).append(run)
     return by_parts
 
 

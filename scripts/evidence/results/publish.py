@@ -28,8 +28,8 @@ from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card, card_of, fields, trainer_files
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.papers import paper_of
-from fedvlm.runs.cells import ENDING, folders_of, pack, run_names
-from fedvlm.runs.seal import seal_of, sealed
+from fedvlm.runs.cells import ENDING, folders_of, pack_runs, run_names
+from fedvlm.runs.seal import seal_of, seal_text
 from fedvlm.sweep.tune.records import PACKED, packed_records
 from fedvlm.sweep.tune.tuned import read_tuned, trains_of
 
@@ -128,7 +128,7 @@ def _measure(lane: Path, path: Path) -> None:
     if new or old:
         lanes = old | {lane.name: dict(sorted((old.get(lane.name, {}) | new).items()))}
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(path, sealed({"lanes": lanes}))
+        files.write_text(path, seal_text({"lanes": lanes}))
 
 
 def _trains(tuned: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -177,7 +177,7 @@ def _pack(lane: Path, path: Path, keep: bool) -> None:
     if lost:
         (old,) = folders_of(path)
         names |= {name: old / name for name in lost}
-    number = pack(names.items(), path)
+    number = pack_runs(names.items(), path)
     kept = f", {len(lost)} of them kept from before" if lost else ""
     say(f"packed: {path} ({number} runs{kept}, {path.stat().st_size / 1e6:.2f} MB)")
 

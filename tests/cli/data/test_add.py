@@ -61,7 +61,7 @@ def test_the_yaml_of_a_folder_is_the_same_run(
     first = record()
     capsys.readouterr()
     assert run("--dataset-config-file", "photos.yaml") == 0
-    assert "finished before" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
     assert record() == first
 
 
@@ -78,7 +78,7 @@ def test_add_writes_once_and_where_it_is_told(
     assert main(["data", "add", "photos", "--to", "sets"]) == 0
     assert Path("sets/photos.yaml").is_file()
     for words, code, says in (
-        (["data", "add"], 2, "add wants a folder of images"),
+        (["data", "add"], 2, "add needs a folder of images"),
         (["data", "add", "fotos"], 3, "does not exist; did you mean 'photos'"),
         (["data", "add", "photos", "--root", "x"], 2, "add does not read --root"),
         (["data", "add", "photos", "--to", "x.txt"], 2, "must be a .yaml or .yml file"),
@@ -128,7 +128,7 @@ def test_the_header_says_how_many_images_each_client_gets(
     words = ["--images", "photos", "--partition", "dirichlet", *RUN, "--output-dir", "out"]
     at = words.index("--shots")
     assert main(["run", *words]) == 0
-    assert "8 of 40 training images; by client: " in capsys.readouterr().out
+    assert "8 of 40 training images; per client: " in capsys.readouterr().out
     del words[at : at + 2]
     assert main(["run", *words]) == 0
     out = capsys.readouterr().out

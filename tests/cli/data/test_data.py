@@ -141,7 +141,7 @@ def test_a_read_only_cache_is_said(
         (["prepare", "imagenet", "--root", "{root}"], 2, "nothing to prepare"),
         (["download", "eurosatt", "--root", "{root}"], 2, "did you mean 'EuroSAT'"),
         (["download", "shapes", "--root", "{root}"], 2, "built in"),
-        (["download", "cars", "--root", "{root}"], 3, "cannot be downloaded by a program"),
+        (["download", "cars", "--root", "{root}"], 3, "cannot be downloaded automatically"),
         (["download", "dtd", "--root", "{root}/none"], 3, "does not exist"),
         (["download", "dtd", "--root", "{root}", "--url-base", "ftp://x"], 2, "http://"),
         (["list", "more"], 2, "unknown word 'more'"),
@@ -228,4 +228,4 @@ def test_a_download_into_a_folder_to_come_says_how_to_begin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["data", "download", "eurosat", "--root", f"{tmp_path}/DATA"]) == 3
-    assert f"to begin with an empty one: mkdir -p {tmp_path}/DATA" in capsys.readouterr().err
+    assert f"to start with an empty one: mkdir -p {tmp_path}/DATA" in capsys.readouterr().err

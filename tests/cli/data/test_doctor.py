@@ -184,7 +184,7 @@ def test_a_terminal_gets_what_fits(
 def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["doctor", "--help"], ["doctor", "-h"], ["doctor", "help"]):
         assert main(words) == 0
-        assert "exit code: 0 all is well" in capsys.readouterr().out
+        assert "exit code: 0 no problem" in capsys.readouterr().out
 
 
 def test_the_shared_sets_are_ready(capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,7 +212,7 @@ def test_unknown_folders_are_named_with_what_they_are(
     rows = [line.split("  ") for line in out.splitlines() if " unknown " in line]
     assert [row[0] for row in rows] == ["my photos", "papers"]
     assert "a train folder only" in next(line for line in out.splitlines() if "my photos " in line)
-    assert f"my photos: no known set; to use it: fedvlm data add '{root / 'my photos'}'" in out
+    assert f"my photos: not a known set; to use it: fedvlm data add '{root / 'my photos'}'" in out
     assert "papers: note: " in out and "holds no image" in out
     assert "2 unknown" in out
     assert doctor(root, "--json") == 0

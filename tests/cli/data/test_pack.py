@@ -110,7 +110,7 @@ def test_a_run_begun_with_images_goes_on_with_the_pack(
         file.unlink()
     words = [*RUN, "--root", str(made), "--trainer", "PromptFL", "--output-dir", str(output)]
     assert main(["run", *words]) == 0
-    assert "going on after round 1" in capsys.readouterr().out
+    assert "resuming after round 1" in capsys.readouterr().out
     assert numbers(run) == numbers(folder(with_images, "PromptFL"))
 
 
@@ -199,10 +199,10 @@ def test_verbs_understand_a_pack(made: Path, capsys: pytest.CaptureFixture[str])
     assert "there already" in said(0, *words, "--pack", pack)
     assert "is another pack" in said(2, *words, "--pack", pack, "DATASET.TEMPLATE", "a {}.")
     assert "ends in .pack.safetensors" in said(2, *words, "--pack", f"{made}/x.npz")
-    assert "several data sets want a folder" in said(
+    assert "several data sets need an existing folder" in said(
         2, *words, "--dataset", "shapes", "--pack", f"{made}/x.pack.safetensors"
     )
-    assert "'--dataset' does not go with it" in said(2, *words, "--show", pack)
+    assert "--show cannot be combined with '--dataset'" in said(2, *words, "--show", pack)
 
 
 def test_a_trained_model_is_evaluated_on_a_pack(

@@ -8,7 +8,7 @@ import pytest
 
 from fedvlm.cli import main as cli
 from fedvlm.cli.methods import list as cli_list
-from fedvlm.cli.methods._lines import code_lines, piece_rows, size_of
+from fedvlm.cli.methods._lines import code_lines, piece_rows, trainer_size
 from tests.jobs import REPOSITORY
 
 
@@ -37,7 +37,7 @@ def test_list_prints_names_years_and_a_card(capsys: pytest.CaptureFixture[str]):
     flat = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert flat == ["name", "CLIP-LoRA", "FedDPA", "HetLoRA", "Tip-Adapter", "ZeroShot"]
     assert cli.main(["list", "ditto", "--family", "lora"]) == 2
-    assert "--family chooses among all methods" in capsys.readouterr().err
+    assert "--family filters the list of all methods" in capsys.readouterr().err
     assert cli.main(["list", "fed-tv"]) == 0
     assert "Paper:" in capsys.readouterr().out
     assert cli.main(["list", "fedtx"]) == 2
@@ -71,7 +71,7 @@ def test_lines_are_those_with_code(tmp_path: Path, capsys: pytest.CaptureFixture
     assert code_lines(CODE) == 9
     path = tmp_path / "a.py"
     path.write_text(CODE)
-    size = size_of(path, "a")
+    size = trainer_size(path, "a")
     assert (size.name, size.lines) == ("Card", 9)
     assert size.pieces == ("fedvlm.models.adapt.peft",)
     assert piece_rows([size])[0]["of"] == "Card" and piece_rows([size] * 4)[0]["of"] == "4 methods"

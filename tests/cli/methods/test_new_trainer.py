@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from evidence.results.claims import read_claim
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.cli import main as cli
 from fedvlm.cli.methods import new_trainer as cli_new
 from fedvlm.cli.methods._templates import KINDS
@@ -121,7 +121,7 @@ def test_every_kind_trains(
     run, check, _ = next_commands(capsys.readouterr().out)
     assert run[-1] == check[-1] == "./mine.yaml"
     trainer = load_trainer("./mine.py:Mine")
-    (event,) = single_round(World(yaml=Path("mine.yaml")), trainer).events
+    (event,) = single_round(CheckWorld(yaml=Path("mine.yaml")), trainer).events
     assert event.updates is not None
     moved = {n for n, v in event.updates.params.items()
              if not torch.equal(v, event.updates.received[n])}
@@ -135,7 +135,7 @@ def test_weights_of_the_lora_rule_are_powers_of_sizes(tmp_path: Path) -> None:
     code, yaml = cli_new.texts("Mine", registered=False, kind="lora-rule")
     path.write_text(code)
     path.with_suffix(".yaml").write_text(yaml)
-    world = World(yaml=path.with_suffix(".yaml"))
+    world = CheckWorld(yaml=path.with_suffix(".yaml"))
     (event,) = single_round(world, load_trainer(f"{path}:Mine")).events
     sent, name = event.updates, "image.lora.0.q.B"
     assert sent is not None and sent.weight.tolist() == [7, 5]
@@ -164,14 +164,14 @@ def test_nothing_is_overwritten(
 ) -> None:
     (tmp_path / there).write_text("mine")
     words = ["new-trainer", "MyMethod", "--into", str(tmp_path)]
-    assert f"{there}' is there already" in said(words, capsys)
+    assert f"{there}' already exists" in said(words, capsys)
     assert [p.name for p in tmp_path.iterdir()] == [there]
     assert (tmp_path / there).read_text() == "mine"
 
 
 @pytest.mark.parametrize(("words", "says"), [
     (["My-Method"], "such as MyMethod"), (["3x"], "such as X"), ([""], "such as MyMethod"),
-    (["class"], "MyClass"), (["Option"], "MyOption"), (["trainer_registry"], "word of Python or"),
+    (["class"], "MyClass"), (["Option"], "MyOption"), (["trainer_registry"], "Python keyword or"),
     (["Name"], "TRAINER.NAME"), (["fed-avg"], "such as Fedavg"), (["Fed_Avg"], "fedavg"),
     (["M" * 31], "up to 29"), ([], "one name"), (["A", "B"], "one name"),
     (["CfgNode"], "MyCfgnode"),

@@ -110,11 +110,11 @@ def test_evaluate_a_folder_of_known_classes(quick_run: Path, tmp_path: Path, cap
 @pytest.mark.parametrize(("words", "code", "sentence"), [
     (["predict", "RUN", "no.png"], 3, "there is no image 'no.png'"),
     (["predict", "RUN", "no.png", "--client", "nine"], 2, "--client nine: a client's number"),
-    (["predict", "RUN", "no.png", "--json", "--csv"], 2, "are two forms: give one"),
+    (["predict", "RUN", "no.png", "--json", "--csv"], 2, "or --csv, not both"),
     (["predict", "nowhere", "no.png"], 3, "'nowhere' is no run folder"),
     (["export", "RUN", "--to", "x", "--format", "onyx"], 2, "did you mean 'onnx'?"),
-    (["evaluate", "RUN"], 2, "say on what: --dataset NAME, or --images FOLDER"),
-    (["evaluate", "RUN", "--images", "x", "--root", "y"], 2, "--root is for --dataset"),
+    (["evaluate", "RUN"], 2, "choose the images: --dataset NAME, or --images FOLDER"),
+    (["evaluate", "RUN", "--images", "x", "--root", "y"], 2, "--root needs --dataset"),
     (["evaluate", "RUN", "--dataset", "eurosta"], 2, "did you mean 'eurosat'?"),
 ])  # fmt: skip
 def test_mistakes_get_a_sentence(

@@ -11,7 +11,7 @@ from fedvlm.api.frames import _rounds
 from fedvlm.cli.main import main
 from fedvlm.core.errors import DataError
 from fedvlm.report.collect import collect
-from fedvlm.runs.cells import pack
+from fedvlm.runs.cells import pack_runs
 from fedvlm.runs.folder import RunFolder, RunPath
 from tests.report.table_runs import write_run
 
@@ -40,7 +40,7 @@ def test_a_line_per_run_and_what_is_wrong(tmp_path: Path, capsys: Capture) -> No
     assert main(["verify", str(tmp_path)]) == 3
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == lines[1] == f"ok         {good}"
-    assert lines[2] == f"damaged    {bad}: results.json is damaged (its seal does not fit)"
+    assert lines[2] == f"damaged    {bad}: results.json is damaged (its checksum does not match)"
     assert lines[3].startswith(f"damaged    {old}: manifest.json is damaged (its identity")
     assert lines[4].startswith("damaged") and "manifest.json is not readable" in lines[4]
     assert lines[5] == "4 runs: 1 ok, 3 damaged"
@@ -58,7 +58,7 @@ def test_an_odd_folder_is_one_line_and_the_others_are_checked(
     assert main(["verify", str(tmp_path)]) == 3
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"ok         {good}"
-    assert lines[1] == f"damaged    {pipe}: log.txt is no plain file; take it away"
+    assert lines[1] == f"damaged    {pipe}: log.txt is not a regular file; remove it"
     assert lines[2] == f"damaged    {folder}: metrics.jsonl is a folder, not a file"
     assert lines[3].startswith(f"ok         {tmp_path}/d\\x1b[31m/")
     seen = collect([tmp_path])
@@ -75,7 +75,7 @@ def test_runs_of_a_pack_are_named_by_it(
     run = sealed(tmp_path / "out")
     (run / "config.yaml").touch()
     path = tmp_path / "lane.cells.xz"
-    pack([("some/run", run)], path)
+    pack_runs([("some/run", run)], path)
     main(["verify", str(path)])
     told = capsys.readouterr().out
     assert f" {path}/some/run: " in told and str(tmp_path / "cache") not in told
@@ -105,7 +105,7 @@ def test_runs_of_before_are_counted(tmp_path: Path, capsys: Capture) -> None:
     (note,) = seen.notes()
     assert note.startswith("1 of 2 run(s) have no seal (made before") and str(old) in note
     assert main(["show", str(old)]) == 0
-    assert "no seal (made before" in capsys.readouterr().err
+    assert "no checksum (made by" in capsys.readouterr().err
 
 
 def test_one_identity_of_two_seeds_is_no_run(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_an_index_file_may_move(
     assert jobs.records(tmp_path / "given") == jobs.records(quick_run)
     (given / "results.json").unlink()
     assert jobs.run(tmp_path / "given", "--opts", "FED.INDEX_FILE", str(second)) == 0
-    assert "going on after round 2" in (given / "log.txt").read_text()
+    assert "resuming after round 2" in (given / "log.txt").read_text()
     assert jobs.folder(tmp_path / "given") == given
     capsys.readouterr()
     assert jobs.run(tmp_path / "given", "--opts", "FED.INDEX_FILE", str(tmp_path / "no.json")) == 3

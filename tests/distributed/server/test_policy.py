@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import Tree
-from fedvlm.distributed.server.policy import HEAVIEST, outvoted, read_parts, weigh
+from fedvlm.distributed.server.policy import HEAVIEST, find_outvoted, read_parts, weigh
 from fedvlm.distributed.wire import Frame, unpack
 from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.cards import trainer_files
@@ -30,7 +30,7 @@ class Answer:
     """What site1 sends in a round of a method with extras, and what the server knows then."""
 
     def __init__(self, folder: Path) -> None:
-        grid = Grid(World(), load_trainer("scaffold"), folder, Setup(rounds=1))
+        grid = Grid(CheckWorld(), load_trainer("scaffold"), folder, Setup(rounds=1))
         self.fed, _ = grid.server()
         start = self.fed.start()
         self.downloads = self.fed.downloads(start, 1, range(4))
@@ -105,7 +105,7 @@ def test_where_the_form_is_not_known_types_that_no_method_sends_are_refused(
     (part,), _ = answer.read(answer.extras | {name: torch.zeros(2, 3)}, known=False)
     usual, _ = answer.read(known=False)
     most = [replace(usual[0], clients=(0, 1, 4)), part]
-    assert set(outvoted(most)) == set(IDS)
+    assert set(find_outvoted(most)) == set(IDS)
 
 
 def weighed(part: Upload, ctx: Context, weighting: str, weight: float) -> dict[int, str]:
@@ -141,7 +141,7 @@ def test_rows_go_by_the_axis_of_most_clients_and_not_of_the_first(answer: Answer
         return replace(part, clients=clients, rows={name: Rows(torch.zeros(2, 1).long(), axis)})
 
     first, second, third = along(-1, (0, 1)), along(-2, (2, 3)), along(-2, (4, 5))
-    assert set(outvoted([first, second, third])) == {0, 1}
+    assert set(find_outvoted([first, second, third])) == {0, 1}
 
 
 def test_every_method_that_sends_extras_gives_their_form() -> None:
@@ -156,7 +156,7 @@ def test_every_method_that_sends_extras_gives_their_form() -> None:
 def run_of(
     folder: Path, monkeypatch: pytest.MonkeyPatch, aggregate: object
 ) -> Federation:
-    grid = Grid(World(), load_trainer("fedavg"), folder, Setup(rounds=1))
+    grid = Grid(CheckWorld(), load_trainer("fedavg"), folder, Setup(rounds=1))
     fed, _ = grid.server()
     monkeypatch.setattr(type(fed.trainer), "aggregate", aggregate)
     return fed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import DataError
 from fedvlm.distributed.server.readmission import NAME, VOID, add_wishes, read_wishes, readmit
 from fedvlm.federation.discovery import load_trainer
@@ -15,7 +15,7 @@ from tests.distributed.grid import Grid
 
 
 def test_whoever_is_readmitted_is_asked_again_once(tmp_path: Path) -> None:
-    grid = Grid(World(), load_trainer("fedper"), tmp_path / "grid")
+    grid = Grid(CheckWorld(), load_trainer("fedper"), tmp_path / "grid")
     fed, engine = grid.server()
     state = fed.run(until=1)
     engine.members.excluded, engine.members.refusals["site1"] = {"site1"}, 3
@@ -39,7 +39,7 @@ def test_whoever_is_readmitted_is_asked_again_once(tmp_path: Path) -> None:
 
 def test_a_site_is_known_again_by_its_clients_and_may_be_away(tmp_path: Path) -> None:
     """A carrier may call it otherwise when a run goes on; who is away counts as it told before."""
-    grid = Grid(World(), load_trainer("fedper"), tmp_path)
+    grid = Grid(CheckWorld(), load_trainer("fedper"), tmp_path)
     _, engine = grid.server()
     engine.members.excluded = {"site1"}
     before, memory = engine.members.welcomes(), engine.memory()
@@ -58,7 +58,7 @@ def test_a_site_is_known_again_by_its_clients_and_may_be_away(tmp_path: Path) ->
 def test_a_site_that_is_back_within_the_session_counts_in_the_order_of_the_beginning(
     tmp_path: Path,
 ) -> None:
-    grid = Grid(World(), load_trainer("fedper"), tmp_path)
+    grid = Grid(CheckWorld(), load_trainer("fedper"), tmp_path)
     fed, engine = grid.server()
     state, before = fed.run(until=1), engine.members.welcomes()
     fed, later = grid.server()
@@ -79,7 +79,7 @@ def test_a_site_that_is_back_within_the_session_counts_in_the_order_of_the_begin
 def test_all_clients_of_an_excluded_site_are_readmitted_by_name_and_others_are_not(
     tmp_path: Path,
 ) -> None:
-    grid = Grid(World(), load_trainer("fedper"), tmp_path)
+    grid = Grid(CheckWorld(), load_trainer("fedper"), tmp_path)
     fed, engine = grid.server()
     state = fed.start()
     add_wishes(tmp_path, [0, 2], anew=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.terms import Terms
@@ -21,7 +21,7 @@ from tests.distributed.grid import ALL, RUN, SITES, Grid, federation
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
-    return Grid(World(), load_trainer("fedper"), tmp_path_factory.mktemp("grid"))
+    return Grid(CheckWorld(), load_trainer("fedper"), tmp_path_factory.mktemp("grid"))
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,8 @@ def test_what_a_checkpoint_keeps_of_the_sites_is_gone_on_with(grid: Grid) -> Non
 
 
 def test_a_row_that_cannot_be_true_counts_as_no_numbers(tmp_path: Path) -> None:
-    grid = Grid(World(), load_trainer("fedper"), tmp_path, policy=Policy(quorum=0.5, retries=0))
+    policy = Policy(quorum=0.5, retries=0)
+    grid = Grid(CheckWorld(), load_trainer("fedper"), tmp_path, policy=policy)
     _, engine = grid.server()
     answer = grid.carrier.answers["site1"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedvlm.distributed.server.rows import odd_row, outvoted_rows
+from fedvlm.distributed.server.rows import find_outvoted_rows, odd_row
 from fedvlm.federation.server import Measure
 
 ROW: dict[str, Any] = {"client": 1, "n": 4, "correct": 3, "accuracy": 75.0, "macro_f1": 70.0,
@@ -51,6 +51,6 @@ def test_rows_that_cannot_be_true_are_not(row: dict[str, Any], why: str) -> None
 
 def test_rows_with_other_names_than_most_are_not_taken() -> None:
     new = ROW | {"new": 1.0}
-    assert outvoted_rows({0: ROW, 1: ROW | CELLS, 2: new}).keys() == {2}
-    assert outvoted_rows({0: new, 1: new, 2: ROW}).keys() == {2}
-    assert outvoted_rows({0: new, 1: ROW}).keys() == {0} and not outvoted_rows({})
+    assert find_outvoted_rows({0: ROW, 1: ROW | CELLS, 2: new}).keys() == {2}
+    assert find_outvoted_rows({0: new, 1: new, 2: ROW}).keys() == {2}
+    assert find_outvoted_rows({0: new, 1: ROW}).keys() == {0} and not find_outvoted_rows({})

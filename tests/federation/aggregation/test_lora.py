@@ -9,7 +9,7 @@ from torch import Tensor
 from fedvlm.core import rng
 from fedvlm.federation.aggregation.lora import (
     fair,
-    folded,
+    fold_factors,
     fresh,
     norm_weights,
     product_norms,
@@ -53,7 +53,7 @@ def test_fair_is_the_ridge_regression_onto_the_mean_product(ridge: float) -> Non
 def test_residual_and_stack_lose_nothing() -> None:
     old = {CHANGE: client(9)[B] @ client(9)[A]}
     near(residual(STACKED, SHARE, old, MEAN)[CHANGE] + MEAN[B] @ MEAN[A], old[CHANGE] + EXACT)
-    near(folded(STACKED, SHARE, old)[CHANGE], old[CHANGE] + EXACT)
+    near(fold_factors(STACKED, SHARE, old)[CHANGE], old[CHANGE] + EXACT)
     again = fresh(MEAN, rng.stream(1, "lora.stack", 3))
     assert not again[B].any() and float(again[A].abs().max()) <= 5**-0.5
     assert not torch.equal(again[A], fresh(MEAN, rng.stream(1, "lora.stack", 4))[A])

@@ -26,7 +26,7 @@ from fedvlm.federation.aggregation.rules import (
     combine,
     fewest,
     krum_scores,
-    norms,
+    move_norms,
 )
 from fedvlm.federation.aggregation.server_optim import SERVER_OPTIMS, ServerOptimSpec
 from fedvlm.federation.aggregation.telltale import (
@@ -291,7 +291,7 @@ def test_telltale_measures_from_what_was_received() -> None:
     moved = sent(*([x + 70, y - 30] for x, y in HONEST), home=(70.0, -30.0))
     assert telltale(moved).norm == pytest.approx(plain.norm, rel=1e-12)
     assert telltale(moved).cosine == pytest.approx(plain.cosine, rel=1e-12)
-    assert norms(sent([73.0, 4.0], home=(70.0, 0.0))).tolist() == [5]
+    assert move_norms(sent([73.0, 4.0], home=(70.0, 0.0))).tolist() == [5]
 
 
 def test_a_telltale_in_pieces_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_a_scaled_update_is_told_and_the_honest_are_not() -> None:
     (row,) = told.rows()
     assert row["client"] == 3 and row["times"] == pytest.approx(1019.8 / 1.1, rel=1e-3)
     assert outlier_sentence(2, row) == (
-        "round 2: client 3 sent an update of norm 1020, 927 times the median"
+        "round 2: update of client 3 has norm 1020, 927 times the median"
     )
 
 
@@ -322,7 +322,7 @@ def test_a_reversed_and_huge_update_does_not_make_the_others_hostile() -> None:
     assert told.outliers == (5,)
     assert min(told.cosine[:5]) > 0.9 and told.cosine[5] < -0.9
     sentence = outlier_sentence(1, told.rows()[0])
-    assert sentence.endswith(", 943 times the median, against the others (cosine -1.00)")
+    assert sentence.endswith(", 943 times the median, opposite to the others (cosine -1.00)")
 
 
 def test_direction_counts_from_four_updates_on() -> None:

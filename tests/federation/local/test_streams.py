@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedvlm.check.compare import global_generators
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
@@ -29,7 +29,7 @@ LORA = ("PEFT.TEXT", "none", "PEFT.VISUAL", "lora")
 
 
 def proof_of(trainer: type[Trainer], *opts: str) -> Proof:
-    world = World(opts)
+    world = CheckWorld(opts)
     fed = world.federation(trainer)
     cached = world.source(Setup(), fed.model, *fed.trainer.streams(fed.model))
     pixels = world.source(Setup(), fed.model, "pixels")
@@ -84,7 +84,7 @@ def test_a_wrong_block_is_refused(enter: int, stream: str) -> None:
 
 
 def test_lora_that_is_zero_at_the_start_does_not_hide_a_wrong_block() -> None:
-    fed = World(LORA).federation(LateLora)
+    fed = CheckWorld(LORA).federation(LateLora)
     assert all(not v.any() for n, v in fed.p0.items() if n.endswith(".B"))
     assert proof_of(LateLora, *LORA).holds
     with pytest.raises(ConfigError, match=r"stream tokens\.\d gives other.*'image\.lora\.0"):

@@ -152,7 +152,7 @@ def test_a_run_below_its_quorum_goes_on_where_it_ended(
     said = " ".join(capsys.readouterr().err.split())
     assert "of 3 clients did not answer" in said and "the state of round 2 is kept" in said
     assert jobs.run(ended, *words, "--opts", *keys) == 0
-    assert "going on after round 2" in capsys.readouterr().out
+    assert "resuming after round 2" in capsys.readouterr().out
     assert jobs.run(whole, *words, "--opts", *keys) == 0
     jobs.same(ended, whole)
     results = jobs.results(whole)

@@ -15,11 +15,11 @@ from fedvlm.federation.reliability.unreliable import (
     Absence,
     Unreliable,
     below_quorum,
-    counted,
-    kind_of,
-    needed,
+    count_reasons,
+    drop_kind,
     parse_absences,
-    part_of,
+    quorum_count,
+    steps_in_share,
 )
 
 MANY = range(1000)
@@ -72,7 +72,7 @@ def test_the_deadline_counts_a_clients_own_work_or_steps() -> None:
     assert partial.lost(1, [fast, own], [9, 1]) == {own: "late: no step is done at the deadline"}
     assert partial.part(1, [fast, own], [9, 9], [9, 9]) == [9, int(9 / times)]
     assert partial.part(1, [own] * 2, [1, 0], [9, 9]) == [1, 0]
-    assert part_of(9, 1 / 3) == 3 and part_of(10, 0.3) == 3
+    assert steps_in_share(9, 1 / 3) == 3 and steps_in_share(10, 0.3) == 3
 
 
 def test_clients_join_and_leave_once() -> None:
@@ -125,12 +125,12 @@ def test_reasons_have_a_kind_here_and_in_a_deployment() -> None:
         "away: it joins in round 4": AWAY, "update 'w' is not finite": REFUSED,
         "siteA: a late answer to another request": REFUSED,
     }
-    assert {why: kind_of(why) for why in reasons} == reasons
-    assert counted(reasons) == {NO_ANSWER: 2, REFUSED: 2, AWAY: 1, LATE: 1}
+    assert {why: drop_kind(why) for why in reasons} == reasons
+    assert count_reasons(reasons) == {NO_ANSWER: 2, REFUSED: 2, AWAY: 1, LATE: 1}
 
 
 def test_the_quorum_is_a_share_of_who_was_drawn() -> None:
-    assert [needed(q, 10) for q in (0, 0.25, 0.3, 1)] == [0, 3, 3, 10]
+    assert [quorum_count(q, 10) for q in (0, 0.25, 0.3, 1)] == [0, 3, 3, 10]
     said = below_quorum(7, 4, {3: "no answer", 1: "late: x", 2: "no answer"}, 0.5)
     assert said.startswith(
         "round 7: 3 of 4 clients did not answer (late: 1; no answer: 2, 3), and "

@@ -14,8 +14,8 @@ from fedvlm.federation.toolbox.privacy import (
     Mechanism,
     add_noise,
     clip_by_part,
-    delta_of,
     epsilon_of,
+    gaussian_delta,
     mean_gradient,
     multiplier,
     renyi,
@@ -97,7 +97,7 @@ def test_epsilon_of_one_gaussian_step_is_the_closed_form() -> None:
         for epsilon in (0.1, 1.0, 5.0):
             want = phi(0.5 / noise - epsilon * noise) - math.exp(epsilon) * phi(
                 -0.5 / noise - epsilon * noise)
-            assert delta_of(epsilon, noise) == pytest.approx(want, rel=1e-6, abs=1e-15)
+            assert gaussian_delta(epsilon, noise) == pytest.approx(want, rel=1e-6, abs=1e-15)
             if want > 1e-12:
                 assert epsilon_of(noise, 1, want) == pytest.approx(epsilon, rel=1e-6)
         assert epsilon_of(noise, 9, DELTA) == pytest.approx(epsilon_of(noise / 3, 1, DELTA))

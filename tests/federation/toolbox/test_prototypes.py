@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.check.world import BASE, EMBED, Setup, World
+from fedvlm.check.world import BASE, EMBED, CheckWorld, Setup
 from fedvlm.core.trees import Tree, expand
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
@@ -30,7 +30,7 @@ def features(p: Tree, x: Mapping[str, Tensor]) -> Tensor:
 
 
 def test_means_are_those_of_a_loop_whatever_the_chunk_batch_and_round() -> None:
-    world = World()
+    world = CheckWorld()
     scale = torch.tensor([2.0, 3.0, 5.0, 7.0], dtype=torch.float64)
     found = {}
     for batch in (1, 4, 100):
@@ -53,7 +53,7 @@ def test_means_are_those_of_a_loop_whatever_the_chunk_batch_and_round() -> None:
 
 
 def test_clients_without_samples_have_no_class() -> None:
-    world = World()
+    world = CheckWorld()
     empty = [type(s)(s.train[:0], s.val, s.test) for s in world.splits]
     ctx = world.federation(load_trainer("PromptFL"), Setup(splits=empty)).context([0, 1], 1)
     p = expand({"s": torch.ones((), dtype=torch.float64)}, 2)

@@ -27,6 +27,7 @@ from fedvlm.distributed.flower.outpost import Outpost
 from fedvlm.distributed.flower.place import NAME, Place, SitePlan, read_place
 from fedvlm.job.workers.processes import MODULE
 from tests import flower, jobs
+from tests.listeners import listed, tcp_listeners
 
 pytestmark = pytest.mark.flower
 METHODS = ("FedTV", "HEART-PFL", "Hermes", "APFL", "SCAFFOLD", "pFedMoAP")
@@ -81,6 +82,16 @@ def test_a_run_over_tls_has_the_bits_of_the_local_engine(
     assert main(flower.words_of(tmp_path / "local", None, *more)) == 0
     assert main(flower.words_of(tmp_path / "away", place.folder, *more)) == 0
     flower.same(tmp_path / "away", tmp_path / "local", place)
+    held_to_the_list(place)
+
+
+def held_to_the_list(place: Place) -> None:
+    """All that listens in a federation stands in the written list, with its address."""
+    found = {
+        (re.sub(r"^site\d+$", "site", processes.part_of(pid)), host)
+        for pid, host, _ in tcp_listeners(processes.strays(place))
+    }
+    assert found == {(name, listed()[name]) for name in ("link", "site")}
 
 
 def test_superlink_killed_is_said_and_the_run_goes_on_with_the_same_bits(
@@ -100,7 +111,7 @@ def test_superlink_killed_is_said_and_the_run_goes_on_with_the_same_bits(
     code, text = flower.said(flower.started("federation", "up", "--federation", str(place.folder)))
     assert code == 0 and "site0 runs already" in text and "the SuperLink is there" in text
     code, text = flower.said(flower.started(*words))
-    assert code == 0 and "going on after round" in text, text
+    assert code == 0 and "resuming after round" in text, text
     flower.same(tmp_path, local, place)
 
 

@@ -11,10 +11,10 @@ from fedvlm.api.replay import replay
 from fedvlm.cli.main import main
 from fedvlm.distributed.carriers import InProcess
 from fedvlm.distributed.flower.place import Place, new_place
-from fedvlm.job.build import build
+from fedvlm.job.build import build_run
 from fedvlm.job.engines import flower
 from fedvlm.job.inputs import SharedInputs
-from fedvlm.job.resolve import config_of
+from fedvlm.job.resolve import run_config
 from fedvlm.job.workers.serving import part_of
 from tests import jobs
 
@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def begin(place: Place, folder: Path, *more: Any) -> None:
         layout = next(part for part in more if isinstance(part, list))
         for at, site in enumerate(place.sites):
-            built = build(config_of(folder, {}), inputs=inputs)
+            built = build_run(run_config(folder, {}), inputs=inputs)
             mine = [c for c, home in enumerate(layout) if home == at]
             last[-1].answers[site.name] = part_of(built, mine, place.states(site.name)).answer
 

@@ -19,7 +19,7 @@ from fedvlm.core.errors import DataError
 from fedvlm.distributed.carriers import InProcess
 from fedvlm.distributed.store import SiteStore
 from fedvlm.distributed.wire import unpack
-from fedvlm.job.build import build
+from fedvlm.job.build import build_run
 from fedvlm.job.engines import workers
 from fedvlm.job.flags import parse
 from fedvlm.job.inputs import SharedInputs
@@ -39,7 +39,7 @@ class Pool(InProcess):
         super().__init__({})
         self.stop, self.asked = stop, list[tuple[str, str, int]]()
         for i in range(2):
-            site = worker_of(build(cfg, inputs=INPUTS), folder / processes.PLACE)
+            site = worker_of(build_run(cfg, inputs=INPUTS), folder / processes.PLACE)
             self.answers[f"worker{i}"] = site.answer
 
     def open(self, seconds: float) -> None:

@@ -34,8 +34,7 @@ def test_below_what_is_of_its_kind_the_best_first() -> None:
     assert said(58.0) == [] and said(58.0 - 1e-12) == []  # equal; the bound is nobody's kind
     assert against.below("FedAvg", None, FOUND, "together") == []
     sentence = against.below("FedAvg", 41.2, FOUND, "alone")[0]["sentence"]
-    assert sentence == ("FedAvg's personal 41.2 is below a logistic regression per client on the "
-                        "same features, 55.0")
+    assert sentence == "FedAvg personal accuracy 41.2 is below local logistic regression 55.0"
 
 
 def test_gain_is_over_the_best_alone() -> None:
@@ -58,22 +57,27 @@ def test_whom_federation_hurts() -> None:
 
 
 def test_one_sentence() -> None:
-    worse = {"below": against.below("FedAvg", 41.2, FOUND, "together")}
+    last = {"personal": 41.2}
+    worse = {"below": against.below("FedAvg", 41.2, FOUND, "together"), "last": last}
     (line,) = against.sentences("FedAvg", worse)
-    assert line == ("FedAvg's personal 41.2 is below AFL, ridge regression in one round, on the "
-                    "same features, 58.0; below a logistic regression per client on the same "
-                    "features (55.0) too")
+    assert line == ("FedAvg personal accuracy 41.2 is below these baselines: AFL (ridge "
+                    "regression, one round) 58.0, local logistic regression 55.0")
+    alone = {"below": against.below("FedAvg", 41.2, FOUND, "alone"), "last": last}
+    (line,) = against.sentences("FedAvg", alone)
+    assert line == ("FedAvg personal accuracy 41.2 is below this baseline: local logistic "
+                    "regression 55.0")
     better = {"below": [], "gain": beside.gain(59.0, FOUND), "hurt": beside.hurt(CLIENTS, FOUND)}
     (line,) = against.sentences("FedAvg", better)
-    assert line.startswith("FedAvg gains 4.0 on the best without collaboration, a logistic")
-    assert line.endswith("(55.0); 1 of 2 clients are below their own")
+    assert line == ("FedAvg personal accuracy is 4.0 points above the best baseline without "
+                    "communication: local logistic regression 55.0; 1 of 2 clients are below "
+                    "their local logistic regression")
     assert against.sentences("FedAvg", {}) == []
 
 
 def test_every_reference_has_words() -> None:
     assert set(against.WORDS) == set(NAMES) and set(against.ROWS) < set(NAMES)
     rows = against.table_rows(FOUND)
-    assert list(rows) == ["commonest class", "logistic regression", "AFL (together)",
+    assert list(rows) == ["most frequent class", "logistic regression", "AFL (together)",
                           "pooled (bound)"]
     assert rows["AFL (together)"] == {"personal": 58.0, "personal_worst": 1.0}
     assert rows["pooled (bound)"]["personal"] == pytest.approx(90.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 
 import torch
-from sklearn.metrics import confusion_matrix
+from sklearn.metrics import confusion_matrix as sklearn_matrix
 
-from fedvlm.job.results.classes import class_lines, matrix, matrix_file, per_class
+from fedvlm.job.results.classes import class_lines, confusion_matrix, matrix_file, per_class
 
 TRUE, SAID = [0, 0, 0, 1, 3], [0, 2, 2, 1, 1]
 COUNTS = [[0, 0, 1], [0, 2, 2], [1, 1, 1], [3, 1, 1]]
@@ -30,12 +30,12 @@ def test_by_class() -> None:
 
 
 def test_the_matrix_is_scikit_learns() -> None:
-    want = confusion_matrix(TRUE, SAID, normalize="true", labels=range(4))
-    assert matrix(COUNTS, 4).tolist() == want.tolist()
+    want = sklearn_matrix(TRUE, SAID, normalize="true", labels=range(4))
+    assert confusion_matrix(COUNTS, 4).tolist() == want.tolist()
     file = io.BytesIO(matrix_file(COUNTS, 4))
-    assert torch.equal(torch.load(file, weights_only=True), matrix(COUNTS, 4))
+    assert torch.equal(torch.load(file, weights_only=True), confusion_matrix(COUNTS, 4))
 
 
 def test_what_is_not_finite_is_in_no_column() -> None:
-    assert matrix([[0, -1, 1], [0, 0, 3]], 2).tolist() == [[0.75, 0.0], [0.0, 0.0]]
+    assert confusion_matrix([[0, -1, 1], [0, 0, 3]], 2).tolist() == [[0.75, 0.0], [0.0, 0.0]]
     assert per_class([[0, -1, 1], [0, 0, 3]], ["a", "b"])[0]["accuracy"] == 75.0

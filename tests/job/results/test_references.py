@@ -13,7 +13,7 @@ import torch
 from fedvlm.cli.main import main
 from fedvlm.evaluation import zero_shot
 from fedvlm.evaluation.references.suite import NAMES
-from fedvlm.job.build import Built, build
+from fedvlm.job.build import Built, build_run
 from fedvlm.job.flags import parse
 from fedvlm.job.record import make_panel
 from fedvlm.job.resolve import resolve
@@ -25,7 +25,7 @@ from tests import jobs
 
 @pytest.fixture(scope="module")
 def built() -> Built:
-    return build(resolve(parse(jobs.argv(Path("/nowhere")))).jobs[0].cfg)
+    return build_run(resolve(parse(jobs.argv(Path("/nowhere")))).jobs[0].cfg)
 
 
 def rows(built: Built) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def test_they_are_made_once(built: Built, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_method_on_pixels_has_them_too(built: Built) -> None:
     """From frozen features out of the store, on the plain path and without its zero-shot row."""
-    pixels = build(resolve(parse([*jobs.argv(Path("/nowhere")), "--plain"])).jobs[0].cfg)
+    pixels = build_run(resolve(parse([*jobs.argv(Path("/nowhere")), "--plain"])).jobs[0].cfg)
     assert pixels.test.streams == ("pixels",)  # type: ignore[attr-defined]
     found = reference_rows(pixels, make_panel(pixels), None)
     want = rows(built)
@@ -133,7 +133,7 @@ def test_a_finished_run_says_what_it_has_not(
 ) -> None:
     assert main([*jobs.argv(quick_run), "--opts", "TEST.COMPUTE_CMAT", "True"]) == 0
     told, results = capsys.readouterr().out, jobs.results(quick_run)
-    assert "it was run without TEST.COMPUTE_CMAT" in told
+    assert "the run did not record TEST.COMPUTE_CMAT" in told
     (line,) = sentences("FedTV", results)  # the one sentence that it ended with
     assert f"note: {line}" in told and line in (jobs.folder(quick_run) / "log.txt").read_text()
 

@@ -134,7 +134,7 @@ def test_a_sink_that_fails_is_dropped_with_one_note(
     assert jobs.run(tmp_path, "--sinks", "tensorboard") == 0
     assert writers[0].steps() == [0]
     assert jobs.results(tmp_path)["last"]["round"] == 2
-    said = "sink tensorboard failed and gets no more numbers: no space left"
+    said = "sink tensorboard failed and is switched off: no space left"
     assert capsys.readouterr().out.count(said) == 1
     assert said in (jobs.folder(tmp_path) / "log.txt").read_text()
 
@@ -150,7 +150,7 @@ def test_one_that_cannot_be_opened_ends_no_run(
     sinks = Sinks(["tensorboard"])
     sinks.open(tmp_path, "d", {}, [], [SimpleNamespace(notes=notes.extend)])
     sinks({"round": 0, "personal": 50.0})
-    assert notes == ["sink tensorboard failed and gets no more numbers: read-only"]
+    assert notes == ["sink tensorboard failed and is switched off: read-only"]
 
 
 def test_wandb_is_offline_unless_asked_and_keeps_its_run(

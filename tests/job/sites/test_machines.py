@@ -18,13 +18,14 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.distributed.flower import commands, network
+from fedvlm.distributed.flower import commands, network, processes
 from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.outpost import read_status
 from fedvlm.distributed.flower.place import Place, free_port, read_place
 from tests import flower, jobs
 from tests.job.sites.places import NAMES, WORDS, make
 from tests.job.sites.test_parties import same
+from tests.listeners import listed, tcp_listeners
 
 pytestmark = pytest.mark.flower
 CLINICS = ("clinic_a", "clinic_b")
@@ -176,6 +177,14 @@ def test_parties_on_machines_of_their_own_have_the_bits_of_the_run_that_sees_all
     text = fedvlm("federation", "status", "--federation", str(machines.place.folder))
     assert text.count("a machine of its own") == 2 and "not connected" not in text
     assert f"as {CLINICS[0]}: connected" in fedvlm("site", "status", str(machines.yaml(NAMES[0])))
+    door = machines.place.listen.partition(":")[0]
+    told = {(processes.part_of(pid), host)
+            for pid, host, _ in tcp_listeners(processes.strays(machines.place))}
+    assert told == {("link", listed()["link"]), ("door", door)} and listed()["door"] == "--listen"
+    nodes_ = [int(pid) for name in NAMES for pid in nodes(machines.parties / name)]
+    served = [process.pid for process in machines.served.values()]
+    told_ = {host for _, host, _ in tcp_listeners([*nodes_, *served])}
+    assert len(nodes_) == 2 and told_ == {listed()["site"]}
     code, text = run(machines, tmp_path / "no", "--trainer", "PromptFL")
     assert code == 2 and "this method is not allowed (rule 'trainers')" in text, text
 

@@ -71,7 +71,7 @@ def test_a_run_over_parties_ends_below_its_quorum_and_goes_on(
     assert "they need the clients' images: the references (" in said.out
     frames = line.frames
     code, line = federated(place, tmp_path, monkeypatch, *APFL, sites=line.answers)
-    assert code == 0 and "going on after round 1" in capsys.readouterr().out
+    assert code == 0 and "resuming after round 1" in capsys.readouterr().out
     client = ("predict", str(jobs.folder(tmp_path)), str(place / "server"), "--client", "1")
     assert main([*client]) == 2
     said = capsys.readouterr().err
@@ -129,7 +129,7 @@ def test_a_state_that_is_gone_is_made_anew_only_when_that_is_said(
     (one,) = jobs.results(output)["readmitted"]
     assert (one["client"], one["anew"], one["after"]) == (1, True, 1)
     results = json.loads((folder / "results.json").read_text())
-    assert ("client 1 was readmitted after round 1, anew: its state before that is lost"
+    assert ("client 1 was readmitted after round 1, restarted: its earlier state is lost"
             in results["run_info"]["notes"])
     assert main(["readmit", str(folder), "1"]) == 2
     assert "is finished" in capsys.readouterr().err

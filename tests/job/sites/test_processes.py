@@ -14,6 +14,7 @@ import torch
 from tests import jobs
 from tests.job.sites.places import NAMES, WORDS, make, rows
 from tests.job.workers.test_worker_processes import SECONDS, after, started, until
+from tests.listeners import tcp_listeners
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +60,7 @@ def test_a_site_that_is_killed_and_begun_again_moves_no_bit(
     run = started("run", *words, "--output-dir", str(killed), "FED.ASK.WAIT", "15",
                   "FED.ASK.RETRIES", "8")
     until(after(killed, 1))
+    assert not tcp_listeners([run.pid, *(party.process.pid for party in parties)])
     os.kill(parties[1].process.pid, signal.SIGKILL)
     parties[1].process.communicate()
     parties[1].begin()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedvlm.check.compare import copy_fed, same_fed
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import State
@@ -52,7 +52,7 @@ class Noting(LocalEngine):
 
 
 def federation(
-    world: World, trainer: type[Trainer], frac: float, poisoned: tuple[int, ...] = ()
+    world: CheckWorld, trainer: type[Trainer], frac: float, poisoned: tuple[int, ...] = ()
 ) -> Federation:
     engine = Noting(CHUNK, (0,) * len(world.splits))
     fed = world.federation(trainer, Setup(
@@ -94,7 +94,7 @@ class Mortal(InProcess):
 class Pool:
     """Three workers and their driver."""
 
-    world: World
+    world: CheckWorld
     trainer: type[Trainer]
     folder: Path
     frac: float = 0.75
@@ -155,15 +155,15 @@ def both(
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World()
+def world() -> CheckWorld:
+    return CheckWorld()
 
 
 @pytest.mark.parametrize("name", [
     "fedper",
     *(pytest.param(n, marks=pytest.mark.slow) for n in sorted(trainer_files()) if n != "fedper"),
 ])  # fmt: skip
-def test_a_pool_gives_the_bits_of_one_process(world: World, name: str, tmp_path: Path) -> None:
+def test_a_pool_gives_the_bits_of_one_process(world: CheckWorld, name: str, tmp_path: Path) -> None:
     pool = Pool(world, load_trainer(name), tmp_path)
     local, away, (rows, told) = both(pool)
     same_fed(away, local, f"{name} by a pool")
@@ -177,7 +177,7 @@ def test_clients_of_two_forms_share_no_chunk_and_a_worker_may_die(tmp_path: Path
 
     Client 3 is dropped each time: its loss is not finite.
     """
-    keeping = World(opts=["OPTIM.KEEP_STATE", "True"])
+    keeping = CheckWorld(opts=["OPTIM.KEEP_STATE", "True"])
     pool = Pool(keeping, load_trainer("fedper"), tmp_path, poisoned=(3,))
     local, away, (rows, told) = both(pool, dies=2)
     same_fed(away, local, "two forms")
@@ -189,7 +189,9 @@ def test_clients_of_two_forms_share_no_chunk_and_a_worker_may_die(tmp_path: Path
     assert len([worker for round_, worker in pool.carrier.work if round_ == 2]) == 3
 
 
-def test_a_worker_that_reads_other_images_cannot_take_part(world: World, tmp_path: Path) -> None:
+def test_a_worker_that_reads_other_images_cannot_take_part(
+    world: CheckWorld, tmp_path: Path
+) -> None:
     """Not at the start, not as a newcomer, and not begun again at the address of one that was."""
     pool = Pool(world, load_trainer("fedper"), tmp_path)
 
@@ -221,7 +223,7 @@ def test_a_worker_that_reads_other_images_cannot_take_part(world: World, tmp_pat
         fed.run()
 
 
-def test_what_a_worker_refuses_others_are_asked_for(world: World, tmp_path: Path) -> None:
+def test_what_a_worker_refuses_others_are_asked_for(world: CheckWorld, tmp_path: Path) -> None:
     """The first worker is there and says no, to work and to numbers; a new job asks it again."""
     pool = Pool(world, load_trainer("fedper"), tmp_path)
     fed = pool.driver()
@@ -239,7 +241,7 @@ def test_what_a_worker_refuses_others_are_asked_for(world: World, tmp_path: Path
     assert asked.count("work") == ROUNDS and asked.count("evaluate") == len(told) == ROUNDS + 1
 
 
-def test_nobody_left_is_said(world: World, tmp_path: Path) -> None:
+def test_nobody_left_is_said(world: CheckWorld, tmp_path: Path) -> None:
     pool = Pool(world, load_trainer("fedper"), tmp_path)
     fed = pool.driver()
     pool.carrier.answers = {}
@@ -247,7 +249,7 @@ def test_nobody_left_is_said(world: World, tmp_path: Path) -> None:
         fed.run()
 
 
-def test_old_states_go_once_no_checkpoint_needs_them(world: World, tmp_path: Path) -> None:
+def test_old_states_go_once_no_checkpoint_needs_them(world: CheckWorld, tmp_path: Path) -> None:
     pool = Pool(world, load_trainer("fedper"), tmp_path, frac=1.0)
     fed = pool.driver()
     fed.savers.append(fed.commit)
@@ -258,7 +260,7 @@ def test_old_states_go_once_no_checkpoint_needs_them(world: World, tmp_path: Pat
     assert {v for forms in fed.clients.store.forms.values() for v in forms} == {3, 4}
 
 
-def test_the_local_engine_refuses_states_of_workers(world: World) -> None:
+def test_the_local_engine_refuses_states_of_workers(world: CheckWorld) -> None:
     away = AwayStore(None)
     away.note_forms(3, {1: "ab" * 6})
     ((ids, state),) = away.get([1], [3])

@@ -15,6 +15,7 @@ import torch
 
 from tests import jobs
 from tests.job.engines.test_workers import rows
+from tests.listeners import tcp_listeners
 
 pytestmark = pytest.mark.slow
 WORDS = (
@@ -78,6 +79,7 @@ def test_kill_9_and_ctrl_c_move_no_bit_and_leave_no_process(local: Path, tmp_pat
     words = (*WORDS, "--output-dir", str(tmp_path), "--engine", "workers", "--workers", "2")
     run = started("run", *words)
     until(after(tmp_path, 1))
+    assert not tcp_listeners([run.pid, *workers(tmp_path)])
     os.kill(workers(tmp_path)[0], signal.SIGKILL)
     until(after(tmp_path, 3))
     run.send_signal(signal.SIGINT)

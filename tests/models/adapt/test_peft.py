@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedvlm.check.invariants import run
-from fedvlm.check.world import BASE, NEW, Setup, World
+from fedvlm.check.world import BASE, NEW, CheckWorld, Setup
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
@@ -77,7 +77,7 @@ def spec(*opts: str) -> PeftSpec:
 
 
 def made(model: VLModel, *opts: str) -> Tree:
-    return peft.build(spec(*opts), model, stream(1, "init"))
+    return peft.build_tensors(spec(*opts), model, stream(1, "init"))
 
 
 # ---- words -----------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_fedbabu_takes_the_words_that_are_asked_for() -> None:
     body = ["PEFT.VISUAL", "feature"]  # the world's tokenizer has a token per letter
     heads = {}
     for words in ("", "an art"):
-        world = World([*body, "PEFT.CTX_INIT", words, "PEFT.N_CTX", "5"])
+        world = CheckWorld([*body, "PEFT.CTX_INIT", words, "PEFT.N_CTX", "5"])
         fed = world.federation(cls)
         heads[words] = fed.p0["text.ctx"]
         expected = word_context(fed.model, words or WORDS)
@@ -155,7 +155,7 @@ def test_contexts_by_class_keep_the_invariants(trainer: str) -> None:
 
 
 def test_contexts_by_class_know_their_classes_only() -> None:
-    world = World(["PEFT.CSC", "True", "PEFT.N_CTX", "3"])
+    world = CheckWorld(["PEFT.CSC", "True", "PEFT.N_CTX", "3"])
     run_ = world.record(load_trainer("FedAvg"), Setup(rounds=1))
     assert not run_.fed.trainer.open_vocabulary
     ctx = run_.states[-1].server["w"]["text.ctx"]

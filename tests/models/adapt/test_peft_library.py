@@ -50,7 +50,7 @@ def test_peft_in_open_clip_s_towers_computes_what_ours_does(tower: str) -> None:
     backbone = toy(dtype=torch.float64)
     spec = spec_of("lora" if tower == "both" else "none", "lora", alpha=ALPHA)
     model = VLModel(backbone, NAMES)
-    built = ours.build(spec, model, torch.Generator())
+    built = ours.build_tensors(spec, model, torch.Generator())
     split = toy(dtype=torch.float64).model
     split_attention(split)
     targets = [n.rpartition(".")[2] for n in OPEN_CLIP.values()] if tower == "both" else (
@@ -83,7 +83,7 @@ def test_the_names_of_an_export_are_peft_s_in_transformers(tmp_path: Path) -> No
     wrapped = theirs(hf, ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"])
     state, model = factors_of(wrapped), VLModel(backbone, NAMES)
     spec = spec_of("lora", "lora", alpha=ALPHA, targets=("q", "k", "v", "o", "fc", "proj"))
-    built = ours.build(spec, model, torch.Generator())
+    built = ours.build_tensors(spec, model, torch.Generator())
     numbers = to_peft({name: torch.tensor(i) for i, name in enumerate(built)})
     assert numbers.keys() == state.keys()
     names = list(built)

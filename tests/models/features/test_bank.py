@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.check.world import World
+from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import DataError
 from fedvlm.models.features import bank as module
 from fedvlm.models.features.bank import LOW, Bank, StoredRows, has_room, row_bytes
@@ -29,7 +29,7 @@ class Images:
     """40 images by key, of one tower; counts what is decoded."""
 
     def __init__(self) -> None:
-        w = World(["PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "PEFT.RANK", "3"])
+        w = CheckWorld(["PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "PEFT.RANK", "3"])
         self.tower: VisionTower = w.model().vision
         gen = torch.Generator().manual_seed(0)
         self.pixels = torch.randn(40, 3, 8, 8, generator=gen, dtype=torch.float64)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.models.features.decode import AHEAD, Throughput, decoded, decoding_threads
+from fedvlm.models.features.decode import AHEAD, Throughput, decode_ahead, decoding_threads
 from fedvlm.models.features.encode import cached_features
 from tests.models.toys import toy
 
@@ -140,8 +140,8 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_positions_come_in_order() -> None:
     spent: Any = Throughput()
-    out = [(list(at), pixels[:, 0, 0, 0].tolist()) for at, pixels in decoded(
+    out = [(list(at), pixels[:, 0, 0, 0].tolist()) for at, pixels in decode_ahead(
         [5, 3, 9, 1, 7], lambda i: torch.full((3, 2, 2), float(i)), 2, spent, 4
     )]
     assert out == [([5, 3], [5, 3]), ([9, 1], [9, 1]), ([7], [7])]
-    assert list(decoded([], lambda i: torch.zeros(3, 2, 2), 2, spent)) == []
+    assert list(decode_ahead([], lambda i: torch.zeros(3, 2, 2), 2, spent)) == []

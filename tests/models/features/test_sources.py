@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedvlm.check.world import RESNET, World
+from fedvlm.check.world import RESNET, CheckWorld
 from fedvlm.core.errors import ConfigError
 from fedvlm.models.features.sources import (
     FeatureSource,
@@ -22,13 +22,13 @@ from fedvlm.models.features.sources import (
 )
 def test_streams_that_nobody_serves_are_refused(streams: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="streams are features, patches, tokens"):
-        check_streams(streams, World().model())
+        check_streams(streams, CheckWorld().model())
 
 
 def test_streams_inside_the_tower_need_one() -> None:
     for streams in (("tokens.0", "patches", "features", "pixels"), ("features",)):
-        check_streams(streams, World().model())
-    resnet = World(vision=RESNET).model()
+        check_streams(streams, CheckWorld().model())
+    resnet = CheckWorld(vision=RESNET).model()
     check_streams(("features", "pixels"), resnet)
     for stream in ("tokens.0", "patches"):
         with pytest.raises(ConfigError, match="need a ViT image tower"):

@@ -91,7 +91,7 @@ def test_the_head_view(tmp_path: Path, visual: str) -> None:
     hugging(tmp_path)
     model = VLModel(load_backbone(str(tmp_path), loader="transformers-vit", **F64), ["a", "b"])
     spec = PeftSpec("none", visual, "linear", width=4, rank=2)
-    tree = peft.build(spec, model, torch.Generator().manual_seed(0))
+    tree = peft.build_tensors(spec, model, torch.Generator().manual_seed(0))
     assert torch.allclose(tree["head.weight"].norm(dim=1), torch.ones(2))
     p = {n: v.double().expand(2, *v.shape) for n, v in tree.items()}
     x = {"pixels": torch.randn(2, 3, 3, 32, 32, dtype=torch.float64)}
@@ -106,7 +106,7 @@ def test_refusals(tmp_path: Path) -> None:
     model = VLModel(load_backbone(str(tmp_path), loader="transformers-vit"), ["a", "b"])
     for spec in (PeftSpec("prompt"), PeftSpec("none", "lora")):
         with pytest.raises(ConfigError, match="no text tower to classify with: use --peft head"):
-            peft.build(spec, model, torch.Generator())
+            peft.build_tensors(spec, model, torch.Generator())
     with pytest.raises(ConfigError, match="has no text tower"):
         model.anchor("template", 0)
     with pytest.raises(ConfigError, match="timm has no model 'vit_tinny.*vit_tiny"):
@@ -134,7 +134,7 @@ def test_timm_s_other_transformers_by_name_and_file(tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.allclose(ours.encode_image(x), model.double()(x), 0, 1e-10)
     assert (ours.embed_dim, ours.image_size, ours.has_text) == (trunks.WIDTH, trunks.SIDE, False)
-    tree = peft.build(
+    tree = peft.build_tensors(
         PeftSpec("none", "lora", "linear", rank=2), VLModel(ours, ["a", "b"]),
         torch.Generator().manual_seed(0),
     )

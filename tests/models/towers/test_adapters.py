@@ -117,8 +117,8 @@ def test_norms_of_clients_are_separate_and_learn_beside_other_parts() -> None:
         for name, grad in zip(p, grads, strict=True):
             assert float(grad[1].norm()) > 0 and not grad[0].any() and not grad[2].any(), name
         lone = spec_of(visual, ln=True, blocks=1)
-        assert peft.first_block(lone, model) == 1
-        names = [n for n in peft.build(lone, model, torch.Generator()) if ".ln." in n]
+        assert peft.first_changed_block(lone, model) == 1
+        names = [n for n in peft.build_tensors(lone, model, torch.Generator()) if ".ln." in n]
         assert not [n for n in names if n.startswith("image.ln.0.")]
 
 
@@ -150,7 +150,7 @@ def test_gradients_are_those_of_central_differences() -> None:
 def test_cached_activations_give_the_same_features_and_gradients(visual: str, blocks: int) -> None:
     model = VLModel(toy(dtype=torch.float64), NAMES)
     spec = spec_of(visual, blocks=blocks)
-    first = peft.first_block(spec, model)
+    first = peft.first_changed_block(spec, model)
     assert first == 2 - blocks
     p = {n: v.requires_grad_() for n, v in start(spec, model, 0.2).items()}
     assert all(int(n.split(".")[2]) >= first for n in p)
@@ -254,13 +254,13 @@ def test_refusals() -> None:
     model = VLModel(toy(), NAMES)
     gen = torch.Generator()
     with pytest.raises(ConfigError, match="has 2 blocks"):
-        peft.build(spec_of(blocks=3), model, gen)
+        peft.build_tensors(spec_of(blocks=3), model, gen)
     with pytest.raises(ConfigError, match="RANK 99 is above 48"):
-        peft.build(spec_of(rank=99), model, gen)
+        peft.build_tensors(spec_of(rank=99), model, gen)
     with pytest.raises(ConfigError, match="ViT image tower.*ModifiedResNet.*PEFT.VISUAL feature"):
-        peft.build(spec_of(), VLModel(toy("resnet"), NAMES), gen)
+        peft.build_tensors(spec_of(), VLModel(toy("resnet"), NAMES), gen)
     with pytest.raises(ConfigError, match="text tower of cosine"):
-        peft.build(spec_of("none", "lora"), VLModel(toy("cosine"), NAMES), gen)
+        peft.build_tensors(spec_of("none", "lora"), VLModel(toy("cosine"), NAMES), gen)
     with pytest.raises(ConfigError, match="no 'out'"):
         parse_targets("q,out")
     with pytest.raises(ConfigError, match="names no layer"):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedvlm.check.world import RESNET, World
+from fedvlm.check.world import RESNET, CheckWorld
 from fedvlm.core.errors import ConfigError, FedvlmError
 
 
 def test_patches_are_normed_and_projected_rows_of_the_last_block() -> None:
-    w = World()
+    w = CheckWorld()
     model, visual = w.model(), w.backbone.model.visual
     rows = visual._embeds(w.pixels)
     for block in visual.transformer.resblocks:
@@ -28,7 +28,7 @@ def test_patches_are_normed_and_projected_rows_of_the_last_block() -> None:
 
 
 def test_image_takes_features_then_tokens_then_pixels() -> None:
-    w = World()
+    w = CheckWorld()
     model = w.model()
     pixels = w.pixels[None]
     tokens = model.vision.enter(w.pixels, 1)[None]
@@ -41,6 +41,6 @@ def test_image_takes_features_then_tokens_then_pixels() -> None:
 
 
 def test_a_tower_without_patches_is_told() -> None:
-    w = World(vision=RESNET)
+    w = CheckWorld(vision=RESNET)
     with pytest.raises(ConfigError, match="ViT image tower"):
         w.model().patches({"pixels": w.pixels[None]})

@@ -72,7 +72,7 @@ def test_equal_runs_are_said_to_be(tmp_path: Path, capsys: Capture) -> None:
     text = said(a, b, capsys)
     assert "all common rounds are equal, bit for bit" in text
     assert "every client is equal: nothing to test" in text
-    assert "nothing that changes numbers differs" in text
+    assert "no setting that changes results differs" in text
     assert "A and B are the same folder" in said(a, a, capsys)
 
 
@@ -92,7 +92,7 @@ def test_first_round_at_which_they_part(tmp_path: Path, capsys: Capture) -> None
     assert parts(data)["traffic"] is None
     text = said(a, b, capsys)
     assert f"train.loss of client 1, A 1.5, B {nearly}" in text
-    assert "gave other bits: that should not be" in text
+    assert "different bits: this should not happen" in text
 
 
 def test_a_common_number_comes_before_one_that_a_side_lacks(
@@ -193,7 +193,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: Capture) -> None:
     (b / "metrics.jsonl").write_text(json.dumps(A[0]) + "\n{broken\n" + json.dumps(A[2]) + "\n{cut")
     text = said(a, b, capsys)
     assert "line 2 is damaged and was dropped" in text and "(4) is cut" in text
-    assert "cannot read" in text and "a manifest names no identity" in text
+    assert "cannot read" in text and "one manifest has no identity" in text
     (b / "metrics.jsonl").unlink()
     text = said(a, b, capsys)
     assert "rounds cannot be compared" in text and "bit for bit" not in text
@@ -202,8 +202,8 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        ([], 2, "wants two folders, got 0"),
-        (["A", "B", "A"], 2, "wants two folders, got 3"),
+        ([], 2, "needs two folders, got 0"),
+        (["A", "B", "A"], 2, "needs two folders, got 3"),
         (["A", "B", "--format", "jsn"], 2, "did you mean 'json'"),
         (["A", "B", "--over-seed"], 2, "unknown flag '--over-seed'; did you mean '--over-seeds'"),
         (["A", "ROOT"], 2, "holds 4 runs"),
@@ -239,15 +239,15 @@ def test_table_and_verify_compare_in_the_same_way(tmp_path: Path, capsys: Captur
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [f"A: {a}", f"B: {b}"]
     assert "  changes numbers: OPTIM.LR: 0.01 -> 0.02" in lines
-    (parting,) = [line for line in lines if "evaluation: parts at round 2" in line]
+    (parting,) = [line for line in lines if "evaluation: differs from round 2 on" in line]
     assert parting in text.splitlines()
 
 
 @pytest.mark.parametrize(("words", "told"), [
     (["table", "A", "A", "--paired", "--metric", "global"], "--metric does not go with --paired"),
     (["table", "A", "A", "--paired", "--format", "tex"], "text, md, json, not as tex"),
-    (["table", "A", "--paired"], "table --paired wants two folders, got 1"),
-    (["table", "A", "--format", "json"], "--format json is for --paired"),
+    (["table", "A", "--paired"], "table --paired needs two folders, got 1"),
+    (["table", "A", "--format", "json"], "--format json needs --paired"),
     (["verify", "A", "A", "--against", "A"], "fedvlm verify RUN_A --against RUN_B"),
 ])
 def test_table_and_verify_refuse_in_one_sentence(

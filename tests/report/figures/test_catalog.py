@@ -35,7 +35,7 @@ def rows(values):
 
 
 def draw(values, title="", width=style.PAGE):
-    with style.styled():
+    with style.use_style():
         figure = style.blank(width, 2)
         figure.add_subplot().bar(range(len(values)), values)
     return figure
@@ -124,4 +124,4 @@ def test_where_nothing_is_sent_there_is_no_figure_of_traffic(tmp_path: Path) -> 
     sends = make(tmp_path, "A", 1, [10, 20], dataset="Other")
     panels = traffic.select(FigureRuns([silent, sends]))
     assert [panel.title for panel in panels] == ["Other", "Set"]
-    assert list(traffic.parts(panels)) == ["Other"], "a page leaves out a panel without traffic"
+    assert list(traffic.panels_sent(panels)) == ["Other"], "a page shows a panel without traffic"

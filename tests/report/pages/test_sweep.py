@@ -150,8 +150,8 @@ def test_the_verb_writes_the_page_of_a_run_and_of_all(
 
 @pytest.mark.parametrize(("words", "code", "said"), [
     (["report", "nowhere"], 3, "not a folder"), (["report", "."], 3, "no finished run"),
-    (["report", "sweeps/one"], 3, "give its OUTPUT_DIR"),
-    (["report", ".", "--into", "none/x.html"], 2, "no folder none"),
+    (["report", "sweeps/one"], 3, "give the OUTPUT_DIR"),
+    (["report", ".", "--into", "none/x.html"], 2, "folder none does not exist"),
 ])
 def test_mistakes_are_one_sentence(
     words: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

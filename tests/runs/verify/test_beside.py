@@ -40,8 +40,8 @@ def test_what_follows_is_left_in_peace() -> None:
     (lambda r: r.update(gain=None), "gain is None"),
     (lambda r: r["hurt"].update(share=0.0), "hurt is share 0"),
     (lambda r: r["hurt"].update(clients=[]), "the references say share 50, clients [0]"),
-    (lambda r: r.update(below=[]), "below is nothing, the references say afl 58"),
-    (lambda r: r["spent"].update(bytes_up=0, bytes_down=0), "below is afl 58, the references say "),
+    (lambda r: r.update(below=[]), "below is nothing, the baselines give afl 58"),
+    (lambda r: r["spent"].update(bytes_up=0, bytes_down=0), "below is afl 58, the baselines give "),
 ])  # fmt: skip
 def test_what_does_not_is_named(change: Callable[[dict[str, Any]], Any], words: str) -> None:
     results = copy.deepcopy(RESULTS)

@@ -71,7 +71,7 @@ def test_a_run_that_ended_well_is_sealed(folder: Path) -> None:
 @pytest.mark.parametrize(("name", "spoil", "words"), [
     ("results.json", lambda p: change(p, "62.5", "924.5"), "its seal does not fit"),
     ("results.json", lambda p: change(p, '"seal"', '"sael"'), "its seal does not fit"),
-    ("results.json", lambda p: p.write_text("{"), "it is no results file"),
+    ("results.json", lambda p: p.write_text("{"), "it is not a results file"),
     ("metrics.jsonl", lambda p: change(p, "62.5", "77.7"), "line 1 is damaged"),
     ("metrics.jsonl", lambda p: p.write_bytes(p.read_bytes()[:-1]), r"the last line \(3\) is cut"),
     ("metrics.jsonl", lambda p: p.write_text(""), "lines are missing"),
@@ -101,10 +101,10 @@ def test_what_is_damaged_is_named(
     ("results.json", lambda r: r["results"]["table"][0].update(personal=70.0),
      "table has personal"),
     ("results.json", lambda r: r["results"]["untrained"].update(personal=70.0),
-     "untrained.personal is not that of metrics.jsonl"),
+     "untrained.personal differs from metrics.jsonl"),
     ("results.json", lambda r: r["run_info"]["totals"].update(rounds=3), "totals.rounds is 3"),
     ("results.json", lambda r: r["results"].update(spent={"samples": 9}),
-     "spent.samples is 9, metrics.jsonl says 0"),
+     "spent.samples is 9, metrics.jsonl gives 0"),
     ("results.json", lambda r: r["protocol"].update(seed=2), "the manifest says 1"),
     ("results.json", lambda r: r.update(identity_digest="f" * 64), "of another run"),
     ("manifest.json", lambda r: r["identity"].update(data="e"), "its identity has another digest"),
@@ -205,7 +205,7 @@ def test_a_state_that_vouches_for_other_metrics_does_not_count(tmp_path: Path) -
         assert "line 3 is damaged" in " ".join(run.notes)
         assert [r["round"] for r in read_metrics(run.metrics_path)[0]] == [0, 1]
         run.metrics_path.write_text(lines[0].replace("62.5", "77.7") + lines[1])
-        assert run.restore() is None and "starts again from the beginning" in run.notes[-2]
+        assert run.restore() is None and "restarts from round 1" in run.notes[-2]
 
 
 def test_the_start_is_made_again_or_refused(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from fedvlm.distributed.sockets.stream import greet, receive, send
 
 PATIENCE = 120.0  # seconds for the driver, which hears so late of us on a busy machine
-EVERY = 0.5  # seconds between two looks for answers
+EVERY = 1.0  # seconds between two looks for answers
 LOOK = 5.0  # seconds between two looks whether the sites are connected
 OFFLINE = "it is not connected to the SuperLink"
 GONE = "it is not connected to the SuperLink any more"

@@ -34,7 +34,7 @@ def strips(
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with a row for each method in a panel for each title.
 
-    Call inside ``style.styled()``. The first method is on top; rows are 0, 1, ...
+    Call inside ``style.use_style()``. The first method is on top; rows are 0, 1, ...
     """
     names = [style.cut_label(name, LABEL_LENGTH if width > 4 else 24) for name in methods]
     left = max((len(name) for name in names), default=1) * 3.9 / 72 + 0.15

@@ -222,7 +222,7 @@ def test_quick_gives_way_to_what_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["methods", "FedAvg", "--peft", "lara"], "--peft has no 'lara'"),
+    (["methods", "FedAvg", "--peft", "lara"], "unknown --peft value 'lara'"),
     (["fedtv", "--peft", "lora"], "not read --peft"),
     (["methods", "--family", "promt"], "--family has no 'promt'; did you mean 'prompt'"),
     (["engines", "--quick"], "not read --quick"), (["fedtv", "--markdown", "x"], "not read"),

@@ -31,7 +31,7 @@ from fedvlm.core.errors import ConfigError, fold
 from fedvlm.federation.cards import card, fields, trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.job.flags import words_of
+from fedvlm.job.flags import peft_words
 from fedvlm.report.collect import collect
 from fedvlm.report.statistics.contrast import contrast
 from fedvlm.report.tables.facts import REFERENCE_NAMES
@@ -97,7 +97,7 @@ def parts_of(stem: str) -> str:
         return ""
     path, schema = REPOSITORY / "configs" / "trainers" / f"{stem}.yaml", default_schema()
     told = (yaml.safe_load(path.read_text()) or {}).get("PEFT", {}) if path.is_file() else {}
-    return words_of(*(str(told.get(key, schema[f"PEFT.{key}"].default))
+    return peft_words(*(str(told.get(key, schema[f"PEFT.{key}"].default))
                       for key in ("TEXT", "VISUAL", "HEAD")))
 
 

@@ -1,0 +1,66 @@
+"""A bit per test image: coded, read back, and held against the numbers beside it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fedvlm.cli.main import main
+from fedvlm.runs.bits import BITS, bit_problems, decode_bits, encode_bits
+from fedvlm.runs.verify.check import inspect
+from tests import jobs
+from tests.attacks.forge import edit
+
+
+@pytest.mark.parametrize("number", [0, 1, 7, 8, 9, 64, 1000])
+def test_bits_come_back(number: int) -> None:
+    draw = random.Random(number)
+    bits = [draw.random() < 0.5 for _ in range(number)]
+    assert decode_bits(encode_bits(bits)) == bits
+
+
+def test_the_form_is_that_of_the_page() -> None:
+    assert encode_bits([True] * 4 + [False] + [True] * 3 + [False]) == "9:9wA="
+
+
+@pytest.mark.parametrize("text", ["", "x", "3", "-1:", "9:9w==", "3:/w==", "3:???", "16:9w=="])
+def test_what_is_no_row_of_bits_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="bits"):
+        decode_bits(text)
+
+
+def test_bits_are_held_against_rows() -> None:
+    row = {"client": 3, "n": 4, "correct": 3, "accuracy": 75.0}
+    record = {"clients": [row], "global": 50.0, BITS: {
+        "personal": {"3": encode_bits([True, True, False, True])},
+        "shared": encode_bits([True, False]),
+    }}
+    assert list(bit_problems(record)) == [] and list(bit_problems({"clients": []})) == []
+    record[BITS] = {"personal": {"3": encode_bits([True, False, False, True])},
+                    "shared": encode_bits([True, True])}
+    said = list(bit_problems(record))
+    assert said[0] == "image_bits.personal.3 has 2 right of 4, its row 3 of 4"
+    assert said[1].startswith("image_bits.shared has 2 right of 2") and len(said) == 2
+
+
+def test_a_run_writes_them_on_request_and_no_number_moves(
+    tmp_path: Path, quick_run: Path
+) -> None:
+    assert jobs.run(tmp_path, "TEST.PER_IMAGE", "True") == 0
+    folder, last = jobs.folder(tmp_path), jobs.results(tmp_path)["last"]
+    plain = jobs.results(quick_run)["last"]
+    assert BITS not in plain and not (folder / "logits.safetensors").exists()
+    found = last.pop(BITS)
+    assert {k: v for k, v in last.items() if k != "seconds"} == {
+        k: v for k, v in plain.items() if k != "seconds"}
+    for row in last["clients"]:
+        bits = decode_bits(found["personal"][str(row["client"])])
+        assert (len(bits), sum(bits)) == (row["n"], row["correct"])
+    shared = decode_bits(found["shared"])
+    assert 100 * sum(shared) / len(shared) == pytest.approx(last["global"])
+    assert main(["verify", str(folder)]) == 0
+    wrong = {"0": encode_bits([False] * last["clients"][0]["n"])}
+    edit(folder / "results.json", lambda r: r["results"]["last"][BITS]["personal"].update(wrong))
+    assert any("personal.0 has 0 right" in clause for clause in inspect(folder).damage)
