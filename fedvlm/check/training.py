@@ -196,7 +196,7 @@ def g13_fast_paths(world: CheckWorld, trainer: Method) -> None:
     From the state after round 1: an exactly orthogonal or zero start is degenerate. Stacking and
     packing are tried together, as a run uses them; where that fails, each alone says which it is.
     """
-    check_streams(world, trainer)
+    check_cached_streams(world, trainer)
     run = world.trajectory(trainer)
 
     def compare(path: str, setup: Setup) -> None:
@@ -212,7 +212,7 @@ def g13_fast_paths(world: CheckWorld, trainer: Method) -> None:
         raise
 
 
-def check_streams(world: CheckWorld, trainer: Method) -> None:
+def check_cached_streams(world: CheckWorld, trainer: Method) -> None:
     """Demand that the declared stream gives the numbers of pixels (``local.streams.prove_method``).
 
     Raises:

@@ -44,7 +44,7 @@ def flags(parser: Parser) -> None:
         "its flags) into sites and a server, for a trial")
 
 
-def mistakes(args: Namespace) -> list[str]:
+def make_mistakes(args: Namespace) -> list[str]:
     """Return what is missing, or does not go together."""
     out = [] if args.to else ["make needs --to FOLDER, the folder for site.json and site.yaml"]
     if args.split:
@@ -64,7 +64,7 @@ def mistakes(args: Namespace) -> list[str]:
                   if "{}" not in t]
 
 
-def make(args: Namespace) -> int:
+def make_site(args: Namespace) -> int:
     """Write the files; return the exit code.
 
     Raises:

@@ -83,7 +83,7 @@ def dismiss(place: Place, name: str) -> None:
     replace(place, sites=tuple(site for site in place.sites if site.name != name)).write()
 
 
-def connected(place: Place) -> dict[str, bool]:
+def connected_sites(place: Place) -> dict[str, bool]:
     """Say of each site on another machine whether the SuperLink hears of it.
 
     Raises:

@@ -88,7 +88,7 @@ def test_a_run_over_tls_has_the_bits_of_the_local_engine(
 def held_to_the_list(place: Place) -> None:
     """All that listens in a federation stands in the written list, with its address."""
     found = {
-        (re.sub(r"^site\d+$", "site", processes.part_of(pid)), host)
+        (re.sub(r"^site\d+$", "site", processes.process_part(pid)), host)
         for pid, host, _ in tcp_listeners(processes.strays(place))
     }
     assert found == {(name, listed()[name]) for name in ("link", "site")}
