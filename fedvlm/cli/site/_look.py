@@ -1,4 +1,4 @@
-"""``fedvlm site check``, ``status`` and ``stop``: what is here, what leaves, who serves it."""
+"""``fedvlm site check``, ``site_status`` and ``stop``: what is here, what leaves, who serves it."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _limits(terms: Terms) -> str:
     return "; ".join(["", *words, f"logits {'leave' if terms.logits else 'stay'}"])
 
 
-def status(args: Namespace) -> int:
+def site_status(args: Namespace) -> int:
     """Say what a site keeps for which run; return the exit code.
 
     Raises:

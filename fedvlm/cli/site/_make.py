@@ -42,7 +42,7 @@ def flags(parser: Parser) -> None:
         "follow) into sites and a server, to try things out")
 
 
-def mistakes(args: Namespace) -> list[str]:
+def make_mistakes(args: Namespace) -> list[str]:
     """Return what is missing, or does not go together."""
     out = [] if args.to else ["make wants --to FOLDER, where site.json and site.yaml are put"]
     if args.split:
@@ -62,7 +62,7 @@ def mistakes(args: Namespace) -> list[str]:
                   if "{}" not in t]
 
 
-def make(args: Namespace) -> int:
+def make_site(args: Namespace) -> int:
     """Write the files; return the exit code.
 
     Raises:

@@ -28,7 +28,7 @@ def flags(parser: Parser) -> None:
         "there")
 
 
-def mistakes(args: Namespace) -> list[str]:
+def serve_mistakes(args: Namespace) -> list[str]:
     """Return what is missing, and what does not go together."""
     if len(args.opts) % 2 == 0:
         return ["serve wants the site's file: fedvlm site serve SITE.YAML --federation INVITATION"]
@@ -47,7 +47,7 @@ def mistakes(args: Namespace) -> list[str]:
                   f"what may run and where states lie from {file}" for word in dict.fromkeys(stray)]
 
 
-def serve(args: Namespace) -> int:
+def serve_command(args: Namespace) -> int:
     """Serve; return the exit code.
 
     Raises:

@@ -31,10 +31,10 @@ from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError, unknown_word
 from fedvlm.core.files import user_path
 from fedvlm.distributed.flower import network, processes
-from fedvlm.distributed.flower.admission import admit, connected, dismiss
+from fedvlm.distributed.flower.admission import admit, connected_sites, dismiss
 from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.invitation import host_port, read_public
-from fedvlm.distributed.flower.place import ANY, FOLDER, MOST, Place, even, read_place
+from fedvlm.distributed.flower.place import ANY, FOLDER, MOST, Place, read_place, split_evenly
 
 EXAMPLES = (
     "fedvlm federation up --loopback 2  # and fedvlm run --demo --engine flower FED.SITES 0-2,3-4",
@@ -167,7 +167,7 @@ def _up(args: Namespace, folder: Path) -> int:
                f"{option} NAME.pub"] if place.listen else []))
         return 0
     say(f"{many} sites are registered. A run of {2 * many} clients on them: fedvlm run --demo "
-        f"--num-users {2 * many} --engine flower{option} FED.SITES {even(2 * many, many)}")
+        f"--num-users {2 * many} --engine flower{option} FED.SITES {split_evenly(2 * many, many)}")
     return 0
 
 
@@ -193,7 +193,7 @@ def _status(place: Place, plain: bool) -> int:
     down = [p.name for p in parts if not p.pid and p.name not in waiting]
     away = {site.name: False for site in place.sites if site.away}
     if away and LINK not in down:
-        away = connected(place)
+        away = connected_sites(place)
     code = int(bool(down) or not all(away.values()))
     if plain:
         say(json.dumps({

@@ -76,11 +76,11 @@ def _mistakes(args: Namespace) -> list[str]:
     if args.what == "serve":
         stray = looks + [n for dest, n in args.spelling.items()
                          if dest in (*_make.OWN, *_serve.KEYS)]
-        return [f"serve does not read {name}" for name in stray] or _serve.mistakes(args)
+        return [f"serve does not read {name}" for name in stray] or _serve.serve_mistakes(args)
     if args.what == "make":
         stray = looks + [n for dest, n in args.spelling.items()
                          if dest in (*_serve.OWN, *_serve.KEYS)]
-        return [f"make does not read {name}" for name in stray] or _make.mistakes(args)
+        return [f"make does not read {name}" for name in stray] or _make.make_mistakes(args)
     reads = (*_READS[args.what], *_LIST.get(args.what, ()))
     stray = [n for dest, n in args.spelling.items() if dest not in reads]
     if stray:
@@ -103,11 +103,11 @@ def main(args: Namespace) -> int:
         say(*verbs()["site"].parser().format_help().splitlines())
         return 0
     if args.what == "make":
-        return _make.make(args)
+        return _make.make_site(args)
     if args.what == "serve":
-        return _serve.serve(args)
+        return _serve.serve_command(args)
     if args.what == "key":
         return _serve.key(args)
     from fedvlm.cli.site import _look  # start-up: PyTorch, 2 s
 
-    return {"check": _look.check, "status": _look.status, "stop": _look.stop}[args.what](args)
+    return {"check": _look.check, "status": _look.site_status, "stop": _look.stop}[args.what](args)

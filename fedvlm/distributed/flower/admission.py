@@ -74,7 +74,8 @@ def dismiss(place: Place, name: str) -> None:
                           f"'{place.folder}' has no site on another machine")
     if place.node(name):
         if not processes.pid_of(place, LINK):
-            raise ConfigError("the SuperLink does not run: fedvlm federation up --federation "
+            raise ConfigError("the SuperLink is not running: start it with fedvlm federation up "
+                              "--federation "
                               f"{place.folder}, then dismiss the site")
         commands.flwr(place, "supernode", "unregister", str(place.node(name)), LINK)
     for path in (place.public(name), place.registered(name), place.invitation(name)):
@@ -82,7 +83,7 @@ def dismiss(place: Place, name: str) -> None:
     replace(place, sites=tuple(site for site in place.sites if site.name != name)).write()
 
 
-def connected(place: Place) -> dict[str, bool]:
+def connected_sites(place: Place) -> dict[str, bool]:
     """Say of each site on another machine whether the SuperLink hears of it.
 
     Raises:

@@ -285,5 +285,6 @@ def left_out(cfg: CfgNode) -> list[str]:
     """Return what a run over sites cannot say, since the clients' images are not here."""
     if not cfg.TEST.REFERENCES:
         return []
-    return ["left out, since they need the clients' images: the references (commonest class, "
-            "zero-shot within own classes and by class shares, logistic regression, AFL, pooled)"]
+    return ["not computed, since they need the clients' images: the baselines (most frequent "
+            "class, zero-shot with own classes and with class shares, logistic regression, AFL, "
+            "pooled)"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.sockets.lines import exchange
-from fedvlm.distributed.sockets.stream import StreamError, present
+from fedvlm.distributed.sockets.stream import StreamError, answer_hello
 
 LAST_WORDS = 3.0  # seconds for a worker to leave by itself, and again when it is told to
 DEATHS = 3  # of each worker, on average, after which no more are begun
@@ -121,7 +121,7 @@ class WorkerProcesses:
         by = {line: name for name, line in self._starting.items()}
         for line in select.select(list(by), [], [], seconds)[0] if by else ():
             try:
-                present(line, b"")
+                answer_hello(line, b"")
             except StreamError:
                 continue  # it has ended: whoever asks next sees that
             self._lines[by[line]] = self._starting.pop(by[line])

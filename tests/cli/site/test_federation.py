@@ -73,10 +73,10 @@ def test_sites_and_clients_have_to_fit_before_data_are_read(
     engine = ("--engine", "flower", "--federation", str(folder))
     for more, said in (
         (("--engine", "flower", "--federation", str(tmp_path / "no")), "there is no federation in"),
-        (engine, "has 2 sites and it gets no clients yet: say FED.SITES 0,1"),
-        ((*engine, "FED.SITES", "0-1"), "FED.SITES 0-1 is of 1: say FED.SITES 0,1"),
+        (engine, "has 2 sites and no clients for them: set FED.SITES 0,1"),
+        ((*engine, "FED.SITES", "0-1"), "FED.SITES 0-1 defines 1: set FED.SITES 0,1"),
         ((*engine, "--workers", "2"),
-         "--workers 2: add --engine workers, which reads it"),
+         "--workers 2 has no effect with --engine flower: use --engine workers"),
     ):
         assert jobs.run(tmp_path / "out", *more) == 2
         assert said in capsys.readouterr().err
@@ -89,4 +89,4 @@ def test_sites_and_clients_have_to_fit_before_data_are_read(
         check_sites(CfgNode({"FED": keys}))
     check_sites(CfgNode({"FED": keys | {"SITES_AT": ""}}))
     assert jobs.run(tmp_path / "out", *engine) == 2
-    assert "have data of their own: --engine sites --federation" in capsys.readouterr().err
+    assert "have their own data: use --engine sites --federation" in capsys.readouterr().err

@@ -151,12 +151,12 @@ def test_rules_that_say_nothing_clear_are_refused(tmp_path: Path, text: str, sai
 def test_status_says_what_is_kept_for_which_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.distributed.test_site import CPU, opened, state
+    from tests.distributed.test_site import CPU, hold_store, state
 
     (tmp_path / "site.yaml").write_text("allow: {trainers: [A], backbones: [tiny]}")
     assert main(["site", "status", str(tmp_path / "site.yaml")]) == 0
     assert "no run has worked here yet" in capsys.readouterr().out
-    with opened(tmp_path / "states", RUN, CPU) as store:
+    with hold_store(tmp_path / "states", RUN, CPU) as store:
         store.put(2, [4, 5], state([4, 5], 2))
         store.keep({})
     Ledger(tmp_path / "states" / RUN).enter("work", 2, 1000, 2000, 61.0, False)

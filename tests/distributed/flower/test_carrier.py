@@ -250,7 +250,8 @@ def test_a_relay_that_never_comes_is_told_of_flowers_word(
     with pytest.raises(ConfigError, match="the SuperLink does not run"):
         carrier.open(60)
     assert carrier.ask({"site0": b"x"}, 5)["site0"] == (
-        f"the SuperLink does not run: fedvlm federation up --federation {place.folder}")
+        "the SuperLink is not running: start it with fedvlm federation up --federation "
+        f"{place.folder}")
 
 
 def test_a_superlink_that_ends_is_noticed_before_the_deadline(
@@ -263,8 +264,8 @@ def test_a_superlink_that_ends_is_noticed_before_the_deadline(
     monkeypatch.setattr(conversation, "LOOK", 0.01)
     monkeypatch.setattr(processes, "pid_of", lambda place, name: 0)
     assert carrier.ask({"site0": b"x"}, 60)["site0"] == (
-        "Flower's relay is gone (what it speaks to has ended), and the SuperLink does not run: "
-        f"fedvlm federation up --federation {place.folder}")
+        "Flower's relay is gone (what it speaks to has ended), and the SuperLink is not "
+        f"running: start it with fedvlm federation up --federation {place.folder}")
 
 
 def test_who_does_not_know_the_token_is_not_taken_for_the_relay(

@@ -88,7 +88,7 @@ def test_a_run_over_tls_has_the_bits_of_the_local_engine(
 def held_to_the_list(place: Place) -> None:
     """All that listens in a federation stands in the written list, with its address."""
     found = {
-        (re.sub(r"^site\d+$", "site", processes.part_of(pid)), host)
+        (re.sub(r"^site\d+$", "site", processes.process_part(pid)), host)
         for pid, host, _ in tcp_listeners(processes.strays(place))
     }
     assert found == {(name, listed()[name]) for name in ("link", "site")}
@@ -103,7 +103,7 @@ def test_superlink_killed_is_said_and_the_run_goes_on_with_the_same_bits(
     os.kill(processes.pid_of(place, LINK), signal.SIGKILL)
     code, text = flower.said(run)
     assert code == 6, text
-    assert "the SuperLink does not run: fedvlm federation up" in text
+    assert "the SuperLink is not running: start it with fedvlm federation up" in text
     assert "is kept: the same command goes on there" in text
     code, text = flower.said(flower.started("federation", "status", "--federation",
                                             str(place.folder)))

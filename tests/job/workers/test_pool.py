@@ -266,7 +266,7 @@ def test_the_local_engine_refuses_states_of_workers(world: CheckWorld) -> None:
     ((ids, state),) = away.get([1], [3])
     fed = federation(world, load_trainer("fedper"), 1.0)
     fed.clients.store.put(3, ids, state)
-    with pytest.raises(ConfigError, match="lies with the worker or site that made it"):
+    with pytest.raises(ConfigError, match="is stored at the worker or site that made it"):
         fed.clients.stacked([1], {1: 3})
 
 
