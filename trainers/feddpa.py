@@ -78,8 +78,8 @@ class FedDPA(PeftTrainer):
     exempt = {"G4": "a client's own adapter is used from its first round on, trained or not; "
                     "reference images are drawn in each round"}
     lora_refused = {
-        "PRIVATE_RANK": "already has a LoRA of its own of PEFT.RANK",
-        "RANKS": "has a LoRA of its own of full PEFT.RANK",
+        "PRIVATE_RANK": "already has a personal LoRA of rank PEFT.RANK",
+        "RANKS": "has a personal LoRA of full rank PEFT.RANK",
     }
 
     def __init__(self, cfg: CfgNode) -> None:

@@ -58,7 +58,7 @@ def test_true_numbers_are_left_in_peace() -> None:
     ("clients__1__client", 0, "client 0 appears twice"),
     ("clients__2__accuracy", 0.0, "client 2 has 0 right of 0, accuracy 0.0"),
     ("clients__1", "row", "clients.1 is no row"),
-    ("clients__1__client", [1], "clients.1: client [1] is no number"),
+    ("clients__1__client", [1], "clients.1: client [1] is not a number"),
     ("unseen_clients_rows__0__accuracy", 26.0, "client 9 has 1 right of 4"),
 ])  # fmt: skip
 def test_a_number_that_cannot_be_is_named(place: str, value: Any, words: str) -> None:
