@@ -121,7 +121,7 @@ def test_folders_clients_and_weights_that_are_not_there(quick_run: Path, tmp_pat
     assert run.clients == 2 and run.classnames == run.global_model.classnames
     with pytest.raises(DataError, match="there is one below it"):
         fedvlm.load(quick_run)
-    with pytest.raises(DataError, match="is no run folder"):
+    with pytest.raises(DataError, match="is not a run folder"):
         fedvlm.load(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="device must be text, not 3"):
         fedvlm.load(place, device=3)  # type: ignore[arg-type]

@@ -122,7 +122,7 @@ def test_all_mistakes_of_a_recipe_are_named_at_once(tmp_path: Path) -> None:
         "tolerance expects points", "protocol expects a list of sentences",
         "absent: the plan has FedAvg", "FedAvg expects trained and sent, whole numbers",
         "numbers: no method 'FedAvgg'; did you mean 'FedAvg'?", "FedAvg expects percent such as",
-        "published 1: no method 'FedPer'", "published 2: where was it printed?",
+        "published 1: no method 'FedPer'", "published 2: where is missing",
         "published 2: no data set 'digit'; did you mean 'digits'?",
         "FedAvg has 2 numbers for 1 metrics", "published 2: no word 'metric'",
         "digits FedAvg personal is published twice",

@@ -192,7 +192,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: Capture) -> None:
     (b / "manifest.json").write_text("{")
     (b / "metrics.jsonl").write_text(json.dumps(A[0]) + "\n{broken\n" + json.dumps(A[2]) + "\n{cut")
     text = said(a, b, capsys)
-    assert "line 2 is damaged and was dropped" in text and "(4) is cut" in text
+    assert "line 2 is damaged and was dropped" in text and "(4) is truncated" in text
     assert "cannot read" in text and "one manifest has no identity" in text
     (b / "metrics.jsonl").unlink()
     text = said(a, b, capsys)

@@ -73,7 +73,8 @@ def test_a_run_that_ended_well_is_sealed(folder: Path) -> None:
     ("results.json", lambda p: change(p, '"seal"', '"sael"'), "its checksum does not match"),
     ("results.json", lambda p: p.write_text("{"), "it is not a results file"),
     ("metrics.jsonl", lambda p: change(p, "62.5", "77.7"), "line 1 is damaged"),
-    ("metrics.jsonl", lambda p: p.write_bytes(p.read_bytes()[:-1]), r"the last line \(3\) is cut"),
+    ("metrics.jsonl", lambda p: p.write_bytes(p.read_bytes()[:-1]), r"the last line \(3\) is "
+                                                                    r"truncated"),
     ("metrics.jsonl", lambda p: p.write_text(""), "lines are missing"),
     ("metrics.jsonl", lambda p: p.unlink(), "is missing"),
     ("config.yaml", lambda p: change(p, "1", "2"), "its hash is not the one in results.json"),
@@ -190,7 +191,7 @@ def test_an_unfinished_run_is_looked_at_too(tmp_path: Path) -> None:
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 3, "per')  # as a kill leaves it
     verdict = inspect(path)
-    assert verdict.word == "unfinished" and "the last line (4) is cut" in verdict.remarks
+    assert verdict.word == "unfinished" and "the last line (4) is truncated" in verdict.remarks
     change(path / "metrics.jsonl", "62.5", "77.7")
     assert "metrics.jsonl: line 1 is damaged" in inspect(path).sentence()
 
