@@ -71,7 +71,7 @@ def test_what_is_made_of_images_is_refused_before_the_end(tmp_path: Path) -> Non
     for file in (place / "results.json", *place.glob("models/personal*")):
         file.unlink()
     run = fedvlm.load(place)
-    with pytest.raises(DataError, match="client 0 is made from the client's own images"):
+    with pytest.raises(DataError, match="client 0 needs the client's own images"):
         run.client(0)
     assert run.global_model.owner == "global"
     assert run.record is None

@@ -159,7 +159,7 @@ def test_missing_data_alone_is_a_data_error(
                                                                        "numbers"),
     ([str(CONFIGS / "demo.yaml"), "--trainers", "Dito"], "did you mean 'Ditto'"),
     (["no_such.yaml"], "no plan 'no_such.yaml'"),
-    ([str(CONFIGS / "demo.yaml"), "--only", "3-1"], "--only wants"),
+    ([str(CONFIGS / "demo.yaml"), "--only", "3-1"], "--only expects"),
     ([str(CONFIGS / "demo.yaml"), "--only", "99"], "the cells are 0 to 11"),
 ])
 def test_wrong_words(words: list[str], piece: str, capsys: pytest.CaptureFixture[str]) -> None:
