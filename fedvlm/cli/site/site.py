@@ -1,6 +1,6 @@
-"""A party of a federation: its site file, its owner's rules, what it holds; a worker.
+"""Set up, check and serve one party's images as a site of a federation.
 
-Images stay where they are.
+Images never leave the site.
 
 make: write FOLDER/site.json from folders of images (a client each), and FOLDER/site.yaml, in which
 the owner says what may run. Without --client: the file of a server, with class names and perhaps a
@@ -47,7 +47,7 @@ ALSO = ("party", "silo", "owner", "serve")
 WHAT = ("make", "check", "status", "key", "serve", "stop")
 _READS = {"check": ("full", "json", "sample"), "status": ("json",), "stop": (),
           "key": _serve.KEYS}
-_FILE = "FILE is a site.yaml, which fedvlm site make writes"
+_FILE = "FILE is a site.yaml, written by fedvlm site make"
 _LIST = {"check": ("images",)}  # read with a coordinator's site.json
 
 
@@ -57,8 +57,9 @@ def flags(parser: Parser) -> None:
     add("what", nargs="?", default="", metavar="WHAT", help=f"one of {', '.join(WHAT)}")
     _make.flags(parser)
     add("--full", action="store_true", help="check: decode all images")
-    add("--sample", type=int, default=None, metavar="N", help="check: images to decode (64)")
-    add("--json", action="store_true", help="check, status: all of it, for programs")
+    add("--sample", type=int, default=None, metavar="N", help="check: number of images to decode "
+                                                              "(64)")
+    add("--json", action="store_true", help="check, status: the full result as JSON")
     _serve.flags(parser)
     add_flags(parser, shown=False)
     add_opts(parser)
@@ -86,7 +87,7 @@ def _mistakes(args: Namespace) -> list[str]:
     if stray:
         return [f"{args.what} does not read {name}" for name in stray]
     if len(args.opts) != 1:
-        return [f"{args.what} wants one FILE: fedvlm site {args.what} FILE; {_FILE}"]
+        return [f"{args.what} needs one FILE: fedvlm site {args.what} FILE; {_FILE}"]
     if args.full and args.sample is not None:
         return ["give --full or --sample N, not both"]
     return []

@@ -151,7 +151,7 @@ class WorkerProcesses:
         with contextlib.suppress(OSError):
             data = self.log(name).read_bytes()[-_TAIL:]
             said = data.decode(errors="replace").strip().rpartition("\n")[2]
-        how = "it does not end its start" if code is None else f"exit code {code}"
+        how = "it does not finish its start" if code is None else f"exit code {code}"
         if code is not None and code < 0:
             how = f"killed by {signal.Signals(-code).name}"
         return f"{how}{f'; {said[:300]}' if said else ''}; log: {self.log(name)}"

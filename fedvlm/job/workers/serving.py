@@ -72,7 +72,8 @@ def _given(handle: int) -> socket.socket:
     try:
         sock = socket.socket(fileno=handle)
     except OSError as error:
-        raise ConfigError(f"--handle {handle} is no socket: only a run starts workers") from error
+        raise ConfigError(f"--handle {handle} is not a socket: workers are started only by a "
+                          "run") from error
     end_with(sock)
     return sock
 

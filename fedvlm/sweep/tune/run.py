@@ -212,7 +212,7 @@ class Tuning:
         if not gap > CLEAR * error:
             return False
         trial.guess = best.score.value - gap
-        trial.why = f"stopped early, {gap:.1f} behind trial {best.number}"
+        trial.why = f"dropped {gap:.1f} behind trial {best.number}"
         return True
 
     def _open(self, study: Study, trial: SearchTrial, line: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ def test_add_writes_once_and_where_it_is_told(
     assert main(["data", "add", "photos", "--name", "Beasts", "--to", "sets/b.yaml"]) == 0
     assert "there already sets/b.yaml" in capsys.readouterr().out
     assert main(["data", "add", "photos", "--to", "sets/b.yaml"]) == 2
-    assert "is there with other content and is not overwritten" in capsys.readouterr().err
+    assert "already exists with other content and is not overwritten" in capsys.readouterr().err
     assert main(["data", "add", "photos", "--to", "sets"]) == 0
     assert Path("sets/photos.yaml").is_file()
     for words, code, says in (

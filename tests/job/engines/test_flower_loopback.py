@@ -171,7 +171,7 @@ def test_a_site_of_another_config_is_refused_by_the_names_of_its_keys(
 def test_down_leaves_no_process_and_no_port(place: Place) -> None:
     code, text = flower.said(flower.started("federation", "down", "--federation",
                                             str(place.folder)))
-    assert code == 0 and "processes ended" in text
+    assert code == 0 and "processes stopped" in text
     assert not processes.strays(place) and not any(p.pid for p in network.status(place))
     assert not network._listens(place.port) and (place.folder / NAME).is_file()
     code, text = flower.said(flower.started(*flower.words_of(place.folder, place.folder)))

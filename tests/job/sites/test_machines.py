@@ -138,7 +138,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     folder = tmp_path_factory.mktemp("coordinator") / "federation"
     where = ("--federation", str(folder))
     address = f"127.0.0.2:{free_port()}"
-    assert "a site on another machine: fedvlm site key there" in fedvlm(
+    assert "a site on another machine: run fedvlm site key there" in fedvlm(
         "federation", "up", "--listen", address, *where)
     out = Machines(parties, read_place(folder), {})
     try:

@@ -166,7 +166,7 @@ def test_a_run_that_another_process_began_meanwhile_is_not_joined(tmp_path: Path
     (tmp_path / PLACE / NAME).write_text("ab" * 32)
     engine: Any = SimpleNamespace(run_id="cd" * 32)
     none: Any = None
-    with pytest.raises(ConfigError, match="another process began this run meanwhile"):
+    with pytest.raises(ConfigError, match="another process started this run in the meantime"):
         Parties(engine, none, none).employ(none, tmp_path, print)
     assert run_name(tmp_path) == "ab" * 32
 
@@ -175,7 +175,7 @@ def test_a_run_that_another_process_began_meanwhile_is_not_joined(tmp_path: Path
     (("--sites-at", "a"), "--sites-at a has no effect with --engine local: use --engine sites"),
     (("--token-file", "t"), "flag --token-file ended with 0.2: a site on this machine"),
     (("FED.TOKEN_FILE", "t"), "FED.TOKEN_FILE ended with 0.2: a site on this machine answers"),
-    (("--engine", "sites", "--num-users", "2"), "--engine sites wants --federation FOLDER"),
+    (("--engine", "sites", "--num-users", "2"), "--engine sites needs --federation FOLDER"),
     (("--engine", "sites", "--num-users", "2", "--workers", "2"), "add --engine workers"),
 ])  # fmt: skip
 def test_what_a_run_over_sites_lacks_is_said_before_anything_is_read(
@@ -187,8 +187,8 @@ def test_what_a_run_over_sites_lacks_is_said_before_anything_is_read(
 
 @pytest.mark.parametrize(("words", "said"), [
     (("--sites-at", "a:1"), "--sites-at a:1: sites on other machines are reached by Flower alone"),
-    (("--sites-at", "x,[::1]:7007"), "reached by Flower alone (--federation FOLDER; docs/"),
-    (("--sites-at", "a,unix:a"), "a path stands twice"),
+    (("--sites-at", "x,[::1]:7007"), "reached only through Flower (--federation FOLDER; docs/"),
+    (("--sites-at", "a,unix:a"), "a path is given twice"),
     (("--dry-run",), "--dry-run: the clients' images are at their sites"),
     (("--dataset", "eurosat"), "--site-file already defines the classes: drop --dataset"),
     (("DATASET.NAME", "other"), "is of 'Shapes'; drop the key"),

@@ -245,7 +245,7 @@ def test_nobody_left_is_said(world: CheckWorld, tmp_path: Path) -> None:
     pool = Pool(world, load_trainer("fedper"), tmp_path)
     fed = pool.driver()
     pool.carrier.answers = {}
-    with pytest.raises(FedvlmError, match="no worker is left that could be asked"):
+    with pytest.raises(FedvlmError, match="no worker is left; the same command"):
         fed.run()
 
 
