@@ -241,7 +241,8 @@ def test_a_client_neither_trains_nor_sends_the_servers_tensors() -> None:
             return {"w": {n: v for n, v in server["w"].items() if n != R}}
 
     for kind, sentence in (
-        (Sends, r"uploads \['residual.q'\] outside"), (Keeps, "reads 'residual.q' from the client's state"),
+        (Sends, r"uploads \['residual.q'\] outside"),
+        (Keeps, "reads 'residual.q' from the client's state"),
         (Hides, r"would not receive \['residual.q'\] of the group server"),
         (Loses, r"after its aggregate the global model lacks \['residual.q'\]"),
     ):
