@@ -79,7 +79,8 @@ def _each(images: Images) -> Iterator[tuple[One, str]]:
             yield from _each(one)
     else:
         raise DataError(
-            f"a {type(images).__name__} is no image: give a PIL image, a path, an array, a tensor, "
+            f"a {type(images).__name__} is not an image: give a PIL image, a path, an array, a "
+            "tensor, "
             "or a list of them"
         )
 

@@ -146,7 +146,8 @@ def check_flower(cfg: CfgNode) -> Place:
             f"the federation in '{place.folder}' has {count} sites and {has}{some}")
     if not processes.pid_of(place, LINK):
         raise ConfigError(
-            f"the SuperLink does not run: fedvlm federation up --federation {place.folder}")
+            "the SuperLink is not running; start it with fedvlm federation up --federation "
+            f"{place.folder}")
     refuse_busy(place)
     return place
 

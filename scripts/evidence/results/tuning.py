@@ -109,7 +109,7 @@ def about(record: Mapping[str, Any], lanes: Sequence[Lane], trains: Trains) -> d
         told = searched(record)
         counts = [_count(lane, record, trains) for lane in lanes if lane.runs]
     except (KeyError, TypeError, ValueError):
-        raise ConfigError("tuned.json names no entries; fedvlm tune writes it") from None
+        raise ConfigError("tuned.json has no entries; make it again with fedvlm tune") from None
     runs = [run.protocol for lane in lanes for run in lane.runs]
     return {
         "rows": rows, "searched": told, "seeds": seeds, "sets": sets, "lanes": counts,

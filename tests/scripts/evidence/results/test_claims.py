@@ -134,7 +134,8 @@ def test_every_card_claims_what_can_be_tested() -> None:
 
 def test_a_sentence_of_another_form_is_refused() -> None:
     assert read_claim("none.") is None
-    with pytest.raises(ConfigError, match="'It is better' is no claim; a card says 'METRIC is"):
+    with pytest.raises(ConfigError, match="'It is better' is not a claim; the card's field Claim "
+                                          "is 'METRIC is"):
         read_claim("It is better")
 
 

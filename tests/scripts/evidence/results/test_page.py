@@ -63,19 +63,19 @@ def test_a_page_comes_of_its_cells_alone(
     (page / "cells").rename(again / "cells")
     assert published(output, again) == first
     text = (again / "README.md").read_text()
-    assert "12 runs of 18 planned, seeds 1, 2, in 1 lane." in text
+    assert "12 runs of 18 planned, seeds 1, 2, in 1 setting." in text
     minute = text.partition("## What this is")[0]
     assert "| [dirichlet](#a-lane) | image feature and linear head | 57.5 | Ditto |" in minute
-    assert minute.index("**What was compared**: 3 methods on one") < minute.index("| lane |")
+    assert minute.index("**What was compared**: 3 methods on one") < minute.index("| setting |")
     assert "**What of the papers' claims held**: " in minute and "**How sure**: " in minute
     assert "(so far: 4 of 6 pairs)" in text
     assert "## A lane\nOf two sets." in text and "6 of the planned runs are missing" in text
     assert "| Ditto \\[feature+head\\] | personal\\_worst is higher than FedAvg's" in text
     assert "is\\_" not in text.partition("## Claims")[0]
-    assert "| FedPer | personal is higher than FedAvg's in lane disjoint | FedPer and FedAvg: in" \
-        in text, "the lane has no plan here"
-    assert "client-gain-dirichlet" in text and "Planned, but no run" not in text
-    assert "below a logistic regression" in text and "forest-dirichlet" in text
+    assert "| FedPer | personal is higher than FedAvg's in setting disjoint | FedPer and FedAvg: " \
+        "in" in text, "the lane has no plan here"
+    assert "client-gain-dirichlet" in text and "Planned methods without a finished run" not in text
+    assert "below local logistic regression" in text and "forest-dirichlet" in text
     assert "\\begin{table" in next((again / "tables").glob("*.tex")).read_text()
     assert cli.main(["table", str(again / "cells")]) == 0
 
@@ -112,7 +112,7 @@ def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
     order = [line.split(" |")[0] for line in table.splitlines() if line.startswith("| ")]
     assert order.index("| *prompt*") < order.index("| PromptFL") and order.count("| FedAvg") == 3
     assert order.count("| logistic regression") == 1
-    assert "- prompt: The highest mean is PromptFL's, 7.3; its paired" in table
+    assert "- prompt: Best: PromptFL, 7.3; significantly better (paired" in table
     assert "\n| PromptFL | 7.3 ± 0.3↓ | - | - | - | 3 | 896 | 2.0 | 2.0 ± 0.0 |\n" in table
     assert "Caltech101 / new" in table and "47.0" in table
     assert "\\begin{table" in next((tmp_path / "page/tables").glob("rivals*.tex")).read_text()
@@ -232,7 +232,7 @@ def test_plans_that_are_not_there_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["publish", str(tmp_path), "--plans", str(tmp_path / "confgis")]) == 3
-    assert "confgis: is no folder of lanes' plans" in capsys.readouterr().err
+    assert "confgis: not a folder of plans" in capsys.readouterr().err
 
 
 def test_what_is_not_there_is_refused_before_anything_is_written(
