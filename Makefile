@@ -12,8 +12,10 @@ PLANS  ?= $(sort $(wildcard configs/results/*.yaml))
 MORE   := $(sort $(wildcard configs/results/more/*.yaml))
 TUNED  ?= $(wildcard docs/results/tuned.json)
 
+FAST   := tests/test_house.py tests/test_packaging.py $(addprefix tests/,core config console evaluation federation runs report)
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-flower mutants share wheel-test check docs results results-more publish bench clean
+.PHONY: help install demo test fast test-all test-flower mutants share wheel-test check docs results results-more publish bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +36,9 @@ demo: $(STAMP) ## FedTV on the embedded tiny CLIP and built-in images: no downlo
 
 test: $(STAMP) ## the tests that CI runs; ends with the ten slowest files
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q -m "not slow and not flower" -n 2 --dist loadfile
+
+fast: $(STAMP) ## in less than a minute: the rules of the package, and the parts that need no run
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not flower" -n 2 --dist loadfile $(FAST)
 
 test-all: $(STAMP) ## all tests, the slow ones too
 	$(BIN)/python -m pytest -q -m "not flower"

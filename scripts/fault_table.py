@@ -1,4 +1,4 @@
-"""Write the table of ``docs/faults.md``: what was done, what happened, what was said.
+"""Write the table of ``docs/faults.md``: fault, outcome, message.
 
     python scripts/fault_table.py docs/faults.md
 
@@ -33,7 +33,7 @@ from tests.distributed.grid import CONFIG, RUN, Grid, federation, local
 from tests.distributed.test_faults import KEEP_ON, METHOD, ROUNDS, Faulty, Out, Outcome, edited
 
 BEGIN, END = "<!-- table -->", "<!-- end -->"
-HEAD = "| what was done | what happened | what was said |\n|---|---|---|"
+HEAD = "| fault | outcome | message |\n|---|---|---|"
 NORM = Policy(wait=0, max_norm=100.0)
 
 

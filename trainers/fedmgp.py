@@ -76,7 +76,8 @@ class FedMGP(Trainer):
         "SENT": Option(2, "groups that travel in a round", low=1),
         "TEMP": Option(1.0, "temperature of the draw", low=0.0, low_open=True),
         "DIV": Option(1.0, "weight of the diversity term", low=0.0),
-        "CTX_INIT": Option("a photo of a", "words whose first tokens text starts as; '' is random"),
+        "CTX_INIT": Option("a photo of a", "words whose first tokens initialise the text "
+                                           "prompts; '' is random"),
         "DRAW": Option("near", "groups that travel rather: near the last round's (the paper), or "
                        "far from them (its public code)", choices=("near", "far"), neutral="near"),
         "VARIANT": Option("published", "diversity term: see the card",

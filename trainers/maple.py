@@ -40,7 +40,7 @@ class MaPLe(Trainer):
     options = {
         "N_CTX": Option(2, "prompts of a block", low=1),
         "DEPTH": Option(9, "blocks with prompts, from the first on", low=1),
-        "CTX_INIT": Option("a photo of a", "words whose first tokens P_0 starts as; '' is random"),
+        "CTX_INIT": Option("a photo of a", "words whose first tokens initialise P_0; '' is random"),
     }
 
     def streams(self, model: VLModel) -> tuple[str, ...]:

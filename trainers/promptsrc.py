@@ -66,8 +66,8 @@ class PromptSRC(Trainer):
     options = {
         "N_CTX": Option(4, "prompts of a block in each tower", low=1),
         "DEPTH": Option(9, "blocks with prompts, from the first on", low=1),
-        "CTX_INIT": Option("a photo of a", "words whose first tokens the text starts with; '' is "
-                           "random"),
+        "CTX_INIT": Option("a photo of a", "words whose first tokens initialise the text "
+                           "prompts; '' is random"),
         "TEXT_LOSS_WEIGHT": Option(25.0, "weight of the text features' distance", low=0.0),
         "IMAGE_LOSS_WEIGHT": Option(10.0, "weight of the image features' distance", low=0.0),
         "GPA": Option(True, "the last round's model is an average over rounds"),

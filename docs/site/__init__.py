@@ -1,1 +1,1 @@
-"""What makes pages of code: ``mkdocs.yml`` calls ``hooks``; none of it is part of the site."""
+"""Generators of the site's pages: ``mkdocs.yml`` calls ``hooks``; not part of the site itself."""

@@ -1,4 +1,4 @@
-"""The command line and the config keys as pages, read from the parsers and the schema."""
+"""The pages of commands and config keys, generated from the parsers and the schema."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def pages() -> dict[str, str]:
 
 def _commands() -> str:
     lines = [
-        "# Commands", "`fedvlm VERB --help` prints what stands here. Words without a verb are the "
-        "main job: `fedvlm --demo` is `fedvlm run --demo`, and `python federated_main.py` takes "
-        "the same flags. Case, dash and underscore do not matter in flags. Exit codes: 0 done, 2 "
-        "config or usage, 3 data, 4 diverged, 6 below quorum, 130 interrupted.",
+        "# Commands and flags", "`fedvlm COMMAND --help` prints the same text. The command `run` "
+        "may be left out: `fedvlm --demo` is `fedvlm run --demo`. `python federated_main.py` "
+        "takes the same flags. Flags ignore case, and dash and underscore are the same. Exit "
+        "codes: 0 done, 2 wrong config or usage, 3 wrong data, 4 training diverged, 6 below "
+        "quorum, 130 interrupted.",
     ]
     table_of = verbs()
     for section, heading in sections().items():
@@ -54,7 +55,7 @@ def _verb(verb: Verb) -> Iterator[str]:
         actions = [a for a in group._group_actions
                    if a.help is not argparse.SUPPRESS and a.dest != "help"]
         if actions:
-            head = "word" if group.title == WORDS else (group.title or "flag")
+            head = "argument" if group.title == WORDS else (group.title or "flag")
             yield table((head.replace("options", "flag"), "meaning"), [
                 row(f"`{_spelling(a)}`", _help(a)) for a in actions
             ])
@@ -77,10 +78,9 @@ def _help(action: argparse.Action) -> str:
 
 def _keys(schema: Schema) -> str:
     lines = [
-        "# Config keys", "Every key that something reads: `--opts KEY VALUE`, a YAML, or the "
-        "flag that stands for it. `fedvlm config WORD` prints them, `--print-config` shows a "
-        "run's values and where each is from. A method's own keys are on its "
-        "[page](methods/index.md).",
+        "# Config keys", "Set a key with `--opts KEY VALUE`, in a YAML file, or with its flag. "
+        "`fedvlm config WORD` searches the keys; `--print-config` prints the values of a run "
+        "and where each comes from. The keys of a method are on its [page](methods/index.md).",
     ]
     used = {k: o for k, o in schema.items() if o.used}
     others = sorted(k for k in used if k.partition(".")[0] not in NODES)

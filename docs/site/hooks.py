@@ -1,4 +1,4 @@
-"""mkdocs' hooks: adds the pages that are made of code, and mends links that leave ``docs/``."""
+"""mkdocs' hooks: add the generated pages, and rewrite links that leave ``docs/``."""
 
 from __future__ import annotations
 
@@ -15,25 +15,30 @@ from mkdocs.structure.files import File, Files  # noqa: E402
 from docs.site import commands, methods, notebooks  # noqa: E402
 
 CONTRIBUTING = "contributing.md"
-# A link from docs/ to elsewhere in the repository, as it works there -> the page of the site.
+# A link from docs/ to another folder of the repository -> the page of the site.
 ELSEWHERE = {
     "../CONTRIBUTING.md": CONTRIBUTING, "../trainers/": f"{methods.FOLDER}/index.md",
     "../fedvlm/cli/": commands.COMMANDS, "../fedvlm/config/": commands.KEYS,
+}
+# A section of the navigation -> the heading in it, and the folder, of its generated pages.
+GENERATED = {
+    "Start": ("Notebooks", "notebooks/"), "Methods": ("Each method", f"{methods.FOLDER}/"),
 }
 _made: dict[str, str] = {}
 
 
 def on_config(config: Any) -> Any:
-    """Make the pages, and put the methods and notebooks into the navigation."""
+    """Generate the pages, and add methods and notebooks to the navigation."""
     _made.clear()
     _made.update(methods.pages() | commands.pages() | notebooks.pages())
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     _made[CONTRIBUTING] = text.replace("](docs/", "](")
     for part in config.nav:
         for title, entries in part.items():
-            if title in ("Methods", "Notebooks"):
-                folder = f"{title.lower()}/"
-                entries += [p for p in _made if p.startswith(folder) and p not in entries]
+            if title in GENERATED:
+                heading, folder = GENERATED[title]
+                pages = [p for p in _made if p.startswith(folder) and p not in entries]
+                entries.append({heading: pages})
     return config
 
 
@@ -45,7 +50,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead links that leave ``docs/`` to the page that stands for what they name."""
+    """Rewrite links that leave ``docs/`` to the site's page for their target."""
     up = "../" * page.file.src_uri.count("/")
     for here, there in ELSEWHERE.items():
         markdown = markdown.replace(f"]({up}{here}", f"]({up}{there}")

@@ -1,7 +1,7 @@
-"""A page per method, made of its card, its class and its YAML; and one index by family.
+"""A page per method, generated from its card, its class and its YAML; and an index by family.
 
-The family follows from what the card says is shared and personal and from which hooks the class
-has of its own, so that a new file in ``trainers/`` needs no line here.
+The family follows from the card's fields Shared and Personal and from the hooks that the class
+overrides, so that a new file in ``trainers/`` needs no change here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fedvlm.federation.trainer import Trainer
 
 FOLDER = "methods"
 OWN, ONE, PART, COPY, NONE = (
-    "Made for CLIP: they bring the prompts and adapters that they train",
-    "One model for all, over any trainable set (`--peft`)",
-    "A part of the model stays with the client, over any trainable set",
-    "A model of one's own for each client, over any trainable set",
-    "References: nothing is shared",
+    "Methods for CLIP that prescribe their prompts and adapters",
+    "One shared model; you choose what is trained (`--peft`)",
+    "Part of the model stays with the client; you choose what is trained",
+    "A personal model for each client; you choose what is trained",
+    "Baselines without communication",
 )
 FAMILIES = (OWN, ONE, PART, COPY, NONE)
 SHORT = ("Shared", "Personal", "Frozen", "Defaults", "Extra data", "Cost")
@@ -87,10 +87,10 @@ def pages() -> dict[str, str]:
 
 def _index(every: list[Method]) -> str:
     lines = [
-        "# Methods", f"{len(every)} methods, each one file of `trainers/`; a page is made of the "
-        "file's card, options and settings. `fedvlm list NAME` prints the card, `--trainer NAME` "
-        "runs it. Where a method leaves the trainable set open, `--peft` chooses it: `prompt`, "
-        "`prompt+lora`, `text-lora`, `feature`, `head+adapter`, and so on.",
+        "# Methods", f"{len(every)} methods, each one file of `trainers/`. A page shows the card, "
+        "options and default settings. `fedvlm list NAME` prints the card, `--trainer NAME` runs "
+        "the method. If a method does not prescribe what is trained, choose it with `--peft`: "
+        "`prompt`, `prompt+lora`, `text-lora`, `feature`, `head+adapter`, and so on.",
     ]
     for family in FAMILIES:
         rows = [
@@ -106,11 +106,11 @@ def _lines_page() -> str:
     every = sizes(trainer_files())
     total = sum(size.lines for size in every)
     return "\n\n".join([
-        "# Lines per method", f"{len(every)} methods, {total:,} lines of code: no docstring, "
-        "comment or blank line is counted. `fedvlm list --lines` prints this page.",
-        _rows_table(method_rows(every)), "## What methods share", "Pieces of the core that methods "
-        "import by name. Where one method alone is named, the piece is what the core had to learn "
-        "for it.", _rows_table(piece_rows(every)),
+        "# Lines of code per method", f"{len(every)} methods, {total:,} lines of code, without "
+        "docstrings, comments and blank lines. `fedvlm list --lines` prints this page.",
+        _rows_table(method_rows(every)), "## Code that methods share", "Parts of the core that "
+        "methods import by name. If only one method is named, the part was written for it.",
+        _rows_table(piece_rows(every)),
     ]) + "\n"
 
 
@@ -149,19 +149,20 @@ def _options(m: Method) -> list[str]:
 
 
 def _contract(m: Method) -> list[str]:
-    """Return what the class declares to the driver, where it is not the default."""
+    """Return the section of the declarations that differ from the defaults."""
     trainer, rows = m.trainer, []
-    travels = {"sent beside the shared tensors": trainer.extras_up,
-               "received beside them": trainer.extras_down, "numbers that travel": trainer.metrics}
+    travels = {"also sent to the server": trainer.extras_up,
+               "also received by clients": trainer.extras_down,
+               "metrics sent to the server": trainer.metrics}
     for what, patterns in travels.items():
         if patterns:
             rows.append(row(what, ", ".join(f"`{p}`" for p in patterns)))
     if not trainer.batched:
-        rows.append(row("clients", "computed one by one"))
-    rows += [row(f"invariant {g} exempted", why) for g, why in trainer.exempt.items()]
+        rows.append(row("clients", "trained one by one"))
+    rows += [row(f"exempt from invariant {g}", why) for g, why in trainer.exempt.items()]
     if not rows:
         return []
-    return ["## What it declares", table(("", ""), rows)]
+    return ["## Declarations of the class", table(("", ""), rows)]
 
 
 def _sentence(text: str) -> str:

@@ -1,6 +1,6 @@
-"""Notebooks: run (``python -m docs.site.notebooks``) and shown as pages.
+"""Run the notebooks (``python -m docs.site.notebooks``) and show them as pages.
 
-They are kept with the text that they print and nothing else: no picture, no metadata of a machine.
+They are stored with their text output only: no pictures, no metadata of a machine.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def adapt(
     """
     whole = isinstance(epochs, int | np.integer) and not isinstance(epochs, bool)
     if epochs is not None and not (whole and epochs >= 0):
-        raise ConfigError(f"epochs is a whole number from 0 on, not {epochs!r}")
+        raise ConfigError(f"epochs must be a whole number of at least 0, not {epochs!r}")
     changes = {} if epochs is None else {"FED.FINETUNE_EPOCHS": str(epochs)}
     base = rebuild(run_folder(run), device, weights, changes)
     own = understand(user_path(images))
@@ -134,8 +134,8 @@ def _personal(base: Rebuilt, federation: Federation, state: FedState) -> Tree:
         if not base.state.held:
             raise
         raise ConfigError(
-            f"{federation.trainer.name}: its server keeps tensors for each client of the run "
-            f"({error}), and has none for a new one: only clients of the run have a model"
+            f"{federation.trainer.name}: its server keeps tensors for each client ({error}) "
+            "and has none for a new client: only clients of the run have a model"
         ) from error
     return rows
 
@@ -150,8 +150,8 @@ def _said(federation: Federation, params: Tree, shared: Tree) -> list[str]:
     )
     if same:
         return [
-            f"{federation.trainer.name} has no final phase of its own: the model is the shared "
-            "one; --epochs N fine-tunes it"
+            f"{federation.trainer.name} has no final phase: the model is the shared one; "
+            "fine-tune it with --epochs N"
         ]
     return [f"personalised as {federation.trainer.name} does after the last round"]
 
@@ -161,5 +161,5 @@ def _accuracy(model: Model, samples: Sequence[Datum], at: np.ndarray) -> float:
     images = [d.array if d.array is not None else d.path for d in chosen]
     value = accuracy(labels_of(chosen), model.predict(images).labels)
     if value is None:
-        raise DataError("there is no test image")
+        raise DataError("there are no test images")
     return value

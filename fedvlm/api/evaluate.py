@@ -83,8 +83,8 @@ def _answers(model: Model, tests: Labelled) -> Predictions:
     check_packs(model.trainer, model.model, loader)
     whole = [i for i, d in enumerate(tests.samples) if not d.packed or not d.packed.fault]
     if len(whole) < len(tests.samples):
-        raise DataError(f"{tests.name}: {len(tests.samples) - len(whole)} of its test images did "
-                        "not decode when the pack was made; give the images as --root")
+        raise DataError(f"{tests.name}: {len(tests.samples) - len(whole)} of its test images "
+                        "could not be decoded when the pack was made; give the images with --root")
     return model.predict_features(packed_features(loader, whole, None, backbone))
 
 
@@ -134,7 +134,7 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
             "accuracy": accuracy(true, labels), "macro_f1": macro_f1(true, labels),
         })
     classes = (
-        f"{tests.name} has classes of its own: chosen from its {len(tests.classnames)}"
-        if table is None else f"chosen from the run's {len(first.classnames)} classes"
+        f"{tests.name} has other classes: predictions are among its {len(tests.classnames)} classes"
+        if table is None else f"predictions are among the run's {len(first.classnames)} classes"
     )
     return rows, classes

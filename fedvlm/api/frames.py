@@ -88,7 +88,7 @@ def _rounds(path: Path) -> list[dict[str, Any]]:
     file = path / "metrics.jsonl"
     broken = read_chain(file).broken
     if broken:
-        raise DataError(f"'{file}': {broken}; fedvlm verify {path} looks at the whole run")
+        raise DataError(f"'{file}': {broken}; fedvlm verify {path} checks the whole run")
     return read_metrics(file)[0]
 
 

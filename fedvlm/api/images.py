@@ -40,7 +40,7 @@ def as_list(images: Images) -> tuple[list[One], list[str]]:
     """
     found = [(one, name) for one, name in _each(images)]
     if not found:
-        raise DataError("there is no image to look at")
+        raise DataError("no image was given")
     return [one for one, _ in found], [name for _, name in found]
 
 
@@ -87,11 +87,11 @@ def _each(images: Images) -> Iterator[tuple[One, str]]:
 
 def _files(path: Path) -> Iterator[tuple[One, str]]:
     if not path.exists():
-        raise DataError(f"there is no image '{path}'")
+        raise DataError(f"no image '{path}'")
     if path.is_file():
         yield path, str(path)
         return
     found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
     if not found:
-        raise DataError(f"there is no image below '{path}'")
+        raise DataError(f"no images below '{path}'")
     yield from ((p, str(p)) for p in found)

@@ -191,8 +191,9 @@ class Model:
             return self
         if not self.trainer.open_vocabulary:
             raise ConfigError(
-                f"{self.trainer.name} is bound to the {len(self.classnames)} classes that it was "
-                "trained on: a head or prototypes stand for them; take a method with prompts"
+                f"{self.trainer.name} can only predict the {len(self.classnames)} classes that "
+                "it was trained on (it uses a head or prototypes); for other classes use a "
+                "method with prompts"
             )
         other = self.model.with_classes(list(classnames), templates)
         return Model(self.trainer, other, self.params, self.owner, self.facts)

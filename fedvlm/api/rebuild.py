@@ -65,7 +65,7 @@ def run_folder(folder: str | Path) -> Path:
     near = f"; there are {len(below)} below it, the first is {below[0]}" if below else ""
     if len(below) == 1:
         near = f"; there is one below it: {below[0]}"
-    raise DataError(f"'{folder}' is no run folder (it has no manifest.json){near}")
+    raise DataError(f"'{folder}' is not a run folder (it has no manifest.json){near}")
 
 
 def rebuild(
@@ -94,8 +94,8 @@ def rebuild(
     wanted = manifest.get("facts", {}).get("backbone_digest", backbone.digest)
     if backbone.digest != wanted:
         raise DataError(
-            f"{path}: the run stands on other weights of {cfg.MODEL.BACKBONE.NAME} (digest "
-            f"{wanted[:12]}, here {backbone.digest[:12]}); say where they are: weights=..., "
+            f"{path}: the run used other weights of {cfg.MODEL.BACKBONE.NAME} (digest "
+            f"{wanted[:12]}, here {backbone.digest[:12]}); give them with weights=... or "
             "--weights FILE"
         )
     names = [str(name) for name in index["classnames"]]
@@ -145,8 +145,8 @@ def _take_start(federation: Federation, file: Path) -> None:
     ours = federation.p0
     if {n: v.shape for n, v in start.items()} != {n: v.shape for n, v in ours.items()}:
         raise DataError(
-            f"'{file}' holds other tensors than {federation.trainer.name} trains now: the method's "
-            "file or fedvlm itself has changed since"
+            f"'{file}' contains other tensors than {federation.trainer.name} trains now: the "
+            "method's file or fedvlm has changed since then"
         )
     trainer, model = federation.trainer, federation.model
     start = cast({name: start[name] for name in ours}, model.dtype, model.device)
@@ -191,5 +191,5 @@ def check_client(client: int, clients: int) -> int:
         ConfigError: there is none such.
     """
     if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < clients:
-        raise ConfigError(f"there is no client {client}: they are 0 to {clients - 1}")
+        raise ConfigError(f"no client {client}: clients are numbered 0 to {clients - 1}")
     return client

@@ -115,7 +115,7 @@ class Replay:
         out = [f"replayed {span} from {origin} in "
                f"{self.seconds:.1f} s{f' ({self.why})' if self.why else ''}"]
         if self.elsewhere:
-            out.append(f"made elsewhere: {shorten_lines(self.elsewhere)}")
+            out.append(f"environment differs: {shorten_lines(self.elsewhere)}")
         if self.differences:
             more = len(self.differences) - 8
             out += [f"NOT EQUAL, {text}" for text in self.differences[:8]]
@@ -128,10 +128,10 @@ class Replay:
                 f"norm, not bit for bit: {counts}; clients' rows were not compared"
             )
         if self.at_sites:
-            out.append(f"rows of {self.at_sites} clients lie at their sites, and not in the "
-                       "federation of this folder (FED.FEDERATION): not compared")
+            out.append(f"rows of {self.at_sites} clients are stored at their sites and not "
+                       "in this folder's federation (FED.FEDERATION): not compared")
         if self.first > 1:
-            out.append(f"rounds before {self.first} were not run again")
+            out.append(f"rounds before {self.first} were not repeated")
         return out
 
 
@@ -160,15 +160,15 @@ def replay(
         DataError: no finished run, or it is damaged (``runs.verify.check``).
     """
     if rounds < 1:
-        raise ConfigError(f"--replay {rounds}: at least one round is run again")
+        raise ConfigError(f"--replay {rounds}: expected at least 1 round")
     path, began = run_folder(folder), time.perf_counter()
     verdict = inspect(path)
     run = find_finished(path)
     told = read_manifest(path)
     if verdict.damage:
-        raise DataError(f"{verdict.sentence()}; what is damaged cannot be replayed")
+        raise DataError(f"{verdict.sentence()}; a damaged run cannot be replayed")
     if run is None or told is None:
-        raise DataError(f"'{path}' is not finished, so there is no result to run again")
+        raise DataError(f"'{path}' is not finished, so there are no results to compare with")
     told_rounds = not is_packable(path)
     records = read_metrics(path / "metrics.jsonl")[0] if told_rounds else []
     if told_rounds and not records:
@@ -225,9 +225,8 @@ def _config(path: Path, changes: Mapping[str, str]) -> CfgNode:
     cfg = run_config(path, {**changes, "SINKS": "()", "RESUME": ""})
     if of_parties(cfg):
         raise ConfigError(
-            f"'{path}': its clients' images are at their sites, so it cannot be run again here; "
-            "the command in its manifest.json under another --tag runs it over them again, and has "
-            "to give the same numbers"
+            f"'{path}': its clients' images are at their sites, so it cannot be repeated here; "
+            "run the command in its manifest.json with another --tag: the results must be the same"
         )
     return cfg
 
@@ -387,7 +386,7 @@ def _differences(recorded: Leaves, seen: Leaves, points: float | None) -> Iterat
             continue
         if place not in recorded or place not in seen:
             if points is None:
-                yield f"{place}: {'only the replay' if place in seen else 'only the run'} has it"
+                yield f"{place}: exists only in {'the replay' if place in seen else 'the run'}"
             continue
         a, b = recorded[place], seen[place]
         if isinstance(a, Tensor) and isinstance(b, Tensor):

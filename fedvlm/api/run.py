@@ -189,5 +189,5 @@ def load(folder: str | Path, *, device: str = "auto", weights: str = "") -> Run:
     """
     for name, value in (("device", device), ("weights", weights)):
         if not isinstance(value, str):
-            raise ConfigError(f"{name} is a word, not {value!r}")
+            raise ConfigError(f"{name} must be text, not {value!r}")
     return Run(run_folder(folder), device, weights)

@@ -82,7 +82,7 @@ def _given(
         words = {"classnames": classnames, "columns": columns, "name": name or None}
         alone = [word for word, value in words.items() if value is not None]
         if alone:
-            raise ConfigError(f"{alone[0]} belongs to data in memory, and there is no data=...")
+            raise ConfigError(f"{alone[0]} needs data in memory: add data=...")
         return None
     keys = request.given
     others = [word for word, value in (
@@ -91,8 +91,8 @@ def _given(
         ("images", request.images), ("demo", request.demo), ("root", "DATASET.ROOT" in keys),
     ) if value]
     if others:
-        remedy = '; backbone="tiny" is the embedded one' if "demo" in others else ""
-        raise ConfigError(f"data= says which images to take: drop {others[0]}{remedy}")
+        remedy = '; backbone="tiny" is embedded' if "demo" in others else ""
+        raise ConfigError(f"data= already defines the images: drop {others[0]}{remedy}")
     return MemorySet(data, classnames, columns, name, keys)
 
 
@@ -108,13 +108,13 @@ def run_words(flags: Mapping[str, Any]) -> list[str]:
         flag = known.get(fold(f"--{name}"))
         if flag is None:
             names = {n.removeprefix("--").replace("-", "_") for f in FLAGS for n in f.names}
-            mistakes.append(f"train() has no '{name}'{did_you_mean(name, sorted(names))}")
+            mistakes.append(f"train() has no argument '{name}'{did_you_mean(name, sorted(names))}")
         elif flag.dest in NOT_HERE:
-            mistakes.append(f"train() takes no '{name}': {NOT_HERE[flag.dest]}")
+            mistakes.append(f"train() has no argument '{name}': {NOT_HERE[flag.dest]}")
         elif value is not None and flag.dest != "opts":
             words += _words(flag, value)
     if not isinstance(opts, Mapping):
-        mistakes.append("opts is a mapping: opts={'OPTIM.MOMENTUM': 0.9}")
+        mistakes.append("opts must be a mapping: opts={'OPTIM.MOMENTUM': 0.9}")
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return [*words, *(str(word) for pair in opts.items() for word in pair)]
@@ -124,7 +124,7 @@ def _words(flag: Flag, value: Any) -> list[str]:
     name = flag.names[0]
     if flag.kind == "switch":
         if not isinstance(value, bool):
-            raise ConfigError(f"{name.removeprefix('--')} is True or False, not {value!r}")
+            raise ConfigError(f"{name.removeprefix('--')} must be True or False, not {value!r}")
         return [f"{name}={str(value).lower()}"]
     several = isinstance(value, Iterable) and not isinstance(value, str)
     text = ",".join(map(str, value)) if several else str(value)

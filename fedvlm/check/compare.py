@@ -45,7 +45,7 @@ def same_tree(ours: Tree, theirs: Tree, what: str, tolerance: float = 0.0) -> No
         Broken: names ``what``, the tensor and the difference.
     """
     odd = sorted(set(ours) ^ set(theirs))
-    demand(not odd, f"{what}: tensor '{odd[0] if odd else ''}' is on one side only")
+    demand(not odd, f"{what}: tensor '{odd[0] if odd else ''}' is missing on one side")
     for name, value in ours.items():
         distance = gap(value, theirs[name])
         demand(distance <= tolerance, f"{what}: '{name}' differs by {distance:.1e}")
@@ -54,7 +54,7 @@ def same_tree(ours: Tree, theirs: Tree, what: str, tolerance: float = 0.0) -> No
 def same_state(ours: State, theirs: State, what: str, tolerance: float = 0.0) -> None:
     """Demand equal slots of equal trees (see ``same_tree``)."""
     odd = sorted(set(ours) ^ set(theirs))
-    demand(not odd, f"{what}: slot '{odd[0] if odd else ''}' is on one side only")
+    demand(not odd, f"{what}: slot '{odd[0] if odd else ''}' is missing on one side")
     for slot, tree in ours.items():
         same_tree(tree, theirs[slot], f"{what}, slot '{slot}'", tolerance)
 
@@ -68,7 +68,8 @@ def same_fed(ours: WholeState, theirs: WholeState, what: str, tolerance: float =
     for client, state in theirs.held.items():
         held = ours.held.get(client, {})
         same_state(held, state, f"{what}: held for client {client}", tolerance)
-    demand(ours.worked == theirs.worked, f"{what}: other clients, or rounds, are noted as worked")
+    demand(ours.worked == theirs.worked, f"{what}: different clients or rounds are recorded as "
+                                         "trained")
 
 
 def differs(ours: State, theirs: State) -> bool:

@@ -57,26 +57,28 @@ INVARIANTS: dict[str, Invariant] = {
     "G1": Invariant("only shared tensors and declared extras travel, and every byte is counted",
                     (messages.g1_messages,)),
     "G2": Invariant("client work leaves the server's state alone", (messages.g2_server_untouched,)),
-    "G3": Invariant("the order of clients changes nothing, and nothing leaks from one to the next",
+    "G3": Invariant("the order of clients has no effect, and nothing leaks from one client to "
+                    "the next",
                     (messages.g3_order, messages.shuffled_server)),
-    "G4": Invariant("with a learning rate of zero nothing moves", (training.g4_no_rate,)),
+    "G4": Invariant("with a learning rate of zero nothing changes", (training.g4_no_rate,)),
     "G5": Invariant("one client with full batches is centralised SGD", (training.g5_centralised,)),
-    "G6": Invariant("identical clients: the server holds what each of them sent",
+    "G6": Invariant("identical clients: the server's model equals what each of them sent",
                     (messages.g6_identical,)),
     "G7": Invariant("only the ratio of the clients' weights counts", (messages.g7_weights,)),
-    "G8": Invariant("save, load, continue: the bits of an uninterrupted run",
+    "G8": Invariant("save, load, continue: bit-identical to an uninterrupted run",
                     (training.g8_resume,)),
-    "G9": Invariant("backbone weights and BatchNorm statistics never move", (training.g9_frozen,)),
-    "G10": Invariant("every trainable tensor has exactly one group; a stray one is refused",
+    "G9": Invariant("backbone weights and BatchNorm statistics never "
+                    "change", (training.g9_frozen,)),
+    "G10": Invariant("every trainable tensor has exactly one group; any other tensor is refused",
                      (messages.g10_groups,)),
     "G11": Invariant("clients smaller than a batch still train", (training.g11_small_clients,)),
-    "G12": Invariant("the seed alone decides the numbers; evaluation does not change training",
+    "G12": Invariant("the seed alone determines the results; evaluation does not change training",
                      (training.g12_seeds,)),
-    "G13": Invariant("stacked, packed and cached computation equals the plain one",
+    "G13": Invariant("stacked, packed and cached computation equals the plain computation",
                      (training.g13_fast_paths,)),
     "G14": Invariant("a number that is not finite is named (client, round) and handled by policy",
                      (training.g14_non_finite,)),
-    "G15": Invariant("a client's work is pure: done twice it gives the same bits",
+    "G15": Invariant("a client's work has no side effects: done twice it gives the same bits",
                      (training.g15_pure,)),
 }
 
@@ -86,7 +88,7 @@ def exemption_mistakes(trainer: type[Trainer]) -> dict[str, str]:
     wrong = {}
     for name, reason in trainer.exempt.items():
         if name not in INVARIANTS:
-            wrong[name] = f"exempt names '{name}', not an invariant ({', '.join(INVARIANTS)})"
+            wrong[name] = f"exempt: '{name}' is not an invariant ({', '.join(INVARIANTS)})"
         elif not str(reason).strip():
             wrong[name] = f"exempt from {name} without a reason"
     return wrong

@@ -50,7 +50,7 @@ def g1_messages(world: CheckWorld, trainer: Method) -> None:
                 _no_value(tree, after.clients[client], run.fed.groups.personal, what)
         for client, weight in zip(updates.clients, updates.weight.tolist(), strict=True):
             said = f"round {event.round}, upload of client {client}: weight {weight}"
-            demand(0 <= weight < float("inf"), f"{said} is not a number from 0")
+            demand(0 <= weight < float("inf"), f"{said} is not a number of at least 0")
         told = sorted(set(updates.metrics) - set(matching(updates.metrics, method.metrics)))
         demand(not told, f"round {event.round}: number '{''.join(told[:1])}' is not declared")
         _servers(run.fed, after)
@@ -207,7 +207,7 @@ def g2_server_untouched(world: CheckWorld, trainer: Method) -> None:
         same_state(state.server, before.server, "the server's state after client work")
         whole = fed.read(state) if stacked else given
         for client, old in before.clients.items():
-            same_state(whole.clients[client], old, f"the state that client {client} came with")
+            same_state(whole.clients[client], old, f"the state that client {client} started with")
         same_state({"start": fed.p0}, start, "the initial tensors after client work")
 
 

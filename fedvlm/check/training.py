@@ -104,12 +104,13 @@ def g8_resume(world: CheckWorld, trainer: Method) -> None:
     same_fed(rest.states[-1], whole.states[-1], "resumed after round 1")
     for ours, theirs in zip(rest.events, whole.events[1:], strict=True):
         what = f"resumed after round 1: round {ours.round}"
-        demand(to_plain(ours.report) == to_plain(theirs.report), f"{what} reports other numbers")
+        demand(to_plain(ours.report) == to_plain(theirs.report), f"{what} reports different "
+                                                                 "numbers")
         one, other = sent_in(ours), sent_in(theirs)
         for client in one.clients:
             demand(
                 repr(one.of(client)) == repr(other.of(client)),
-                f"{what}, client {client} logs other metrics",
+                f"{what}, client {client} logs different metrics",
             )
 
 
@@ -195,7 +196,7 @@ def g13_fast_paths(world: CheckWorld, trainer: Method) -> None:
     From the state after round 1: an exactly orthogonal or zero start is degenerate. Stacking and
     packing are tried together, as a run uses them; where that fails, each alone says which it is.
     """
-    check_streams(world, trainer)
+    check_cached_streams(world, trainer)
     run = world.trajectory(trainer)
 
     def compare(path: str, setup: Setup) -> None:
@@ -211,7 +212,7 @@ def g13_fast_paths(world: CheckWorld, trainer: Method) -> None:
         raise
 
 
-def check_streams(world: CheckWorld, trainer: Method) -> None:
+def check_cached_streams(world: CheckWorld, trainer: Method) -> None:
     """Demand that the declared stream gives the numbers of pixels (``local.streams.prove_method``).
 
     Raises:
@@ -239,7 +240,7 @@ def g14_non_finite(world: CheckWorld, trainer: Method) -> None:
             world.record(trainer, setup)
         except DivergedError as error:
             named = f"round 1, client {bad}"
-            demand(named in str(error), f"the stop does not name '{named}' but says: {error}")
+            demand(named in str(error), f"the error message does not name '{named}': {error}")
         else:
             raise Broken(f"client {bad} trained on non-finite features without an error")
         run = world.record(trainer, replace(setup, nonfinite="drop"))

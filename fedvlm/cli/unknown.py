@@ -26,12 +26,12 @@ def _hint(word: str, table: Mapping[str, Verb]) -> str:
     method = method_of(word)
     if method:
         return (f"; '{word}' is a method: fedvlm list {method} describes it, --trainer {method} "
-                f"runs it")
+                "runs it")
     near = did_you_mean(word, table)
     dataset = "" if near else dataset_of(word)
     if dataset:
         return (f"; '{word}' is a data set: --dataset {dataset} --root DATA/ runs on it, fedvlm "
-                f"doctor checks it")
+                "doctor checks it")
     if "/" in word or not near:
         path = user_path(word)
         if path.exists():

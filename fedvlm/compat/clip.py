@@ -30,8 +30,8 @@ class Models(Mapping[str, str]):
         own = here().model.backbone.name
         if name not in (own, here().cfg.MODEL.BACKBONE.NAME):
             raise ConfigError(
-                f"the trainer's file asks clip for '{name}', the run's backbone is {own}: "
-                f"give --backbone {name}"
+                f"the trainer's file loads clip model '{name}', but the run's backbone is "
+                f"{own}: use --backbone {name}"
             )
         return f"fedvlm://{name}"
 

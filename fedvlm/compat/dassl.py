@@ -63,7 +63,7 @@ def install() -> None:
     """
     taken = [n for n in surface.ROOTS if n in sys.modules]
     if taken:
-        raise FedvlmError(f"'{taken[0]}' is imported already; start a process without it")
+        raise FedvlmError(f"'{taken[0]}' is already imported; start a new process")
     sys.modules.update(dassl_modules())
 
 

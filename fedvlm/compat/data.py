@@ -27,7 +27,7 @@ class Datum:
         self, impath: str = "", label: int = 0, domain: int = 0, classname: str = ""
     ) -> None:
         if not isinstance(impath, str) or not check_isfile(impath):
-            raise FedvlmError(f"a Datum names the image '{impath}', which is not there")
+            raise FedvlmError(f"a Datum names the image '{impath}', which does not exist")
         self._impath, self._label, self._domain, self._classname = impath, label, domain, classname
 
     @property
@@ -84,7 +84,8 @@ class RunDataset:
         if name in ("train_x", "train_u", "val", "test"):
             raise FedvlmError(
                 f"a trainer's file reads dm.dataset.{name} while its model is built: in a "
-                "federation images belong to clients and reach it by forward_backward only"
+                "federation images belong to clients and reach the file only through "
+                "forward_backward"
             )
         raise AttributeError(name)
 
@@ -101,7 +102,8 @@ class Length:
 
     def __iter__(self) -> Any:
         """Refuse (``FedvlmError``)."""
-        raise FedvlmError("a trainer's file walks through its loader: fedvlm hands it the batches")
+        raise FedvlmError("a trainer's file iterates over its loader, but fedvlm passes the "
+                          "batches to it")
 
 
 class DatasetWrapper(Dataset):

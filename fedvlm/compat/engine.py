@@ -165,7 +165,7 @@ class TrainerBase:
 
     def train(self, *args: Any, **more: Any) -> None:
         """Refuse: rounds are fedvlm's."""
-        raise FedvlmError("a trainer's file calls train(); fedvlm runs the rounds")
+        raise FedvlmError("a trainer's file calls train(), but fedvlm runs the rounds")
 
     run_epoch = test = train
 

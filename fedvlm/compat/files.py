@@ -57,9 +57,9 @@ def _method(
 ) -> type[DasslTrainer]:
     loops = [n for n in LOOPS if getattr(inner, n) is not getattr(TrainerBase, n)]
     if loops or not issubclass(inner, TrainerX):
-        why = f"has a {loops[0]} of its own" if loops else "does not derive from TrainerX"
+        why = f"defines its own {loops[0]}" if loops else "does not derive from TrainerX"
         raise ConfigError(
-            f"{path}: {inner.__name__} {why}; fedvlm runs the rounds and calls build_model, "
+            f"{path}: {inner.__name__} {why}, but fedvlm runs the rounds and calls build_model, "
             "forward_backward and model_inference"
         )
     files = neighbours(path)
@@ -95,8 +95,8 @@ def _module(path: Path) -> tuple[ModuleType, Mapping[str, ModuleType]]:
     except ImportError as error:
         del sys.modules[name]
         raise ConfigError(
-            f"{path}: {failure_text(error)}; install it, or put the file that it needs beside it "
-            "(dassl and clip are there)"
+            f"{path}: {failure_text(error)}; install the missing package, or put the needed file "
+            "next to it (dassl and clip are provided)"
         ) from error
     except Exception as error:
         del sys.modules[name]

@@ -95,8 +95,8 @@ def adopt(optimizer: torch.optim.Optimizer) -> RunOptimizer:
     kept = [{k: v for k, v in g.items() if k not in ("params", "lr", "initial_lr")} for g in groups]
     if any(other != kept[0] for other in kept):
         raise FedvlmError(
-            f"the file's {type(optimizer).__name__} has groups that differ in more than lr: "
-            "fedvlm steps all of them by OPTIM.*; give them one weight decay and momentum"
+            f"the file's {type(optimizer).__name__} has groups that differ in more than lr, "
+            "but fedvlm uses OPTIM.* for all of them; use one weight decay and momentum"
         )
     plain = [{"params": g["params"], "lr": g["lr"]} for g in groups]
     return RunOptimizer(plain, float(here().cfg.OPTIM.LR))

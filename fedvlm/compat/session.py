@@ -115,8 +115,9 @@ class Session:
         who = type(inner).__name__
         if not self.params:
             raise ConfigError(
-                f"{who}: its optimisers hold no parameter that requires a gradient; what is "
-                "trained is what build_optimizer is given (a zero-shot row: --trainer ZeroShot)"
+                f"{who}: its optimisers have no parameter that requires a gradient; only "
+                "parameters given to build_optimizer are trained (for zero-shot: --trainer "
+                "ZeroShot)"
             )
         shared = tower_tensors(world.model.backbone)
         self.trains_towers = any(id(p) in shared for p in self.params.values())
@@ -181,8 +182,8 @@ class Session:
         for name, value in self.guarded:
             if value._version != self.versions[id(value)] and id(value) not in self.name_of:
                 raise FedvlmError(
-                    f"{type(self.inner).__name__} writes '{name}' of the frozen towers: it would "
-                    "reach every other client"
+                    f"{type(self.inner).__name__} modifies '{name}' of the frozen towers, which "
+                    "would affect every other client"
                 )
 
     # ---- running it ---------------------------------------------------------------------------
@@ -260,7 +261,7 @@ class Session:
                 optimiser.on_step = None
         if step.count == began:
             raise FedvlmError(
-                f"{who}.forward_backward steps no optimiser that it was given: nothing is learnt"
+                f"{who}.forward_backward does not step its optimiser: nothing is learnt"
             )
         losses = {n: float(v) for n, v in (summary or {}).items() if "loss" in n}
         if not losses:

@@ -98,7 +98,7 @@ def schema_of(texts: Iterable[str], node: str) -> tuple[dict[str, Option], Schem
             continue
         help_ = "read by the trainer's file"
         if key.endswith(".PREC"):
-            help_ = "accepted; the file computes in MODEL.PREC, its trained tensors never in fp16"
+            help_ = "accepted; the file computes in MODEL.PREC, its trained tensors never use fp16"
         option = Option(known[key], help_) if key in known else AnyValue(UNSET, help_)
         (own if key.startswith(own_node) else other)[key.removeprefix(own_node)] = option
     return own, other
@@ -110,8 +110,8 @@ def check_set(root: CfgNode, keys: Iterable[str], file: Path) -> None:
     bare = [k for k in keys if values.get(k) == UNSET]
     if bare:
         raise ConfigError(
-            f"{file.name} reads {', '.join(bare)}, for which fedvlm knows no default: set them, "
-            f"as in --opts {bare[0]} VALUE"
+            f"{file.name} reads {', '.join(bare)}, which have no default in fedvlm: set them, "
+            f"for example --opts {bare[0]} VALUE"
         )
 
 

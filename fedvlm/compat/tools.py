@@ -39,7 +39,7 @@ class Registry:
         """
         def add(thing: Any) -> Any:
             if thing.__name__ in self._table and not force:
-                raise KeyError(f"'{thing.__name__}' is registered in {self._name} already")
+                raise KeyError(f"'{thing.__name__}' is already registered in {self._name}")
             self._table[thing.__name__] = thing
             return thing
 
@@ -184,7 +184,7 @@ def load_pretrained_weights(model: nn.Module, weight_path: str) -> None:
     fit = {k: v for k, v in ((k.removeprefix("module."), v) for k, v in state.items())
            if k in own and own[k].shape == v.shape}
     if not fit:
-        warnings.warn(f"nothing in {weight_path} fits the model", stacklevel=2)
+        warnings.warn(f"no tensor in {weight_path} fits the model", stacklevel=2)
     model.load_state_dict(own | fit)
 
 

@@ -238,11 +238,12 @@ def check_backbone(backbone: Backbone) -> None:
     if not backbone.has_text:
         why = "has no text tower"
     elif backbone.pool != "argmax" or not isinstance(backbone.text_tower.text_projection, Tensor):
-        why = "has a text tower that is not CLIP's (its end-of-text token is not read out)"
+        why = "has a text tower that is not CLIP's (it does not use the end-of-text token)"
     elif backbone.dtype is torch.bfloat16:
         why = "is in MODEL.PREC bf16; such files run in fp32 or fp64"
     if why:
-        raise ConfigError(f"a file written for clip needs a CLIP: backbone '{backbone.name}' {why}")
+        raise ConfigError(f"a file written for clip needs a CLIP backbone, but '{backbone.name}' "
+                          f"{why}")
 
 
 class _Loose(nn.Module):

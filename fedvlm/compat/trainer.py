@@ -98,15 +98,15 @@ class DasslTrainer(ModuleTrainer):
         if isinstance(table, dict) and dataset not in table:
             table[dataset] = model.templates[0]
             model.notes.append(
-                f"{TEMPLATES} of {self.file.name} has no {dataset}: it takes '{model.templates[0]}'"
+                f"{TEMPLATES} of {self.file.name} has no {dataset}: '{model.templates[0]}' is used"
             )
 
     def _check_trainable(self, session: Session) -> None:
         fast = [n for n in session.params if "visual" in n or "image_encoder" in n]
         self.require(
             not fast or bool(self.root.FED.PLAIN) or self.root.MODEL.PREC == "fp64",
-            f"{self.name} trains '{''.join(fast[:1])}' of the image tower, whose fast layers give "
-            "no gradient to their weights: add --plain",
+            f"{self.name} trains '{''.join(fast[:1])}' of the image tower, whose fast layers "
+            "compute no gradients of their weights: add --plain",
         )
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
@@ -168,8 +168,8 @@ class DasslTrainer(ModuleTrainer):
             model.counters.update(counters)
         if not holds:
             model.notes.append(
-                f"{self.name} does more with images than the frozen tower: they go through the "
-                "file's own at every step, nothing is cached"
+                f"{self.name} changes the image tower: images go through the file's own tower "
+                "at every step, nothing is cached"
             )
         return FEATURES if holds else PIXELS
 

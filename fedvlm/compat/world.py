@@ -61,8 +61,8 @@ def here() -> FileEnvironment:
     """
     if not _stack:
         raise FedvlmError(
-            "a file written for clip asks for its model while it is imported; fedvlm knows the "
-            "backbone only when the run is built: move the call into build_model"
+            "a file written for clip loads its model during import, but the backbone is known "
+            "only when the run is built: move the call into build_model"
         )
     return _stack[-1]
 

@@ -57,6 +57,11 @@ def _job() -> Schema:
     }
 
 
+FORMATS = (
+    "", "coop", "csv", "jsonl", "parquet", "folders", "domains", "cifar", "tiny_imagenet", "memory",
+)
+
+
 def _dataset() -> Schema:
     return {
         "DATASET.ROOT": Option("", "folder of the data sets (CoOp's $DATA), or a feature pack"),
@@ -68,13 +73,8 @@ def _dataset() -> Schema:
             "parquet); a,b: several tables, one per part"
         ),
         "DATASET.FORMAT": Option(
-            "",
-            "layout on disk; '': the set's own, or by the name of SPLIT_FILE; memory: the "
-            "data given to fedvlm.train(data=...)",
-            choices=(
-                "", "coop", "csv", "jsonl", "parquet", "folders", "domains", "cifar",
-                "tiny_imagenet", "memory",
-            ),
+            "", "layout on disk; '': the set's own, or by the name of SPLIT_FILE; memory: the "
+            "data given to fedvlm.train(data=...)", choices=FORMATS,
         ),
         "DATASET.NAMES_FILE": Option(
             "", "your own sets: file below DIR with class names for folders or labels that are "

@@ -58,7 +58,7 @@ def _lacks(error: ModuleNotFoundError) -> str:
     return (
         f"module '{error.name}' is not installed in this Python "
         f"({sys.executable}); {frames[-1].filename}:{frames[-1].lineno} imports it; install "
-        f"fedvlm's packages with "
+        "fedvlm's packages with "
         "`make install` (then use .venv/bin/python) or pip install -c constraints.txt -e ."
     )
 

@@ -17,12 +17,12 @@ from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
-from fedvlm.distributed.schema import by, record, span, text, whole
+from fedvlm.distributed.schema import by, integer, record, span, text
 
 NAME = "ledger.json"
 _FIELDS = record({
-    "answers": by(text("[a-z]+", 20), whole()), "round": whole(), "down": whole(), "up": whole(),
-    "seconds": span, "last": span,
+    "answers": by(text("[a-z]+", 20), integer()),
+    "round": integer(), "down": integer(), "up": integer(), "seconds": span, "last": span,
 })
 
 

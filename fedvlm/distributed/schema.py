@@ -23,7 +23,7 @@ LINE = r"[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 _ID = re.compile(r"0|[1-9]\d{0,8}")
 
 
-def whole(low: int = 0, high: int = 2**53) -> Check:
+def integer(low: int = 0, high: int = 2**53) -> Check:
     """Return the check of a whole number in a range."""
     return lambda v: type(v) is int and low <= v <= high
 
@@ -78,30 +78,32 @@ def setting(v: Any, deepest: int = DEEPEST) -> bool:
 
 def row(v: Any) -> bool:
     """Check a client's row of numbers."""
-    return by(name, number)(v) and whole()(v.get("client"))
+    return by(name, number)(v) and integer()(v.get("client"))
 
 
 words = text(f"{LINE}*")  # it comes to a terminal and a log
 name = text(f"{LINE}+", 500)
 client = text(_ID.pattern, 9)
 hexes = text(r"[0-9a-f]{8,64}", 64)
-versions = by(client, whole())
+versions = by(client, integer())
 _where = {"run": hexes, "like": hexes, "nonce": hexes}
-_trip = {**_where, "round": whole(), "accepted": versions, "down": by(client, text(r"\d{1,9}"))}
-_back = {"nonce": hexes, "round": whole()}
+_trip = {**_where, "round": integer(), "accepted": versions, "down": by(client, text(r"\d{1,9}"))}
+_back = {"nonce": hexes, "round": integer()}
 ANSWERS = {"hello": "welcome", "work": "worked", "evaluate": "evaluated", "forget": "forgot",
            "personalize": "personalized"}
 PARTS = ("up", "extra", "told", "rows")  # trees of a part
 PART = {
-    "clients": each(whole(0, MOST_CLIENTS)), "rows": by(name, whole(-16, 16)),
-    "counts": by(name, each(whole())), "form": text("|[0-9a-f]{12}"),
+    "clients": each(integer(0, MOST_CLIENTS)), "rows": by(name, integer(-16, 16)),
+    "counts": by(name, each(integer())), "form": text("|[0-9a-f]{12}"),
 }
-BUNDLE = {"clients": each(whole(0, MOST_CLIENTS)), "form": text("[0-9a-f]{12}"), "images": flag}
+BUNDLE = {"clients": each(integer(0, MOST_CLIENTS)), "form": text("[0-9a-f]{12}"), "images": flag}
 MEASURE = {
     "split": text("test|val"), "finetuned": flag, "cross": flag, "away": flag, "calibration": flag,
     "confusion": flag, "keep_logits": flag,
 }
-COUNTS = {"train": whole(), "val": whole(), "test": whole(), "classes": each(whole(), 10**6)}
+COUNTS = {
+    "train": integer(), "val": integer(), "test": integer(), "classes": each(integer(), 10**6),
+}
 
 VALUES: Mapping[str, Mapping[str, Check]] = {
     "hello": {"run": hexes, "nonce": hexes, "config": by(name, setting)},
@@ -112,7 +114,7 @@ VALUES: Mapping[str, Mapping[str, Check]] = {
     "work": {**_trip, "floor": versions, "seconds": number},
     "worked": {
         **_back, "parts": each(record(PART)), "dropped": by(client, words),
-        "counters": by(name, whole()), "towers": by(name, whole()),
+        "counters": by(name, integer()), "towers": by(name, integer()),
     },
     "evaluate": {
         **_trip, "tune": flag, "model": text("personal|template"), "measure": record(MEASURE),

@@ -85,7 +85,8 @@ class Evaluator:
         cross: bool | None = None, confusion: bool = False,
     ) -> None:
         if batch_size < 1:
-            raise ConfigError(f"cannot evaluate in batches of {batch_size}: they start at 1")
+            raise ConfigError(f"cannot evaluate in batches of {batch_size}: the batch size must "
+                              "be at least 1")
         self.model, self.trainer, self.data, self.panel = model, trainer, tests, panel
         self.keep_logits, self.confusion = keep_logits, confusion
         self.open = trainer.open_vocabulary
@@ -151,8 +152,8 @@ class Evaluator:
             notes.append("the method cannot predict unseen classes: TEST.TARGETS does not apply")
         if ends and self.panel.is_cohort:
             notes.append(
-                f"personal models of a cohort of {len(rows)} of {self.panel.members} clients "
-                "(TEST.COHORT)"
+                f"personal models of {len(rows)} of {self.panel.members} clients are "
+                "evaluated (TEST.COHORT)"
             )
         return result
 

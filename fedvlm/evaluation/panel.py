@@ -47,7 +47,8 @@ class Panel:
         """
         if self.every < 0:
             raise ConfigError(
-                f"cannot evaluate every {self.every} rounds: TEST.EVAL_EVERY is auto or from 1 on"
+                f"cannot evaluate every {self.every} rounds: TEST.EVAL_EVERY must be auto or at "
+                "least 1"
             )
 
     @property

@@ -87,8 +87,8 @@ def index(names: Mapping[str, Facts], differences: Mapping[str, float], form: st
     ]
     table = "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
     return (
-        f"# {len(names)} models, format {form}\n\nA folder each; what they have in common lies "
-        f"beside this file.\n\n{table}\n"
+        f"# {len(names)} models, format {form}\n\nOne folder per model; shared files are next "
+        f"to this file.\n\n{table}\n"
     )
 
 

@@ -187,14 +187,14 @@ def _refuse(trained: TrainedModel, who: str) -> None:
         raise ConfigError("the towers are in bfloat16: load the model in float32 to export it")
     bad = first_non_finite(params)
     if bad is not None:
-        raise ConfigError(f"'{bad}' holds numbers that are not finite: there is no model to export")
+        raise ConfigError(f"'{bad}' contains non-finite numbers: the model cannot be exported")
     if "gate.on" in params and len(trained.classnames) < 2:
-        raise ConfigError(f"{who}: a gate over one class is not a classifier that can be exported")
+        raise ConfigError(f"{who}: a gate over one class cannot be exported as a classifier")
     if isinstance(trained.trainer, ModuleTrainer):
         raise Unheld(
             who,
-            f"{who} trains a torch module of its own, which only --format onnx may hold, as a "
-            "graph; its state_dict: ModuleTrainer.export(model, params)"
+            f"{who} trains its own torch module, which only --format onnx can store, as a "
+            "graph; for its state_dict use ModuleTrainer.export(model, params)"
         )
 
 
@@ -203,8 +203,8 @@ def _refuse_names(params: Tree, who: str) -> None:
     if unknown:
         raise Unheld(
             who,
-            f"{who} has {len(unknown)} tensor(s) that only --format onnx holds, as a graph, the "
-            f"first '{unknown[0]}'{did_you_mean(unknown[0], set(params) - set(unknown))}"
+            f"{who} has {len(unknown)} tensor(s) that only --format onnx can store, as a graph, "
+            f"the first '{unknown[0]}'{did_you_mean(unknown[0], set(params) - set(unknown))}"
         )
 
 
@@ -231,14 +231,14 @@ def _taken(p: Tree, *patterns: str) -> Tree:
 def _need(form: str, key: str, who: str) -> None:
     if not form:
         raise ConfigError(
-            f"{who} does not say how its tensors are applied: its forms() lacks '{key}' "
+            f"{who} does not define how its tensors are applied: its forms() lacks '{key}' "
             f"({', '.join(FORMS[key])})"
         )
 
 
 def _lora_scale(trained: TrainedModel, who: str) -> float:
     if not isinstance(trained.trainer, PeftTrainer):
-        raise ConfigError(f"{who} has LoRA tensors and no PEFT node: its alpha is not known")
+        raise ConfigError(f"{who} has LoRA tensors but no PEFT node: its alpha is unknown")
     return float(trained.trainer.spec.scale)
 
 
@@ -287,9 +287,9 @@ def _prove(recipe: ExportRecipe, trained: TrainedModel, who: str) -> ExportRecip
     if not gap <= TOLERANCE:
         raise Unheld(
             who,
-            f"{who} predicts otherwise than its tensors say (image features against constant class "
-            f"features, towers and adapters as named): logits differ by {gap:.1e}, allowed "
-            f"{TOLERANCE:.0e}; only --format onnx may hold it, as a graph"
+            f"{who} predicts differently from its exported form (image features against constant "
+            f"class features): logits differ by {gap:.1e}, allowed "
+            f"{TOLERANCE:.0e}; only --format onnx can store it, as a graph"
         )
     return ExportRecipe(recipe.card, recipe.tensors, recipe.lora, gap, pixels, wanted)
 

@@ -41,7 +41,7 @@ def plain_clip(model: VLModel) -> nn.Module:
     """
     if not model.has_text:
         raise ConfigError(
-            f"backbone '{model.backbone.name}' is an image tower alone, and the format keeps "
+            f"backbone '{model.backbone.name}' has only an image tower, but the format needs "
             "open_clip's CLIP: use --format onnx"
         )
     return model.once("export.plain_clip", lambda: _build(model.backbone))

@@ -95,10 +95,10 @@ def export_all(
     if bad or not models or len({n.lower() for n in models}) < len(models):
         raise ConfigError(
             f"'{bad[0]}' is not a valid folder name: use letters, digits, dot, dash and underscore"
-            if bad else "give at least one model, and names that differ in more than case"
+            if bad else "give at least one model, and names that differ not only in case"
         )
     if len({m.model.backbone.digest for m in models.values()}) > 1:
-        raise ConfigError("the models stand on several backbones: export each set by itself")
+        raise ConfigError("the models have different backbones: export each set separately")
     out, gaps = {}, {}
     with _whole(folder) as place:
         for name, trained in models.items():
@@ -149,8 +149,8 @@ def _write(trained: TrainedModel, folder: Path, common: Path, form: ModuleType) 
             gap = max(gap, one)
     if not gap <= TOLERANCE:
         raise FedvlmError(
-            f"{recipe.card['method']}: what was written as {form.LIBRARY} gives other logits when "
-            f"it is read back (difference {gap:.1e}, allowed {TOLERANCE:.0e}); nothing is left"
+            f"{recipe.card['method']}: the {form.LIBRARY} export gives different logits when it "
+            f"is read back (difference {gap:.1e}, allowed {TOLERANCE:.0e}); nothing was kept"
         )
     return gap
 

@@ -83,8 +83,8 @@ class Clients:
         states = [state for _, state in parts]
         if any(slot.startswith(AWAY) for state in states for slot in state):
             raise ConfigError(
-                f"the state of client {worked[0]} lies with the worker or site that made it: go on "
-                "with the same --engine, or take the global model"
+                f"the state of client {worked[0]} is stored at the worker or site that made it: "
+                "resume with the same --engine, or use the global model"
             )
         for other in states[1:]:
             _same_form(states[0], other)
@@ -138,14 +138,14 @@ class Clients:
             name = error.args[0] if error.args else ""
             if name in self._server:
                 raise FedvlmError(
-                    f"{who} looks for '{name}' with the client: it is the server's, and comes with "
-                    "every download (state['w'] | received)"
+                    f"{who} reads '{name}' from the client's state, but it belongs to the server "
+                    "and comes with every download: use state['w'] | received"
                 ) from error
             if name not in self._shared:
                 raise
             raise FedvlmError(
-                f"{who} reads '{name}' in slot 'w' of a client's state: the shared part is not "
-                "kept between rounds, since every download brings it; declare reads_old = True"
+                f"{who} reads '{name}' in slot 'w' of a client's state, but the shared part is "
+                "not kept between rounds (every download contains it): declare reads_old = True"
             ) from error
 
     def _untrained(self, ids: Sequence[int]) -> State:

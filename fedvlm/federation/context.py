@@ -207,9 +207,9 @@ class Context(Cohort):
         if epochs is None and (self.patience or self.kept is not None):
             key = "FED.EARLY_STOP" if self.patience else "OPTIM.KEEP_STATE"
             raise FedvlmError(
-                f"{key} needs training by ctx.fit; this method steps in a loop of its own: leave "
-                "the key at its default (its trainer may declare trains_by = 'loop', which says so "
-                "before any work)"
+                f"{key} needs training by ctx.fit, but this method has its own training loop: "
+                "leave the key at its default (the trainer may declare trains_by = 'loop' to "
+                "report this before any work)"
             )
         return self._loop(slots, body, self._work(epochs, per_step, after), per_step, tag).slots
 
@@ -342,8 +342,8 @@ class Context(Cohort):
         """
         if (self.weighting == OWN) != (weight is not None):
             raise FedvlmError(
-                f"clients weigh by '{self.weighting}': a method gives ctx.upload a weight if, and "
-                f"only if, it declares weighting = '{OWN}'"
+                f"the weighting is '{self.weighting}': a method must pass a weight to ctx.upload "
+                f"if, and only if, it declares weighting = '{OWN}'"
             )
         if weight is None:
             sizes = self.sizes
@@ -386,7 +386,7 @@ class Context(Cohort):
         if self.nonfinite == "abort":
             raise DivergedError(
                 f"{message}; lower --lr (now {self.optim.lr:g}), use MODEL.PREC fp32, or set "
-                "FED.NONFINITE drop to go on without such clients"
+                "FED.NONFINITE drop to continue without such clients"
             )
         self.failed.setdefault(client, message)
 

@@ -47,7 +47,7 @@ def load_trainer(spec: str) -> type[Trainer]:
         names = [card(path).partition(":")[0] for path in files.values()]
         raise ConfigError(
             f"unknown trainer '{spec}'{did_you_mean(spec, names)} "
-            f"(fedvlm list names all {len(files)}; or ./my.py:MyMethod)"
+            f"(fedvlm list shows all {len(files)}; your own: ./my.py:MyMethod)"
         )
     return _only_trainer(_load(files[stem]), files[stem])
 

@@ -363,8 +363,8 @@ def _check_keys(where: str, ctx: Context, upload: Upload) -> None:
         raise MethodError(f"{where}: does not upload {sorted(missing)} of the shared group")
     if told:
         raise MethodError(
-            f"{where}: sends the numbers {sorted(told)} along, which its `metrics` do not declare: "
-            "add a pattern there if the server may know them, or record them with log=None"
+            f"{where}: uploads the numbers {sorted(told)}, which its `metrics` do not declare: "
+            "add a pattern there if the server may see them, or record them with log=None"
         )
 
 
@@ -372,7 +372,7 @@ def _check_extras(where: str, extras: Tree, forms: TreeView | None) -> None:
     """Refuse extras of another form than the method gives."""
     odd = odd_extra(extras, forms) if forms is not None else ""
     if odd:
-        raise MethodError(f"{where}: {odd}: what it sends and its extra_forms differ")
+        raise MethodError(f"{where}: {odd}: the upload does not match its extra_forms")
 
 
 def _check_axis(where: str, ctx: Context, state: State) -> None:

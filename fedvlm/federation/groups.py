@@ -133,7 +133,7 @@ class Finetune:
         ]
         if self.epochs and not names:
             raise ConfigError(
-                f"the final fine-tuning of {owner} would train nothing: it wants "
+                f"the final fine-tuning of {owner} would train nothing: it needs "
                 f"{', '.join(self.train)}, the method has {', '.join(groups.of) or 'no tensors'}; "
                 "set FED.FINETUNE_TRAIN all, or --finetune-epochs 0"
             )

@@ -93,8 +93,8 @@ class ModuleTrainer(Trainer):
         tower of ``model.backbone`` may be part of it as it is; whoever changes it copies it first.
         """
         raise ConfigError(
-            f"trainer {self.name or type(self).__name__} does not say which module is trained: "
-            "define build(self, model)"
+            f"trainer {self.name or type(self).__name__} does not define which module is "
+            "trained: add build(self, model)"
         )
 
     def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Any:
@@ -134,7 +134,8 @@ class ModuleTrainer(Trainer):
             self._seed = seed  # of the run, set before the driver seals this object
         if self._seed != seed:
             raise FedvlmError(
-                f"one {type(self).__name__} serves one run: make another for another seed"
+                f"a {type(self).__name__} can be used for one run only: create another one for "
+                "another seed"
             )
         part = self._part(model)
         return {n: part.module.get_parameter(n).detach().clone() for n in part.names}
@@ -185,7 +186,8 @@ class ModuleTrainer(Trainer):
         """Build the module, and freeze it with the backbone."""
         who = self.name or type(self).__name__
         if "_seed" not in vars(self):
-            raise FedvlmError(f"trainer {who}: trainables comes before anything is computed")
+            raise FedvlmError(f"trainer {who}: trainables must be called before anything is "
+                              "computed")
         before = _forms(model.backbone.model)
         with rng.fork_generators(self._seed, model.device):
             module = self.build(model)
@@ -252,8 +254,8 @@ class ModuleTrainer(Trainer):
             old, new = before.get(what), after.get(what)
             if old is None or new is None or old[0] is not new[0] or old[1] != new[1]:
                 raise FedvlmError(
-                    f"the module of {self.name or type(self).__name__} writes {what} in its "
-                    "forward: it would reach the next client; compute a new tensor instead"
+                    f"the module of {self.name or type(self).__name__} modifies {what} in "
+                    "its forward, which would affect the next client; compute a new tensor instead"
                 )
 
 

@@ -142,15 +142,15 @@ class PeftTrainer(Trainer):
         rule, kind = self.lora_rule, type(self)
         if not rule.steady and self.same_basis:
             return (
-                "compares a client's own LoRA factors with the server's, and this rule makes other "
+                "compares a client's LoRA factors with the server's, but this rule makes new "
                 "factors each round"
             )
         taken = self.spec.average in self.lora_taken
         if shared_sites(shared) and not taken and self.spec.average not in AS_SENT:
             if kind.combine is not PeftTrainer.combine:
                 return (
-                    "combines what clients send by a rule of its own, which does not say "
-                    "(lora_taken) that it keeps to this one"
+                    "has its own aggregation rule, which does not declare (lora_taken) "
+                    "that it follows this one"
                 )
             if rule.mean and not calls_on(kind.aggregate, "combine", "aggregate"):
                 return "does not average what clients send"
@@ -161,31 +161,32 @@ class PeftTrainer(Trainer):
         if rule.mean and MEAN not in self.aggregators and not taken:
             return "does not average what clients send"
         if rule.turns and kind.aggregate is not PeftTrainer.aggregate:
-            return "does more with an upload than average it, and here half of it rests each round"
+            return ("does more with an upload than average it, but here half of it is not trained "
+                    "each round")
         others = (kind.aggregate, kind.init_client, kind.download, kind.shared) != (
             PeftTrainer.aggregate, Trainer.init_client, PeftTrainer.download, Trainer.shared
         )
         if rule.folds and (others or self.same_basis or self.reads_old):
             return (
-                "keeps models of earlier rounds, or a server of its own, and this rule moves the "
-                "frozen layers below them"
+                "keeps models of earlier rounds, or has its own server step, but this rule "
+                "changes the frozen layers below them"
             )
         return ""
 
     def _rank_problem(self, shared: Collection[str]) -> str:
         kind = type(self)
         if self.spec.average == "freeze_a":
-            return "is asked for PEFT.LORA_AVG freeze_a, whose A of one rank is everybody's"
+            return "uses PEFT.LORA_AVG freeze_a, where all clients share one A of one rank"
         if not shared_sites(shared):
-            return "shares no LoRA, and it is the download that has a client's rank"
+            return "shares no LoRA, but ranks apply to the download"
         if "RANKS" in self.lora_taken:
             return ""
         if kind.combine is not PeftTrainer.combine:
-            return "has a rule of its own for what clients send, which may take cut parts for zero"
+            return "has its own aggregation rule, which may treat missing parts as zero"
         if (kind.aggregate, kind.init_client, kind.download) != (
             PeftTrainer.aggregate, Trainer.init_client, PeftTrainer.download
         ):
-            return "keeps or sends models of its own, which would have the whole rank"
+            return "keeps or sends other models, which would have the full rank"
         return ""
 
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:

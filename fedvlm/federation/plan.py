@@ -20,7 +20,7 @@ from fedvlm.federation.local.effort import Effort, samples_of
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.reliability.unreliable import Unreliable, below_quorum, quorum_count
 
-_COVER = "ranges such as 0-4,5-7 hold every client once"
+_COVER = "ranges such as 0-4,5-7 must contain every client once"
 COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # FED.BUDGET -> counter
 
 
@@ -248,7 +248,7 @@ def parse_sites(text: str, clients: int) -> tuple[int, ...]:
     for site, part in enumerate(text.replace(" ", "").split(",") if text.strip() else []):
         bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if bounds is None:
-            raise ConfigError(f"FED.SITES '{text}': '{part}' is no range of clients; {_COVER}")
+            raise ConfigError(f"FED.SITES '{text}': '{part}' is not a range of clients; {_COVER}")
         first, last = int(bounds[1]), int(bounds[2] or bounds[1])
         if last < first or last >= clients:
             why = "runs backwards" if last < first else f"ends after client {clients - 1}, the last"
@@ -271,8 +271,8 @@ def draw_unseen(clients: int, count: int, data_seed: int) -> tuple[int, ...]:
     """
     if count >= clients:
         raise ConfigError(
-            f"FED.UNSEEN_CLIENTS {count}: of {clients} clients nobody would be left to train; "
-            f"set it to {clients - 1} at most, or raise FED.CLIENTS"
+            f"FED.UNSEEN_CLIENTS {count}: none of the {clients} clients would be left to "
+            f"train; set it to at most {clients - 1}, or raise FED.CLIENTS"
         )
     order = torch.randperm(clients, generator=rng.stream(data_seed, "unseen-clients"))
     return tuple(sorted(order[:count].tolist()))
@@ -317,43 +317,43 @@ def check_footing(method: Method, plan: Plan, train: Sequence[int], val: Sequenc
                 bool(spec.roles)}
     for key in (k for k, on in own.items() if on and method.trains_by != FIT):
         raise ConfigError(
-            f"{key}: {name} steps in a loop of its own, which does not read this key; leave it at "
-            "its default"
+            f"{key}: {name} has its own training loop, which ignores this key; leave it at its "
+            "default"
         )
     counts = {"FED.LOCAL_STEPS": plan.local_steps, "FED.EPOCHS_RANGE": plan.epochs_range,
               "FED.EARLY_STOP": plan.early_stop}
     if method.phases and plan.unreliable.cuts:
         raise ConfigError(
             f"FED.UNRELIABLE.LATE partial: {name} has phases within a round, counted in epochs, "
-            "which no deadline cuts; set FED.UNRELIABLE.LATE drop"
+            "which cannot stop at a deadline; set FED.UNRELIABLE.LATE drop"
         )
     several = [key for key, value in counts.items() if value]
     if plan.local_steps and len(several) > 1:
         raise ConfigError(
-            f"FED.LOCAL_STEPS {plan.local_steps} and {several[1]}: every client makes exactly so "
-            "many steps; set one of the two"
+            f"FED.LOCAL_STEPS {plan.local_steps} and {several[1]}: every client makes exactly "
+            "this number of steps; set only one of the two"
         )
     if method.phases and several and several[0] != "FED.EARLY_STOP":
         raise ConfigError(
             f"{several[0]}: {name} has phases within a round, counted in epochs; set "
-            "FED.LOCAL_EPOCHS and the method's own numbers of epochs instead"
+            "FED.LOCAL_EPOCHS and the method's own epoch settings instead"
         )
     span = plan.epochs_range
     if span and not (len(span) == 2 and 1 <= span[0] <= span[1] <= plan.epochs):
         raise ConfigError(
-            f"FED.EPOCHS_RANGE {tuple(span)}: wants (fewest, most) with 1 <= fewest <= most <= "
-            f"FED.LOCAL_EPOCHS, which is {plan.epochs} and the schedule's clock of a round"
+            f"FED.EPOCHS_RANGE {tuple(span)}: expected (fewest, most) with 1 <= fewest <= most "
+            f"<= FED.LOCAL_EPOCHS, which is {plan.epochs}"
         )
     if spec.keep and not spec.stateful:
         raise ConfigError(
             "OPTIM.KEEP_STATE True: SGD without momentum has no state to keep; set OPTIM.MOMENTUM, "
-            "OPTIM.NAME adam, or leave it out"
+            "OPTIM.NAME adam, or drop it"
         )
     blind = [c for c, (n, m) in enumerate(zip(train, val, strict=True)) if n and not m]
     if plan.early_stop and blind:
         raise ConfigError(
             f"FED.EARLY_STOP {plan.early_stop}: client {blind[0]}"
             f"{f' and {len(blind) - 1} more have' if len(blind) > 1 else ' has'} no validation "
-            "images to stop by; set DATASET.VAL_SHOTS above 0, another partition, or "
+            "images for early stopping; set DATASET.VAL_SHOTS above 0, another partition, or "
             "FED.EARLY_STOP 0"
         )

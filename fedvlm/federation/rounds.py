@@ -218,7 +218,8 @@ class Federation(Workplace):
         out, moved = Downloads(), {n: int(v) for n, v in state.server.get(MOVED, {}).items()}
         for client in clients:
             if not 0 <= client < self.plan.clients:
-                raise FedvlmError(f"there is no client {client} of {self.plan.clients}")
+                raise FedvlmError(f"no client {client}: clients are numbered 0 to "
+                                  f"{self.plan.clients - 1}")
             out[client] = tree = self.trainer.download(ctx, state.server, client)
             self._check_download(client, tree, whole)
             last = state.versions.get(client, 0)  # in that round it received all
@@ -238,8 +239,8 @@ class Federation(Workplace):
         if lost:
             raise FedvlmError(
                 f"trainer {self.trainer.name}: client {client} would not receive {lost} of the "
-                "group server as the global model has them: download and shared(server) give the "
-                "tensors that the server keeps"
+                "group server as the global model has them: download and shared(server) must "
+                "return the tensors that the server keeps"
             )
 
     def _moved(self, old: State, new: State, round_: int) -> State:
@@ -275,8 +276,8 @@ class Federation(Workplace):
         taken = [s for s in SLOTS if s in server]
         if taken and self.plan.server_optim.kind != NONE:
             raise ConfigError(
-                f"trainer {self.trainer.name}: the server's slot '{taken[0]}' is that of "
-                f"FED.SERVER_OPTIM {self.plan.server_optim.kind}; call it something else"
+                f"trainer {self.trainer.name}: the server's slot '{taken[0]}' is used by "
+                f"FED.SERVER_OPTIM {self.plan.server_optim.kind}; choose another name"
             )
         if self.groups.server:
             server = server | {MOVED: {n: torch.tensor(0) for n in self.groups.server}}

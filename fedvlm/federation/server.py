@@ -116,8 +116,8 @@ def only_numbers(rows: Iterable[Row], clients: Sequence[int]) -> list[Row]:
             if value is not None and type(value) not in (int, float):
                 raise FedvlmError(
                     f"the measured row of client {row.get('client')} holds '{name}' as "
-                    f"{type(value).__name__}; only numbers leave the place where personal models "
-                    "are"
+                    f"{type(value).__name__}; only numbers may leave the site of a personal "
+                    "model"
                 )
         found[row["client"]] = row
     missing = [c for c in clients if c not in found]

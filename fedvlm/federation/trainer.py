@@ -113,8 +113,8 @@ class Trainer:
         bound = [n for n in BINDING if n in cls.exempt]
         if bound:
             raise ConfigError(
-                f"trainer {cls.__name__} exempts itself from {_listed(bound)}: privacy and the "
-                "order of clients hold for every method"
+                f"trainer {cls.__name__} exempts itself from {_listed(bound)}: privacy and "
+                "independence of the order of clients are required of every method"
             )
 
     def __init__(self, cfg: CfgNode) -> None:
@@ -123,8 +123,8 @@ class Trainer:
         self.cfg: Any = cfg.TRAINER.get(self.name.upper()) if self.name else None
         own = self.groups is not None or type(self).rules is not Trainer.rules
         self.require(
-            not (own and self._personal()), f"FED.PERSONAL '{self._personal()}': {self.name} says "
-            "itself which of its tensors are personal; drop it"
+            not (own and self._personal()), f"FED.PERSONAL '{self._personal()}': {self.name} "
+            "defines which of its tensors are personal; drop it"
         )
 
     def seal(self) -> None:
@@ -140,8 +140,8 @@ class Trainer:
         if self.__dict__.get("_sealed"):
             raise FedvlmError(
                 f"trainer {self.name or type(self).__name__} sets self.{name} during the run: it "
-                "would be neither saved nor resumed; a slot of the client's or the server's state "
-                "is the place for it"
+                "would be neither saved nor restored; store it in a slot of the client's or the "
+                "server's state"
             )
         super().__setattr__(name, value)
 
@@ -252,7 +252,7 @@ class Trainer:
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the initial trainable tensors (no client axis), equal for all clients."""
         raise ConfigError(
-            f"trainer {self.name or type(self).__name__} does not say what is trained: define "
+            f"trainer {self.name or type(self).__name__} does not define what is trained: add "
             "trainables(self, model, generator)"
         )
 
@@ -298,8 +298,8 @@ class Trainer:
         """
         kind = self.loss_kind
         self.require(
-            kind in self.losses, f"OPTIM.LOSS {kind}: {self.name or type(self).__name__} has a "
-            "loss of its own; leave the key out, or train with --trainer PromptFL or FedAvg"
+            kind in self.losses, f"OPTIM.LOSS {kind}: {self.name or type(self).__name__} has "
+            "its own loss; drop the key, or train with --trainer PromptFL or FedAvg"
         )
         self.require(
             kind == SOFTMAX or model.backbone.logit_bias is not None,
@@ -394,7 +394,7 @@ class Trainer:
         if "w" not in server:
             raise FedvlmError(
                 f"trainer {self.name or type(self).__name__}: the server's state has no slot 'w': "
-                "define shared(self, server), the global model, which is nobody's own"
+                "define shared(self, server), which returns the global model"
             )
         return server["w"]
 

@@ -87,8 +87,8 @@ class TrainingStart:
         weighting = trainer.weighting if plan.weighting == "auto" else plan.weighting
         if trainer.weighting == OWN and weighting != OWN:
             raise ConfigError(
-                f"FED.WEIGHTING {plan.weighting}: {trainer.name} weighs clients by a measure of "
-                "its own; set FED.WEIGHTING auto"
+                f"FED.WEIGHTING {plan.weighting}: {trainer.name} has its own weighting of "
+                "clients; set FED.WEIGHTING auto"
             )
         if weighting not in (SAMPLES, UNIFORM, OWN):
             raise ConfigError(
@@ -186,7 +186,7 @@ class Workplace:
         clients, versions = list(question.clients), question.versions
         if not self.engine.here:
             raise FedvlmError(
-                "personal models stay at their sites: ask for numbers of them (rows)"
+                "personal models stay at their sites: only their numbers (rows) are available"
             )
         most: int = chunk or self.engine.chunk
         chunks = plan_chunks(
@@ -234,5 +234,5 @@ class Workplace:
             FedvlmError: there is no meter.
         """
         if self.meter is None:
-            raise FedvlmError("nothing here measures personal models: set Federation.meter")
+            raise FedvlmError("no meter for personal models: set Federation.meter")
         return self.meter(measure, self.models(question))

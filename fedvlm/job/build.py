@@ -141,9 +141,9 @@ def check_model(cfg: CfgNode, device: torch.device) -> None:
     brings = weights or name == "tiny" or name.startswith("local-dir:")
     if not cfg.MODEL.BACKBONE.PRETRAINED and (brings or cfg.MODEL.LOADER == "transformers"):
         raise ConfigError(
-            f"MODEL.BACKBONE.PRETRAINED False asks for random weights, but backbone '{name}' "
-            f"(MODEL.INIT_WEIGHTS '{weights}', MODEL.LOADER {cfg.MODEL.LOADER}) brings its own: "
-            "drop one of them, or name one of open_clip's builds without weights"
+            f"MODEL.BACKBONE.PRETRAINED False requests random weights, but backbone '{name}' "
+            f"(MODEL.INIT_WEIGHTS '{weights}', MODEL.LOADER {cfg.MODEL.LOADER}) has its own: "
+            "drop one of the two settings, or choose an open_clip model without weights"
         )
     if device.type == "mps" and cfg.MODEL.PREC == "fp64":
         raise ConfigError("MODEL.PREC fp64: mps has no float64; use --device cpu or fp32")
@@ -165,8 +165,8 @@ def check_tower(cfg: CfgNode, trainer: Trainer) -> None:
     inside = [s for s in streams if s not in ("features", "pixels")]
     if inside:
         raise ConfigError(
-            f"{trainer.name} reads '{inside[0]}' inside the image tower, and {name}'s is a ResNet, "
-            "which has no patches and no blocks: use a ViT, such as --backbone ViT-B/16"
+            f"{trainer.name} reads '{inside[0]}' inside the image tower, but that of {name} is a "
+            "ResNet without patches and blocks: use a ViT, such as --backbone ViT-B/16"
         )
 
 
@@ -221,7 +221,7 @@ def span_of(value: Sequence[object]) -> tuple[int, ...]:
     words = [str(n).strip() for n in value]
     if not all(word.isdecimal() for word in words):
         raise ConfigError(
-            f"FED.EPOCHS_RANGE {tuple(value)}: wants two whole numbers of epochs, such as (1, 4)"
+            f"FED.EPOCHS_RANGE {tuple(value)}: expects two whole numbers of epochs, such as (1, 4)"
         )
     return tuple(map(int, words))
 
@@ -336,7 +336,7 @@ def prepare_run(
     if source == CLIENTS and inputs.counts is not None:
         raise ConfigError(
             f"{trainer.name} would train the server on validation images of its clients, which are "
-            "at their sites: give it images of its own (AKT_PROXY folder:DIR or dataset:NAME)"
+            "at their sites: give the server its own images (AKT_PROXY folder:DIR or dataset:NAME)"
         )
     proxy, proxy_notes = server_images(source, cfg, data, loader, progress, plan.unseen)
     if inputs.serves:
@@ -348,7 +348,7 @@ def prepare_run(
         foreign_origins(data.samples, backbone),
     )
     if cfg.FED.SITES:
-        model.notes.append(f"clients at {len(set(sites))} site(s) are computed site by site")
+        model.notes.append(f"clients of {len(set(sites))} site(s) are computed site by site")
     return Prepared(
         cfg, data, backbone, model, trainer, start, plan, batcher, LocalEngine(chunk, sites),
         make_budget(cfg, plan, batcher), proxy, loader, identity,
@@ -406,18 +406,18 @@ def complete_run(
 def _marks(
     cfg: CfgNode, loader: ImageLoader, trainer: Trainer, names: Iterable[str]
 ) -> list[str]:
-    marks = [f"K = {loader.views} training view(s) per image"]
+    marks = [f"training views per image: {loader.views}"]
     if cfg.MODEL.BACKBONE.NAME == "tiny":
         marks.append("embedded tiny backbone: not comparable with papers")
     if not cfg.MODEL.BACKBONE.PRETRAINED:
-        marks.append("random backbone weights: accuracies mean nothing")
+        marks.append("random backbone weights: accuracies are meaningless")
     if cfg.TEST.TARGETS and not trainer.open_vocabulary:
         marks.append(f"{trainer.name} cannot predict unseen classes: TEST.TARGETS does not apply")
     if cfg.FED.UNSEEN_CLIENTS:
-        marks.append(f"{cfg.FED.UNSEEN_CLIENTS} clients never work (FED.UNSEEN_CLIENTS)")
+        marks.append(f"{cfg.FED.UNSEEN_CLIENTS} clients never train (FED.UNSEEN_CLIENTS)")
     words = unreliable_of(cfg).words()
     if words:
-        marks.append(f"unreliable clients, simulated: {words} (docs/unreliable.md)")
+        marks.append(f"simulated unreliable clients: {words} (docs/unreliable.md)")
     used = {role_of(name) for name in names}
     marks += [f"OPTIM.{role.upper()} is set, but no tensor is of this role: it has "
               f"{', '.join(sorted(used)) or 'none'}" for role in roles_of(cfg) if role not in used]
@@ -429,5 +429,6 @@ def _marks(
         marks.append(f"extra data: {trainer.extra_data}")
     usual = {k: o.default for k, o in default_schema().items() if k.startswith("PEFT.")}
     if not isinstance(trainer, PeftTrainer) and any(flat(cfg)[k] != v for k, v in usual.items()):
-        marks.append(f"{trainer.name} brings its own trainable tensors: PEFT (--peft) is not read")
+        marks.append(f"{trainer.name} defines its own trainable tensors: PEFT (--peft) has no "
+                     "effect")
     return marks

@@ -88,8 +88,8 @@ def no_dataset() -> str:
     """Return the error message of a run without a data set."""
     known = ", ".join(config_names("datasets")) or "no configs/datasets folder found"
     return (
-        "no dataset given: add --root DATA/ and --dataset NAME, or --images FOLDER of your own, or "
-        f"--dataset-config-file FILE, or try --demo (known: {known})"
+        "no dataset given: add --root DATA/ and --dataset NAME, or --images FOLDER with your "
+        f"images, or --dataset-config-file FILE, or try --demo (known: {known})"
     )
 
 
@@ -109,8 +109,8 @@ def _own_data(request: Request) -> OwnData | None:
         ("--demo", request.demo), ("--root", "DATASET.ROOT" in given),
     ) if word]
     if others:
-        says = "--site-file says which classes there are" if file else (
-            "--images says which images to read")
+        says = "--site-file already defines the classes" if file else (
+            "--images already defines the data")
         raise ConfigError(f"{says}: drop {others[0]}")
     if file:
         from fedvlm.data.own.site import server_set  # start-up: for site files only
@@ -128,7 +128,7 @@ def _dataset_yaml(request: Request) -> Path | None:
     if len(words) > 1:
         raise ConfigError("give --dataset or --dataset-config-file, not both")
     if words and request.demo:
-        raise ConfigError("--demo brings its own dataset; drop --demo or the dataset flag")
+        raise ConfigError("--demo has its own data set; drop --demo or the dataset flag")
     if words:
         return _dataset_file(words[0])
     if request.demo or "DATASET.NAME" in request.pairs:
@@ -149,8 +149,8 @@ def _dataset_file(word: str) -> Path:
     """
     path = dataset_config(word)
     if path is None and method_of(word):
-        raise ConfigError(f"no data set '{word}', it is a method: --trainer {word}; data sets are "
-                          f"{', '.join(config_names('datasets'))}")
+        raise ConfigError(f"unknown data set '{word}'; '{word}' is a method: --trainer {word}; "
+                          f"data sets are {', '.join(config_names('datasets'))}")
     return path or find_config(word, "datasets")
 
 
@@ -183,5 +183,5 @@ def _demo_yaml(request: Request) -> Path | None:
         return None
     path = lookup("configs/demo.yaml", "")
     if path is None:
-        raise ConfigError("--demo needs configs/demo.yaml, which this installation lacks")
+        raise ConfigError("--demo needs configs/demo.yaml, which is missing in this installation")
     return path

@@ -116,7 +116,7 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
     """Return the trainable set in words, ``-prompt+lora``, where the user chose it; else nothing.
 
     Raises:
-        ConfigError: a choice for a method that brings its own trainable tensors, one without what
+        ConfigError: a choice for a method that defines its own trainable tensors, one without what
             the method is about, or a rule of LoRA where none is trained.
     """
     _refuse_idle_lora(cfg, origins)
@@ -126,8 +126,8 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
     fixed = method.must_train if issubclass(method, PeftTrainer) else ""
     if fixed and fixed not in words.split("+"):
         raise ConfigError(
-            f"--peft {words}: {cfg.TRAINER.NAME} trains a {fixed}, and nothing of it would be left;"
-            f" use --trainer FedAvg --peft {words}, or keep the {fixed} "
+            f"--peft {words}: {cfg.TRAINER.NAME} trains a {fixed}, which --peft {words} does not"
+            f" include; use --trainer FedAvg --peft {words}, or keep the {fixed} "
             f"(--peft {fixed}, {fixed}+feature, {fixed}+lora)"
         )
     keys = ("PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD")
@@ -135,8 +135,8 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
         return ""
     if not issubclass(method, PeftTrainer):
         raise ConfigError(
-            f"--peft and PEFT.* do not change {cfg.TRAINER.NAME}, which brings its own trainable "
-            "tensors; drop them"
+            f"--peft and PEFT.* do not change {cfg.TRAINER.NAME}, which defines its own "
+            "trainable tensors; drop them"
         )
     return f"-{words}"
 
@@ -157,11 +157,11 @@ def _refuse_idle_lora(cfg: CfgNode, origins: Mapping[str, str]) -> None:
         if asked and value != schema[key].default:
             said = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
             why = f"trains no LoRA here, only {trained_words(cfg)}" if takes else (
-                "brings its own trainable tensors")
+                "defines its own trainable tensors")
             ways = "add lora to --peft (--peft prompt+lora)" if takes else (
-                "take --trainer FedAvg --peft lora")
-            raise ConfigError(f"{key} {said}: {name} {why}, so nothing would read it: {ways}, or "
-                              "leave it out")
+                "use --trainer FedAvg --peft lora")
+            raise ConfigError(f"{key} {said}: {name} {why}, so it would have no effect: {ways}, "
+                              "or drop it")
 
 
 def trained_words(cfg: CfgNode) -> str:

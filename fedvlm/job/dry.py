@@ -155,7 +155,7 @@ def evaluation_only(
     }]
     notes = [
         *built.notes,
-        f"evaluation only, nothing was trained; the headline is the {whose} accuracy"
+        f"evaluation only, nothing was trained; the reported number is the {whose} accuracy"
         + ("" if same else ", since these are other images than those it was trained on"),
     ]
     for screen in (console, log):
@@ -178,7 +178,8 @@ def built_only(cfg: CfgNode, inputs: Inputs | None = None) -> int:
     built = build_run(cfg, progress, inputs=inputs)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     console.header(header(built))
-    console.notes([*built.notes, "--no-train: everything is built, nothing was trained or written"])
+    console.notes([*built.notes, "--no-train: everything was built, nothing was trained or "
+                                 "written"])
     console.finish()
     return 0
 
@@ -209,11 +210,11 @@ def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], SavedState | None
     path = user_path(folder)
     if not (path / "manifest.json").is_file():
         raise ConfigError(
-            f"--model-dir {folder}: no run folder (it has no manifest.json); give the folder that "
-            "a run's last line names"
+            f"--model-dir {folder}: not a run folder (it has no manifest.json); give the folder "
+            "that a run prints in its last line"
         )
     if epoch and not (epoch.isascii() and epoch.isdigit()):
-        raise ConfigError(f"--load-epoch wants a whole number, a round; got '{epoch}'")
+        raise ConfigError(f"--load-epoch expects the number of a round, got '{epoch}'")
     manifest = read_manifest(path) or {}
     identity = str(manifest.get("identity_digest", ""))
     only = int(epoch) if epoch else None
@@ -223,7 +224,8 @@ def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], SavedState | None
         hint = f"the newest is round {newest.round}" if newest else "it holds no valid state"
         raise ConfigError(
             f"--model-dir {folder}{f' --load-epoch {epoch}' if epoch else ''}: "
-            f"{'; '.join(notes) or 'that round is not kept'}; {hint} (a run keeps its last two)"
+            f"{'; '.join(notes) or 'that round was not kept'}; {hint} (a run keeps its last two "
+            "rounds)"
         )
     return manifest, saved
 
@@ -236,8 +238,8 @@ def _check_tensors(start: TrainingStart, shared: Tree, folder: str) -> None:
         if here != there or name not in common:
             sizes = [list(v) if v is not None else "none" for v in (there, here)]
             raise ConfigError(
-                f"--model-dir {folder}: '{name}' has shape {sizes[0]} there and {sizes[1]} in "
-                "this command's run; give the flags of that run (its config.yaml has them)"
+                f"--model-dir {folder}: '{name}' has shape {sizes[0]} in that run and "
+                f"{sizes[1]} with this command; use the flags of that run (see its config.yaml)"
             )
 
 

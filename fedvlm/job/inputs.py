@@ -143,8 +143,8 @@ class SharedInputs(Inputs):
         if before is not None and before.verify_frozen() != before.digest:
             del self._backbones[key]
             raise RuntimeError(
-                f"a run changed the frozen weights of backbone '{before.name}'; this cell was not "
-                "run with them, --retry-failed does it with fresh ones"
+                f"a previous run changed the frozen weights of backbone '{before.name}'; this "
+                "cell was not run, --retry-failed runs it with fresh weights"
             )
         return _recall(self._backbones, key, lambda: make(cfg, device))
 

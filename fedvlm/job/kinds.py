@@ -45,7 +45,7 @@ def flag_for(word: str) -> str:
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return f"; '{word}' is {config_kind(path)}"
     if path.is_dir():
-        return f"; '{word}' is a folder: --root {word} of data sets, --output-dir {word} of runs"
+        return f"; '{word}' is a folder: --root {word} for data sets, --output-dir {word} for runs"
     return ""
 
 

@@ -121,7 +121,7 @@ class Recorder:
             self._checkpoint(state)
         if signals.save_asked():
             self.save_last()
-            self._show[-1][1].append(f"saved after round {state.round}, as a signal asked")
+            self._show[-1][1].append(f"saved after round {state.round} (SIGUSR1)")
         while self._show:
             row, said = self._show.pop(0)
             for screen in self.screens:

@@ -85,8 +85,8 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
     if COOP in (fold(request.trainer), fold(file.parent.name) if file else "") and (
         spec == PROMPTFL
     ):
-        notes.append("CoOp over clients is PromptFL: its context, averaged (the authors' own file: "
-                     "--trainer ./coop.py:CoOp)")
+        notes.append("CoOp runs as PromptFL, which averages CoOp's context over clients (to use "
+                     "the authors' file: --trainer ./coop.py:CoOp)")
     trainer_yaml = file or lookup(trainer.name, "trainers")
     name = spec if _is_path(spec) else trainer.name
     jobs = []
@@ -110,7 +110,7 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
     _check_output(jobs[0].cfg.OUTPUT_DIR)
     unused = unused_keys(jobs[0].origins, schema)
     if unused:
-        notes.append(f"accepted, but nothing here uses: {', '.join(unused)}")
+        notes.append(f"accepted, but without effect: {', '.join(unused)}")
     return Jobs(tuple(jobs), schema, tuple(notes), request)
 
 
@@ -128,7 +128,8 @@ def run_config(path: Path, changes: Mapping[str, str]) -> CfgNode:
     name = str(yaml_keys(file, default_schema()).get("TRAINER.NAME", ""))
     name = str(moved.get("TRAINER.NAME", name))
     if not name:
-        raise DataError(f"'{file}' names no method: the run folder is damaged, or never began")
+        raise DataError(f"'{file}' names no method: the run folder is damaged, or the run never "
+                        "started")
     trainer = _load(name)
     foreign = dict(getattr(trainer, "foreign", {})) | dict.fromkeys(
         ENDED, Option("", "of a run of 0.1", neutral=""))
@@ -155,12 +156,13 @@ def target_domain(cfg: CfgNode) -> str:
     targets, out = cfg.DATASET.TARGET_DOMAINS, str(cfg.FED.HELD_OUT_DOMAIN)
     if len(targets) > 1:
         raise ConfigError(
-            f"--target-domains {' '.join(targets)}: one domain is left out at a time; run once for "
-            "each"
+            f"--target-domains {' '.join(targets)}: only one domain can be left out per run; run "
+            "once for each"
         )
     if targets and out and fold(out) != fold(targets[0]):
         raise ConfigError(
-            f"--target-domains {targets[0]} and FED.HELD_OUT_DOMAIN {out} are two domains; keep one"
+            f"--target-domains {targets[0]} and FED.HELD_OUT_DOMAIN {out} name different "
+            "domains; keep one"
         )
     return str(targets[0]) if targets else out
 
@@ -179,20 +181,21 @@ def check_domains(cfg: CfgNode) -> None:
     if not names:
         raise ConfigError(
             f"--source-domains: the domains of {cfg.DATASET.NAME} are not known before it is read; "
-            "give --target-domains alone, the rest are sources"
+            "give only --target-domains, all others are sources"
         )
     rest = [n for n in names if fold(n) != fold(out)]
     if sorted(map(fold, asked)) != sorted(map(fold, rest)):
         raise ConfigError(
-            f"--source-domains {' '.join(asked)}: clients hold all domains but the one left out, "
-            f"here {', '.join(rest)}; drop the flag, or name the missing one with --target-domains"
+            f"--source-domains {' '.join(asked)}: clients have all domains except the one left "
+            f"out, here {', '.join(rest)}; drop the flag, or name the missing one with "
+            "--target-domains"
         )
 
 
 def _load(spec: str) -> Any:
     dataset = "" if _is_path(spec) or method_of(spec) else dataset_of(spec)
     if dataset:
-        raise ConfigError(f"unknown trainer '{spec}', it is a data set: --dataset {dataset}; "
+        raise ConfigError(f"unknown trainer '{spec}'; '{spec}' is a data set: --dataset {dataset}; "
                           f"methods are {', '.join(trainer_files())}")
     from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch, 2 s
 
@@ -212,27 +215,28 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     notes, fed = [], cfg.FED
     if of_parties(cfg):
         if origins["FED.CLIENTS"] == DEFAULT:
-            raise ConfigError("say how many clients the sites have together: --num-users N")
+            raise ConfigError("--engine sites needs --num-users N (number of clients of all "
+                              "sites together)")
         if origins["FED.UNRELIABLE.QUORUM"] == DEFAULT:
             fed.UNRELIABLE.QUORUM = 1.0
-            origins["FED.UNRELIABLE.QUORUM"] = f"as FED.ENGINE is {fed.ENGINE}"
+            origins["FED.UNRELIABLE.QUORUM"] = f"because FED.ENGINE is {fed.ENGINE}"
     if fed.HELD_OUT_DOMAIN and origins["FED.PARTITION"] == DEFAULT:
-        fed.PARTITION, origins["FED.PARTITION"] = "domain", "as FED.HELD_OUT_DOMAIN is set"
-        notes.append("FED.HELD_OUT_DOMAIN: the clients are the other domains' (FED.PARTITION "
-                     "domain)")
+        fed.PARTITION, origins["FED.PARTITION"] = "domain", "because FED.HELD_OUT_DOMAIN is set"
+        notes.append("FED.HELD_OUT_DOMAIN: every client belongs to one of the other domains "
+                     "(FED.PARTITION domain)")
     by_user = origins["FED.CLIENTS"].startswith("flag") or origins["FED.CLIENTS"].startswith("opts")
     if fed.HELD_OUT_DOMAIN and fed.PARTITION.startswith("domain") and not by_user:
         number = _number_of_domains(cfg)
         if number > 1 and fed.CLIENTS % (number - 1):
             each = 1 if fed.CLIENTS % number else fed.CLIENTS // number
             fed.CLIENTS = each * (number - 1)
-            origins["FED.CLIENTS"] = "as FED.HELD_OUT_DOMAIN is set"
+            origins["FED.CLIENTS"] = "because FED.HELD_OUT_DOMAIN is set"
             notes.append(f"FED.CLIENTS {fed.CLIENTS}: {each} for each of the {number - 1} domains "
-                         f"beside '{fed.HELD_OUT_DOMAIN}'")
+                         f"other than '{fed.HELD_OUT_DOMAIN}'")
     drawn = fed.INDEX_FILE or cfg.DATASET.FEWSHOT_FILE
     if fed.PARTITION in SKEWED and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
         cfg.DATASET.NUM_SHOTS = -1
-        origins["DATASET.NUM_SHOTS"] = f"as FED.PARTITION is {fed.PARTITION}"
+        origins["DATASET.NUM_SHOTS"] = f"because FED.PARTITION is {fed.PARTITION}"
     return notes
 
 
@@ -252,8 +256,8 @@ def _check_output(word: str) -> None:
     path = user_path(word)
     if (path / "manifest.json").is_file():
         above = path.parents[_DEPTH - 1] if len(path.parts) > _DEPTH else "its OUTPUT_DIR"
-        raise ConfigError(f"OUTPUT_DIR {word} is a run folder, runs go into folders below it; give "
-                          f"{above}, or --resume {word} to go on with that run")
+        raise ConfigError(f"OUTPUT_DIR {word} is a run folder, but runs get folders below it; give "
+                          f"{above}, or --resume {word} to resume that run")
 
 
 def _trainer_spec(request: Request, files: tuple[Path | None, ...]) -> str:

@@ -47,7 +47,7 @@ def say_results(folder: Path, seconds: float) -> None:
     """
     command = shlex.join(["fedvlm", "report", str(folder)])
     written = seconds >= WORTH and _write_page(folder, command)
-    say(f"results: {folder}", f"page: {folder / PAGE if written else command}")
+    say(f"results: {folder}", f"report page: {folder / PAGE if written else command}")
 
 
 def _write_page(folder: Path, command: str) -> bool:

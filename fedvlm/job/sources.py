@@ -140,18 +140,18 @@ def _room_of(
     """
     wanted = sum(bank.bytes(bank.lacking(keys)) for bank, keys, _ in banks)
     _check_budget(cfg, wanted, folder, said)
-    slow = "images go through the whole tower at every step (slower); point"
+    slow = "images go through the whole tower at every step (slower); set"
     if not has_room(folder, wanted):
         if wanted > IN_MEMORY:
-            return (f"{wanted / GB:.1f} GB of activations have no room in {folder}: {slow} "
+            return (f"{wanted / GB:.1f} GB of activations do not fit into {folder}: {slow} "
                     "CACHE_DIR to a larger disk"), False
-        said = f"{said}; not kept: there is no room in {folder}"
+        said = f"{said}; not cached: not enough space in {folder}"
         for bank, _, _ in banks:
             bank.keeps = False
     aside, place = sum(bank.aside(keys) for bank, keys, _ in banks), tempfile.gettempdir()
     if aside and not has_room(Path(place), aside):
-        return (f"{aside / GB:.1f} GB of activations cannot be kept in {folder} and have no room "
-                f"in {place}: {slow} TMPDIR to a larger disk"), False
+        return (f"{aside / GB:.1f} GB of activations cannot be cached in {folder}: not enough "
+                f"space there or in {place}: {slow} TMPDIR to a larger disk"), False
     return said, True
 
 
@@ -203,14 +203,14 @@ def bank_words(
         parts.append(f"{_said(stream)} take {size / 1e3:,.0f} kB an image, "
                      f"{human_bytes(size * images)} for {images:,}")
     if inside and kind == LOW:
-        parts.append(f"kept in {LOW} (BANK.PREC): not the numbers of full precision")
+        parts.append(f"kept in {LOW} (BANK.PREC): results differ slightly from full precision")
     return "; ".join(parts)
 
 
 def _said(stream: str) -> str:
     """Return what a stream is called in a note."""
     if stream.startswith(PREFIX):
-        return f"activations entering block {stream.removeprefix(PREFIX)}"
+        return f"activations before block {stream.removeprefix(PREFIX)}"
     return "patch features" if stream == PATCHES else "image features"
 
 
@@ -274,8 +274,8 @@ def server_images(
                 )
         elif source != HOLDOUT:
             raise ConfigError(
-                f"a method's server images come from {HOLDOUT}, {OF_DATASET}NAME, "
-                f"{OF_FOLDER}DIR or {CLIENTS}, not from '{source}'"
+                f"server images must be {HOLDOUT}, {OF_DATASET}NAME, "
+                f"{OF_FOLDER}DIR or {CLIENTS}, not '{source}'"
             )
         if not len(indices):
             return None, []
@@ -285,9 +285,9 @@ def server_images(
     packs = packs_of(images.loader.samples)
     if packs:
         raise ConfigError(
-            f"server images {source}: the method looks at their pixels, and {packs[0].path} is a "
-            "feature pack without images; give the images as --root, or switch off what the server "
-            "trains on (fedvlm list METHOD says how)"
+            f"server images {source}: the method reads their pixels, but {packs[0].path} is a "
+            "feature pack without images; give the images with --root, or switch off server "
+            "training (see fedvlm list METHOD)"
         )
     whose = "validation images of its clients" if source == CLIENTS else "images of its own"
     digest = images.digest[:DIGITS]
@@ -297,8 +297,8 @@ def server_images(
     copies = sum(key in others for key in images.keys)
     if copies and source != CLIENTS:
         notes.append(
-            f"{copies} of the server's images ({source}) have the same bytes as images that "
-            "clients hold or that are tested on"
+            f"{copies} of the server's images ({source}) are identical to training images "
+            "of clients or to test images"
         )
     return images, notes
 

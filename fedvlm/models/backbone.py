@@ -190,7 +190,7 @@ def _check_text_tower(name: str, tower: Any) -> None:
     plain = all(hasattr(tower, a) for a in ("token_embedding", "positional_embedding", "ln_final"))
     if not plain or getattr(tower, "cls_emb", None) is not None:
         raise ConfigError(
-            f"backbone '{name}' has a text tower that prompts cannot be fed into (Hugging Face "
+            f"backbone '{name}' has a text tower that does not accept prompts (Hugging Face "
             "text encoders and CoCa are not supported): choose a CLIP or SigLIP backbone"
         )
 

@@ -240,7 +240,7 @@ class VLModel:
         if classes.dtype is not torch.bool or not lead or classes.shape != (lead[0], count):
             raise FedvlmError(
                 f"classes {tuple(classes.shape)} of {classes.dtype} for contexts "
-                f"{tuple(ctx.shape)}: it is [clients, classes] of bool, here "
+                f"{tuple(ctx.shape)}: expected bool [clients, classes], here "
                 f"{(*lead[:1], count)}"
             )
         flat, later = _flat(ctx, 2), self._deep(ctx, 2, deep)
@@ -265,7 +265,7 @@ class VLModel:
         if ctx.shape[-3] != len(self.classnames):
             raise FedvlmError(
                 f"{ctx.shape[-3]} class-specific contexts for {len(self.classnames)} classes: they "
-                "belong to the class list that they were made for"
+                "can only be used with the class list that they were made for"
             )
         return self._text(ctx, 3, deep)
 
@@ -285,8 +285,8 @@ class VLModel:
         """
         if front.shape[:-2] != back.shape[:-2]:
             raise FedvlmError(
-                f"contexts {tuple(front.shape)} before the name and {tuple(back.shape)} behind it: "
-                "all axes but the number of vectors are the same"
+                f"contexts {tuple(front.shape)} before the name and {tuple(back.shape)} after it: "
+                "all axes except the number of vectors must be equal"
             )
         flat, behind = _flat(front, 2), _flat(back, 2)
         prompts = self._prompts_of(flat, False, Suffix(words, back.shape[-2]))
@@ -316,8 +316,8 @@ class VLModel:
             fits = all(a in (1, b) for a, b in zip(rows.shape[::-1], ctx.shape[::-1], strict=False))
             if not 1 <= block < blocks or rows.dim() > ctx.dim() or not fits:
                 raise FedvlmError(
-                    f"deep contexts {tuple(rows.shape)} for block {block}: they take the place of "
-                    f"contexts {tuple(ctx.shape)} in blocks 1 to {blocks - 1}"
+                    f"deep contexts {tuple(rows.shape)} for block {block}: they replace contexts "
+                    f"{tuple(ctx.shape)} in blocks 1 to {blocks - 1}"
                 )
         return {b: _flat(rows.expand(ctx.shape), axes) for b, rows in (deep or {}).items()}
 

@@ -22,12 +22,12 @@ NAME = "acceptance"
 NOW = "now"  # of a line: the command that wrote the file measured it
 EQUAL, UNEQUAL, UNCOUNTED = "equal", "off", "not counted"
 KEPT = (
-    "From: `now`, this command's runs; else the day and version of the file that has them from its "
-    "own. What was measured is that file's; published numbers and verdicts are today's recipe's."
+    "From: `now`: runs of this command; otherwise the date and version of the earlier file with "
+    "these numbers. Published numbers and verdicts are those of the current recipe."
 )
 CAUTION = (
-    "A verdict compares numbers. It says nothing of a recipe that nobody has run with the real "
-    "weights and images, and none of fedvlm's own has been."
+    "A verdict only compares numbers. None of fedvlm's recipes has been run with the original "
+    "weights and images so far."
 )
 AS_SAID = "as the recipe says"  # nothing was published to be equal to
 
@@ -121,8 +121,8 @@ class Acceptance:
                  f"or two standard deviations of one run. Averages: {recipe.harmonic}.",
                  CAUTION, f"**{self.summary()}**"]
         for title, sentences in (("Protocol", recipe.protocol),
-                                 ("Other than the paper, on purpose", recipe.departures),
-                                 ("Not known of the paper: ours", recipe.unknown)):
+                                 ("Differences from the paper, on purpose", recipe.departures),
+                                 ("Not stated in the paper: our choice", recipe.unknown)):
             if sentences:
                 parts.append("\n".join([f"## {title}", *(f"- {s}" for s in sentences)]))
         parts += ["## Accuracy, percent", _markdown(self.rows())]
@@ -131,7 +131,7 @@ class Acceptance:
         if self.tallies:
             parts += ["## Numbers trained and sent by a client", _markdown(self.number_rows())]
         if self.earlier:
-            parts += ["## Measured before, under other words or weights",
+            parts += ["## Measured earlier, with other settings or weights",
                       _markdown(self.earlier_rows())]
         if reasons := self.reasons():
             parts.append("\n".join(["## Why cells are not judged", *(f"- {r}" for r in reasons)]))

@@ -46,7 +46,8 @@ def lines_of(path: Path) -> list[Line]:
         return [line if line.made else replace(line, made=made or UNDATED) for line in lines]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(
-            f"{path}: is no whole acceptance file, and what it measured would be lost: move it away"
+            f"{path}: is not a complete acceptance file, and its measured numbers would be lost: "
+            "move it away"
         ) from None
 
 

@@ -122,7 +122,7 @@ def read_recipe(name: str) -> Recipe:
             values[entry.key] = entry.value
         else:
             near = did_you_mean(entry.key, PARTS) or f" (known: {', '.join(PARTS)})"
-            mistakes.append(f"{entry.where}: a recipe has no part '{entry.key}'{near}")
+            mistakes.append(f"{entry.where}: unknown part of a recipe: '{entry.key}'{near}")
     return reader.recipe(with_mappings(path, values), path.stem)
 
 
@@ -145,7 +145,7 @@ class _Reader:
                           if not texts[part]]
         tolerance = values.get("tolerance", POINTS)
         if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or tolerance < 0:
-            self.mistake(f"tolerance wants points of accuracy such as {POINTS:g}, "
+            self.mistake(f"tolerance expects points of accuracy such as {POINTS:g}, "
                          f"got {tolerance!r}")
             tolerance = POINTS
         lists = {part: self.sentences(values.get(part) or [], part) for part in LISTS}
@@ -173,7 +173,7 @@ class _Reader:
     def sentences(self, value: Any, part: str) -> tuple[str, ...]:
         """Return a list of sentences."""
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-            self.mistake(f"{part} wants a list of sentences, got {value!r}")
+            self.mistake(f"{part} expects a list of sentences, got {value!r}")
             return ()
         return tuple(value)
 
@@ -184,7 +184,7 @@ class _Reader:
             ConfigError: mistakes in it, with those before.
         """
         if not isinstance(value, dict):
-            self.mistake("plan wants datasets, trainers and the rest of a sweep's plan")
+            self.mistake("plan needs datasets, trainers and the other parts of a sweep's plan")
             raise ConfigError("\n".join(self.mistakes))
         reader = PlanReader(f"{self.where}: plan")
         try:
@@ -203,8 +203,8 @@ class _Reader:
                 self.known(key, COUNTED, f"numbers: {method}", "word")
             trained, sent = pairs.get("trained"), pairs.get("sent")
             if not (isinstance(trained, int) and isinstance(sent, int) and trained >= sent >= 0):
-                self.mistake(f"numbers: {method} wants trained and sent, whole numbers; what is "
-                             "sent was trained")
+                self.mistake(f"numbers: {method} expects trained and sent, whole numbers with "
+                             "sent at most trained")
                 continue
             dataset = str(pairs.get("dataset") or self.datasets[0])
             self.known(dataset, self.datasets, "numbers", "data set")
@@ -232,7 +232,8 @@ class _Reader:
         dataset, where = str(pairs.get("dataset") or ""), str(pairs.get("where") or "")
         self.known(dataset, [*labels, AVERAGE], at, "data set")
         if not where:
-            self.mistake(f"{at}: where was it printed? give where: table 1")
+            self.mistake(f"{at}: where is missing: give the place in the paper, such as where: "
+                         "table 1")
         metrics = [str(m) for m in pairs.get("metrics") or ["personal"]]
         for name in metrics:
             self.known(name, DEFINED, at, "metric")
@@ -249,7 +250,7 @@ class _Reader:
             for name, cell in zip(metrics, values, strict=True):
                 match = _CELL.fullmatch(str(cell).strip())
                 if match is None or not 0 <= float(match[1]) <= 100:
-                    self.mistake(f"{at}: {method} wants percent such as 81.2 or 81.2 +- 0.3, "
+                    self.mistake(f"{at}: {method} expects percent such as 81.2 or 81.2 +- 0.3, "
                                  f"got {cell!r}")
                     continue
                 std = None if match[2] is None else float(match[2])
@@ -261,7 +262,7 @@ class _Reader:
         """Return a mapping."""
         if isinstance(value, dict):
             return value
-        self.mistake(f"{part} wants name: value pairs, got {value!r}")
+        self.mistake(f"{part} expects name: value pairs, got {value!r}")
         return {}
 
     def known(

@@ -178,7 +178,7 @@ def _own_folders(trial: Trial) -> None:
             if other is not row:
                 raise ConfigError(
                     f"recipe {trial.recipe.name}: {row.method} and {other.method} on {row.dataset} "
-                    "are one run folder; give one of them a tag:"
+                    "have the same run folder; give one of them a tag:"
                 )
 
 
@@ -312,7 +312,7 @@ class Measured:
         if failed:
             return _first(failed)
         if any(s.name == RUNNING for s in mine):
-            return "another process is at it"
+            return "another process is running it"
         return self.pending
 
 
@@ -324,7 +324,7 @@ def classes_of(job: Job) -> int:
     """
     info = dataset_info(job.cfg.DATASET.NAME)
     if info is None:
-        raise ConfigError(f"how many classes {job.cfg.DATASET.NAME} has is not known without it")
+        raise ConfigError(f"the number of classes of {job.cfg.DATASET.NAME} is unknown without it")
     half = job.cfg.DATASET.SUBSAMPLE_CLASSES
     return {"base": info.base, "new": info.new}.get(half, info.classes)
 

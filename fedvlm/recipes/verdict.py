@@ -69,7 +69,7 @@ def judge(
     blank = Line(
         cell.dataset, cell.method, cell.metric, cell.value if printed else None, cell.std,
         cell.where, mean(values), sample_std(values), len(values), None, None, NOT_RUN,
-        why or "no run of it has ended", cell.remark,
+        why or "none of its runs has finished", cell.remark,
     )
     return blank if blank.measured is None else _compared(blank, tolerance, changed)
 

@@ -182,7 +182,7 @@ def _runs(path: Path, data: bytes) -> Iterator[tuple[PurePosixPath, dict[str, st
     except (lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError,
             RecursionError) as error:
         raise DataError(f"{path}: is not a complete pack of runs ({error}); copy it again, or "
-                        f"pack its "
+                        "pack its "
                         "runs again (scripts/evidence publish --from)"
                         ) from error
 

@@ -250,8 +250,7 @@ def refuse_other(
     raise ConfigError(
         f"'{folder}' holds another run, which is not overwritten; settings that differ "
         f"(existing -> this command): {shorten_lines(identity_difference(old, new))}; choose "
-        "another --tag "
-        "or --output-dir, or repeat the existing settings to resume"
+        "another --tag or --output-dir, or repeat the existing settings to resume"
     )
 
 

@@ -157,7 +157,7 @@ def truncate_metrics(path: Path, after_round: int) -> list[str]:
             rest.append(body if bare else body[:-1] + f', "seal": "{seal}"}}'.encode())
     if dropped:
         notes.append(f"{path.name}: {dropped} lines after round {after_round} were dropped; "
-                     f"these rounds run again")
+                     "these rounds run again")
     if notes:
         files.write_bytes(path, b"".join(line + b"\n" for line in rest))
     return notes
@@ -235,6 +235,6 @@ def sentence(totals: Mapping[str, Any]) -> str:
     return (
         f"totals: {totals['rounds']} rounds, {totals['local_steps']:,} local steps, "
         f"{totals['samples']:,} samples, {totals['image_forwards']:,} images and "
-        f"{totals['text_tokens']:,} text tokens through towers, {totals['seconds']:.1f} s, "
+        f"{totals['text_tokens']:,} text tokens encoded, {totals['seconds']:.1f} s, "
         f"{totals['bytes_up'] / 1e6:.2f} MB up, {totals['bytes_down'] / 1e6:.2f} MB down"
     )

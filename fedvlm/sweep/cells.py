@@ -156,7 +156,7 @@ def _others_options(combination: Combination) -> dict[str, str]:
     owner = {f"TRAINER.{name.upper()}": name for name in names if name != method}
     return {
         key: f"{key} ({combination.settings[key][1]}) is an option of {other}, not of {method}: "
-        f"put it into {other}'s own entry of trainers"
+        f"move it to the entry of {other} under trainers"
         for key in keys if (other := owner.get(key.rpartition(".")[0]))
     }
 
@@ -209,7 +209,7 @@ class Checker:
         """
         cfg = job.cfg
         if cfg.DRAFT:
-            raise ConfigError("--draft: a draft is one run, no cell of a sweep; drop it")
+            raise ConfigError("--draft works with single runs, not with sweeps; drop it")
         load_trainer(cfg.TRAINER.NAME)(cfg)
         choice = peft_choice(cfg, job.origins)
         check_model(cfg, pick_device(cfg.DEVICE))
@@ -281,7 +281,8 @@ class Mistakes:
             other = first.setdefault(cell.folder, cell)
             if other is not cell:
                 self.data_only = False
-                line = f"'{other}' and '{cell}' are one run folder ({cell.key}); give one a tag"
+                line = (f"'{other}' and '{cell}' have the same run folder ({cell.key}); give one "
+                        "of them a tag")
                 self.sentences.setdefault(line, []).append(str(cell))
 
     def check(self) -> None:

@@ -35,7 +35,7 @@ from fedvlm.sweep.worker import INTERRUPTED, Outcome
 POLL = {"slurm": 15.0, "local": 1.0}  # seconds between two looks
 SURE = 2  # looks without a job until it counts as ended: files of a node come late
 HINTS = {
-    "timed-out too many times": "raise --slurm-time or --slurm-requeues",
+    "reached its time limit too often": "raise --slurm-time or --slurm-requeues",
     "TIMEOUT": "raise --slurm-time", "OUT_OF_MEMORY": "raise --slurm-mem",
 }
 RETURNED = ("CANCELLED", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED")  # nobody's mistake
@@ -108,7 +108,7 @@ class QueuedJobs:
             sweep.compute(self, rest, words, retry=retry, lying=lying)
         except KeyboardInterrupt as stop:
             raise saying(stop, self._last_words()) from None
-        lost = f"{self.returned} given back by the queue: the same command submits them again"
+        lost = f"{self.returned} returned by the queue: the same command submits them again"
         return max(sweep.conclude([lost] if self.returned else []), int(self.returned > 0))
 
     def find(self, retry: bool) -> list[Cell]:
@@ -186,8 +186,8 @@ class QueuedJobs:
 
     def _silent(self) -> FedvlmError:
         return FedvlmError(
-            f"{self.queue.name} does not say which jobs of {self.path} are in the queue "
-            "(squeue failed): try again when it answers, or two jobs may have one cell"
+            f"{self.queue.name} cannot list the jobs of {self.path} (squeue failed): "
+            "try again later, or two jobs may run the same cell"
         )
 
     def give(self, left: list[Cell], log: AttemptLog, watcher: Watcher) -> None:
@@ -207,8 +207,8 @@ class QueuedJobs:
         self._shown = True
         if self._found:
             self.sweep.tell(
-                f"{self._found} jobs of a submission that was cut off are in the queue: found "
-                "again by their name"
+                f"{self._found} jobs of an interrupted submission were found in the "
+                "queue"
             )
         for cell in (*(cell for s in self.live for cell in s.cells), *left):
             self.sweep.queued(cell, +1)
@@ -247,12 +247,12 @@ class QueuedJobs:
 
     def _last_words(self) -> str:
         if not self.queue.stays:
-            return "finished cells and saved rounds are kept; the same command goes on"
+            return "finished cells and rounds are saved; the same command resumes"
         ids = [s.job for s in self.live]
         heads = sorted({job.partition("_")[0] for job in ids})
         return (
             f"{len(ids)} jobs stay in the queue: the same command watches them again, "
-            f"scancel {' '.join(heads)} ends them"
+            f"scancel {' '.join(heads)} cancels them"
         )
 
     # ---- one look ---------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class QueuedJobs:
         summary = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
         summary = f"{self.queue.name} jobs: {summary}" if summary else ""
         if states is None:
-            summary = f"{self.queue.name} does not answer; the jobs go on"
+            summary = f"{self.queue.name} does not answer; the jobs continue"
         if summary != self._summary:
             self._summary = summary
             self.sweep.tell(summary)

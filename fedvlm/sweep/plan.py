@@ -98,7 +98,7 @@ def read_plan(path: Path) -> SweepPlan:
             parts[name] = entry.value
         else:
             near = did_you_mean(entry.key, PARTS) or f" (known: {', '.join(PARTS)})"
-            mistakes.append(f"{entry.where}: a plan has no part '{entry.key}'{near}")
+            mistakes.append(f"{entry.where}: unknown part of a plan: '{entry.key}'{near}")
     return reader.plan(with_mappings(path, parts), path.stem)
 
 
@@ -159,7 +159,7 @@ class PlanReader:
         values = value if isinstance(value, list) else [value]
         good = [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= least]
         if not values or len(good) < len(values):
-            self.mistake(f"{part} wants whole numbers such as [1, 2, 3], got {value!r}")
+            self.mistake(f"{part} expects whole numbers such as [1, 2, 3], got {value!r}")
         elif len(set(good)) < len(good):
             self.mistake(f"{part} contains a number twice: {value!r}")
         return tuple(good)
@@ -167,12 +167,12 @@ class PlanReader:
     def axes(self, value: Any) -> dict[str, tuple[str, ...]]:
         """Return config key -> its values."""
         if not isinstance(value, dict):
-            self.mistake(f"axes wants KEY: [values], got {value!r}")
+            self.mistake(f"axes expects KEY: [values], got {value!r}")
             return {}
         axes: dict[str, tuple[str, ...]] = {}
         for key, values in value.items():
             if not isinstance(values, list) or not values:
-                self.mistake(f"axes: {key} wants a list of values, got {values!r}")
+                self.mistake(f"axes: {key} expects a list of values, got {values!r}")
                 continue
             keys = [self.settings({key: v}, "axes") for v in values]
             if all(len(k) == 1 for k in keys):
@@ -181,13 +181,14 @@ class PlanReader:
                 if len(set(axes[name])) < len(values):
                     self.mistake(f"axes: {key} names a value twice: {values!r}")
             elif all(keys):
-                self.mistake(f"axes: {key} sets several keys at once; name one of {list(keys[0])}")
+                self.mistake(f"axes: {key} sets several keys at once; choose one of "
+                             f"{list(keys[0])}")
         return axes
 
     def entries(self, value: Any, part: str) -> tuple[PlanEntry, ...]:
         """Return the data sets or methods of a list of names and mappings with ``name``."""
         if not isinstance(value, list) or not value:
-            self.mistake(f"{part} wants a list of names, or of {{name: ..., flag: value}}")
+            self.mistake(f"{part} expects a list of names, or of {{name: ..., flag: value}}")
             return ()
         entries = [e for item in value if (e := self.entry(item, part)) is not None]
         labels = [fold(e.label) for e in entries]
@@ -216,7 +217,7 @@ class PlanReader:
     def settings(self, pairs: Any, where: str) -> Settings:
         """Return flags (without dashes) and config keys of a mapping as config keys."""
         if not isinstance(pairs, dict):
-            self.mistake(f"{where}: wants flag: value pairs, got {pairs!r}")
+            self.mistake(f"{where}: expected flag: value pairs, got {pairs!r}")
             return {}
         settings: Settings = {}
         for word, value in pairs.items():
@@ -225,7 +226,8 @@ class PlanReader:
                 continue
             keys = self._keys(str(word), str(value), where)
             for key in [k for k in keys if k in OF_SWEEP]:
-                self.mistake(f"{where}: '{word}' is the sweep's own; use seeds, datasets, trainers")
+                self.mistake(f"{where}: '{word}' is set by the sweep itself; use seeds, "
+                             "datasets, trainers")
                 keys.pop(key)
             settings |= keys
         return settings
@@ -245,8 +247,8 @@ class PlanReader:
         names = [n.lstrip("-") for f in self.flags.values() if f.key for n in f.names]
         near = did_you_mean(word, [*names, *self.schema])
         self.mistake(
-            f"{where}: '{word}' is no flag and no config key of a run"
-            f"{near or ' (fedvlm run --help lists the flags, fedvlm config the keys)'}"
+            f"{where}: '{word}' is not a flag or config key of a run"
+            f"{near or ' (flags: fedvlm run --help; keys: fedvlm config)'}"
         )
         return {}
 

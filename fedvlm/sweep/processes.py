@@ -74,7 +74,7 @@ class Worker:
         if self.silent > SILENCE:
             self.verdict = f"its worker gave no sign of life for {SILENCE:g} s and was killed"
         elif limit and self.spent > limit:
-            self.verdict = f"it took longer than --cell-timeout {limit:g} s and was killed"
+            self.verdict = f"it ran longer than --cell-timeout {limit:g} s and was killed"
         if self.verdict:
             self.process.kill()
 

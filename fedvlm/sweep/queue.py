@@ -60,7 +60,7 @@ def minutes_of(word: str) -> int:
         return HOUR
     match = _TIME.fullmatch(word)
     if match is None:
-        raise ConfigError(f"--slurm-time wants something like 1:00:00, got '{word}'")
+        raise ConfigError(f"--slurm-time expects a time such as 1:00:00, got '{word}'")
     days, first, *rest = (int(part or 0) for part in match.groups())
     if match[1] is not None:  # days-hours[:minutes[:seconds]]
         seconds = 86400 * days + 3600 * first + 60 * rest[0] + rest[1]
@@ -71,8 +71,8 @@ def minutes_of(word: str) -> int:
     minutes = -(-seconds // 60)
     if minutes * 60 <= DELAY:
         raise ConfigError(
-            f"--slurm-time {word}: a job is asked to save {DELAY} seconds before its end; give it "
-            "3 minutes or more"
+            f"--slurm-time {word}: a job saves its state {DELAY} seconds before its end; allow at "
+            "least 3 minutes"
         )
     return minutes
 
@@ -87,14 +87,15 @@ def read_resources(
         ConfigError: a resource that ``sbatch`` would not understand.
     """
     if memory and not _MEMORY.fullmatch(memory):
-        raise ConfigError(f"--slurm-mem wants something like 8G, got '{memory}'")
+        raise ConfigError(f"--slurm-mem expects an amount such as 8G, got '{memory}'")
     pairs: list[tuple[str, str | bool]] = []
     for option in (word.removeprefix("--") for word in options):
         if not _OPTION.fullmatch(option):
-            raise ConfigError(f"--slurm-option wants something like gres=gpu:1, got '{option}'")
+            raise ConfigError("--slurm-option expects an option such as gres=gpu:1, got "
+                              f"'{option}'")
         name, _, value = option.partition("=")
         if name == "job-name":
-            raise ConfigError("--slurm-option job-name: jobs are called after the sweep, --name")
+            raise ConfigError("--slurm-option job-name: jobs are named after the sweep; use --name")
         pairs.append((name, value or True))
     return Resources(minutes_of(time), memory, cpus, tuple(pairs), at_once, requeues)
 
@@ -115,8 +116,8 @@ def open_queue(kind: str, folder: Path, name: str, resources: Resources) -> JobQ
         lacking = [c for c in ("sbatch", "srun", "squeue", "scontrol") if shutil.which(c) is None]
         if lacking:
             raise ConfigError(
-                f"--launch slurm: this machine has no {', '.join(lacking)}; run it on a login node "
-                "of the cluster, or try it here with --launch local"
+                f"--launch slurm: this machine has no {', '.join(lacking)}; use a login node of "
+                "the cluster, or --launch local on this machine"
             )
     executor: Any
     title = re.sub(r"[^A-Za-z0-9._-]", "_", name)
@@ -173,7 +174,7 @@ class JobQueue:
             ids = [str(job.job_id) for job in jobs]
         except Exception as error:  # submitit passes on whatever sbatch complains of
             words = " ".join(str(error).split())
-            raise FedvlmError(f"{self.name} did not take the jobs: {words[-400:]}") from error
+            raise FedvlmError(f"{self.name} rejected the jobs: {words[-400:]}") from error
         self._jobs |= dict(zip(ids, jobs, strict=True))
         return ids
 

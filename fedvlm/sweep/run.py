@@ -86,7 +86,7 @@ class Sweep:
         time = f"about {clock(seconds)} with {self.jobs} jobs" if seconds else ""
         if unknown:
             hint = "unknown" if unknown == len(todo) else f"{unknown} more cells unknown"
-            time += f"{', ' if time else ''}{hint} (nothing like them has run; --only "
+            time += f"{', ' if time else ''}{hint} (no similar cell has run yet; --only "
             first = next(c.number for c in todo if self.pace.of(c) is None)
             time += f"{first} runs one)"
         peaks = [r["peak_mib"] for r in self.records if r.get("peak_mib")]
@@ -215,12 +215,12 @@ class Sweep:
         lines = [f"sweep {self.plan.name}: {self.count(DONE)} of {len(self.cells)} cells done"]
         for cell in failed:
             lines += [f"failed: {cell}: {self.states[cell.number].sentence}",
-                      f"  its screen: {self.journal.log(cell)}"]
+                      f"  output: {self.journal.log(cell)}"]
         if failed:
-            lines.append(f"{len(failed)} failed: the same command with --retry-failed runs them "
-                         "again")
+            lines.append(f"{len(failed)} failed: to run them again, add --retry-failed to the "
+                         "same command")
         if running:
-            lines.append(f"{running} are being run by other processes")
+            lines.append(f"{running} are running in other processes")
         say(*lines, *more, *table_commands(self.plan, self.output))
         return 1 if failed else 0
 
@@ -247,8 +247,8 @@ def table_commands(plan: SweepPlan, output: Path) -> list[str]:
     each = [
         shlex.join([*COMMAND, str(output), "--where", f"dataset={name}", *more]) for name in good
     ]
-    why = f"the runs of {', '.join(n for n in names if n not in good)} differ in their protocol"
-    return [f"tables of the runs ({why}: {whole} says how):", *(f"  {words}" for words in each)]
+    why = f"the runs of {', '.join(n for n in names if n not in good)} have different protocols"
+    return [f"tables of the runs ({why}: see {whole}):", *(f"  {words}" for words in each)]
 
 
 def _works(runs: Collected, spec: Spec) -> bool:

@@ -142,8 +142,8 @@ def cell_state(cell: Cell, attempt: dict[str, Any] | None) -> CellState:
         if identity_digest(config) != cell.digest:
             difference = shorten_lines(identity_difference(config, cell.config))
             raise ConfigError(
-                f"{cell}: '{folder}'{HOLDS}; what differs (there -> asked): "
-                f"{difference}; choose a tag or another output-dir"
+                f"{cell}: '{folder}'{HOLDS}; settings that differ (existing "
+                f"-> this plan): {difference}; choose a tag or another output-dir"
             )
         run = find_finished(folder)
         if run is not None:

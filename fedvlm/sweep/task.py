@@ -80,7 +80,7 @@ class Task:
         end = time.monotonic() + self.patience  # a preemption or scancel: it kills, or warns first
         while time.monotonic() < end:
             time.sleep(min(1.0, self.patience))
-        raise FedvlmError(f"{cell}: its worker was stopped by a signal, and no other came after it")
+        raise FedvlmError(f"{cell}: its worker was stopped by a signal and not restarted")
 
 
 def is_done(cell: Cell) -> bool:

@@ -131,7 +131,7 @@ def _job(words: list[str], digest: str, inputs: Inputs | None) -> int:
     complain(*jobs.notes, prefix="note")
     (job,) = jobs.jobs
     if identity_digest(identity_config(job.cfg)) != digest:
-        raise RuntimeError("the cell's command line gives another config than its plan")
+        raise RuntimeError("the cell's command line and its plan give different configs")
     run_job(job, jobs.request, inputs)
     return 0
 

@@ -46,8 +46,8 @@ def test_files_folders_and_lists_keep_their_order_and_names(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("image", "sentence"), [
-    ([], "there is no image to look at"), (7, "a int is no image"), (None, "a NoneType is no"),
-    (b"bytes", "a bytes is no image"), ("nowhere.png", "there is no image 'nowhere.png'"),
+    ([], "no image was given"), (7, "a int is no image"), (None, "a NoneType is no"),
+    (b"bytes", "a bytes is not an image"), ("nowhere.png", "no image 'nowhere.png'"),
     (ARRAY.transpose(2, 0, 1), r"an image array is .*; this one is \[3, 30, 40\]"),
     (TENSOR.permute(1, 2, 0), r"an image tensor is .*; this one is \[30, 40, 3\]"),
     (ARRAY / 255 - 0.5, "from -0.5 to 0.5: give the image as it was before"),

@@ -111,8 +111,8 @@ def test_the_command_line_says_where_the_data_are(
 
 
 @pytest.mark.parametrize(("more", "error", "sentence"), [
-    ({"demo": True}, ConfigError, 'drop demo; backbone="tiny" is the embedded one'),
-    ({"dataset": "eurosat"}, ConfigError, "data= says which images to take: drop dataset"),
+    ({"demo": True}, ConfigError, 'drop demo; backbone="tiny" is embedded'),
+    ({"dataset": "eurosat"}, ConfigError, "data= already defines the images: drop dataset"),
     ({"data": None, "demo": True}, ConfigError, "classnames belongs to data in memory"),
     ({"partition": "iid"}, ConfigError, "partition='iid' deals one dataset"),
     ({"data": {"a": (rows(1), [(pixels(0, 0), 5)])}}, DataError,

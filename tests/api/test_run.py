@@ -116,14 +116,14 @@ def test_folders_clients_and_weights_that_are_not_there(quick_run: Path, tmp_pat
     place = jobs.folder(quick_run)
     run = fedvlm.load(place)
     for number in (2, -1, True, "0"):
-        with pytest.raises(ConfigError, match="there is no client .*: they are 0 to 1"):
+        with pytest.raises(ConfigError, match="no client .*: clients are numbered 0 to 1"):
             run.client(number)  # type: ignore[arg-type]
     assert run.clients == 2 and run.classnames == run.global_model.classnames
     with pytest.raises(DataError, match="there is one below it"):
         fedvlm.load(quick_run)
     with pytest.raises(DataError, match="is no run folder"):
         fedvlm.load(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="device is a word, not 3"):
+    with pytest.raises(ConfigError, match="device must be text, not 3"):
         fedvlm.load(place, device=3)  # type: ignore[arg-type]
     copy = tmp_path / "copy"
     shutil.copytree(place, copy)

@@ -42,11 +42,11 @@ def test_words_are_those_of_a_command_line() -> None:
 
 
 @pytest.mark.parametrize(("flags", "sentence"), [
-    ({"ruonds": 3}, "train() has no 'ruonds'; did you mean 'rounds'?"),
-    ({"dry_run": True}, "train() takes no 'dry_run': use `fedvlm run --dry-run`"),
-    ({"seeds": [1, 2]}, "train() takes no 'seeds': call train once for each seed"),
-    ({"demo": "yes"}, "demo is True or False, not 'yes'"),
-    ({"opts": ["OPTIM.LR", 1]}, "opts is a mapping"),
+    ({"ruonds": 3}, "train() has no argument 'ruonds'; did you mean 'rounds'?"),
+    ({"dry_run": True}, "train() has no argument 'dry_run': use `fedvlm run --dry-run`"),
+    ({"seeds": [1, 2]}, "train() has no argument 'seeds': call train once for each seed"),
+    ({"demo": "yes"}, "demo must be True or False, not 'yes'"),
+    ({"opts": ["OPTIM.LR", 1]}, "opts must be a mapping"),
     ({"rounds": "three", "demo": True}, "flag --rounds"),
     ({}, "no dataset given"),
 ])  # fmt: skip

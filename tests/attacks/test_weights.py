@@ -55,9 +55,9 @@ def test_refused_with_a_sentence(
 @pytest.mark.parametrize(
     ("name", "why"),
     [("bomb.pt", "packed tensors"), ("script_packed.pt", "packed tensors"),
-     ("script_twice.pt", "two members"), ("script_climbs.pt", "a member of the name"),
-     ("tar.pt", "tar archive"), ("script_wide.pt", "nested without end"),
-     ("script_cycle.pt", "nested without end")],
+     ("script_twice.pt", "two members"), ("script_climbs.pt", "a member named"),
+     ("tar.pt", "tar archive"), ("script_wide.pt", "nested too deeply"),
+     ("script_cycle.pt", "nested too deeply")],
 )
 def test_a_zip_is_judged_before_it_is_unpacked(
     tmp_path: Path, name: str, why: str, state: dict[str, torch.Tensor]

@@ -100,7 +100,7 @@ def test_the_methods_yaml_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[
                   "--trainer-config-file", str(yaml)]) == 0
     lines = capsys.readouterr().out.splitlines()
     (g1,) = [line for line in lines if line.startswith("G1   broken")]
-    assert "there is no 'text.shift'" in g1 and g1.endswith("(mine.py, line 15, in loss)")
+    assert "there is no 'text.shift'" in g1 and g1.endswith("(mine.py, line 14, in loss)")
     (g13,) = [line for line in lines if line.startswith("G13  broken")]
     assert "there is no 'text.shift'" in g13
     assert not any("KeyError: '" in line for line in lines)

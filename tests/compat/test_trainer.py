@@ -165,7 +165,7 @@ def test_parts_are_personal_by_name() -> None:
     assert groups.shared == (CTX,) and len(groups.personal) == 4
     with pytest.raises(ConfigError, match="matches none of the trained tensors"):
         built(spec, "FED.PERSONAL", "ctx")
-    with pytest.raises(ConfigError, match="says itself which of its tensors are personal"):
+    with pytest.raises(ConfigError, match="defines which of its tensors are personal"):
         built("PromptFL", "FED.PERSONAL", "text.ctx")
 
 
@@ -206,11 +206,11 @@ def test_a_file_is_known_by_its_imports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("change", "sentence"), [
     ("    def run_epoch(self):\n        pass\n", "has a run_epoch of its own"),
     ("    def forward_backward(self, batch):\n        return {'loss': 0.0}\n",
-     "steps no optimiser that it was given"),
+     "does not step its optimiser"),
     ("    def build_model(self):\n        self.dm.dataset.train_x\n",
      "images belong to clients"),
     ("    def build_model(self):\n        self.cfg.NOVEL.DEPTH\n",
-     "for which fedvlm knows no default"),
+     "which have no default in fedvlm"),
     ("    def build_model(self):\n        raise KeyError('EuroSAT')\n",
      "there is no 'EuroSAT'"),
     ("    def build_model(self):\n        super().build_model()\n"
@@ -232,7 +232,7 @@ def test_what_cannot_be_carried_is_refused(tmp_path: Path, change: str, sentence
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     file = tmp_path / "lost.py"
     file.write_text("from dassl.engine import TrainerX\nfrom .imagenet_templates import T\n")
-    with pytest.raises(ConfigError, match="put the file that it needs beside it"):
+    with pytest.raises(ConfigError, match="put the needed file next to it"):
         load_trainer(f"{file}:Lost")
     with pytest.raises(ConfigError, match="did you mean 'CoOpDouble'"):
         load_trainer(double("coop", "CoOpDoubel"))

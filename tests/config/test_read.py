@@ -20,10 +20,10 @@ from tests.config.layers import build, mistakes, write
     ("FED: 3\n", "is a section"), ("SEED: !!python/object/apply:os.getpid []\n", "refused"),
     ("!!python/object/apply:os.system ['true']\n", "refused"),
     ("TAG: [!!python/name:os.system ]\n", "cannot be read"), ("? [1, 2]\n: 3\n", "key must be"),
-    ("3: 4\n", "unknown key"), ("SEED: {a: 1}\n", "wants a whole number"),
+    ("3: 4\n", "unknown key"), ("SEED: {a: 1}\n", "expects a whole number"),
     (b"\xff\xfeS\x00E\x00", "UTF-8"), (b"SEED: \x00 1", "control"), ("a: &a {<<: *a}\n", "unknown"),
     ("[" * 3000, "nested too deeply"), ("FED: &f {FED: *f}\n", "unknown key"),
-    ("a: &a [x]\nSEED: [*a, *a]\n", "wants a whole number"), ("SEED: 2020-13-01\n", "SEED"),
+    ("a: &a [x]\nSEED: [*a, *a]\n", "expects a whole number"), ("SEED: 2020-13-01\n", "SEED"),
     ("FED: !mine {ROUNDS: 3}\n", "refused"), ("FED: {<<: {ROUNDS: 3}}\n", "not supported"),
 ])  # fmt: skip
 def test_bad_yaml_gets_a_sentence(tmp_path: Path, text: str | bytes, part: str):

@@ -202,7 +202,8 @@ def test_above_the_quorum_the_others_go_on(world: CheckWorld, tmp_path: Path) ->
     assert end.worked == {0: 3, 1: 3, 2: 1, 3: 1}
     assert run.dropped[2] == dict.fromkeys((2, 3), "site1: no answer: not connected")
     assert count_reasons(run.dropped[2].values()) == {NO_ANSWER: 2}
-    assert notes(numbers[-1])[0] == ("2 clients (2, 3) whose site did not answer: in no number")
+    assert notes(numbers[-1])[0] == ("2 clients (2, 3) whose site did not answer: not in any "
+                                     "number")
 
 
 def nan(trees: dict[str, Tree], values: dict[str, Any]) -> None:

@@ -149,7 +149,7 @@ def test_rows_of_few_images_are_not_told() -> None:
     assert Terms(count=3).tell_row(row) == row
     hidden = Terms(count=4).tell_row(row)
     assert hidden == {"client": 4, "n": 0, "correct": 0, "accuracy": None, "absent": 2}
-    assert notes([hidden]) == ["1 client (4) of which its site tells nothing: in no number"]
+    assert notes([hidden]) == ["1 client (4) whose site reports nothing: not in any number"]
     rare = row | {"n": 30, "confusion.0.0": 27}
     assert Terms(count=4).tell_row(rare) == {
         "client": 4, "n": 30, "correct": 2, "accuracy": 66.7

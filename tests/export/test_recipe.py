@@ -65,7 +65,7 @@ def test_a_recipe_that_is_wrong_is_not_let_out(fault: str, monkeypatch: pytest.M
     else:
         wrong = {"view": "sigmoid", "scores": "plain"}
         monkeypatch.setattr(type(trainer), "forms", lambda _: wrong)
-    with pytest.raises(ConfigError, match="predicts otherwise than its tensors say"):
+    with pytest.raises(ConfigError, match="predicts differently from its exported form"):
         build_recipe(whole)
 
 
@@ -74,7 +74,7 @@ def test_a_recipe_that_is_wrong_is_not_let_out(fault: str, monkeypatch: pytest.M
 def test_a_tensor_that_no_recipe_knows_is_refused_by_name(name: str) -> None:
     whole = trained("fedavg")
     more = replace(whole, params=whole.params | {name: torch.zeros(3)})
-    with pytest.raises(ConfigError, match=f"only --format onnx holds.*first '{name}'"):
+    with pytest.raises(ConfigError, match=f"only --format onnx can store.*first '{name}'"):
         build_recipe(more)
 
 

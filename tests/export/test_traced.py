@@ -90,6 +90,6 @@ def test_a_prediction_that_mixes_images_is_refused(
 ) -> None:
     monkeypatch.setattr(Net, "mixes", True)
     whole = own(Net)
-    with pytest.raises(FedvlmError, match="gives other logits when it is read back"):
+    with pytest.raises(FedvlmError, match="gives different logits when it is read back"):
         export(whole, tmp_path / "out", "onnx")
     assert not (tmp_path / "out").exists()

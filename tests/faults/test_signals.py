@@ -143,7 +143,7 @@ def test_sigusr1_saves_after_the_round(
     at_round(monkeypatch, act)
     assert jobs.run(tmp_path, *WORDS) == 0
     assert saved[1] == [0] and saved[2][-1] == 1 and saved[3][-1] == 1
-    assert capsys.readouterr().out.count("saved after round 1, as a signal asked") == 1
+    assert capsys.readouterr().out.count("saved after round 1 (SIGUSR1)") == 1
     jobs.same(undisturbed, tmp_path)
 
 

@@ -128,8 +128,8 @@ def test_methods_that_read_their_old_model_say_so(name: str) -> None:
     head = ["PEFT.TEXT", "none", "PEFT.VISUAL", "feature", "PEFT.HEAD", "linear"]
     world = CheckWorld(head if name == "FedAS" else BOTH)
     with pytest.raises(FedvlmError, match=(
-        rf"trainer {name} reads '[\w.]+' in slot 'w' of a client's state: the shared part is not "
-        "kept between rounds, since every download brings it; declare reads_old = True"
+        rf"trainer {name} reads '[\w.]+' in slot 'w' of a client's state, but the shared part is "
+        r"not kept between rounds \(every download contains it\): declare reads_old = True"
     )):
         run = world.record(bare, Setup(rounds=2))
         list(run.fed.personal(run.fed.adopt(run.states[-1]), [0]))

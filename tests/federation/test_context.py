@@ -243,7 +243,7 @@ def test_a_loss_is_one_number_for_each_client() -> None:
     p = {"w": torch.zeros(3, dtype=torch.float64)}
     for wrong in (lambda m, p, b: (p["w"] ** 2).mean(), lambda m, p, b: b.w * p["w"][:, None]):
         for grad in (ctx.grad, ctx.grad_each):
-            with pytest.raises(FedvlmError, match=r"clients want one number each, \(\d+,\)"):
+            with pytest.raises(FedvlmError, match=r"must have one number per client, \(\d+,\)"):
                 grad(p, wrong, next(ctx.batches("w")))
 
 

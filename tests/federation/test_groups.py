@@ -112,7 +112,7 @@ def test_own_rate() -> None:
 
 
 def test_nothing_to_train_is_refused_before_training() -> None:
-    with pytest.raises(ConfigError, match="LocalOnly would train nothing: it wants shared"):
+    with pytest.raises(ConfigError, match="LocalOnly would train nothing: it needs shared"):
         world(1, "FED.FINETUNE_TRAIN", "shared").federation(load_trainer("LocalOnly"))
 
 

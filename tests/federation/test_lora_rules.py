@@ -262,7 +262,7 @@ def test_invariants_hold(rule: str, more: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(("words", "said"), [
     (("PEFT.RANKS", "2,5"), r"RANKS has '5': .*from 1 to PEFT.RANK \(4\)"),
-    (("PEFT.RANKS", "2", "PEFT.LORA_AVG", "freeze_a"), "freeze_a, whose A of one rank"),
+    (("PEFT.RANKS", "2", "PEFT.LORA_AVG", "freeze_a"), "share one A of one rank"),
     (("PEFT.PRIVATE_RANK", "99"), "PEFT.PRIVATE_RANK 99 is above 16"),
 ], ids=["rank", "freeze_a", "private"])
 def test_refusals(words: tuple[str, ...], said: str) -> None:

@@ -168,7 +168,7 @@ def test_one_trainer_serves_one_seed(world: CheckWorld) -> None:
     with pytest.raises(FedvlmError, match="one Mlp serves one run"):
         fed.trainer.trainables(fed.model, rng.stream(2, "init"))
     bare = Mlp(world.config(Mlp))
-    with pytest.raises(FedvlmError, match="trainables comes before"):
+    with pytest.raises(FedvlmError, match="trainables must be called before"):
         bare.predict(world.model(), expand(fed.p0, 1), {"features": world.features[None]})
 
 
@@ -190,7 +190,7 @@ class InsideTheBackbone(Mlp):
 
 
 @pytest.mark.parametrize(("trainer", "sentence"), [
-    (ModuleTrainer, "define build"),
+    (ModuleTrainer, "add build"),
     (Nothing, "no parameter of its module requires a gradient"),
     (Bar, "parameter 'a|b' has a '|' in its name"),
     (InsideTheBackbone, "build changed the frozen backbone: give it copy.deepcopy"),

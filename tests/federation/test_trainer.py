@@ -172,7 +172,7 @@ def test_what_is_not_recorded_does_not_travel() -> None:
 
 
 def test_the_base_says_what_is_missing() -> None:
-    with pytest.raises(ConfigError, match="does not say what is trained: define trainables"):
+    with pytest.raises(ConfigError, match="does not define what is trained: add trainables"):
         Trainer.trainables(Quadratic(), None, torch.Generator())  # type: ignore[arg-type]
     with pytest.raises(FedvlmError, match=r"no slot 'w': define shared\(self, server\)"):
         Quadratic().shared({"pool": {}})

@@ -266,10 +266,10 @@ def test_extras_that_are_not_as_the_method_says_are_refused() -> None:
     for sent, said in (
         ({"note": torch.zeros(4, 3)}, r"'note' is \[3\] torch.float32 of a client, not \[2\]"),
         ({"note": torch.zeros(4, 2).double()}, "torch.float64 of a client"),
-        ({}, "'note' is not there"), (Notes.sent | {"note.b": torch.zeros(4)}, "'note.b', which"),
+        ({}, "'note' is missing"), (Notes.sent | {"note.b": torch.zeros(4)}, "'note.b', which"),
     ):
         odd = type("Odd", (Notes,), {"sent": sent})
-        with pytest.raises(FedvlmError, match=f"{said}.*its extra_forms differ"):
+        with pytest.raises(FedvlmError, match=f"{said}.*does not match its extra_forms"):
             four(odd(), rounds=1).run()
 
 

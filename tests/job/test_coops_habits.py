@@ -85,7 +85,7 @@ def test_no_train_builds_and_stops(
 @pytest.mark.parametrize(("words", "sentence"), [
     ("--load-epoch 3", "needs --model-dir"), ("--model-dir /nowhere", "no run folder"),
     ("--model-dir {} --load-epoch 9", "the newest is round 2"),
-    ("--model-dir {} --load-epoch last", "wants a whole number"),
+    ("--model-dir {} --load-epoch last", "expects the number of a round"),
     ("--model-dir {} --opts PEFT.N_CTX 4", "has shape"),
 ])
 def test_what_cannot_be_evaluated_is_refused(
@@ -125,9 +125,9 @@ def test_dassls_domains_are_the_held_out_one() -> None:
     assert cfg.FED.HELD_OUT_DOMAIN == "sketch" and cfg.DATASET.SOURCE_DOMAINS == ()
     assert cfg_of("--root . --dataset pacs --source-domains art_painting cartoon photo sketch")
     for words, sentence in (
-        (f"{line} --source-domains photo", "clients hold all domains but the one left out"),
-        (f"{line} photo", "one domain is left out at a time"),
-        (f"{line} --held-out photo", "are two domains"),
+        (f"{line} --source-domains photo", "clients have all domains except the one left out"),
+        (f"{line} photo", "one domain can be left out per run"),
+        (f"{line} --held-out photo", "name different domains"),
         ("--demo --source-domains a", "not known before it is read"),
     ):
         with pytest.raises(ConfigError, match=sentence):

@@ -89,7 +89,7 @@ def test_what_a_draft_does_not_go_with(tmp_path: Path, capsys: Captured) -> None
     assert "a draft always starts again" in capsys.readouterr().err
     sweep = ["--trainers", "FedAvg", "--datasets", "shapes", "--draft", "--dry-run"]
     assert main(["sweep", *sweep, "--output-dir", str(tmp_path / "cells")]) == 2
-    assert "no cell of a sweep" in capsys.readouterr().err
+    assert "not with sweeps" in capsys.readouterr().err
 
 
 def test_a_run_refuses_the_folder_of_a_draft(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def test_refused_before_any_work_with_the_list(
     assert "SCAFFOLD, as configured, allows auto, mean" in capsys.readouterr().err
     assert not list(tmp_path.rglob("manifest.json"))
     assert jobs.run(tmp_path, "--trainer", "FedAvg", "--opts", "FED.AGGREGATOR", "krum") != 0
-    assert "needs at least 3 clients a round (2 f + 3), and 2 are drawn" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "needs at least 3 clients per round (2 f + 3), but only 2 are drawn" in told
 
 
 def test_a_resumed_server_optimiser_ends_with_the_same_bits(tmp_path: Path) -> None:

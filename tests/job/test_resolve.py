@@ -44,7 +44,7 @@ def test_demo_lies_between_trainer_file_and_flags(house: Path):
     (job,) = jobs("--demo").jobs
     assert (job.cfg.DATASET.NAME, job.cfg.OPTIM.LR, job.cfg.OPTIM.MOMENTUM) == ("shapes", 0.3, 0.5)
     assert jobs("--demo --lr 0.2").jobs[0].cfg.OPTIM.LR == 0.2
-    assert "--demo brings its own dataset" in mistakes("--demo --dataset oxford_pets")[0]
+    assert "--demo has its own data set" in mistakes("--demo --dataset oxford_pets")[0]
 
 
 def test_without_a_dataset_one_sentence_lists_them(house: Path):
@@ -105,7 +105,7 @@ def test_all_images_where_clients_share_each_class(house: Path, kind: str):
         (job,) = jobs(f"{line} --partition {kind}").jobs
         return job.cfg.DATASET.NUM_SHOTS, job.origins["DATASET.NUM_SHOTS"]
 
-    assert shots("--dataset dtd") == (-1, f"as FED.PARTITION is {kind}")
+    assert shots("--dataset dtd") == (-1, f"because FED.PARTITION is {kind}")
     assert shots("--dataset dtd --shots 16") == (16, "flag --shots")
     assert shots("--dataset dtd DATASET.NUM_SHOTS 16") == (16, "opts")
     assert shots("--dataset oxford_pets") == (8, "configs/datasets/oxford_pets.yaml")
@@ -146,4 +146,4 @@ def test_what_works_as_it_stands_is_left(house: Path):
     assert jobs("--dataset pacs --held-out photo").jobs[0].cfg.FED.CLIENTS == 12
     (job,) = jobs("DATASET.NAME PACS --held-out photo").jobs
     assert (job.cfg.FED.PARTITION, job.cfg.FED.CLIENTS) == ("domain", 3)
-    assert job.origins["FED.PARTITION"] == "as FED.HELD_OUT_DOMAIN is set"
+    assert job.origins["FED.PARTITION"] == "because FED.HELD_OUT_DOMAIN is set"

@@ -99,7 +99,8 @@ def test_copies_of_the_clients_images_are_said(tmp_path: Path) -> None:
     for name, i in (("client", run.data.clients[0].train[0]), ("test", run.data.global_test[0])):
         (one / f"{name}.png").write_bytes(run.data.samples[i].path.read_bytes())
     notes = built(tmp_path, f"{NODE}.AKT_PROXY", f"folder:{one}").notes
-    assert any("2 of the server's images" in n and "same bytes as images" in n for n in notes)
+    assert any("2 of the server's images" in n and "are identical to training "
+                                                   "images" in n for n in notes)
 
 
 @pytest.mark.parametrize(("opts", "said"), [

@@ -23,9 +23,10 @@ def banks(lacking: int, aside: int) -> Any:
 
 @pytest.mark.parametrize(("free", "lacking", "aside", "room", "keeps", "says"), [
     (9, 5, 0, True, True, "so much"),
-    (4, 5, 0, True, False, "so much; not kept: there is no room in cache"),
-    (4, 50, 0, False, True, "no room in cache: images go .* point CACHE_DIR"),
-    (9, 5, 12, False, True, "cannot be kept in cache and have no room in .*: .* point TMPDIR"),
+    (4, 5, 0, True, False, "so much; not cached: not enough space in cache"),
+    (4, 50, 0, False, True, "do not fit into cache: images go .* set CACHE_DIR"),
+    (9, 5, 12, False, True, "cannot be cached in cache: not enough space there or in .*: .* set "
+                            "TMPDIR"),
     (4, 0, 3, True, True, "so much"),
 ])
 def test_activations_without_room_give_way_to_pixels(

@@ -91,7 +91,7 @@ def test_without_room_pixels_take_the_place_of_activations(
     monkeypatch.setattr("fedvlm.job.sources.has_room", lambda *_: False)
     small = built(tmp_path, f"{METHODS}:TwoStreams")
     assert small.federation.batcher.source.streams == ("tokens.0", "features")
-    assert any("not kept: there is no room" in note for note in small.notes)
+    assert any("not cached: not enough space" in note for note in small.notes)
     monkeypatch.setattr("fedvlm.job.sources.IN_MEMORY", 0)
     run = built(tmp_path, f"{METHODS}:TwoStreams")
     assert run.federation.batcher.source.streams == ("pixels", "features")

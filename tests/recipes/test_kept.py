@@ -94,5 +94,5 @@ def test_a_file_is_read_whole_or_refused(tmp_path: Path) -> None:
     assert [replace(line, made="") for line in lines_of(path)] == [GOOD, OTHERS]
     for text in ("{", "[]", '{"cells": [1]}', '{"cells": [{"measured": 1}]}'):
         path.write_text(text)
-        with pytest.raises(DataError, match="what it measured would be lost: move it away"):
+        with pytest.raises(DataError, match="its measured numbers would be lost: move it away"):
             lines_of(path)

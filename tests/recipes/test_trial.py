@@ -77,7 +77,7 @@ def test_from_words_to_the_acceptance_file(
 
     assert main([*words, "--seeds", "1", "--weights", "x.pt"]) == 3
     told = capsys.readouterr()
-    assert "brings its weights: drop --weights" in told.out and "acceptance: " in told.out
+    assert "has its own weights: drop --weights" in told.out and "acceptance: " in told.out
     assert "no row of 1 recipe(s) can run here: " in told.err
     whole, cells = record("--seeds", "1")
     zero = cells["shapes", "ZeroShot"]
@@ -95,7 +95,7 @@ def test_from_words_to_the_acceptance_file(
     assert kept == zero | {"made": kept["made"]} and zero["weights"], "what was measured stays"
     assert ", fedvlm " in kept["made"]
     page = (tmp_path / "out/small/acceptance.md").read_text()
-    assert f"| table 9 | {kept['made']} |" in page and "today's recipe's" in page
+    assert f"| table 9 | {kept['made']} |" in page and "those of the current recipe" in page
     assert "keeps the numbers of earlier commands" in capsys.readouterr().out
     (tmp_path / "out/small/acceptance.json").write_bytes(b"{")
     assert main([*words, "--seeds", "1"]) == 3

@@ -97,8 +97,8 @@ def test_two_packs_in_one_file_and_a_line_without_end_are_refused(tmp_path: Path
     path = tmp_path / "x.cells.xz"
     cells.pack_runs([("a", folder(tmp_path, "a"))], path)
     data = path.read_bytes()
-    for wrong, why in ((data + data, "more follows behind its end"),
-                       (lzma.compress(lzma.decompress(data)[:-1]), "last line has no end")):
+    for wrong, why in ((data + data, "data after its end"),
+                       (lzma.compress(lzma.decompress(data)[:-1]), "last line is truncated")):
         path.write_bytes(wrong)
         with pytest.raises(DataError, match=why):
             cells.unpack_runs(path, tmp_path / "cache")

@@ -13,7 +13,7 @@ import pytest
 
 from fedvlm.api.rebuild import run_folder
 from fedvlm.cli.main import main
-from fedvlm.job.resolve import config_of
+from fedvlm.job.resolve import run_config
 from fedvlm.runs import private
 from fedvlm.runs.cells import FILES, pack
 from fedvlm.runs.identity import identity_digest
@@ -101,7 +101,7 @@ def test_no_name_of_the_machine_is_published(
     assert kept["sessions"][0]["host"] == "annas-secret-host"
     assert kept["sessions"][0]["folder"] == str(secret / "work")
     assert kept["config"]["TRAINER.NAME"] == f"{net}:Mine"
-    assert str(config_of(folder, {}).TRAINER.NAME) == f"{net}:Mine"
+    assert str(run_config(folder, {}).TRAINER.NAME) == f"{net}:Mine"
     for name in FILES:
         text = (folder / name).read_text()
         assert "annas-secret" not in text and str(tmp_path) not in text, name

@@ -145,7 +145,7 @@ def test_from_the_queue_to_results(
     assert launch(plan, again) == 1 and "8_0" not in again.tasks
     said = capsys.readouterr().out
     assert "0 to run in 0 slurm jobs, 2 jobs are in the queue already" in said
-    for words in ("slurm jobs: 1 pending, 1 running", "slurm does not answer; the jobs go on",
+    for words in ("slurm jobs: 1 pending, 1 running", "slurm does not answer; the jobs continue",
                   "1/2 digits FedAvg seed 1: personal", "digits FedPer seed 1: its slurm job 7_1 "
                   "ended: CANCELLED by 0", "1 given back by the queue", "1 of 2 cells done"):
         assert words in said.replace("digits 1 ", "digits "), words
@@ -243,7 +243,7 @@ def test_a_job_out_of_time_fails_its_cells_with_a_hint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = (plan[0], [replace(c, output=tmp_path) for c in plan[1]], tmp_path)
-    end = "Job not requeued because: timed-out too many times."
+    end = "Job not requeued because: reached its time limit too often."
     both = Queue(3, to("3_0", RUNNING), gone("3_0"), ends=end)
     assert launch(other, both, chunk=2) == 1 and list(both.tasks) == ["3_0"]
     said = f"its slurm job 3_0 ended: {end} (raise --slurm-time or --slurm-requeues)"
@@ -255,7 +255,7 @@ def test_a_job_out_of_time_fails_its_cells_with_a_hint(
     assert "OUT_OF_MEMORY (raise --slurm-mem)" in capsys.readouterr().out
     down = Queue(6)
     down.here = {"down": ""}
-    with pytest.raises(FedvlmError, match="two jobs may have one cell"):
+    with pytest.raises(FedvlmError, match="two jobs may run the same cell"):
         launch(other, down, retry=True)
 
 
@@ -304,7 +304,7 @@ def test_a_warned_task_stops_its_worker_and_comes_back_with_the_rest(
     monkeypatch.setattr("fedvlm.sweep.task.Scheduler", Stopping)
     Journal(tmp_path, "q").prepare({})
     task = Task("q", tmp_path, (first, second), 2, 9, patience=0.0)
-    with pytest.raises(FedvlmError, match="stopped by a signal, and no other came after it"):
+    with pytest.raises(FedvlmError, match="stopped by a signal and not restarted"):
         task()
     assert log == ["2 cells", "stopped", "1"]
 
@@ -321,10 +321,10 @@ def test_what_sbatch_would_not_understand_is_refused(
 ) -> None:
     pytest.importorskip("submitit")
     for words, said in (
-        ({"time": "soon"}, "--slurm-time wants something like 1:00:00"),
-        ({"time": "1"}, "give it 3 minutes or more"), ({"memory": "much"}, "--slurm-mem wants"),
-        ({"options": ["a b"]}, "--slurm-option wants something like gres=gpu:1"),
-        ({"options": ["job-name=x"]}, "jobs are called after the sweep, --name"),
+        ({"time": "soon"}, "--slurm-time expects a time such as 1:00:00"),
+        ({"time": "1"}, "allow at least 3 minutes"), ({"memory": "much"}, "--slurm-mem expects"),
+        ({"options": ["a b"]}, "--slurm-option expects an option such as gres=gpu:1"),
+        ({"options": ["job-name=x"]}, "jobs are named after the sweep; use --name"),
     ):
         with pytest.raises(ConfigError, match=said):
             read_resources(**words)  # type: ignore[arg-type]

@@ -173,7 +173,7 @@ datasets: [digits]
 trainers: [FedAvg, {name: FedAvg, label: other, lr: 0.1}]
 """)
     assert main(["sweep", str(path), "--output-dir", str(tmp_path / "out")]) == 2
-    assert "are one run folder" in capsys.readouterr().err
+    assert "have the same run folder" in capsys.readouterr().err
 
 
 def test_dry_run_list_and_print_write_nothing(
@@ -217,7 +217,7 @@ def test_the_table_command_is_one_that_works(tmp_path: Path) -> None:
     assert table_commands(plan, tmp_path) == [f"table of the runs: {whole}"]  # two tables
     write_run(tmp_path, "B", "Pets", last={"personal": 1.0}, shots=4)
     head, only = table_commands(plan, tmp_path)
-    assert "the runs of Pets differ in their protocol" in head
+    assert "the runs of Pets have different protocols" in head
     assert only == f"  {whole} --where 'dataset=Dogs & Cats'"
     assert table_commands(replace(plan, shots=(4, 16)), tmp_path) == [
         f"table of the runs: {whole} --cols dataset shots"

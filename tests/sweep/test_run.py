@@ -276,7 +276,7 @@ def test_a_cell_in_another_process_is_left_to_it(
     lock = run_lock.acquire(folder)
     try:
         assert main(words(tmp_path, "--only", "0")) == 0
-        assert "1 are being run by other processes" in capsys.readouterr().out
+        assert "1 are running in other processes" in capsys.readouterr().out
         assert main(words(tmp_path, "--list")) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[1].split()[1] == "running" and lines[2].split()[1:3] == ["to", "do"]

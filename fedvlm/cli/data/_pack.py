@@ -74,7 +74,7 @@ def pack_path(place: Path, stem: str) -> Path:
         near = path.name.removesuffix(".safetensors").removesuffix(".pack")
         raise ConfigError(f"--pack {place}: the name of a pack must end in "
                           f"{PACK_SUFFIX}; use {path.with_name(near + PACK_SUFFIX)}, or an "
-                          f"existing folder")
+                          "existing folder")
     if path.is_dir():
         raise ConfigError(f"--pack {path} is a folder; give a file")
     return path

@@ -81,7 +81,7 @@ def _mistakes(args: Namespace) -> list[str]:
         mistakes.append("add needs a folder of images: fedvlm data add FOLDER")
     elif args.command != "list" and not args.dataset:
         mistakes.append(f"{args.command} needs a data set: fedvlm data {args.command} NAME "
-                        f"--root DATA/")
+                        "--root DATA/")
     return mistakes
 
 
@@ -104,7 +104,7 @@ def _prepare(args: Namespace) -> int:
                     seed=args.seed)
     if split.info is None and not args.into_dataset:
         raise ConfigError(f"data prepare {split.name}: the split of your own set must be stored "
-                          f"where a run can find it: add --into-dataset, which writes "
+                          "where a run can find it: add --into-dataset, which writes "
                           f"{split.folder}/"
                           f"{prepared_name(split.name)}")
     place = split.folder / prepared_name(split.name)
@@ -211,7 +211,7 @@ def _left(info: DatasetInfo, offer: Offer, root: Path) -> list[str]:
     if info.split_file and not (home / info.split_file).is_file():
         lines.append(f"note: the download does not include the published split {info.split_file}: "
                      f"get it from {info.source} into {home}, or make one with `fedvlm data "
-                     f"prepare "
+                     "prepare "
                      f"{info.name} --root {root}`")
     return lines
 

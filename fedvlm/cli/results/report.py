@@ -31,7 +31,7 @@ def flags(parser: Parser) -> None:
     add("folders", nargs="+", metavar="RUN_OR_OUTPUT", help="a run folder, or a folder with "
         "runs at any depth (OUTPUT_DIR) for one page about all of them")
     add("--into", default="", metavar="FILE", help=f"output file (default: {PAGE} in the first "
-                                                   f"folder)")
+                                                   "folder)")
     add("--title", default="", metavar="TEXT", help="heading of the page")
     add("--runs", action="store_true", help="also write one page per run, linked from the "
         "overall page")
@@ -50,7 +50,7 @@ def main(args: Namespace) -> int:
         into /= PAGE
     elif args.into and not into.parent.is_dir():
         raise ConfigError(f"--into {args.into}: folder {into.parent} does not exist; create it "
-                          f"first")
+                          "first")
     collected = collect(folders)
     complain(*collected.notes(), prefix="note")
     if not collected.runs:

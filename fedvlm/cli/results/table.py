@@ -68,7 +68,7 @@ def flags(parser: Parser) -> None:
     add("--reference", nargs="*", choices=[*REFERENCES, NONE], metavar="NAME",
         help=f"rows of the baselines: {', '.join(REFERENCES)} (no NAME: all), or "
         f"{NONE} ({' '.join(KINDS)})")
-    add("--columns", nargs="+", metavar="NAME", help=f"additional columns for one metric, "
+    add("--columns", nargs="+", metavar="NAME", help="additional columns for one metric, "
         f"means over the data sets: {', '.join(COLUMNS)}, any value of --metric, or {NONE} "
         f"({' '.join(USUAL)})")
     add("--versus", default="", metavar="METHOD", help="paired differences to METHOD with 95 %% "
@@ -206,7 +206,7 @@ def _from_logs(args: Namespace, command: str) -> tuple[list[ReportTable], dict[s
     of_runs = [args.spelling[dest] for dest in FOR_RUNS if dest in args.spelling]
     if of_runs or args.folders:
         word = (of_runs or args.folders)[0]
-        raise ConfigError(f"--logs reads one folder of logs, which do not record a protocol: "
+        raise ConfigError("--logs reads one folder of logs, which do not record a protocol: "
                           f"drop {word}")
     return [logs_table(
         user_path(args.logs), test_log=args.test_log, ci=args.ci, digits=args.digits,

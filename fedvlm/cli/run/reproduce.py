@@ -170,7 +170,7 @@ def _run(args: Namespace, trials: Sequence[Trial]) -> int:
             shown = _show(trial, pending, alone=len(trials) == 1).with_file(trial.folder)
             measured += sum(line.measured is not None for line in (*shown.lines, *shown.earlier))
             if shown.kept or shown.earlier:
-                say(f"the acceptance file keeps the numbers of earlier commands: "
+                say("the acceptance file keeps the numbers of earlier commands: "
                     f"{shown.kept} cells, and {len(shown.earlier)} under other words or weights")
             say(f"acceptance: {shown.write(trial.folder)}")
     if not measured and not any(trial.runnable for trial in trials):

@@ -1,4 +1,4 @@
-"""``fedvlm site check``, ``status`` and ``stop``: what is here, what leaves, who serves it."""
+"""``fedvlm site check``, ``site_status`` and ``stop``: what is here, what leaves, who serves it."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def check(args: Namespace) -> int:
     if path.suffix == ".json" and path.is_file() and not read_site(path).clients:
         return _check_server(args, path)
     if args.images:
-        raise ConfigError("--images is for a coordinator's site.json: a party's site.yaml says "
-                          "where its images are")
+        raise ConfigError("--images needs a coordinator's site.json: a party's site.yaml "
+                          "already gives the folder of its images; drop --images")
     owner = read_site_yaml(path)
     file = read_site(owner.file)
     size = SAMPLE if args.sample is None else args.sample
@@ -112,7 +112,8 @@ def _check_server(args: Namespace, path: Path) -> int:
             "problems": out.problems, "exit_code": code,
         }, indent=1))
         return code
-    say(f"{path}: a coordinator's file: {file.dataset}, {len(file.classnames)} classes, no client",
+    say(f"{path}: site file of a coordinator: {file.dataset}, {len(file.classnames)} classes, no "
+        "client",
         *(f"{what}: {len(rows):,} images in {folder}" for what, rows in lists.items() if rows))
     complain(*out.problems, prefix="problem")
     if not file.public:
@@ -134,7 +135,7 @@ def findings(owner: SiteYaml, file: SiteFile, sample: int | None) -> Findings:
     """
     out = Findings()
     if not file.clients:
-        out.problems.append("the site file has no clients: it is a server's")
+        out.problems.append("the site file has no clients: it belongs to a server")
     for client, lists in file.clients.items():
         classes = Counter(label for _, label in lists["train"])
         out.clients[client] = {p: len(lists[p]) for p in PARTS} | {"classes": len(classes)}
@@ -152,8 +153,8 @@ def _images(out: Findings, file: SiteFile, folder: Path, sample: int | None) -> 
     here = [d for d in images if d.path.is_file()]
     lost = [d.key for d in images if not d.path.is_file()]
     if lost:
-        out.problems.append(f"{len(lost)} of {len(images)} images are not below '{folder}', the "
-                            f"first '{lost[0]}'")
+        out.problems.append(f"{len(lost)} of {len(images)} images are missing in '{folder}', "
+                            f"the first '{lost[0]}'")
     _decode(out, here, sample)
 
 
@@ -166,21 +167,21 @@ def _of_client(
         out.problems.append(f"client {client} has no training image")
     elif train < terms.count:
         out.problems.append(
-            f"client {client} has {train} training images, fewer than the {terms.count} that may "
-            "be told (rule 'count'): leave it out, or lower the rule"
+            f"client {client} has {train} training images, fewer than the {terms.count} that the "
+            "rule 'count' requires: remove the client, or lower the rule"
         )
     both = {path for path, _ in lists["train"]} & {path for path, _ in lists["test"]}
     if both:
-        out.problems.append(f"client {client}: {len(both)} images are in train and in test, the "
-                            f"first '{min(both)}'")
+        out.problems.append(f"client {client}: {len(both)} images are in both train and test, "
+                            f"the first '{min(both)}'")
     if not test:
-        out.remarks.append(f"client {client} has no test image: its model is not measured")
+        out.remarks.append(f"client {client} has no test image: its model is not evaluated")
     elif test < terms.count:
-        out.remarks.append(f"client {client} has {test} test images: no number of its model leaves "
-                           "(rule 'count')")
+        out.remarks.append(f"client {client} has {test} test images: no result of its model is "
+                           "sent (rule 'count')")
     if not out.told[client]["classes"]:
         out.remarks.append(f"client {client} has a class with fewer than {terms.count} training "
-                           "images: no class count of it leaves (rule 'count')")
+                           "images: its class counts are not sent (rule 'count')")
 
 
 def _decode(out: Findings, images: list[Datum], sample: int | None) -> None:
@@ -198,7 +199,7 @@ def _decode(out: Findings, images: list[Datum], sample: int | None) -> None:
     out.decoded = len(some)
     if broken:
         first = "; ".join(broken[:FIRST]) + ("; ..." if len(broken) > FIRST else "")
-        out.problems.append(f"{len(broken)} images do not decode: {first}")
+        out.problems.append(f"{len(broken)} images cannot be decoded: {first}")
 
 
 def _cfg() -> CfgNode:
@@ -209,11 +210,11 @@ def _limits(terms: Terms) -> str:
     limits = {"rounds": terms.rounds, "steps": terms.steps, "bytes": terms.bytes,
               "seconds": terms.seconds}
     words = [f"{name} {value:,}" for name, value in limits.items() if value]
-    words += [f"counts from {terms.count} on"] if terms.count > 1 else []
-    return "; ".join(["", *words, f"logits {'leave' if terms.logits else 'stay'}"])
+    words += [f"counts of at least {terms.count}"] if terms.count > 1 else []
+    return "; ".join(["", *words, f"logits {'are sent' if terms.logits else 'are not sent'}"])
 
 
-def status(args: Namespace) -> int:
+def site_status(args: Namespace) -> int:
     """Say what a site keeps for which run; return the exit code.
 
     Raises:
@@ -235,16 +236,16 @@ def status(args: Namespace) -> int:
         say(f"over Flower to {over.get('address')} as {over.get('name')}: {over.get('state')} "
             f"since {over.get('since')}")
     if not runs:
-        say(f"{owner.states}: no run has worked here yet")
+        say(f"{owner.states}: no run has used this site yet")
         return 0
     for run in runs:
         versions = Counter(run["versions"].values())
         newest = ", ".join(f"{n} of round {v}" for v, n in sorted(versions.items(), reverse=True))
-        say(f"run {run['run'][:12]}: {len(run['versions'])} clients ({newest or 'none worked'}), "
+        say(f"run {run['run'][:12]}: {len(run['versions'])} clients ({newest or 'none trained'}), "
             f"{human_bytes(run['disk'])} on disk, last at {run['last'] or '-'}",
             f"  served up to round {run['round']}: "
             f"{', '.join(f'{n} {op}' for op, n in run['answers'].items()) or 'nothing'}; "
-            f"{human_bytes(run['down'])} came, {human_bytes(run['up'])} left, "
+            f"{human_bytes(run['down'])} received, {human_bytes(run['up'])} sent, "
             f"{clock(run['seconds'])} of work")
         complain(*run["damage"], prefix="problem")
     return code
@@ -260,7 +261,7 @@ def stop(args: Namespace) -> int:
     place = owner.states / RUNS
     server = lock.holder(place)
     if not server:
-        say(f"nobody serves {args.opts[0]}")
+        say(f"no process serves {args.opts[0]}")
         return 0
     who = f"process {server['pid']} on {server.get('host')}"
     if server.get("host") != socket.gethostname():
@@ -268,14 +269,14 @@ def stop(args: Namespace) -> int:
     try:
         os.kill(int(server["pid"]), signal.SIGTERM)
     except OSError as error:
-        raise ConfigError(f"{who} cannot be ended: {error.strerror}") from error
+        raise ConfigError(f"{who} cannot be stopped: {error.strerror}") from error
     until = time.monotonic() + PATIENCE
     while lock.holder(place):
         if time.monotonic() > until:
-            raise ConfigError(f"{who} was told to end and has not yet: look again with fedvlm site "
-                              "status")
+            raise ConfigError(f"{who} was asked to stop but is still running: check again with "
+                              "fedvlm site status")
         time.sleep(0.05)
-    say(f"{who} has ended; states are in {owner.states}")
+    say(f"{who} has stopped; states are in {owner.states}")
     return 0
 
 
@@ -283,7 +284,7 @@ def _folders(states: Path) -> list[Path]:
     if not states.exists():
         return []
     if not states.is_dir():
-        raise DataError(f"'{states}' is a file; states lie in a folder")
+        raise DataError(f"'{states}' is a file, but states need a folder")
     return [p for p in states.iterdir() if p.is_dir() and not p.name.startswith(".")]
 
 

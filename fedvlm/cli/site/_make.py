@@ -28,41 +28,43 @@ OWN = (*_FOLDERS, "split")
 def flags(parser: Parser) -> None:
     """Add what making takes."""
     add = parser.add_argument
-    add("--to", default="", metavar="FOLDER", help="make: where site.json and site.yaml are put")
+    add("--to", default="", metavar="FOLDER", help="make: folder for site.json and site.yaml")
     add("--client", nargs=2, action="append", default=[], metavar=("ID", "FOLDER"),
-        help="make: a client's number in the federation and its images; also several times")
-    add("--classes", default="", metavar="FILE", help="make: all class names of the federation, a "
-        "line each, the same file at all parties")
+        help="make: a client's number in the federation and the folder of its images; may be "
+             "repeated")
+    add("--classes", default="", metavar="FILE", help="make: file with all class names of the "
+        "federation, one per line, the same at all parties")
     add("--template", action="append", default=[], metavar="TEXT", help="make: prompt with {}, the "
-        "same at all parties; also several times ('a photo of a {}.')")
-    add("--public", default="", metavar="FOLDER", help="make: test images that anybody may "
-        "have, of all classes: every image in it")
-    add("--title", default="", metavar="NAME", help="make: of the data, else the folder's")
-    add("--split", default="", metavar="0-1,2-3", help="make: cut the clients of a run (its flags "
-        "follow) into sites and a server, to try things out")
+        "same at all parties; may be repeated ('a photo of a {}.')")
+    add("--public", default="", metavar="FOLDER", help="make: folder of public test images "
+        "of all classes")
+    add("--title", default="", metavar="NAME", help="make: name of the data set (default: the "
+                                                    "folder's name)")
+    add("--split", default="", metavar="0-1,2-3", help="make: divide the clients of a run (add "
+        "its flags) into sites and a server, for a trial")
 
 
-def mistakes(args: Namespace) -> list[str]:
+def make_mistakes(args: Namespace) -> list[str]:
     """Return what is missing, or does not go together."""
-    out = [] if args.to else ["make wants --to FOLDER, where site.json and site.yaml are put"]
+    out = [] if args.to else ["make needs --to FOLDER, the folder for site.json and site.yaml"]
     if args.split:
         stray = [args.spelling[d] for d in args.spelling if d in _FOLDERS and d not in _TRIAL]
         return out + [f"--split: {name} does not go with it" for name in stray] + pairs(args)
     stray = [args.spelling[d] for d in args.spelling if d not in _FOLDERS] + args.opts[:1]
     out += [f"make does not read '{word}' without --split" for word in stray]
     if not args.classes:
-        out.append("make wants --classes FILE with all class names of the federation, or --split")
+        out.append("make needs --classes FILE with all class names of the federation, or --split")
     for words in args.client:
         if len(words) != 2 or not words[0].isdecimal():
-            out.append(f"--client {' '.join(words)}: wants a number and a folder, such as "
+            out.append(f"--client {' '.join(words)}: expected a number and a folder, such as "
                        "--client 0 photos/")
     ids = [int(w[0]) for w in args.client if w[0].isdecimal()]
-    out += [f"--client {c} stands twice" for c in sorted({c for c in ids if ids.count(c) > 1})]
+    out += [f"--client {c} is given twice" for c in sorted({c for c in ids if ids.count(c) > 1})]
     return out + [f"--template '{t}' has no {{}} for the class name" for t in args.template
                   if "{}" not in t]
 
 
-def make(args: Namespace) -> int:
+def make_site(args: Namespace) -> int:
     """Write the files; return the exit code.
 
     Raises:
@@ -84,7 +86,7 @@ def _party(args: Namespace) -> int:
     place = user_path(args.to)
     say(*said, *_write(place, file, str(top) if file.paths() else "."))
     if file.clients:
-        say(f"go through {place / YAML}, then: fedvlm site check "
+        say(f"edit {place / YAML}, then run: fedvlm site check "
             f"{shlex.quote(str(place / YAML))}")
     return 0
 
@@ -100,12 +102,13 @@ def _write(place: Path, file: SiteFile, images: str) -> list[str]:
 
     target, rules = place / FILE, place / YAML
     if target.exists() and read_site(target) != file:
-        raise ConfigError(f"'{target}' is there with other content and is not overwritten: give "
-                          "another --to, or remove it first")
+        raise ConfigError(f"'{target}' already exists with other content and is not "
+                          "overwritten: choose another --to, or remove it first")
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot make '{place}': {error.strerror}; give another --to") from error
+        raise ConfigError(f"cannot make '{place}': {error.strerror}; choose another "
+                          "--to") from error
     there = target.exists()
     if not there:
         file.write(target)
@@ -144,7 +147,7 @@ def _trial(args: Namespace) -> int:
         clients = [c for c, home in enumerate(homes) if home == site]
         say(*_apart(top / f"site{site}", data, cut_site(data, clients)))
     say(*_apart(top / "server", data, cut_site(data, (), public=True)))
-    say(f"in what follows the coordinator and all sites take the flags of that run and "
+    say("from now on the coordinator and all sites use the flags of that run and "
         f"FED.SITES {args.split}")
     return 0
 
@@ -159,8 +162,8 @@ def _apart(place: Path, data: FederatedData, file: SiteFile) -> list[str]:
     for path in file.paths():
         datum, target = sources[path], place / "images" / path
         if datum.array is not None or datum.packed is not None:
-            raise DataError(f"{data.name}: '{path}' is inside a file; a site wants a file for each "
-                            "image")
+            raise DataError(f"{data.name}: '{path}' is inside a file, but a site needs one file "
+                            "per image")
         if not target.exists():
             _put(datum.impath, target)
     return _write(place, file, "images")
@@ -171,4 +174,4 @@ def _put(source: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)  # no link: whoever tries things out may spoil an image
     except OSError as error:
-        raise DataError(f"cannot put '{target}': {error.strerror}") from error
+        raise DataError(f"cannot write '{target}': {error.strerror}") from error

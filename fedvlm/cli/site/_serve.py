@@ -20,26 +20,26 @@ BEHIND = "FED.FEDERATION"  # for a site: the invitation of a federation
 def flags(parser: Parser) -> None:
     """Add what serving and keys take beside the flags of a run."""
     add = parser.add_argument
-    add("--listen", default="", metavar="PATH", help="serve: a socket for coordinators of this "
-        "user on this machine, in a folder that lets no other user in")
-    add("--name", default="", metavar="NAME", help="key: of the site among the others (its "
-        "folder's)")
-    add("--anew", action="store_true", help="key: another one in the place of the one that is "
-        "there")
+    add("--listen", default="", metavar="PATH", help="serve: Unix socket for a coordinator of "
+        "the same user on this machine, in a folder that only this user can open")
+    add("--name", default="", metavar="NAME", help="key: name of the site in the "
+        "federation (default: the folder's name)")
+    add("--anew", action="store_true", help="key: replace the existing "
+        "key")
 
 
-def mistakes(args: Namespace) -> list[str]:
+def serve_mistakes(args: Namespace) -> list[str]:
     """Return what is missing, and what does not go together."""
     if len(args.opts) % 2 == 0:
-        return ["serve wants the site's file: fedvlm site serve SITE.YAML --federation INVITATION"]
+        return ["serve needs the site's file: fedvlm site serve SITE.YAML --federation INVITATION"]
     file, given = args.opts[0], args.flags | dict(zip(args.opts[1::2], args.opts[2::2],
                                                       strict=True))
     out = []
     if BEHIND in given and args.listen:
-        out.append("--federation INVITATION has its own way to the coordinator: drop --listen")
+        out.append("--federation INVITATION cannot be combined with --listen: drop one of them")
     elif BEHIND not in given and not args.listen:
-        out.append(f"serve {file} wants --federation INVITATION, which a coordinator's fedvlm "
-                   "federation admit wrote, or --listen PATH for coordinators on this machine")
+        out.append(f"serve {file} needs --federation INVITATION, written by the coordinator's "
+                   "fedvlm federation admit, or --listen PATH for a coordinator on this machine")
     stray = [args.flag_names.get(key, key) for key in given if key not in (*LOCAL, BEHIND)]
     stray += [args.spelling[d] for d in args.spelling
               if d not in (*OWN, "what") and d not in args.flags]
@@ -47,7 +47,7 @@ def mistakes(args: Namespace) -> list[str]:
                   f"what may run and where states lie from {file}" for word in dict.fromkeys(stray)]
 
 
-def serve(args: Namespace) -> int:
+def serve_command(args: Namespace) -> int:
     """Serve; return the exit code.
 
     Raises:
@@ -67,7 +67,8 @@ def serve(args: Namespace) -> int:
     outpost = Outpost([file.parent, path.parent], invitation, _tell)
     with outpost.quarters():
         _tell(f"the coordinator is at {invitation.address}, its certificate is "
-              f"{invitation.fingerprint}: compare that with what admit showed there")
+              f"{invitation.fingerprint}: compare it with the one that fedvlm federation admit "
+              "printed there")
         _tell(CODE)
         serve_site(owner, outpost.path, mine, _tell, progress, outpost)
     return 0
@@ -82,13 +83,13 @@ def key(args: Namespace) -> int:
     """
     file = user_path(args.opts[0])
     if not file.is_file():
-        raise ConfigError(f"there is no '{file}'; fedvlm site make writes one")
+        raise ConfigError(f"'{file}' does not exist; create it with fedvlm site make")
     name = args.name or file.absolute().parent.name
     made, path = make_key(file.parent, name, args.anew)
     say(f"wrote {path}: the public key of {made.name}, {made.fingerprint}",
-        f"hand {path.name} to the coordinator and read it the fingerprint (by telephone); the "
+        f"send {path.name} to the coordinator and compare the fingerprint by telephone; the "
         f"private key stays in {file.parent / FOLDER}",
-        f"then, with the invitation that comes back: fedvlm site serve {file} --federation "
+        f"after you receive the invitation: fedvlm site serve {file} --federation "
         f"{made.name}.json")
     return 0
 

@@ -1,21 +1,19 @@
-"""A federation of sites over TLS: begin it, let sites elsewhere in, look at it, end it.
+"""Start, extend, inspect or stop a federation of sites over TLS.
 
 up: make certificates and a key for each site here, begin Flower's SuperLink and register the sites:
-nobody else is let in. Begun again it says what runs, and begins what does not. With files of sites
-(fedvlm site make), each is served by a process of its own on the data of its owner. With --listen,
-sites on other machines can take part as well.
-admit: let sites on other machines in, each by its public key (fedvlm site key), and write an
-invitation for each.
-dismiss: let one of them in no more.
-status: processes, ports and logs; which of the sites on other machines are connected.
-down: end all processes on this machine. Keys and states of clients stay in the folder.
+no other site can connect. Repeated, it reports what is running and starts the rest. With files of
+sites (fedvlm site make), each is served by a process of its own on the data of its owner. With
+--listen, sites on other machines can take part as well. admit: let sites on other machines in, each
+by its public key (fedvlm site key), and write an invitation for each. dismiss: remove a site; it
+cannot connect any more. status: processes, ports and logs; which of the sites on other machines are
+connected. down: end all processes on this machine. Keys and states of clients stay in the folder.
 
-A run then takes it: fedvlm run --engine flower FED.SITES 0-1,2-3. Processes of the sites begin with
+To run on it: fedvlm run --engine flower FED.SITES 0-1,2-3. Processes of the sites begin with
 the run and stay, so that the next command of the same run finds them. Sites with data of their own:
 fedvlm run --engine sites --federation federation --site-file server/site.json
 Flower: pip install 'fedvlm[flower]', or in an environment of its own, named by FEDVLM_FLOWER.
 
-exit code of status: 0 all runs, 1 something does not.
+exit code of status: 0 everything is running, 1 something is not.
 """
 
 from __future__ import annotations
@@ -31,16 +29,17 @@ from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError, unknown_word
 from fedvlm.core.files import user_path
 from fedvlm.distributed.flower import network, processes
-from fedvlm.distributed.flower.admission import admit, connected, dismiss
+from fedvlm.distributed.flower.admission import admit, connected_sites, dismiss
 from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.invitation import host_port, read_public
-from fedvlm.distributed.flower.place import ANY, FOLDER, MOST, Place, even, read_place
+from fedvlm.distributed.flower.place import ANY, FOLDER, MOST, Place, read_place, split_evenly
 
 EXAMPLES = (
     "fedvlm federation up --loopback 2  # and fedvlm run --demo --engine flower FED.SITES 0-2,3-4",
     "fedvlm federation up clinic_a/site.yaml clinic_b/site.yaml",
     "fedvlm federation up --listen 192.0.2.7:7400  # and for each site: fedvlm federation admit",
-    "fedvlm federation admit clinic_a.pub  # of fedvlm site key; federation/invitations/ has more",
+    "fedvlm federation admit clinic_a.pub  # key file of fedvlm site key; writes "
+    "federation/invitations/",
     "fedvlm federation dismiss clinic_a",
     "fedvlm federation status",
     "fedvlm federation down",
@@ -57,18 +56,18 @@ def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
     add("what", nargs="?", default="", metavar="WHAT", help=f"one of {', '.join(WHAT)}")
-    add("files", nargs="*", default=[], metavar="FILE", help="up: sites with data of their own, "
-        "each by its owner's site.yaml; admit: public keys of sites on other machines; dismiss: "
-        "the name of one of them")
-    add("--loopback", type=int, default=0, metavar="N", help="up: so many sites, all on this "
-        "machine")
-    add("--listen", default="", metavar="HOST:PORT", help="up: where sites on other machines can "
-        "reach this one, over TLS")
-    add("--reach", default="", metavar="HOST:PORT", help="up: as they know that address, where it "
-        "is another (behind a router, or --listen 0.0.0.0:PORT)")
-    add("--name", default="", metavar="NAME", help="admit: what the site is called, else as its "
-        "key says")
-    add("--federation", default=FOLDER, metavar="FOLDER", help=f"where it lies ({FOLDER})")
+    add("files", nargs="*", default=[], metavar="FILE", help="up: the site.yaml of each site "
+        "with its own data; admit: public keys of sites on other machines; dismiss: name of a site")
+    add("--loopback", type=int, default=0, metavar="N", help="up: number of sites, all on "
+        "this machine")
+    add("--listen", default="", metavar="HOST:PORT", help="up: address on which sites on other "
+        "machines connect, over TLS")
+    add("--reach", default="", metavar="HOST:PORT", help="up: address that the sites use, if it "
+        "differs (behind a router, or with --listen 0.0.0.0:PORT)")
+    add("--name", default="", metavar="NAME", help="admit: name of the site (default: the name "
+        "in its key)")
+    add("--federation", default=FOLDER, metavar="FOLDER", help="folder of the federation "
+                                                               f"({FOLDER})")
     add("--json", action="store_true", help="status: for programs")
     parser.checks.append(_mistakes)
 
@@ -95,7 +94,7 @@ def _of_up(args: Namespace) -> list[str]:
     if not 0 <= args.loopback <= MOST:
         return [f"--loopback {args.loopback}: 1 to {MOST} sites"]
     if args.reach and not args.listen:
-        return ["--reach goes with --listen"]
+        return ["--reach needs --listen"]
     out = []
     for flag, address in (("--listen", args.listen), ("--reach", args.reach)):
         try:
@@ -104,22 +103,22 @@ def _of_up(args: Namespace) -> list[str]:
             out.append(f"{flag}: {error}")
             continue
         if host in ANY and (flag == "--reach" or not args.reach):
-            out.append(f"{flag} {address} is no address that a site can call: say --reach "
-                       "HOST:PORT, as sites know this machine")
+            out.append(f"{flag} {address} is not an address that a site can reach: add "
+                       "--reach HOST:PORT with this machine's address")
     known = (user_path(args.federation) / "federation.json").is_file()
     if not (args.loopback or args.files or args.listen or known):
-        out.append("up wants --loopback N (how many sites), a site.yaml for each, or --listen "
+        out.append("up needs --loopback N (how many sites), a site.yaml for each, or --listen "
                    "HOST:PORT for sites on other machines")
     return out
 
 
 def _of_others(args: Namespace) -> list[str]:
     if args.what == "admit" and not args.files:
-        return ["admit wants the public key of a site, FILE.pub, which fedvlm site key writes"]
+        return ["admit needs the public key of a site: FILE.pub, written by fedvlm site key"]
     if args.what == "admit" and args.name and len(args.files) > 1:
-        return ["--name is of one site: admit one key at a time"]
+        return ["--name works with one key: admit one site at a time"]
     if args.what == "dismiss" and len(args.files) != 1:
-        return ["dismiss wants the name of one site (fedvlm federation status has them)"]
+        return ["dismiss needs the name of one site (fedvlm federation status lists them)"]
     return []
 
 
@@ -141,12 +140,12 @@ def main(args: Namespace) -> int:
         return _admit(args, place)
     if args.what == "dismiss":
         dismiss(place, args.files[0])
-        say(f"{args.files[0]} is let in no more")
+        say(f"{args.files[0]} was removed and cannot connect any more")
         return 0
     if args.what == "down":
         count = network.down(place)
-        say(f"{count} processes ended; keys and states stay in {folder}" if count
-            else "nothing ran; keys and states are in " + str(folder))
+        say(f"{count} processes stopped; keys and states stay in {folder}" if count
+            else "nothing was running; keys and states are in " + str(folder))
         return 0
     return _status(place, args.json)
 
@@ -155,7 +154,7 @@ def _up(args: Namespace, folder: Path) -> int:
     owners = [str(user_path(file).absolute()) for file in args.files] or [""] * args.loopback
     lost = [file for file in filter(None, owners) if not Path(file).is_file()]
     if lost:
-        raise ConfigError(f"there is no '{lost[0]}': fedvlm site make writes one")
+        raise ConfigError(f"'{lost[0]}' does not exist; create it with fedvlm site make")
     place = network.up(folder, owners, say, args.listen, args.reach)
     many, option = len(place.sites), _option(args)
     if place.listen or any(site.owner for site in place.sites):
@@ -163,11 +162,11 @@ def _up(args: Namespace, folder: Path) -> int:
         count = f"{many} sites" if many != 1 else "1 site"
         say(*([f"{count} in it. A run on them: fedvlm run --engine sites --federation "
                f"{args.federation} --site-file server/site.json ..."] if many else []),
-            *([f"a site on another machine: fedvlm site key there, then fedvlm federation admit"
+            *(["a site on another machine: run fedvlm site key there, then fedvlm federation admit"
                f"{option} NAME.pub"] if place.listen else []))
         return 0
     say(f"{many} sites are registered. A run of {2 * many} clients on them: fedvlm run --demo "
-        f"--num-users {2 * many} --engine flower{option} FED.SITES {even(2 * many, many)}")
+        f"--num-users {2 * many} --engine flower{option} FED.SITES {split_evenly(2 * many, many)}")
     return 0
 
 
@@ -179,11 +178,11 @@ def _admit(args: Namespace, place: Place) -> int:
     keys = [read_public(user_path(file), args.name) for file in args.files]
     for key in keys:
         place, told = admit(place, key)
-        say(f"{key.name} is admitted by its key {key.fingerprint}: compare that with its owner (by "
-            "telephone)",
-            f"hand over {place.invitation(key.name)}: {told.address}, certificate "
+        say(f"{key.name} is admitted by its key {key.fingerprint}: compare it with the site's "
+            "owner by telephone",
+            f"send {place.invitation(key.name)}: {told.address}, certificate "
             f"{told.fingerprint}",
-            f"there: fedvlm site serve SITE.YAML --federation {key.name}.json")
+            f"on the site's machine: fedvlm site serve SITE.YAML --federation {key.name}.json")
     return 0
 
 
@@ -193,7 +192,7 @@ def _status(place: Place, plain: bool) -> int:
     down = [p.name for p in parts if not p.pid and p.name not in waiting]
     away = {site.name: False for site in place.sites if site.away}
     if away and LINK not in down:
-        away = connected(place)
+        away = connected_sites(place)
     code = int(bool(down) or not all(away.values()))
     if plain:
         say(json.dumps({
@@ -208,9 +207,9 @@ def _status(place: Place, plain: bool) -> int:
               "for": "connected" if there else "not connected"} for name, there in away.items()]
     say(*table_lines(rows), f"logs: {place.folder / 'logs'}")
     if down:
-        said = [f"{name} does not run" + (f": {words}" if (words := _last(place, name)) else "")
+        said = [f"{name} is not running" + (f": {words}" if (words := _last(place, name)) else "")
                 for name in down]
-        say(*said, f"begin what is missing: fedvlm federation up --federation {place.folder}")
+        say(*said, f"start what is missing: fedvlm federation up --federation {place.folder}")
     return code
 
 

@@ -1,4 +1,4 @@
-"""Take clients of a federation of sites in again, from the next start of the run on.
+"""Re-admit excluded clients when the run is next started.
 
 For a client whose site was excluded (its updates were refused in several rounds in a row): its site
 is asked again, and the client goes on from its accepted state. With --anew also for a client whose
@@ -15,8 +15,8 @@ from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import say
 
 EXAMPLES = (
-    "fedvlm readmit RUN_FOLDER 1  # ask its site again",
-    "fedvlm readmit RUN_FOLDER 1 3 --anew  # their states are gone",
+    "fedvlm readmit RUN_FOLDER 1  # include its site again",
+    "fedvlm readmit RUN_FOLDER 1 3 --anew  # their states are lost",
 )
 ALSO = ("readmission", "include", "forgive", "unban")
 
@@ -27,7 +27,7 @@ def flags(parser: Parser) -> None:
     parser.add_argument("clients", nargs="+", type=whole_number(0), metavar="CLIENT",
                         help="by number")
     parser.add_argument("--anew", action="store_true",
-                        help="as if they had never worked: their states are gone")
+                        help="restart them from the initial state: their states are lost")
 
 
 def main(args: Namespace) -> int:

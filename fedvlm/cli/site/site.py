@@ -1,6 +1,6 @@
-"""A party of a federation: its site file, its owner's rules, what it holds; a worker.
+"""Set up, check and serve one party's images as a site of a federation.
 
-Images stay where they are.
+Images never leave the site.
 
 make: write FOLDER/site.json from folders of images (a client each), and FOLDER/site.yaml, in which
 the owner says what may run. Without --client: the file of a server, with class names and perhaps a
@@ -47,7 +47,7 @@ ALSO = ("party", "silo", "owner", "serve")
 WHAT = ("make", "check", "status", "key", "serve", "stop")
 _READS = {"check": ("full", "json", "sample"), "status": ("json",), "stop": (),
           "key": _serve.KEYS}
-_FILE = "FILE is a site.yaml, which fedvlm site make writes"
+_FILE = "FILE is a site.yaml, written by fedvlm site make"
 _LIST = {"check": ("images",)}  # read with a coordinator's site.json
 
 
@@ -57,8 +57,9 @@ def flags(parser: Parser) -> None:
     add("what", nargs="?", default="", metavar="WHAT", help=f"one of {', '.join(WHAT)}")
     _make.flags(parser)
     add("--full", action="store_true", help="check: decode all images")
-    add("--sample", type=int, default=None, metavar="N", help="check: images to decode (64)")
-    add("--json", action="store_true", help="check, status: all of it, for programs")
+    add("--sample", type=int, default=None, metavar="N", help="check: number of images to decode "
+                                                              "(64)")
+    add("--json", action="store_true", help="check, status: the full result as JSON")
     _serve.flags(parser)
     add_flags(parser, shown=False)
     add_opts(parser)
@@ -76,17 +77,17 @@ def _mistakes(args: Namespace) -> list[str]:
     if args.what == "serve":
         stray = looks + [n for dest, n in args.spelling.items()
                          if dest in (*_make.OWN, *_serve.KEYS)]
-        return [f"serve does not read {name}" for name in stray] or _serve.mistakes(args)
+        return [f"serve does not read {name}" for name in stray] or _serve.serve_mistakes(args)
     if args.what == "make":
         stray = looks + [n for dest, n in args.spelling.items()
                          if dest in (*_serve.OWN, *_serve.KEYS)]
-        return [f"make does not read {name}" for name in stray] or _make.mistakes(args)
+        return [f"make does not read {name}" for name in stray] or _make.make_mistakes(args)
     reads = (*_READS[args.what], *_LIST.get(args.what, ()))
     stray = [n for dest, n in args.spelling.items() if dest not in reads]
     if stray:
         return [f"{args.what} does not read {name}" for name in stray]
     if len(args.opts) != 1:
-        return [f"{args.what} wants one FILE: fedvlm site {args.what} FILE; {_FILE}"]
+        return [f"{args.what} needs one FILE: fedvlm site {args.what} FILE; {_FILE}"]
     if args.full and args.sample is not None:
         return ["give --full or --sample N, not both"]
     return []
@@ -103,11 +104,11 @@ def main(args: Namespace) -> int:
         say(*verbs()["site"].parser().format_help().splitlines())
         return 0
     if args.what == "make":
-        return _make.make(args)
+        return _make.make_site(args)
     if args.what == "serve":
-        return _serve.serve(args)
+        return _serve.serve_command(args)
     if args.what == "key":
         return _serve.key(args)
     from fedvlm.cli.site import _look  # start-up: PyTorch, 2 s
 
-    return {"check": _look.check, "status": _look.status, "stop": _look.stop}[args.what](args)
+    return {"check": _look.check, "status": _look.site_status, "stop": _look.stop}[args.what](args)

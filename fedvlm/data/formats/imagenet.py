@@ -6,7 +6,7 @@ are the test images and there is no validation split, so that a choice made on v
 cannot look at the test set.
 
 Copies of CoOp's list have carried one name for two ids. The second of them, in the order of the
-ids, then gets ``(2)`` behind its name, in ImageNet and in its variants, and the notes say so.
+ids, then gets ``(2)`` after its name, in ImageNet and in its variants, and the notes say so.
 """
 
 from __future__ import annotations

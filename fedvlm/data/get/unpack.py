@@ -73,7 +73,7 @@ def unpack_archive(
 
     Raises:
         DataError: the archive is broken or refused, the target exists, the disk is full; nothing
-            is left of it.
+            was kept of it.
     """
     if target.exists() or target.is_symlink():
         raise DataError(f"{target} exists already; move it away to unpack {archive.name} there")

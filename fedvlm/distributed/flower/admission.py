@@ -75,7 +75,7 @@ def dismiss(place: Place, name: str) -> None:
                           f"'{place.folder}' has no sites on other machines")
     if place.node(name):
         if not processes.pid_of(place, LINK):
-            raise ConfigError("the SuperLink is not running; start it with fedvlm federation up "
+            raise ConfigError("the SuperLink is not running: start it with fedvlm federation up "
                               "--federation "
                               f"{place.folder}, then dismiss the site")
         commands.flwr(place, "supernode", "unregister", str(place.node(name)), LINK)
@@ -84,7 +84,7 @@ def dismiss(place: Place, name: str) -> None:
     replace(place, sites=tuple(site for site in place.sites if site.name != name)).write()
 
 
-def connected(place: Place) -> dict[str, bool]:
+def connected_sites(place: Place) -> dict[str, bool]:
     """Say of each site on another machine whether the SuperLink hears of it.
 
     Raises:

@@ -158,7 +158,7 @@ class Flower:
         self._drop()
         self._count(time.monotonic() - self._since < SHORT)
         link = "" if self._runs() else (
-            ", and the SuperLink is not running; start it with fedvlm federation up --federation "
+            ", and the SuperLink is not running: start it with fedvlm federation up --federation "
             f"{self.place.folder}")
         return Lost(f"Flower's relay has ended ({error}){link}")
 
@@ -187,7 +187,7 @@ class Flower:
             return self._relay
         if not self._runs():
             raise Lost(
-                "the SuperLink is not running; start it with fedvlm federation up --federation "
+                "the SuperLink is not running: start it with fedvlm federation up --federation "
                 f"{self.place.folder}"
             )
         app = self._folder / "app"

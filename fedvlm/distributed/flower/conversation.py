@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from fedvlm.distributed.sockets.stream import StreamError, present, receive, send
+from fedvlm.distributed.sockets.stream import StreamError, answer_hello, receive, send
 
 SLACK = 30.0  # seconds more than a site's that the relay has
 LOOK = 1.0  # seconds between looks whether an answer can come
@@ -27,7 +27,7 @@ def meet(door: socket.socket, token: bytes, seconds: float) -> socket.socket | N
         except TimeoutError:
             return None
         try:
-            present(sock, token)
+            answer_hello(sock, token)
         except StreamError:
             sock.close()
         else:

@@ -262,7 +262,7 @@ def down(place: Place) -> int:
     left = processes.strays(place)  # by whoever was begun by them
     if left:
         count += len(left)
-        processes.end(place, sorted({processes.part_of(pid) for pid in left}))
+        processes.end(place, sorted({processes.process_part(pid) for pid in left}))
     return count
 
 
@@ -292,7 +292,7 @@ def run_of(about: str) -> str:
     return told[1] if told else ""
 
 
-def refuse_busy(place: Place) -> None:
+def refuse_busy_federation(place: Place) -> None:
     """Refuse a federation whose sites work for a run that is under way in another process.
 
     Raises:

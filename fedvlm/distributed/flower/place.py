@@ -203,7 +203,7 @@ def free_port() -> int:
         return int(door.getsockname()[1])
 
 
-def even(clients: int, sites: int) -> str:
+def split_evenly(clients: int, sites: int) -> str:
     """Return ranges of clients for sites, as equal as can be (``FED.SITES``)."""
     bounds = [clients * i // sites for i in range(sites + 1)]
     return ",".join(f"{a}-{b - 1}" if b - a > 1 else f"{a}"

@@ -126,7 +126,7 @@ def strays(place: Place, which: Collection[str] | None = None) -> set[int]:
     return out
 
 
-def part_of(pid: int) -> str:
+def process_part(pid: int) -> str:
     """Return which part of a federation a process is."""
     return _marks(pid).get(PART, "")
 

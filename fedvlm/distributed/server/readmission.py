@@ -16,13 +16,13 @@ from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
-from fedvlm.distributed.schema import each, flag, hexes, record, whole
+from fedvlm.distributed.schema import each, flag, hexes, integer, record
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.federation.reliability.unreliable import VOID
 from fedvlm.federation.rounds import FedState
 
 NAME = "readmit.json"
-_WISHES = each(record({"id": hexes, "client": whole(), "anew": flag}))
+_WISHES = each(record({"id": hexes, "client": integer(), "anew": flag}))
 Wish = Mapping[str, Any]  # ``id``, ``client``, ``anew``
 
 

@@ -60,7 +60,7 @@ def greet(sock: socket.socket, token: bytes, seconds: float | None = None) -> No
     sock.settimeout(None)
 
 
-def present(sock: socket.socket, token: bytes, seconds: float | None = None) -> None:
+def answer_hello(sock: socket.socket, token: bytes, seconds: float | None = None) -> None:
     """Answer a worker's hello, and make sure that it knows the token.
 
     Args:
@@ -146,7 +146,7 @@ def connect(path: Path, token: bytes, seconds: float | None = None) -> socket.so
         except OSError as error:
             raise StreamError(reason(error)) from None
         check_peer(sock)
-        present(sock, token, seconds)
+        answer_hello(sock, token, seconds)
     except BaseException:
         sock.close()
         raise

@@ -57,7 +57,8 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
     model = recipe.module(trained.model)
     size = sum(v.numel() * v.element_size() for v in model.state_dict().values())
     if size > MOST:
-        raise ConfigError(f"the tower has {size / 1e9:.1f} GB, and one ONNX file holds 2 GB")
+        raise ConfigError(f"the tower has {size / 1e9:.1f} GB, but an ONNX file can hold at most "
+                          "2 GB")
     split_attention(model.get_submodule("towers"))  # plain products, not torch's fused attention
     noise = io.StringIO()
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
@@ -77,7 +78,7 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
             )
     except torch.onnx.OnnxExporterError as error:
         raise ConfigError(
-            f"{recipe.card['method']} cannot be traced as one graph, which ONNX wants: "
+            f"{recipe.card['method']} cannot be traced as one graph, which ONNX needs: "
             f"{_reason(error)}"
         ) from error
     finally:
@@ -86,8 +87,8 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
     graph = onnx.load(str(folder / FILE))
     if not graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
         raise ConfigError(
-            f"{recipe.card['method']} cannot be traced for any number of images: its prediction "
-            "reads how many there are"
+            f"{recipe.card['method']} cannot be traced for a variable number of images: its "
+            "prediction depends on the batch size"
         )
     keys = ("method", "classnames", "transform")
     onnx.helper.set_model_props(graph, {k: json.dumps(recipe.card[k]) for k in keys})
@@ -96,7 +97,7 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
     return (
         "```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession('model.onnx')\n"
         "logits = session.run(None, {'pixels': pixels})[0]  # float32 [n, 3, S, S]\n```\n\n"
-        "Class names and transform stand in model.json and in the file's own properties."
+        "Class names and transform are in model.json and in the file's metadata."
     )
 
 

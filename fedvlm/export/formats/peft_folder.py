@@ -72,8 +72,8 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
     names = sites(recipe.lora)
     if not names:
         raise ConfigError(
-            "there is no LoRA, so nothing that a peft adapter could hold: train with --peft lora, "
-            "or use --format safetensors"
+            "the model has no LoRA, so there is nothing for a peft adapter: train with --peft "
+            "lora, or use --format safetensors"
         )
     if "norms" in recipe.card["adapted"]:
         raise ConfigError(
@@ -95,7 +95,7 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
         wrapped = get_peft_model(copy.deepcopy(base), config)
         result: Any = set_peft_model_state_dict(wrapped, to_peft(recipe.lora))
         if result.unexpected_keys:
-            raise FedvlmError(f"peft has no place for {result.unexpected_keys[:3]}")
+            raise FedvlmError(f"peft does not accept {result.unexpected_keys[:3]}")
         wrapped.peft_config["default"].base_model_name_or_path = _base_name(trained, folder, common)
         with quiet_hub(local=True):
             wrapped.save_pretrained(str(folder), save_embedding_layers=False)

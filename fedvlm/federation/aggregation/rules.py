@@ -177,7 +177,8 @@ def check_rule(spec: AggregateSpec, name: str, allowed: Sequence[str], cohort: i
     if cohort < fewest(spec):
         raise ConfigError(
             f"FED.AGGREGATOR {spec.rule} with FED.BYZANTINE {spec.byzantine} needs at least "
-            f"{fewest(spec)} clients a round (2 f + 3), and {cohort} are drawn and answer: lower "
+            f"{fewest(spec)} clients per round (2 f + 3), but only {cohort} are drawn and "
+            "answer: lower "
             "FED.BYZANTINE, or raise FED.CLIENTS or FED.FRAC"
         )
 
@@ -194,7 +195,8 @@ def krum_scores(updates: Updates, byzantine: int) -> Tensor:
     k, least = len(updates), 2 * byzantine + 3
     if k < least:
         raise FedvlmError(
-            f"Krum stands {byzantine} hostile updates among at least {least}; this round has {k}: "
+            f"Krum tolerates {byzantine} hostile updates among at least {least} clients; this "
+            f"round has {k}: "
             "lower FED.BYZANTINE or raise FED.CLIENTS or FED.FRAC"
         )
     gram = torch.zeros(k, k, dtype=torch.float64)

@@ -15,7 +15,7 @@ from fedvlm.core.trees import Tree, cat, first_non_finite, in_double
 
 T = TypeVar("T")
 PIECE = 1 << 22  # numbers of float64 weights at a time
-NOTHING = "no update has a weight above zero; there is nothing to average"
+NOTHING = "no update has a weight above zero: nothing to average"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def join_updates(parts: Sequence[Updates]) -> Updates:
         for tree in trees:
             if tree.keys() != trees[0].keys():
                 odd = sorted(tree.keys() ^ trees[0].keys())
-                raise FedvlmError(f"clients of one round differ in what they send: {odd}")
+                raise FedvlmError(f"clients of one round send different tensors: {odd}")
         joined = cat(trees)
         return joined if same else {n: v[order.to(v.device)] for n, v in joined.items()}
 
@@ -199,7 +199,7 @@ def weighted_sum(tensors: Tensor | Sequence[Tensor], weights: Sequence[float]) -
     """
     total = float(sum(weights))
     if math.isinf(total):
-        raise FedvlmError("the weights of the updates have no finite sum: no mean can be taken")
+        raise FedvlmError("the weights of the updates have no finite sum: no mean is possible")
     if not total > 0:
         raise FedvlmError(NOTHING)
     first = tensors[0]

@@ -55,8 +55,8 @@ class Cohort:
             FedvlmError: says what there is instead.
         """
         raise FedvlmError(
-            "a context gives no batcher: a method reaches its samples by ctx.subset, ctx.whole and "
-            "ctx.batches, and their numbers by ctx.sizes"
+            "a context has no batcher: a method reads its samples with ctx.subset, ctx.whole and "
+            "ctx.batches, and their counts with ctx.sizes"
         )
 
     @property

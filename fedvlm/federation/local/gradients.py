@@ -74,9 +74,9 @@ def _check_one_each(value: Tensor, batch: Batch) -> None:
     """Refuse a loss that is not one number for each client of ``batch``."""
     if value.shape != batch.y.shape[:1]:
         raise MethodError(
-            f"the loss has the shape {tuple(value.shape)}, and {len(batch.y)} clients want one "
-            f"number each, {tuple(batch.y.shape[:1])}: sum or average over samples (axis 1) only, "
-            "never over clients, which do not mix"
+            f"the loss has the shape {tuple(value.shape)}, but must have one number per "
+            f"client, {tuple(batch.y.shape[:1])}: sum or average over samples (axis 1) only, "
+            "never over clients"
         )
 
 

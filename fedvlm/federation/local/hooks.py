@@ -49,8 +49,8 @@ def slots_of(hook: str, value: Any) -> State:
     for slot, tree in value.items():
         if not isinstance(tree, Mapping):
             raise MethodError(
-                f"{hook} returned {_kind(tree)} in '{slot}', not a tree: what it returns are slots "
-                f"such as {SLOTS}"
+                f"{hook} returned {_kind(tree)} in '{slot}', not a tree: it must return slots such "
+                f"as {SLOTS}"
             )
     return dict(value)
 

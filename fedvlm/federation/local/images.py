@@ -163,7 +163,7 @@ class Absent:
 
     def _refuse(self, clients: Sequence[int]) -> NoReturn:
         raise DataError(
-            f"{self.who}: the personal model of client {clients[0]} is made from the client's own "
-            "images, which are not here; a finished run has it in models/: end the run first (the "
-            "same command goes on with it), or take the global model"
+            f"{self.who}: the personal model of client {clients[0]} needs the client's own "
+            "images, which are not available here; a finished run has this model in models/: "
+            "finish the run first (the same command resumes it), or use the global model"
         )

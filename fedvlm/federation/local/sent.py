@@ -56,7 +56,7 @@ def unsent_names(shared: Sequence[str], only: Sequence[str] | None) -> list[str]
     for pattern in only:
         if not matching(shared, [pattern]):
             raise FedvlmError(
-                f"only='{pattern}' matches no shared tensor; there are {_names(shared)}"
+                f"only='{pattern}' matches no shared tensor; shared are {_names(shared)}"
             )
     kept = set(matching(shared, only))
     return [n for n in shared if n not in kept]
@@ -83,7 +83,8 @@ def cut_upload(
     known: dict[tuple[int, int], Tensor] = {}
     for name, one in whole.items():
         if name not in params:
-            raise FedvlmError(f"rows of '{name}', which is not sent; sent are {_names(params)}")
+            raise FedvlmError(f"rows of '{name}', which is not uploaded; uploaded are "
+                              f"{_names(params)}")
         leaf = params[name]
         _check(name, one, leaf)
         index, size = one.index, leaf.shape[one.along(leaf)]
@@ -110,7 +111,7 @@ def of_ranks(params: Tree, ranks: Mapping[str, Ranks]) -> dict[str, Rows]:
         names = [site + end for end in AXES if site + end in params]
         if not names:
             raise FedvlmError(
-                f"ranks of '{site}', of which no factor is sent; sent are {_names(params)}"
+                f"ranks of '{site}', of which no factor is uploaded; uploaded are {_names(params)}"
             )
         leaf, axis = params[names[0]], AXES[names[0].removeprefix(site)]
         k, rank = len(leaf), leaf.shape[axis]
@@ -131,7 +132,7 @@ def refusal(name: str, told: float, size: int) -> str:
     """Return what is wrong with rows of which ``told`` is told; empty: nothing."""
     if told == -1:
         return (
-            f"a row of '{name}' that there is not: they are 0 to {size - 1}, and -1 is none"
+            f"a row of '{name}' that does not exist: rows are 0 to {size - 1}, and -1 is none"
         )
     return f"a row of '{name}' twice" if told == -2 else ""
 
@@ -143,9 +144,9 @@ def odd_extra(extras: TreeView, forms: TreeView) -> str:
     """
     for name in sorted(extras.keys() | forms.keys()):
         if name not in extras:
-            return f"the extra '{name}' is not there"
+            return f"the extra '{name}' is missing"
         if name not in forms:
-            return f"there is an extra '{name}', which this round does not have"
+            return f"an extra '{name}', which this round does not have"
         v, home = extras[name], forms[name]
         if v.shape[1:] != home.shape or v.dtype != home.dtype:
             return (
@@ -171,7 +172,7 @@ def _check(name: str, rows: Rows, leaf: Tensor) -> None:
         )
     if not -leaf.dim() < rows.axis < leaf.dim() - 1:
         raise FedvlmError(
-            f"rows of '{name}' lie along axis {rows.axis}; it has the shape {list(leaf.shape[1:])}"
+            f"rows of '{name}' lie along axis {rows.axis}, but its shape is  {list(leaf.shape[1:])}"
         )
 
 

@@ -175,7 +175,7 @@ def _chunk_answers(
         raise ConfigError(
             f"trainer {trainer.name or type(trainer).__name__} fails on the stream "
             f"{', '.join(batch.x)} before round 1: {failure_text(error)}{own_line(error)} (its "
-            "loss and prediction must hold for the stream that it declares and for pixels; --debug "
+            "loss and prediction must work for its declared stream and for pixels; --debug "
             "shows the traceback)"
         ) from error
     return logits, {

@@ -38,13 +38,13 @@ def aggregate_updates(
         raise
     except Exception as error:
         raise FedvlmError(
-            f"round {ctx.round}: {trainer.name or type(trainer).__name__} cannot aggregate what "
-            f"{origin} sent: {failure_text(error)}; {kept} (--debug shows the traceback)"
+            f"round {ctx.round}: {trainer.name or type(trainer).__name__} cannot aggregate the "
+            f"updates of {origin}: {failure_text(error)}; {kept} (--debug shows the traceback)"
         ) from error
     bad = first_non_finite(trainer.shared(after))
     if bad is not None:
         raise DivergedError(
-            f"round {ctx.round}: the aggregate of '{bad}' is not finite, of what {origin} sent; "
+            f"round {ctx.round}: the aggregate of '{bad}' is not finite (updates of {origin}); "
             f"{kept}"
         )
     return after

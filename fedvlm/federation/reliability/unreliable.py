@@ -89,19 +89,19 @@ class Unreliable:
         low, high = self.slowdown
         if self.stragglers and not 1 <= low <= high:
             raise ConfigError(
-                f"{KEY}.SLOWDOWN {self.slowdown}: wants (least, most) with 1 <= least <= most, "
-                "such as (2, 4)"
+                f"{KEY}.SLOWDOWN {self.slowdown}: expected (least, most) with 1 <= least <= "
+                "most, such as (2, 4)"
             )
         if self.stragglers and not self.deadline:
             raise ConfigError(
-                f"{KEY}.STRAGGLERS {self.stragglers:g} without {KEY}.DEADLINE: a server that waits "
-                f"for everybody loses nothing by slow clients; set {KEY}.DEADLINE (1: until a "
+                f"{KEY}.STRAGGLERS {self.stragglers:g} without {KEY}.DEADLINE: slow clients have "
+                f"no effect when the server waits for all clients; set {KEY}.DEADLINE (1: until a "
                 "client of full speed has done its work)"
             )
         if 0 < self.deadline < 1 and self.clock == WORK and self.late == DROP:
             raise ConfigError(
-                f"{KEY}.DEADLINE {self.deadline:g}: nobody does its whole work in less than 1; "
-                f"set it to 1 or more, {KEY}.LATE partial, or {KEY}.CLOCK steps"
+                f"{KEY}.DEADLINE {self.deadline:g}: no client finishes its work in less than "
+                f"1; set it to 1 or more, {KEY}.LATE partial, or {KEY}.CLOCK steps"
             )
 
     @property
@@ -184,9 +184,9 @@ class Unreliable:
             return NO_ANSWER
         share = self.share(round_, client, steps)
         if share < 1 and self.late == DROP:
-            return f"{LATE}: at the deadline it has done {100 * share:.0f} % of its work"
+            return f"{LATE}: at the deadline it has finished {100 * share:.0f} % of its work"
         if steps and self.cuts and steps_in_share(steps, share) == 0:
-            return f"{LATE}: no step is done at the deadline"
+            return f"{LATE}: no step is finished at the deadline"
         return ""
 
     def part(
@@ -211,10 +211,10 @@ class Unreliable:
         said = {
             f"drop-out {self.dropout:g}": self.dropout,
             f"{slow}, {times} times": self.stragglers,
-            f"deadline {self.deadline:g} ({self.clock}), who is late {late}": self.deadline,
+            f"deadline {self.deadline:g} ({self.clock}), late clients {late}": self.deadline,
             f"{self.join:g} join late": self.join,
             f"{self.leave:g} leave": self.leave,
-            f"{len({a.client for a in self.absences})} clients away by name": self.absences,
+            f"{len({a.client for a in self.absences})} clients listed as absent": self.absences,
             f"quorum {self.quorum:g}": self.quorum and self.active,
         }
         return ", ".join(words for words, there in said.items() if there)
@@ -241,8 +241,8 @@ def below_quorum(round_: int, clients: int, lost: Mapping[int, str], quorum: flo
     )
     return (
         f"round {round_}: {len(lost)} of {clients} clients did not answer ({reasons}), and "
-        f"{KEY}.QUORUM is {quorum:g}; the state of round {round_ - 1} is kept: the same command "
-        f"with a lower {KEY}.QUORUM goes on there, with this one it ends here again"
+        f"{KEY}.QUORUM is {quorum:g}; the state of round {round_ - 1} is kept: to resume there, "
+        f"run the same command with a lower {KEY}.QUORUM"
     )
 
 
@@ -280,17 +280,18 @@ def parse_absences(text: str, clients: int) -> tuple[Absence, ...]:
         match = SPAN.fullmatch(part)
         if match is None:
             raise ConfigError(
-                f"{KEY}.AWAY '{text}': '{part}' is no absence; write client:rounds, such as 3:1-4 "
+                f"{KEY}.AWAY '{text}': '{part}' is not an absence; write client:rounds, such as "
+                "3:1-4 "
                 "(joins in round 5), 7:20- (leaves after round 19) or 2:6"
             )
         client, first = int(match[1]), int(match[2])
         last = first if match[3] is None else int(match[4] or 0)
         if client >= clients:
             raise ConfigError(
-                f"{KEY}.AWAY '{text}': there is no client {client}, the last is {clients - 1}"
+                f"{KEY}.AWAY '{text}': no client {client}, the last client is {clients - 1}"
             )
         if first < 1 or (match[4] and last < first):
-            why = "rounds begin at 1" if first < 1 else "its rounds run backwards"
+            why = "rounds begin at 1" if first < 1 else "its last round is before its first"
             raise ConfigError(f"{KEY}.AWAY '{text}': '{part}': {why}")
         out.append(Absence(client, first, last))
     return tuple(out)

@@ -28,8 +28,8 @@ class ContextTrainer(Trainer):
 
     groups = ((r"text\.ctx", "shared"),)
     options = {
-        "N_CTX": Option(4, "context tokens of a random start", low=1),
-        "CTX_INIT": Option("a photo of a", "words that the context starts as; '' is random"),
+        "N_CTX": Option(4, "number of context tokens with random initialisation", low=1),
+        "CTX_INIT": Option("a photo of a", "words that initialise the context; '' is random"),
     }
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
@@ -46,7 +46,7 @@ class PairTrainer(Trainer):
 
     groups = ((r"text\.ctx\.global", "shared"), (r"text\.ctx\.local", "personal"))
     options = {"N_CTX": Option(16, "context tokens", low=1)}
-    exempt = {"G4": "a client's own context counts from its first round on, trained or not"}
+    exempt = {"G4": "a client's own context is used from its first round on, trained or not"}
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return both contexts ``[n_ctx, text_width]``, N(0, 0.02^2)."""

@@ -183,8 +183,8 @@ def holdout_size(n: int, how: Distillation) -> int:
     count = 0 if how.gate == NO_GATE else max(1, round(how.holdout * n))
     if n - count < 1:
         raise ConfigError(
-            f"the server's distillation has {n} proxy image(s), too few to learn from and to hold "
-            "out: set DATASET.SERVER_HOLDOUT higher, or name a larger set or folder"
+            f"the server's distillation has {n} proxy image(s), too few for training and "
+            "validation: set DATASET.SERVER_HOLDOUT higher, or name a larger set or folder"
         )
     return count
 

@@ -21,8 +21,8 @@ from fedvlm.federation.toolbox.prototypes import Features, membership
 COUNTED = "counted"  # slot of a client at the server
 TAG = "moments"  # one shuffle for every caller: sums run in the same order, whoever asks
 CLOSED_FORM = {  # of a trainer that computes of these sums: ``Trainer.exempt``
-    "G4": "a closed form: there is no learning rate",
-    "G5": "a closed form: there is no descent",
+    "G4": "closed form: there is no learning rate",
+    "G5": "closed form: there is no gradient descent",
     "G11": "nobody takes a step",
 }
 ABSENT = -1e4  # score of a class that nobody has an image of

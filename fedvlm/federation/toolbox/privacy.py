@@ -79,7 +79,7 @@ def add_noise(tree: Tree, batch: Batch, std: float, purpose: str) -> Tree:
     for row in range(len(batch.y)):
         seed = batch.seed(purpose, row)
         if seed is None:
-            raise ValueError("noise is drawn within a loop's step only")
+            raise ValueError("noise can be drawn only within a step of a loop")
         stream = torch.Generator().manual_seed(seed)
         for n in sorted(tree):
             draws[n].append(torch.randn(tree[n].shape[1:], generator=stream, dtype=torch.float64))
@@ -164,8 +164,8 @@ def renyi() -> tuple[Any, Any]:
         from dp_accounting.rdp import RdpAccountant  # optional: fedvlm[dp]
     except ImportError:
         raise ConfigError(
-            f"ACCOUNTANT {SAMPLED} needs dp-accounting from 0.4 on: pip install 'fedvlm[dp]', or "
-            f"leave it at {GAUSSIAN}"
+            f"ACCOUNTANT {SAMPLED} needs dp-accounting 0.4 or newer: pip install 'fedvlm[dp]', or "
+            f"use {GAUSSIAN}"
         ) from None
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     return dp_accounting, RdpAccountant(neighboring_relation=relation)
@@ -217,8 +217,8 @@ class Mechanism:
             return epsilon_of(self.noise, one.passes, self.delta)
         if any(steps > 1 for steps in one.steps):
             raise ConfigError(
-                "ACCOUNTANT sampled: a client took several steps in a round, which share out one "
-                "shuffle and are no independent draws; set FED.LOCAL_STEPS 1, or ACCOUNTANT "
+                "ACCOUNTANT sampled: a client made several steps in a round on one shuffle, "
+                "which are not independent draws; set FED.LOCAL_STEPS 1, or ACCOUNTANT "
                 "gaussian"
             )
         return sampled_epsilon(self.noise, one.size, one.batch, sum(one.steps), self.delta)
@@ -240,8 +240,8 @@ def report_spending(how: Mechanism, work: Sequence[Worked]) -> Mapping[str, Any]
     gain = "with" if how.sampled and drawn else "no"  # a batch of all images is no draw
     settings = f"sigma {how.sigma:g}, clip {how.clip:g}"
     words = (
-        f"epsilon {most:.4g}, delta {how.delta:g} for one image of a client replaced by another, "
-        f"of the client that spent most ({settings}, {gain} gain of sampling)"
+        f"epsilon {most:.4g}, delta {how.delta:g} for replacing one image of a client, worst "
+        f"client ({settings}, {gain} gain of sampling)"
     ) if bounded else f"no bound on epsilon ({settings})"
     return {
         "epsilon": most if bounded else None, "delta": how.delta, "releases": times,

@@ -33,7 +33,7 @@ class TrainingFree(Trainer):
         "G5": "there is nothing to train",
         "G11": "nobody trains",
         "G12": "no number depends on the seed",
-        "G14": "nobody trains, so no training number can fail to be finite",
+        "G14": "no client trains, so training gives no non-finite number",
     }
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:

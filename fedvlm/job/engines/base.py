@@ -100,8 +100,8 @@ def client_side(cfg: CfgNode) -> ClientSide:
     fed = cfg.FED
     for key, (flag, *engines) in READS.items():
         if fed[key] and fed.ENGINE not in engines:
-            raise ConfigError(f"{flag} {fed[key]}: add --engine {' or '.join(engines)}, which "
-                              "reads it")
+            raise ConfigError(f"{flag} {fed[key]} has no effect with --engine {fed.ENGINE}: use "
+                              f"--engine {' or '.join(engines)}")
     return own_class(ENGINES.load(fed.ENGINE), ClientSide)(cfg)
 
 
@@ -109,6 +109,6 @@ def refuse_memory(cfg: CfgNode, inputs: Inputs | None) -> None:
     """Refuse data in memory where other processes compute (``ConfigError``)."""
     if isinstance(inputs, GivenInputs):
         raise ConfigError(
-            f"--engine {cfg.FED.ENGINE}: other processes cannot read data that a program holds in "
-            "memory; write them as a folder of images, or use the local engine"
+            f"--engine {cfg.FED.ENGINE}: other processes cannot read data in a program's memory; "
+            "save the images to a folder, or use the local engine"
         )

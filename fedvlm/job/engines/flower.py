@@ -28,11 +28,11 @@ from fedvlm.distributed.flower.network import (
     begin_site,
     down,
     errand,
-    refuse_busy,
+    refuse_busy_federation,
     sites_ready,
     up,
 )
-from fedvlm.distributed.flower.place import FOLDER, Place, even, read_place
+from fedvlm.distributed.flower.place import FOLDER, Place, read_place, split_evenly
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.federation.plan import parse_sites
@@ -77,8 +77,8 @@ class AtSitesOfFlower(ClientSide):
         federation, place = built.federation, check_flower(built.cfg)
         self.built, self.carrier = built, Flower(place, tell)
         self.engine = RemoteEngine(
-            self.carrier, config_plain(built.cfg), federation.engine.chunk, policy_of(built.cfg),
-            run, tell, beside=shared_facts(built.identity), remedy="",
+            self.carrier, config_plain(built.cfg), federation.engine.chunk,
+            flower_policy(built.cfg), run, tell, beside=shared_facts(built.identity), remedy="",
         )
         self.ask = self.engine.template
         layout = list(federation.engine.sites)
@@ -86,7 +86,7 @@ class AtSitesOfFlower(ClientSide):
         leave_images(built)
 
         def begin() -> None:
-            refuse_busy(place)  # again: another run may have come while this one was built
+            refuse_busy_federation(place)  # again: a run may have begun meanwhile
             about = errand(folder.path.resolve(), identity_digest(built.identity))
             _begin(place, folder.path.resolve(), about, layout,
                    partial(worker_environment, built.cfg, threads), tell)
@@ -115,7 +115,7 @@ class AtSitesOfFlower(ClientSide):
         self.engine.join(federation)
 
 
-def missing() -> str:
+def why_not_installed() -> str:
     """Return that Flower is not installed, and how to mend it; empty: it is."""
     try:
         find_flower()
@@ -133,22 +133,22 @@ def check_flower(cfg: CfgNode) -> Place:
     place = read_place(user_path(cfg.FED.FEDERATION or FOLDER))
     if place.listen or any(site.owner for site in place.sites):
         raise ConfigError(
-            f"the sites of '{place.folder}' have data of their own: --engine sites --federation "
-            f"{cfg.FED.FEDERATION or FOLDER} asks them"
+            f"the sites of '{place.folder}' have their own data: use --engine sites "
+            f"--federation {cfg.FED.FEDERATION or FOLDER}"
         )
     count, clients = len(place.sites), int(cfg.FED.CLIENTS)
     parts = max(parse_sites(cfg.FED.SITES, clients), default=0) + 1 if cfg.FED.SITES else 0
     if parts != count:
-        has = f"FED.SITES {cfg.FED.SITES} is of {parts}" if parts else "it gets no clients yet"
-        some = f": say FED.SITES {even(clients, count)}" if clients >= count else (
+        has = f"FED.SITES {cfg.FED.SITES} defines {parts}" if parts else "no clients for them"
+        some = f": set FED.SITES {split_evenly(clients, count)}" if clients >= count else (
             f", more than there are clients ({clients})")
         raise ConfigError(
             f"the federation in '{place.folder}' has {count} sites and {has}{some}")
     if not processes.pid_of(place, LINK):
         raise ConfigError(
-            "the SuperLink is not running; start it with fedvlm federation up --federation "
+            "the SuperLink is not running: start it with fedvlm federation up --federation "
             f"{place.folder}")
-    refuse_busy(place)
+    refuse_busy_federation(place)
     return place
 
 
@@ -166,7 +166,7 @@ def loopback(folder: Path, count: int, say: Tell) -> Iterator[Callable[[], set[i
         down(place)
 
 
-def policy_of(cfg: CfgNode) -> Policy:
+def flower_policy(cfg: CfgNode) -> Policy:
     """Return what is done about sites that do not answer well: all are needed, unless said."""
     return replace(sites_policy(cfg), quorum=float(cfg.FED.UNRELIABLE.QUORUM) or 1.0)
 

@@ -32,8 +32,8 @@ def workers_rows(folder: Path, device: torch.device) -> SiteStore:
     runs = [p for p in (folder / PLACE).glob("*") if p.is_dir() and RUN.fullmatch(p.name)]
     if len(runs) != 1:
         raise ConfigError(
-            f"the clients' states of '{folder}' are where its workers keep them (their --states), "
-            "not in the folder: take the global model, or copy that folder to "
+            f"the clients' states of '{folder}' are stored by its workers (folder --states): use "
+            "the global model, or copy that folder to "
             f"'{folder / PLACE}'"
         )
     return SiteStore(runs[0].parent, runs[0].name, device, new_letters())

@@ -93,8 +93,8 @@ class Workers(ClientSide):
         usual = usual_threads({cfg.MODEL.BACKBONE.NAME}, os.environ, core_count())
         if threads != usual and pick_device(cfg.DEVICE).type == "cpu":
             tell(
-                f"{count} workers of {threads} thread(s) each, where --engine local takes {usual}: "
-                f"last bits may differ from its; OMP_NUM_THREADS={threads} makes both alike"
+                f"{count} workers of {threads} thread(s) each, but --engine local uses {usual}: "
+                f"the last bits may differ; with OMP_NUM_THREADS={threads} both are identical"
             )
         return WorkerProcesses(partial(_command, folder, place), count, place,
                                partial(worker_environment, cfg, threads))

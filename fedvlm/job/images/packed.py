@@ -52,15 +52,15 @@ def check_packs(
     where = packs[0].path
     if plain:
         raise ConfigError(
-            f"--plain encodes the images at every step, and {where} is a feature pack without "
-            "images; drop --plain, or give the images as --root"
+            f"--plain needs images at every step, but {where} is a feature pack without "
+            "images; drop --plain, or give the images with --root"
         )
     lacking = [stream for stream in trainer.streams(model) if stream != FEATURES]
     if lacking:
         raise ConfigError(
-            f"{trainer.name} with these settings needs {' and '.join(map(_words, lacking))}, and "
-            f"{where} is a feature pack, which has image features only; give the images as --root, "
-            "or take a method or --peft that adapts nothing inside the image tower"
+            f"{trainer.name} with these settings needs {' and '.join(map(_words, lacking))}, but "
+            f"{where} is a feature pack with image features only; give the images with --root, "
+            "or choose a method or --peft that trains nothing inside the image tower"
         )
     for pack in packs:
         _check_backbone(pack, model.backbone)
@@ -78,16 +78,16 @@ def _check_backbone(pack: Pack, backbone: Backbone) -> None:
     if about.digest != backbone.digest:
         raise ConfigError(
             f"{pack.path} was made with {_named(about.backbone, about.weights, about.digest)}, and "
-            f"this run has {_named(backbone.name, backbone.weights, backbone.digest)}: class names "
-            "must go through the text tower of the same model; give --backbone and --weights of "
-            "the pack, or another pack"
+            f"this run has {_named(backbone.name, backbone.weights, backbone.digest)}: images and "
+            "class names must use the same model; use the pack's --backbone and --weights, or "
+            "another pack"
         )
     dtype = str(backbone.feature_dtype).removeprefix("torch.")
     if about.dtype != dtype or _precision(about.numerics) != _precision(backbone.numerics):
         raise ConfigError(
-            f"MODEL.PREC: {pack.path} was computed in {_precision(about.numerics)}, this run "
-            f"computes in {_precision(backbone.numerics)}; take the pack's, or make a pack with "
-            "this one"
+            f"MODEL.PREC: {pack.path} was computed in {_precision(about.numerics)}, but this "
+            f"run computes in {_precision(backbone.numerics)}; use the precision of the pack, or "
+            "make a new pack"
         )
 
 
@@ -104,7 +104,7 @@ def _check_views(pack: Pack, loader: ImageLoader) -> None:
     if loader.transform_key(None) not in there:
         raise ConfigError(
             f"{pack.path} was made with another transform ({about.transform}) than this run's "
-            f"({loader.transform_key(None)}); make a pack with this one"
+            f"({loader.transform_key(None)}); make a new pack with this transform"
         )
     wanted = [loader.transform_key(v) for v in range(loader.views)] if loader.views > 1 else []
     trained = any(d.packed and d.packed.pack is pack and d.packed.row < about.rows[0]
@@ -116,9 +116,9 @@ def _check_views(pack: Pack, loader: ImageLoader) -> None:
         has = f"views 0 to {len(about.views) - 1} of data seed {about.view_seed}"
     raise ConfigError(
         f"INPUT.VIEWS: the run takes {loader.views} augmented views of data seed "
-        f"{loader.data_seed}, and {pack.path} has {has}; --views 1 takes the test view, and fedvlm "
+        f"{loader.data_seed}, and {pack.path} has {has}; --views 1 uses the test view; fedvlm "
         f"features --pack FILE --views {loader.views} --data-seed {loader.data_seed} makes a pack "
-        "that has them"
+        "with these views"
     )
 
 
@@ -173,7 +173,7 @@ def foreign_origins(samples: Sequence[Datum], backbone: Backbone) -> list[str]:
 def pack_notes(samples: Sequence[Datum], backbone: Backbone) -> list[str]:
     """Return what a run says of packs that were made elsewhere."""
     return [
-        f"the pack's features were computed elsewhere ({origin}): a run on the images here differs "
-        "in last bits, and neither goes on with the other's folder"
+        f"the pack's features were computed on another system ({origin}): a run on the images here "
+        "would differ in the last bits, so neither can resume the other"
         for origin in foreign_origins(samples, backbone)
     ]

@@ -72,8 +72,9 @@ def check_file(file: SiteFile) -> None:
     """
     if file.clients:
         raise ConfigError(
-            f"the server's file has images of clients {sorted(file.clients)[:8]}; those stay with "
-            "their sites (fedvlm site make without --client writes one for a server)"
+            f"the server's site file contains images of clients {sorted(file.clients)[:8]}, which "
+            "must stay at their sites (fedvlm site make without --client writes a file for a "
+            "server)"
         )
 
 

@@ -88,9 +88,9 @@ def socket_paths(cfg: CfgNode) -> list[Path]:
     for word in words:
         if _NETWORK.fullmatch(word):
             raise ConfigError(
-                f"--sites-at {word}: sites on other machines are reached by Flower alone "
-                "(--federation FOLDER; docs/deployment.md); on this machine give the path of the "
-                "site's socket, which fedvlm site serve SITE.YAML --listen PATH makes"
+                f"--sites-at {word}: sites on other machines are reached only through "
+                "Flower (--federation FOLDER; docs/deployment.md); on this machine give the path "
+                "of the socket made by fedvlm site serve SITE.YAML --listen PATH"
             )
     return [user_path(word.removeprefix("unix:")) for word in words]
 
@@ -106,24 +106,27 @@ def check_sites(cfg: CfgNode) -> None:
         place = read_place(user_path(behind))
         if not all(site.owner or site.away for site in place.sites):
             raise ConfigError(
-                f"the sites of '{behind}' have no data of their own: --engine flower gives them "
-                "parts of a run's clients (fedvlm federation up SITE.YAML... begins others)"
+                f"the sites of '{behind}' have no data of their own: use --engine flower, which "
+                "gives them clients of the run, or start sites with data: fedvlm federation up "
+                "SITE.YAML..."
             )
         if not place.sites:
-            raise ConfigError(f"'{behind}' has no site yet: fedvlm federation admit lets one in")
+            raise ConfigError(f"no site is admitted to '{behind}' yet: admit one with fedvlm "
+                              "federation admit")
         if cfg.FED.SITES_AT:
-            raise ConfigError("--federation has its own way to the sites: drop --sites-at")
-    wanted = (("SITES_AT", "--federation FOLDER: the sites that fedvlm federation admitted (or "
+            raise ConfigError("--federation cannot be combined with --sites-at: drop one of them")
+    wanted = (("SITES_AT", "--federation FOLDER: the sites admitted by fedvlm federation (or "
                "--sites-at PATH,...: sockets of sites on this machine)"),
-              ("SITE_FILE", "--site-file FILE: the coordinator's own, with the class names (fedvlm "
+              ("SITE_FILE", "--site-file FILE: the coordinator's site file, with the class names "
+                            "(fedvlm "
                "site make --public)"))
     lacks = [words for key, words in wanted
              if not cfg.FED[key] and not (behind and key != "SITE_FILE")]
     if lacks:
-        raise ConfigError("\n".join(f"--engine sites wants {words}" for words in lacks))
+        raise ConfigError("\n".join(f"--engine sites needs {words}" for words in lacks))
     paths = socket_paths(cfg)
     if len(set(paths)) < len(paths):
-        raise ConfigError(f"--sites-at {cfg.FED.SITES_AT}: a path stands twice")
+        raise ConfigError(f"--sites-at {cfg.FED.SITES_AT}: a path is given twice")
 
 
 @dataclass
@@ -161,7 +164,8 @@ class Parties:
         if not (place / NAME).is_file():
             files.write_text(place / NAME, self.engine.run_id + "\n")
         if run_name(folder) != self.engine.run_id:
-            raise ConfigError("another process began this run meanwhile: the same command goes on")
+            raise ConfigError("another process started this run in the meantime: the same "
+                              "command resumes it")
         self.wishes = read_wishes(place)
         join_sites(self.engine, built)
         built.notes += left_out(built.cfg)
@@ -189,8 +193,8 @@ def meet_parties(cfg: CfgNode, path: Path) -> Iterator[Parties]:
     file = read_site(user_path(cfg.FED.SITE_FILE))
     check_file(file)
     if file.dataset != cfg.DATASET.NAME:
-        raise ConfigError(f"DATASET.NAME {cfg.DATASET.NAME}: '{cfg.FED.SITE_FILE}' is of "
-                          f"'{file.dataset}'; drop the key")
+        raise ConfigError(f"DATASET.NAME {cfg.DATASET.NAME}: '{cfg.FED.SITE_FILE}' is "
+                          f"for '{file.dataset}'; drop the key")
     before, carrier = read_met(path), sites_of(cfg)
     engine = RemoteEngine(
         carrier, config_plain(cfg), policy=policy_of(cfg), run_id=run_name(path),
@@ -257,8 +261,8 @@ def run_name(path: Path) -> str:
         name = place.read_text(encoding="utf-8", errors="replace").strip()
     if not RUN.fullmatch(name):
         raise DataError(
-            f"'{place}' is damaged: its name of the run is that of the folder with states at the "
-            "sites"
+            f"'{place}' is damaged: it does not contain the run's name, which names the folder "
+            "of states at the sites"
         )
     return name
 
@@ -277,7 +281,7 @@ def read_met(path: Path) -> Mapping[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         met = json.loads(words)
     if not _MET(met):
-        raise DataError(f"'{place}' is damaged: delete it, and the sites tell it again")
+        raise DataError(f"'{place}' is damaged: delete it; the sites send it again")
     return dict(met or {})
 
 
@@ -285,5 +289,6 @@ def left_out(cfg: CfgNode) -> list[str]:
     """Return what a run over sites cannot say, since the clients' images are not here."""
     if not cfg.TEST.REFERENCES:
         return []
-    return ["left out, since they need the clients' images: the references (commonest class, "
-            "zero-shot within own classes and by class shares, logistic regression, AFL, pooled)"]
+    return ["not computed, since they need the clients' images: the baselines (most frequent "
+            "class, zero-shot with own classes and with class shares, logistic regression, AFL, "
+            "pooled)"]

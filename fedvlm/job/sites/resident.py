@@ -100,17 +100,17 @@ class Resident:
                 files.write_json(place, words)
             self.say(
                 f"run {place.stem[:12]}: {config[_TRAINER]} on {config[_BACKBONE]}, "
-                f"{config[_ROUNDS]} rounds: welcome"
+                f"{config[_ROUNDS]} rounds: accepted"
             )
             return built
         if frame.op not in ("work", "evaluate", "forget"):
-            raise Refused(f"a site is not asked for '{frame.op}'")
+            raise Refused(f"a site does not support '{frame.op}'")
         words = self._read(self._words(str(frame.values["run"])))
         if not words:
-            raise Refused("this site knows nothing of that run: its coordinator has to greet it "
-                          "anew (the same command does)")
+            raise Refused("this site does not know that run: the coordinator must register it "
+                          "again (run the same command)")
         if words["data"] != self.file.digest:
-            raise Refused("this site has other data than when it welcomed that run")
+            raise Refused("the data of this site changed since it accepted that run")
         return self._built(dict(words["config"]))
 
     def _built(self, config: Mapping[str, Any]) -> tuple[Site, CfgNode]:
@@ -144,7 +144,7 @@ class Resident:
         for path in old:
             path.unlink()
         if old:
-            self.say(f"{len(old)} run(s) that never worked here are forgotten")
+            self.say(f"{len(old)} run(s) that never trained here were removed")
 
     def _words(self, run: str) -> Path:
         return self.owner.states / RUNS / f"{run}.json"
@@ -175,7 +175,7 @@ def config_from(plain: Mapping[str, Any], own: Mapping[str, str]) -> CfgNode:
     if stray:
         raise Refused(
             f"this site's fedvlm has no {', '.join(stray[:_LISTED])}"
-            f"{' and others' if len(stray) > _LISTED else ''}: it is of another version"
+            f"{' and others' if len(stray) > _LISTED else ''}: the versions differ"
         )
     return build_config(
         None, None, own, [], schema, dataset_keys=plain, dataset_origin="the coordinator"
@@ -194,8 +194,9 @@ def serving(owner: SiteYaml) -> Iterator[None]:
     there = lock.holder(place)
     if there:
         raise ConfigError(
-            f"process {there['pid']} on {there.get('host')} serves this site already (since "
-            f"{there.get('since')}): fedvlm site stop ends it, on that machine{lock.way_out(place)}"
+            f"process {there['pid']} on {there.get('host')} already serves this site (since "
+            f"{there.get('since')}): stop it with fedvlm site stop on that "
+            f"machine{lock.way_out(place)}"
         )
     with files.explain_errors(place):
         place.mkdir(parents=True, exist_ok=True)
@@ -227,11 +228,11 @@ def serve_site(
         lost = [p for p in site.file.paths() if not (owner.images / p).is_file()]
         if lost:
             raise DataError(
-                f"{len(lost)} images of '{owner.file}' are not below '{owner.images}', the first "
-                f"'{lost[0]}': fedvlm site check says more"
+                f"{len(lost)} images of '{owner.file}' are missing in '{owner.images}', the "
+                f"first '{lost[0]}': see fedvlm site check"
             )
         if not site.file.clients:
-            raise DataError(f"'{owner.file}' has no clients: it is a server's")
+            raise DataError(f"'{owner.file}' has no clients: it belongs to a server")
         say(f"ready at {where}: {site.file.dataset}, clients "
             f"{', '.join(map(str, site.file.clients))}; waiting for coordinators")
         with outpost or contextlib.nullcontext():

@@ -29,9 +29,10 @@ def wish(path: Path, clients: Sequence[int], anew: bool) -> tuple[str, list[str]
     """
     homes = {int(c): site for site, told in read_met(path).items() for c in told["clients"]}
     if not homes:
-        raise ConfigError(f"'{path}' is no run over sites (--engine sites): nobody was excluded")
+        raise ConfigError(f"'{path}' is not a run over sites (--engine sites): no client was "
+                          "excluded")
     if is_finished(path):
-        raise ConfigError(f"'{path}' is finished: there is no round left to take anybody in")
+        raise ConfigError(f"'{path}' is finished: no round is left for readmitted clients")
     stray = [c for c in clients if c not in homes]
     if stray:
         raise ConfigError(f"'{path}' has no client {stray[0]}: it has {', '.join(map(str, homes))}")

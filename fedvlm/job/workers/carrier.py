@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.sockets.lines import exchange
-from fedvlm.distributed.sockets.stream import StreamError, present
+from fedvlm.distributed.sockets.stream import StreamError, answer_hello
 
 LAST_WORDS = 3.0  # seconds for a worker to leave by itself, and again when it is told to
 DEATHS = 3  # of each worker, on average, after which no more are begun
@@ -121,7 +121,7 @@ class WorkerProcesses:
         by = {line: name for name, line in self._starting.items()}
         for line in select.select(list(by), [], [], seconds)[0] if by else ():
             try:
-                present(line, b"")
+                answer_hello(line, b"")
             except StreamError:
                 continue  # it has ended: whoever asks next sees that
             self._lines[by[line]] = self._starting.pop(by[line])
@@ -151,7 +151,7 @@ class WorkerProcesses:
         with contextlib.suppress(OSError):
             data = self.log(name).read_bytes()[-_TAIL:]
             said = data.decode(errors="replace").strip().rpartition("\n")[2]
-        how = "it does not end its start" if code is None else f"exit code {code}"
+        how = "it does not finish its start" if code is None else f"exit code {code}"
         if code is not None and code < 0:
             how = f"killed by {signal.Signals(-code).name}"
         return f"{how}{f'; {said[:300]}' if said else ''}; log: {self.log(name)}"

@@ -49,7 +49,8 @@ class PoolMembership(Membership):
         """
         counts = by_number(values["clients"])
         if self.counts and counts != self.counts:
-            raise ConfigError(f"site {site} cannot take part: it counts other images than others")
+            raise ConfigError(f"site {site} cannot take part: it has different images than the "
+                              "others")
         self.met[site], self.data[site] = dict(values["facts"]), values["data"]
         self.counts = counts
         self.home = dict.fromkeys(counts, site)
@@ -110,7 +111,7 @@ class PoolEngine(RemoteEngine):
                 members.welcome(site, reply.values)
         live = [s for s in here if s in members.met and s not in members.excluded]
         if not live:
-            raise FedvlmError("no worker is left that could be asked; the same command goes on")
+            raise FedvlmError("no worker is left; the same command resumes the run")
         return live
 
     def _fit(self) -> list[str]:
@@ -213,8 +214,8 @@ class PoolEngine(RemoteEngine):
             if all(chunk.clients in out for chunk in chunks):
                 return out
         raise FedvlmError(
-            f"no worker makes the personal models of round {question.round} ({'; '.join(why)}); "
-            "what was saved is kept, and the same command goes on there"
+            f"no worker computed the personal models of round {question.round} ({'; '.join(why)}); "
+            "saved rounds are kept; the same command resumes there"
         )
 
     # ---- chunks ------------------------------------------------------------------------------
@@ -261,6 +262,6 @@ class PoolEngine(RemoteEngine):
 
     def _federation(self) -> Federation:
         if self._fed is None:
-            raise FedvlmError("a pool is asked before a run has joined it")
+            raise FedvlmError("the worker pool was used before a run joined it")
         return self._fed
 

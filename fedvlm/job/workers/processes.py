@@ -41,8 +41,8 @@ def run_id(folder: RunFolder) -> str:
             name = (place / NAME).read_text(encoding="utf-8", errors="replace").strip()
             if not RUN.fullmatch(name):
                 raise DataError(
-                    f"'{place / NAME}' is damaged: its name of the run is that of the folder with "
-                    "states at the workers"
+                    f"'{place / NAME}' is damaged: it does not contain the run's name, which "
+                    "names the folder of the workers' states"
                 )
             return name
         words = json.dumps([folder.digest, *folder.path.parts[-7:]])

@@ -54,7 +54,7 @@ def serve_clients(
     """
     outpost = Outpost([invitation.parent], read_invitation(invitation), say)
     with outpost.quarters(), listen(outpost.path) as door, outpost, threads_of(cfg):
-        site = part_of(build_run(cfg), clients, states, say)
+        site = worker_site(build_run(cfg), clients, states, say)
         say(f"{READY} a socket of its own: {_about(cfg, len(clients))}")
         serve(door, outpost.token, site.answer, say)
 
@@ -72,7 +72,8 @@ def _given(handle: int) -> socket.socket:
     try:
         sock = socket.socket(fileno=handle)
     except OSError as error:
-        raise ConfigError(f"--handle {handle} is no socket: only a run starts workers") from error
+        raise ConfigError(f"--handle {handle} is not a socket: workers are started only by a "
+                          "run") from error
     end_with(sock)
     return sock
 
@@ -87,7 +88,7 @@ def worker_of(built: Built, states: Path, say: Say = lambda words: None) -> Pool
     return PoolSite(built.federation, states, plain, say, shared_facts(built.identity))
 
 
-def part_of(
+def worker_site(
     built: Built, clients: Sequence[int], states: Path, say: Say = lambda words: None
 ) -> Site:
     """Return a site of some clients of a run; what the job knows of the data is compared, too.

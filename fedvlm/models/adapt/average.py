@@ -39,7 +39,7 @@ def average_peft(
     if rule not in RULES:
         raise ConfigError(f"PEFT.LORA_AVG has no '{rule}' ({', '.join(RULES)})")
     if not sum(weights) > 0:
-        raise FedvlmError("no update has a weight above zero; there is nothing to average")
+        raise FedvlmError("no update has a weight above zero: nothing to average")
     share = [float(w) / float(sum(weights)) for w in weights]
     first, out = trees[0], {}
     for name in first:

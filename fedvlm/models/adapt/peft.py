@@ -115,8 +115,8 @@ class PeftSpec:
         if spec.text != "prompt" and (spec.ctx_init or spec.csc):
             key = f"CTX_INIT '{spec.ctx_init}'" if spec.ctx_init else "CSC True"
             raise ConfigError(
-                f"PEFT.{key} is about the context of a prompt, and PEFT.TEXT {spec.text} has none: "
-                "set PEFT.TEXT prompt, or leave it out"
+                f"PEFT.{key} sets the context of a prompt, but PEFT.TEXT {spec.text} has none: set "
+                "PEFT.TEXT prompt, or drop the key"
             )
         return spec
 
@@ -167,7 +167,7 @@ def parse_ranks(given: Sequence[object], most: int) -> tuple[int, ...]:
     for word in given:
         if not str(word).isdecimal() or not 1 <= int(str(word)) <= most:
             raise ConfigError(
-                f"PEFT.RANKS has '{word}': ranks of clients are whole numbers from 1 to PEFT.RANK "
+                f"PEFT.RANKS has '{word}': ranks must be whole numbers from 1 to PEFT.RANK "
                 f"({most})"
             )
     return tuple(int(str(word)) for word in given)
@@ -199,7 +199,7 @@ def build_tensors(spec: PeftSpec, model: VLModel, generator: torch.Generator) ->
     tree: Tree = {}
     if not model.has_text and spec.head == "text":
         raise ConfigError(
-            f"backbone '{model.backbone.name}' has no text tower to classify with: use --peft "
+            f"backbone '{model.backbone.name}' has no text tower for classification: use --peft "
             "head (or head+lora, head+adapter), or a CLIP backbone"
         )
     if spec.text == "prompt":
@@ -234,8 +234,8 @@ def _from_words(spec: PeftSpec, model: VLModel) -> Tensor:
     words = word_context(model, spec.ctx_init)
     if len(words) != spec.n_ctx:
         raise ConfigError(
-            f"PEFT.CTX_INIT '{spec.ctx_init}' has {len(words)} tokens and PEFT.N_CTX is "
-            f"{spec.n_ctx}: set PEFT.N_CTX {len(words)}, or other words"
+            f"PEFT.CTX_INIT '{spec.ctx_init}' has {len(words)} tokens, but PEFT.N_CTX "
+            f"is {spec.n_ctx}: set PEFT.N_CTX {len(words)}, or use other words"
         )
     return words
 

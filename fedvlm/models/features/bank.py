@@ -75,8 +75,8 @@ class StoredRows:
         values, inside = self.file.read(self.places[rows.reshape(-1)].numpy())
         if not inside.all():
             raise DataError(
-                f"the activations in {self.file.path} are not there any more: another program has "
-                "cut the file; the same command again computes them anew"
+                f"the activations in {self.file.path} no longer exist: another program truncated "
+                "the file; run the same command again to recompute them"
             )
         return as_tensor(values, self.file.torch_dtype).view(*rows.shape, *self.shape)
 
@@ -208,9 +208,9 @@ class Bank:
         place = tempfile.gettempdir()
         if not has_room(Path(place), self.bytes(images)):
             raise DataError(
-                f"{self.bytes(images) / 1e9:.1f} GB of activations cannot be kept in "
-                f"{self.store.path.parent} and have no room in {place}: point TMPDIR to a larger "
-                "disk, or CACHE_DIR to a folder that may be written"
+                f"{self.bytes(images) / 1e9:.1f} GB of activations cannot be cached "
+                f"in {self.store.path.parent} and do not fit into {place}: set TMPDIR to a "
+                "larger disk, or CACHE_DIR to a writable folder"
             )
         with tempfile.NamedTemporaryFile(prefix="tokens-") as file:
             # The mapping keeps the file alive after its name is gone.

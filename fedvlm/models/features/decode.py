@@ -68,8 +68,8 @@ class Throughput:
             return f"{what}: all {self.packed:,} from a pack"
         if not self.encoded:
             # Without seconds: the runs of a sweep that encode nothing say the same.
-            return f"{what}: all {self.hits:,} from the store"
-        stored = f", {self.hits:,} from the store" if self.hits else ""
+            return f"{what}: all {self.hits:,} from the cache"
+        stored = f", {self.hits:,} from the cache" if self.hits else ""
         slow = "encoding" if self.encoding > self.waiting else "decoding"
         return (
             f"{what}: {self.encoded:,} encoded{stored} in {self.wall:.1f} s = "

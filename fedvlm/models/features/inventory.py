@@ -16,7 +16,7 @@ from fedvlm.models.features.store import ROWS
 
 # Nothing else in the folder is ours, whatever CACHE_DIR names.
 _NAME = re.compile(r"([0-9a-f]{40})(\.sqlite(-wal|-shm|\.corrupt-\d+)?|\.rows)")
-OLDER, DAMAGED, LEFT = "of an older fedvlm, not read", "damaged", "left behind"
+OLDER, DAMAGED, LEFT = "of an older fedvlm, not used", "damaged", "left behind"
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def remove_store(info: StoreInfo) -> bool:
             return free
     except OSError as error:
         raise DataError(
-            f"cannot delete the feature store {info.files[0]}: {error.strerror}; you need the "
-            "right to write its folder"
+            f"cannot delete the feature store {info.files[0]}: {error.strerror}; you need "
+            "write permission for its folder"
         ) from error
 
 

@@ -69,7 +69,7 @@ class Proof:
         entered = max(map(int, blocks))
         wrong = [n for n, value in self.differences.items() if value > self.tolerance]
         below = [b for n in wrong for b in block_numbers(n) if b < entered]
-        return f"{text}: the cache must enter at or below block {min(below)}" if below else text
+        return f"{text}: the cache must start at or before block {min(below)}" if below else text
 
 
 def block_numbers(name: str) -> list[int]:

@@ -96,7 +96,7 @@ class FeatureSource:
         if (rows < 0).any():
             raise FedvlmError(
                 f"sample {int(indices[rows < 0][0])} has no cached features in this source: it "
-                "holds the samples of its own splits only"
+                "contains only the samples of its own splits"
             )
         return rows
 
@@ -199,8 +199,8 @@ def check_streams(streams: Sequence[str], model: VLModel) -> None:
     wrong = [s for s in streams if not re.fullmatch(r"features|patches|tokens\.\d+|pixels", s)]
     if wrong or not streams or len(set(streams)) < len(streams):
         raise ConfigError(
-            "a method's streams are features, patches, tokens.<block> and pixels, one or several, "
-            f"each once, not {tuple(streams)}"
+            "a method's streams must be one or more of features, patches, tokens.<block> and "
+            f"pixels, each once, not {tuple(streams)}"
         )
     for stream in streams:
         if stream not in ("features", "pixels"):

@@ -117,7 +117,7 @@ class FeatureStore:
             if self._rows.is_current():
                 return
             self.close()
-        raise self._unwritable(OSError("other processes remove it all the time"))
+        raise self._unwritable(OSError("other processes keep removing it"))
 
     def _connect(self) -> sqlite3.Connection:
         if not self._rows.writable:  # without a lock and a log: neither can be made there
@@ -162,7 +162,7 @@ class FeatureStore:
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         self.path.with_suffix(ROWS).unlink(missing_ok=True)  # nothing without their index
-        note = f"feature cache was damaged ({error}): set aside as {aside.name} and rebuilt"
+        note = f"feature cache was damaged ({error}): renamed to {aside.name} and rebuilt"
         self.notes.append(note)
         log.warning(note)
 
@@ -228,8 +228,8 @@ class FeatureStore:
             if not self._told:
                 self._told = True
                 self.notes.append(
-                    f"the feature cache {self.path.parent} may only be read, and lacks some images "
-                    "of this run: they are encoded anew each time"
+                    f"the feature cache {self.path.parent} is read-only and lacks some images of "
+                    "this run: they are encoded again in every run"
                 )
             return
         block = as_rows(values.detach().cpu().to(self.dtype))

@@ -77,7 +77,7 @@ def load(
         place: arguments of ``Backbone``: dtype, device, plain.
     """
     if weights:
-        raise ConfigError(f"loader 'transformers' takes its weights by name: drop '{weights}'")
+        raise ConfigError(f"loader 'transformers' loads its weights by name: drop '{weights}'")
     source = HUB_NAMES.get(name, name)
     folder = user_path(source)
     if not folder.is_dir() and "/" not in source or name in COOP_NAMES and name not in HUB_NAMES:
@@ -114,7 +114,7 @@ def _read(source: str, folder: Path) -> Any:
         reason = " ".join(str(error).split())[:160]
         raise DataError(
             f"cannot load '{source}' with transformers ({reason}): "
-            "name a folder with config.json and model.safetensors, or use --backbone tiny"
+            "give a folder with config.json and model.safetensors, or use --backbone tiny"
         ) from error
 
 
@@ -214,7 +214,7 @@ def hf_model(arch: dict[str, Any], state: Mapping[str, Tensor]) -> Any:
     extra = [*(set(arch) - _ARCH), *(set(vision) - _VISION), *(set(text) - _TEXT)]
     if extra or "patch_size" not in vision:
         reason = f"it has '{sorted(extra)[0]}'" if extra else "its image tower is not a ViT"
-        raise ConfigError(f"transformers' CLIP does not compute this backbone: {reason}")
+        raise ConfigError(f"transformers' CLIP cannot run this backbone: {reason}")
     act = "quick_gelu" if arch.get("quick_gelu") else "gelu"
 
     def tower(part: dict[str, Any], heads: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def load(
     """
     if name.startswith(names.LOCAL_DIR):
         if weights:
-            raise ConfigError(f"--backbone {name} brings its weights: drop --weights '{weights}'")
+            raise ConfigError(f"--backbone {name} has its own weights: drop --weights '{weights}'")
         return _load_folder(name, None, **place)
     build = names.open_clip_name(name)
     if weights.startswith(names.LOCAL_DIR):
@@ -219,7 +219,7 @@ def _load_folder(source: str, build: str | None, **place: Any) -> Backbone:
         raise DataError(f"{card} is not an open_clip config: {error!r}") from error
     if build is not None and _normal(arch) != _normal(_builtin_config(build)):
         raise ConfigError(
-            f"'{source}' holds another architecture than {build}: use --backbone {source}"
+            f"'{source}' has another architecture than {build}: use --backbone {source}"
         )
     file = _find_checkpoint_in_dir(folder)
     if not file:

@@ -57,7 +57,7 @@ def load(
         DataError: its files are missing or damaged.
     """
     if weights:
-        raise ConfigError(f"--backbone tiny brings its weights: drop --weights '{weights}'")
+        raise ConfigError(f"--backbone tiny has its own weights: drop --weights '{weights}'")
     verify_tiny()
     config = json.loads((TINY_DIR / _CONFIG_FILE).read_text(encoding="utf-8"))
     arch, look = config["model_cfg"], config["preprocess_cfg"]

@@ -78,17 +78,17 @@ def check_archive(path: Path, ratio: int = 1) -> None:
     code = [m for m in members if "/code/" in m.filename]
     rest = [m for m in members if "/code/" not in m.filename]
     if ratio == 1 and any(m.compress_type != zipfile.ZIP_STORED for m in rest):
-        raise DataError(f"'{path}' holds packed tensors, which no weights file of PyTorch does")
+        raise DataError(f"'{path}' contains packed tensors, which PyTorch weights files never do")
     if sum(m.file_size for m in rest) > ratio * size:
-        raise DataError(f"'{path}' says that it holds more than fits in its {size} bytes")
+        raise DataError(f"'{path}' declares more content than fits into its {size} bytes")
     if sum(m.file_size for m in code) > MAX_CODE:
-        raise DataError(f"'{path}' holds more code than a model has")
+        raise DataError(f"'{path}' contains more code than a model needs")
     if len({m.filename for m in members}) < len(members):
-        raise DataError(f"'{path}' holds two members of one name")
+        raise DataError(f"'{path}' contains two members with the same name")
     for member in members:
         parts = member.filename.replace("\\", "/").split("/")
         if ".." in parts or not parts[0] or not member.filename.isprintable():
-            raise DataError(f"'{path}' has a member of the name {member.filename[:80]!r}")
+            raise DataError(f"'{path}' has a member named {member.filename[:80]!r}")
 
 
 def read_torchscript(path: Path) -> dict[str, Tensor]:
@@ -229,7 +229,7 @@ def _tensor(
     if more or not isinstance(storage, _Storage) or not whole or len(shape) > _MAX_DIMS:
         raise UnpicklingError("a tensor is not (storage, offset, shape, stride, ...)")
     if any(type(n) is not int or n < 0 for n in (offset, *shape, *stride)):
-        raise UnpicklingError("a tensor's shape has what is no whole number")
+        raise UnpicklingError("a tensor's shape has an entry that is not a whole number")
     last = offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     if math.prod(shape) > storage.length or (0 not in shape and last >= storage.length):
         raise UnpicklingError(f"a tensor of shape {shape} lies outside its storage"[:99])
@@ -260,7 +260,7 @@ def _tensors(
         names = listed.get(module.kind)
         left -= 1 + len(module.attributes)
         if left < 0 or depth > MAX_DEPTH:
-            raise UnpicklingError("its modules are nested without end")
+            raise UnpicklingError("its modules are nested too deeply")
         for name, value in module.attributes.items():
             if not isinstance(name, str):
                 raise UnpicklingError("a module has an attribute without a name")

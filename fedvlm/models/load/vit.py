@@ -190,7 +190,7 @@ def _from_timm(
     except (OSError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:160]
         raise DataError(
-            f"cannot load '{name}' with timm ({reason}): name a .safetensors file with --weights, "
+            f"cannot load '{name}' with timm ({reason}): give a .safetensors file with --weights, "
             "or set MODEL.BACKBONE.PRETRAINED False for random weights"
         ) from error
     return from_model(model, name)
@@ -254,7 +254,7 @@ def _from_transformers(
     from transformers import AutoConfig, ViTImageProcessor, ViTModel  # start-up: 2 s
 
     if weights:
-        raise ConfigError(f"loader 'transformers-vit' takes its weights by name: drop '{weights}'")
+        raise ConfigError(f"loader 'transformers-vit' loads its weights by name: drop '{weights}'")
     folder = user_path(name)
     try:
         with quiet_hub(local=folder.is_dir()), quiet_transformers():
@@ -271,7 +271,7 @@ def _from_transformers(
     except OSError as error:
         reason = " ".join(str(error).split())[:160]
         raise DataError(
-            f"cannot load '{name}' with transformers ({reason}): name a folder with config.json "
+            f"cannot load '{name}' with transformers ({reason}): give a folder with config.json "
             "and model.safetensors"
         ) from error
     arch = _arch(

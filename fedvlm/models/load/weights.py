@@ -34,7 +34,7 @@ def refuse_odd(path: Path) -> None:
             plain one.
     """
     if is_torchscript(path):
-        raise DataError(f"'{path}' is TorchScript: name it with --weights, or use safetensors")
+        raise DataError(f"'{path}' is TorchScript: give it with --weights, or use safetensors")
     if zipfile.is_zipfile(path):
         check_archive(path, NUMPY_RATIO if path.suffix == ".npz" else 1)
     elif tarfile.is_tarfile(path):
@@ -62,7 +62,7 @@ def load_file(model: nn.Module, path: Path) -> None:
         raise
     except pickle.UnpicklingError as error:
         raise DataError(
-            f"'{path}' holds pickled code, which is refused: use safetensors"
+            f"'{path}' contains pickled code, which is refused: use safetensors"
         ) from error
     except (IndexError, KeyError, EOFError) as error:
         raise DataError(

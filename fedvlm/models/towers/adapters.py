@@ -159,8 +159,8 @@ class TreeEdits(Edits):
         elif a is None or b is None:
             there, lacking = (FACTOR_A, FACTOR_B) if b is None else (FACTOR_B, FACTOR_A)
             raise FedvlmError(
-                f"LoRA at {name} has {name}{there} but no {name}{lacking}: join what was received "
-                "with what the client keeps (state['w'] | received)"
+                f"LoRA at {name} has {name}{there} but no {name}{lacking}: join the download with "
+                "the client's state (state['w'] | received)"
             )
         else:
             out = lora_linear(x, weight, bias, a, b, self.scale * factor)

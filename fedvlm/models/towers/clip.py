@@ -110,7 +110,7 @@ class Clip(nn.Module):
         super().__init__()
         vision, text = arch["vision_cfg"], arch["text_cfg"]
         if set(vision) != _VISION or set(text) != _TEXT or arch.get("quick_gelu"):
-            raise ConfigError("this model config is not of the plain CLIP: load it with open_clip")
+            raise ConfigError("this model config is not a plain CLIP: load it with open_clip")
         width, self.context_length = text["width"], text["context_length"]
         with torch.random.fork_rng(devices=[]):  # the caller's generator is left alone
             self.visual = ImageTower(arch["embed_dim"], **vision)

@@ -55,7 +55,7 @@ class PackedText:
     ) -> None:
         tower = backbone.text_tower
         if not backbone.causal or backbone.pool not in ("argmax", "eos"):
-            raise Unfoldable("the text tower is not causal with its read-out at the end of text")
+            raise Unfoldable("the text tower is not causal, or does not use the end-of-text token")
         blocks = list(tower.transformer.resblocks)
         self.backbone, self.dtype = backbone, backbone.feature_dtype
         self.heads = heads_of(blocks)

@@ -110,7 +110,7 @@ def _check_fit(
         return
     fits, rest = max(0, length - (needed - n_ctx)), ""
     if suffix is not None:
-        rest = f" and {suffix.n} behind its name"
+        rest = f" and {suffix.n} after its name"
         fits = max(0, length - (needed - n_ctx - suffix.n)) // 2
     # Beyond twice the context even our own tokenisation was cut: then the count is a lower bound.
     raise ConfigError(

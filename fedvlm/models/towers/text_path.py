@@ -60,7 +60,7 @@ class TextPath:
             self._check(packed)
             self._packed = packed
         except Unfoldable as reason:
-            self.notes.append(f"text prompts take the plain path (slower): {reason}")
+            self.notes.append(f"text prompts use the slower reference implementation: {reason}")
         self._wanted = self._packed is not None
         return self._packed
 
@@ -77,7 +77,8 @@ class TextPath:
             error = largest_error(packed, plain, ctx, prompts)
         allowed = TOLERANCE[self._weight_dtype]
         if not error <= allowed:
-            raise Unfoldable(f"packed features differ from plain ones by {error:.1e} > {allowed}")
+            raise Unfoldable(f"packed features differ from the reference by {error:.1e} > "
+                             f"{allowed}")
 
 
 class ClassPrompts:

@@ -80,10 +80,10 @@ def _searched(
     sets = ", ".join(str(dataset["label"]) for dataset in plan["datasets"])
     seeds = f"seeds {', '.join(map(str, plan['seeds']))}"
     where = "; ".join([sets, seeds, *protocol])
-    texts = [f"What was searched: {record['budget']} trials of each method ({where}), scored on "
+    texts = [f"What was searched: {record['budget']} trials per method ({where}), scored on "
              "validation images with one standard error."]
     if shared:
-        texts.append(f"For every method that has anything to search: {'; '.join(shared)}.")
+        texts.append(f"For every method with something to search: {'; '.join(shared)}.")
     if any(knob.partition(" ")[0] == LR for e in record["entries"] for knob in e["space"]):
         texts.append("Rates are sgd's; adamw: a tenth of that.")
     return " ".join(texts).replace(" | ", " or ")
@@ -138,9 +138,9 @@ def _search(entry: Mapping[str, Any], shared: Sequence[str]) -> dict[str, str]:
     own = [knob for knob in entry["space"] if knob not in shared]
     texts = [f"{_short(knob.partition(' ')[0])} {knob.partition(' ')[2]}" for knob in own]
     return {
-        "knobs of its own": ", ".join(texts).replace(" | ", " or ") or MISSING,
+        "tuned hyper-parameters": ", ".join(texts).replace(" | ", " or ") or MISSING,
         "trials": str(len(entry["trials"])), "chosen": str(entry["trial"]),
-        "as it comes": _first(entry), "validation": f"{entry['score']:.1f} ± {entry['error']:.1f}",
+        "defaults": _first(entry), "validation": f"{entry['score']:.1f} ± {entry['error']:.1f}",
     }
 
 

@@ -50,7 +50,7 @@ def write_defaults(tuned: Path, folder: Path | None = None) -> list[tuple[Path, 
     if folder is None:
         top = checkout()
         if top is None:
-            raise ConfigError("--write-defaults changes configs/trainers/ of a checkout, and this "
+            raise ConfigError("--write-defaults changes configs/trainers/ of a checkout, but this "
                               "fedvlm is an installed copy; add --into FOLDER, or use fedvlm "
                               "sweep --tuned FILE")
         folder = top / "configs" / "trainers"
@@ -58,7 +58,7 @@ def write_defaults(tuned: Path, folder: Path | None = None) -> list[tuple[Path, 
     for name in dict.fromkeys(str(entry["trainer"]) for entry in record["entries"]):
         path = file_of(folder, name)
         if path is None:
-            told.append((folder, f"has no file of {name}, so nothing is written for it"))
+            told.append((folder, f"has no file for {name}; nothing was written for it"))
             continue
         text, what = _defaults(path, name, record)
         told.append((path, what))
@@ -91,7 +91,8 @@ def write_files(tuned: Path, folder: Path) -> list[tuple[Path, str]]:
         label = str(entry["label"])
         path = folder / (re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-") + ".yaml")
         if path in texts:
-            raise ConfigError(f"two entries of {tuned} would be {path}; give one another label")
+            raise ConfigError(f"two entries of {tuned} would both be {path}; give one of them "
+                              "another label")
         trainer, schema = load_schema(str(entry["trainer"]))
         base = lookup(trainer.name, "trainers")
         text = base.read_text(encoding="utf-8") if base else f"TRAINER:\n  NAME: {trainer.name}\n"
@@ -120,7 +121,7 @@ def _defaults(path: Path, name: str, record: Mapping[str, Any]) -> tuple[str | N
     entry = _entry(name, config, schema, record)
     if entry is None:
         labels = [e["label"] for e in record["entries"] if fold(e["trainer"]) == fold(name)]
-        return None, f"left alone: {' and '.join(labels)} trained other tensors than it does"
+        return None, f"left alone: {' and '.join(labels)} trained other tensors"
     label, words = str(entry["label"]), entry["values"]
     text = _with_words(path.read_text(encoding="utf-8"), words, path, schema, label)
     text = _with_comment(text, _provenance(entry, record))

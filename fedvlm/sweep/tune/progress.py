@@ -102,8 +102,8 @@ def progress_of(record: Mapping[str, Any], lines: Iterable[RunLine]) -> list[Sea
         lines: of ``runs.jsonl``.
     """
     if not all("cells" in trial for entry in record["entries"] for trial in entry["trials"]):
-        raise DataError("tuned.json was written before its trials named their runs; the same "
-                        "fedvlm tune writes it again and runs nothing")
+        raise DataError("tuned.json is from an older version without run names; repeat the "
+                        "same fedvlm tune command to rewrite it (no run is repeated)")
     by_config: dict[str, RunLine] = {str(line["config"]): line for line in lines}
     return [_progress(entry, by_config) for entry in record["entries"]]
 

@@ -173,10 +173,10 @@ def _unpacked(path: Path) -> bytes:
         worker = lzma.LZMADecompressor(memlimit=LARGEST)
         data = worker.decompress(path.read_bytes(), max_length=LARGEST)
         if not worker.eof or worker.unused_data:
-            raise ValueError("it is cut, too large, or more follows behind its end")
+            raise ValueError("it is truncated, too large, or has data after its end")
     except (OSError, lzma.LZMAError, ValueError) as error:
-        raise DataError(f"{path}: is no packed record of a tuning ({error}); copy it "
-                        "again from where it came") from error
+        raise DataError(f"{path}: is not a packed record of a tuning ({error}); copy "
+                        "it again") from error
     return data
 
 

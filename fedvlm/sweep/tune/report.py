@@ -18,9 +18,9 @@ from fedvlm.sweep.tune.tuned import read_tuned
 
 FOLDER = "report"  # beside ``tuned.json``
 LEGEND = (
-    "best: percent of validation images, its standard error over clients; gain over the method "
-    "as it comes, paired; repeat: standard error of a score if its seeds were others; alike: "
-    "trials within two standard errors of the best (itself too)"
+    "best: percent of validation images, its standard error over clients; gain over the "
+    "method's defaults, paired; repeat: standard error of a score over other seeds; alike: number "
+    "of trials within two standard errors of the best (itself included)"
 )
 
 
@@ -38,10 +38,10 @@ def report(tuned: Path, into: Path | None = None) -> None:
     record = read_tuned(tuned)
     records = TrialRecords(tuned.parent)
     if not records.lines:
-        complain(f"{records.path}: holds no run, so nothing is known of what the tuning spent",
+        complain(f"{records.path}: contains no run, so the budget used is unknown",
                  prefix="note")
     if records.damaged:
-        complain(f"{records.path}: {records.damaged} line(s) are damaged and count for nothing",
+        complain(f"{records.path}: {records.damaged} line(s) are damaged and were ignored",
                  prefix="note")
     methods = progress_of(record, records.lines.values())
     folder = into or (None if records.path.name == PACKED else tuned.parent / FOLDER)
@@ -50,12 +50,12 @@ def report(tuned: Path, into: Path | None = None) -> None:
         return
     say(*table_lines(map(_row, methods)), LEGEND)
     if folder is None:
-        say("CSV files and figures of it: add --into FOLDER")
+        say("for CSV files and figures add --into FOLDER")
         return
     from fedvlm.sweep.tune.curves import write_curves  # start-up: 1 s of matplotlib
 
     write_curves(methods, [_numbers(method) for method in methods], folder)
-    say(f"what was spent and how sure it is: {folder}")
+    say(f"budget used and uncertainty of the scores: {folder}")
 
 
 def _numbers(method: SearchProgress) -> Mapping[str, Any]:

@@ -118,16 +118,16 @@ class Tuning:
         self.records = TrialRecords(self.folder)
         self.records.mend()
         if self.records.damaged:
-            complain(f"{self.records.path}: {self.records.damaged} damaged lines are passed over; "
-                     "their runs are run again", prefix="note")
+            complain(f"{self.records.path}: {self.records.damaged} damaged lines are ignored; "
+                     "their runs are repeated", prefix="note")
         if self.records.bare:
-            complain(f"{self.records.path}: {self.records.bare} runs do not say of which images, "
-                     "weights and source they are; they are taken as they stand", prefix="note")
+            complain(f"{self.records.path}: {self.records.bare} runs do not record their images, "
+                     "weights and source code; they are used as they are", prefix="note")
         store = storage(self.folder / "optuna.log")
         self.studies = [Study(entry, self.budget, store) for entry in self.plan.trainers]
         each = len(next(iter(self.first.values())))
-        say(f"tuning {self.plan.name}: {len(self.studies)} methods, {self.budget} trials of {each} "
-            f"runs each; {self.jobs} jobs, {threads} threads each; folder {self.folder}")
+        say(f"tuning {self.plan.name}: {len(self.studies)} methods, {self.budget} trials with "
+            f"{each} runs each; {self.jobs} jobs, {threads} threads each; folder {self.folder}")
         workers = Processes(self.jobs, threads=threads, devices=devices, timeout=timeout,
                             start=partial(Worker, task=TASK))
         self.scheduler = Scheduler(workers, self, self)
@@ -168,8 +168,8 @@ class Tuning:
             if keys and (cell.method, *keys) not in self.told:
                 self.told.add((cell.method, *keys))
                 complain(f"{cell.method}: runs of {self.records.path} were made with other "
-                         f"{' and other '.join(WORDS[key] for key in keys)} than today's: they "
-                         "are run again", prefix="note")
+                         f"{' and other '.join(WORDS[key] for key in keys)} than now: they are "
+                         "repeated", prefix="note")
 
     def _settle(self, study: Study, trial: SearchTrial) -> list[Cell]:
         """Return the runs that a trial lacks, of one seed; end it where it lacks none.
@@ -263,7 +263,7 @@ class Tuning:
             return  # a run of a trial that ended without it
         if not ends_trial(outcome.code):
             study.failure = outcome.sentence or "interrupted"
-            complain(f"{study.entry.label}: {study.failure}; its screen: {self.log(cell)}")
+            complain(f"{study.entry.label}: {study.failure}; output: {self.log(cell)}")
             return
         assert self.scheduler is not None  # noqa: S101 (made before the first run)
         self.scheduler.add(self._advance(study))

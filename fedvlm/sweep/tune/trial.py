@@ -45,7 +45,7 @@ def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any
     began = time.process_time()
     (job,) = resolve(parse(words[1:])).jobs
     if identity_digest(identity_config(job.cfg)) != digest:
-        raise RuntimeError("the trial's command line gives another config than its plan")
+        raise RuntimeError("the trial's command line and its plan give different configs")
     with threads_of(job.cfg):
         prepared = prepare_run(job.cfg, inputs=inputs)
         if not any(len(client.val) for client in prepared.data.clients):

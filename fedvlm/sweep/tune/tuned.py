@@ -53,11 +53,11 @@ def read_tuned(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         fits, record, seal = False, {}, ""
     if not fits:
-        raise DataError(f"{path}: is no file of fedvlm tune (tuned.json, format {FORMAT})")
+        raise DataError(f"{path}: is not a tuned.json of fedvlm tune (format {FORMAT})")
     if seal != seal_of(record):
         raise DataError(
-            f"{path}: is damaged or was edited (its seal does not fit); fedvlm tune writes it "
-            "again from the tuning's runs"
+            f"{path}: is damaged or was edited (its checksum does not match); fedvlm tune "
+            "rewrites it from its runs"
         )
     return dict(record)
 
@@ -92,22 +92,22 @@ def apply_tuned(
             del values[key]
             dropped.setdefault(key, []).append(entry.label)
         trainers.append(replace(entry, tuned=values))
-    notes = [f"{e.label} takes the values tuned for {match['label']}"
+    notes = [f"{e.label} uses the values tuned for {match['label']}"
              for e, match in chosen if match and match["label"] != e.label]
-    notes += [f"the plan sets {key} itself, so no tuned one is taken: {', '.join(labels)}"
+    notes += [f"the plan sets {key}, so its tuned values are not used: {', '.join(labels)}"
               for key, labels in dropped.items()]
     places = set[str]().union(*there.values())
     elsewhere = [e.label for (e, _), names in zip(chosen, here, strict=True)
                  if places and not names <= places]
     if elsewhere:
         strange = sorted(set[str]().union(*here) - places)
-        what = (f"taken on {', '.join(strange)} all the same, as was asked" if anywhere else
-                f"on {', '.join(strange)} methods run as they come: {', '.join(elsewhere)}")
+        what = (f"also used on {', '.join(strange)} (--tuned-anywhere)" if anywhere else
+                f"on {', '.join(strange)} methods use their defaults: {', '.join(elsewhere)}")
         notes.append(f"the values were tuned on {', '.join(sorted(places))}; {what}")
     bare = [e.label for e, match in chosen
             if match is None and (anywhere or e.label not in elsewhere)]
     if bare:
-        notes.append(f"no tuned values for {', '.join(bare)}: they run as they come")
+        notes.append(f"no tuned values for {', '.join(bare)}: they use their defaults")
     return replace(plan, trainers=tuple(trainers)), notes
 
 
@@ -116,7 +116,7 @@ def _check_seeds(plan: Mapping[str, Any], tuning: Mapping[str, Any]) -> None:
     if both:
         raise ConfigError(
             f"--tuned: the values were chosen on seed {', '.join(map(str, both))}, which this "
-            f"sweep has too; give it other seeds than {', '.join(map(str, tuning['seeds']))}"
+            f"sweep also uses; choose seeds other than {', '.join(map(str, tuning['seeds']))}"
         )
 
 

@@ -44,7 +44,7 @@ def parse_value(schema: Schema, key: str, word: str, label: str) -> Value:
         ConfigError: its key is gone, or its option refuses it now.
     """
     if key not in schema:
-        raise ConfigError(f"{label}: was tuned over {key}, which is no key any more; tune it again")
+        raise ConfigError(f"{label}: was tuned over {key}, which no longer exists; tune it again")
     try:
         return schema[key].parse(word)
     except ValueError as error:

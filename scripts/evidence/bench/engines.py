@@ -28,7 +28,7 @@ from fedvlm.config.engines import FLOWER, LOCAL, WORKERS
 from fedvlm.console.rows import table_lines
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.repository import PACKAGE
-from fedvlm.job.engines.flower import even, loopback, missing
+from fedvlm.job.engines.flower import loopback, split_evenly, why_not_installed
 
 SHORT = 1  # rounds of the short run
 LOOK = 0.1  # seconds between looks at the processes
@@ -53,7 +53,7 @@ def words_of(
     more: tuple[str, ...] = ("--engine", engine, "--workers", str(workers))
     if engine == LOOPBACK:
         more = ("--engine", FLOWER, "--federation", str(federation), "FED.SITES",
-                even(clients, workers))
+                split_evenly(clients, workers))
     return (
         "run", "--demo", "--trainer", trainer, "--partition", "iid", "--num-users", str(clients),
         "--rounds", str(rounds), "--local-epochs", "1", "--eval-every", "1000000", "--output-dir",
@@ -216,7 +216,7 @@ def run(
 
 def _lacking(engines: Sequence[str]) -> dict[str, str]:
     """Return for engines that cannot run here what they lack."""
-    told = {name: missing() for name in engines if name == LOOPBACK}
+    told = {name: why_not_installed() for name in engines if name == LOOPBACK}
     return {name: why for name, why in told.items() if why}
 
 

@@ -206,7 +206,7 @@ def _row(
         ConfigError: what the build refuses; a trainable set for a method that brings its own.
     """
     if what and not issubclass(load_trainer(trainer), PeftTrainer):
-        raise ConfigError("it brings its own trainable tensors: --peft is not read")
+        raise ConfigError("it defines its own trainable tensors: --peft is not read")
     if load_trainer(trainer).phases:  # counted in epochs, of which one is too few
         setting = replace(setting, epochs=0)
     if family:

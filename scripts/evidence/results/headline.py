@@ -221,14 +221,14 @@ def _sure(standings: Sequence[Standing], facts: Mapping[str, Any]) -> str:
         sets = sorted({one.sets for one in standings})
         seeds = max(one.seeds for one in standings)
         words.append(
-            f"up to {seeds} seeds on {' or '.join(map(str, sets))} data sets, paired. The smallest "
-            "difference to the best method that is detected with a power of "
-            f"80 %: {statistics.median(seen):.1f} points "
+            f"up to {seeds} seeds on {' or '.join(map(str, sets))} data sets, paired. A "
+            "difference to the best method must be at least "
+            f"{statistics.median(seen):.1f} points to be detected with a power of 80 % "
             f"(median; {min(seen):.1f} to {max(seen):.1f})."
         )
         few = sum(one.sets == 2 for one in standings)
         if few:
-            words.append(f"{few} of {len(standings)} rows have two data sets: their 95 % interval "
+            words.append(f"{few} of {len(standings)} rows have two data sets: their interval "
                          f"extends {float(stdtrit(1, 0.975)):.1f} standard errors to each side, so "
                          "only differences that agree on both sets are significant.")
         if 1 in sets:

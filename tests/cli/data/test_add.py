@@ -74,7 +74,7 @@ def test_add_writes_once_and_where_it_is_told(
     assert main(["data", "add", "photos", "--name", "Beasts", "--to", "sets/b.yaml"]) == 0
     assert "there already sets/b.yaml" in capsys.readouterr().out
     assert main(["data", "add", "photos", "--to", "sets/b.yaml"]) == 2
-    assert "is there with other content and is not overwritten" in capsys.readouterr().err
+    assert "already exists with other content and is not overwritten" in capsys.readouterr().err
     assert main(["data", "add", "photos", "--to", "sets"]) == 0
     assert Path("sets/photos.yaml").is_file()
     for words, code, says in (
@@ -95,7 +95,7 @@ def test_images_goes_with_no_other_name_of_a_set(
     for more in (["--dataset", "dtd"], ["--demo"], ["--root", "."],
                  ["--dataset-config-file", "x.yaml"]):
         assert run("--images", "photos", *more) == 2
-        assert f"--images says which images to read: drop {more[0]}" in capsys.readouterr().err
+        assert f"--images already defines the data: drop {more[0]}" in capsys.readouterr().err
 
 
 def test_the_refused_is_trained_with_the_remedy(
@@ -117,7 +117,7 @@ def test_clients_follow_the_domains_that_are_left(
     shapes.domains(place)
     assert run("--images", "photos", "--held-out", "Photo") == 0
     said = capsys.readouterr()
-    assert "FED.CLIENTS 2: 1 for each of the 2 domains beside 'photo'" in said.err
+    assert "FED.CLIENTS 2: 1 for each of the 2 domains other than 'photo'" in said.err
     assert "2, domain-without-photo-K2-f1" in said.out and "unseen" in said.out
 
 

@@ -73,7 +73,7 @@ def test_a_run_on_a_precomputed_set_encodes_nothing(
     assert f"MyImages: {CLASSES * TRAIN}/0/{CLASSES * TEST} images in train/val/test" in said
     assert f"{EVERY} encoded in " in said and str(store(place)) in said
     note, _ = run(place, "warm")
-    assert f"image features: all {used} from the store" in note
+    assert f"image features: all {used} from the cache" in note
     metrics = [next((place / out).rglob("metrics.jsonl")) for out in ("cold", "warm")]
     first, second = (json.loads(m.read_text().splitlines()[-1]) for m in metrics)
     for record in (first, second):
@@ -113,7 +113,7 @@ def test_only_what_changed_is_encoded_again(
     Image.fromarray(np.zeros((12, 12, 3), dtype=np.uint8)).save(image)
     capsys.readouterr()
     assert features(place) == 0
-    assert f"1 encoded, {EVERY - 1} from the store" in capsys.readouterr().out
+    assert f"1 encoded, {EVERY - 1} from the cache" in capsys.readouterr().out
 
 
 def test_verify_reads_files_again(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,10 +128,10 @@ def test_verify_reads_files_again(place: Path, capsys: pytest.CaptureFixture[str
     records.write_text(json.dumps(content))
     capsys.readouterr()
     assert features(place) == 0
-    assert f"all {EVERY} from the store" in capsys.readouterr().out
+    assert f"all {EVERY} from the cache" in capsys.readouterr().out
     assert features(place, "--verify") == 0
     said = capsys.readouterr()
-    assert f"1 encoded, {EVERY - 1} from the store" in said.out
+    assert f"1 encoded, {EVERY - 1} from the cache" in said.out
     assert f"verified {EVERY} image files: 1 changed without another date" in said.err
 
 

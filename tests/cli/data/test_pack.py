@@ -144,8 +144,8 @@ REFUSED = {
                "inside the image tower (tokens.0)"),
     "pixels": ("--trainer Thorki TRAINER.THORKI.SMALL tower", "and pixels, and"),
     "views": ("--views 3", "3 augmented views of data seed 1"),
-    "plain": ("--plain", "--plain encodes the images at every step"),
-    "precision": ("MODEL.PREC fp64", "was computed in float32, this run computes in float64"),
+    "plain": ("--plain", "--plain needs images at every step"),
+    "precision": ("MODEL.PREC fp64", "was computed in float32, but this run computes in float64"),
     "set": ("DATASET.NAME EuroSAT", "is a pack of NewNouns"),
     "server": ("--trainer {toy}:Proxied DATASET.SERVER_HOLDOUT 1", "server images holdout: "),
 }

@@ -99,7 +99,7 @@ def test_evaluate_a_folder_of_known_classes(quick_run: Path, tmp_path: Path, cap
     folder = photos(tmp_path / "photos", data)
     assert main(["evaluate", str(place), "--images", str(folder), "--client", "all"]) == 0
     out = capsys.readouterr()
-    assert f"chosen from the run's {len(data.classnames)} classes" in out.err
+    assert f"predictions are among the run's {len(data.classnames)} classes" in out.err
     lines = out.out.splitlines()
     assert [line.split()[0] for line in lines] == ["model", "client-0", "client-1", "global"]
     said = fedvlm.load(place).client(0).predict(folder)
@@ -108,7 +108,7 @@ def test_evaluate_a_folder_of_known_classes(quick_run: Path, tmp_path: Path, cap
 
 
 @pytest.mark.parametrize(("words", "code", "sentence"), [
-    (["predict", "RUN", "no.png"], 3, "there is no image 'no.png'"),
+    (["predict", "RUN", "no.png"], 3, "no image 'no.png'"),
     (["predict", "RUN", "no.png", "--client", "nine"], 2, "--client nine: a client's number"),
     (["predict", "RUN", "no.png", "--json", "--csv"], 2, "or --csv, not both"),
     (["predict", "nowhere", "no.png"], 3, "'nowhere' is no run folder"),

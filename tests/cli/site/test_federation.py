@@ -18,22 +18,23 @@ from tests import jobs
 
 @pytest.mark.parametrize(("words", "said"), [
     (("upp",), "unknown word 'upp'; did you mean 'up'?"),
-    (("up",), "up wants --loopback N (how many sites), a site.yaml for each, or --li"),
+    (("up",), "up needs --loopback N (how many sites), a site.yaml for each, or --li"),
     (("up", "--loopback", "99"), "--loopback 99: 1 to 64 sites"),
     (("down", "--loopback", "2"), "down does not read --loopback"),
     (("down", "--json"), "down does not read --json"),
     (("up", "--loopback", "2", "a.yaml"), "give --loopback N or files of sites, not both"),
     (("down", "a.yaml"), "down does not read a.yaml"),
     (("up", "--loopback", "2", "--listen", "a:1"), "give --loopback N or --listen, not both"),
-    (("up", "--reach", "a:1"), "--reach goes with --listen"),
+    (("up", "--reach", "a:1"), "--reach needs --listen"),
     (("up", "--listen", "7400"), "--listen: '7400' is no address"),
-    (("up", "--listen", "0.0.0.0:7400"), "is no address that a site can call: say --reach HOST:PO"),
+    (("up", "--listen", "0.0.0.0:7400"), "is not an address that a site can reach: add --reach "
+                                         "HOST:PO"),
     (("status", "--listen", "a:1"), "status does not read --listen"),
-    (("admit",), "admit wants the public key of a site, FILE.pub"),
-    (("admit", "a.pub", "b.pub", "--name", "c"), "--name is of one site"),
+    (("admit",), "admit needs the public key of a site: FILE.pub"),
+    (("admit", "a.pub", "b.pub", "--name", "c"), "--name works with one key"),
     (("admit", "a.pub"), "there is no federation in"),
-    (("dismiss",), "dismiss wants the name of one site"),
-    (("up", "a.yaml"), "a.yaml': fedvlm site make writes one"),
+    (("dismiss",), "dismiss needs the name of one site"),
+    (("up", "a.yaml"), "a.yaml' does not exist; create it with fedvlm site make"),
     (("status",), "there is no federation in"),
     (("up", "--loopback", "2"), "has no flower-superlink: python3 -m venv flower &&"),
 ])  # fmt: skip
@@ -60,7 +61,7 @@ def test_status_and_down_of_what_does_not_run(
     told = json.loads(capsys.readouterr().out)
     assert [p["name"] for p in told["processes"]] == ["link", "site0"]
     assert main(["federation", "down", *where]) == 0
-    assert "nothing ran" in capsys.readouterr().out
+    assert "nothing was running" in capsys.readouterr().out
     assert main(["federation", "up", "--loopback", "3", *where]) == 2
     assert "is a federation of 1 other sites: end it" in capsys.readouterr().err
 
@@ -73,20 +74,20 @@ def test_sites_and_clients_have_to_fit_before_data_are_read(
     engine = ("--engine", "flower", "--federation", str(folder))
     for more, said in (
         (("--engine", "flower", "--federation", str(tmp_path / "no")), "there is no federation in"),
-        (engine, "has 2 sites and it gets no clients yet: say FED.SITES 0,1"),
-        ((*engine, "FED.SITES", "0-1"), "FED.SITES 0-1 is of 1: say FED.SITES 0,1"),
+        (engine, "has 2 sites and no clients for them: set FED.SITES 0,1"),
+        ((*engine, "FED.SITES", "0-1"), "FED.SITES 0-1 defines 1: set FED.SITES 0,1"),
         ((*engine, "--workers", "2"),
-         "--workers 2: add --engine workers, which reads it"),
+         "--workers 2 has no effect with --engine flower: use --engine workers"),
     ):
         assert jobs.run(tmp_path / "out", *more) == 2
         assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     keys = {"FEDERATION": str(folder), "SITE_FILE": "x", "SITES_AT": "a"}
-    with pytest.raises(ConfigError, match="have no data of their own: --engine flower"):
+    with pytest.raises(ConfigError, match="have no data of their own: use --engine flower"):
         check_sites(CfgNode({"FED": keys}))
     replace(place, sites=(SitePlan("site0", "site.yaml"),)).write()
-    with pytest.raises(ConfigError, match="drop --sites-at"):
+    with pytest.raises(ConfigError, match="cannot be combined with --sites-at"):
         check_sites(CfgNode({"FED": keys}))
     check_sites(CfgNode({"FED": keys | {"SITES_AT": ""}}))
     assert jobs.run(tmp_path / "out", *engine) == 2
-    assert "have data of their own: --engine sites --federation" in capsys.readouterr().err
+    assert "have their own data: use --engine sites --federation" in capsys.readouterr().err

@@ -9,8 +9,8 @@ from fedvlm.cli.main import main
 
 @pytest.mark.parametrize(("words", "said"), [
     (["srve"], "did you mean 'serve'?"),
-    (["serve"], "serve wants the site's file: fedvlm site serve SITE.YAML --federation"),
-    (["serve", "--listen", "s", "--demo"], "serve wants the site's file"),
+    (["serve"], "serve needs the site's file: fedvlm site serve SITE.YAML --federation"),
+    (["serve", "--listen", "s", "--demo"], "serve needs the site's file"),
     (["serve", "s.yaml", "--listen", "s", "--to", "t"], "serve does not read --to"),
     (["make", "--listen", "s"], "make does not read --listen"),
     (["serve", "s.yaml"], "serve s.yaml wants --federation INVITATION, which a coordinator's"),
@@ -21,11 +21,11 @@ from fedvlm.cli.main import main
     (["serve", "s.yaml", "--listen", "s", "--demo"], "serve s.yaml does not read --demo"),
     (["serve", "/no/s.yaml", "--listen", "s"], "there is no '/no/s.yaml'"),
     (["serve", "s.yaml", "--federation", "i.json", "--listen", "s"],
-     "--federation INVITATION has its own way to the coordinator: drop --listen"),
+     "--federation INVITATION cannot be combined with --listen: drop one of them"),
     (["serve", "/no/s.yaml", "--federation", "i.json"], "there is no '/no/s.yaml'"),
     (["serve", "s.yaml", "--name", "a"], "serve does not read --name"),
     (["key", "s.yaml", "--to", "t"], "key does not read --to"),
-    (["key"], "key wants one FILE: fedvlm site key FILE"),
+    (["key"], "key needs one FILE: fedvlm site key FILE"),
     (["key", "/no/s.yaml"], "there is no '/no/s.yaml'"),
 ])  # fmt: skip
 def test_what_is_missing_is_said(

@@ -66,7 +66,7 @@ def test_a_folder_becomes_a_site_that_is_checked(
     told = json.loads(capsys.readouterr().out)
     assert told["told"]["3"] == {"train": 9, "val": 0, "test": 9, "classes": []}
     assert [p.split(",")[0].split(":")[0] for p in told["problems"]] == [
-        f"1 of 24 images are not below '{place}'", "1 images do not decode"
+        f"1 of 24 images are missing in '{place}'", "1 images do not decode"
     ]
     assert make("--client", "3", "photos", "--to", "clinic") == 2  # nothing is overwritten
 
@@ -84,7 +84,7 @@ def test_a_server_s_file_is_checked_and_keeps_nothing(
     assert make("--public", "photos", "--to", "server") == 0
     assert main(["site", "check", "server/site.json", "--images", "photos"]) == 0
     said = capsys.readouterr().out
-    assert "server/site.json: a coordinator's file: photos, 3 classes, no client" in said
+    assert "server/site.json: site file of a coordinator: photos, 3 classes, no client" in said
     assert "public test set: 18 images in " in said and "18 images decoded; nothing" in said
     (place / "photos" / "test" / "dog" / "2.png").unlink()
     assert main(["site", "check", "server/site.json", "--images", "photos", "--json"]) == 3
@@ -112,8 +112,8 @@ def test_the_clients_of_a_run_become_sites_to_try_things_out(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("words", "code", "said"), [
-    (["make", "--classes", "classes.txt", "--client", "3"], 2, "wants a number and a folder"),
-    (["make", "--client", "3", "photos", "--to", "x"], 2, "wants --classes FILE"),
+    (["make", "--classes", "classes.txt", "--client", "3"], 2, "expected a number and a folder"),
+    (["make", "--client", "3", "photos", "--to", "x"], 2, "needs --classes FILE"),
     (["make", "--classes", "classes.txt", "--client", "3", "photos", "--to", "x",
       "--template", "fox"], 2, "has no {} for the class name"),
     (["make", "--split", "0,1", "--client", "0", "photos", "--to", "x"], 2,
@@ -155,7 +155,7 @@ def test_status_says_what_is_kept_for_which_run(
 
     (tmp_path / "site.yaml").write_text("allow: {trainers: [A], backbones: [tiny]}")
     assert main(["site", "status", str(tmp_path / "site.yaml")]) == 0
-    assert "no run has worked here yet" in capsys.readouterr().out
+    assert "no run has used this site yet" in capsys.readouterr().out
     with hold_store(tmp_path / "states", RUN, CPU) as store:
         store.put(2, [4, 5], state([4, 5], 2))
         store.keep({})
@@ -163,7 +163,7 @@ def test_status_says_what_is_kept_for_which_run(
     assert main(["site", "status", str(tmp_path / "site.yaml")]) == 0
     said = capsys.readouterr().out
     assert f"run {RUN[:12]}: 2 clients (2 of round 2)" in said
-    assert "served up to round 2: 1 work; 1.0 kB came, 2.0 kB left, 1:01 of work" in said
+    assert "served up to round 2: 1 work; 1.0 kB received, 2.0 kB sent, 1:01 of work" in said
     (record,) = (tmp_path / "states" / RUN).glob("s*.json")
     record.write_text("{")
     assert main(["site", "status", str(tmp_path / "site.yaml"), "--json"]) == 3

@@ -11,7 +11,7 @@ import pytest
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.flower import network, processes
-from fedvlm.distributed.flower.admission import admit, connected, dismiss
+from fedvlm.distributed.flower.admission import admit, connected_sites, dismiss
 from fedvlm.distributed.flower.invitation import PublicKey, read_invitation
 from fedvlm.distributed.flower.place import Place, new_place, read_place
 from tests.distributed.flower.keys import CERTIFICATE, LINE, MARK, NAME
@@ -48,9 +48,9 @@ def test_a_site_is_admitted_invited_seen_and_dismissed(place: Place, tmp_path: P
     with pytest.raises(ConfigError, match=f"a site '{NAME}' is admitted with another key"):
         admit(after, replace(KEY, line=LINE.replace("D9ezyhEtnB0bDgZBsA", "D9ezyhEtnB0bDgZBsB")))
     flwr(tmp_path, {"nodes": [{"node-id": "7", "status": "online"}]})
-    assert connected(after) == {NAME: True}
+    assert connected_sites(after) == {NAME: True}
     flwr(tmp_path, {"nodes": [{"node-id": "7", "status": "offline"}]})
-    assert connected(after) == {NAME: False} and connected(place) == {}
+    assert connected_sites(after) == {NAME: False} and connected_sites(place) == {}
     with pytest.raises(ConfigError, match="unknown word 'clinic_b'; did you mean 'clinic_a'"):
         dismiss(after, "clinic_b")
     dismiss(after, NAME)

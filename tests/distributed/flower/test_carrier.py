@@ -250,7 +250,7 @@ def test_a_relay_that_never_comes_is_told_of_flowers_word(
     with pytest.raises(ConfigError, match="the SuperLink is not running"):
         carrier.open(60)
     assert carrier.ask({"site0": b"x"}, 5)["site0"] == (
-        "the SuperLink is not running; start it with fedvlm federation up --federation "
+        "the SuperLink is not running: start it with fedvlm federation up --federation "
         f"{place.folder}")
 
 
@@ -265,7 +265,7 @@ def test_a_superlink_that_ends_is_noticed_before_the_deadline(
     monkeypatch.setattr(processes, "pid_of", lambda place, name: 0)
     assert carrier.ask({"site0": b"x"}, 60)["site0"] == (
         "Flower's relay has ended (the process at the other end has ended), and the SuperLink "
-        f"is not running; start it with fedvlm federation up --federation {place.folder}")
+        f"is not running: start it with fedvlm federation up --federation {place.folder}")
 
 
 def test_who_does_not_know_the_token_is_not_taken_for_the_relay(

@@ -14,7 +14,7 @@ import pytest
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.flower import network, processes
-from fedvlm.distributed.flower.network import errand, refuse_busy, run_of
+from fedvlm.distributed.flower.network import errand, refuse_busy_federation, run_of
 from fedvlm.distributed.flower.place import Place, new_place
 from fedvlm.runs import lock
 
@@ -63,17 +63,17 @@ def test_workers_of_a_run_under_way_are_left_to_it(
     assert errand(run, "another run there") != about
     waits = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
     processes.begin(place, "site1", waits, os.environ, tmp_path, about)
-    refuse_busy(place)
+    refuse_busy_federation(place)
     held = lock.acquire(run)
     try:
-        refuse_busy(place)  # it is this process's own
+        refuse_busy_federation(place)  # it is this process's own
         monkeypatch.setattr(os, "getpid", lambda: 1)
         with pytest.raises(ConfigError, match="work for the run in '.*a run #1' .process"):
-            refuse_busy(place)
+            refuse_busy_federation(place)
     finally:
         monkeypatch.undo()
         held.release()
-    refuse_busy(place)
+    refuse_busy_federation(place)
 
 
 def test_a_certificate_that_is_made_anew_ends_who_has_the_old_one(

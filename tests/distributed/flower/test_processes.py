@@ -13,7 +13,7 @@ import pytest
 
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.distributed.flower import commands, network, processes
-from fedvlm.distributed.flower.place import Place, even, new_place, read_place
+from fedvlm.distributed.flower.place import Place, new_place, read_place, split_evenly
 
 # A parent and a child that both wait; the child is what a killed parent leaves.
 PARENT = (
@@ -46,7 +46,7 @@ def test_all_of_a_federation_ends_also_what_a_killed_parent_left(place: Place) -
     while processes.pid_of(place, "link"):
         time.sleep(0.01)
     (left,) = processes.strays(place, ["link"])
-    assert processes.part_of(left) == "link" and left != pid
+    assert processes.process_part(left) == "link" and left != pid
     assert processes.end(place, ["link"]) == 1 and not processes.strays(place, ["link"])
     assert processes.pid_of(place, "site0.node") == other
     assert network.down(place) == 1 and not processes.strays(place)
@@ -109,4 +109,5 @@ def test_what_flower_says_is_read_and_told(place: Place, tmp_path: Path) -> None
 
 
 def test_clients_are_spread_evenly() -> None:
-    assert [even(4, 2), even(5, 3), even(2, 2)] == ["0-1,2-3", "0,1-2,3-4", "0,1"]
+    ranges = [split_evenly(4, 2), split_evenly(5, 3), split_evenly(2, 2)]
+    assert ranges == ["0-1,2-3", "0,1-2,3-4", "0,1"]

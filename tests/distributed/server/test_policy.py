@@ -92,7 +92,7 @@ def test_an_extra_of_a_declared_name_that_the_round_does_not_have_is_refused(
     answer: Answer,
 ) -> None:
     _, refused = answer.read(answer.extras | {"control.more": torch.zeros(2, 3)})
-    assert refused[3] == "there is an extra 'control.more', which this round does not have"
+    assert refused[3] == "an extra 'control.more', which this round does not have"
 
 
 def test_where_the_form_is_not_known_types_that_no_method_sends_are_refused(
@@ -169,10 +169,12 @@ def test_a_method_that_fails_on_what_sites_sent_names_them(
     def fails(self, ctx, server, updates):  # type: ignore[no-untyped-def]
         return updates.extras["nothing"]
 
-    with pytest.raises(FedvlmError, match="round 1: FedAvg cannot aggregate what site0") as told:
+    with pytest.raises(FedvlmError, match="round 1: FedAvg cannot aggregate the updates of "
+                                          "site0") as told:
         run_of(tmp_path, monkeypatch, fails).run()
     assert str(told.value) == (
-        "round 1: FedAvg cannot aggregate what site0 (clients 0, 1) and site1 (clients 2, 3) sent: "
+        "round 1: FedAvg cannot aggregate the updates of site0 (clients 0, 1) and site1 (clients "
+        "2, 3): "
         "KeyError: there is no 'nothing'; the state of round 0 is kept (--debug shows the "
         "traceback)"
     )
@@ -184,5 +186,6 @@ def test_a_global_model_that_sites_made_not_finite_ends_the_run(
     def blows(self, ctx, server, updates):  # type: ignore[no-untyped-def]
         return {"w": {n: v * torch.inf for n, v in server["w"].items()}}
 
-    with pytest.raises(DivergedError, match=r"round 1: the aggregate of '.*' is not finite, of "):
+    with pytest.raises(DivergedError, match=r"round 1: the aggregate of '.*' is not finite "
+                                            r"\(updates of "):
         run_of(tmp_path, monkeypatch, blows).run()

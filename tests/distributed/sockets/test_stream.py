@@ -147,7 +147,7 @@ def test_a_caller_that_says_nothing_or_something_else_is_no_caller(
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n" + bytes(100))
         with pytest.raises(StreamError, match="no worker of this version"):
-            stream.present(ours, TOKEN)
+            stream.answer_hello(ours, TOKEN)
 
 
 def test_who_greets_byte_by_byte_has_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -521,7 +521,7 @@ def test_a_rule_of_its_own_allows_nothing_unless_it_says_so() -> None:
 
 def test_rounds_of_too_few_clients_for_krum_are_refused() -> None:
     spec = AggregateSpec("krum", byzantine=1)
-    assert "needs at least 5 clients a round (2 f + 3), and 4 are drawn" in refusal(
+    assert "needs at least 5 clients per round (2 f + 3), but only 4 are drawn" in refusal(
         Quadratic(), targets=(1.0,) * 4, aggregator=spec
     )
     assert "and 3 are drawn" in refusal(Quadratic(), aggregator=spec, frac=0.6)

@@ -126,6 +126,6 @@ def test_a_slot_of_the_optimisers_name_is_refused() -> None:
         def init_server(self, ctx: Any, start: Any) -> State:
             return super().init_server(ctx, start) | {"opt.m": {}}
 
-    with pytest.raises(ConfigError, match=r"slot 'opt\.m' is that of FED\.SERVER_OPTIM adam"):
+    with pytest.raises(ConfigError, match=r"slot 'opt\.m' is used by FED\.SERVER_OPTIM adam"):
         federation(Taken(), server_optim=ServerOptimSpec("adam")).start()
     federation(Taken()).start()

@@ -19,7 +19,8 @@ ZERO = torch.zeros(1, 1, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        ({"only": (r".*\.C",)}, r"only='\.\*\\\.C' matches no shared tensor; there are image.lora"),
+        ({"only": (r".*\.C",)}, r"only='\.\*\\\.C' matches no shared tensor; shared are "
+                                r"image.lora"),
         ({"rows": {"text.ctx": Rows(ZERO)}}, "rows of 'text.ctx', which is not"),
         ({"only": (BIAS,), "ranks": {SITE: [1]}}, "no factor is sent; sent are image.bias"),
         ({"ranks": {"image.lora.9.q": [1]}}, "ranks of 'image.lora.9.q', of which no factor is"),
@@ -28,7 +29,7 @@ ZERO = torch.zeros(1, 1, dtype=torch.int64)
         ({"ranks": {SITE: [1, 1]}}, r"have shape \[2\], not \[1\]"),
         ({"ranks": {SITE: [1]}, "rows": {FA: Rows(ZERO)}}, "both rows and ranks"),
         ({"rows": {FA: Rows(torch.zeros(1, 1))}}, r"is torch.float32 \[1, 1\], not int64 \[1, n\]"),
-        ({"rows": {FA: Rows(ZERO, 2)}}, r"along axis 2; it has the shape \[4, 3\]"),
+        ({"rows": {FA: Rows(ZERO, 2)}}, r"along axis 2, but its shape is \[4, 3\]"),
         ({"rows": {FA: ZERO}}, "are Tensor, not Rows"),
         ({"rows": {FA: Rows(torch.tensor([[0, 4]]))}}, "client 0 sends a row of .* 0 to 3, and -1"),
         ({"rows": {FA: Rows(torch.tensor([[-2]]))}}, "client 0 sends a row of .* that there is"),

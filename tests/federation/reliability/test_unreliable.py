@@ -66,10 +66,11 @@ def test_the_deadline_counts_a_clients_own_work_or_steps() -> None:
     assert steps.share(1, fast, 10) == 1 and steps.share(1, fast, 40) == 0.25
     assert steps.share(1, own, 10) == 1 / times and steps.share(1, own, 0) == 1
     assert slow().lost(1, [fast, own], [9, 9]) == {
-        own: f"late: at the deadline it has done {100 / times:.0f} % of its work"
+        own: f"late: at the deadline it has finished {100 / times:.0f} % of its work"
     }
     partial = slow(late="partial")
-    assert partial.lost(1, [fast, own], [9, 1]) == {own: "late: no step is done at the deadline"}
+    assert partial.lost(1, [fast, own], [9, 1]) == {own: "late: no step is finished at the "
+                                                         "deadline"}
     assert partial.part(1, [fast, own], [9, 9], [9, 9]) == [9, int(9 / times)]
     assert partial.part(1, [own] * 2, [1, 0], [9, 9]) == [1, 0]
     assert steps_in_share(9, 1 / 3) == 3 and steps_in_share(10, 0.3) == 3
@@ -100,7 +101,8 @@ def test_absences_by_name() -> None:
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("3:4-1", "'3:4-1': its rounds run backwards"), ("3:0-1", "'3:0-1': rounds begin at 1"),
+    ("3:4-1", "'3:4-1': its last round is before its first"), ("3:0-1", "'3:0-1': rounds begin "
+                                                                        "at 1"),
     ("8:1", "there is no client 8, the last is 7"), ("3", "'3' is no absence; write client:rounds"),
 ])
 def test_absences_that_are_none_are_refused(text: str, words: str) -> None:
@@ -112,7 +114,7 @@ def test_absences_that_are_none_are_refused(text: str, words: str) -> None:
 @pytest.mark.parametrize(("keys", "words"), [
     ({"stragglers": 0.1}, "STRAGGLERS 0.1 without FED.UNRELIABLE.DEADLINE"),
     ({"stragglers": 0.1, "deadline": 1.0, "slowdown": (4.0, 2.0)}, "1 <= least <= most"),
-    ({"deadline": 0.5}, "nobody does its whole work in less than 1"),
+    ({"deadline": 0.5}, "no client finishes its work in less than 1"),
 ])
 def test_keys_that_contradict_each_other_are_refused(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -88,7 +88,7 @@ def test_a_run_over_tls_has_the_bits_of_the_local_engine(
 def held_to_the_list(place: Place) -> None:
     """All that listens in a federation stands in the written list, with its address."""
     found = {
-        (re.sub(r"^site\d+$", "site", processes.part_of(pid)), host)
+        (re.sub(r"^site\d+$", "site", processes.process_part(pid)), host)
         for pid, host, _ in tcp_listeners(processes.strays(place))
     }
     assert found == {(name, listed()[name]) for name in ("link", "site")}
@@ -103,7 +103,7 @@ def test_superlink_killed_is_said_and_the_run_goes_on_with_the_same_bits(
     os.kill(processes.pid_of(place, LINK), signal.SIGKILL)
     code, text = flower.said(run)
     assert code == 6, text
-    assert "the SuperLink is not running; start it with fedvlm federation up" in text
+    assert "the SuperLink is not running: start it with fedvlm federation up" in text
     assert "is kept; run the same command again to continue" in text
     code, text = flower.said(flower.started("federation", "status", "--federation",
                                             str(place.folder)))
@@ -171,7 +171,7 @@ def test_a_site_of_another_config_is_refused_by_the_names_of_its_keys(
 def test_down_leaves_no_process_and_no_port(place: Place) -> None:
     code, text = flower.said(flower.started("federation", "down", "--federation",
                                             str(place.folder)))
-    assert code == 0 and "processes ended" in text
+    assert code == 0 and "processes stopped" in text
     assert not processes.strays(place) and not any(p.pid for p in network.status(place))
     assert not network._listens(place.port) and (place.folder / NAME).is_file()
     code, text = flower.said(flower.started(*flower.words_of(place.folder, place.folder)))

@@ -15,7 +15,7 @@ from fedvlm.job.build import build_run
 from fedvlm.job.engines import flower
 from fedvlm.job.inputs import SharedInputs
 from fedvlm.job.resolve import run_config
-from fedvlm.job.workers.serving import part_of
+from fedvlm.job.workers.serving import worker_site
 from tests import jobs
 
 WORDS = ("--num-users", "3", "--trainer", "APFL", "--keep-logits", "--engine", "flower")
@@ -53,7 +53,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for at, site in enumerate(place.sites):
             built = build_run(run_config(folder, {}), inputs=inputs)
             mine = [c for c, home in enumerate(layout) if home == at]
-            last[-1].answers[site.name] = part_of(built, mine, place.states(site.name)).answer
+            last[-1].answers[site.name] = worker_site(built, mine, place.states(site.name)).answer
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flower, "check_flower", lambda cfg: place)

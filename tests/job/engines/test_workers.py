@@ -132,7 +132,7 @@ def test_a_run_by_workers_is_the_local_run_also_after_a_stop(
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("--workers", "2"), "--workers 2: add --engine workers, which reads it"),
+    (("--workers", "2"), "--workers 2 has no effect with --engine local: use --engine workers"),
     (("--engine", "workers", "--workers-at", "a:1"),
      "flag --workers-at ended with 0.2: one run works on one machine (--workers N)"),
     (("--engine", "workers", "FED.WORKERS_AT", "a:1"),

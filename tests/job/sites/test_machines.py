@@ -138,7 +138,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     folder = tmp_path_factory.mktemp("coordinator") / "federation"
     where = ("--federation", str(folder))
     address = f"127.0.0.2:{free_port()}"
-    assert "a site on another machine: fedvlm site key there" in fedvlm(
+    assert "a site on another machine: run fedvlm site key there" in fedvlm(
         "federation", "up", "--listen", address, *where)
     out = Machines(parties, read_place(folder), {})
     try:
@@ -178,7 +178,7 @@ def test_parties_on_machines_of_their_own_have_the_bits_of_the_run_that_sees_all
     assert text.count("a machine of its own") == 2 and "not connected" not in text
     assert f"as {CLINICS[0]}: connected" in fedvlm("site", "status", str(machines.yaml(NAMES[0])))
     door = machines.place.listen.partition(":")[0]
-    told = {(processes.part_of(pid), host)
+    told = {(processes.process_part(pid), host)
             for pid, host, _ in tcp_listeners(processes.strays(machines.place))}
     assert told == {("link", listed()["link"]), ("door", door)} and listed()["door"] == "--listen"
     nodes_ = [int(pid) for name in NAMES for pid in nodes(machines.parties / name)]

@@ -68,14 +68,14 @@ def test_a_run_over_parties_ends_below_its_quorum_and_goes_on(
     said = capsys.readouterr()
     assert code == 6 and "site1: no answer: not connected" in said.err
     assert "the state of round 1 is kept" in said.err
-    assert "they need the clients' images: the references (" in said.out
+    assert "they need the clients' images: the baselines (" in said.out
     frames = line.frames
     code, line = federated(place, tmp_path, monkeypatch, *APFL, sites=line.answers)
     assert code == 0 and "resuming after round 1" in capsys.readouterr().out
     client = ("predict", str(jobs.folder(tmp_path)), str(place / "server"), "--client", "1")
     assert main([*client]) == 2
     said = capsys.readouterr().err
-    assert "the state of client 1 lies with the worker or site that made it" in said
+    assert "the state of client 1 is stored at the worker or site that made it" in said
     assert json.loads((jobs.folder(tmp_path) / "sites" / "met.json").read_text())["site1"][
         "clients"]["1"]["train"] == 10
     everything = b"\n".join([*frames, *line.frames])
@@ -166,16 +166,16 @@ def test_a_run_that_another_process_began_meanwhile_is_not_joined(tmp_path: Path
     (tmp_path / PLACE / NAME).write_text("ab" * 32)
     engine: Any = SimpleNamespace(run_id="cd" * 32)
     none: Any = None
-    with pytest.raises(ConfigError, match="another process began this run meanwhile"):
+    with pytest.raises(ConfigError, match="another process started this run in the meantime"):
         Parties(engine, none, none).employ(none, tmp_path, print)
     assert run_name(tmp_path) == "ab" * 32
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("--sites-at", "a"), "--sites-at a: add --engine sites, which reads it"),
+    (("--sites-at", "a"), "--sites-at a has no effect with --engine local: use --engine sites"),
     (("--token-file", "t"), "flag --token-file ended with 0.2: a site on this machine"),
     (("FED.TOKEN_FILE", "t"), "FED.TOKEN_FILE ended with 0.2: a site on this machine answers"),
-    (("--engine", "sites", "--num-users", "2"), "--engine sites wants --federation FOLDER"),
+    (("--engine", "sites", "--num-users", "2"), "--engine sites needs --federation FOLDER"),
     (("--engine", "sites", "--num-users", "2", "--workers", "2"), "add --engine workers"),
 ])  # fmt: skip
 def test_what_a_run_over_sites_lacks_is_said_before_anything_is_read(
@@ -187,10 +187,10 @@ def test_what_a_run_over_sites_lacks_is_said_before_anything_is_read(
 
 @pytest.mark.parametrize(("words", "said"), [
     (("--sites-at", "a:1"), "--sites-at a:1: sites on other machines are reached by Flower alone"),
-    (("--sites-at", "x,[::1]:7007"), "reached by Flower alone (--federation FOLDER; docs/"),
-    (("--sites-at", "a,unix:a"), "a path stands twice"),
+    (("--sites-at", "x,[::1]:7007"), "reached only through Flower (--federation FOLDER; docs/"),
+    (("--sites-at", "a,unix:a"), "a path is given twice"),
     (("--dry-run",), "--dry-run: the clients' images are at their sites"),
-    (("--dataset", "eurosat"), "--site-file says which classes there are: drop --dataset"),
+    (("--dataset", "eurosat"), "--site-file already defines the classes: drop --dataset"),
     (("DATASET.NAME", "other"), "is of 'Shapes'; drop the key"),
     (("--site-file", "/no"), "there is no site file '/no'"),
 ])  # fmt: skip
@@ -203,4 +203,5 @@ def test_wrong_words_of_a_coordinator_are_refused(
     code = main(["run", "--output-dir", str(tmp_path), *words_, *words])
     assert code in (2, 3) and said in capsys.readouterr().err
     assert main(["run", *words_[:2], *words_[4:]]) == 2
-    assert "say how many clients the sites have together: --num-users N" in capsys.readouterr().err
+    assert ("--engine sites needs --num-users N (number of clients of all sites "
+            "together)") in capsys.readouterr().err

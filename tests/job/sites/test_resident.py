@@ -57,7 +57,7 @@ def hello(words: dict[str, Any]) -> Frame:
     ({"FED.ROUNDS": 9}, "at most 3 rounds, and 9 are planned (rule 'rounds')"),
     ({"MODEL.INIT_WEIGHTS": "/etc/passwd"}, "a file of the coordinator's is none (rule 'weights')"),
     ({"CACHE_DIR": "/srv/www"}, "differs in CACHE_DIR (absent there, another value here)"),
-    ({"X.NEW": 1}, "this site's fedvlm has no X.NEW: it is of another version"),
+    ({"X.NEW": 1}, "this site's fedvlm has no X.NEW: the versions differ"),
 ])  # fmt: skip
 def test_what_the_owner_does_not_allow_is_refused_before_anything_is_built(
     site: Resident, change: dict[str, Any], why: str
@@ -75,7 +75,7 @@ def test_what_hinders_a_build_stays_in_the_site_s_log(site: Resident, tmp_path: 
 
 def test_a_run_that_nobody_announced_and_other_messages_are_refused(site: Resident) -> None:
     forget = Frame("forget", {"run": RUN, "like": "ab" * 8, "nonce": NONCE, "keep": {}})
-    assert "knows nothing of that run: its coordinator has to greet it anew" in said(site, forget)
+    assert "does not know that run: the coordinator must register it again" in said(site, forget)
     assert "a site is not asked for 'forgot'" in said(site, Frame("forgot", {"nonce": NONCE}))
     assert "not a fedvlm frame" in unpack(site.answer(b"\0" * 64)).values["text"]
 
@@ -96,7 +96,7 @@ def test_greetings_that_nothing_followed_go(
         (site.owner.states / name).mkdir()
     site._site_of(hello(config()))
     assert {p.stem for p in place.glob("*.json")} == {RUN, "a1", "c3", "b2", "f6"}
-    assert SEEN[0] == "2 run(s) that never worked here are forgotten"
+    assert SEEN[0] == "2 run(s) that never trained here were removed"
     os.utime(place / "a1.json", (0, 0))
     site._site_of(hello(config()))  # greeted again, as it was: nothing is written
     assert (place / "a1.json").exists()

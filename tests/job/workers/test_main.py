@@ -16,5 +16,6 @@ def test_a_worker_wants_a_run_and_the_socket_of_its_server(
 ) -> None:
     with pytest.raises(DataError, match="names no method"):
         main([str(tmp_path / "no"), str(tmp_path), "--handle", "7"])
-    with pytest.raises(ConfigError, match="--handle 999 is no socket: only a run starts workers"):
+    with pytest.raises(ConfigError, match="--handle 999 is not a socket: workers are started "
+                                          "only by a run"):
         main([str(jobs.folder(quick_run)), str(tmp_path), "--handle", "999"])

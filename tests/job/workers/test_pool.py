@@ -245,7 +245,7 @@ def test_nobody_left_is_said(world: CheckWorld, tmp_path: Path) -> None:
     pool = Pool(world, load_trainer("fedper"), tmp_path)
     fed = pool.driver()
     pool.carrier.answers = {}
-    with pytest.raises(FedvlmError, match="no worker is left that could be asked"):
+    with pytest.raises(FedvlmError, match="no worker is left; the same command"):
         fed.run()
 
 
@@ -266,7 +266,7 @@ def test_the_local_engine_refuses_states_of_workers(world: CheckWorld) -> None:
     ((ids, state),) = away.get([1], [3])
     fed = federation(world, load_trainer("fedper"), 1.0)
     fed.clients.store.put(3, ids, state)
-    with pytest.raises(ConfigError, match="lies with the worker or site that made it"):
+    with pytest.raises(ConfigError, match="is stored at the worker or site that made it"):
         fed.clients.stacked([1], {1: 3})
 
 

@@ -99,9 +99,9 @@ def test_what_is_drawn_after_the_words_starts_as_without_them(model: VLModel) ->
 
 @pytest.mark.parametrize(
     ("opts", "said"),
-    [(["PEFT.CTX_INIT", WORDS], "'a photo of a' has 4 tokens and PEFT.N_CTX is 16: set PEFT.N_CTX "
-      "4, or other words"),
-     (["PEFT.CTX_INIT", WORDS, "PEFT.N_CTX", "3"], "has 4 tokens and PEFT.N_CTX is 3")],
+    [(["PEFT.CTX_INIT", WORDS], "'a photo of a' has 4 tokens, but PEFT.N_CTX is 16: set PEFT.N_CTX "
+      "4, or use other words"),
+     (["PEFT.CTX_INIT", WORDS, "PEFT.N_CTX", "3"], "has 4 tokens, but PEFT.N_CTX is 3")],
 )  # fmt: skip
 def test_a_number_of_words_that_does_not_fit_is_refused(
     model: VLModel, opts: list[str], said: str
@@ -162,7 +162,7 @@ def test_contexts_by_class_know_their_classes_only() -> None:
     start = run_.fed.p0["text.ctx"]
     assert ctx.shape[0] == len(BASE) and all(not torch.equal(a, b) for a, b in
                                              zip(ctx, start, strict=True))
-    with pytest.raises(Exception, match="belong to the class list"):
+    with pytest.raises(Exception, match="be used with the class list"):
         run_.fed.trainer.text_features(run_.fed.model.with_classes(NEW), {"text.ctx": ctx[None]})
 
 

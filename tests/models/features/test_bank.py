@@ -141,7 +141,7 @@ def test_a_store_that_may_only_be_read_serves_and_the_rest_is_for_this_run(
     notes: list[str] = []
     table, spent = images.table(tmp_path, notes=notes)
     assert (spent.encoded, spent.hits) == (10, 30) and torch.equal(table, before)
-    assert len(notes) == 1 and "may only be read, and lacks" in notes[0]
+    assert len(notes) == 1 and "is read-only and lacks" in notes[0]
     assert images.table(tmp_path)[1].encoded == 10
     assert {p.suffix for p in tmp_path.iterdir()} <= {".rows", ".sqlite", ".sqlite-wal",
                                                       ".sqlite-shm"}
@@ -167,7 +167,7 @@ def test_what_may_not_be_kept_goes_aside_only_where_something_is_missing_and_has
     assert bank.aside(keys) == 0
     bank.keeps = False
     assert bank.aside(keys[:30]) == 0 and bank.aside(keys) == bank.bytes(40)
-    with pytest.raises(DataError, match=r"cannot be kept in .* no room in .*: point TMPDIR"):
+    with pytest.raises(DataError, match=r"cannot be cached in .* do not fit into .*: set TMPDIR"):
         bank.table(keys, images.load)
     whole = bank.table(keys[:30], images.load)
     assert isinstance(whole, StoredRows) and torch.equal(whole.to(before.device), before[:30])

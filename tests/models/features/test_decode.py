@@ -126,7 +126,7 @@ def test_the_sentence() -> None:
     spent.waiting, spent.encoding = 48.0, 9.0
     assert "limited by decoding" in spent.sentence()
     assert Throughput(hits=7, wall=0.04).sentence("activations") == (
-        "activations: all 7 from the store"
+        "activations: all 7 from the cache"
     )
 
 

@@ -76,7 +76,7 @@ def test_the_sentence_names_tensor_stream_and_block() -> None:
     wrong = {"image.prompt.0": 0 * ONE, "image.prompt.1": 0.5 * ONE, "image.prompt.2": 0.9 * ONE}
     assert proof_of((ONE, wrong), (ONE, grads)).sentence() == (
         "stream tokens.2 gives other numbers than pixels: gradient of 'image.prompt.0' differs by "
-        "1.0e+00 (allowed 2e-04): the cache must enter at or below block 0"
+        "1.0e+00 (allowed 2e-04): the cache must start at or before block 0"
     )
     plain = proof_of((2 * ONE, {}), (ONE, {}), stream="features").sentence()
     assert plain == (

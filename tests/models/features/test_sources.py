@@ -21,7 +21,8 @@ from fedvlm.models.features.sources import (
     [(), ("tokens",), ("features", "features"), ("tokens.x",), ("pictures",), ("tokens.-1",)],
 )
 def test_streams_that_nobody_serves_are_refused(streams: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="streams are features, patches, tokens"):
+    with pytest.raises(ConfigError, match="streams must be one or more of features, patches, "
+                                          "tokens"):
         check_streams(streams, CheckWorld().model())
 
 

@@ -139,7 +139,7 @@ def test_bad_files_are_one_sentence(tmp_path: Path) -> None:
     state.pop("text_projection")
     torch.save(state, tmp_path / "part.pt")
     said = {
-        "bomb.pt": "holds pickled code, which is refused", "part.pt": "cannot load weights",
+        "bomb.pt": "contains pickled code, which is refused", "part.pt": "cannot load weights",
         "short.safetensors": "cannot load weights|cannot read",
     }
     for file, sentence in said.items():

@@ -105,7 +105,7 @@ def test_refusals(tmp_path: Path) -> None:
     hugging(tmp_path)
     model = VLModel(load_backbone(str(tmp_path), loader="transformers-vit"), ["a", "b"])
     for spec in (PeftSpec("prompt"), PeftSpec("none", "lora")):
-        with pytest.raises(ConfigError, match="no text tower to classify with: use --peft head"):
+        with pytest.raises(ConfigError, match="no text tower for classification: use --peft head"):
             peft.build_tensors(spec, model, torch.Generator())
     with pytest.raises(ConfigError, match="has no text tower"):
         model.anchor("template", 0)

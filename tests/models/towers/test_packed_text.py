@@ -96,7 +96,7 @@ def test_contexts_around_the_name_packed_equal_plain(kind: str, rows: int) -> No
 
 def test_contexts_around_the_name_of_different_clients_are_refused() -> None:
     model = VLModel(toy(), NAMES)
-    with pytest.raises(FedvlmError, match="all axes but the number of vectors are the same"):
+    with pytest.raises(FedvlmError, match="all axes except the number of vectors must be equal"):
         model.text_around(context(model.backbone, 2), context(model.backbone, 3), "in")
 
 
@@ -135,7 +135,7 @@ def test_a_wrong_packed_tower_is_refused() -> None:
     # A tower that lies about its mask: attention is not causal although a mask exists.
     backbone.text_tower.attn_mask.zero_()
     model.text(context(backbone, 1))
-    assert "differ from plain" in model.notes[0]
+    assert "differ from the reference" in model.notes[0]
 
 
 def test_bf16_is_near() -> None:
@@ -199,7 +199,7 @@ def test_deep_contexts_that_do_not_fit_are_refused() -> None:
     model = VLModel(toy(), NAMES)
     ctx = context(model.backbone, 2)
     for deep in ({0: ctx}, {3: ctx}, {1: ctx[:, 1:]}, {1: ctx[None]}):
-        with pytest.raises(FedvlmError, match="take the place of contexts"):
+        with pytest.raises(FedvlmError, match="replace contexts"):
             model.text(ctx, deep=deep)
 
 

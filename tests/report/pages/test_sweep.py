@@ -171,10 +171,10 @@ def test_a_long_run_ends_with_its_page_and_a_short_one_says_how(
     path = whole_run(tmp_path)
     show.say_results(path, show.WORTH / 2)
     said = capsys.readouterr().out.splitlines()
-    assert said == [f"results: {path}", f"page: fedvlm report {path}"]
+    assert said == [f"results: {path}", f"report page: fedvlm report {path}"]
     assert not (path / "report.html").exists()
     show.say_results(path, show.WORTH)
-    assert capsys.readouterr().out.splitlines()[1] == f"page: {path / 'report.html'}"
+    assert capsys.readouterr().out.splitlines()[1] == f"report page: {path / 'report.html'}"
     first = (path / "report.html").read_bytes()
     assert cli.main(["report", str(path)]) == 0
     assert (path / "report.html").read_bytes() == first
@@ -182,7 +182,7 @@ def test_a_long_run_ends_with_its_page_and_a_short_one_says_how(
     capsys.readouterr()
     show.say_results(path, show.WORTH)  # a page that fails ends no run
     shown = capsys.readouterr()
-    assert "division by zero" in shown.err and f"page: fedvlm report {path}" in shown.out
+    assert "division by zero" in shown.err and f"report page: fedvlm report {path}" in shown.out
 
 
 @pytest.mark.slow

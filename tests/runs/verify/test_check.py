@@ -69,8 +69,8 @@ def test_a_run_that_ended_well_is_sealed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "spoil", "words"), [
-    ("results.json", lambda p: change(p, "62.5", "924.5"), "its seal does not fit"),
-    ("results.json", lambda p: change(p, '"seal"', '"sael"'), "its seal does not fit"),
+    ("results.json", lambda p: change(p, "62.5", "924.5"), "its checksum does not match"),
+    ("results.json", lambda p: change(p, '"seal"', '"sael"'), "its checksum does not match"),
     ("results.json", lambda p: p.write_text("{"), "it is not a results file"),
     ("metrics.jsonl", lambda p: change(p, "62.5", "77.7"), "line 1 is damaged"),
     ("metrics.jsonl", lambda p: p.write_bytes(p.read_bytes()[:-1]), r"the last line \(3\) is cut"),
@@ -79,7 +79,7 @@ def test_a_run_that_ended_well_is_sealed(folder: Path) -> None:
     ("config.yaml", lambda p: change(p, "1", "2"), "its hash is not the one in results.json"),
     ("partition.json", lambda p: p.unlink(), "is missing"),
     ("partition.csv", lambda p: change(p, "images", "image5"), "its hash"),
-    ("manifest.json", lambda p: change(p, "started", "strated"), "its seal does not fit"),
+    ("manifest.json", lambda p: change(p, "started", "strated"), "its checksum does not match"),
     ("manifest.json", lambda p: p.unlink(), "is missing"),
     ("state/round_0002.safetensors", lambda p: p.write_bytes(p.read_bytes()[:-1]), "bytes"),
     ("state/round_0002.json", lambda p: p.unlink(), "is missing"),

@@ -96,7 +96,7 @@ def test_older_lines_are_taken_with_one_note(
     count = tuned(tmp_path, 2, *ONE).ran
     capsys.readouterr()
     assert tuned(tmp_path, 2, *ONE).ran == 0
-    assert capsys.readouterr().err.count(f"{count} runs do not say of which images") == 1
+    assert capsys.readouterr().err.count(f"{count} runs do not record their images") == 1
 
 
 def test_a_card_in_other_words_is_the_same_source(tmp_path: Path) -> None:

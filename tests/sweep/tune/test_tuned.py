@@ -55,11 +55,11 @@ def test_entries_take_the_values_tuned_for_what_they_train(tmp_path: Path) -> No
     rates = [e.tuned.get("OPTIM.LR") for e in got.trainers]
     assert rates == [None, "0.3", "0.4", None]
     assert notes == [
-        "FedAvg (head) takes the values tuned for FedAvg head",
-        "FedAvg (ft) takes the values tuned for FedAvg head (ft)",
-        "fedprox (strong) takes the values tuned for FedProx",
-        "the plan sets OPTIM.LR itself, so no tuned one is taken: fedprox (strong)",
-        "no tuned values for FedAvg: they run as they come",
+        "FedAvg (head) uses the values tuned for FedAvg head",
+        "FedAvg (ft) uses the values tuned for FedAvg head (ft)",
+        "fedprox (strong) uses the values tuned for FedProx",
+        "the plan sets OPTIM.LR, so its tuned values are not used: fedprox (strong)",
+        "no tuned values for FedAvg: they use their defaults",
     ]
     bare = record()
     bare["plan"]["common"] |= HEAD | {"PEFT.HEAD": "text"}  # what all were tuned with counts too
@@ -76,7 +76,7 @@ def test_a_sweep_says_whose_values_it_takes_and_runs_with_them(
              "--output-dir", str(tmp_path), "--tuned", str(path)]
     assert main([*words, "--seeds", "1", "--dry-run"]) == 0
     told = capsys.readouterr()
-    assert "note: FedAvg takes the values tuned for FedAvg head" in told.err
+    assert "note: FedAvg uses the values tuned for FedAvg head" in told.err
     assert main([*words, "--seeds", "1", "102"]) == 2
     assert "chosen on seed 102, which this sweep has too" in capsys.readouterr().err
 
@@ -89,7 +89,7 @@ def test_an_edited_or_strange_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is damaged or was edited"):
         read_tuned(path)
     path.write_text(json.dumps({"format": 1, "entries": []}))
-    with pytest.raises(DataError, match="is no file of fedvlm tune"):
+    with pytest.raises(DataError, match="is not a tuned.json of fedvlm tune"):
         read_tuned(path)
 
 
@@ -98,12 +98,12 @@ def test_on_another_backbone_methods_run_as_they_come(tmp_path: Path) -> None:
     asked = sweep(tmp_path, "[FedProx]")
     got, notes = apply_tuned(asked, record("local-dir:../shared/realfeat"))
     assert got.trainers[0].tuned == {}
-    assert notes == ["the values were tuned on local-dir:realfeat; on tiny methods run as they "
-                     "come: FedProx"]
+    assert notes == ["the values were tuned on local-dir:realfeat; on tiny methods use their "
+                     "defaults: FedProx"]
     got, notes = apply_tuned(asked, record("local-dir:../shared/realfeat"), anywhere=True)
     assert got.trainers[0].tuned == {"OPTIM.LR": "0.2"}
-    assert notes == ["the values were tuned on local-dir:realfeat; taken on tiny all the same, as "
-                     "was asked"]
+    assert notes == ["the values were tuned on local-dir:realfeat; also used on tiny "
+                     "(--tuned-anywhere)"]
     moved = sweep(tmp_path, "[FedProx]", "--backbone", "local-dir:/data/realfeat")
     assert apply_tuned(moved, record("local-dir:../shared/realfeat"))[0].trainers[0].tuned
 
@@ -122,7 +122,7 @@ def test_what_is_trained_agrees_both_ways_and_what_a_plan_sets_is_not_tuned(tmp_
     busier = replace(asked, common={**asked.common, "FED.LOCAL_EPOCHS": "2"})
     got, notes = apply_tuned(busier, tuning)
     assert got.trainers[0].tuned == {"OPTIM.LR": "0.2"}
-    assert ("the plan sets FED.LOCAL_EPOCHS itself, so no tuned one is taken: FedProx, "
+    assert ("the plan sets FED.LOCAL_EPOCHS, so its tuned values are not used: FedProx, "
             "FedProx (same)") in notes
 
 
@@ -146,7 +146,7 @@ def test_local_work_that_a_plan_sets_is_that_of_the_tuning_whose_values_it_takes
     got, notes = apply_tuned(replace(plain, common={**plain.common, **common}), tuning)
     assert got.trainers[0].tuned == next(
         e["values"] for e in tuning["entries"] if e["label"] == label)
-    assert notes == [f"FedProx takes the values tuned for {label}"]
+    assert notes == [f"FedProx uses the values tuned for {label}"]
 
 
 def test_the_published_plans_take_what_was_tuned_for_their_like() -> None:

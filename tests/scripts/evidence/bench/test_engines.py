@@ -65,13 +65,13 @@ def test_a_federation_is_there_for_its_runs_and_ended_after_them(
     assert "times the CPU" not in capsys.readouterr().out
     assert seen[-1] == ("down", "2") and "0-4,5-9" in seen[1]
     seen.clear()
-    monkeypatch.setattr(engines, "missing", lambda: "Flower is not installed")
+    monkeypatch.setattr(engines, "why_not_installed", lambda: "Flower is not installed")
     assert main(["bench", "engines", "--engines", "local,loopback", "--repeats", "1"]) == 0
     assert "loopback is skipped: Flower is not installed" in capsys.readouterr().out
     assert len(seen) == 3  # features, a short run, a longer one
     assert main(["bench", "engines", "--engines", "loopback"]) == 2
     assert "error: Flower is not installed" in capsys.readouterr().err
-    monkeypatch.setattr(engines, "missing", lambda: "")
+    monkeypatch.setattr(engines, "why_not_installed", lambda: "")
     assert main(["bench", "engines", "--engines", "local,workers", "--repeats", "1"]) == 0
     said = capsys.readouterr().out
     assert "workers" in seen[-1] and "1.10" in said and "skipped" not in said

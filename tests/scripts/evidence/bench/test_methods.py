@@ -178,8 +178,8 @@ def test_trainable_sets_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sides == [("text.lora.0.q.A", True), ("head.weight", True)]
     text = method_table.lines(record)
     assert "slower than its plain path: FedAvg text-lora (0.80-1.10), FedAvg head" in "".join(text)
-    assert text[-1] == ("FedTV text-lora, FedTV head: not measured: it brings its own trainable "
-                        "tensors: --peft is not read")
+    assert text[-1] == ("FedTV text-lora, FedTV head: not measured: it defines its own "
+                        "trainable tensors: --peft is not read")
     with pytest.raises(ConfigError, match="both set"):
         methods.trainable_sets(["prompt+text-lora"])
 

@@ -135,8 +135,8 @@ def test_what_tuning_cost_stands_on_the_page(
     text = (tmp_path / "page" / "README.md").read_text()
     assert "| Ditto \\[x\\] | 2 | 61.2 | 1.50 |" in text and "![Best validation" not in text
     assert "Each of 1 entries had 2 trials" in text
-    assert "The exceptions: Ditto \\[x\\] had no choice of optimiser" in text
-    assert "Local work was searched for none of 1: the plan sets it (FED.LOCAL\\_EPOCHS 2 for 1)" \
+    assert "Exceptions: Ditto \\[x\\] had a fixed optimiser" in text
+    assert "Local work was tuned for none of 1: the plan sets it (FED.LOCAL\\_EPOCHS 2 for 1)" \
         in text
     lines = [{"config": name, "seed": seed, "seconds": 1.0, "steps": 1000, "cpu": 2.0,
               "clients": [[right, 100]]} for name, seed, right in (("a", 101, 60), ("b", 2, 64))]
