@@ -83,7 +83,7 @@ def test_on_new_classes_the_reference_is_zero_shot(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_one_model_are_named(runs: Path) -> None:
-    (note,) = [n for n in table(runs).notes if n.startswith("the same predictions")]
+    (note,) = [n for n in table(runs).notes if n.startswith("equal predictions")]
     assert note.endswith("in all 1 run): FedAvg, FedProx")
 
 

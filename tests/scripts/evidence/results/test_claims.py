@@ -108,7 +108,7 @@ def test_a_plan_counts_its_axes_and_one_number_of_shots(tmp_path: Path) -> None:
     one = read_plan(plan)
     assert one["cells"] == 12 and set(one["planned"]) == {f"Ditto (lr0.{n})" for n in (1, 2, 3)}
     plan.write_text(text + "axes: [0.1]\n")
-    with pytest.raises(ConfigError, match="is no plan of a lane"):
+    with pytest.raises(ConfigError, match="not a plan of a setting"):
         read_plan(plan)
 
 

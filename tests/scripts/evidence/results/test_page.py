@@ -160,7 +160,7 @@ def test_what_tuning_cost_stands_on_the_page(
     assert main(["publish", str(tmp_path / "page"), "--plans", str(output / "plans")]) == 3
     assert "tuning.jsonl.xz: is no packed record of a tuning" in capsys.readouterr().err
     text = text.partition("## Tuning")[2]
-    assert "**Runs here share with it** seeds 2." in text
+    assert "**Runs of this page share with the search** seeds 2." in text
     assert "| dirichlet | 0 | 0 | 12 | Ditto" in text  # by their configs, none has the values
 
 
@@ -180,7 +180,7 @@ def test_a_pack_is_not_replaced_by_one_with_fewer_runs(
     assert "has 1 run(s) that" in told and "move the pack away" in told
     assert path.read_bytes() == before
     assert main([*words, str(poorer), "--keep"]) == 0
-    assert "(12 runs, 1 of them kept from before," in capsys.readouterr().out
+    assert "(12 runs, 1 of them from the old pack," in capsys.readouterr().out
     assert path.read_bytes() == before, "what only the pack had is in it as it was"
     changed = min(poorer.rglob("config.yaml"))
     changed.write_text("SEED: 1  # run again\n")
@@ -194,7 +194,7 @@ def test_keep_wants_runs_to_pack(output: Path, tmp_path: Path, capsys: pytest.Ca
                                  ) -> None:
     words = ["publish", str(tmp_path), "--plans", str(output / "plans"), "--keep"]
     assert main(words) == 2
-    assert "give --from" in capsys.readouterr().err
+    assert "--keep needs --from OUTPUT" in capsys.readouterr().err
 
 
 def test_plans_of_folders_below_belong_to_their_lanes(
@@ -211,16 +211,19 @@ def test_plans_of_folders_below_belong_to_their_lanes(
     assert main([*words, "--plans", str(plans)]) == 0
     text = (tmp_path / "page" / "README.md").read_text()
     assert "12 runs of 18 planned" in text and "## Textures\nOne set more. Of two sets." in text
-    assert " By plans: `plans` 6 runs in 6.0 h, `plans/more` 6 runs in 6.0 h. Backbone" in text
+    assert " By folder of plans: `plans` 6 runs in 6.0 h, `plans/more` 6 runs in 6.0 h. " \
+        "Backbone" in text
     (plans / "1.yaml").write_text(  # of the same name, with other tensors: not these runs
         LANE.replace("[FedAvg, ", "[{name: FedAvg, peft: prompt}, "))
     (plans / "more" / "0_more.yaml").write_text(
         LANE.replace("[FedAvg, Ditto, FedPer]", "[{name: FedAvg, peft: feature+head}]"))
     assert main([*words, "--plans", str(plans)]) == 0
     text = (tmp_path / "page" / "README.md").read_text()
-    assert " By plans: `plans` 8 runs in 8.0 h, `plans/more` 4 runs in 4.0 h. Backbone" in text
+    assert " By folder of plans: `plans` 8 runs in 8.0 h, `plans/more` 4 runs in 4.0 h. " \
+        "Backbone" in text
     assert main([*words, "--plans", str(output / "plans")]) == 0
-    assert "By plans" not in (tmp_path / "page" / "README.md").read_text(), "there is one folder"
+    text = (tmp_path / "page" / "README.md").read_text()
+    assert "By folder of plans" not in text, "there is one folder"
 
 
 def test_without_cells_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,8 +123,8 @@ def test_a_bare_rival_that_is_several_says_so() -> None:
     both = [*runs("FedAvg", {"s": {1: 1.0}}, "head"), *runs("FedAvg", {"s": {1: 1.0}}, "prompt"),
             *runs("AFL", {"s": {1: 2.0, 2: 3.0}})]
     (answer,) = answers("AFL", Claim("personal", "FedAvg", "x"), both)
-    assert (answer.verdict, answer.why) == (NOT_RUN, "FedAvg is FedAvg [head], FedAvg [prompt] "
-                                            "here, and the claim names none of them")
+    assert (answer.verdict, answer.why) == (NOT_RUN, "FedAvg is ambiguous here: FedAvg [head], "
+                                            "FedAvg [prompt]; the claim must name one of them")
     (answer,) = answers("AFL", Claim("personal", "FedAvg [head]", "x"), both)
     assert answer.difference is not None and answer.difference.pairs == 1
 
