@@ -103,7 +103,7 @@ def test_runs_of_before_are_counted(tmp_path: Path, capsys: Capture) -> None:
     seen = collect([tmp_path])
     assert sorted(run.seal for run in seen.runs) == ["sealed", "unsealed"]
     (note,) = seen.notes()
-    assert note.startswith("1 of 2 run(s) have no seal (made before") and str(old) in note
+    assert note.startswith("1 of 2 run(s) have no checksum (made by") and str(old) in note
     assert main(["show", str(old)]) == 0
     assert "no checksum (made by" in capsys.readouterr().err
 
