@@ -336,7 +336,7 @@ def superclasses_of(class_names: Sequence[str]) -> IntArray:
     table = {fold(c): n for n, group in enumerate(CIFAR100_SUPERCLASSES.values()) for c in group}
     others = [name for name in class_names if fold(name) not in table]
     if others or not len(class_names):
-        reason = f" ('{others[0]}' is none of its classes)" if others else ""
+        reason = f" ('{others[0]}' is not one of its classes)" if others else ""
         raise ConfigError(
             "FED.PARTITION superclass_dirichlet works with DATASET.NAME Cifar100 only, whose "
             f"superclasses are known{reason}; use FED.PARTITION dirichlet, n_classes or disjoint"

@@ -265,7 +265,7 @@ def _format(cfg: CfgNode, default: str) -> str:
     form = cfg.DATASET.FORMAT or default
     if not cfg.DATASET.FORMAT and form not in FORMATS:
         raise ConfigError(
-            f"{cfg.DATASET.NAME}: DATASET.IMAGE_DIR alone does not say how this copy is laid out; "
+            f"{cfg.DATASET.NAME}: DATASET.IMAGE_DIR alone does not define the layout of this copy; "
             f"leave it empty, or set DATASET.FORMAT too ({', '.join(FORMATS)})"
         )
     known = {fold(name): name for name in FORMATS}
@@ -296,7 +296,8 @@ def _split_files(
             where = f"; get it from {source}" if source else ""
             raise DataError(
                 f"{name}: the split file {folder / word} (DATASET.SPLIT_FILE) is missing and "
-                f"none is invented; found there: {content}{where}, or set DATASET.FORMAT folders "
+                f"none is made automatically; found there: {content}{where}, or set "
+                "DATASET.FORMAT folders "
                 "to use the image tree with a split of this project's own"
             )
         paths.append(find(folder, word, f"the split file of {name}", file=True))

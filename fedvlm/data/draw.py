@@ -150,7 +150,7 @@ class DatasetDraw:
         train, val = len(self.server["train"]), len(self.server["val"])
         self.notes.append(
             f"DATASET.SERVER_HOLDOUT {each}: no client gets {train + val} images ({train} of the "
-            f"training and {val} of the validation list), which are the server's"
+            f"training and {val} of the validation list), which are set aside for the server"
         )
 
     def classes_without(self, part: str) -> list[str]:

@@ -180,7 +180,7 @@ def _opened(raw: bytes) -> Image.Image:
     if image.width * image.height > MAX_PIXELS:
         raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
     if image.format == "EPS":  # Pillow would have Ghostscript run it
-        raise ValueError("PostScript is a program and no image")
+        raise ValueError("PostScript is not accepted: it is a program, not an image")
     return image
 
 

@@ -67,7 +67,7 @@ class Ledger:
             content = json.loads(words)
         if not _FIELDS(content):
             raise DataError(
-                f"'{self.path}' is damaged: delete it, and the account of this run begins anew"
+                f"'{self.path}' is damaged: delete it; the count for this run then starts again"
             )
         return Account(**content)
 

@@ -145,10 +145,10 @@ def misfit(op: str, values: Any, trees: Mapping[str, Mapping[str, Any]]) -> str:
         return f"'{op}' has {', '.join(fields)}, no more and no less"
     bad = [key for key, check in fields.items() if not check(values[key])]
     if bad:
-        return f"'{bad[0]}' of '{op}' is not what it has to be"
+        return f"'{bad[0]}' of '{op}' has an invalid value"
     for tree, leaves in trees.items():
         if op not in TREES or not TREES[op].fullmatch(tree):
-            return f"'{op}' has a tree that does not belong there"
+            return f"'{op}' has an unexpected tree"
         if len(leaves) > MOST_LEAVES and tree != "logits":
             return f"'{op}' has a tree of more than {MOST_LEAVES} tensors"
         if not all(map(name, leaves)):
@@ -157,7 +157,7 @@ def misfit(op: str, values: Any, trees: Mapping[str, Mapping[str, Any]]) -> str:
         if values["accepted"].keys() != values["down"].keys():
             return f"'{op}' names other clients in 'down' than in 'accepted'"
         if {f"down/{ref}" for ref in values["down"].values()} != trees.keys():
-            return f"'{op}' names downloads that are not there, or brings others"
+            return f"'{op}' names missing downloads, or has others"
     if op == "work":
         accepted, floor, round_ = values["accepted"], values["floor"], values["round"]
         if any(v >= round_ for v in accepted.values()):

@@ -177,7 +177,7 @@ class Site:
         measure = Measure(**values["measure"])
         told, logits = dict[str, float](), dict[str, Tree]()
         if measure.keep_logits and not self.terms.logits:
-            self.say("logits stay here, the server asked for them (rule 'logits')")
+            self.say("the server requested logits; they are not sent (rule 'logits')")
             measure = replace(measure, keep_logits=False)
         if values["model"] == "template":  # nothing of the run is in it
             self._like(frame)
@@ -185,7 +185,7 @@ class Site:
             self._mine(ids)
             self._allow(frame)
             if not isinstance(fed.meter, ClientMeter):
-                raise Refused("this site measures no model as it comes")
+                raise Refused("this site does not evaluate the untrained model")
             rows: list[Row] = only_numbers(fed.meter.template(measure, ids), ids)
         else:
             accepted, downloads = self._addressed(frame)
@@ -263,7 +263,7 @@ class Site:
         odd = [n for n in names if n in tree and (
             tree[n].shape != fed.p0[n].shape or tree[n].dtype != fed.p0[n].dtype)]
         if lost or odd:
-            raise Refused(f"'{(lost + odd)[0]}' of a download is not there, or of another form")
+            raise Refused(f"'{(lost + odd)[0]}' of a download is missing or has the wrong shape")
         return tree
 
     def _opened(self, run: str) -> AbstractContextManager[SiteStore]:
@@ -297,7 +297,7 @@ def failure(error: Exception, say: Callable[[str], None]) -> dict[str, str]:
     if isinstance(error, DivergedError):
         return {"kind": "diverged", "text": _told(str(error))}
     name = type(error).__name__ if _WORD.fullmatch(type(error).__name__) else "an error"
-    return {"kind": "failed", "text": f"{name} at the site; what it says is in the site's log"}
+    return {"kind": "failed", "text": f"{name} at the site; details are in the site's log"}
 
 
 def of_client(name: str) -> int | None:

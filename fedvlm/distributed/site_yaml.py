@@ -27,7 +27,7 @@ def _texts(v: Any) -> bool:
 
 _RULES: Mapping[str, _Check] = {
     "trainers": (lambda v: _texts(v) and all(map(LOCAL.fullmatch, v)),
-                 "a list of methods by name, such as [FedAvg, FedTV]; a file is none"),
+                 "a list of method names, such as [FedAvg, FedTV]; files are not allowed"),
     "backbones": (_texts, "a list of backbones, such as [ViT-B/16]"),
     "weights": (_texts, "a list of files of weights, as coordinators name them"),
     "rounds": (_is_whole(0), "a whole number, 0 for no limit"),
@@ -106,7 +106,7 @@ def _no_rules(path: Path) -> str:
 def _fault(entry: Assignment, known: list[str]) -> str:
     """Return what is wrong with an entry; empty: nothing."""
     if entry.key not in known:
-        return (f"'{entry.key}' is no key of a site.yaml{did_you_mean(entry.key, known)} (known: "
+        return (f"'{entry.key}' is not a key of site.yaml{did_you_mean(entry.key, known)} (known: "
                 f"{', '.join(known)})")
     rule = entry.key.removeprefix(f"{_ALLOW}.")
     if rule not in _RULES:
@@ -123,7 +123,7 @@ def site_yaml_text(file: str, images: str) -> str:
         file, images: paths, as of ``SiteYaml``.
     """
     return f"""\
-# What may run on these data, and what may be told of them. Checked before any work.
+# What may run on these data, and what may be reported about them. Checked before any work.
 site: {file!r}
 images: {images!r}
 states: states   # what clients keep between rounds; back it up

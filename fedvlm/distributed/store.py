@@ -74,7 +74,7 @@ class SiteStore(RecordStore):
                 f"client {c}: the state of round {wanted[c]}, which the server accepted, is not at "
                 "this site" for c in lost[:4]
             ) + (" (and others)" if len(lost) > 4 else "")
-                + "; restore it from a backup, or start the run anew")
+                + "; restore it from a backup, or start a new run")
 
     def _broken(self, names: Iterable[str]) -> set[str]:
         """Return which records are not as they were written."""

@@ -62,7 +62,7 @@ class Terms:
         if self.trainers is not None:
             name = str(config.get(_TRAINER, ""))
             if not LOCAL.fullmatch(name):
-                raise _refusal("trainers", "a method goes by its name here, never by a file")
+                raise _refusal("trainers", "methods are allowed by name only, never as a file")
             if name not in self.trainers:
                 raise _refusal("trainers", "this method is not allowed")
         backbone = str(config.get(_BACKBONE, ""))
@@ -112,7 +112,8 @@ class Terms:
             Refused: by the rule ``seconds``.
         """
         if self.seconds and spent >= self.seconds:
-            raise _refusal("seconds", f"this config has had its {self.seconds:g} seconds of work")
+            raise _refusal("seconds", f"this config has used up its {self.seconds:g} seconds of "
+                                      "work")
 
     # ---- what is told ------------------------------------------------------------------------
     def tell(self, counts: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,4 +166,4 @@ def _cell(name: str) -> bool:
 
 
 def _refusal(rule: str, words: str) -> Refused:
-    return Refused(f"the owner of this site does not allow it: {words} (rule '{rule}')")
+    return Refused(f"this site's rules do not allow it: {words} (rule '{rule}')")

@@ -74,7 +74,8 @@ def unpack(data: bytes) -> Frame:
     try:
         head = _head(data)
         if head["wire"] != WIRE:
-            raise WireError(f"this side speaks {WIRE}, the other another version: update one")
+            raise WireError(f"this side uses {WIRE}, the other side another version: update one "
+                            "of them")
         tensors = {key: v.clone() for key, v in safetensors.torch.load(data).items()}
         layout = head["layout"]
         trees = {

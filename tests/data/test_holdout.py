@@ -147,7 +147,7 @@ def test_digest_index_file_and_notes_say_it(root: Path) -> None:
     assert len({plain.digest, data.digest, make(root, 3).digest}) == 3
     assert data.notes == [
         "DATASET.SERVER_HOLDOUT 4: no client gets 16 images (16 of the training and 0 of the "
-        "validation list), which are the server's"
+        "validation list), which are set aside for the server"
     ]
     assert data.index_file() == make(root, 4).index_file()
     assert "(20 of the training and 4 of the validation list)" in make(root, 6).notes[0]

@@ -128,7 +128,7 @@ def foreign(trees: dict[str, Tree], values: dict[str, Any]) -> None:
     (once(lambda carrier, out: "no answer within 5 s"), "site1: no answer within 5 s"),
     (once(lambda carrier, out: carrier.old[1]["site1"]), "a late answer to another request"),
     (once(lambda carrier, out: b"\0" * 64), "a message is not a fedvlm frame"),
-    (once(lambda carrier, out: nested(300)), "'config' of 'hello' is not what it has to be"),
+    (once(lambda carrier, out: nested(300)), "'config' of 'hello' has an invalid value"),
     (once(lambda carrier, out: edited(out["site1"], foreign)), "answers for clients [0, 1]"),
 ])  # fmt: skip
 def test_what_can_be_asked_again_moves_no_bit(
@@ -263,7 +263,7 @@ def unlike(trees: dict[str, Tree], values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("change", "lost", "said"), [
     (nan, 1, "is not finite"), (shape, 2, "torch.float64, not ["), (negative, 1, "weight is -1"),
-    (heavy, 1, "its weight is 1e+09, and its site told of "),
+    (heavy, 1, "its weight is 1e+09, and its site reported "),
     (personal, 2, "that the method does not send: ['personal.secret']"),
     (extra, 2, "['data.images']"), (number, 2, "['labels']"), (unlike, 2, "rows of other tensors"),
     (far, 1, "above 100"),

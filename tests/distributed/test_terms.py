@@ -59,7 +59,7 @@ def test_what_is_allowed_passes() -> None:
     (Terms(rounds=1), {"round": 2}, "at most 1 rounds, and this is round 2 (rule 'rounds')"),
     (Terms(steps=1), {}, "a client takes at most 1 steps, not"),
     (Terms(bytes=300), {}, "a message has at most 300 bytes, not"),
-    (Terms(seconds=2.0), {}, "this config has had its 2 seconds of work (rule 'seconds')"),
+    (Terms(seconds=2.0), {}, "this config has used up its 2 seconds of work (rule 'seconds')"),
 ])  # fmt: skip
 def test_a_site_refuses_before_it_works(
     site: Site, terms: Terms, values: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch

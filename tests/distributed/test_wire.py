@@ -167,7 +167,7 @@ def test_a_value_in_many_lists_is_refused_before_anybody_goes_down_into_it(depth
 
 @pytest.mark.parametrize("where", ['"\\ud800"', '["\\udfff"]'])
 def test_half_a_pair_of_surrogates_is_no_text(where: str) -> None:
-    with pytest.raises(WireError, match="'config' of 'hello' is not what it has to be"):
+    with pytest.raises(WireError, match="'config' of 'hello' has an invalid value"):
         unpack(hello(where))
 
 
@@ -196,7 +196,7 @@ def test_one_tensor_under_many_names_is_refused_in_an_answer(
     "\ud800",
 ])  # fmt: skip
 def test_what_comes_to_a_terminal_is_one_line_of_text(words: str) -> None:
-    with pytest.raises(WireError, match="'text' of 'failed' is not what it has to be"):
+    with pytest.raises(WireError, match="'text' of 'failed' has an invalid value"):
         unpack(crafted(HEAD | {"values": FAILED | {"text": words}}))
     told = failure(Refused(words), lambda line: None)
     assert unpack(pack(Frame("failed", {"nonce": MARK} | told))).values["text"].isprintable()

@@ -107,7 +107,7 @@ def check_lists(lists: _Lists, test_only: bool = False) -> list[Finding]:
     """
     images = [datum for part in PARTS for datum in lists[part]]
     if not images:
-        return [Finding("no_images", "the lists name no image at all")]
+        return [Finding("no_images", "the lists name no images")]
     names = _names_by_label(images)
     return [
         *_two_names(names),
@@ -243,8 +243,8 @@ def _bare_classes(
         if bare:
             classes = _plural(len(bare), "class", "classes")
             text = f"{classes} without a {part} image: {first_names(bare, _FIRST)}"
-            text += "; a run refuses that most classes have none" if part == "test" and most else ""
             broken = part == "test" and most
+            text += "; a run refuses data where most classes have none" if broken else ""
             findings.append(Finding(f"no_{part}_images", text, len(bare), broken))
     return findings
 
@@ -300,7 +300,7 @@ class ImageCheck:
             *_count("missing_files", absent, f"{len(absent):,} of {len(files):,} images that the "
                    "lists name do not exist"),
             *_count("other_spelling", spellings, f"{len(spellings):,} of the missing images are "
-                   "there in another spelling, which differs in case or Unicode form"),
+                   "there in another spelling that differs in case or Unicode form"),
             *_count("unnamed_files", extra, f"{_plural(len(extra), 'image')} below {root} in none "
                    "of the lists", broken=False),
         ]  # fmt: skip

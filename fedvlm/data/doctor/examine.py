@@ -234,7 +234,7 @@ def _missing(names: Sequence[str], of: str) -> Finding:
 def _how_to_get(info: DatasetInfo) -> tuple[str, str]:
     """Return how a set is got, in words, and the page where it is got by hand."""
     if info.builtin:
-        return "runs render it when they need it", ""
+        return "rendered by the first run that needs it", ""
     offer = offer_of(info.name, info.source)
     if offer.pieces is not None:
         return f"fedvlm data download {info.name} ({offer.size:g} GB)", ""
@@ -256,9 +256,9 @@ def _read(
     if len(faults) > _FIRST:
         more = len(faults) - _FIRST
         file = faults[0].partition(": ")[0]
-        check.findings.append(Finding("reading", f"{more:,} more rows of {file} are wrong", more))
+        check.findings.append(Finding("reading", f"{more:,} more invalid rows in {file}", more))
     if data is None:
-        text = "reading ended there; what else may be wrong shows when this is mended"
+        text = "reading stopped there; fix this and run doctor again to find other faults"
         check.findings.append(Finding("not_checked", text, broken=False))
     return data
 

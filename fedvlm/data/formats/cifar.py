@@ -50,7 +50,7 @@ def read_cifar(folder: Path, info: CopyInfo) -> DatasetBase:
             if (place / meta[0]).is_file():
                 return _read_pickles(place, files, meta, keys)
     layouts = "train/<class>, " + ", ".join(row[0] for row in _PICKLES)
-    raise DataError(f"{folder} has no layout of CIFAR that is known here ({layouts})")
+    raise DataError(f"{folder} has no known layout of CIFAR ({layouts})")
 
 
 def _read_pickles(

@@ -171,7 +171,7 @@ def _unpack(
             raise DataError(f"{path}, row {number}: holds no image")
         ending = next((e for magic, e in _MAGIC.items() if content.startswith(magic)), "")
         if not ending:
-            raise DataError(f"{path}, row {number}: these bytes are no image of a known kind")
+            raise DataError(f"{path}, row {number}: these bytes are not an image of a known format")
         key = f"{path.stem}/{number:07d}{ending}"
         keys.append(key)
         if home is None:

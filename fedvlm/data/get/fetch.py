@@ -72,8 +72,8 @@ def fetch(url: str, path: Path, checksum: str, progress: Progress) -> Path:
             note.unlink(missing_ok=True)
         _verify(path, checksum, url, progress)
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}; mend that and run the "
-                        "same command again, it goes on from there") from error
+        raise DataError(f"cannot write {path}: {error.strerror or error}; fix that and run the "
+                        "same command again to resume") from error
     return path
 
 
@@ -96,10 +96,10 @@ def _fill(url: str, part: Path, note: Path, progress: Progress) -> None:
         have = part.stat().st_size if part.is_file() else 0
         failed = 0 if have > before else failed + 1
     if not have:
-        raise DataError(f"cannot download {url}: {reason}; nothing was fetched: is there a network "
-                        "here? another address is given with --url-base")
+        raise DataError(f"cannot download {url}: {reason}; nothing was downloaded: check the "
+                        "network, or give another address with --url-base")
     raise DataError(f"cannot download {url}: {reason}; {have:,} bytes are kept in {part.parent}, "
-                    "so run the same command again later: it goes on from there")
+                    "so run the same command again later to resume")
 
 
 def _refuse_answer(error: urllib.error.HTTPError, url: str) -> None:
@@ -211,7 +211,7 @@ def _verify(path: Path, checksum: str, url: str, progress: Progress) -> None:
             progress(f"verifying {path.name}, bytes", done, size)
     if digest.hexdigest() != published.lower():
         path.unlink()
-        raise DataError(f"{url} has {kind} {digest.hexdigest()}, not {published}: what came is not "
+        raise DataError(f"{url} has {kind} {digest.hexdigest()}, not {published}: it is not "
                         "the published file and was deleted; run the command again, or name a "
                         "mirror with --url-base")
 

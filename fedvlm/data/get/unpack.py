@@ -163,7 +163,7 @@ class _Writer:
         if size < 0 or self.written + size > self.allowed:
             raise self.refuse(
                 f"more than {self.allowed:,} bytes would come out of "
-                f"{self.archive.stat().st_size:,}, as no archive of images has"
+                f"{self.archive.stat().st_size:,}, which is no plausible archive of images"
             )
 
 
@@ -220,7 +220,7 @@ class _Meter:
         # A member costs up to three blocks of header and padding beside its bytes.
         if self.count > self.writer.allowed + 2048 * (self.writer.members + 64):
             raise self.writer.refuse(
-                f"more than {self.writer.allowed:,} bytes come out of it, as of no images"
+                f"more than {self.writer.allowed:,} bytes come out of it, too many for images"
             )
         return block
 

@@ -62,7 +62,7 @@ class MemorySet:
     ) -> None:
         self.name = name or USUAL_NAME
         if not isinstance(self.name, str):
-            raise ConfigError(f"name is a text, not {name!r}")
+            raise ConfigError(f"name must be a string, not {name!r}")
         where = _columns(columns)
         self._pooled, named = _members(data)
         self._members = {n: _parts(value, n, where) for n, value in named.items()}
@@ -138,7 +138,7 @@ class MemorySet:
         if classnames is None:
             return self._own_classes()
         if isinstance(classnames, str) or not all(isinstance(n, str) for n in classnames):
-            raise ConfigError("classnames is a list of texts, one for each label")
+            raise ConfigError("classnames must be a list of strings, one for each label")
         names = tuple(classnames)
         if len(names) < 2:
             raise ConfigError(f"classnames has {len(names)} name(s); a classifier needs two")

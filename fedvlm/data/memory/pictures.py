@@ -38,7 +38,7 @@ def rgb_of(value: Any) -> NDArray[np.uint8]:
         images = [decode(value["bytes"])]
     else:
         raise DataError(
-            f"a {type(value).__name__} is no image: give a PIL image, an array [H, W, 3] or a "
+            f"a {type(value).__name__} is not an image: give a PIL image, an array [H, W, 3] or a "
             "tensor [3, H, W]"
         )
     if len(images) != 1:

@@ -142,7 +142,7 @@ class Samples:
         digest = bytes.fromhex(array_key(array))
         if self._keys.setdefault(i, digest) != digest:
             raise DataError(
-                f"{self._at(i)}: it is another image each time that it is read: take random "
+                f"{self._at(i)}: the image differs each time it is read: take random "
                 "transforms out of the dataset (views=N trains on augmented views)"
             )
         return array
@@ -158,7 +158,7 @@ class Samples:
             value = value.item()
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise DataError(
-                f"{self._at(i)}: {_said(value)} is no label: a whole number or a class name is"
+                f"{self._at(i)}: {_said(value)} is not a label; use a whole number or a class name"
             )
         label = int(value)
         if not 0 <= label < len(table):
@@ -196,7 +196,8 @@ def _check(dataset: Any, where: str) -> None:
         raise DataError(f"{where}: what is given ({kind}) has no length or no index; {inner}")
     if isinstance(dataset, str | bytes | np.ndarray):
         raise DataError(
-            f"{where}: a {kind} is no dataset of (image, label) pairs; list(zip(images, labels)) "
+            f"{where}: a {kind} is not a dataset of (image, label) pairs; list(zip(images, "
+            "labels)) "
             "is one"
         )
     if not len(dataset):

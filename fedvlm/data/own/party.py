@@ -22,8 +22,8 @@ def read_classes(path: Path) -> list[str]:
     """
     names = [text for _, text in read_lines(path)]
     if len(names) < 2:
-        raise DataError(f"'{path}' names {len(names)} class(es), a line each; there are two at "
-                        "least")
+        raise DataError(f"'{path}' names {len(names)} class(es), one per line; give at "
+                        "least two")
     seen: dict[str, str] = {}
     for name in names:
         if fold(name) in seen:

@@ -217,7 +217,8 @@ def _unread(place: ImageFolder) -> list[str]:
     """Return a note on tables that lie beside a tree and are not read."""
     if not place.tables:
         return []
-    return [f"the tree says the classes; not read: {', '.join(place.tables[:3])} (to read it, give "
+    return [f"the folders give the classes; not read: {', '.join(place.tables[:3])} (to read it, "
+            "give "
             "the table itself instead of the folder)"]
 
 
@@ -228,6 +229,7 @@ def _names(place: ImageFolder, classes: Sequence[str]) -> tuple[Keys, list[str]]
     if keys or 2 * len(codes) <= len(classes):
         return keys, notes
     return {}, [
-        f"the class folders look like codes ({', '.join(codes[:3])}), and prompts would say them: "
+        f"the class folders look like codes ({', '.join(codes[:3])}), which would go into the "
+        "prompts: "
         "name them in words.txt ('<folder><tab><name>' a line), classnames.txt or JSON beside them"
     ]

@@ -188,7 +188,7 @@ def read_site(path: Path) -> SiteFile:
     if not (_texts(names) and _texts(templates) and isinstance(body.get("dataset"), str)):
         raise DataError(f"'{path}': dataset, classnames and templates are texts")
     if not isinstance(clients, dict) or not all(map(str.isdecimal, clients)):
-        raise DataError(f"'{path}': clients are named by their numbers")
+        raise DataError(f"'{path}': clients must be named by their numbers")
     count = len(names or ())
     extra = {name: _images(f"'{path}'", name, body.get(name, []), count) for name in EXTRA}
     return SiteFile(body["dataset"], list(names or ()), list(templates or ()), {

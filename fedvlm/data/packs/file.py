@@ -40,7 +40,7 @@ _TYPES: dict[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 Array = NDArray[Any]
 Tensor = tuple[str, np.dtype[Any], tuple[int, ...]]  # name, type and shape
-_REMEDY = "copy it anew, or make it again with fedvlm features --pack"
+_REMEDY = "copy it again, or make it again with fedvlm features --pack"
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class PackFile:
     def _check_stamp(self, file: BinaryIO) -> None:
         if stamp_of(os.fstat(file.fileno())) != self.stamp:
             raise DataError(
-                f"the feature pack {self.path} was changed or replaced while it was in use; the "
-                "same command again reads the new one"
+                f"the feature pack {self.path} was changed or replaced while it was in use; run "
+                "the same command again to read the new one"
             )
 
     def verify(self) -> None:
@@ -162,7 +162,7 @@ def read_container(path: Path) -> PackFile:
 
 
 def _wrong(path: Path, why: str) -> DataError:
-    return DataError(f"{path} is no feature pack: {why}; {_REMEDY}")
+    return DataError(f"{path} is not a feature pack: {why}; {_REMEDY}")
 
 
 def _parsed(path: Path, text: bytes) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _metadata(path: Path, texts: Any) -> tuple[dict[str, Any], str]:
     texts = texts if isinstance(texts, dict) else {}
     about, digest = texts.get(PACK_MARK), texts.get(_DIGEST)
     if not isinstance(about, str) or not isinstance(digest, str):
-        raise _wrong(path, "its header says nothing of a pack")
+        raise _wrong(path, "its header does not describe a pack")
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef") or digest in about:
         raise _wrong(path, "its digest is none")
     content = _parsed(path, about.encode("utf-8", errors="surrogatepass"))

@@ -176,17 +176,17 @@ class Pack:
         """Why images do not decode, by position."""
         faults = self._json(FAULTS)
         if not isinstance(faults, dict) or len(faults) != sum(self.about.unreadable):
-            raise self._wrong("its list of unreadable images is none")
+            raise self._wrong("its list of unreadable images is invalid")
         try:
             reasons = {int(at): str(why)[:_TEXT] for at, why in faults.items()}
         except ValueError as error:
-            raise self._wrong("its list of unreadable images is none") from error
+            raise self._wrong("its list of unreadable images is invalid") from error
         edges = np.cumsum([0, *self.about.sizes])
         by_part = np.histogram(list(reasons), edges)[0] if reasons else np.zeros(_PARTS)
         if by_part.tolist() != self.about.unreadable or not set(reasons) <= set(
             range(self.about.count)
         ):
-            raise self._wrong("its list of unreadable images is none")
+            raise self._wrong("its list of unreadable images is invalid")
         return reasons
 
     @cached_property
@@ -207,7 +207,7 @@ class Pack:
         table = self._container.array(self.tables[transform])
         out: Array = table[at]
         if not np.isfinite(out).all():
-            raise self._wrong("some of its features are no finite numbers")
+            raise self._wrong("some of its features are not finite")
         return out
 
     @property
@@ -289,12 +289,12 @@ def _check_kinds(about: About) -> None:
     texts = [about.backbone, about.weights, about.numerics, about.transform, about.data_terms,
              about.weight_terms, about.version, *about.notes, *about.views]
     if not all(text.isprintable() and len(text) <= _TEXT for text in texts):
-        raise ValueError("a text that does not print")
+        raise ValueError("a text with unprintable characters")
     for name in (about.name, *about.classnames, *about.domains):
         if fault := name_fault(name):
             raise ValueError(f"the name {show_name(name)} {fault}")
     if not set(about.settings) <= set(PACK_SETTINGS):
-        raise ValueError("settings that are none of a data set")
+        raise ValueError("settings that are not those of a data set")
     for value in about.settings.values():
         several: list[Any] = value if isinstance(value, list) else [value]
         if not all(type(v) in (str, int, float) and str(v).isprintable() for v in several):
@@ -303,7 +303,7 @@ def _check_kinds(about: About) -> None:
     if not isinstance(share, int | float) or not 0 <= share < 1:  # no NaN either
         raise ValueError(f"{_SHARE} is no share")
     if not all(len(d) == 64 for d in (about.digest, about.split, about.images)):
-        raise ValueError("a digest that is none")
+        raise ValueError("an invalid digest")
 
 
 def _check_sizes(about: About, container: PackFile) -> None:
@@ -316,7 +316,7 @@ def _check_sizes(about: About, container: PackFile) -> None:
     wanted = about.tensors(texts[0] if texts else 0, faults[0] if faults else 0)
     there = [(name, slot.dtype, slot.shape) for name, slot in slots.items()]
     if [(n, np.dtype(d), s) for n, d, s in wanted] != there:
-        raise ValueError("its tensors are others than it says")
+        raise ValueError("its tensors are not those of its header")
     if len({about.transform, *about.views}) != 1 + len(about.views):
         raise ValueError("two views of one transform")
 

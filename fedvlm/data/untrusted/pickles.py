@@ -70,7 +70,7 @@ def loads_restricted(raw: bytes, where: str, *, objects: bool = False) -> Any:
         _check_plain(content)
     except Exception as error:  # a crafted stream can raise anything
         damage = isinstance(error, EOFError | LookupError | struct.error)
-        reason = "it is damaged, or no pickle at all" if damage else str(error)
+        reason = "it is damaged or not a pickle" if damage else str(error)
         raise DataError(f"{where} is not a plain pickle of arrays and lists: {reason}") from error
     return content
 
@@ -204,7 +204,7 @@ class _Machine(Machine):
         args = self.stack.pop()
         mark = self.stack[-1]
         if not isinstance(mark, _Mark) or mark not in self.calls or type(args) is not tuple:
-            raise UnpicklingError("it calls what is no function known here")
+            raise UnpicklingError("it calls an unknown function")
         value = self.calls[mark](*args)
         self.spend(getattr(value, "nbytes", 0) or (len(value) if type(value) is bytes else 0))
         self.stack[-1] = value
@@ -214,7 +214,7 @@ class _Machine(Machine):
     def new_object(self) -> None:
         args = self.stack.pop()
         if self.stack[-1] is not _Mark.RECORD or args != ():
-            raise UnpicklingError("it makes an object of a class that is not known here")
+            raise UnpicklingError("it makes an object of an unknown class")
         self.stack[-1] = PickledObject()
 
     dispatch[pickle.NEWOBJ[0]] = new_object
@@ -264,7 +264,7 @@ def _no_bytes(*args: Any) -> bytes:
 
 def _new_object(*args: Any) -> PickledObject:
     if args != (_Mark.RECORD, _Mark.OBJECT, None):
-        raise UnpicklingError("it makes an object of a class that is not known here")
+        raise UnpicklingError("it makes an object of an unknown class")
     return PickledObject()
 
 
@@ -317,7 +317,7 @@ def _set_array(array: NDArray[Any], state: Any) -> int:
         if type(content) is not list or len(content) != count:
             raise UnpicklingError(f"an array of shape {shape} has not that many objects")
         if not all(isinstance(item, _KEYS) for item in content):
-            raise UnpicklingError("an array holds objects that are no text or number")
+            raise UnpicklingError("an array holds objects that are not texts or numbers")
     else:
         content = _raw(content, dtype, count)
     checked: Any = (1, shape, dtype, bool(columns), content)
@@ -381,5 +381,5 @@ def _raw(content: Any, dtype: np.dtype[Any], count: int) -> bytes:
     if dtype.kind == "U" and count:
         points = np.frombuffer(content, np.dtype("u4").newbyteorder(dtype.byteorder))
         if points.max() > _MAX_CODE_POINT:
-            raise UnpicklingError("an array of texts holds what is no character")
+            raise UnpicklingError("an array of texts holds invalid characters")
     return bytes(content)

@@ -28,7 +28,8 @@ def admit(place: Place, key: PublicKey) -> tuple[Place, Invitation]:
     """
     if not place.listen:
         raise ConfigError(
-            f"'{place.folder}' is reached from this machine only: fedvlm federation up --listen "
+            f"'{place.folder}' is reachable from this machine only; open it with fedvlm "
+            "federation up --listen "
             f"HOST:PORT --federation {place.folder}"
         )
     path, line = place.public(key.name), f"{key.line} {key.name}\n"
@@ -71,7 +72,7 @@ def dismiss(place: Place, name: str) -> None:
     away = [site.name for site in place.sites if site.away]
     if name not in away:
         raise ConfigError(unknown_word(name, away) if away else
-                          f"'{place.folder}' has no site on another machine")
+                          f"'{place.folder}' has no sites on other machines")
     if place.node(name):
         if not processes.pid_of(place, LINK):
             raise ConfigError("the SuperLink is not running: start it with fedvlm federation up "

@@ -160,7 +160,7 @@ class Flower:
         link = "" if self._runs() else (
             ", and the SuperLink is not running: start it with fedvlm federation up --federation "
             f"{self.place.folder}")
-        return Lost(f"Flower's relay is gone ({error}){link}")
+        return Lost(f"Flower's relay has ended ({error}){link}")
 
     def _count(self, soon: bool) -> None:
         """Count relays that end at once.
@@ -172,7 +172,8 @@ class Flower:
         if self._ended >= MOST:
             log = self.place.log(LINK)
             raise FedvlmError(
-                f"{MOST} relays in a row ended at once; the SuperLink's log ({log}) ends: "
+                f"{MOST} relays in a row ended right after their start; the SuperLink's log "
+                f"({log}) ends: "
                 f"{' | '.join(processes.tail(log, 4).splitlines())[-600:]}"
             )
 
@@ -216,10 +217,10 @@ class Flower:
             if self._is_over(run):
                 self._count(soon=True)
                 raise Lost(
-                    "Flower's relay ended before it came: "
+                    "Flower's relay ended before it was ready: "
                     f"{processes.tail(self.place.log(LINK))}"
                 )
-        raise Lost(f"Flower's relay did not come within {SUBMIT:g} s")
+        raise Lost(f"Flower's relay did not start within {SUBMIT:g} s")
 
     def _is_over(self, run: str) -> bool:
         """Say whether a run of Flower is finished."""

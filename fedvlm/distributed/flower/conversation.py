@@ -96,6 +96,6 @@ def _wait(relay: socket.socket, seconds: float, runs: Callable[[], bool]) -> Non
     until = time.monotonic() + seconds
     while not select.select([relay], [], [], LOOK)[0]:
         if not runs():
-            raise StreamError("what it speaks to has ended")
+            raise StreamError("the process at the other end has ended")
         if time.monotonic() >= until:
             raise StreamError("timed out")

@@ -85,7 +85,7 @@ class Door:
             return 404, "only the requests of SuperNodes go through"
         size = told.get(b"content-length", b"")
         if not size.isdigit() or int(size) > LARGEST:
-            return 413, f"a request says its length, up to {LARGEST} bytes"
+            return 413, f"a request must state its length, at most {LARGEST} bytes"
         if self._of(told.get(KEY, b"")) not in self.admitted():
             return 401, "this key is not admitted"
         return 0, ""

@@ -89,7 +89,7 @@ def host_port(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"'{address}' is no address: it is HOST:PORT")
+        raise ConfigError(f"'{address}' is not an address (HOST:PORT)")
     return host.strip("[]"), int(port)
 
 
@@ -101,7 +101,8 @@ def check_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name) or _OURS.fullmatch(name):
         raise ConfigError(
-            f"'{name[:60]}' is no name of a site: a letter, then up to 39 letters, digits, - or _; "
+            f"'{name[:60]}' is not a site name: use a letter, then up to 39 letters, digits, - or "
+            "_; "
             "site0, site1, ... are those on the coordinator's machine")
     return name
 
@@ -118,8 +119,8 @@ def read_public(path: Path, name: str = "") -> PublicKey:
     """
     text = _text(path, "fedvlm site key writes one")
     if "PRIVATE" in text:
-        raise ConfigError(f"'{path}' is a private key, which nobody may be given: the site hands "
-                          "over the file that ends in .pub")
+        raise ConfigError(f"'{path}' is a private key and must stay at the site: hand over "
+                          "the file that ends in .pub")
     words = text.split()
     good = len(words) in (2, 3) and words[0] == KIND and len(text.strip().splitlines()) == 1
     try:
@@ -127,7 +128,7 @@ def read_public(path: Path, name: str = "") -> PublicKey:
     except ValueError:
         data = b""
     if len(data) != 4 + len(KIND) + 4 + len("nistp384") + 4 + POINT:
-        raise DataError(f"'{path}' holds no public key of a site: it is one line that begins with "
+        raise DataError(f"'{path}' has no public key of a site: one line that begins with "
                         f"{KIND} (fedvlm site key writes it)")
     return PublicKey(check_name(name or (words[2] if len(words) == 3 else "")),
                      f"{words[0]} {words[1]}")
@@ -160,7 +161,8 @@ def read_invitation(path: Path) -> Invitation:
             raise ValueError("fingerprint")
     except (ConfigError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"'{path}' is no invitation of a federation, or damaged: ask the coordinator for the "
+            f"'{path}' is not an invitation to a federation, or is damaged: ask the coordinator "
+            "for the "
             "file that fedvlm federation admit wrote"
         ) from error
     return told

@@ -34,8 +34,8 @@ INVITATION = "invitation.json"  # in the folder of a site here
 DOOR_PARTS = (*APP, "distributed/flower/invitation.py", "distributed/flower/door.py")
 READY = "ready at"  # what a site says when it is built
 SHARED = (  # what is said as a SuperLink begins
-    "only on a machine of your own: Flower asks other users of this machine for no password, and "
-    "what they submit runs as you"
+    "only on a machine of your own: Flower does not authenticate other users of this machine, "
+    "and apps that they submit run as you"
 )
 _RUN = re.compile("(.+) #[0-9a-f]{12}")
 
@@ -142,7 +142,7 @@ def _renew(place: Place, say: Say) -> None:
     word, why = commands.certificates(place)
     if not word:
         return
-    say(f"the SuperLink's certificate is made anew: {why}")
+    say(f"a new certificate of the SuperLink was made: {why}")
     sites = [site.name for site in place.here] if word == "ca" else []
     processes.end(place, [DOOR, *sites])
     processes.end(place, [LINK])
@@ -176,11 +176,12 @@ def _link(place: Place, say: Say) -> None:
     while not (processes.pid_of(place, LINK) and _listens(place.port)):
         if not processes.pid_of(place, LINK) or time.monotonic() > until:
             raise ConfigError(
-                f"the SuperLink does not start: {processes.tail(place.log(LINK))}; its log is "
+                f"the SuperLink did not start: {processes.tail(place.log(LINK))}; its log is "
                 f"{place.log(LINK)}"
             )
         time.sleep(0.2)
-    say(f"the SuperLink is there: process {processes.pid_of(place, LINK)}, TLS at {place.address}")
+    say(f"the SuperLink is running: process {processes.pid_of(place, LINK)}, TLS at "
+        f"{place.address}")
     say(SHARED)
 
 
@@ -195,7 +196,7 @@ def _door(place: Place, say: Say) -> None:
     processes.end(place, [DOOR])
     host, port = host_port(place.listen)
     if _listens(port, host):
-        raise ConfigError(f"another program listens at {place.listen}: end it, or say another "
+        raise ConfigError(f"another program listens at {place.listen}: end it, or give another "
                           "--listen HOST:PORT")
     parts, log = place.folder / DOOR, place.log(DOOR)
     copy_modules(parts, DOOR_PARTS)
@@ -243,7 +244,8 @@ def register(place: Place, site: SitePlan) -> None:
             raise
     files.write_text(place.registered(site.name), f"{node}\n")
     if not place.node(site.name):
-        raise FedvlmError(f"Flower registered {site.name} and told no number of its node: Flower "
+        raise FedvlmError(f"Flower registered {site.name} but gave no number of its node; use "
+                          "Flower "
                           f"{commands.TESTED} does")
 
 
@@ -321,7 +323,7 @@ def begin_site(
     if processes.pid_of(place, site) and processes.about(place, site) == about:
         return False
     if processes.end(place, [site]):
-        say(f"{site}: its process served another run and is ended")
+        say(f"{site}: its process served another run and was ended")
     place.log(site).unlink(missing_ok=True)
     invited = str(place.site(site) / INVITATION)
     processes.begin(place, site, [sys.executable, "-m", *words, "--federation", invited],
@@ -340,7 +342,7 @@ def serve_owners(place: Place, say: Say) -> None:
         place, site.name, ["fedvlm", "site", "serve", site.owner], environ, site.owner, say)]
     sites_ready(place, begun, START)
     for name in begun:
-        say(f"{name}: its process is there, {processes.pid_of(place, name)}")
+        say(f"{name}: its process runs, {processes.pid_of(place, name)}")
 
 
 def sites_ready(place: Place, sites: Sequence[str], seconds: float) -> None:

@@ -39,13 +39,13 @@ EVERY = 0.2  # seconds between two looks at it
 LET_IN = "SuperNode ID:"  # in a SuperNode's log, once the SuperLink has let it in
 CONNECTED = "connected to"  # what a site's log says then
 CODE = (  # what a site's log says as it begins
-    "no code comes over the wire: this site's own relay takes frames to its worker, and an app "
-    "that the SuperLink sends is neither unpacked nor run"
+    "no code is received: this site's own relay passes frames to its worker; an app that the "
+    "SuperLink sends is neither unpacked nor run"
 )
 _REASONS = {  # what stands in a SuperNode's log -> what that means here
-    "SSL/TLS handshake error": "the certificate there is not the invitation's",
-    "2004": "the SuperLink does not let its key in: it is not admitted, or used by another process",
-    "terminated gracefully": "its key is not let in: it is not admitted there, or no more, or the "
+    "SSL/TLS handshake error": "the server's certificate is not the invitation's",
+    "2004": "the SuperLink refuses this site's key: it is not admitted, or another process uses it",
+    "terminated gracefully": "its key is refused: it is not admitted, or no longer, or the "
                              "clocks of the two machines differ",
 }
 Say = Callable[[str], None]
@@ -223,10 +223,10 @@ class Outpost:
                     self.say(f"{CONNECTED} {self.invitation.address} as {self.invitation.name}")
                 elif not there and time.monotonic() > late:
                     late = float("inf")
-                    why = reach(self.invitation.address) or f"it takes long; log: {self.log}"
+                    why = reach(self.invitation.address) or f"the start takes long; log: {self.log}"
                     self._note(f"tries: {why}")
-                    self.say(f"{self.invitation.address}: no connection yet: {why}; it is tried "
-                             "on and on")
+                    self.say(f"{self.invitation.address}: no connection yet: {why}; "
+                             "retrying")
         finally:
             _end(node)
         return there

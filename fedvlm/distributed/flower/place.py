@@ -152,7 +152,7 @@ def new_place(
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
-            f"'{folder}' is no federation and not empty: give another --federation FOLDER")
+            f"'{folder}' is not a federation and not empty: give another --federation FOLDER")
     folder = folder.absolute()
     with files.explain_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def read_place(folder: Path) -> Place:
     if not path.is_file():
         raise ConfigError(
             f"there is no federation in '{folder}': begin one with fedvlm federation up --loopback "
-            "2, or say --federation FOLDER"
+            "2, or give --federation FOLDER"
         )
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
@@ -192,7 +192,7 @@ def read_place(folder: Path) -> Place:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"'{path}' is damaged: end its processes (fedvlm federation down cannot any more), "
-            "remove the folder and begin anew"
+            "remove the folder and start again"
         ) from error
     return place
 

@@ -56,7 +56,7 @@ def begin(
                     start_new_session=True,
                 )
             except OSError as error:
-                raise FedvlmError(f"'{words[0]}' cannot be begun: {error.strerror}") from error
+                raise FedvlmError(f"'{words[0]}' cannot be started: {error.strerror}") from error
         _children.append(child)
         place.folder.joinpath("pids").mkdir(exist_ok=True)
         files.write_json(_note(place, name), {

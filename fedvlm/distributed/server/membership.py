@@ -66,7 +66,7 @@ class Membership:
             self.home |= dict.fromkeys(counts, site)
             self.counts |= counts
             self.data[site] = str(told["data"])
-            say(f"{site} is away: clients {sorted(counts)[:8]} count as before")
+            say(f"{site} is not connected: clients {sorted(counts)[:8]} count as before")
 
     def number(
         self, clients: int, before: Mapping[str, Mapping[str, Any]], names: Sequence[str]
@@ -138,7 +138,7 @@ class Membership:
     def way_back(self, missing: Iterable[int]) -> str:
         """Return what helps where sites of some missing clients are excluded; or nothing."""
         gone = sorted(c for c in missing if self.home[c] in self.excluded)
-        return f", once fedvlm readmit RUN {gone[0]} lets its site in again" if gone else ""
+        return f", after fedvlm readmit RUN {gone[0]}" if gone else ""
 
     def origin(self, clients: Sequence[int]) -> str:
         """Return the sites of some clients, as a clause."""
@@ -189,6 +189,6 @@ class Membership:
         ours = [c for c, home in self.home.items() if home == site]
         if any(self.before.get(c, self.data[site]) != self.data[site] for c in ours):
             raise ConfigError(
-                f"site {site} has other data than when this run began: put its old ones back, or "
-                "begin a new run under another --tag"
+                f"site {site} has other data than when this run began: restore the old data, or "
+                "start a new run with another --tag"
             )

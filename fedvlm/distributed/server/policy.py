@@ -129,14 +129,14 @@ def _part(
     rows: dict[str, Rows] = {}
     axes, counts = values["rows"], values["counts"]
     if not axes.keys() == counts.keys() == index.keys() or axes.keys() - up.keys():
-        raise Odd("its update tells of rows of other tensors than it sends")
+        raise Odd("its update lists rows of tensors that it does not send")
     device = ctx.model.device
     for name, at in index.items():
         home, axis = received[name], axes[name]
         if at.dtype != torch.int64 or at.dim() != 2 or len(at) != k or not (
             -home.dim() < axis < home.dim() - 1
         ):
-            raise Odd(f"the rows of '{name}' have an index of another form")
+            raise Odd(f"the rows of '{name}' have an index of the wrong shape")
         rows[name] = Rows(at.to(device), axis)
         number = rows[name].told(home.shape[rows[name].along(home)]).tolist()
         said = [sent.refusal(name, n, home.shape[rows[name].along(home)]) for n in number]
@@ -209,9 +209,10 @@ def weigh(part: Upload, max_norm: float, ctx: Context) -> dict[int, str]:
         elif not 0 <= weight <= HEAVIEST:
             out[client] = f"its weight is {weight}"
         elif ctx.weighting == UNIFORM and weight > 1:
-            out[client] = f"its weight is {weight:g}, and all weigh 1"
+            out[client] = f"its weight is {weight:g}, and all weights are 1"
         elif ctx.weighting not in (UNIFORM, OWN) and weight > most:
-            out[client] = f"its weight is {weight:g}, and its site told of {most:g} training images"
+            out[client] = (f"its weight is {weight:g}, and its site reported {most:g} training "
+                           "images")
     if max_norm:
         for client, norm in zip(part.clients, _norms(part), strict=True):
             if norm > max_norm:
@@ -246,7 +247,7 @@ def find_outvoted(parts: Sequence[Upload]) -> dict[int, str]:
     out: dict[int, str] = {}
     for part, form in zip(parts, forms, strict=True):
         if form != most:
-            out |= dict.fromkeys(part.clients, "its extras have another form than the others'")
+            out |= dict.fromkeys(part.clients, "its extras differ in form from the other clients'")
             continue
         for name, axis in _axes(part).items():
             axes.setdefault(name, Counter())[axis] += len(part.clients)
@@ -254,7 +255,7 @@ def find_outvoted(parts: Sequence[Upload]) -> dict[int, str]:
     for part in parts:
         if any(usual.get(name, axis) != axis for name, axis in _axes(part).items()):
             for client in part.clients:
-                out.setdefault(client, "its rows lie along another axis than the others'")
+                out.setdefault(client, "its rows are along another axis than the other clients'")
     return out
 
 

@@ -40,7 +40,7 @@ def read_wishes(folder: Path) -> list[Wish]:
     with contextlib.suppress(ValueError, RecursionError):
         wishes = json.loads(words)
     if not _WISHES(wishes):
-        raise DataError(f"'{path}' is damaged: delete it, and say fedvlm readmit again")
+        raise DataError(f"'{path}' is damaged: delete it, and run fedvlm readmit again")
     return list(wishes or ())
 
 
@@ -80,7 +80,7 @@ def readmit(engine: RemoteEngine, wishes: Sequence[Wish], state: FedState) -> Fe
                        "(--anew is for a state that is gone)")
             continue
         if wish["anew"]:
-            how = "anew, as if it had never worked"
+            how = "from the start, as a new client"
             versions.pop(client, None)
             held.pop(client, None)
         others = sorted(c for c, home in members.home.items()

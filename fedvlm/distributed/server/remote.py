@@ -34,7 +34,7 @@ from fedvlm.federation.server import Measure, Question, Row
 from fedvlm.federation.trainer import Trainer
 
 PAUSE = 0.2  # seconds between looks for sites that are not connected yet
-REMEDY = "; fedvlm readmit RUN CLIENT --anew goes on without it"
+REMEDY = "; fedvlm readmit RUN CLIENT --anew continues without it"
 
 
 @dataclass
@@ -144,7 +144,8 @@ class RemoteEngine:
                 raise ConfigError(f"site {site} cannot take part: it differs in {odd}")
         for n in ("train", "val", "test", "classes"):
             if not _same_counts(getattr(roster, n), getattr(fed.roster, n)):
-                raise ConfigError(f"the sites count other images ({n}) than this run was told")
+                raise ConfigError(f"the sites now report other image counts ({n}) than at the "
+                                  "start of this run")
         fed.roster = replace(fed.roster, site=roster.site)
         self.requests.like = likeness(self.config, ours)
 

@@ -48,9 +48,9 @@ def odd_row(row: Row, images: int, measure: Measure) -> str:
     if wanted - names:
         return f"its row lacks '{min(wanted - names)}'"
     if names - wanted - extra - _RARE or (cells and not measure.confusion):
-        return "its row has numbers that were not asked for"
+        return "its row has metrics that were not requested"
     if any(type(row[n]) is not int for n in _COUNTS):
-        return "its row counts in other than whole numbers"
+        return "the counts of its row are not whole numbers"
     n, correct = int(row["n"] or 0), int(row["correct"] or 0)
     if ABSENT in row:
         none = all(v is None for name, v in row.items() if name not in _COUNTS | {ABSENT})
@@ -65,16 +65,16 @@ def _odd_numbers(row: Row, n: int, correct: int) -> str:
     for name in row.keys() - _COUNTS - {"broken", "nll"}:
         value = row[name]
         if not _CELL.fullmatch(name) and value is not None and not 0 <= value <= 100 + _SLACK:
-            return f"'{name}' of its row is no percentage"
+            return f"'{name}' of its row is not a percentage"
     share, loss, broken = row["accuracy"], row.get("nll"), row.get("broken", 0)
     if (share is None) != (n == 0) or (
         share is not None and abs(share - 100 * correct / n) > _SLACK
     ):
         return "the accuracy of its row is not that of its counts"
     if loss is not None and not -_SLACK <= loss <= _MOST:
-        return "'nll' of its row is no loss"
+        return "'nll' of its row is not a valid loss"
     if type(broken) is not int or not 0 <= broken <= n:
-        return "'broken' of its row is no count of its images"
+        return "'broken' of its row is not a valid count of its images"
     return ""
 
 
@@ -84,7 +84,7 @@ def _odd_cells(row: Row, cells: list[str], n: int, correct: int) -> str:
     for name in cells:
         match, value = _CELL.fullmatch(name), row[name]
         if match is None or type(value) is not int or value < 0:
-            return "the confusion counts of its row are none"
+            return "the confusion counts of its row are invalid"
         total, right = total + value, right + (value if match[1] == match[2] else 0)
     if cells and (total, right) != (n, correct):
         return "the confusion counts of its row are not of its images"
@@ -97,7 +97,8 @@ def find_outvoted_rows(rows: Mapping[int, Row]) -> dict[int, str]:
              for c, row in rows.items()}
     votes = Counter(names.values())
     most = max(votes, key=lambda one: (votes[one], -len(one)), default=frozenset[str]())
-    return {c: "its row has other numbers than the others'" for c, n in names.items() if n != most}
+    return {c: "its row has other metrics than the other clients' "
+               "rows" for c, n in names.items() if n != most}
 
 
 @dataclass
@@ -162,9 +163,10 @@ class RowAnswers:
         if self.measure.keep_logits and len(fine) == len(tree):
             self.logits |= fine
             if not fine:
-                self.say(f"{site} keeps its logits: its owner does not allow them (rule 'logits')")
+                self.say(f"{site} keeps its logits: its rules do not allow sending them (rule "
+                         "'logits')")
         elif tree:
-            self.say(f"{site} sends logits that nobody asked for: ignored")
+            self.say(f"{site} sent logits that were not requested: ignored")
 
     def finish(self, policy: Policy) -> list[Row]:
         """Return a row of each client, in their order.
@@ -182,8 +184,8 @@ class RowAnswers:
             raise QuorumError(
                 f"round {self.question.round}: no numbers of {len(missing)} of {total} clients "
                 f"({join_reasons(self.why.get(c, f'{home[c]}: excluded') for c in missing)}), "
-                f"and the quorum is {policy.quorum:g}; what was saved is kept, and the same "
-                f"command goes on there{self.members.way_back(missing)}"
+                f"and the quorum is {policy.quorum:g}; the saved state is kept; run the "
+                f"same command again to continue{self.members.way_back(missing)}"
             )
         return [rows.get(c) or _absent(c, next(iter(rows.values())))
                 for c in self.question.clients]

@@ -76,8 +76,8 @@ class RoundAnswers:
         dropped = {c: why for c, why in told.items() if c in ids}  # others' are not its to drop
         if foreign:
             self.say(
-                f"round {self.ctx.round}: {site} answers for clients {foreign[:8]}, for which it "
-                "was not asked, or twice: ignored"
+                f"round {self.ctx.round}: {site} answers for clients {foreign[:8]}, which were "
+                "not requested or already answered: ignored"
             )
             self.guilty.add(site)
         for part in parts:
@@ -113,7 +113,7 @@ class RoundAnswers:
             QuorumError: too few answered, or no update is left for more than divergence.
         """
         round_, total = self.ctx.round, len(self.accepted)
-        kept = f"the state of round {round_ - 1} is kept: the same command goes on there"
+        kept = f"the state of round {round_ - 1} is kept; run the same command again to continue"
         if len(self.missing) > total - self.policy.needed(total):
             raise QuorumError(
                 f"round {round_}: {len(self.missing)} of {total} clients did not answer "

@@ -42,7 +42,7 @@ class _Talk:
         if self.size < 0 and len(self.data) >= LENGTH.size:
             self.size = read_length(bytes(self.data[: LENGTH.size]))
         if self.size >= 0 and len(self.data) > self.size + LENGTH.size:
-            raise StreamError("it says more than it was asked")
+            raise StreamError("it sent more than was requested")
         return self.size >= 0 and len(self.data) == self.size + LENGTH.size
 
 

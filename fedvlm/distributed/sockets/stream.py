@@ -73,13 +73,13 @@ def answer_hello(sock: socket.socket, token: bytes, seconds: float | None = None
     try:
         said = _exactly(sock, len(HELLO) + NONCE, until=until)
         if said[: len(HELLO)] != HELLO:
-            raise StreamError("what answers there is no worker of this version")
+            raise StreamError("the process that answers is not a worker of this version")
         ours = secrets.token_bytes(NONCE)
         both = said[len(HELLO) :] + ours
         sock.sendall(ours + _proof(token, b"caller", both))
         proof = _exactly(sock, PROOF, until=until)
     except TimeoutError:
-        raise StreamError("it says nothing: another run may be using it") from None
+        raise StreamError("it does not answer: another run may be using it") from None
     except StreamError as error:
         if "closed" in str(error):
             raise StreamError("it closed the connection: is the token the same?") from None
@@ -183,7 +183,7 @@ def listen(path: Path) -> socket.socket:
         if told.st_uid != os.getuid() or told.st_mode & ALONE:
             raise ConfigError(
                 f"cannot listen at {path}: others may enter its folder; chmod 700 {path.parent}, "
-                "or name a folder that is not there yet"
+                "or give a folder that does not exist yet"
             )
         if path.is_socket():
             _clear(path)

@@ -50,7 +50,7 @@ def open_site(
     Raises:
         ConfigError: the owner does not allow this run (before any image is read), or whatever of
             it cannot work.
-        DataError: the site file or an image is not what it has to be.
+        DataError: the site file or an image has an invalid value.
     """
     config = config_plain(cfg)
     try:

@@ -56,7 +56,7 @@ class Resident:
         progress: called while images are encoded.
 
     Raises:
-        DataError: the site file is not what it has to be.
+        DataError: the site file has an invalid value.
     """
 
     def __init__(

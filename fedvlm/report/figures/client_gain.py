@@ -20,8 +20,8 @@ from fedvlm.report.tables.metrics import OWN_REFERENCE, accuracies
 from fedvlm.runs.finished import FinishedRun
 
 NAME, ORDER, OF = "client_gain", 4, "runs"
-CAPTION = ("Share of clients, those of all seeds together, whose gain over a logistic regression "
-           "of their own is at most so many points; left of zero are those whom the method hurts. "
+CAPTION = ("Share of clients (all seeds pooled) whose gain over their own logistic regression is "
+           "at most the value on the x axis; left of zero are clients that the method hurts. "
            "The highest mean gain comes first.")
 SHARE = "clients"
 RARE = 200  # of so many steps the outermost at each end may lie outside of the axes
@@ -42,7 +42,7 @@ def select(selection: FigureRuns) -> list[LinePanel] | str | None:
             families[group.label] = group.family
             places.setdefault(group.place, {})[group.label] = sorted(gains)
     if not places:
-        return "no run lists its clients' own logistic regression"
+        return "no run records its clients' own logistic regression"
     centre: dict[str, list[float]] = {}
     for methods in places.values():
         for label, gains in methods.items():

@@ -17,8 +17,8 @@ from fedvlm.report.figures import style
 from fedvlm.report.figures.selection import FigureRuns
 
 NAME, ORDER, OF = "clients", 20, "run"
-CAPTION = ("Personal accuracy of each client after the rounds that were evaluated, best at the end "
-           "on top; a client that was not is blank.")
+CAPTION = ("Personal accuracy of each client after each evaluated round, sorted by the last one; "
+           "blank: the client was not evaluated.")
 
 _VALUES_UP_TO = 30  # clients, whose last accuracy is written beside their row
 
@@ -40,7 +40,7 @@ class ClientGrid:
 def select(selection: FigureRuns) -> ClientGrid | str:
     """Return the map of the run's rounds."""
     data = from_rounds(selection.records)
-    return data if data.clients else "no round has accuracies of clients"
+    return data if data.clients else "no round records accuracies of clients"
 
 
 def from_rounds(records: Sequence[Mapping[str, Any]]) -> ClientGrid:

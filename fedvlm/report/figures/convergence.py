@@ -15,11 +15,11 @@ from fedvlm.report.figures.drawing.lines import LinePanel
 from fedvlm.report.figures.selection import FigureRuns, Value
 
 NAME, ORDER, OF = "convergence", 10, "both"
-CAPTION = ("Personal accuracy over rounds, round 0 the untrained start; of several seeds the mean "
-           "and a band of one standard deviation (none where many methods share several panels). "
-           "Lines end before a final fine-tuning, the hollow "
-           "marker is after it and joined to nothing. Where clients are drawn, the rounds between "
-           "show the mean of those that worked.")
+CAPTION = ("Personal accuracy over rounds; round 0 is the untrained start. With several seeds: "
+           "mean and a band of one standard deviation (no band where many methods share several "
+           "panels). Lines end before a final fine-tuning; the hollow marker shows the accuracy "
+           "after it. With partial participation, rounds between full evaluations show the mean of "
+           "the clients that took part.")
 
 parts = lines.parts
 

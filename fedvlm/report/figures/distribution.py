@@ -19,9 +19,8 @@ from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
 from fedvlm.report.tables.metrics import OWN_REFERENCE, accuracies
 
 NAME, ORDER, OF = "distribution", 3, "runs"
-CAPTION = ("Personal accuracy over clients, those of all seeds together: the bar from the first to "
-           "the third quartile with the median, the line from the 10th to the 90th percentile, the "
-           "dot the worst client; the best mean on top.")
+CAPTION = ("Personal accuracy over clients, all seeds pooled: bar, first to third quartile with "
+           "the median; line, 10th to 90th percentile; dot, worst client. Best mean on top.")
 REFERENCE = "own logistic regression"
 
 

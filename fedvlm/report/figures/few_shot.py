@@ -24,9 +24,9 @@ from fedvlm.report.figures.selection import PLACE, FigureRuns, RunGroup, titles
 from fedvlm.runs.finished import FinishedRun
 
 NAME, ORDER, OF = "few_shot", 5, "runs"
-CAPTION = ("Personal accuracy over shots per class, mean and band of one standard deviation over "
-           "seeds, a doubling of the shots a step; the star is zero-shot, dotted to where the "
-           "methods start.")
+CAPTION = ("Personal accuracy over shots per class (logarithmic axis): mean and band of one "
+           "standard deviation over seeds. The star is zero-shot accuracy; dotted lines join it "
+           "to the methods' first points.")
 
 _SHOTS = PLACE.index("shots")
 _STAR: dict[str, Any] = {"marker": "*", "color": style.INK, "markersize": 8, "linestyle": "none",

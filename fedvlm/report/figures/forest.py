@@ -26,9 +26,9 @@ from fedvlm.report.statistics.contrast import leaders
 
 NAME, ORDER, OF = "forest", 1, "runs"
 CAPTION = ("Personal accuracy of each method with its 95 % t-interval over seeds, the best mean on "
-           "top. Filled: the best and those that its paired interval does not tell apart from it; "
-           "hollow: told apart. The seed draws the partition, so compare rows by the filling, not "
-           "by overlap.")
+           "top. Filled: the best and methods not significantly different from it (paired "
+           "interval); hollow: significantly different. The seed draws the partition, so compare "
+           "rows by the filling, not by overlap.")
 
 Seeds = Mapping[Any, float]
 
@@ -125,7 +125,7 @@ def draw(panels: Sequence[Forest], title: str = "", width: float = style.PAGE) -
                        markerfacecolor="white")
         legend = family_legend([one.family for one in every])
         if any(not one.peer for one in every):
-            legend.append((apart, "told apart from the best"))
+            legend.append((apart, "significantly different from the best"))
         legend_above(figure, {}, extra=[*legend, *legend_of(panel.levels for panel in panels)])
     return figure
 

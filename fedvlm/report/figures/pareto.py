@@ -21,8 +21,8 @@ from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
 from fedvlm.report.figures.traffic import MB, ticks_of
 
 NAME, ORDER, OF = "pareto", 55, "runs"
-CAPTION = ("Personal accuracy at the end against all bytes of the run, up and down, all clients, "
-           "means over seeds. Numbered: the front, whom no method beats with as few bytes; grey: "
+CAPTION = ("Final personal accuracy against all bytes of the run, up and down, all clients, means "
+           "over seeds. Numbered: the Pareto front (no method is better with as few bytes); grey: "
            "the others.")
 
 
@@ -73,7 +73,7 @@ def select(selection: FigureRuns) -> list[Plane] | str | None:
         for title, (place, points) in zip(titles(list(places), PLACE), places.items(), strict=True)
         if any(point.mb for point in points)
     ]
-    return planes or "nothing was sent, or no run says how much"
+    return planes or "no run sent or recorded any bytes"
 
 
 def front_of(points: Sequence[ParetoPoint]) -> list[str]:
@@ -121,7 +121,7 @@ def draw(planes: Sequence[Plane], title: str = "", width: float = style.PAGE) ->
             for label, n in numbers.items()
         ]
         others = Line2D([], [], linestyle="none", marker="o", markersize=3, color=style.REST)
-        legend_above(figure, {}, extra=[*key, (others, "beaten by one with as few bytes"),
+        legend_above(figure, {}, extra=[*key, (others, "another is better with as few bytes"),
                                         *legend_of(plane.levels for plane in planes)])
     return figure
 

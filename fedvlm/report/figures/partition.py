@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedvlm.report.figures.selection import FigureRuns
 
 NAME, ORDER, OF = "partition", 30, "run"
-CAPTION = "Training images of each client by class: a dot's area is their number."
+CAPTION = "Training images of each client by class; the area of a dot is their number."
 
 _NAMED = 60  # classes named on the axis; of more, some of their numbers
 _NAME_LENGTH = 22

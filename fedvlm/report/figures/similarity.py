@@ -14,8 +14,8 @@ from fedvlm.report.figures import style
 from fedvlm.report.figures.selection import FigureRuns
 
 NAME, ORDER, OF = "similarity", 40, "run"
-CAPTION = ("How alike the clients' updates are: cosine between each two, all shared tensors as one "
-           "vector, first and last round.")
+CAPTION = ("Cosine similarity between the updates of each two clients, all shared tensors as one "
+           "vector, in the first and the last round.")
 GREY = "#cfcfcf"
 _VALUES_UP_TO = 6  # clients, whose cosines are written into the cells
 

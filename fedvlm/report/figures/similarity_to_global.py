@@ -22,8 +22,8 @@ from fedvlm.report.figures.similarity import (
 )
 
 NAME, ORDER, OF = "similarity_to_global", 50, "run"
-CAPTION = ("Cosine of each uploaded tensor to what the client had downloaded: what "
-           "similarity-aware aggregation makes its weights of.")
+CAPTION = ("Cosine similarity of each uploaded tensor to the downloaded one; similarity-aware "
+           "aggregation computes its weights from it.")
 
 
 def select(selection: FigureRuns) -> Similarities | None:

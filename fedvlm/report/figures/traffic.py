@@ -16,8 +16,8 @@ from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine
 from fedvlm.report.figures.selection import FigureRuns, Value
 
 NAME, ORDER, OF = "traffic", 60, "both"
-CAPTION = ("Personal accuracy against the MB sent until then, all clients, up and down. Paths end "
-           "before a final fine-tuning, the hollow marker is after it.")
+CAPTION = ("Personal accuracy against the MB sent so far, all clients, up and down. Paths end "
+           "before a final fine-tuning; the hollow marker shows the accuracy after it.")
 MB = 1e6
 
 

@@ -27,7 +27,7 @@ HEADLINE = (
     "targets", "personal_before_ft", "personal_worst", "unseen_clients",
 )
 SETTINGS = {
-    "personal": "every class is some client's own",
+    "personal": "all classes are trained on by some client",
     "base2new": "base classes are trained, new classes only tested",
     "leave_one_domain_out": "one domain is held by no client",
     "transfer": "other data sets are tested with their own class names",
@@ -49,8 +49,8 @@ def caveats(run: FinishedRun, records: Sequence[Mapping[str, Any]]) -> list[str]
         notes.append(f"Clients whose update was dropped in some round: {', '.join(dropped)}.")
     git = run.info.get("git")
     if isinstance(git, Mapping) and git.get("changed"):
-        notes.append("The code had changes that are in no commit; the revision alone does not "
-                     "give these numbers.")
+        notes.append("The code had uncommitted changes; the revision alone does not reproduce "
+                     "these numbers.")
     return notes
 
 
@@ -105,7 +105,7 @@ def headline_content(run: FinishedRun) -> Html:
         ))
     if not cards:
         return element("p", "No client has a test image, so there is no headline number.")
-    when = f"After round {last.get('round')}, the last one; the test set chooses nothing."
+    when = f"After round {last.get('round')}, the last one; nothing is selected on the test set."
     return join_content([element("p", when, class_="soft"),
                  element("div", *cards, class_="numbers")])
 
@@ -189,7 +189,7 @@ def _backbone(said: Mapping[str, Any]) -> str:
 
 
 def _selection(rule: Any) -> str:
-    return "last round; one chosen by validation beside it" if rule == "val" else "last round"
+    return "last round; also one chosen by validation" if rule == "val" else "last round"
 
 
 def _count(number: Any) -> str:

@@ -64,8 +64,8 @@ def config_table(run: FinishedRun) -> Html:
     order = sorted(settings.items(), key=lambda one: (one[1][1] == DEFAULT, one[0]))
     rows = [_setting(key, value, origin) for key, (value, origin) in order]
     changed = sum(origin != DEFAULT for _, origin in settings.values())
-    words = (f"{len(rows)} settings; the {changed} that are no default come first, marked at the "
-            "left. Origin: the file or flag that set the value")
+    words = (f"{len(rows)} settings; the {changed} that differ from the defaults come first, "
+            "marked at the left. Origin: the file or flag that set the value")
     return join_content([
         search("config-table", "FED, lr, flag ..."),
         table(("key", "value", "origin"), rows, caption=words, sortable=True, tall=True,
@@ -151,7 +151,7 @@ def _dedented(value: str) -> str:
 def _revision(git: Any) -> str:
     if not isinstance(git, Mapping):
         return ""
-    more = ", with changes that are in no commit" if git.get("changed") else ""
+    more = ", with uncommitted changes" if git.get("changed") else ""
     return f"{git.get('revision')}{more}"
 
 

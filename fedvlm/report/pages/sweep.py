@@ -187,7 +187,7 @@ def _missing(collected: Collected, sweeps: Sequence[SweepJournal], here: Path) -
         for _, one in failed
     ]
     rows += [
-        [_name(path), "unfinished", "the same command goes on there",
+        [_name(path), "unfinished", "run the same command again to continue",
          element("code", _relative(path, here))]
         for path in collected.unfinished if path.resolve() not in gone
     ]

@@ -79,7 +79,7 @@ def _tables(
     try:
         return [_one(each) for each in tables(collected, spec, command)]
     except ConfigError as error:
-        why = f"These numbers are of more than one protocol, compare with care: {error}"
+        why = f"These numbers come from different protocols; compare with care: {error}"
     try:
         mixed = tables(collected, replace(spec, mixed=()), command)
     except ConfigError as error:

@@ -94,8 +94,8 @@ def difference_rows(
     rows = []
     for one, seen, p in zip(rivals, whole, adjusted, strict=True):
         each = [_cells(_contrast(home, one, [at]), one, [at])[0] for at in sets]
-        words = "-" if p is None else "< 0.001" if p < 1e-3 else f"{p:.3f}"
-        ends = [TableCell(one.cells[0].metric, mean=p, words=words)] if several else []
+        chance = "-" if p is None else "< 0.001" if p < 1e-3 else f"{p:.3f}"
+        ends = [TableCell(one.cells[0].metric, mean=p, words=chance)] if several else []
         more = _cells(seen, one, sets)
         rows.append(replace(one, cells=(*(each if several else ()), *more, *ends)))
     heads = [*columns, "all sets", "+/=/-", "detectable", "p (Holm)"] if several else \
@@ -104,11 +104,11 @@ def difference_rows(
         "Per data set Student's t over seeds"
         + ("; all sets: a random-effects mean over the data sets (Paule and Mandel's variance, "
            "Hartung and Knapp's interval), variance within sets pooled; +/=/-: data sets above, "
-           "equal, below; detectable: the true mean difference that this interval would exclude "
-           "zero for in 80 % of such experiments; p: Wilcoxon's signed-rank test over data sets, "
+           "equal, below; detectable: the true mean difference that is detected with "
+           "a power of 80 %; p: Wilcoxon's signed-rank test over data sets, "
            "from six on, adjusted by Holm for the methods shown" if several else
-           "; +/=/-: seeds above, equal, below; detectable: the true difference that this interval "
-           "would exclude zero for in 80 % of such experiments")
+           "; +/=/-: seeds above, equal, below; detectable: the true difference that is detected "
+           "with a power of 80 %")
         + "."
     )
     return rows, heads, words

@@ -22,6 +22,7 @@ SPLIT = (  # what names a split
     "setting", "subsample", "shots", "partition", "held_out", "server_holdout",
 )
 NOT_COMPARABLE = "not comparable with papers"
+LEFT_OUT = (": not in ", "left out of")  # in a note on clients: now, and in runs before 0.2
 ROUNDED = "(BANK.PREC)"  # in a run's note: activations were kept in half the digits
 FACTS = (  # key -> words; in this order, and only where all runs agree
     ("setting", "setting {}"), ("trainer", "method {}"), ("dataset", "data set {}"),
@@ -66,18 +67,18 @@ def caption(
     ]
     if averaged:
         harmonic = [n for n in names if metric(n).parts]
-        order = (f"; of {', '.join(harmonic)} twice: H of the averages, as CoOp's and MaPLe's "
-                 "tables have it, and the mean of the sets' H, as the federated ones do"
+        order = (f"; {', '.join(harmonic)} twice: H of the averages (as in CoOp's and MaPLe's "
+                 "tables) and the mean of the sets' H (as in federated papers)"
                  if harmonic else "")
         what = "domains held out" if "held_out" in axes else "data sets"
-        parts.append(f"Average: mean over the {what} of the cells' means, its spread that of the "
-                     f"seeds which all {what} have{order}")
+        parts.append(f"Average: mean of the cells' means over the {what}; its spread is over the "
+                     f"seeds that all {what} have{order}")
     if beside:
-        parts.append(f"beside it, means over the data sets: "
+        parts.append(f"further columns, means over the data sets: "
                      f"{'; '.join(_meaning(name) for name in beside)}")
     parts.append("" if marked is None else _marks(marked, n))
     if differing:
-        parts.append(f"Mixed on request, so rows may differ by more than they say: "
+        parts.append(f"Mixed on request (--mixed), so rows also differ in: "
                      f"{'; '.join(differing)}")
     parts += _remarks(runs)
     if command:
@@ -108,12 +109,13 @@ def short_caption(
     unit = f" ({units.pop()})" if len(units) == 1 and "" not in units else ""
     kind = "half the 95% t-interval" if ci else "sample standard deviation"
     words = f"{what}{unit}, mean ± {kind} over {n} seeds" if n > 1 else f"{what}{unit}, one seed"
-    apart = "; bold: told apart from every other method by the 95% interval of paired differences"
-    peers = "; underlined: not told apart from the best by the 95% interval of paired differences"
+    test = " (95% interval of paired differences)"
+    apart = f"; bold: significantly different from every other method{test}"
+    peers = f"; underlined: not significantly different from the best{test}"
     words += apart if marked and BEST in marked else ""
     words += "" if not marked or PEER not in marked else (
-        peers.partition(" by ")[0] if BEST in marked else peers)
-    return words + ("; ↓: below a reference of its kind" if below else "") + "."
+        peers.removesuffix(test) if BEST in marked else peers)
+    return words + ("; ↓: below a baseline of its kind" if below else "") + "."
 
 
 def brief_difference(name: str, versus: str, signs: bool) -> str:
@@ -122,8 +124,8 @@ def brief_difference(name: str, versus: str, signs: bool) -> str:
     Args:
         signs: whether wins, ties and losses and what is detectable have columns.
     """
-    more = ("; +/=/-: wins, ties and losses; detectable: the difference seen in 80% of such "
-            "experiments") if signs else ""
+    more = ("; +/=/-: wins, ties and losses; detectable: the difference detected with "
+            "a power of 80%") if signs else ""
     return (f"{BRIEFLY.get(name, name)} minus that of {versus}: mean paired difference and its 95% "
             f"interval{more}.")
 
@@ -131,14 +133,14 @@ def brief_difference(name: str, versus: str, signs: bool) -> str:
 def _marks(marked: frozenset[int], n: int) -> str:
     """Say what bold and underlined mean, or why there is neither."""
     if marked:
-        return ("bold: told apart from every other method by the 95 % interval of paired "
-                "differences (over seeds; in an average over data sets, random effects); "
-                "underlined: not told apart from the best, which is among them; a column without "
-                "marks tells no method apart from its best")
+        return ("bold: significantly different from every other method (95 % interval of paired "
+                "differences over seeds; in an average over data sets, random effects); "
+                "underlined: the best and those not significantly different from it; no marks in "
+                "a column: no significant difference to its best")
     if n < 2:
-        return "nothing is bold: one seed tells no two methods apart"
-    return ("nothing is bold: no method is told apart from the best of its column by the 95 % "
-            "interval of paired differences")
+        return "nothing is bold: one seed allows no test"
+    return ("nothing is bold: no method differs significantly from the best of its column (95 % "
+            "interval of paired differences)")
 
 
 def version_text(runs: Sequence[RunFacts]) -> str:
@@ -201,9 +203,8 @@ def _backbones(runs: Sequence[RunFacts]) -> str:
 
 def _selection(runs: Sequence[RunFacts]) -> str:
     rules = {str(e.fact("selection")) for e in runs}
-    beside = "; a round chosen by validation stands beside it as selected.*" if "val" in rules \
-        else ""
-    return f"last round; the test set chooses nothing{beside}"
+    beside = "; the round chosen by validation is in selected.*" if "val" in rules else ""
+    return f"last round; nothing is selected on the test set{beside}"
 
 
 def _digests(runs: Sequence[RunFacts]) -> str:
@@ -219,7 +220,7 @@ def _digests(runs: Sequence[RunFacts]) -> str:
     })
     if len(digests) > MOST_DIGESTS:
         whole = hashlib.sha256("\n".join(" ".join(one) for one in digests).encode()).hexdigest()
-        return f"{len(digests)} data splits, digest over their digests {whole[:DIGEST]}"
+        return f"{len(digests)} data splits, digest of their digests {whole[:DIGEST]}"
     splits = [f"{name} seed {seed} {digest[:DIGEST]}" for name, seed, digest in digests]
     return f"data digests: {', '.join(splits)}"
 
@@ -230,8 +231,8 @@ def _remarks(runs: Sequence[RunFacts]) -> list[str]:
     rounded = list(dict.fromkeys(e.run.method for e in runs if any(
         ROUNDED in note for note in e.run.notes())))
     if rounded:
-        notes.append("activations of frozen blocks kept in bf16 (BANK.PREC), not the numbers of "
-                     f"full precision: {_several(rounded)}")
+        notes.append("activations of frozen blocks kept in bf16 (BANK.PREC), so numbers differ "
+                     f"from full precision: {_several(rounded)}")
     return list(dict.fromkeys(notes))
 
 
@@ -262,11 +263,11 @@ def _finetuned(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
     own = ", ".join(f"{name} {' or '.join(f'{n:g}' for n in sorted(several))}"
                     for name, several in sorted(spent.items()))
     if len(set(epochs.values())) < 2:
-        return [f"final fine-tuning (epochs) as the method says: {own}; others have none"] \
+        return [f"final fine-tuning (epochs) by the method's default: {own}; others have none"] \
             if own and usual in epochs.values() else []
     words = "; ".join(f"{name} {n}" for name, n in sorted(epochs.items()) if n != usual)
-    return [f"final fine-tuning (epochs) as {key} says: {words}; of all others the method's own"
-            + (f" ({own}; 0 of the rest)" if own else "")]
+    return [f"final fine-tuning (epochs) set by {key}: {words}; all others use the method's default"
+            + (f" ({own}; the rest 0)" if own else "")]
 
 
 def _tuned(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
@@ -283,7 +284,7 @@ def _tuned(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
         words = [f"{k} ({', '.join(v[:MOST])}{', ...' if len(v) > MOST else ''})"
                  for k, v in values.items() if len(v) > 1]
         if words:
-            notes.append(f"{name} has not the same settings in all cells: {'; '.join(words)}")
+            notes.append(f"{name}: hyper-parameters differ between cells: {'; '.join(words)}")
     return notes
 
 
@@ -294,7 +295,7 @@ def _unknown(entries: Sequence[RunFacts]) -> list[str]:
         lacking = [e for e in entries if not e.names(key)]
         if lacking:
             methods = list(dict.fromkeys(e.run.method for e in lacking))
-            notes.append(f"{len(lacking)} run(s) name no {key}, which was not compared there: "
+            notes.append(f"{len(lacking)} run(s) do not record {key}, so it was not compared: "
                          f"{', '.join(methods[:MOST])}{', ...' if len(methods) > MOST else ''}")
     return notes
 
@@ -305,7 +306,7 @@ def _left_out(entries: Sequence[RunFacts]) -> list[str]:
     for entry in entries:
         notes = entry.run.last.get("notes")
         for note in notes if isinstance(notes, list) else ():
-            if "left out of" in str(note):
+            if any(words in str(note) for words in LEFT_OUT):
                 by_note.setdefault(str(note), []).append(entry)
     return [
         f"{note} ({len(runs)} run(s), first {runs[0].run.path})"
@@ -328,8 +329,8 @@ def _made_with(entries: Sequence[RunFacts]) -> list[str]:
                      f"{', ...' if len(revisions) > MOST else ''}")
     changed = sum(bool(_part(e, "git").get("changed")) for e in entries)
     if changed:
-        notes.append(f"{changed} of {len(entries)} runs were made by code with changes that are in "
-                     "no commit")
+        notes.append(f"{changed} of {len(entries)} runs were made by code with uncommitted "
+                     "changes")
     return notes
 
 

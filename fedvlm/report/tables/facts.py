@@ -18,7 +18,7 @@ METHOD = ("trainer", "peft", "tag")  # what makes a method's name
 SECTIONS_AS_ROWS = {"zero-shot": "zero_shot", "untrained": "untrained"}  # flag -> section
 # Kinds of the references that a run holds (docs/references.md) -> a group's heading.
 KINDS = {
-    "alone": "references without collaboration", "together": "references in one round",
+    "alone": "baselines without collaboration", "together": "baselines in one round",
     "bound": "bound, data pooled",
 }
 REFERENCES = (*SECTIONS_AS_ROWS, *KINDS)

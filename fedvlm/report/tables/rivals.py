@@ -154,7 +154,7 @@ def coincidences(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
     for name, digests in rights.items():
         groups.setdefault(tuple(sorted(digests.items())), []).append(name)
     return [
-        f"the same predictions as far as they are counted (right answers per client, in all "
+        f"equal predictions as far as recorded (correct answers per client, in all "
         f"{len(places)} run{'s' if len(places) > 1 else ''}): {', '.join(names)}"
         for places, names in groups.items() if len(names) > 1
     ]
@@ -175,7 +175,7 @@ def reference_notes(
             first, other = seen.setdefault(key, (value, entry))
             if abs(first - value) > ROUNDING:
                 notes.setdefault(entry.reference, (
-                    f"the runs' references disagree: {name} of {entry.reference} is {first:.2f} in "
-                    f"{other.run.path} and {value:.2f} in {entry.run.path}; the former is shown"
+                    f"the runs' baselines disagree: {name} of {entry.reference} is {first:.2f} in "
+                    f"{other.run.path} and {value:.2f} in {entry.run.path}; the first is shown"
                 ))
     return list(notes.values())

@@ -410,13 +410,13 @@ def _remarks(
         if cell.fewer and not cell.average and cell.reached is None
     ]
     if fewer:
-        notes.append(f"† fewer than {most} seeds, so without a mark: {_listed(fewer)}")
+        notes.append(f"† fewer than {most} seeds, so not marked: {_listed(fewer)}")
     if beaten:
-        notes.append(f"{BELOW} below a reference of its kind: {_listed(beaten, 30)}")
+        notes.append(f"{BELOW} below a baseline of its kind: {_listed(beaten, 30)}")
     if any(cell.reached is not None for cell in cells):
-        notes.append("(a/b): only a of b seeds reach that accuracy, so there is no mean")
+        notes.append("(a/b): only a of b seeds reach that accuracy, so no mean is given")
     if averaged and any(cell.mean is None for cell in cells):
-        notes.append(f"{AVERAGE}: only where no data set is missing")
+        notes.append(f"{AVERAGE}: only for rows with all data sets")
     for words in dict.fromkeys(extra.values()):
         whose = ", ".join(label for label, what in extra.items() if what == words)
         notes.append(f"* extra data ({whose}): {words}")
@@ -428,7 +428,7 @@ def _unpaired(seeds: Sequence[set[tuple[Any, ...]]]) -> list[str]:
     most = max(map(len, seeds), default=0)
     if len({frozenset(s) for s in seeds if len(s) == most}) < 2:
         return []
-    return ["the cells do not hold the same seeds, so differences between them include the seeds'"]
+    return ["cells have different seeds, so differences between them include the seeds'"]
 
 
 def _incomparable(
@@ -440,12 +440,12 @@ def _incomparable(
     labels = [line.label for line in lines]
     names, rivals = (labels, columns) if "trainer" in spec.cols else (columns, labels)
     where = _listed([names[at] for at in columns_without_pairs(*race)])
-    notes = [f"not comparable in pairs of one seed, so without a mark: {where}"] if where else []
+    notes = [f"no common seeds to pair, so not marked: {where}"] if where else []
     words = _listed([
         f"{names[at]} ({', '.join(rivals[i] for i in above)} above {rivals[best]})"
         for at, best, above in find_disputes(*race)
     ])
-    return notes + ([f"the pairs do not agree with the means on who is best, so without a mark: "
+    return notes + ([f"pairs and means disagree on the best, so not marked: "
                      f"{words}"] if words else [])
 
 

@@ -138,9 +138,9 @@ def _search(entry: Mapping[str, Any], shared: Sequence[str]) -> dict[str, str]:
     own = [knob for knob in entry["space"] if knob not in shared]
     texts = [f"{_short(knob.partition(' ')[0])} {knob.partition(' ')[2]}" for knob in own]
     return {
-        "knobs of its own": ", ".join(texts).replace(" | ", " or ") or MISSING,
+        "tuned hyper-parameters": ", ".join(texts).replace(" | ", " or ") or MISSING,
         "trials": str(len(entry["trials"])), "chosen": str(entry["trial"]),
-        "as it comes": _first(entry), "validation": f"{entry['score']:.1f} ± {entry['error']:.1f}",
+        "defaults": _first(entry), "validation": f"{entry['score']:.1f} ± {entry['error']:.1f}",
     }
 
 

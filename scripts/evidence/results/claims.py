@@ -1,6 +1,6 @@
 """A card's claim as one testable sentence, and what the runs of its lane say to it.
 
-``Claim: personal is higher than FedAvg's in lane dirichlet.`` The rival is a method's name, with
+``Claim: personal is higher than FedAvg's in setting dirichlet.`` The rival is a method's name, with
 what it trains in brackets or its tag where that matters, or a reference's name; a bare name is the
 run that trains the same parts as the method.
 """
@@ -24,7 +24,7 @@ SUPPORTED, REFUTED, UNDERPOWERED, NOT_RUN = "supported", "refuted", "underpowere
 MARGIN = 1.0  # points: an interval within them says that there is no difference worth a name
 FALSE = 0.05  # of all claims together, after Holm
 _GRAMMAR = re.compile(
-    r"(?P<metric>\w+) is higher than (?P<rival>.+)'s in lane (?P<lane>[\w-]+)\.?"
+    r"(?P<metric>\w+) is higher than (?P<rival>.+)'s in (?:setting|lane) (?P<lane>[\w-]+)\.?"
 )
 _REFERENCES = {name: key for key, name in REFERENCE_NAMES.items()}
 Numbers = dict[Any, dict[Any, float]]  # data set -> seeds -> value
@@ -39,7 +39,7 @@ class Claim:
     lane: str
 
     def __str__(self) -> str:
-        return f"{self.metric} is higher than {self.rival}'s in lane {self.lane}"
+        return f"{self.metric} is higher than {self.rival}'s in setting {self.lane}"
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def read_claim(text: str) -> Claim | None:
     match = _GRAMMAR.fullmatch(words)
     if match is None:
         raise ConfigError(
-            f"'{words}' is no claim; a card says 'METRIC is higher than METHOD's in lane LANE.', "
-            "or 'none.'"
+            f"'{words}' is not a claim; the card's field Claim is "
+            "'METRIC is higher than METHOD's in setting NAME.' or 'none.'"
         )
     return Claim(**match.groupdict())
 
@@ -137,7 +137,7 @@ def answers(trainer: str, claim: Claim, runs: Sequence[FinishedRun]) -> list[Ans
             steps = steps_ratio(here, others, pairs_of(mine, theirs))
         if rival != label:
             out.append(replace(_answer(label, claim, rival, mine, theirs), steps=steps))
-    return out or [Answer(trainer, claim, NOT_RUN, why=f"no run of {trainer} has ended")]
+    return out or [Answer(trainer, claim, NOT_RUN, why=f"no finished run of {trainer}")]
 
 
 def _answer(label: str, claim: Claim, rival: str, mine: Numbers, theirs: Numbers) -> Answer:
@@ -201,7 +201,7 @@ def _rivals(
     chosen = rivals_of(name, label_of(mine).parts, labels)
     if len(chosen) > 1:
         several = ", ".join(sorted(map(str, chosen)))
-        return [], f"{name} is {several} here, and the claim names none of them"
+        return [], f"{name} is ambiguous here: {several}; the claim must name one of them"
     return [run for run in runs if label_of(run) in chosen], ""
 
 

@@ -90,19 +90,19 @@ def start(runs: Sequence[FinishedRun]) -> str:
             seen.setdefault(dataset_name(run.protocol["dataset"]), []).append((zero, chance))
     words = [f"{name} {mean(z for z, _ in pairs):.0f} % (chance {mean(c for _, c in pairs):.0f})"
              for name, pairs in sorted(seen.items())]
-    return (f"zero-shot the backbone reaches on {', '.join(words)}. Prompts and linear heads start "
-            "there: a head leaves it row by row, a prompt only through the frozen text tower. "
-            "Compare within a row of the table, not between rows.") if words else ""
+    return (f"zero-shot accuracy of the backbone: {', '.join(words)}. Prompts and linear heads "
+            "start from these: a head changes each class weight directly, a prompt only through "
+            "the frozen text tower. Compare within a row of the table, not between rows."
+            ) if words else ""
 
 
 def _compared(facts: Mapping[str, Any]) -> str:
     return (
         f"{facts['methods']} methods on {_number(facts['backbones'], 'frozen backbone')}, "
-        f"{facts['sets']} data sets, "
-        f"{len(facts['seeds'])} seeds and {facts['lanes']} lanes (protocols: how classes are dealt "
-        "out, how many images, who takes part). The number is personal accuracy: each client's own "
-        "model on its own test images, mean over clients. A row of the table holds the methods of "
-        "a lane that train the same parts, on the same clients and images; no others are compared."
+        f"{facts['sets']} data sets, {len(facts['seeds'])} seeds and {facts['lanes']} settings "
+        "(partition, number of images, participation). The metric is personal accuracy: each "
+        "client's own model on its own test images, mean over clients. A row of the table compares "
+        "the methods of a setting that train the same parameters, on the same clients and images."
     )
 
 
@@ -122,20 +122,21 @@ def _outcome(standings: Sequence[Standing]) -> str:
     if not with_local or not gains:
         return ""
     return (
-        f"in {won} of {len(with_local)} rows the highest mean is told apart above {ALONE}'s (the "
-        f"same parts, every client by itself), in {first} it is {ALONE}'s own, in "
-        f"{len(with_local) - won - first} nothing is decided; some method, if not the highest, is "
-        f"told apart above it in {some}. Against the best that the same "
-        f"clients reach without collaboration, mostly a logistic regression on the same features, "
-        f"the highest mean of a sender is told apart above in {gains.count(1)} of {len(gains)} "
-        f"rows, below in {gains.count(-1)}."
+        f"in {won} of {len(with_local)} rows the best method is significantly better than {ALONE} "
+        f"(the same parameters, each client trained alone); in {first} {ALONE} is best; "
+        f"{len(with_local) - won - first} are undecided. At least one method is significantly "
+        f"better than {ALONE} in {some} rows. Compared with the best baseline without "
+        f"collaboration, usually logistic regression on the same features, the best method "
+        f"that communicates is significantly better in {gains.count(1)} of {len(gains)} "
+        f"rows and significantly worse in {gains.count(-1)}."
     )
 
 
 def _peers(one: Standing) -> str:
     names = [one.short(m) for m in one.peers]
-    above = f"; above it in pairs: {', '.join(map(one.short, one.above))}" if one.above else ""
-    return (_listed(names) if names else "nobody") + above
+    above = ("; significantly better than it in pairs: "
+             f"{', '.join(map(one.short, one.above))}") if one.above else ""
+    return (_listed(names) if names else "none") + above
 
 
 def _absent(one: Standing) -> str:
@@ -151,7 +152,7 @@ def _listed(names: Sequence[str]) -> str:
 def _gain(one: Standing) -> str:
     seen = one.gains.get(one.best)
     if seen is None:
-        return "-" if one.best in one.senders else "sends nothing"
+        return "-" if one.best in one.senders else "no communication"
     words = f"{seen.mean:+.1f}"
     return words if seen.low is None else f"{words} [{seen.low:+.1f}, {seen.high:+.1f}]"
 
@@ -165,16 +166,16 @@ def _gains(standings: Sequence[Standing]) -> str:
     best = max(every, key=lambda e: e[2].mean)
     worst = min(every, key=lambda e: e[2].mean)
     return (
-        f"of {len(every)} entries (a method in a lane, not LocalOnly), {len(up)} are told apart "
-        f"above the best that the same clients reach without collaboration, {len(down)} below it, "
-        f"{len(every) - len(up) - len(down)} are not told apart from it. From "
+        f"of {len(every)} entries (a method in a setting, without LocalOnly), {len(up)} are "
+        f"significantly better than the best baseline without collaboration, {len(down)} are "
+        f"significantly worse, {len(every) - len(up) - len(down)} are undecided. Gains range from "
         f"{worst[2].mean:+.1f} points ({worst[0].short(worst[1])}, {worst[0].lane}) to "
-        f"{best[2].mean:+.1f} ({best[0].short(best[1])}, {best[0].lane}). Data set by data set, "
-        f"where only seeds differ: {sum(one.set_by_set[0] for one in standings)} of "
-        f"{sum(map(sum, (one.set_by_set for one in standings)))} above, "
-        f"{sum(one.set_by_set[2] for one in standings)} below. All of these are at 5 % each, "
-        "uncorrected: where federation changed nothing, one in forty would be above and one "
-        "below."
+        f"{best[2].mean:+.1f} ({best[0].short(best[1])}, {best[0].lane}). On single data sets, "
+        f"with intervals over seeds alone: {sum(one.set_by_set[0] for one in standings)} of "
+        f"{sum(map(sum, (one.set_by_set for one in standings)))} better, "
+        f"{sum(one.set_by_set[2] for one in standings)} worse. Each test is at the 5 % level, "
+        "without correction: if federation had no effect, one test in forty would show better "
+        "and one in forty worse."
     )
 
 
@@ -186,9 +187,9 @@ def _hurt(standings: Sequence[Standing]) -> str:
     middle = statistics.median(value for value, _, _ in shares)
     least, most = min(shares), max(shares)
     return (
-        f"in the median entry {middle:.0f} % of the clients are worse off than with a logistic "
-        f"regression of their own; {least[0]:.0f} % at least ({least[1]}, {least[2]}), "
-        f"{most[0]:.0f} % at most ({most[1]}, {most[2]})."
+        f"in the median entry {middle:.0f} % of the clients do worse than with their own local "
+        f"logistic regression; minimum {least[0]:.0f} % ({least[1]}, {least[2]}), "
+        f"maximum {most[0]:.0f} % ({most[1]}, {most[2]})."
     )
 
 
@@ -198,16 +199,16 @@ def _claims(claims: Sequence[Answer]) -> str:
     number = Counter(a.verdict for a in claims)
     answered = [a for a in claims if a.verdict != NOT_RUN]
     if not answered:
-        return f"none of {len(claims)} was answered: their runs are missing."
+        return f"none of {len(claims)} claims was tested: their runs are missing."
     firm = [a.method for a in answered if a.firm]
     early = sum(bool(a.so_far) for a in answered)
     refuted = [a.method for a in answered if a.verdict == REFUTED]
     return (
-        f"{number[SUPPORTED]} of {len(answered)} answered are supported, {number[REFUTED]} refuted"
-        f"{named(refuted, MANY)}, {number[UNDERPOWERED]} underpowered; {number[NOT_RUN]} were not "
-        f"run. Each answer is at 5 % by itself: for all of them together (Holm) {len(firm)} stay "
-        f"supported{named(firm, MANY)}."
-    ) + (f" {early} of the answers have fewer pairs than are planned: they are no last word."
+        f"{number[SUPPORTED]} of {len(answered)} tested claims are supported, {number[REFUTED]} "
+        f"refuted{named(refuted, MANY)}, {number[UNDERPOWERED]} underpowered; {number[NOT_RUN]} "
+        f"were not run. Each test is at the 5 % level; with Holm's correction for all of them "
+        f"{len(firm)} stay supported{named(firm, MANY)}."
+    ) + (f" {early} of the tests have fewer pairs than planned and are preliminary."
          if early else "")
 
 
@@ -221,19 +222,19 @@ def _sure(standings: Sequence[Standing], facts: Mapping[str, Any]) -> str:
         seeds = max(one.seeds for one in standings)
         words.append(
             f"up to {seeds} seeds on {' or '.join(map(str, sets))} data sets, paired. A "
-            "difference to the best must truly be "
-            f"{statistics.median(seen):.1f} points to be seen in 80 % of such experiments "
-            f"(median; {min(seen):.1f} to {max(seen):.1f}): what is smaller is not decided here."
+            "difference to the best method must be at least "
+            f"{statistics.median(seen):.1f} points to be detected with a power of 80 % "
+            f"(median; {min(seen):.1f} to {max(seen):.1f})."
         )
         few = sum(one.sets == 2 for one in standings)
         if few:
-            words.append(f"{few} of {len(standings)} rows have two data sets: such an interval is "
-                         f"{float(stdtrit(1, 0.975)):.1f} standard errors to each side, and only "
-                         "what is the same on both sets is told apart.")
+            words.append(f"{few} of {len(standings)} rows have two data sets: their interval "
+                         f"extends {float(stdtrit(1, 0.975)):.1f} standard errors to each side, so "
+                         "only differences that agree on both sets are significant.")
         if 1 in sets:
-            words.append("An interval of one data set says nothing of others.")
+            words.append("An interval from one data set does not generalise to others.")
     wanted, cells, missing = facts["wanted"], facts["cells"], facts["missing"]
     if missing:
         words.append(f"{missing} of {wanted} planned runs are missing.")
-    words.append(f"{facts['tuned']} of {cells} runs have all tuned values of their method.")
+    words.append(f"{facts['tuned']} of {cells} runs use all tuned values of their method.")
     return " ".join(words)

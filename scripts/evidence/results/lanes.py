@@ -14,7 +14,7 @@ from fedvlm.report.collect import Collected, as_float
 from fedvlm.report.tables.papers import dataset_name
 from fedvlm.runs.finished import FinishedRun
 
-OWN = "parts of its own"
+OWN = "method-specific parameters"
 
 
 @dataclass(frozen=True)

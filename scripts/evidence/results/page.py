@@ -362,7 +362,7 @@ def _claims(sources: Sources) -> list[Answer]:
             lane, gone = rivals, []
         for answer in answers(method, claim, lane.runs):
             if answer.verdict == NOT_RUN and gone:
-                answer = replace(answer, why=f"{' and '.join(gone)}: in no plan of this lane")
+                answer = replace(answer, why=f"{' and '.join(gone)}: in no plan of this setting")
             rival = answer.method if claim.rival in REFERENCE_NAMES.values() else answer.rival
             out.append(replace(answer, lane=lane.name, planned=lane.pairs(answer.method, rival)))
     return firmed(out)

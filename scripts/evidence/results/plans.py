@@ -74,7 +74,7 @@ def read_plan(path: Path) -> dict[str, Any]:
                 planned[label] = columns
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError,
             AttributeError) as error:
-        raise ConfigError(f"{path}: is no plan of a lane ({error})") from None
+        raise ConfigError(f"{path}: not a plan of a setting ({error})") from None
     comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     title, _, about = comment.partition(": ")
     return {"lane": lane, "title": title, "about": about[:1].upper() + about[1:],

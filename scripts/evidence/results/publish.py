@@ -1,9 +1,9 @@
 """The page of published results, its figures and LaTeX, from packed runs.
 
-Below FOLDER lie cells/ (a pack of runs for each lane) and what is made of them. --from packs
-finished runs first: each folder below it is a lane. Runs that a pack has and OUTPUT lacks stay in
-it with --keep, and are refused without. Without --from neither runs, data nor weights are needed.
-The same runs give the same bytes.
+FOLDER holds cells/ (one pack of runs for each setting) and the page made of them. --from first
+packs the finished runs of OUTPUT: each folder in it is a setting. With --keep a pack keeps runs
+that OUTPUT lacks; without it they are an error. Without --from no runs, data or weights are
+needed. The same runs give the same bytes.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ PLANS = "configs/results"
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
-    add("folder", metavar="FOLDER", help="where page, figures, tables and cells/ lie")
+    add("folder", metavar="FOLDER", help="folder of the page, its figures, tables and cells/")
     add("--from", dest="origin", default="", metavar="OUTPUT", help="pack the finished runs of "
         "each folder below OUTPUT into cells/ first")
-    add("--keep", action="store_true", help="with --from: runs that cells/ has and OUTPUT lacks "
-        "stay, as where only some of the plans were run here")
-    add("--plans", default=PLANS, metavar="FOLDER", help="the lanes' plans: titles, "
-        f"order, and how many runs there are to be ({PLANS})")
-    add("--tuned", default="", metavar="FILE", help="what fedvlm tune chose; copied "
-        "beside the page")
+    add("--keep", action="store_true", help="with --from: keep runs that cells/ has and OUTPUT "
+        "lacks, for example after running only some of the plans")
+    add("--plans", default=PLANS, metavar="FOLDER", help="the plans of the settings: "
+        f"titles, order and numbers of planned runs ({PLANS})")
+    add("--tuned", default="", metavar="FILE", help="tuned.json of fedvlm tune; copied "
+        "into FOLDER")
 
 
 def main(args: Namespace) -> int:
@@ -66,12 +66,12 @@ def main(args: Namespace) -> int:
     into, plans = user_path(args.folder), Path(args.plans)
     if not plans.is_dir():
         if args.plans != PLANS:
-            raise DataError(f"--plans {args.plans}: is no folder of lanes' plans (*.yaml)")
-        complain(f"no folder {PLANS} here: the page counts no planned runs and has no titles "
-                 "(--plans FOLDER)", prefix="note")
+            raise DataError(f"--plans {args.plans}: not a folder of plans (*.yaml)")
+        complain(f"no folder {PLANS} here: the page has no titles and no count of planned runs "
+                 "(give --plans FOLDER)", prefix="note")
     cells = into / CELLS
     if args.keep and not args.origin:
-        raise ConfigError("--keep says what --from does with runs that OUTPUT lacks; give --from")
+        raise ConfigError("--keep needs --from OUTPUT")
     if args.tuned:
         read_tuned(user_path(args.tuned))  # before anything is written
     if args.origin:
@@ -99,7 +99,7 @@ def main(args: Namespace) -> int:
         _sealed(into / DISTANCES).get("lanes", {}),
     ), into)
     complain(*(n for lane in lanes for n in lane.collected.notes()), prefix="note")
-    say(f"page: {paths[0]} ({len(every)} runs, {sum(bool(lane.runs) for lane in lanes)} lanes)")
+    say(f"page: {paths[0]} ({len(every)} runs, {sum(bool(lane.runs) for lane in lanes)} settings)")
     return 0
 
 
@@ -116,8 +116,8 @@ def _copy(tuned: Path, into: Path) -> None:
         files.write_bytes(into / PACKED, data)
         say(f"packed: {into / PACKED} ({len(data) / 1e6:.2f} MB)")
     else:
-        complain(f"{tuned.parent} has no record of the tuning's runs (runs.jsonl); its curves and "
-                 "noise cannot be made again from the page's folder", prefix="note")
+        complain(f"{tuned.parent} has no runs.jsonl, the record of the tuning's runs; its curves "
+                 "and noise cannot be made again from the page's folder", prefix="note")
 
 
 def _measure(lane: Path, path: Path) -> None:
@@ -138,7 +138,7 @@ def _trains(tuned: dict[str, Any]) -> dict[str, dict[str, Any]]:
     except FedvlmError as error:
         complain(f"{TUNED}: {error}; no run counts as tuned", prefix="note")
     except (KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{TUNED} names no entries; fedvlm tune writes it") from None
+        raise ConfigError(f"{TUNED} has no entries; make it again with fedvlm tune") from None
     return {}
 
 
@@ -152,8 +152,8 @@ def _lane_folders(word: str) -> list[Path]:
     folders = sorted(path for path in origin.iterdir() if path.is_dir()) if origin.is_dir() else []
     if not folders:
         run_folders([word])  # names the nearest folder where there is none of this name
-        raise DataError(f"--from {word}: holds no lane (a folder of runs for each); packs are "
-                        f"read from FOLDER/{CELLS}")
+        raise DataError(f"--from {word}: has no folders of runs (one for each setting); packs are "
+                        f"read from FOLDER/{CELLS}, without --from")
     return folders
 
 
@@ -172,13 +172,13 @@ def _pack(lane: Path, path: Path, keep: bool) -> None:
     if lost and not keep:
         raise DataError(
             f"{path} has {len(lost)} run(s) that {lane} lacks ({lost[0]}) and would lose them: "
-            "finish the lane's runs first, keep them (--keep), or move the pack away"
+            "finish the runs first, keep them (--keep), or move the pack away"
         )
     if lost:
         (old,) = folders_of(path)
         names |= {name: old / name for name in lost}
     number = pack_runs(names.items(), path)
-    kept = f", {len(lost)} of them kept from before" if lost else ""
+    kept = f", {len(lost)} of them from the old pack" if lost else ""
     say(f"packed: {path} ({number} runs{kept}, {path.stat().st_size / 1e6:.2f} MB)")
 
 
@@ -206,7 +206,7 @@ def _sealed(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["seal"] != seal_of(record):
-            raise ValueError("its seal does not fit")
+            raise ValueError("its checksum does not match")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: is damaged or was edited ({error}); make it again") from None
+        raise DataError(f"{path} is damaged or was edited ({error}); make it again") from None
     return dict(record)

@@ -49,7 +49,7 @@ def search_of(tuned: Path, record: Mapping[str, Any], papers: Mapping[str, Paper
     search = Search(shown, tuple(t.caption for t in made), f"{TABLES}/{path.name}")
     records = TrialRecords(into)
     if not records.lines:
-        complain(f"{into / PACKED} is not there, or holds nothing: the page has no noise and no "
+        complain(f"{into / PACKED} is missing or empty: the page shows no noise and no "
                  "curves of the tuning (--tuned FILE copies it from the tuning's folder)",
                  prefix="note")
         return search

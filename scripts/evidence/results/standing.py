@@ -19,8 +19,8 @@ CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
 PERSONAL = "personal"
 # What every method should be above: reference, number, words.
 BELOW = (
-    ("logreg", PERSONAL, "a logistic regression that each client fits to its own images"),
-    ("zero_shot", "new", "the zero-shot model on classes never trained on"),
+    ("logreg", PERSONAL, "local logistic regression (each client on its own images)"),
+    ("zero_shot", "new", "the zero-shot model on unseen classes"),
     ("zero_shot", "hm2", "the zero-shot model's harmonic mean of base and new classes (hm2)"),
     ("zero_shot", "cm", "the zero-shot model's mean of personal and hm2 (cm)"),
 )
@@ -139,18 +139,20 @@ def standing_of(
 
 
 def sentences(one: Standing | None, runs: Sequence[FinishedRun]) -> list[str]:
-    """Return what came out, computed: the best, what it is told apart from, who is below what."""
+    """Return the outcome as sentences: best method, significant differences, baselines above."""
     if one is None or not one.alike:
         return _below(one, runs)
-    out = [f"The highest mean is {one.short(one.best)}'s, {one.means[one.best]:.1f}; its paired "
-           f"95 % interval tells it apart from {len(one.beaten)} of the {len(one.apart)} others."]
+    out = [f"Best: {one.short(one.best)}, {one.means[one.best]:.1f}; significantly better "
+           f"(paired 95 % interval) than {len(one.beaten)} of the {len(one.apart)} others."]
     if one.above:
-        out.append(f"In pairs these are above it: {', '.join(map(one.short, one.above))}.")
+        out.append("Significantly better than it in pairs, in spite of a lower mean: "
+                   f"{', '.join(map(one.short, one.above))}.")
     if one.lacking:
-        out.append("Left out of this and of the first table: " + ", ".join(
+        out.append("Not in this comparison nor in the first table: " + ", ".join(
             f"{m} ({why})" for m, why in one.lacking.items()) + ".")
     if one.thin:
-        out.append(f"Data sets left out, which few methods have yet: {', '.join(one.thin)}.")
+        out.append("Data sets left out, because few methods have runs on them: "
+                   f"{', '.join(one.thin)}.")
     for control in CONTROLS:
         name = next((m for m in one.means if re.fullmatch(rf"{control}( \[.*\])?", m)), None)
         if name is None or name == one.best:
@@ -158,8 +160,8 @@ def sentences(one: Standing | None, runs: Sequence[FinishedRun]) -> list[str]:
         seen = {m: contrast(one.values[name], one.values[m]) for m in one.means if m != name}
         up = [one.short(m) for m, c in seen.items() if c is not None and c.apart > 0]
         down = [one.short(m) for m, c in seen.items() if c is not None and c.apart < 0]
-        out.append(f"Told apart from {one.short(name)} ({one.means[name]:.1f}): {len(up)} above"
-                   f"{named(up)}, {len(down)} below{named(down)}.")
+        out.append(f"Compared with {one.short(name)} ({one.means[name]:.1f}), significantly "
+                   f"better: {len(up)}{named(up)}; significantly worse: {len(down)}{named(down)}.")
     return out + _below(one, runs)
 
 
@@ -169,7 +171,7 @@ def _below(one: Standing | None, runs: Sequence[FinishedRun]) -> list[str]:
         names, of = below(runs, reference, metric)
         names = [one.short(m) if one else m for m in names]
         if of and (names or metric == PERSONAL):
-            out.append(f"{len(names)} of {of} are on average below {words}"
+            out.append(f"{len(names)} of {of} methods are on average below {words}"
                        f"{named(names, MOST if metric == PERSONAL else len(names))}.")
     return out
 

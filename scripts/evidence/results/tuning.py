@@ -62,23 +62,23 @@ def searched(record: Mapping[str, Any]) -> list[str]:
     every, rates = len(keys), those(lambda k: k.startswith(OPTIMISER) and k.endswith(".LR")
                                     and k != RATE)
     plain = [label for label, knobs in keys.items() if CHOICE not in knobs]
-    out = [f"Each of {every} entries had {record['budget']} trials, the first of them the method "
-           f"as it comes. Searched: a learning rate ({len(those(lambda k: k == RATE))} of {every})"
-           f", the optimiser, sgd or adamw ({every - len(plain)}), a rate of its own for a second "
-           f"part ({len(rates)}), and at most two knobs of the method's own "
+    out = [f"Each of {every} entries had {record['budget']} trials; the first one has the method's "
+           f"defaults. Searched: a learning rate ({len(those(lambda k: k == RATE))} of {every})"
+           f", the optimiser, sgd or adamw ({every - len(plain)}), a separate rate for a second "
+           f"part ({len(rates)}), and at most two hyper-parameters of the method "
            f"({len(those(lambda k: k.startswith('TRAINER.')))})."]
     if plain:
-        out.append(f"The exceptions: {', '.join(plain)} had no choice of optimiser (plain steps "
-                   "belong to the method) and one rate.")
+        out.append(f"Exceptions: {', '.join(plain)} had a fixed optimiser (plain SGD steps "
+                   "are part of the method) and one rate.")
     work = those(lambda k: k in WORK)
     common: Mapping[str, Any] = record["plan"]["common"]
     fixed = Counter(f"{key} {value}" for e in entries if str(e["label"]) not in work
                     for key, value in (common | e["settings"]).items() if key in WORK)
     words = ", ".join(f"{what} for {n}" for what, n in sorted(fixed.items()))
-    held = (f"the plan sets it ({words}), so that the methods of a table do the same work. An "
-            "entry may be better with more or fewer local steps than it was given.")
+    held = (f"the plan sets it ({words}), so that the methods of a table do the same work. "
+            "More or fewer local steps may suit an entry better.")
     before = "; for the others " if work else ": "
-    out.append(f"Local work was searched for {len(work) or 'none'} of {every}"
+    out.append(f"Local work was tuned for {len(work) or 'none'} of {every}"
                + (before + held if words else "."))
     return out
 
@@ -109,7 +109,7 @@ def about(record: Mapping[str, Any], lanes: Sequence[Lane], trains: Trains) -> d
         told = searched(record)
         counts = [_count(lane, record, trains) for lane in lanes if lane.runs]
     except (KeyError, TypeError, ValueError):
-        raise ConfigError("tuned.json names no entries; fedvlm tune writes it") from None
+        raise ConfigError("tuned.json has no entries; make it again with fedvlm tune") from None
     runs = [run.protocol for lane in lanes for run in lane.runs]
     return {
         "rows": rows, "searched": told, "seeds": seeds, "sets": sets, "lanes": counts,

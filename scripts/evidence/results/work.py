@@ -86,14 +86,15 @@ def sentences(rows: Sequence[Choice]) -> list[str]:
     chosen = Counter(row.chosen for row in rows)
     words = ", ".join(f"{work} by {n}" for work, n in sorted(chosen.items()))
     up, down = ([row.name for row in rows if row.difference.apart == sign] for sign in (1, -1))
-    out = [f"Chosen of {len(rows)}: {words}. Told apart from the same method with its local work "
-           f"held: {len(up)} above{_named(up)}, {len(down)} below{_named(down)}."]
+    out = [f"Tuned local work of {len(rows)} methods: {words}. Compared with the same "
+           f"method at fixed local work, significantly better: {len(up)}{_named(up)}; "
+           f"significantly worse: {len(down)}{_named(down)}."]
     if len(rows) >= FEWEST:
         order = float(kendalltau([row.before for row in rows], [row.after for row in rows])[0])
         first = max(rows, key=lambda row: row.before)
-        out.append(f"Highest mean with local work held: {first.name}, {first.before:.1f}; "
-                   f"chosen: {rows[0].name}, {rows[0].after:.1f}. Kendall's tau between the two "
-                   f"orders: {order:.2f} (1: the same order).")
+        out.append(f"Highest mean with fixed local work: {first.name}, {first.before:.1f}; "
+                   f"with tuned: {rows[0].name}, {rows[0].after:.1f}. Kendall's tau of the two "
+                   f"rankings: {order:.2f} (1: the same ranking).")
     return out
 
 

@@ -60,7 +60,8 @@ def test_a_site_is_admitted_invited_seen_and_dismissed(place: Place, tmp_path: P
 
 
 def test_what_cannot_be_admitted_leaves_no_trace(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is reached from this machine only: .* up --listen"):
+    with pytest.raises(ConfigError, match="is reachable from this machine only; open it with .* "
+                                          "up --listen"):
         admit(replace(place, listen="", reach=""), KEY)
     (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "python").chmod(0o700)
@@ -71,7 +72,7 @@ def test_what_cannot_be_admitted_leaves_no_trace(place: Place, tmp_path: Path) -
     with pytest.raises(FedvlmError, match="flwr supernode failed: no"):
         admit(place, KEY)
     assert read_place(place.folder) == place and not place.public(NAME).exists()
-    with pytest.raises(ConfigError, match="has no site on another machine"):
+    with pytest.raises(ConfigError, match="has no sites on other machines"):
         dismiss(place, NAME)
 
 

@@ -155,7 +155,7 @@ def test_frames_come_to_the_workers_of_who_is_there_and_answers_back(
         "site0": b"site0 cba", "site1": b"site1 " + bytes(200_000), "other": server.OFFLINE}
     grid.code = 5
     assert carrier.ask({"site1": b"x"}, 5) == {
-        "site1": "its SuperNode is gone (Flower's code 5)"}
+        "site1": "its SuperNode has ended (Flower's code 5)"}
     grid.code, grid.silent = 0, True
     assert carrier.ask({"site0": b"x"}, 0.05) == {"site0": "no answer within 0.05 s"}
     grid.silent, grid.away = False, True
@@ -204,7 +204,7 @@ def test_who_is_away_is_waited_for_and_named_and_the_others_are_enough(
     monkeypatch.setattr(processes, "pid_of", lambda place, name: 0)
     carrier._drop()
     said.clear()
-    with pytest.raises(ConfigError, match="the SuperLink does not run"):
+    with pytest.raises(ConfigError, match="the SuperLink is not running"):
         parties.await_sites(carrier, said.append, 0.0)
     assert len(said) == 1 and "fedvlm federation up --federation" in said[0]
 
@@ -217,7 +217,7 @@ def test_a_relay_that_is_gone_is_said_and_submitted_again(
     assert carrier.ask({"site0": b"x"}, 5) == {"site0": b"site0 x"}
     monkeypatch.setattr(grid, "pull_messages", _fail)
     said = carrier.ask({"site0": b"x", "site1": b"y"}, 5)
-    assert set(said.values()) == {"Flower's relay is gone (it closed the connection)"}
+    assert set(said.values()) == {"Flower's relay has ended (it closed the connection)"}
     monkeypatch.undo()
 
 
@@ -247,7 +247,7 @@ def test_a_relay_that_never_comes_is_told_of_flowers_word(
     with pytest.raises(Lost, match="ended before it came"):
         carrier._online()
     monkeypatch.setattr(processes, "pid_of", lambda place, name: 0)
-    with pytest.raises(ConfigError, match="the SuperLink does not run"):
+    with pytest.raises(ConfigError, match="the SuperLink is not running"):
         carrier.open(60)
     assert carrier.ask({"site0": b"x"}, 5)["site0"] == (
         "the SuperLink is not running: start it with fedvlm federation up --federation "
@@ -264,8 +264,8 @@ def test_a_superlink_that_ends_is_noticed_before_the_deadline(
     monkeypatch.setattr(conversation, "LOOK", 0.01)
     monkeypatch.setattr(processes, "pid_of", lambda place, name: 0)
     assert carrier.ask({"site0": b"x"}, 60)["site0"] == (
-        "Flower's relay is gone (what it speaks to has ended), and the SuperLink is not "
-        f"running: start it with fedvlm federation up --federation {place.folder}")
+        "Flower's relay has ended (the process at the other end has ended), and the SuperLink "
+        f"is not running: start it with fedvlm federation up --federation {place.folder}")
 
 
 def test_who_does_not_know_the_token_is_not_taken_for_the_relay(

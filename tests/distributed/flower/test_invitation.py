@@ -66,5 +66,5 @@ def test_an_invitation_is_read_as_it_was_written_or_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("word", ["nohost", ":7", "host:", "host:99999", "host:7x"])
 def test_an_address_is_host_and_port(word: str) -> None:
-    with pytest.raises(ConfigError, match="is no address: it is HOST:PORT"):
+    with pytest.raises(ConfigError, match="is not an address \\(HOST:PORT\\)"):
         host_port(word)

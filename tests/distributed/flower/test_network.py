@@ -39,7 +39,7 @@ def test_whoever_begins_a_superlink_reads_once_who_else_can_use_it(place: Place)
     network._link(place, said.append)
     network._link(place, said.append)
     assert said == [
-        f"the SuperLink is there: process {processes.pid_of(place, 'link')}, TLS at "
+        f"the SuperLink is running: process {processes.pid_of(place, 'link')}, TLS at "
         f"{place.address}", network.SHARED]
     assert "only on a machine of your own" in network.SHARED
 
@@ -92,7 +92,7 @@ def test_a_certificate_that_is_made_anew_ends_who_has_the_old_one(
         while len(processes.strays(place)) != left and time.monotonic() < until:
             time.sleep(0.05)
         assert len(processes.strays(place)) == left
-        told = "the SuperLink's certificate is made anew: it ended on 2026-01-01"
+        told = "a new certificate of the SuperLink was made: it ended on 2026-01-01"
         assert said == ([told] if word else [])
 
 

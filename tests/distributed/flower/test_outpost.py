@@ -90,9 +90,10 @@ def test_a_supernode_lives_as_long_as_its_site_is_served(
 
 
 @pytest.mark.parametrize(("script", "why"), [
-    ("echo '[code: 2004] Failed'; exit 1", "it is not admitted, or used by another process"),
-    ("echo 'SuperNode terminated gracefully.'", "or no more, or the clocks of the two"),
-    ("echo 'SSL/TLS handshake error detected.'", "the certificate there is not the invitation's"),
+    ("echo '[code: 2004] Failed'; exit 1", "it is not admitted, or another process uses it"),
+    ("echo 'SuperNode terminated gracefully.'", "or no longer, or the clocks of the two"),
+    ("echo 'SSL/TLS handshake error detected.'", "the server's certificate is not the "
+                                                 "invitation's"),
     ("echo 'ImportError: no such thing'", "ImportError: no such thing (its log: "),
 ])  # fmt: skip
 def test_a_supernode_that_ends_is_begun_again_and_why_is_said(

@@ -63,7 +63,7 @@ def test_a_number_that_another_process_got_is_left_alone(place: Place) -> None:
 
 
 def test_a_command_that_is_not_there_is_said(place: Place) -> None:
-    with pytest.raises(FedvlmError, match="'/no/where' cannot be begun: No such file"):
+    with pytest.raises(FedvlmError, match="'/no/where' cannot be started: No such file"):
         processes.begin(place, "x", ["/no/where"], {}, place.folder)
 
 

@@ -115,8 +115,9 @@ def weighed(part: Upload, ctx: Context, weighting: str, weight: float) -> dict[i
 
 @pytest.mark.parametrize(("weighting", "weight", "said"), [
     (SAMPLES, 1e308, "its weight is 1e+308"), (UNIFORM, 1e308, "its weight is 1e+308"),
-    (SAMPLES, 1e9, "its weight is 1e+09, and its site told of 3 training images"),
-    (UNIFORM, 1.5, "its weight is 1.5, and all weigh 1"), (OWN, 2 * HEAVIEST, "its weight is "),
+    (SAMPLES, 1e9, "its weight is 1e+09, and its site reported 3 training images"),
+    (UNIFORM, 1.5, "its weight is 1.5, and all weights are 1"),
+    (OWN, 2 * HEAVIEST, "its weight is "),
     (OWN, -1.0, "its weight is -1.0"), (SAMPLES, float("nan"), "its weight is nan"),
 ])  # fmt: skip
 def test_a_weight_is_held_against_what_the_site_told(

@@ -27,7 +27,7 @@ def test_whoever_is_readmitted_is_asked_again_once(tmp_path: Path) -> None:
     assert engine.members.excluded == set() and engine.members.refusals["site1"] == 0
     assert grid.said == [
         "after round 1: client 2 (site1) is readmitted and goes on from its accepted state",
-        "after round 1: client 3 (site1) is readmitted and goes on anew, as if it had never worked",
+        "after round 1: client 3 (site1) is readmitted and goes on from the start, as a new client",
     ]
     end = fed.run(after)
     assert end.versions == dict.fromkeys(range(4), 2) and len(grid.said) == 2
@@ -52,7 +52,7 @@ def test_a_site_is_known_again_by_its_clients_and_may_be_away(tmp_path: Path) ->
     later.meet(4, 0, before)
     assert later.members.home == {0: "a", 1: "a", 2: "site1", 3: "site1"}
     assert later.members.roster().train.tolist() == engine.members.roster().train.tolist()
-    assert grid.said == ["site1 is away: clients [2, 3] count as before"]
+    assert grid.said == ["site1 is not connected: clients [2, 3] count as before"]
 
 
 def test_a_site_that_is_back_within_the_session_counts_in_the_order_of_the_beginning(
@@ -66,7 +66,7 @@ def test_a_site_that_is_back_within_the_session_counts_in_the_order_of_the_begin
     later.members.home, later.members.met = {}, {}
     later.meet(4, 0, before)
     assert later.sites == engine.sites and list(later.members.welcomes()) == ["site0", "site1"]
-    assert grid.said == ["site0 is away: clients [0, 1] count as before"]
+    assert grid.said == ["site0 is not connected: clients [0, 1] count as before"]
     grid.carrier.answers["site0"] = back
     assert fed.run(state).versions == dict.fromkeys(range(4), 2) and len(grid.said) == 1
     grid.carrier.answers = {"site0": grid.sites["site1"].answer}  # its address is the first now
@@ -97,5 +97,5 @@ def test_all_clients_of_an_excluded_site_are_readmitted_by_name_and_others_are_n
 def test_a_damaged_wish_is_told(tmp_path: Path) -> None:
     assert read_wishes(tmp_path) == []
     (tmp_path / NAME).write_text('[{"id": "../..", "client": 1, "anew": true}]')
-    with pytest.raises(DataError, match="is damaged: delete it, and say fedvlm readmit again"):
+    with pytest.raises(DataError, match="is damaged: delete it, and run fedvlm readmit again"):
         read_wishes(tmp_path)

@@ -68,7 +68,8 @@ def test_seconds_of_the_final_fine_tuning_and_allowed_logits_come_along(
     assert {n for n in engine.logits if n.startswith("personal")} == {"personal|2", "personal|3"}
     right = engine.logits["personal|3"].argmax(-1) == engine.logits["true|personal|3"]
     assert int(right.sum()) == rows[3]["correct"] and len(right) == rows[3]["n"]
-    assert "keeps its logits: its owner does not allow them (rule 'logits')" in grid.said.pop()
+    said = grid.said.pop()
+    assert "keeps its logits: its rules do not allow sending them (rule 'logits')" in said
 
 
 def test_sites_forget_what_they_are_told_to(

@@ -28,24 +28,24 @@ def test_a_client_without_test_images_has_a_row() -> None:
 
 @pytest.mark.parametrize(("row", "why"), [
     ({"client": 1}, "its row lacks 'accuracy'"),
-    (ROW | {"secret": 1}, "its row has numbers that were not asked for"),
-    (ROW | {"new": 50.0}, "its row has numbers that were not asked for"),
-    (ROW | {"n": 4.0}, "its row counts in other than whole numbers"),
+    (ROW | {"secret": 1}, "its row has metrics that were not requested"),
+    (ROW | {"new": 50.0}, "its row has metrics that were not requested"),
+    (ROW | {"n": 4.0}, "the counts of its row are not whole numbers"),
     (ROW | {"n": 10**12}, "its row counts 3 right of 1000000000000 images, and 4 were told"),
     (ROW | {"correct": 5}, "its row counts 5 right of 4 images, and 4 were told"),
-    (ROW | {"accuracy": 1e6}, "'accuracy' of its row is no percentage"),
+    (ROW | {"accuracy": 1e6}, "'accuracy' of its row is not a percentage"),
     (ROW | {"accuracy": 80.0}, "the accuracy of its row is not that of its counts"),
     (ROW | {"accuracy": None}, "the accuracy of its row is not that of its counts"),
-    (ROW | {"macro_f1": -1}, "'macro_f1' of its row is no percentage"),
-    (ROW | {"broken": 9}, "'broken' of its row is no count of its images"),
-    (ROW | {"confusion.a.b": 1}, "the confusion counts of its row are none"),
+    (ROW | {"macro_f1": -1}, "'macro_f1' of its row is not a percentage"),
+    (ROW | {"broken": 9}, "'broken' of its row is not a valid count of its images"),
+    (ROW | {"confusion.a.b": 1}, "the confusion counts of its row are invalid"),
     (ROW | {"confusion.0.0": 1}, "the confusion counts of its row are not of its images"),
     (WITHHELD | {"accuracy": 50.0}, "its row says that it is absent, and has numbers"),
     (WITHHELD | {"absent": 1}, "its row says that it is absent, and has numbers"),
 ])  # fmt: skip
 def test_rows_that_cannot_be_true_are_not(row: dict[str, Any], why: str) -> None:
     assert odd_row(row, 4, Measure(confusion=True)) == why
-    assert odd_row(ROW | CELLS, 4, Measure()) == "its row has numbers that were not asked for"
+    assert odd_row(ROW | CELLS, 4, Measure()) == "its row has metrics that were not requested"
     assert odd_row(ROW, 4, Measure(calibration=True)) == "its row lacks 'ece'"
 
 

@@ -104,7 +104,7 @@ def test_superlink_killed_is_said_and_the_run_goes_on_with_the_same_bits(
     code, text = flower.said(run)
     assert code == 6, text
     assert "the SuperLink is not running: start it with fedvlm federation up" in text
-    assert "is kept: the same command goes on there" in text
+    assert "is kept; run the same command again to continue" in text
     code, text = flower.said(flower.started("federation", "status", "--federation",
                                             str(place.folder)))
     assert code == 1 and "link does not run" in text

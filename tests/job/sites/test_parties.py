@@ -117,7 +117,7 @@ def test_a_state_that_is_gone_is_made_anew_only_when_that_is_said(
         assert federated(here, output, monkeypatch, *APFL)[0] == 3
         said = capsys.readouterr().err
         assert "site1: client 1: the state of round 1, which the server accepted, is not" in said
-        assert "fedvlm readmit RUN CLIENT --anew goes on without it" in said
+        assert "fedvlm readmit RUN CLIENT --anew continues without it" in said
     assert main(["readmit", str(folder), "7"]) == 2
     assert "has no client 7: it has 0, 1" in capsys.readouterr().err
     assert main(["readmit", str(folder), "1", "--anew"]) == 0
@@ -150,7 +150,7 @@ def test_a_site_that_is_away_when_a_run_goes_on_counts_as_before(
              for s, f in frames.items()}))
         assert federated(here, output, patch, *APFL, *half)[0] == 0
     said = capsys.readouterr()
-    assert "site1 is away: clients [1] count as before" in said.err
+    assert "site1 is not connected: clients [1] count as before" in said.err
     assert jobs.results(output)["lost"] == {"no answer": 1}
     assert jobs.records(output)[2]["dropped"] == {"1": "site1: no answer: not connected"}
     assert federated(here, tmp_path / "next", monkeypatch, *APFL, stop=("work", 2))[0] == 130

@@ -69,7 +69,7 @@ def test_what_the_owner_does_not_allow_is_refused_before_anything_is_built(
 def test_what_hinders_a_build_stays_in_the_site_s_log(site: Resident, tmp_path: Path) -> None:
     (tmp_path / "site.json").unlink()
     words = said(site, hello(config()))
-    assert words == "failed: DataError at the site; what it says is in the site's log"
+    assert words == "failed: DataError at the site; details are in the site's log"
     assert str(tmp_path) in SEEN[-1]
 
 

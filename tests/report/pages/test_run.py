@@ -88,7 +88,7 @@ def test_traffic_names_every_tensor(text: str):
 def test_manifest_and_card_are_shown(text: str):
     found = Reader(text)
     assert "box<1>" in found.text("manifest") and "torch 2.0" in found.text("manifest")
-    assert "abc, with changes that are in no commit" in found.text("manifest")
+    assert "abc, with uncommitted changes" in found.text("manifest")
     assert "Paper McMahan <et al.> 2017." in found.text("method")
     assert "Equations w = sum p_k w_k Cost low." in found.text("method")
     assert "--trainer 'FedAvg'" in found.text("command")

@@ -49,6 +49,7 @@ def test_differences_to_a_method_have_their_interval_over_data_sets(runs: Path) 
     first = [c.text for c in apart.cells[0]]
     half = t.ppf(0.975, 1) * 0.5
     assert first[0] == f"+1.0 [{1 - half:+.1f}, {1 + half:+.1f}]" and first[-1] == "-"
+    assert apart.caption.startswith("personal minus that of FedAvg [prompt], in pairs of one seed")
     assert "random-effects mean" in apart.caption and "Made by: fedvlm table x." in apart.caption
 
 

@@ -148,7 +148,7 @@ def test_final_fine_tuning_is_a_variant_where_a_tag_names_it(tmp_path: Path):
     write_seeds(tmp_path, "A", [2.0], config={key: 5}, tag="ft")
     (found,) = tables(collect([tmp_path]), Spec())
     assert found.rows == ("A", "A (ft)")
-    assert f"as {key} says: A (ft) 5; of all others the method's own" in " ".join(found.notes)
+    assert f"set by {key}: A (ft) 5; all others use the method's default" in " ".join(found.notes)
     write_seeds(tmp_path, "B", [2.0], config={key: 5})
     with pytest.raises(ConfigError, match=f"{key} is -1 in .* and 5 in"):
         tables(collect([tmp_path]), Spec())

@@ -49,7 +49,7 @@ def test_references_stand_in_groups_below_the_methods(runs: Path) -> None:
         "FedAvg", "FedProx", "Good", "LocalOnly", "chance", "logistic regression",
         "federated ridge (AFL)", "logistic regression, pooled",
     )
-    heads = ["references without collaboration"] * 2
+    heads = ["baselines without collaboration"] * 2
     assert list(found.groups[4:6]) == heads and found.groups[0] == ""
     assert found.groups[6] != found.groups[5] and found.groups[7].startswith("bound")
     assert [line[0].text for line in found.cells[4:]] == ["10.0", "50.0", "60.0", "90.0"]
@@ -83,7 +83,7 @@ def test_on_new_classes_the_reference_is_zero_shot(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_one_model_are_named(runs: Path) -> None:
-    (note,) = [n for n in table(runs).notes if n.startswith("the same predictions")]
+    (note,) = [n for n in table(runs).notes if n.startswith("equal predictions")]
     assert note.endswith("in all 1 run): FedAvg, FedProx")
 
 
@@ -111,7 +111,7 @@ def test_references_that_disagree_are_told(tmp_path: Path) -> None:
     other = {"references": REFERENCES["references"] | {"chance": reference("alone", 3, 3)}}
     write(tmp_path, "B", 5, 8, sections=other)
     said = " ".join(table(tmp_path, reference=ALL).notes)
-    assert "references disagree: personal of chance is 10.00 in" in said and "30.00 in" in said
+    assert "baselines disagree: personal of chance is 10.00 in" in said and "30.00 in" in said
 
 
 def test_methods_as_columns_leave_references_without_marks(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_method_is_held_against_the_references_of_its_own_run(tmp_path: Path) 
     found = table(tmp_path, rows=("trainer", "shots", "backbone"), reference=ALL)
     below = dict(zip(found.rows, (line[0].below for line in found.cells), strict=True))
     assert [row for row, mark in below.items() if mark] == ["A / shots 16 / tiny"]
-    assert not any("references disagree" in note for note in found.notes)
+    assert not any("baselines disagree" in note for note in found.notes)
 
 
 def test_rounding_is_not_below_a_reference(tmp_path: Path) -> None:

@@ -57,24 +57,26 @@ def test_bold_is_what_the_pairs_tell_apart_and_not_what_is_highest(tmp_path: Pat
         write_seeds(tmp_path, trainer, values)
     found = table(tmp_path)
     assert [line[0].rank for line in found.cells] == [BEST, 0, 0]
-    assert "Bold: told apart from every other method" in found.caption
+    assert "Bold: significantly different from every other method" in found.caption
     write_seeds(tmp_path, "D", [58.0, 72.0, 79.0])
     found = table(tmp_path)
     assert [line[0].rank for line in found.cells] == [PEER, 0, 0, PEER]
-    assert "underlined: not told apart from the best" in found.caption
-    assert "bold" not in found.brief and "underlined: not told apart" in found.brief
+    assert "underlined: the best and those not significantly different from it" in found.caption
+    assert "bold" not in found.brief
+    assert "underlined: not significantly different from the best (95% in" in found.brief
 
 
 def test_nothing_is_bold_where_nobody_is_told_apart_or_seeds_lack(tmp_path: Path):
     write_seeds(tmp_path, "A", [90.0])
     write_seeds(tmp_path, "B", [10.0])
     found = table(tmp_path)
-    assert [line[0].rank for line in found.cells] == [0, 0] and "one seed tells" in found.caption
+    assert [line[0].rank for line in found.cells] == [0, 0]
+    assert "one seed allows no test" in found.caption
     write_seeds(tmp_path / "more", "C", [50.0, 60.0, 70.0])
     write_seeds(tmp_path / "more", "D", [51.0, 59.0, 70.5])
     more = table(tmp_path)
     assert [line[0].rank for line in more.cells] == [0, 0, 0, 0]  # A has more, of one seed
-    assert "Nothing is bold: no method is told apart" in more.caption
+    assert "Nothing is bold: no method differs significantly" in more.caption
 
 
 def test_lower_is_better_for_costs_and_equal_figures_get_no_mark(tmp_path: Path):
@@ -122,8 +124,8 @@ def test_fewer_seeds_are_marked_and_missing_cells_spoil_the_average(tmp_path: Pa
     assert cell(found, "A", "average").fewer
     assert cell(found, "B", "DTD").text == cell(found, "B", "average").text == "-"
     notes = " ".join(found.notes)
-    assert "† fewer than 2 seeds, so without a mark: A / DTD n = 1" in notes
-    assert "no data set is missing" in notes
+    assert "† fewer than 2 seeds, so not marked: A / DTD n = 1" in notes
+    assert "only for rows with all data sets" in notes
 
 
 def test_both_averages_of_a_harmonic_mean_are_there_and_named(tmp_path: Path):
@@ -274,14 +276,14 @@ def test_caption_names_protocol_digests_and_command(tmp_path: Path):
 def test_rounded_activations_are_told(tmp_path: Path):
     for name, notes in (("A", ["tokens; kept in bf16 (BANK.PREC): not the numbers"]), ("B", [])):
         write_run(tmp_path, name, last={"personal": 50.0}, info={"notes": notes})
-    assert ("activations of frozen blocks kept in bf16 (BANK.PREC), not the numbers of full "
+    assert ("activations of frozen blocks kept in bf16 (BANK.PREC), so numbers differ from full "
             "precision: A.") in table(tmp_path).caption.replace("Activations", "activations")
 
 
 def test_unpaired_seeds_are_told(tmp_path: Path):
     write_run(tmp_path, "A", seed=1, last={"personal": 50.0})
     write_run(tmp_path, "B", seed=2, last={"personal": 50.0})
-    assert any("same seeds" in note for note in table(tmp_path).notes)
+    assert any("cells have different seeds" in note for note in table(tmp_path).notes)
 
 
 @pytest.mark.parametrize("axis", ["trainer", "dataset"])
@@ -292,8 +294,8 @@ def test_unpaired_seeds_are_told_beside_references_too(tmp_path: Path, axis: str
         write_run(tmp_path, trainer, seed=seed, last={"personal": 50.0}, sections=held)
     cols = "dataset" if axis == "trainer" else "trainer"
     found = table(tmp_path, rows=(axis,), cols=(cols,), reference=("together",))
-    assert any("same seeds" in note for note in found.notes)
-    said = "not comparable in pairs of one seed, so without a mark: Pets"
+    assert any("cells have different seeds" in note for note in found.notes)
+    said = "no common seeds to pair, so not marked: Pets"
     assert said in found.notes
 
 
@@ -317,7 +319,7 @@ def test_targets_and_held_out_domains(tmp_path: Path):
 def test_a_run_of_an_older_version_lacks_a_key_and_that_is_told(tmp_path: Path):
     write_run(tmp_path, "A", last={"personal": 50.0})
     write_run(tmp_path, "B", last={"personal": 60.0}, batch_size=32)
-    assert any("1 run(s) name no batch_size" in note for note in table(tmp_path).notes)
+    assert any("1 run(s) do not record batch_size" in note for note in table(tmp_path).notes)
 
 
 def test_a_missing_first_cell_does_not_turn_the_order(tmp_path: Path):

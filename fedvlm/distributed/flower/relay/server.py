@@ -30,7 +30,7 @@ OFFLINE = "it is not connected to the SuperLink"
 GONE = "it is not connected to the SuperLink any more"
 ERRORS = {  # codes of Flower that somebody can do something about
     1: "its relay cannot be loaded", 2: "its relay failed", 3: "no answer within its time",
-    4: "its answer was lost on the way", 5: "its SuperNode is gone", 8: "its relay was ended",
+    4: "its answer was lost in transit", 5: "its SuperNode has ended", 8: "its relay was ended",
 }
 
 

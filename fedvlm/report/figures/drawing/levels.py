@@ -17,7 +17,7 @@ from fedvlm.runs.finished import FinishedRun
 
 # Kind (``facts.KINDS``) -> words and dashes; ink, so that no method has their colour.
 WORDS = {
-    "alone": "best without collaboration", "together": "in one round (reference)",
+    "alone": "best without collaboration", "together": "in one round (baseline)",
     "bound": "bound, data pooled",
 }
 _DASHES: Mapping[str, Any] = {

@@ -108,7 +108,7 @@ def test_a_plan_counts_its_axes_and_one_number_of_shots(tmp_path: Path) -> None:
     one = read_plan(plan)
     assert one["cells"] == 12 and set(one["planned"]) == {f"Ditto (lr0.{n})" for n in (1, 2, 3)}
     plan.write_text(text + "axes: [0.1]\n")
-    with pytest.raises(ConfigError, match="is no plan of a lane"):
+    with pytest.raises(ConfigError, match="not a plan of a setting"):
         read_plan(plan)
 
 
@@ -134,7 +134,8 @@ def test_every_card_claims_what_can_be_tested() -> None:
 
 def test_a_sentence_of_another_form_is_refused() -> None:
     assert read_claim("none.") is None
-    with pytest.raises(ConfigError, match="'It is better' is no claim; a card says 'METRIC is"):
+    with pytest.raises(ConfigError, match="'It is better' is not a claim; the card's field Claim "
+                                          "is 'METRIC is"):
         read_claim("It is better")
 
 

@@ -63,19 +63,19 @@ def test_a_page_comes_of_its_cells_alone(
     (page / "cells").rename(again / "cells")
     assert published(output, again) == first
     text = (again / "README.md").read_text()
-    assert "12 runs of 18 planned, seeds 1, 2, in 1 lane." in text
+    assert "12 runs of 18 planned, seeds 1, 2, in 1 setting." in text
     minute = text.partition("## What this is")[0]
     assert "| [dirichlet](#a-lane) | image feature and linear head | 57.5 | Ditto |" in minute
-    assert minute.index("**What was compared**: 3 methods on one") < minute.index("| lane |")
+    assert minute.index("**What was compared**: 3 methods on one") < minute.index("| setting |")
     assert "**What of the papers' claims held**: " in minute and "**How sure**: " in minute
     assert "(so far: 4 of 6 pairs)" in text
     assert "## A lane\nOf two sets." in text and "6 of the planned runs are missing" in text
     assert "| Ditto \\[feature+head\\] | personal\\_worst is higher than FedAvg's" in text
     assert "is\\_" not in text.partition("## Claims")[0]
-    assert "| FedPer | personal is higher than FedAvg's in lane disjoint | FedPer and FedAvg: in" \
-        in text, "the lane has no plan here"
-    assert "client-gain-dirichlet" in text and "Planned, but no run" not in text
-    assert "below a logistic regression" in text and "forest-dirichlet" in text
+    assert "| FedPer | personal is higher than FedAvg's in setting disjoint | FedPer and FedAvg: " \
+        "in" in text, "the lane has no plan here"
+    assert "client-gain-dirichlet" in text and "Planned methods without a finished run" not in text
+    assert "below local logistic regression" in text and "forest-dirichlet" in text
     assert "\\begin{table" in next((again / "tables").glob("*.tex")).read_text()
     assert cli.main(["table", str(again / "cells")]) == 0
 
@@ -112,7 +112,7 @@ def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
     order = [line.split(" |")[0] for line in table.splitlines() if line.startswith("| ")]
     assert order.index("| *prompt*") < order.index("| PromptFL") and order.count("| FedAvg") == 3
     assert order.count("| logistic regression") == 1
-    assert "- prompt: The highest mean is PromptFL's, 7.3; its paired" in table
+    assert "- prompt: Best: PromptFL, 7.3; significantly better (paired" in table
     assert "\n| PromptFL | 7.3 ± 0.3↓ | - | - | - | 3 | 896 | 2.0 | 2.0 ± 0.0 |\n" in table
     assert "Caltech101 / new" in table and "47.0" in table
     assert "\\begin{table" in next((tmp_path / "page/tables").glob("rivals*.tex")).read_text()
@@ -135,8 +135,8 @@ def test_what_tuning_cost_stands_on_the_page(
     text = (tmp_path / "page" / "README.md").read_text()
     assert "| Ditto \\[x\\] | 2 | 61.2 | 1.50 |" in text and "![Best validation" not in text
     assert "Each of 1 entries had 2 trials" in text
-    assert "The exceptions: Ditto \\[x\\] had no choice of optimiser" in text
-    assert "Local work was searched for none of 1: the plan sets it (FED.LOCAL\\_EPOCHS 2 for 1)" \
+    assert "Exceptions: Ditto \\[x\\] had a fixed optimiser" in text
+    assert "Local work was tuned for none of 1: the plan sets it (FED.LOCAL\\_EPOCHS 2 for 1)" \
         in text
     lines = [{"config": name, "seed": seed, "seconds": 1.0, "steps": 1000, "cpu": 2.0,
               "clients": [[right, 100]]} for name, seed, right in (("a", 101, 60), ("b", 2, 64))]
@@ -160,7 +160,7 @@ def test_what_tuning_cost_stands_on_the_page(
     assert main(["publish", str(tmp_path / "page"), "--plans", str(output / "plans")]) == 3
     assert "tuning.jsonl.xz: is no packed record of a tuning" in capsys.readouterr().err
     text = text.partition("## Tuning")[2]
-    assert "**Runs here share with it** seeds 2." in text
+    assert "**Runs of this page share with the search** seeds 2." in text
     assert "| dirichlet | 0 | 0 | 12 | Ditto" in text  # by their configs, none has the values
 
 
@@ -180,7 +180,7 @@ def test_a_pack_is_not_replaced_by_one_with_fewer_runs(
     assert "has 1 run(s) that" in told and "move the pack away" in told
     assert path.read_bytes() == before
     assert main([*words, str(poorer), "--keep"]) == 0
-    assert "(12 runs, 1 of them kept from before," in capsys.readouterr().out
+    assert "(12 runs, 1 of them from the old pack," in capsys.readouterr().out
     assert path.read_bytes() == before, "what only the pack had is in it as it was"
     changed = min(poorer.rglob("config.yaml"))
     changed.write_text("SEED: 1  # run again\n")
@@ -194,7 +194,7 @@ def test_keep_wants_runs_to_pack(output: Path, tmp_path: Path, capsys: pytest.Ca
                                  ) -> None:
     words = ["publish", str(tmp_path), "--plans", str(output / "plans"), "--keep"]
     assert main(words) == 2
-    assert "give --from" in capsys.readouterr().err
+    assert "--keep needs --from OUTPUT" in capsys.readouterr().err
 
 
 def test_plans_of_folders_below_belong_to_their_lanes(
@@ -211,16 +211,19 @@ def test_plans_of_folders_below_belong_to_their_lanes(
     assert main([*words, "--plans", str(plans)]) == 0
     text = (tmp_path / "page" / "README.md").read_text()
     assert "12 runs of 18 planned" in text and "## Textures\nOne set more. Of two sets." in text
-    assert " By plans: `plans` 6 runs in 6.0 h, `plans/more` 6 runs in 6.0 h. Backbone" in text
+    assert " By folder of plans: `plans` 6 runs in 6.0 h, `plans/more` 6 runs in 6.0 h. " \
+        "Backbone" in text
     (plans / "1.yaml").write_text(  # of the same name, with other tensors: not these runs
         LANE.replace("[FedAvg, ", "[{name: FedAvg, peft: prompt}, "))
     (plans / "more" / "0_more.yaml").write_text(
         LANE.replace("[FedAvg, Ditto, FedPer]", "[{name: FedAvg, peft: feature+head}]"))
     assert main([*words, "--plans", str(plans)]) == 0
     text = (tmp_path / "page" / "README.md").read_text()
-    assert " By plans: `plans` 8 runs in 8.0 h, `plans/more` 4 runs in 4.0 h. Backbone" in text
+    assert " By folder of plans: `plans` 8 runs in 8.0 h, `plans/more` 4 runs in 4.0 h. " \
+        "Backbone" in text
     assert main([*words, "--plans", str(output / "plans")]) == 0
-    assert "By plans" not in (tmp_path / "page" / "README.md").read_text(), "there is one folder"
+    text = (tmp_path / "page" / "README.md").read_text()
+    assert "By folder of plans" not in text, "there is one folder"
 
 
 def test_without_cells_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,7 +235,7 @@ def test_plans_that_are_not_there_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["publish", str(tmp_path), "--plans", str(tmp_path / "confgis")]) == 3
-    assert "confgis: is no folder of lanes' plans" in capsys.readouterr().err
+    assert "confgis: not a folder of plans" in capsys.readouterr().err
 
 
 def test_what_is_not_there_is_refused_before_anything_is_written(

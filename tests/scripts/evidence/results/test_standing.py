@@ -75,7 +75,7 @@ def test_who_is_below_zero_shot_on_new_classes_is_named() -> None:
     for run in every:
         run.section = lambda name: {"new": 45.5} if name == "zero_shot" else {}
     said = sentences(None, every)
-    assert said == ["1 of 2 are on average below the zero-shot model on classes never trained on "
+    assert said == ["1 of 2 methods are on average below the zero-shot model on unseen classes "
                     "(B)."]
 
 
@@ -107,23 +107,24 @@ def test_the_first_screen_counts_who_is_above_everybody_alone() -> None:
         assert one is not None
         told.append(replace(one, gains={one.best: contrast([alone["s"]], [up["s"]])}))
     words = dict(headline.sentences(told, [], FACTS))
-    assert "in 1 of 3 rows the highest mean is told apart above LocalOnly's" in \
+    assert "in 1 of 3 rows the best method is significantly better than LocalOnly" in \
         words["What came out"]
-    assert "in 1 it is LocalOnly's own, in 1 nothing is decided; some method, if not the " \
-        "highest, is told apart above it in 1." in words["What came out"]
-    assert "told apart above in 3 of 3 rows, below in 0" in words["What came out"]
+    assert "in 1 LocalOnly is best; 1 are undecided. At least one method is significantly " \
+        "better than LocalOnly in 1 rows." in words["What came out"]
+    assert "significantly better in 3 of 3 rows and significantly worse in 0" in \
+        words["What came out"]
     assert "Where it starts" not in words and words["What was compared"].startswith("2 methods")
     (run,) = runs("Ditto", {"EuroSAT": {1: 1.0}})
     run.section = lambda name: {"zero_shot": {"personal": 17.4}, "chance": {"personal": 10.0}}
-    assert "reaches on EuroSAT 17 % (chance 10)" in headline.start([run])
+    assert "accuracy of the backbone: EuroSAT 17 % (chance 10)" in headline.start([run])
 
 
 def test_a_bare_rival_that_is_several_says_so() -> None:
     both = [*runs("FedAvg", {"s": {1: 1.0}}, "head"), *runs("FedAvg", {"s": {1: 1.0}}, "prompt"),
             *runs("AFL", {"s": {1: 2.0, 2: 3.0}})]
     (answer,) = answers("AFL", Claim("personal", "FedAvg", "x"), both)
-    assert (answer.verdict, answer.why) == (NOT_RUN, "FedAvg is FedAvg [head], FedAvg [prompt] "
-                                            "here, and the claim names none of them")
+    assert (answer.verdict, answer.why) == (NOT_RUN, "FedAvg is ambiguous here: FedAvg [head], "
+                                            "FedAvg [prompt]; the claim must name one of them")
     (answer,) = answers("AFL", Claim("personal", "FedAvg [head]", "x"), both)
     assert answer.difference is not None and answer.difference.pairs == 1
 

@@ -61,4 +61,4 @@ def test_whose_local_work_was_searched_is_said(work: tuple[str, ...], sentence: 
          "space": ["OPTIM.NAME sgd | adamw", "OPTIM.LR 0.002 to 2 log",
                    *(["FED.LOCAL_EPOCHS 1 | 2 | 4"] if label in work else [])]}
         for label in ("A", "B")]}
-    assert searched(record)[-1].startswith(f"Local work was searched for {sentence}")
+    assert searched(record)[-1].startswith(f"Local work was tuned for {sentence}")

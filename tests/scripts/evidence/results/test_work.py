@@ -53,13 +53,14 @@ def test_a_method_is_paired_with_itself_by_set_and_seed() -> None:
     assert one.chosen == "3 steps" and one.difference.mean == -10.25
     said = sentences([one, two, three])
     assert said[0] == (
-        "Chosen of 3: 1 epoch by 1, 3 steps by 1, 4 epochs by 1. Told apart from the same method "
-        "with its local work held: 0 above, 1 below (C)."
+        "Tuned local work of 3 methods: 1 epoch by 1, 3 steps by 1, 4 epochs by 1. Compared with "
+        "the "
+        "same method at fixed local work, significantly better: 0; significantly worse: 1 (C)."
     )
     # held: C 70.25, B 56, A 56; chosen: C 60, A 59.5, B 57. Of three pairs one is a tie in the
     # first order: tau-b is 2 / sqrt(2 * 3)
-    assert said[1].startswith("Highest mean with local work held: C, 70.2; chosen: C, 60.0. ")
-    assert said[1].endswith(f"{2 / 6 ** 0.5:.2f} (1: the same order).")
+    assert said[1].startswith("Highest mean with fixed local work: C, 70.2; with tuned: C, 60.0. ")
+    assert said[1].endswith(f"{2 / 6 ** 0.5:.2f} (1: the same ranking).")
 
 
 @pytest.mark.parametrize("config", [
