@@ -204,7 +204,7 @@ def test_a_combine_of_its_own_must_say_what_it_keeps_to(rule: str) -> None:
 
     words = ("PEFT.LORA_AVG", rule)
     with pytest.raises(ConfigError, match=f"LORA_AVG {rule}: Own has its own aggregation rule.* "
-                                          f"factors or freeze_a"):
+                                          "factors or freeze_a"):
         build(Own, *words)
     with pytest.raises(ConfigError, match=f"LORA_AVG {rule}: Silent does "):
         build(Silent, *words)
