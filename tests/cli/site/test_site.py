@@ -135,7 +135,7 @@ def test_mistakes_get_a_sentence(
 
 @pytest.mark.parametrize(("text", "said"), [
     ("allow: {trainers: [FedAvg], backbones: [tiny], runds: 3}", "did you mean 'allow.rounds'?"),
-    ("allow: {trainers: [./a.py:A], backbones: [tiny]}", "a file is none"),
+    ("allow: {trainers: [./a.py:A], backbones: [tiny]}", "files are not allowed"),
     ("allow: {trainers: [A], backbones: [tiny], count: 0}", "allow.count is a whole number from 1"),
     ("allow: {backbones: [tiny]}", "allow.trainers is missing"),
     ("allow: {trainers: [A], backbones: [tiny], logits: 1}", "allow.logits is true or false"),

@@ -104,7 +104,7 @@ def test_faults_name_client_and_image(dataset: Any, sentence: str) -> None:
 def test_another_image_at_the_same_place_is_refused() -> None:
     one = samples(Noisy())
     list(one.labels(NAMES))
-    with pytest.raises(DataError, match="another image each time that it is read.*views=N"):
+    with pytest.raises(DataError, match="the image differs each time it is read.*views=N"):
         one.image(1)
 
 

@@ -64,7 +64,7 @@ def test_a_page_comes_of_its_cells_alone(
     assert published(output, again) == first
     text = (again / "README.md").read_text()
     assert "12 runs of 18 planned, seeds 1, 2, in 1 setting." in text
-    minute = text.partition("## What this is")[0]
+    minute = text.partition("## How it was made")[0]
     assert "| [dirichlet](#a-lane) | image feature and linear head | 57.5 | Ditto |" in minute
     assert minute.index("**What was compared**: 3 methods on one") < minute.index("| setting |")
     assert "**What of the papers' claims held**: " in minute and "**How sure**: " in minute
