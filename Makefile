@@ -12,7 +12,7 @@ PLANS  ?= $(sort $(wildcard configs/results/*.yaml))
 MORE   := $(sort $(wildcard configs/results/more/*.yaml))
 TUNED  ?= $(wildcard docs/results/tuned.json)
 
-FAST   := tests/test_house.py tests/test_packaging.py $(addprefix tests/,core config console evaluation federation runs report)
+FAST   := tests/test_house.py tests/test_packaging.py $(addprefix tests/,core config console evaluation federation runs report/statistics report/tables report/pages)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test fast test-all test-flower mutants share wheel-test check docs results results-more publish bench clean

@@ -144,7 +144,8 @@ def collect(tree: Tree, mark: str, limit: float) -> list[str]:
     """Return the ids of all tests with a mark."""
     code, out = tree.pytest(["--collect-only", "-m", mark], limit)
     if code not in (0, 5):  # 5: no test has the mark
-        raise SystemExit(f"the tests cannot be collected:\n{out[-2000:]}")
+        why = [line for line in out.splitlines() if line.startswith(("ERROR", "E  "))]
+        raise SystemExit("\n".join(["the tests cannot be collected:", *(why or [out[-2000:]])]))
     return [line for line in out.splitlines() if re.match(r"tests/.+\.py::", line)]
 
 

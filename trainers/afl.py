@@ -61,10 +61,10 @@ class AFL(Trainer):
     server_optim = False
     open_vocabulary = False
     options = {
-        "GAMMA": Option(1.0, "ridge of the clients' own solutions, taken out by the server",
+        "GAMMA": Option(1.0, "ridge parameter of the clients' solutions, removed by the server",
                         low=0.0, low_open=True),
-        "KEEP": Option(0.0, "ridge that is left in the end", low=0.0),
-        "UNIT": Option(False, "features of length 1 instead of the tower's own"),
+        "KEEP": Option(0.0, "ridge parameter of the final solution", low=0.0),
+        "UNIT": Option(False, "use features of length 1 instead of unnormalised ones"),
     }
     exempt = moments.CLOSED_FORM
 

@@ -60,13 +60,13 @@ class APFL(PeftTrainer):
     trains_by = "loop"
     options = {
         "ALPHA": Option(0.5, "share of the private model at the start", low=0.0, high=1.0),
-        "ALPHA_LR": Option(0.01, "learning rate of that share; 0 keeps it", low=0.0),
+        "ALPHA_LR": Option(0.01, "learning rate of that share; 0: fixed", low=0.0),
         "ALPHA_MIN": Option(
-            0.01, "least share that is learnt, since at 0 the private model stands still (Eq. 10: "
-            "0)", low=0.0, high=1.0, neutral=0.0,
+            0.01, "lower bound of the learnt share, since at 0 the private model does not train "
+            "(Eq. 10: 0)", low=0.0, high=1.0, neutral=0.0,
         ),
-        "ALPHA_L2": Option(0.0, "decay of that share (the authors' code: 0.02)", low=0.0),
-        "EVERY": Option("step", "how often it is updated", choices=("step", "round")),
+        "ALPHA_L2": Option(0.0, "weight decay of that share (the authors' code: 0.02)", low=0.0),
+        "EVERY": Option("step", "how often the share is updated", choices=("step", "round")),
     }
 
     def init_client(self, ctx: Context, start: Tree) -> State:

@@ -38,8 +38,8 @@ class CLIPAdapter(TemplateTrainer):
     name = "CLIP-Adapter"
     groups = ((r"image\.adapter\.fc[12]\.weight", "personal"),)
     options = {
-        "RATIO": Option(0.2, "share of the adapter's output", low=0.0, high=1.0),
-        "REDUCTION": Option(4, "feature width over the hidden width", low=1),
+        "RATIO": Option(0.2, "weight of the adapter's output", low=0.0, high=1.0),
+        "REDUCTION": Option(4, "ratio of feature width to hidden width", low=1),
     }
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:

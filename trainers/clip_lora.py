@@ -39,5 +39,5 @@ class CLIPLoRA(PeftTrainer):
         sides = (self.spec.text, self.spec.visual, self.spec.head)
         self.require(
             sides == ("lora", "lora", "text"), "CLIP-LoRA is LoRA in both towers, --peft "
-            "text-lora+lora; for any other part trained alone use --trainer LocalOnly"
+            "text-lora+lora; to train other parts locally use --trainer LocalOnly"
         )

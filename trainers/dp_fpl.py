@@ -67,19 +67,21 @@ class DPFPL(Trainer):
         "N_CTX": Option(16, "context tokens", low=1),
         "RANK": Option(8, "rank of the personal part", low=1),
         "CLIP": Option(10.0, "bound on the norm of a sample's gradient", low=0.0, low_open=True),
-        "SIGMA": Option(1.0, "noise on a sum of gradients, in bounds; 0: none", low=0.0),
+        "SIGMA": Option(1.0, "noise on a sum of gradients, as a multiple of the clipping bound; "
+                             "0: none", low=0.0),
         "DELTA": Option(
             1e-5, "delta of (epsilon, delta)", low=0.0, low_open=True, high=1.0, high_open=True
         ),
         "ACCOUNTANT": Option(
-            privacy.GAUSSIAN, "exact without gain from sampling; or by sampling, one step a round",
+            privacy.GAUSSIAN, "exact without amplification by sampling; or with sampling, one "
+                              "step per round",
             choices=(privacy.GAUSSIAN, privacy.SAMPLED),
         ),
-        "RESIDUAL": Option(True, "keep what the rank leaves of the personal part"),
+        "RESIDUAL": Option(True, "keep the residual of the low-rank personal part"),
     }
     exempt = {
-        "G5": "clipped samples, noise and a power iteration are no plain SGD",
-        "G6": "the noise of no two clients is the same",
+        "G5": "clipped samples, noise and a power iteration are not plain SGD",
+        "G6": "the noise differs between clients",
     }
 
     def __init__(self, cfg: Any) -> None:
@@ -90,12 +92,12 @@ class DPFPL(Trainer):
         after = max(0, int(getattr(getattr(cfg, "FED", None), "FINETUNE_EPOCHS", 0)))
         self.require(
             not (after and self.cfg.SIGMA), f"--finetune-epochs {after}: it trains without noise, "
-            "so that DP-FPL's epsilon would not hold; drop it, or set TRAINER.DP-FPL.SIGMA 0"
+            "so DP-FPL's epsilon would be invalid; drop it, or set TRAINER.DP-FPL.SIGMA 0"
         )
         if self.cfg.ACCOUNTANT == privacy.SAMPLED:
             self.require(
-                int(cfg.FED.LOCAL_STEPS) == 1, "TRAINER.DP-FPL.ACCOUNTANT sampled counts one draw "
-                "a round: set FED.LOCAL_STEPS 1, or leave it at gaussian"
+                int(cfg.FED.LOCAL_STEPS) == 1, "TRAINER.DP-FPL.ACCOUNTANT sampled needs one draw "
+                "per round: set FED.LOCAL_STEPS 1, or use gaussian"
             )
             privacy.renyi()  # says before any work that the package is not there
 

@@ -57,14 +57,16 @@ class FedALA(PeftTrainer):
     name = "FedALA"
     reads_old = True
     same_basis = True
-    lora_refused = {"alternate": "mixes all that it receives into its own model, and half rests"}
+    lora_refused = {"alternate": "mixes everything it receives into its own model, but half of "
+                                 "it is not trained"}
     options = {
         "MIX_LR": Option(1.0, "step of the mixing weights (eta)", low=0.0),
-        "SHARE": Option(0.8, "share of the data they are learned on", low=0.0, high=1.0,
+        "SHARE": Option(0.8, "share of the data used to learn them", low=0.0, high=1.0,
                         low_open=True),
-        "LAYERS": Option(0, "last trained tensors that are mixed; 0 is all", low=0),
-        "STEADY": Option(0.1, "spread of the last ten losses that ends the first time", low=0.0),
-        "MAX_EPOCHS": Option(50, "passes at most the first time", low=1),
+        "LAYERS": Option(0, "number of last trained tensors that are mixed; 0: all", low=0),
+        "STEADY": Option(0.1, "first time: stop when the standard deviation of the last ten "
+                              "losses is below this", low=0.0),
+        "MAX_EPOCHS": Option(50, "first time: maximum number of passes", low=1),
     }
 
     def init_client(self, ctx: Context, start: Tree) -> State:

@@ -82,17 +82,18 @@ class FedAS(PeftTrainer):
     exempt = {"G5": "the received body is aligned before it is trained"}
     options = {
         "ALIGN": Option(True, "align the received body before training"),
-        "ALIGN_LR": Option(0.01, "its learning rate (LoRA wants 0.1 to 1)", low=0.0),
-        "ALIGN_EPOCHS": Option(1, "its passes over the data", low=1),
-        "ALIGN_REDUCTION": Option("mean", "squared error over channels", choices=("mean", "sum")),
+        "ALIGN_LR": Option(0.01, "learning rate of the alignment (for LoRA 0.1 to 1)", low=0.0),
+        "ALIGN_EPOCHS": Option(1, "passes of the alignment over the data", low=1),
+        "ALIGN_REDUCTION": Option("mean", "squared error, summed or averaged over "
+                                          "channels", choices=("mean", "sum")),
         "ALIGN_FEATURE": Option("unnormalised", "features that are aligned",
                                 choices=("unnormalised", "normalised")),
         "SKIP_FIRST": Option(True, "no alignment at a client's first round"),
-        "FIM_PARAMS": Option("all", "tensors of the Fisher trace", choices=("all", "shared")),
+        "FIM_PARAMS": Option("all", "tensors used for the Fisher trace", choices=("all", "shared")),
         "FIM_MODE": Option("batch", "gradients of batch means, or of single samples",
                            choices=("batch", "sample")),
         "FIM_BATCH": Option(16, "most samples per gradient in mode batch", low=1),
-        "AGG": Option("fim", "weights of the mean: Fisher traces, samples, or all alike",
+        "AGG": Option("fim", "weights of the mean: Fisher traces, samples, or equal",
                       choices=("fim", "samples", "uniform"), aliases={"data": "samples"}),
     }
 

@@ -60,7 +60,7 @@ class FedBABU(PeftTrainer):
     options = {
         "FT_PART": Option("head", "what the final phase trains", choices=tuple(FT_PARTS)),
         "FT_EPOCHS": Option(5, "epochs of the final phase", low=0),
-        "FT_LR": Option(0.0, "its constant learning rate; 0 is OPTIM.LR", low=0.0),
+        "FT_LR": Option(0.0, "constant learning rate of the final phase; 0: OPTIM.LR", low=0.0),
         "WEIGHTING": weighting("uniform"),
     }
 

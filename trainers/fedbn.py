@@ -47,8 +47,8 @@ class FedBN(PeftTrainer):
         super().__init__(cfg)
         self.require(
             self.spec.ln,
-            "FedBN keeps trained LayerNorms with their clients, and without PEFT.LN none is "
-            "trained: set PEFT.LN True, or take FedAvg",
+            "FedBN keeps trained LayerNorms at the clients, but without PEFT.LN none is "
+            "trained: set PEFT.LN True, or use FedAvg",
         )
 
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:

@@ -45,7 +45,7 @@ class FedDDA(Trainer):
     )
     options = {
         "N_CTX": Option(4, "context tokens of each half", low=1),
-        "REDUCTION": Option(4, "feature width over the adapters' hidden width", low=1),
+        "REDUCTION": Option(4, "ratio of feature width to the adapters' hidden width", low=1),
     }
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:

@@ -65,7 +65,7 @@ class FedDecomp(PeftTrainer):
         "PRIVATE_EPOCHS": Option(1, "local epochs that train the private parts", low=1),
     }
     phases = True
-    lora_refused = {"PRIVATE_RANK": "has a private LoRA already, of TRAINER.FEDDECOMP.RANK"}
+    lora_refused = {"PRIVATE_RANK": "already has a private LoRA of TRAINER.FEDDECOMP.RANK"}
     exempt = {"G5": "shared and private parts are trained in turn, never together"}
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:

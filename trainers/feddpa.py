@@ -70,16 +70,16 @@ class FedDPA(PeftTrainer):
     options = {
         "VARIANT": Option("T", "T: own adapters train in every round; F: after the last one, from "
                           "the shared one", choices=("T", LATE)),
-        "WEIGHT": Option(0.5, "share of the own adapter while it trains (T)", low=0.0, high=1.0),
-        "LAMBDA": Option(0.5, "most that the own adapter counts", low=0.0, high=1.0),
+        "WEIGHT": Option(0.5, "weight of the own adapter during training (T)", low=0.0, high=1.0),
+        "LAMBDA": Option(0.5, "maximum weight of the own adapter", low=0.0, high=1.0),
         "INSTANCES": Option(5, "training images that an image is compared with", low=1),
         "EPOCHS": Option(1, "epochs of the own adapter after the last round (F)", low=1),
     }
-    exempt = {"G4": "an own adapter counts from its first round on, trained or not; references are "
-                    "drawn anew in each"}
+    exempt = {"G4": "a client's own adapter is used from its first round on, trained or not; "
+                    "reference images are drawn in each round"}
     lora_refused = {
-        "PRIVATE_RANK": "has an own LoRA already, of PEFT.RANK",
-        "RANKS": "has an own LoRA of the whole PEFT.RANK",
+        "PRIVATE_RANK": "already has a personal LoRA of rank PEFT.RANK",
+        "RANKS": "has a personal LoRA of full rank PEFT.RANK",
     }
 
     def __init__(self, cfg: CfgNode) -> None:
@@ -91,7 +91,7 @@ class FedDPA(PeftTrainer):
         super().__init__(cfg)
         self.require(self.spec.visual == "lora", "FedDPA mixes two LoRAs image by image: "
                      "PEFT.VISUAL must be lora (--peft lora, prompt+lora, head+lora)")
-        self.require(self.spec.text != "lora", "FedDPA weighs adapters image by image, and the "
+        self.require(self.spec.text != "lora", "FedDPA weighs adapters image by image, but the "
                      "text tower sees no image: PEFT.TEXT must be none or prompt (--peft lora, "
                      "prompt+lora)")
         self._require_own_training()
@@ -109,8 +109,8 @@ class FedDPA(PeftTrainer):
                      "adapter alone after the last round: FED.FINETUNE_TRAIN must be own or "
                      f"personal, not {fed.FINETUNE_TRAIN}")
         self.require(fed.FINETUNE_EPOCHS != 0, "FedDPA's VARIANT F trains the own adapter after "
-                     "the last round alone: FED.FINETUNE_EPOCHS 0 leaves FedAvg with LoRA; leave "
-                     "it out, or set TRAINER.FEDDPA.VARIANT T")
+                     "the last round alone: FED.FINETUNE_EPOCHS 0 is FedAvg with LoRA; drop it, "
+                     "or set TRAINER.FEDDPA.VARIANT T")
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what PEFT builds, and the own adapter in the same layers."""

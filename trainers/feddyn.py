@@ -54,7 +54,7 @@ class FedDyn(PeftTrainer):
         "ALPHA": Option(1.0, "weight of the quadratic term", low=0.0, low_open=True),
     }
     exempt = {
-        "G5": "one client alone is pulled to the received model as well",
+        "G5": "even a single client is pulled to the received model",
         "G6": "the server moves beyond the mean, by its own linear term over alpha",
     }
 

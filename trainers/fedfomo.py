@@ -124,7 +124,7 @@ class FedFomo(PeftTrainer):
         if not ctx.roster.val.any():
             raise DataError(
                 "FedFomo weighs models by validation loss, and no client has validation images: "
-                "set DATASET.VAL_SHOTS above 0, or take another dataset"
+                "set DATASET.VAL_SHOTS above 0, or use another data set"
             )
         known = torch.zeros(0, dtype=torch.int64)
         return super().init_server(ctx, start) | {KNOWN: {IDS: known}}

@@ -73,20 +73,21 @@ class FedMGP(Trainer):
     options = {
         "GROUPS": Option(5, "groups of a client", low=1),
         "TOKENS": Option(2, "tokens of a group in each tower", low=1),
-        "SENT": Option(2, "groups that travel in a round", low=1),
+        "SENT": Option(2, "number of groups uploaded per round", low=1),
         "TEMP": Option(1.0, "temperature of the draw", low=0.0, low_open=True),
         "DIV": Option(1.0, "weight of the diversity term", low=0.0),
         "CTX_INIT": Option("a photo of a", "words whose first tokens initialise the text "
                                            "prompts; '' is random"),
-        "DRAW": Option("near", "groups that travel rather: near the last round's (the paper), or "
-                       "far from them (its public code)", choices=("near", "far"), neutral="near"),
+        "DRAW": Option("near", "preferred groups for upload: near those of the last round (the "
+                       "paper), or far from them (its public "
+                       "code)", choices=("near", "far"), neutral="near"),
         "VARIANT": Option("published", "diversity term: see the card",
                           choices=("published", "fixed")),
     }
     exempt = {
-        "G4": "what was sent takes the place of what was drawn, trained or not",
-        "G5": "what is averaged is a part of what is trained",
-        "G6": "clients draw their groups by themselves",
+        "G4": "uploaded groups replace the drawn ones, trained or not",
+        "G5": "only a part of the trained tensors is averaged",
+        "G6": "every client draws its own groups",
     }
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
@@ -106,8 +107,8 @@ class FedMGP(Trainer):
         c = self.cfg
         self.require(
             c.SENT < c.GROUPS,
-            f"TRAINER.FEDMGP.SENT {c.SENT} is not below GROUPS {c.GROUPS}: who sends all of "
-            "them keeps nothing; lower it",
+            f"TRAINER.FEDMGP.SENT {c.SENT} is not below GROUPS {c.GROUPS}: a client that "
+            "sends all groups keeps none; lower it",
         )
         shapes = {s: (c.GROUPS, c.TOKENS, w) for s, w in
                   zip(SIDES, (model.text_width, model.vision.width), strict=True)}

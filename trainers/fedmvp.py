@@ -58,9 +58,9 @@ class FedMVP(Trainer):
     groups = ((r"image\.net\..*", "shared"),)
     options = {
         "TOKENS": Option(4, "visual prompts of an image", low=1),
-        "HEADS": Option(4, "most heads of the attention", low=1),
-        "FF": Option(4, "width of the feed-forward layer over the tower's", low=1),
-        "ALPHA": Option(10.0, "weight of the nearness to the frozen feature", low=0.0),
+        "HEADS": Option(4, "maximum number of attention heads", low=1),
+        "FF": Option(4, "ratio of the feed-forward layer's width to the tower's", low=1),
+        "ALPHA": Option(10.0, "weight of the distance to the frozen feature", low=0.0),
     }
 
     def streams(self, model: VLModel) -> tuple[str, ...]:

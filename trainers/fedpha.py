@@ -52,10 +52,11 @@ class FedPHA(PairTrainer):
     metrics = (r"(.+/)?loss", r"(own|global|pull|push)_loss")
     options = {
         **PairTrainer.options,
-        "LOCAL_LENGTHS": Option((), "tokens of the clients' own contexts, in turn; () is N_CTX"),
+        "LOCAL_LENGTHS": Option((), "numbers of tokens of the clients' own contexts, in turn; "
+                                    "(): N_CTX"),
         "RATIO": Option(0.8, "share of v_g's singular vectors that own contexts keep", low=0.0,
                         high=1.0, low_open=True),
-        "ALPHA": Option(1.0, "distance to which own and shared text are pushed apart", low=0.0),
+        "ALPHA": Option(1.0, "margin between own and shared text features", low=0.0),
     }
 
     def __init__(self, cfg: Any) -> None:

@@ -64,10 +64,11 @@ class FedProto(PeftTrainer):
     metrics = (r"(.+/)?loss", r"cls_loss", r"proto_loss")
     options = {
         "LAMBDA": Option(1.0, "weight of the distance to the shared prototypes", low=0.0),
-        "PREDICT": Option("prototype", "nearest prototype, or the client's own head",
+        "PREDICT": Option("prototype", "predict with the nearest prototype, or with the client's "
+                                       "own head",
                           choices=("prototype", "head")),
     }
-    exempt = {"G4": "prototypes are statistics of features: they arrive without any training"}
+    exempt = {"G4": "prototypes are feature statistics, available without training"}
 
     @property
     def open_vocabulary(self) -> bool:

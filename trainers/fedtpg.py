@@ -54,10 +54,10 @@ class FedTPG(Trainer):
     groups = ((r"text\.net\..*", "shared"),)
     options = {
         "N_CTX": Option(4, "context tokens", low=1),
-        "HEADS": Option(4, "most heads of the attention", low=1),
-        "FF": Option(4, "width of the feed-forward layer over that of the features", low=1),
-        "CLASSES": Option("all", "whose names a client reads in training: all of the run's, or "
-                          "those that it has images of", choices=("all", "own")),
+        "HEADS": Option(4, "maximum number of attention heads", low=1),
+        "FF": Option(4, "ratio of the feed-forward layer's width to the feature width", low=1),
+        "CLASSES": Option("all", "class names used in training: all of the run, or only those "
+                          "of the client's images", choices=("all", "own")),
     }
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:

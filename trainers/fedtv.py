@@ -87,14 +87,14 @@ class FedTV(Trainer):
     aggregators = rules.EVERY
     server_optim = True
     options = {
-        "VARIANT": Option("published", "published or fixed: bundles the switches left at auto",
+        "VARIANT": Option("published", "published or fixed: sets all switches left at auto",
                           choices=tuple(VARIANTS)),
         "N_CTX": Option(16, "context tokens", low=1),
         "NUM_PROMPT": Option(1, "prompt sets per client, averaged", low=1),
         "RANK": Option(8, "rank of the personal prompt part", low=1),
         "HIDDEN": Option(64, "width of query and key in the fusion", low=1),
         "FUSION": Option(True, "fuse the adapters' views with the image's own; False: z = x, so "
-                         "that the text side alone is trained", neutral=True),
+                         "only the text side is trained", neutral=True),
         "TEMP": Option(0.5, "temperature of the contrastive text loss", low=0.0, low_open=True),
         "ORTHO_WEIGHT": Option(0.1, "weight of the orthogonality term", low=0.0),
         "CON_WEIGHT": Option(1.0, "weight of the contrastive text loss", low=0.0),

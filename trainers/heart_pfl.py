@@ -90,31 +90,31 @@ class HeartPFL(PeftTrainer):
     metrics = (r"loss", r"ce", r"hda", r"v/(loss|ce|prox|hda)")
     needs = (peft.BODY,)
     same_basis = True
-    lora_refused = {"share_a": "distils whole models at the server, which would lack B"}
+    lora_refused = {"share_a": "distils whole models at the server, but B would be missing"}
     options = {
         "PROX": Option(0.02, "weight of |v - w|^2 in the personal loss (paper: 1)", low=0.0),
         "HDA_WEIGHT": Option(0.1, "weight of the feature alignment", low=0.0),
-        "HDA_GRAD": Option("proto", "where its gradient goes: personal prototypes, the global "
-                           "model, or nowhere", choices=("proto", "global", "none")),
-        "HDA_INDICES": Option((), "four blocks from 0 whose outputs are aligned; () is the "
-                              "quarters of the adapted ones", low=0),
-        "HDA_POOL": Option("patch_mean", "what stands for a block's output",
+        "HDA_GRAD": Option("proto", "what its gradient updates: personal prototypes, the "
+                           "global model, or nothing", choices=("proto", "global", "none")),
+        "HDA_INDICES": Option((), "four block indices (from 0) whose outputs are aligned; "
+                              "(): at the quarters of the adapted blocks", low=0),
+        "HDA_POOL": Option("patch_mean", "how a block's output is pooled",
                             choices=("patch_mean", "class")),
         "HDA_NORM": Option("layernorm", "before the squared error", choices=("layernorm", "none")),
         "WEIGHTING": weighting("uniform"),
-        "AKT": Option("auto", "distil on the server over a proxy set; auto: where it has one",
+        "AKT": Option("auto", "distil on the server over a proxy set; auto: if there is one",
                       choices=("auto", "yes", "no"), aliases={"True": "yes", "False": "no"}),
         "AKT_PROXY": Option(
             "holdout", "the server's images: DATASET.SERVER_HOLDOUT's, dataset:NAME, folder:DIR, "
-            "or the clients' validation images (clients), which no federation could use",
+            "or the clients' validation images (clients), which is impossible in a real federation",
             pattern="holdout|clients|dataset:.+|folder:.+",
             pattern_help="holdout, dataset:NAME, folder:DIR or clients",
         ),
-        "AKT_ROUNDS": Option(0.15, "share of the rounds, from the first, with distillation",
+        "AKT_ROUNDS": Option(0.15, "share of the rounds with distillation, counted from the first",
                              low=0.0, high=1.0),
         "AKT_STEPS": Option(500, "student steps per round", low=1),
         "AKT_BATCH": Option(64, "proxy images per step", low=1),
-        "AKT_LR": Option(1e-3, "Adam's rate, cosine over the steps", low=0.0),
+        "AKT_LR": Option(1e-3, "Adam's learning rate, cosine schedule over the steps", low=0.0),
         "AKT_TEMPERATURE": Option(1.0, "of both softmaxes", low=0.0, low_open=True),
         "AKT_EPS": Option(8 / 255, "largest change of a pixel in [0, 1]", low=0.0),
         "AKT_ALPHA": Option(2 / 255, "change per attack step", low=0.0),
@@ -122,12 +122,15 @@ class HeartPFL(PeftTrainer):
         "AKT_RANDOM_START": Option(True, "attacks start at a random point"),
         "AKT_ADV": Option("shared", "adversarial images: the student's for all, or each "
                           "teacher's own", choices=("shared", "own")),
-        "AKT_LABELS": Option("pseudo", "labels that attacks leave", choices=("pseudo", "true")),
+        "AKT_LABELS": Option("pseudo", "labels that attacks move away "
+                                       "from", choices=("pseudo", "true")),
         "AKT_ENSEMBLE": Option("logits", "mean of", choices=("logits", "probs")),
         "AKT_GATE": Option("kl", "adopt by", choices=("kl", "val_acc", "none")),
-        "AKT_HOLDOUT": Option(0.2, "share of the proxy held out for the gate", low=0.0, high=1.0,
+        "AKT_HOLDOUT": Option(0.2, "share of the proxy images held out for the "
+                                   "gate", low=0.0, high=1.0,
                               low_open=True, high_open=True),
-        "AKT_CHECK_EVERY": Option(10, "student steps between looks at it (paper: 1)", low=1),
+        "AKT_CHECK_EVERY": Option(10, "student steps between evaluations of the gate (paper: "
+                                      "1)", low=1),
     }
 
     def __init__(self, cfg: CfgNode) -> None:
@@ -140,7 +143,7 @@ class HeartPFL(PeftTrainer):
         )
         self.require(
             len(self.cfg.HDA_INDICES) in (0, STAGES),
-            f"TRAINER.HEART-PFL.HDA_INDICES wants {STAGES} blocks, got {len(self.cfg.HDA_INDICES)}",
+            f"TRAINER.HEART-PFL.HDA_INDICES needs {STAGES} blocks, got {len(self.cfg.HDA_INDICES)}",
         )
         self.aligns = self.cfg.HDA_WEIGHT > 0
 
@@ -258,12 +261,12 @@ class HeartPFL(PeftTrainer):
         source = self.proxy_source
         words = {
             "": "",
-            "holdout": "the server distils over images that no client gets "
+            "holdout": "the server distils with images that no client has "
                        f"(holdout, {int(self.root.DATASET.SERVER_HOLDOUT)} per class)",
-            "clients": "the server distils over the clients' validation images (clients), which no "
-                       "federation could use",
+            "clients": "the server distils with the clients' validation images (clients), which is "
+                       "impossible in a real federation",
         }
-        return words.get(source, f"the server distils over the images of {source}")
+        return words.get(source, f"the server distils with the images of {source}")
 
     @property
     def proxy_source(self) -> str:

@@ -83,28 +83,30 @@ class Hermes(PeftTrainer):
     name = "Hermes"
     same_basis = True
     lora_refused = {
-        "share_a": "prunes components, of which both factors travel",
-        "PRIVATE_RANK": "would prune what is never averaged",
+        "share_a": "prunes components, of which both factors are uploaded",
+        "PRIVATE_RANK": "would prune tensors that are never averaged",
     }
     aggregators = ()  # entry by entry, over those who kept it
     server_optim = False
     extras_up = (r"mask\..+",)
     options = {
         "RATE": Option(0.2, "share of the original units pruned at a time", low=0, high=1),
-        "TARGET": Option(0.5, "share at which pruning ends", low=0, high=1, high_open=True),
+        "TARGET": Option(0.5, "share at which pruning stops", low=0, high=1, high_open=True),
         "ACC_MODE": Option(
-            "rel", "accuracy to prune at: of the client's best so far, or absolute",
+            "rel", "accuracy that triggers pruning: relative to the client's best so far, or "
+                   "absolute",
             choices=("rel", "abs"),
         ),
-        "ACC_THR": Option(0.95, "that accuracy, from 0 to 1", low=0, high=1),
+        "ACC_THR": Option(0.95, "the accuracy that triggers pruning, from 0 to 1", low=0, high=1),
         "WARMUP": Option(1, "first rounds without pruning", low=0),
         "OVERLAP": Option(
-            "intersection", "what is averaged: units all kept, or each by those who kept it",
+            "intersection", "what is averaged: units that all clients kept, or each unit over "
+                            "the clients that kept it",
             choices=("intersection", "coverage"),
         ),
         "HOLD_OUT": Option(
-            0.0, "share of a client's training images that decide on pruning instead of "
-            "validation images, and are not trained on; 0: none", low=0, high=1, high_open=True,
+            0.0, "share of a client's training images used to decide on pruning instead "
+            "of validation images, and not for training; 0: none", low=0, high=1, high_open=True,
             neutral=0.0,
         ),
     }
@@ -116,7 +118,7 @@ class Hermes(PeftTrainer):
     @property
     def extra_data(self) -> str:
         """What decides on pruning, where it is no training image."""
-        return "" if self.cfg.HOLD_OUT else "clients decide on pruning by their validation images"
+        return "" if self.cfg.HOLD_OUT else "validation images decide on pruning"
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what ``PEFT`` asks for.
@@ -127,7 +129,8 @@ class Hermes(PeftTrainer):
         tree = super().trainables(model, generator)
         if not sites(tree):
             raise ConfigError(
-                "Hermes prunes adapters and LoRA and finds neither: set PEFT.VISUAL feature, lora "
+                "Hermes prunes adapters and LoRA, but neither is trained: set PEFT.VISUAL "
+                "feature, lora "
                 "or adapter, or PEFT.TEXT lora"
             )
         return tree
@@ -239,8 +242,8 @@ def overlap(updates: Updates) -> dict[str, Any]:
     report: dict[str, Any] = {"overlap_fraction": share, "pruned": pruned}
     if share < FEW:
         report["warning"] = (
-            f"clients have {100 * share:.0f} % of their prunable units in common: hardly "
-            "anything is averaged; lower TRAINER.HERMES.TARGET or set OVERLAP coverage"
+            f"clients have {100 * share:.0f} % of their prunable units in common, so "
+            "very little is averaged; lower TRAINER.HERMES.TARGET or set OVERLAP coverage"
         )
     return report
 

@@ -64,14 +64,15 @@ class HetLoRA(PeftTrainer):
     server_optim = False
     lora_taken = (RULE, "RANKS")
     options = {
-        "GAMMA": Option(0.99, "share of its components that a client keeps when it prunes; 1: it "
-                        "never does", low=0.0, high=1.0, low_open=True),
-        "LAMBDA": Option(0.0005, "weight of the tail's length in the loss", low=0.0),
+        "GAMMA": Option(0.99, "share of its components that a client keeps when it prunes; 1: no "
+                        "pruning", low=0.0, high=1.0, low_open=True),
+        "LAMBDA": Option(0.0005, "weight of the norm of the tail in the loss", low=0.0),
     }
     exempt = {
-        "G4": "clients have other ranks: the mean of what is cut moves at any rate",
-        "G5": "clients have other ranks, and the tail's length is in the loss",
-        "G6": "clients have other ranks",
+        "G4": "clients have different ranks: the mean of truncated factors changes even without "
+              "training",
+        "G5": "clients have different ranks, and the norm of the tail is in the loss",
+        "G6": "clients have different ranks",
     }
 
     def __init__(self, cfg: CfgNode) -> None:
@@ -81,11 +82,11 @@ class HetLoRA(PeftTrainer):
             ConfigError: no LoRA is trained, or another rule is to average it.
         """
         super().__init__(cfg)
-        self.require(self.spec.has_lora, "HetLoRA prunes the ranks of LoRA, and PEFT trains none: "
-                     "add --peft lora (or text-lora, text-lora+lora)")
+        self.require(self.spec.has_lora, "HetLoRA prunes the ranks of LoRA, but PEFT trains no "
+                     "LoRA: add --peft lora (or text-lora, text-lora+lora)")
         self.require(
             self.spec.average == RULE, f"PEFT.LORA_AVG {self.spec.average}: HetLoRA weighs clients "
-            f"by |B A|, which is PEFT.LORA_AVG {RULE}: set that, or take --trainer FedAvg"
+            f"by |B A|, which is PEFT.LORA_AVG {RULE}: set that, or use --trainer FedAvg"
         )
 
     def portion(self, round_: int, groups: Groups) -> Portion:

@@ -78,7 +78,7 @@ class PerFedAvg(PeftTrainer):
     }
     exempt = {
         "G5": "it descends the loss after an inner step, on pairs of half batches",
-        "G6": "each client halves its data by a shuffle of its own",
+        "G6": "each client splits its data in half by its own shuffle",
     }
 
     @property
@@ -184,9 +184,10 @@ class PerFedAvg(PeftTrainer):
                 yield
         except OnceOnly as error:
             raise ConfigError(
-                "TRAINER.PER-FEDAVG.MODE exact differentiates twice, which the fast towers cannot "
-                f"({error}): set FED.PLAIN True, or train outside the towers (PEFT.TEXT none, "
-                "PEFT.VISUAL feature or PEFT.HEAD linear), or take MODE hf or fo"
+                "TRAINER.PER-FEDAVG.MODE exact differentiates twice, which the fast towers do not "
+                f"support ({error}): set FED.PLAIN True, or train outside the towers (PEFT.TEXT "
+                "none, "
+                "PEFT.VISUAL feature or PEFT.HEAD linear), or use MODE hf or fo"
             ) from error
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:

@@ -61,7 +61,7 @@ class PFedMe(PeftTrainer):
         "STEPS": Option(5, "steps of the personal model per batch", low=1),
         "PERSONAL_LR": Option(0.01, "learning rate of the personal model", low=0.0),
         "BETA": Option(
-            1.0, "share of the clients' mean in the new global model; 0 would never move it",
+            1.0, "share of the clients' mean in the new global model; 0 would never change it",
             low=0.0, low_open=True,
         ),
     }

@@ -44,7 +44,7 @@ class PFedMMA(Trainer):
         "BLOCKS": Option(8, "last blocks of both towers that are changed; fewer where a tower has "
                          "fewer", low=1),
         "HIDDEN": Option(32, "width of the shared layer", low=1),
-        "SCALE": Option(0.001, "factor of the bottlenecks' output", low=0.0, low_open=True),
+        "SCALE": Option(0.001, "scale of the bottlenecks' output", low=0.0, low_open=True),
     }
 
     def depth(self, model: VLModel) -> int:

@@ -71,15 +71,16 @@ class PFedMoAP(Trainer):
     extras_down = (r"expert\.\d+\.ctx",)
     aggregators = ()  # experts are single contexts
     server_optim = False
-    exempt = {"G4": "experts arrive, trained or not"}
+    exempt = {"G4": "experts are received, trained or not"}
     options = {
         "N_CTX": Option(16, "context tokens", low=1),
         "EXPERTS": Option(9, "contexts of other clients that a client receives", low=1),
-        "SELECT": Option("random", "which: drawn, or nearest to its own last one",
+        "SELECT": Option("random", "how they are chosen: at random, or nearest to the client's "
+                                   "last one",
                          choices=("random", "nearest")),
-        "D_GATE": Option(128, "most channels of the gate", low=1),
-        "HEADS": Option(8, "most heads of the gate", low=1),
-        "SCALING": Option(10.0, "factor of the gate's scores", low=0.0, low_open=True),
+        "D_GATE": Option(128, "maximum number of channels of the gate", low=1),
+        "HEADS": Option(8, "maximum number of heads of the gate", low=1),
+        "SCALING": Option(10.0, "scale of the gate's scores", low=0.0, low_open=True),
         "LAMBDA": Option(0.5, "weight of the logits of the client's own context", low=0.0),
         "VARIANT": Option("published", "published or fixed: see the card",
                           choices=("published", "fixed")),

@@ -47,7 +47,8 @@ class ProGrad(ContextTrainer):
     options = {
         "N_CTX": Option(16, "number of context tokens with random initialisation", low=1),
         "CTX_INIT": Option("", "words that initialise the context; '' is random"),
-        "LAMBDA": Option(1.0, "share of the conflicting part that is taken out", low=0.0),
+        "LAMBDA": Option(1.0, "share of the conflicting gradient component that is "
+                              "removed", low=0.0),
         "TEMP": Option(1.0, "temperature of both sides of KL", low=0.0, low_open=True),
     }
 

@@ -71,9 +71,10 @@ class PromptSRC(Trainer):
         "TEXT_LOSS_WEIGHT": Option(25.0, "weight of the text features' distance", low=0.0),
         "IMAGE_LOSS_WEIGHT": Option(10.0, "weight of the image features' distance", low=0.0),
         "GPA": Option(True, "the last round's model is an average over rounds"),
-        "GPA_MEAN": Option(0.75, "the round that weighs most, as a share of all", low=0.0,
+        "GPA_MEAN": Option(0.75, "round with the largest weight, as a share of all rounds", low=0.0,
                            high=1.0),
-        "GPA_STD": Option(0.05, "width of its bell, as a share of all", low=0.0, low_open=True),
+        "GPA_STD": Option(0.05, "standard deviation of the Gaussian weights, as a share of all "
+                                "rounds", low=0.0, low_open=True),
         "VARIANT": Option("published", "how KL is divided: see the card",
                           choices=("published", "fixed")),
     }

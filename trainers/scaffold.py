@@ -59,7 +59,7 @@ class SCAFFOLD(PeftTrainer):
     weighting = "uniform"
     aggregators = (rules.MEAN,)  # the control variates follow the mean
     server_optim = False  # SERVER_LR is the server's step
-    options = {"SERVER_LR": Option(1.0, "step of the server along the clients' mean", low=0.0)}
+    options = {"SERVER_LR": Option(1.0, "server step size along the clients' mean", low=0.0)}
 
     def init_client(self, ctx: Context, start: Tree) -> State:
         """Return the start with a control variate of zero."""

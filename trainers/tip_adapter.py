@@ -49,7 +49,7 @@ class TipAdapter(TrainingFree, TemplateTrainer):
     open_vocabulary = False  # the cache is of the classes that it was made for
     options = {
         "ALPHA": Option(1.0, "weight of the cache", low=0.0),
-        "BETA": Option(5.5, "sharpness of its affinities", low=0.0),
+        "BETA": Option(5.5, "sharpness of the cache affinities", low=0.0),
     }
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:

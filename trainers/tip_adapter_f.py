@@ -56,13 +56,13 @@ class TipAdapterF(TemplateTrainer):
     open_vocabulary = False  # the cache is of the classes that it was made for
     options = {
         "ALPHA": Option(1.0, "weight of the cache", low=0.0),
-        "BETA": Option(5.5, "sharpness of its affinities", low=0.0),
-        "CAPACITY": Option(512, "most training images of a client", low=1),
+        "BETA": Option(5.5, "sharpness of the cache affinities", low=0.0),
+        "CAPACITY": Option(512, "maximum number of training images of a client", low=1),
     }
 
     exempt = {
-        "G4": "a client's cache is filled when it first works, at whatever rate",
-        "G5": "what is trained starts as the client's own images",
+        "G4": "a client's cache is filled when it first trains, at any learning rate",
+        "G5": "trained tensors are initialised with the client's own images",
     }
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:

@@ -76,12 +76,12 @@ class TOFA(Trainer):
     server_optim = False
     open_vocabulary = False
     options = {
-        "PRIOR": Option(0.5, "weight of everybody's images beside the client's own", low=0.0,
+        "PRIOR": Option(0.5, "weight of all clients' images relative to the client's own", low=0.0,
                         low_open=True),
         "SHRINK": Option(0.1, "share of the identity in the covariance", low=0.0, low_open=True,
                          high=1.0),
         "TEMP": Option(0.1, "temperature of the templates' scores", low=0.0, low_open=True),
-        "TEMPLATES": Option(TEMPLATES, "texts beside the set's own template"),
+        "TEMPLATES": Option(TEMPLATES, "additional templates besides the set's own"),
     }
     exempt = moments.CLOSED_FORM
 

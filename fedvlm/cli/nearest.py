@@ -26,7 +26,7 @@ def nearest_path(path: Path) -> str:
         whole = above.joinpath(name, *below)
         return f"; did you mean '{_typed(whole if whole.is_dir() else above / name, path)}'?"
     shared = len(path.parts) > len(below) + 1 and above != Path(above.anchor)
-    return f"; there is {_typed(above, path)}" if shared else ""
+    return f"; the nearest existing folder is {_typed(above, path)}" if shared else ""
 
 
 def _typed(path: Path, example: Path) -> str:

@@ -42,13 +42,13 @@ def engine_options() -> Schema:
             "cores", low=0, high=1024, neutral=0,
         ),
         "FED.FEDERATION": Option(
-            "", "folder made by fedvlm federation up, whose sites have the clients (FED.ENGINE "
-                "flower: "
-            "federation, if it is empty; sites: in the place of FED.SITES_AT)", neutral="",
+            "", "folder made by fedvlm federation up, with the sites of the clients "
+                "(FED.ENGINE flower: default federation; sites: instead of "
+                "FED.SITES_AT)", neutral="",
         ),
         "FED.SITES_AT": Option(
-            "", "sites on this machine (fedvlm site serve site.yaml --listen PATH): the paths of "
-            "their sockets, with commas", neutral="",
+            "", "sites on this machine (fedvlm site serve site.yaml --listen PATH): paths of "
+            "their sockets, separated by commas", neutral="",
         ),
         "FED.SITE_FILE": Option(
             "", "the coordinator's site.json: class names and optional public test "

@@ -74,7 +74,7 @@ def _knob(part: str, method: str, schema: Schema) -> Knob:
     if option is None:
         own = [k.rpartition(".")[2] for k in schema if k.startswith(f"TRAINER.{method.upper()}.")]
         raise ConfigError(
-            f"{method}: its card's Knobs name '{name}', which is no key"
+            f"{method}: Knobs in its card name '{name}', which is not a key"
             f"{did_you_mean(name, [*own, *schema])}"
         )
     span = _RANGE.fullmatch(values)
@@ -88,8 +88,8 @@ def _knob(part: str, method: str, schema: Schema) -> Knob:
         except ValueError:
             low = high = 0.0
         if not low < high or (span.group(3) and low <= 0):
-            raise ConfigError(f"{method}: its card's Knobs have '{part}', which is no range; a "
-                              "range is KEY LOW to HIGH, with log only above 0")
+            raise ConfigError(f"{method}: its card's Knobs have '{part}', which is not a "
+                              "range; write KEY LOW to HIGH, with log only above 0")
         knob = Knob(key, (), low, high, bool(span.group(3)), option.kind is int)
     for word in ends:
         try:

@@ -132,8 +132,8 @@ def explain_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"cannot use '{path}': {_reason(error, path)}; what was saved before is intact, "
-            "so run the same command again after that"
+            f"cannot use '{path}': {_reason(error, path)}; earlier saved data are intact: "
+            "fix this and run the same command again"
         ) from error
 
 
@@ -143,8 +143,8 @@ def _reason(error: OSError, path: Path) -> str:
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return "the folder is read-only (make it writable)"
     if error.errno in (errno.ENOENT, errno.ESTALE) and not path.parent.is_dir():
-        return "its folder was deleted or moved during the run (put it back)"
-    return f"{(error.strerror or str(error)).lower()} (mend that)"
+        return "its folder was deleted or moved during the run (restore it)"
+    return f"{(error.strerror or str(error)).lower()} (fix that)"
 
 
 def json_ready(data: Any) -> Any:

@@ -156,6 +156,6 @@ def _marked(package: str, mark: str) -> dict[str, str]:
         value = ast.literal_eval(match[1]) if match else ()
         for name in (value,) if isinstance(value, str) else value:
             if name in found:
-                raise TypeError(f"{path} and {found[name]} of {package} are both '{name}'")
+                raise TypeError(f"{path} and {found[name]} of {package} are both named '{name}'")
             found[name] = path.stem
     return found

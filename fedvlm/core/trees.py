@@ -38,8 +38,8 @@ def _same_names(parts: Sequence[Mapping[str, object]], what: str) -> None:
         if other.keys() != parts[0].keys():
             odd = sorted(other.keys() ^ parts[0].keys())
             raise FedvlmError(
-                f"clients of one chunk differ in their {what} {odd}: every client must have the "
-                "same ones from its first round on (make them in init)"
+                f"clients of one chunk differ in their {what} {odd}: all clients must have the "
+                "same ones from their first round on (create them in init_client)"
             )
 
 

@@ -386,11 +386,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
         sentences.append(f"{_clients(away)} whose site did not answer: not in any number")
     empty = [row_integer(row, "client") for row in rows if not row["n"] and not row.get(ABSENT)]
     if empty:
-        sentences.append(f"{_clients(empty)} without test samples: not in personal")
+        sentences.append(f"{_clients(empty)} without test samples: left out of personal")
     full = [row_integer(row, "client") for row in rows
             if row.get("base_other", 0.0) is None and not row.get(ABSENT)]
     if full:
-        sentences.append(f"{_clients(full)} with every class in training: not in base_other")
+        sentences.append(f"{_clients(full)} with every class in training: left out of base_other")
     for row in rows:
         if row.get("broken"):
             sentences.append(

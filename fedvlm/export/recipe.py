@@ -142,7 +142,8 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
     if odd:
         known = "; ".join(f"{k}: {', '.join(v)}" for k, v in FORMS.items())
         raise ConfigError(
-            f"{who} says forms {odd[0]} {forms[odd[0]]}, which no export format knows (known: "
+            f"{who} declares forms {odd[0]} {forms[odd[0]]}, which no export format supports "
+            "(known: "
             f"{known})"
         )
     steps, tensors = _image_side(p, forms, who)

@@ -183,6 +183,7 @@ FLAGS: tuple[Flag, ...] = (
 
 REFUSED: dict[str, str] = {
     "--model": "does not exist here; choose the method with --trainer NAME",
+    "--gpu": "does not exist here; choose the device with --device, such as --device cuda:0",
     "--logdir": "does not exist here; use --output-dir DIR",
     "--imbalance-train": "is not supported; for unequal client sizes use --partition dirichlet",
     "--split-client": "is not supported; for clients per domain use --partition domain",
@@ -287,6 +288,8 @@ def pairs(values: Namespace) -> list[str]:
 
     last = values.opts[-1]
     names = [name for flag in FLAGS for name in flag.names]
+    if last.isdigit() and "--seed" in values.words:
+        return [f"'{last}' has no value; for several seeds use --seeds, such as --seeds 1 2"]
     near = "" if last.isupper() else flag_for(last) or did_you_mean(last, names)
     return [f"'{last}' has no value; words without a flag are KEY VALUE pairs"
             f"{near}"]

@@ -206,7 +206,7 @@ def _name(
     if run in seen or run in above or not seen.isdisjoint(run.parents):
         raise ValueError(f"it has a run twice, or inside another run ({told})")
     if {*FILES} & {*run.parts}:
-        raise ValueError(f"it has a run whose name is that of a file ({told})")
+        raise ValueError(f"it has a run with the name of a file ({told})")
     seen.add(run)
     above.update(run.parents)
     return run

@@ -125,7 +125,7 @@ class FinishedRun:
         """
         record = whole_results(read_json(self.path / RESULTS))
         if record is None:
-            raise DataError(f"{self.path / RESULTS} is damaged or of another version")
+            raise DataError(f"{self.path / RESULTS} is damaged or has another version")
         refuse_damage(self.path, record)
 
 
@@ -145,14 +145,14 @@ def read_finished(folder: Path) -> FinishedRun | None:
     if not file.exists():
         return None
     if not file.is_file():  # a pipe would never end
-        raise DataError(f"{file} is not a regular file: the run is left out")
+        raise DataError(f"{file} is not a regular file: the run is skipped")
     record = whole_results(read_json(file))
     good = record is not None and isinstance(record["results"].get("last"), dict)
     if record is None or not good or "trainer" not in record["protocol"]:
-        raise DataError(f"{file} is damaged or of another version: it is left out")
+        raise DataError(f"{file} is damaged or of another version: it is skipped")
     verdict = check_readable(folder, record)
     if verdict.damage:
-        raise DataError(f"{verdict.sentence()}; the run is left out")
+        raise DataError(f"{verdict.sentence()}; the run is skipped")
     return _run(folder, record, verdict.seal)
 
 

@@ -46,7 +46,7 @@ def test_files_folders_and_lists_keep_their_order_and_names(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("image", "sentence"), [
-    ([], "no image was given"), (7, "a int is no image"), (None, "a NoneType is no"),
+    ([], "no image was given"), (7, "a int is not an image"), (None, "a NoneType is no"),
     (b"bytes", "a bytes is not an image"), ("nowhere.png", "no image 'nowhere.png'"),
     (ARRAY.transpose(2, 0, 1), r"an image array is .*; this one is \[3, 30, 40\]"),
     (TENSOR.permute(1, 2, 0), r"an image tensor is .*; this one is \[30, 40, 3\]"),
@@ -65,5 +65,5 @@ def test_files_that_do_not_decode_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"cannot read the image {bad}"):
         pixels(bad)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="there is no image below"):
+    with pytest.raises(DataError, match="no images below"):
         as_list(tmp_path / "empty")

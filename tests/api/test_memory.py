@@ -92,7 +92,7 @@ def test_a_run_goes_on_where_it_was_stopped(
     fedvlm.train(data=clients(), output_dir=tmp_path, **SMALL)
     told = capsys.readouterr().out
     assert "resuming after round 1" in told
-    assert "24 from the store" in told  # features by content, not by file
+    assert "24 from the cache" in told  # features by content, not by file
     jobs.same(tmp_path, balls[0])
 
 
@@ -113,7 +113,7 @@ def test_the_command_line_says_where_the_data_are(
 @pytest.mark.parametrize(("more", "error", "sentence"), [
     ({"demo": True}, ConfigError, 'drop demo; backbone="tiny" is embedded'),
     ({"dataset": "eurosat"}, ConfigError, "data= already defines the images: drop dataset"),
-    ({"data": None, "demo": True}, ConfigError, "classnames belongs to data in memory"),
+    ({"data": None, "demo": True}, ConfigError, "classnames needs data in memory"),
     ({"partition": "iid"}, ConfigError, "partition='iid' deals one dataset"),
     ({"data": {"a": (rows(1), [(pixels(0, 0), 5)])}}, DataError,
      "client 'a', test image 0: label 5 is none of 0 to 2"),

@@ -96,7 +96,7 @@ def test_what_differs_bit_by_bit_and_within_a_tolerance() -> None:
     thin = {k: v for k, v in a.items() if "model" not in k}  # models/ was deleted
     assert list(module._differences(thin, a, None)) == []
     (clause,) = module._differences(a, thin, None)
-    assert clause == "model of client 0: w: only the run has it"
+    assert clause == "model of client 0: w: exists only in the run"
 
 
 def test_weights_may_lie_elsewhere_if_they_are_the_same() -> None:

@@ -71,7 +71,7 @@ def test_what_is_made_of_images_is_refused_before_the_end(tmp_path: Path) -> Non
     for file in (place / "results.json", *place.glob("models/personal*")):
         file.unlink()
     run = fedvlm.load(place)
-    with pytest.raises(DataError, match="client 0 is made from the client's own images"):
+    with pytest.raises(DataError, match="client 0 needs the client's own images"):
         run.client(0)
     assert run.global_model.owner == "global"
     assert run.record is None
@@ -121,7 +121,7 @@ def test_folders_clients_and_weights_that_are_not_there(quick_run: Path, tmp_pat
     assert run.clients == 2 and run.classnames == run.global_model.classnames
     with pytest.raises(DataError, match="there is one below it"):
         fedvlm.load(quick_run)
-    with pytest.raises(DataError, match="is no run folder"):
+    with pytest.raises(DataError, match="is not a run folder"):
         fedvlm.load(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="device must be text, not 3"):
         fedvlm.load(place, device=3)  # type: ignore[arg-type]

@@ -186,7 +186,7 @@ class Leaky(Trainer):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "check wants a trainer"),
+        ([], "check needs a trainer"),
         (["--all"], "check: unknown flag '--all'"),
         (["fedvt"], "did you mean 'FedTV'"),
         (["./absent.py:Mine"], "no file"),

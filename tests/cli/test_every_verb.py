@@ -37,7 +37,7 @@ def test_what_is_required_is_asked_for(name: str, capsys: pytest.CaptureFixture[
     said = capsys.readouterr().err
     for action in wanted:
         flag = f"{action.option_strings[-1]} {action.metavar} " if action.option_strings else ""
-        assert f"{name} wants {flag}" in said and str(action.help) in said.replace("\n", " ")
+        assert f"{name} needs {flag}" in said and str(action.help) in said.replace("\n", " ")
     assert "Traceback" not in said and "unexpected" not in said
 
 
@@ -63,7 +63,7 @@ def test_numbers_of_a_verb_refuse_words(name: str) -> None:
         or getattr(a.type, "__qualname__", "").startswith(("whole.", "amount."))
     )]
     for action in typed:
-        with pytest.raises(ConfigError, match=f"{action.option_strings[-1]} wants "):
+        with pytest.raises(ConfigError, match=f"{action.option_strings[-1]} expects "):
             parser.parse_args([action.option_strings[-1], "no number"])
 
 

@@ -118,7 +118,7 @@ def test_a_run_folder_where_the_folder_of_all_runs_is_wanted(
 def test_nearest_path(runs: Path) -> None:
     assert nearest_path(Path("output/sweps/one")) == "; did you mean 'output/sweeps/one'?"
     assert nearest_path(Path("output/sweps/two")) == "; did you mean 'output/sweeps'?"
-    assert nearest_path(Path("output/qq")) == "; there is output"
+    assert nearest_path(Path("output/qq")) == "; the nearest existing folder is output"
     assert nearest_path(Path("qq")) == nearest_path(Path("/qq")) == ""
     assert nearest_path(Path("outputs").absolute()).endswith(f"'{Path('output').absolute()}'?")
     assert nearest_path(Path("mine.yaml/x/y")) == ""

@@ -30,11 +30,11 @@ def test_all_mistakes_at_once_with_file_line_and_nearest_name(tmp_path: Path):
     path = write(tmp_path / "t.yaml", text)
     lines = mistakes("OPTIM.LR", "x", "ROUNDS", "3", trainer=path, FED__FRAC="2")
     assert lines == [
-        f"{path}:2: FED.ROUNDS wants a whole number, got 'many' (str)",
+        f"{path}:2: FED.ROUNDS expects a whole number, got 'many' (str)",
         f"{path}:3: FED.CLIENTS must be at least 1, got 0",
         f"{path}:6: unknown key 'TRAINER.FEDTV.RNAK'; did you mean 'TRAINER.FEDTV.RANK'?",
         "flag FED.FRAC: FED.FRAC must be above 0 and at most 1, got 2.0",
-        "opts: OPTIM.LR wants a number, got 'x' (str)",
+        "opts: OPTIM.LR expects a number, got 'x' (str)",
         "opts: unknown key 'ROUNDS'; did you mean 'FED.ROUNDS'?",
     ]
 

@@ -32,9 +32,9 @@ def test_ranges_whole_numbers_words_and_what_is_fixed() -> None:
 
 
 @pytest.mark.parametrize(("text", "told"), [
-    ("NU 0.1 to 1", "'NU', which is no key"),
+    ("NU 0.1 to 1", "'NU', which is not a key"),
     ("MUU 0.1 to 1", "did you mean 'MU'"),
-    ("MU 1 to 0.1", "is no range"),
+    ("MU 1 to 0.1", "is not a range"),
     ("MU 0 to 1 log", "log only above 0"),
     ("MU 0.1 to 11", "TRAINER.TOY.MU"),
     ("STEPS 0 to 3", "TRAINER.TOY.STEPS"),

@@ -70,7 +70,7 @@ def test_yamls_bare_yes_and_no_are_words_where_they_have_aliases():
                     aliases={"True": "yes", "False": "no"})
     assert [switch.parse(raw) for raw in (True, False, "yes", "true", "auto")] == [
         "yes", "no", "yes", "yes", "auto"]
-    with pytest.raises(ValueError, match="wants text"):
+    with pytest.raises(ValueError, match="expects text"):
         Option("auto", "x", choices=("auto", "yes")).parse(True)
 
 

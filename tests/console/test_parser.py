@@ -75,7 +75,7 @@ def test_required_flags_are_asked_for_by_name() -> None:
     parser = Parser(prog="fedvlm toy")
     parser.add_argument("--to", required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--of", "--from", dest="of", required=True, help="what is read")
-    wants_to, wants_of = "toy wants --to DIR (a new folder)", "toy wants --from OF (what is read)"
+    wants_to, wants_of = "toy needs --to DIR (a new folder)", "toy needs --from OF (what is read)"
     assert mistakes(parser, "") == [wants_to, wants_of]
     assert mistakes(parser, "--from x") == [wants_to]
     assert mistakes(parser, "--of x --two y") == ["toy: unknown flag '--two'; did you mean '--to'?"]
@@ -92,15 +92,15 @@ def test_numbers_of_a_range_and_units() -> None:
     assert (args.count, args.width, args.age) == ([0, 12], 2.5, 0)
     for word in ("-1", "1.5", "x", "\u0663"):
         assert mistakes(parser, f"--count 1 {word}") == [
-            f"toy: --count wants a whole number from 0 on, got '{word}'"
+            f"toy: --count expects a whole number from 0 on, got '{word}'"
         ]
     for word in ("1.9", "21", "nan", "x"):
         assert mistakes(parser, f"--width {word}") == [
-            f"toy: --width wants inches from 2 to 20, got '{word}'"
+            f"toy: --width expects inches from 2 to 20, got '{word}'"
         ]
     for word in ("-1", "inf", "nan", "soon"):
         assert mistakes(parser, f"--age {word}") == [
-            f"toy: --age wants days from 0 on, got '{word}'"
+            f"toy: --age expects days from 0 on, got '{word}'"
         ]
 
 
@@ -108,14 +108,14 @@ def test_every_mistake_at_once(parser: Parser) -> None:
     line = "--rte 1 2 --how-many 0 --form tx --rate x --keys --old"
     assert mistakes(parser, line) == [
         "toy: unknown flag '--rte'; did you mean '--rate'?",
-        "toy: --how-many wants a whole number from 1 to 9, got '0'",
+        "toy: --how-many expects a whole number from 1 to 9, got '0'",
         "toy: --form tx: no such form; did you mean 'tex'? (known: md, tex)",
-        "toy: --rate wants a number, got 'x'",
-        "toy: --keys wants a value",
+        "toy: --rate expects a number, got 'x'",
+        "toy: --keys needs a value",
         "toy: flag --old is gone; use --form",
     ]
     parser.examples = ("fedvlm toy fish  # one",)
-    assert mistakes(parser, "") == ["toy wants a word: fedvlm toy fish"]
+    assert mistakes(parser, "") == ["toy needs a word: fedvlm toy fish"]
 
 
 def test_checks_add_to_the_mistakes() -> None:

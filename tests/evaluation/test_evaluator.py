@@ -63,8 +63,8 @@ def test_last_round_in_closed_form() -> None:
     assert result["hm3"] == pytest.approx(3 / (1 / b + 1 / n + 1 / p))
     assert result["cm"] == pytest.approx((p + 2 / (1 / b + 1 / n)) / 2)
     assert result["notes"] == [
-        "1 client (2) without test samples: not in personal",
-        "1 client (2) with every class in training: not in base_other",
+        "1 client (2) without test samples: left out of personal",
+        "1 client (2) with every class in training: left out of base_other",
     ]
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 

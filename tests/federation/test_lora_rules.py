@@ -249,7 +249,7 @@ def test_each_method_runs_by_the_rules_that_it_takes(rule: str) -> None:
 ])
 def test_invariants_hold(rule: str, more: tuple[str, ...]) -> None:
     but = {"stack": ("factors begin anew", "G4", "G5", "G6"),
-           "by_norm": ("clients have other ranks", "G4", "G5", "G6"),
+           "by_norm": ("clients have different ranks", "G4", "G5", "G6"),
            "alternate": ("one factor moves in a round", "G5"),
            "residual": ("the server moves the layers", "G5")}
 

@@ -162,7 +162,7 @@ def test_there_is_no_download_of_a_client_that_does_not_exist(client: int) -> No
     fed = quadratic(Pool(), 1)
     state = fed.start()
     assert set(fed.downloads(state, 1, [0, 1])) == {0, 1}
-    with pytest.raises(FedvlmError, match=f"there is no client {client} of 2"):
+    with pytest.raises(FedvlmError, match=f"no client {client}: clients are numbered 0 to 1"):
         fed.downloads(state, 1, [0, client])
 
 

@@ -16,7 +16,7 @@ LATE = [
     (["TRAINER.FEDTV.RANK", "99"], "TRAINER.FEDTV.RANK 99"),
     (["MODEL.BACKBONE.PRETRAINED", "False"], "has its own"),
     (["FED.EARLY_STOP", "1", "DATASET.VAL_SHOTS", "0"], "FED.EARLY_STOP 1: client 0 and"),
-    (["FED.EPOCHS_RANGE", "1,x"], "FED.EPOCHS_RANGE ('1', 'x'): wants two whole numbers"),
+    (["FED.EPOCHS_RANGE", "1,x"], "FED.EPOCHS_RANGE ('1', 'x'): expects two whole numbers"),
     (["FED.EPOCHS_RANGE", "(1, 99)"], "FED.LOCAL_EPOCHS, which is"),
     (["FED.LOCAL_STEPS", "3", "FED.EARLY_STOP", "1"], "set only one of the two"),
     (["OPTIM.KEEP_STATE", "True", "OPTIM.MOMENTUM", "0"], "has no state to keep"),

@@ -52,7 +52,7 @@ def test_unknown_flags_are_all_named_with_the_nearest():
         "unknown flag '--num-usres'; did you mean '--num-users'?",
         "unknown flag '-q' (--help lists all)",
         "unknown flag '--zzz' (--help lists all)",
-        "--rounds wants a value (communication rounds)",
+        "--rounds needs a value (communication rounds)",
         "flag --logdir does not exist here; use --output-dir DIR",
     ]
 

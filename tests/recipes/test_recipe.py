@@ -118,11 +118,12 @@ def test_all_mistakes_of_a_recipe_are_named_at_once(tmp_path: Path) -> None:
         read_recipe(str(path))
     said = str(caught.value)
     for sentence in (
-        "has no part 'plann'; did you mean 'plan'?", "said is empty", "harmonic is 'mean of H' or",
+        "has unknown part of a recipe: 'plann'; did you mean "
+        "'plan'?", "said is empty", "harmonic is 'mean of H' or",
         "tolerance expects points", "protocol expects a list of sentences",
         "absent: the plan has FedAvg", "FedAvg expects trained and sent, whole numbers",
         "numbers: no method 'FedAvgg'; did you mean 'FedAvg'?", "FedAvg expects percent such as",
-        "published 1: no method 'FedPer'", "published 2: where was it printed?",
+        "published 1: no method 'FedPer'", "published 2: where is missing",
         "published 2: no data set 'digit'; did you mean 'digits'?",
         "FedAvg has 2 numbers for 1 metrics", "published 2: no word 'metric'",
         "digits FedAvg personal is published twice",

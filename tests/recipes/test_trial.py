@@ -165,7 +165,7 @@ def test_two_rows_in_one_folder_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "twin.yaml"
     path.write_text(SMALL.format(harmonic="mean of H").replace(
         "label: Learnt}", "label: Learnt}, {name: PromptFL, label: Again, lr: 0.1}"))
-    with pytest.raises(ConfigError, match="Again and Learnt on shapes are one run folder"):
+    with pytest.raises(ConfigError, match="Again and Learnt on shapes have the same run folder"):
         trial_of(read_recipe(str(path)), {}, tmp_path / "out", (1,))
 
 

@@ -38,7 +38,7 @@ def test_truncate_drops_later_rounds_and_the_cut_line(tmp_path: Path) -> None:
     assert truncate_metrics(path, 3) == [] and path.read_text() == whole
     path.write_text(whole + '{"round": 4, "lo')
     records, notes = read_metrics(path)
-    assert len(records) == 4 and "line (5) is cut" in notes[0]
+    assert len(records) == 4 and "line (5) is truncated" in notes[0]
     notes = truncate_metrics(path, 2)
     assert len(notes) == 2 and "1 lines after round 2" in notes[1]
     assert path.read_text() == "".join(whole.splitlines(keepends=True)[:3])

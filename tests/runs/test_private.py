@@ -15,7 +15,7 @@ from fedvlm.api.rebuild import run_folder
 from fedvlm.cli.main import main
 from fedvlm.job.resolve import run_config
 from fedvlm.runs import private
-from fedvlm.runs.cells import FILES, pack
+from fedvlm.runs.cells import FILES, pack_runs
 from fedvlm.runs.identity import identity_digest
 from fedvlm.runs.private import (
     NAME,
@@ -106,7 +106,7 @@ def test_no_name_of_the_machine_is_published(
         text = (folder / name).read_text()
         assert "annas-secret" not in text and str(tmp_path) not in text, name
     path = tmp_path / "one.cells.xz"
-    pack([("one", folder)], path)
+    pack_runs([("one", folder)], path)
     assert b"annas-secret" not in lzma.decompress(path.read_bytes())
 
     # It is the same run from another folder, and goes on without its private file.

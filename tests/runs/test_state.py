@@ -204,7 +204,7 @@ def test_damage_to_a_record_of_the_newest_falls_back_and_is_named(
     state, notes = load(tmp_path)
     assert state is not None and state.round == 3
     assert row(tmp_path, state, 0).tolist() == [3.0, 4.0, 5.0, 6.0]
-    assert len(notes) == 1 and f"round 4 passed over: clients/r000004.{suffix}" in notes[0]
+    assert len(notes) == 1 and f"round 4 skipped: clients/r000004.{suffix}" in notes[0]
 
 
 def test_every_single_bit_of_a_record_counts(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_from_the_queue_to_results(
     plan: tuple[Any, list[Cell], Path], capsys: pytest.CaptureFixture
 ) -> None:
     # Left while both wait; found again; one preempted and done, one cancelled; then the rest.
-    with pytest.raises(KeyboardInterrupt, match="2 jobs stay in the queue.* scancel 7 ends them"):
+    with pytest.raises(KeyboardInterrupt, match="2 jobs stay in the queue.* scancel 7 cancels them"):
         launch(plan, Queue(7, nothing, stop))
     again = Queue(
         8, nothing, to("7_0", RUNNING), to("7_0", PENDING), to("down", ""), gone("down"),
@@ -178,7 +178,8 @@ def test_a_kill_between_the_queue_and_its_lines_loses_no_job(
             with pytest.raises(KeyboardInterrupt, match="2 jobs stay in the queue"):
                 launch(other, queue)
             said = capsys.readouterr().out
-            assert ("2 jobs of a submission that was cut off are in the queue" in said) == sentence
+            assert ("2 jobs of an interrupted submission were found in the "
+                    "queue" in said) == sentence
     path.write_text(intent)
     del queue.here["7_1"]
     queue.turns, queue.first = [nothing, stop], 8

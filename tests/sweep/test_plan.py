@@ -37,7 +37,7 @@ def plan_file(folder: Path, text: str) -> Path:
 
 
 def test_a_part_called_by_a_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a plan has no part '1'"):
+    with pytest.raises(ConfigError, match="unknown part of a plan: '1'"):
         read_plan(plan_file(tmp_path, "1: x\ndatasets: [digits]\ntrainers: [FedAvg]\n"))
 
 
@@ -113,9 +113,11 @@ axes: {OPTIM.LR: 0.1}
     assert main(["sweep", str(path)]) == 2
     told = capsys.readouterr().err
     for piece in (
-        "no part 'comon'; did you mean 'common'?", "'roundz' is no flag", "did you mean 'round",
-        "'seed' is the sweep's own", "'lr' has no value", "'digits' twice", "trainers wants a list",
-        "seeds names a number twice", "axes: OPTIM.LR wants a list",
+        "unknown part of a plan: 'comon'; did you mean 'common'?", "'roundz' is not a "
+                                                                   "flag", "did you mean 'round",
+        "'seed' is set by the sweep itself", "'lr' has no "
+                                             "value", "'digits' twice", "trainers expects a list",
+        "seeds contains a number twice", "axes: OPTIM.LR expects a list",
     ):
         assert piece in told, piece
     assert "Traceback" not in told
@@ -153,10 +155,11 @@ def test_missing_data_alone_is_a_data_error(
     (["--trainers", "FedAvg", "--datasets", "digits", "--job", "2"], "did you mean '--jobs'"),
     (["--trainers", "FedAvg", "--datasets", "digits", "--jobs", "0"], "from 1 on, got '0'"),
     (["--trainer", "FedAvg", "--datasets", "digits"], "use --trainers"),
-    (["--trainers", "FedAvg", "--datasets", "digits", "--seeds", "x"], "seeds wants whole numbers"),
+    (["--trainers", "FedAvg", "--datasets", "digits", "--seeds", "x"], "seeds expects whole "
+                                                                       "numbers"),
     ([str(CONFIGS / "demo.yaml"), "--trainers", "Dito"], "did you mean 'Ditto'"),
     (["no_such.yaml"], "no plan 'no_such.yaml'"),
-    ([str(CONFIGS / "demo.yaml"), "--only", "3-1"], "--only wants"),
+    ([str(CONFIGS / "demo.yaml"), "--only", "3-1"], "--only expects"),
     ([str(CONFIGS / "demo.yaml"), "--only", "99"], "the cells are 0 to 11"),
 ])
 def test_wrong_words(words: list[str], piece: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def test_mean_is_uniform() -> None:
 
 
 def test_without_norms_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match="set PEFT.LN True, or take FedAvg"):
+    with pytest.raises(ConfigError, match="set PEFT.LN True, or use FedAvg"):
         toy("FedBN")
 
 

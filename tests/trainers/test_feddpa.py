@@ -128,7 +128,7 @@ def test_other_parts_are_refused(words: tuple[str, ...], said: str) -> None:
 @pytest.mark.parametrize(("key", "value", "said"), [
     ("FINETUNE_TRAIN", "shared", "must be own or personal, not shared"),
     ("FINETUNE_TRAIN", "all", "must be own or personal, not all"),
-    ("FINETUNE_EPOCHS", "0", "FINETUNE_EPOCHS 0 leaves FedAvg with LoRA"),
+    ("FINETUNE_EPOCHS", "0", "FINETUNE_EPOCHS 0 is FedAvg with LoRA"),
 ])
 def test_f_trains_the_own_adapter_alone_or_not_at_all(key: str, value: str, said: str) -> None:
     there = CheckWorld([*OPTS, f"FED.{key}", value])

@@ -253,7 +253,7 @@ def test_not_finite_stops_the_run() -> None:
 def test_needs_blocks() -> None:
     with pytest.raises(ConfigError, match="set PEFT.VISUAL adapter"):
         heart(keys={"PEFT.VISUAL": "feature"})
-    with pytest.raises(ConfigError, match="wants 4 blocks, got 2"):
+    with pytest.raises(ConfigError, match="needs 4 blocks, got 2"):
         heart({"HDA_INDICES": (1, 2)})
 
 

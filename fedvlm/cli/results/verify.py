@@ -1,8 +1,8 @@
 """Check that runs are unmodified: checksums, and metrics recomputed.
 
 One line per run: ok, unsealed (made by a version without checksums), unfinished, or damaged with
-the file. A seal shows damage and accidents. --replay shows forgery: it runs the last rounds again,
-from the state that was kept, and compares bits; it needs the run's images.
+the file. Checksums detect damage; only --replay detects forgery: it repeats the last rounds from a
+saved state and compares bits, and it needs the run's images.
 """
 
 from __future__ import annotations

@@ -146,5 +146,5 @@ def alone(folder: Path) -> lock.RunLock:
         return lock.acquire(folder)
     except ConfigError as error:  # a tag makes other cells, not another plan
         raise ConfigError(
-            str(error).replace("this run another --tag", "this sweep another --name")
+            str(error).replace("choose another --tag", "choose another --name")
         ) from None

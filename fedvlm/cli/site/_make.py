@@ -51,7 +51,7 @@ def make_mistakes(args: Namespace) -> list[str]:
         stray = [args.spelling[d] for d in args.spelling if d in _FOLDERS and d not in _TRIAL]
         return out + [f"--split: {name} does not go with it" for name in stray] + pairs(args)
     stray = [args.spelling[d] for d in args.spelling if d not in _FOLDERS] + args.opts[:1]
-    out += [f"make does not read '{word}' without --split" for word in stray]
+    out += [f"make uses '{word}' only with --split" for word in stray]
     if not args.classes:
         out.append("make needs --classes FILE with all class names of the federation, or --split")
     for words in args.client:

@@ -59,17 +59,18 @@ class AwayStore:
         unknown = self._form is None or slot != ""
         if any(state.values()) or (unknown and not slot.startswith(AWAY)):
             raise ConfigError(
-                "this run was begun with --engine local, and its checkpoint holds the states of "
-                f"clients {list(ids[:4])}: go on with --engine local, or begin anew under another "
-                "--tag"
+                "this run was started with --engine local, and its checkpoint contains the "
+                f"states of clients {list(ids[:4])}: resume with --engine local, or start a new "
+                "run with "
+                "another --tag"
             )
         form = slot.removeprefix(AWAY)
         if self._form is None:
             self.note_forms(round_, dict.fromkeys(ids, form))
         elif form != self._form:
             raise ConfigError(
-                "this run was begun with another --engine, whose states of clients are not at the "
-                "sites: go on with that one, or begin anew under another --tag"
+                "this run was started with another --engine, so the states of its clients are not "
+                "at the sites: resume with that engine, or start a new run with another --tag"
             )
 
     def begin(self, accepted: Mapping[int, int]) -> None:

@@ -90,8 +90,8 @@ def form_of(state: State) -> Form:
 def missing_row(client: int, version: int) -> FedvlmError:
     """Return the error of a row that a store does not have."""
     return FedvlmError(
-        f"the store has no state of client {client} from round {version}: it was settled, "
-        "or a later round was begun from another state"
+        f"the store has no state of client {client} from round {version}: it was removed, "
+        "or a later round started from another state"
     )
 
 

@@ -55,7 +55,7 @@ def serve_clients(
     outpost = Outpost([invitation.parent], read_invitation(invitation), say)
     with outpost.quarters(), listen(outpost.path) as door, outpost, threads_of(cfg):
         site = worker_site(build_run(cfg), clients, states, say)
-        say(f"{READY} a socket of its own: {_about(cfg, len(clients))}")
+        say(f"{READY} its own socket: {_about(cfg, len(clients))}")
         serve(door, outpost.token, site.answer, say)
 
 

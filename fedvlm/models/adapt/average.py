@@ -37,7 +37,7 @@ def average_peft(
         FedvlmError: ``freeze_a`` with factors A that differ; weights that sum to nothing.
     """
     if rule not in RULES:
-        raise ConfigError(f"PEFT.LORA_AVG has no '{rule}' ({', '.join(RULES)})")
+        raise ConfigError(f"unknown PEFT.LORA_AVG '{rule}' ({', '.join(RULES)})")
     if not sum(weights) > 0:
         raise FedvlmError("no update has a weight above zero: nothing to average")
     share = [float(w) / float(sum(weights)) for w in weights]

@@ -43,7 +43,8 @@ def parse_targets(words: str) -> tuple[str, ...]:
     for word in (w.strip().lower() for w in words.replace("+", ",").split(",") if w.strip()):
         if word not in WORDS:
             raise ConfigError(
-                f"PEFT.TARGETS has no '{word}'{did_you_mean(word, WORDS)} ({', '.join(WORDS)})"
+                f"unknown layer in PEFT.TARGETS: '{word}'{did_you_mean(word, WORDS)} "
+                f"({', '.join(WORDS)})"
             )
         sites += [s for s in WORDS[word] if s not in sites]
     if not sites:

@@ -143,7 +143,7 @@ def _rows(rows: Sequence[Any], place: str) -> Iterator[str]:
         correct: Any = row.get("correct")
         who = row.get("client", at)
         if not isinstance(who, int):
-            yield f"{place}.{at}: client {who!r} is no number"
+            yield f"{place}.{at}: client {who!r} is not a number"
             continue
         if who in seen:
             yield f"{place}: client {who} appears twice"

@@ -25,7 +25,7 @@ LEGEND = (
 
 
 def report(tuned: Path, into: Path | None = None) -> None:
-    """Say what a tuning spent and how sure it is; write CSV files and figures.
+    """Print cost and uncertainty of a tuning; write CSV files and figures.
 
     Args:
         tuned: the tuning's ``tuned.json``.
@@ -77,7 +77,7 @@ def _row(method: SearchProgress) -> dict[str, str]:
              *([f"{failed} failed"] if failed else [])]
     last, gain = method.points[-1], method.gain
     return {
-        "method": method.label, "trials": ", ".join(parts), "as it comes": _percent(method.first),
+        "method": method.label, "trials": ", ".join(parts), "defaults": _percent(method.first),
         "best": f"{_percent(last.best)} ± {_percent(method.noise.clients)}",
         "gain": f"{gain[0]:+.1f} ± {gain[1]:.1f}" if gain else "-",
         "repeat": _percent(method.noise.repeat), "alike": str(method.noise.alike),

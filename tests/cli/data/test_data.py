@@ -135,7 +135,7 @@ def test_a_read_only_cache_is_said(
     ("words", "code", "says"),
     [
         (["prepair"], 2, "did you mean 'prepare'"),
-        (["prepare"], 2, "data: prepare wants a set"),
+        (["prepare"], 2, "data: prepare needs a data set"),
         (["prepare", "eurosat"], 3, "DATASET.ROOT is empty"),
         (["prepare", "eurosatt", "--root", "{root}"], 2, "did you mean 'EuroSAT'"),
         (["prepare", "imagenet", "--root", "{root}"], 2, "nothing to prepare"),

@@ -111,7 +111,7 @@ def test_evaluate_a_folder_of_known_classes(quick_run: Path, tmp_path: Path, cap
     (["predict", "RUN", "no.png"], 3, "no image 'no.png'"),
     (["predict", "RUN", "no.png", "--client", "nine"], 2, "--client nine: a client's number"),
     (["predict", "RUN", "no.png", "--json", "--csv"], 2, "or --csv, not both"),
-    (["predict", "nowhere", "no.png"], 3, "'nowhere' is no run folder"),
+    (["predict", "nowhere", "no.png"], 3, "'nowhere' is not a run folder"),
     (["export", "RUN", "--to", "x", "--format", "onyx"], 2, "did you mean 'onnx'?"),
     (["evaluate", "RUN"], 2, "choose the images: --dataset NAME, or --images FOLDER"),
     (["evaluate", "RUN", "--images", "x", "--root", "y"], 2, "--root needs --dataset"),

@@ -13,7 +13,8 @@ from fedvlm.cli.main import main
     (["serve", "--listen", "s", "--demo"], "serve needs the site's file"),
     (["serve", "s.yaml", "--listen", "s", "--to", "t"], "serve does not read --to"),
     (["make", "--listen", "s"], "make does not read --listen"),
-    (["serve", "s.yaml"], "serve s.yaml wants --federation INVITATION, which a coordinator's"),
+    (["serve", "s.yaml"], "serve s.yaml needs --federation INVITATION, written by the "
+                          "coordinator's"),
     (["serve", "s.yaml", "--listen", "s", "--token-file", "t"],
      "flag --token-file ended with 0.2"),
     (["serve", "s.yaml", "--listen", "s", "--lr", "1"],

@@ -121,7 +121,7 @@ def test_the_clients_of_a_run_become_sites_to_try_things_out(tmp_path: Path) -> 
     (["make", "--classes", "few.txt", "--client", "3", "photos", "--to", "x"], 3,
      "no class 'Red_Fox'; did you mean 'red fx'?"),
     (["chek", "site.yaml"], 2, "did you mean 'check'?"),
-    (["check"], 2, "check wants one FILE"),
+    (["check"], 2, "check needs one FILE"),
     (["check", "site.yaml", "--demo"], 2, "check does not read --demo"),
     (["check", "nowhere.yaml"], 2, "there is no 'nowhere.yaml'; fedvlm site make writes one"),
 ])  # fmt: skip

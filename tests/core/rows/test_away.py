@@ -31,9 +31,9 @@ def test_states_of_the_local_engine_are_refused() -> None:
     again.put(3, ids, state)
     assert again.forms == away.forms
     for store in (again, AwayStore("site")):
-        with pytest.raises(ConfigError, match="was begun with --engine local"):
+        with pytest.raises(ConfigError, match="was started with --engine local"):
             store.put(3, [0], TENSORS)
-    with pytest.raises(ConfigError, match="was begun with --engine local"):
+    with pytest.raises(ConfigError, match="was started with --engine local"):
         again.put(3, [0], {})
 
 
@@ -43,7 +43,7 @@ def test_rows_of_one_form_stand_for_states_at_sites() -> None:
     assert store.get([], []) == []
     store.put(1, [2, 0], {AWAY + "site": {}})
     for odd in ({}, {AWAY + "ab": {}}):
-        with pytest.raises(ConfigError, match="was begun with another --engine"):
+        with pytest.raises(ConfigError, match="was started with another --engine"):
             store.put(1, [0], odd)
 
 

@@ -103,7 +103,8 @@ def test_absences_by_name() -> None:
 @pytest.mark.parametrize(("text", "words"), [
     ("3:4-1", "'3:4-1': its last round is before its first"), ("3:0-1", "'3:0-1': rounds begin "
                                                                         "at 1"),
-    ("8:1", "there is no client 8, the last is 7"), ("3", "'3' is no absence; write client:rounds"),
+    ("8:1", "no client 8, the last client is 7"), ("3", "'3' is not an absence; write "
+                                                        "client:rounds"),
 ])
 def test_absences_that_are_none_are_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"^FED.UNRELIABLE.AWAY '{text}': .*") as error:

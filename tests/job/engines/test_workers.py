@@ -190,5 +190,5 @@ def test_a_run_goes_on_with_the_engine_that_began_it(
         path.unlink()
     monkeypatch.setattr(workers.Workers, "workers_of", lambda *given: Pool.__new__(Pool))
     assert jobs.run(tmp_path, "--engine", "workers") == 2
-    assert "was begun with --engine local" in capsys.readouterr().err
+    assert "was started with --engine local" in capsys.readouterr().err
     assert jobs.run(tmp_path) == 0

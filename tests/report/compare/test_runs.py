@@ -192,7 +192,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: Capture) -> None:
     (b / "manifest.json").write_text("{")
     (b / "metrics.jsonl").write_text(json.dumps(A[0]) + "\n{broken\n" + json.dumps(A[2]) + "\n{cut")
     text = said(a, b, capsys)
-    assert "line 2 is damaged and was dropped" in text and "(4) is cut" in text
+    assert "line 2 is damaged and was dropped" in text and "(4) is truncated" in text
     assert "cannot read" in text and "one manifest has no identity" in text
     (b / "metrics.jsonl").unlink()
     text = said(a, b, capsys)
@@ -207,7 +207,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: Capture) -> None:
         (["A", "B", "--format", "jsn"], 2, "did you mean 'json'"),
         (["A", "B", "--over-seed"], 2, "unknown flag '--over-seed'; did you mean '--over-seeds'"),
         (["A", "ROOT"], 2, "holds 4 runs"),
-        (["A", "nowhere"], 3, "is not a folder with runs"),
+        (["A", "nowhere"], 3, "is not a folder that contains runs"),
         (["A", "EMPTY"], 3, "no run in"),
         (["A", "DAMAGED"], 3, "is damaged or of another version"),
         (["A", "HALF"], 3, "cannot read"),
@@ -244,8 +244,9 @@ def test_table_and_verify_compare_in_the_same_way(tmp_path: Path, capsys: Captur
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["table", "A", "A", "--paired", "--metric", "global"], "--metric does not go with --paired"),
-    (["table", "A", "A", "--paired", "--format", "tex"], "text, md, json, not as tex"),
+    (["table", "A", "A", "--paired", "--metric", "global"], "--metric cannot be combined with "
+                                                            "--paired"),
+    (["table", "A", "A", "--paired", "--format", "tex"], "text, md, json, not tex"),
     (["table", "A", "--paired"], "table --paired needs two folders, got 1"),
     (["table", "A", "--format", "json"], "--format json needs --paired"),
     (["verify", "A", "A", "--against", "A"], "fedvlm verify RUN_A --against RUN_B"),

@@ -36,10 +36,10 @@ def test_what_follows_is_left_in_peace() -> None:
 
 @pytest.mark.parametrize(("change", "words"), [
     (lambda r: r["gain"].update(points=22.0), "gain is points 22, reference logreg"),
-    (lambda r: r["gain"].update(reference="majority"), "the references say points 2, reference"),
+    (lambda r: r["gain"].update(reference="majority"), "the baselines give points 2, reference"),
     (lambda r: r.update(gain=None), "gain is None"),
     (lambda r: r["hurt"].update(share=0.0), "hurt is share 0"),
-    (lambda r: r["hurt"].update(clients=[]), "the references say share 50, clients [0]"),
+    (lambda r: r["hurt"].update(clients=[]), "the baselines give share 50, clients [0]"),
     (lambda r: r.update(below=[]), "below is nothing, the baselines give afl 58"),
     (lambda r: r["spent"].update(bytes_up=0, bytes_down=0), "below is afl 58, the baselines give "),
 ])  # fmt: skip

@@ -73,10 +73,11 @@ def test_a_run_that_ended_well_is_sealed(folder: Path) -> None:
     ("results.json", lambda p: change(p, '"seal"', '"sael"'), "its checksum does not match"),
     ("results.json", lambda p: p.write_text("{"), "it is not a results file"),
     ("metrics.jsonl", lambda p: change(p, "62.5", "77.7"), "line 1 is damaged"),
-    ("metrics.jsonl", lambda p: p.write_bytes(p.read_bytes()[:-1]), r"the last line \(3\) is cut"),
+    ("metrics.jsonl", lambda p: p.write_bytes(p.read_bytes()[:-1]), r"the last line \(3\) is "
+                                                                    r"truncated"),
     ("metrics.jsonl", lambda p: p.write_text(""), "lines are missing"),
     ("metrics.jsonl", lambda p: p.unlink(), "is missing"),
-    ("config.yaml", lambda p: change(p, "1", "2"), "its hash is not the one in results.json"),
+    ("config.yaml", lambda p: change(p, "1", "2"), "its hash differs from the one in results.json"),
     ("partition.json", lambda p: p.unlink(), "is missing"),
     ("partition.csv", lambda p: change(p, "images", "image5"), "its hash"),
     ("manifest.json", lambda p: change(p, "started", "strated"), "its checksum does not match"),
@@ -97,7 +98,7 @@ def test_what_is_damaged_is_named(
 
 
 @pytest.mark.parametrize(("name", "spoil", "words"), [
-    ("results.json", lambda r: r["results"]["last"].update(personal=70.0), "rows say 62.5"),
+    ("results.json", lambda r: r["results"]["last"].update(personal=70.0), "rows give 62.5"),
     ("results.json", lambda r: r["results"]["table"][0].update(personal=70.0),
      "table has personal"),
     ("results.json", lambda r: r["results"]["untrained"].update(personal=70.0),
@@ -106,7 +107,7 @@ def test_what_is_damaged_is_named(
     ("results.json", lambda r: r["results"].update(spent={"samples": 9}),
      "spent.samples is 9, metrics.jsonl gives 0"),
     ("results.json", lambda r: r["protocol"].update(seed=2), "the manifest says 1"),
-    ("results.json", lambda r: r.update(identity_digest="f" * 64), "of another run"),
+    ("results.json", lambda r: r.update(identity_digest="f" * 64), "to another run"),
     ("manifest.json", lambda r: r["identity"].update(data="e"), "its identity has another digest"),
 ])  # fmt: skip
 def test_numbers_that_disagree_are_named_though_their_seals_fit(
@@ -152,7 +153,7 @@ def test_a_sealed_run_whose_seal_was_taken_off_is_damaged(folder: Path) -> None:
     del results["seal"], results["covers"]
     (folder / "results.json").write_text(json.dumps(results))
     for verdict in (inspect(folder), check_readable(folder, results)):
-        assert "results.json is damaged (its seal is gone" in verdict.sentence()
+        assert "results.json is damaged (its checksum is missing" in verdict.sentence()
 
 
 @pytest.mark.parametrize("spoil", [
@@ -190,7 +191,7 @@ def test_an_unfinished_run_is_looked_at_too(tmp_path: Path) -> None:
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 3, "per')  # as a kill leaves it
     verdict = inspect(path)
-    assert verdict.word == "unfinished" and "the last line (4) is cut" in verdict.remarks
+    assert verdict.word == "unfinished" and "the last line (4) is truncated" in verdict.remarks
     change(path / "metrics.jsonl", "62.5", "77.7")
     assert "metrics.jsonl: line 1 is damaged" in inspect(path).sentence()
 

@@ -45,21 +45,21 @@ def test_true_numbers_are_left_in_peace() -> None:
     ("personal", 50.1, "personal is 50.1, its clients' rows give 50.0"),
     ("personal", None, "personal is None, its clients' rows give 50.0"),
     ("personal_std", 1.0, "personal_std"), ("personal_worst", 1.0, "personal_worst"),
-    ("personal_worst_decile", 1.0, "decile"), ("personal_micro", 74.0, "say 75.0"),
+    ("personal_worst_decile", 1.0, "decile"), ("personal_micro", 74.0, "give 75.0"),
     ("base_all", 41.0, "base_all"), ("new", 61.0, "new"),
     ("hm2", 49.0, "hm2 is 49.0, its clients' rows give 4"),
-    ("hm3", 49.0, "hm3"), ("cm", 50.0, "say 49.0"), ("targets", 16.0, "say 15.0"),
+    ("hm3", 49.0, "hm3"), ("cm", 50.0, "give 49.0"), ("targets", 16.0, "give 15.0"),
     ("unseen_clients", 26.0, "unseen_clients is 26.0"), ("global", -1.0, "not a percentage"),
     ("global", math.nan, "global is nan"), ("global", True, "not a percentage"),
     ("target.Cars", 101.0, "target.Cars is 101.0: not a percentage"),
-    ("clients__0__correct", 4, "client 0 has 4 right of 3"),
-    ("clients__0__correct", 2, "client 0 has 2 right of 3, accuracy 100.0"),
-    ("clients__1__n", -1, "client 1 has 0 right of -1"),
+    ("clients__0__correct", 4, "client 0 has 4 correct of 3"),
+    ("clients__0__correct", 2, "client 0 has 2 correct of 3, accuracy 100.0"),
+    ("clients__1__n", -1, "client 1 has 0 correct of -1"),
     ("clients__1__client", 0, "client 0 appears twice"),
-    ("clients__2__accuracy", 0.0, "client 2 has 0 right of 0, accuracy 0.0"),
-    ("clients__1", "row", "clients.1 is no row"),
-    ("clients__1__client", [1], "clients.1: client [1] is no number"),
-    ("unseen_clients_rows__0__accuracy", 26.0, "client 9 has 1 right of 4"),
+    ("clients__2__accuracy", 0.0, "client 2 has 0 correct of 0, accuracy 0.0"),
+    ("clients__1", "row", "clients.1 is not a client row"),
+    ("clients__1__client", [1], "clients.1: client [1] is not a number"),
+    ("unseen_clients_rows__0__accuracy", 26.0, "client 9 has 1 correct of 4"),
 ])  # fmt: skip
 def test_a_number_that_cannot_be_is_named(place: str, value: Any, words: str) -> None:
     if place == "clients__1":
@@ -71,8 +71,8 @@ def test_a_number_that_cannot_be_is_named(place: str, value: Any, words: str) ->
 
 
 @pytest.mark.parametrize(("place", "words"), [
-    ("clients__0__correct", "client 0 has a number of 1,329 bits right of 3"),
-    ("clients__0__n", "client 0 has 3 right of a number of 1,329 bits"),
+    ("clients__0__correct", "client 0 has a number of 1,329 bits correct of 3"),
+    ("clients__0__n", "client 0 has 3 correct of a number of 1,329 bits"),
     ("clients__0__accuracy", "accuracy is a number of 1,329 bits: not a percentage"),
     ("personal", "personal is a number of 1,329 bits, its clients' rows give 50.0"),
 ])

@@ -61,7 +61,7 @@ def test_a_killed_search_goes_on_to_the_same_trials(
     fake.limit = 10**6
     resumed = tuned(tmp_path, BUDGET, *ONE)
     assert trials(resumed)["FedProx"] == prox
-    assert "2 damaged lines are passed over" in capsys.readouterr().err
+    assert "2 damaged lines are ignored" in capsys.readouterr().err
     assert resumed.ran == len(resumed.records.lines) - 3
 
 
@@ -86,7 +86,7 @@ def test_scores_of_other_images_weights_or_source_are_not_taken(
     mine = sum(line["method"] == "FedProx" for line in first.records.lines.values())
     assert again.ran == mine and trials(again) == trials(first)
     said = capsys.readouterr().err
-    assert said.count("were made with other source of the method than today's: they are run") == 1
+    assert said.count("were made with other source of the method than now: they are repeated") == 1
     assert "note: FedProx: runs of " in said and "FedAvg" not in said
 
 

@@ -78,7 +78,7 @@ def test_a_sweep_says_whose_values_it_takes_and_runs_with_them(
     told = capsys.readouterr()
     assert "note: FedAvg uses the values tuned for FedAvg head" in told.err
     assert main([*words, "--seeds", "1", "102"]) == 2
-    assert "chosen on seed 102, which this sweep has too" in capsys.readouterr().err
+    assert "chosen on seed 102, which this sweep also uses" in capsys.readouterr().err
 
 
 def test_an_edited_or_strange_file_is_refused(tmp_path: Path) -> None:
