@@ -59,7 +59,7 @@ def test_a_folder_becomes_a_site_that_is_checked(
     assert main(["site", "check", str(rules)]) == 0
     said = capsys.readouterr()
     assert "3       9      0    9     2" in said.out and "nothing is wrong" in said.out
-    assert "a class with fewer than 5 training images: no class count of it leaves" in said.err
+    assert "a class with fewer than 5 training images: its class counts are not sent" in said.err
     (place / "photos" / "train" / "dog" / "1.png").write_bytes(b"no image")
     (place / "photos" / "test" / "dog" / "2.png").unlink()
     assert main(["site", "check", str(rules), "--full", "--json"]) == 3
