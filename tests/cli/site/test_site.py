@@ -66,7 +66,7 @@ def test_a_folder_becomes_a_site_that_is_checked(
     told = json.loads(capsys.readouterr().out)
     assert told["told"]["3"] == {"train": 9, "val": 0, "test": 9, "classes": []}
     assert [p.split(",")[0].split(":")[0] for p in told["problems"]] == [
-        f"1 of 24 images are missing in '{place}'", "1 images do not decode"
+        f"1 of 24 images are missing in '{place}'", "1 images cannot be decoded"
     ]
     assert make("--client", "3", "photos", "--to", "clinic") == 2  # nothing is overwritten
 
