@@ -130,7 +130,7 @@ def test_folders_clients_and_weights_that_are_not_there(quick_run: Path, tmp_pat
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["facts"]["backbone_digest"] = "0" * 64
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match="stands on other weights of tiny"):
+    with pytest.raises(DataError, match="the run used other weights of tiny"):
         fedvlm.load(copy).client(0)
     shutil.rmtree(copy / "state")
     manifest["facts"]["backbone_digest"] = fedvlm.load(place).global_model.model.backbone.digest

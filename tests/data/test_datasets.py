@@ -35,7 +35,8 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         (own_split(tmp_path, cache, DATASET__IMAGE_DIR="imagse"), "did you mean 'images'"),
         (
             own_split(tmp_path, cache, DATASET__SPLIT_FILE="spilt.json"),
-            "spilt.json .DATASET.SPLIT_FILE. is missing and none is invented; found there: images, "
+            "spilt.json .DATASET.SPLIT_FILE. is missing and none is made automatically; found "
+            "there: images, "
             "split.json",
         ),
         (own_split(tmp_path, cache, DATASET__DIR="../mine"), "relative path without"),

@@ -265,7 +265,8 @@ def unlike(trees: dict[str, Tree], values: dict[str, Any]) -> None:
     (nan, 1, "is not finite"), (shape, 2, "torch.float64, not ["), (negative, 1, "weight is -1"),
     (heavy, 1, "its weight is 1e+09, and its site reported "),
     (personal, 2, "that the method does not send: ['personal.secret']"),
-    (extra, 2, "['data.images']"), (number, 2, "['labels']"), (unlike, 2, "rows of other tensors"),
+    (extra, 2, "['data.images']"), (number, 2, "['labels']"), (unlike, 2, "rows of tensors that "
+                                                                          "it does not send"),
     (far, 1, "above 100"),
 ])  # fmt: skip
 def test_a_bad_update_is_left_out_by_name_and_its_client_goes_back(

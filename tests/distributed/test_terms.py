@@ -31,8 +31,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 @pytest.mark.parametrize(("terms", "config", "said"), [
     (Terms(trainers=("FedAvg",)), {}, "this method is not allowed (rule 'trainers')"),
-    (Terms(trainers=("FedTV",)), {"TRAINER.NAME": "./evil.py:FedTV"}, "never by a file"),
-    (Terms(trainers=("a.py",)), {"TRAINER.NAME": "a.py"}, "never by a file (rule 'trainers')"),
+    (Terms(trainers=("FedTV",)), {"TRAINER.NAME": "./evil.py:FedTV"}, "never as a file"),
+    (Terms(trainers=("a.py",)), {"TRAINER.NAME": "a.py"}, "never as a file (rule 'trainers')"),
     (Terms(backbones=("ViT-B/16",)), {"MODEL.BACKBONE.NAME": f"local-dir:{SECRET}"},
      "this backbone is not allowed (rule 'backbones')"),
     (Terms(rounds=4), {}, "at most 4 rounds, and 5 are planned (rule 'rounds')"),

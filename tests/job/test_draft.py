@@ -110,7 +110,7 @@ def test_a_draft_that_fails_before_it_begins_leaves_the_last_one(tmp_path: Path)
         assert (first.path / "partition.csv").read_text() == "first"
         second.begin()
         assert sorted(p.name for p in second.path.iterdir()) == [
-            lock.NAME, "manifest.json", "state",
+            lock.NAME, "manifest.json", "private.json", "state",
         ]
 
 

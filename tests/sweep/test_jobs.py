@@ -133,8 +133,8 @@ def test_from_the_queue_to_results(
     plan: tuple[Any, list[Cell], Path], capsys: pytest.CaptureFixture
 ) -> None:
     # Left while both wait; found again; one preempted and done, one cancelled; then the rest.
-    told = "2 jobs stay in the queue.* scancel 7 cancels them"
-    with pytest.raises(KeyboardInterrupt, match=told):
+    with pytest.raises(KeyboardInterrupt, match="2 jobs stay in the queue.* scancel 7 cancels "
+                                                "them"):
         launch(plan, Queue(7, nothing, stop))
     again = Queue(
         8, nothing, to("7_0", RUNNING), to("7_0", PENDING), to("down", ""), gone("down"),
@@ -148,7 +148,7 @@ def test_from_the_queue_to_results(
     assert "0 to run in 0 slurm jobs, 2 jobs are in the queue already" in said
     for words in ("slurm jobs: 1 pending, 1 running", "slurm does not answer; the jobs continue",
                   "1/2 digits FedAvg seed 1: personal", "digits FedPer seed 1: its slurm job 7_1 "
-                  "ended: CANCELLED by 0", "1 given back by the queue", "1 of 2 cells done"):
+                  "ended: CANCELLED by 0", "1 returned by the queue", "1 of 2 cells done"):
         assert words in said.replace("digits 1 ", "digits "), words
     assert launch(plan, Queue(9, to("9_0", RUNNING), done("9_0"))) == 0
     assert "2 of 2 cells done" in capsys.readouterr().out
@@ -333,7 +333,7 @@ def test_what_sbatch_would_not_understand_is_refused(
     assert read_resources(options=["--gres=gpu:1", "exclusive"]).options == (
         ("gres", "gpu:1"), ("exclusive", True))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="no sbatch, srun, squeue, scontrol; run it on a login"):
+    with pytest.raises(ConfigError, match="no sbatch, srun, squeue, scontrol; use a login"):
         open_queue("slurm", tmp_path, "q", Resources())
     assert main(["sweep", *PLAN, "--launch", "local", "--jobs", "2"]) == 2
     assert "--jobs cannot be combined with --launch: use --slurm-jobs" in capsys.readouterr().err

@@ -22,7 +22,6 @@ SPLIT = (  # what names a split
     "setting", "subsample", "shots", "partition", "held_out", "server_holdout",
 )
 NOT_COMPARABLE = "not comparable with papers"
-LEFT_OUT = (": not in ", "left out of")  # in a note on clients: now, and in runs before 0.2
 ROUNDED = "(BANK.PREC)"  # in a run's note: activations were kept in half the digits
 FACTS = (  # key -> words; in this order, and only where all runs agree
     ("setting", "setting {}"), ("trainer", "method {}"), ("dataset", "data set {}"),
@@ -306,7 +305,7 @@ def _left_out(entries: Sequence[RunFacts]) -> list[str]:
     for entry in entries:
         notes = entry.run.last.get("notes")
         for note in notes if isinstance(notes, list) else ():
-            if any(words in str(note) for words in LEFT_OUT):
+            if "left out of" in str(note):
                 by_note.setdefault(str(note), []).append(entry)
     return [
         f"{note} ({len(runs)} run(s), first {runs[0].run.path})"

@@ -26,7 +26,7 @@ from tests import jobs
     (("down", "a.yaml"), "down does not read a.yaml"),
     (("up", "--loopback", "2", "--listen", "a:1"), "give --loopback N or --listen, not both"),
     (("up", "--reach", "a:1"), "--reach needs --listen"),
-    (("up", "--listen", "7400"), "--listen: '7400' is no address"),
+    (("up", "--listen", "7400"), "--listen: '7400' is not an address"),
     (("up", "--listen", "0.0.0.0:7400"), "is not an address that a site can reach: add --reach "
                                          "HOST:PO"),
     (("status", "--listen", "a:1"), "status does not read --listen"),

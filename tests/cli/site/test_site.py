@@ -59,14 +59,14 @@ def test_a_folder_becomes_a_site_that_is_checked(
     assert main(["site", "check", str(rules)]) == 0
     said = capsys.readouterr()
     assert "3       9      0    9     2" in said.out and "nothing is wrong" in said.out
-    assert "a class with fewer than 5 training images: no class count of it leaves" in said.err
+    assert "a class with fewer than 5 training images: its class counts are not sent" in said.err
     (place / "photos" / "train" / "dog" / "1.png").write_bytes(b"no image")
     (place / "photos" / "test" / "dog" / "2.png").unlink()
     assert main(["site", "check", str(rules), "--full", "--json"]) == 3
     told = json.loads(capsys.readouterr().out)
     assert told["told"]["3"] == {"train": 9, "val": 0, "test": 9, "classes": []}
     assert [p.split(",")[0].split(":")[0] for p in told["problems"]] == [
-        f"1 of 24 images are missing in '{place}'", "1 images do not decode"
+        f"1 of 24 images are missing in '{place}'", "1 images cannot be decoded"
     ]
     assert make("--client", "3", "photos", "--to", "clinic") == 2  # nothing is overwritten
 
@@ -135,7 +135,7 @@ def test_mistakes_get_a_sentence(
 
 @pytest.mark.parametrize(("text", "said"), [
     ("allow: {trainers: [FedAvg], backbones: [tiny], runds: 3}", "did you mean 'allow.rounds'?"),
-    ("allow: {trainers: [./a.py:A], backbones: [tiny]}", "a file is none"),
+    ("allow: {trainers: [./a.py:A], backbones: [tiny]}", "files are not allowed"),
     ("allow: {trainers: [A], backbones: [tiny], count: 0}", "allow.count is a whole number from 1"),
     ("allow: {backbones: [tiny]}", "allow.trainers is missing"),
     ("allow: {trainers: [A], backbones: [tiny], logits: 1}", "allow.logits is true or false"),

@@ -135,7 +135,7 @@ def test_wrong_content_is_named(tmp_path: Path, batch: Any, says: str) -> None:
 
 
 def test_unknown_layout(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no layout of CIFAR that is known"):
+    with pytest.raises(DataError, match="has no known layout of CIFAR"):
         read_cifar(tmp_path, copy(tmp_path))
 
 

@@ -88,7 +88,7 @@ def test_a_class_without_images_keeps_its_label() -> None:
 
 @pytest.mark.parametrize(("data", "more", "sentence"), [
     (TWO, {}, "client 'north', train: the dataset does not name its classes"),
-    (TWO, {"classnames": "cat"}, "classnames is a list of texts"),
+    (TWO, {"classnames": "cat"}, "classnames must be a list of strings"),
     (TWO, {"classnames": ["cat"]}, "classnames has 1 name(s)"),
     (TWO, {"classnames": ["cat", "cat"]}, "two classes are called 'cat'"),
     (TWO, {"classnames": ["cat", " "]}, "the name of class 1, ' ', shows nothing"),
@@ -97,7 +97,8 @@ def test_a_class_without_images_keeps_its_label() -> None:
     (TWO, {"classnames": NAMES, "columns": "image"}, "columns names two"),
     ({"a/b": rows(1)}, {"classnames": NAMES}, "the client's name 'a/b' holds a /"),
     ({"a b": rows(1), "a-b": rows(1)}, {"classnames": NAMES}, "the same name"),
-    ([Table.of(rows(1)), Table.of(rows(2))], {"classnames": None, "name": 3}, "name is a text"),
+    ([Table.of(rows(1)), Table.of(rows(2))], {"classnames": None, "name": 3}, "name must be a "
+                                                                              "string"),
 ])
 def test_mistakes_get_a_sentence(data: Any, more: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -41,7 +41,7 @@ def test_grey_becomes_three_channels() -> None:
 
 @pytest.mark.parametrize(("value", "sentence"), [
     ("cat.jpg", "a str is not an image: give a PIL image"),
-    (None, "a NoneType is no image"),
+    (None, "a NoneType is not an image"),
     ((torch.rand(3, 8, 8) - 0.5) * 4, "give the image as it was before it was normalised"),
     (torch.rand(8, 8, 3), "an image tensor is [3, H, W]"),
     (np.stack([ARRAY, ARRAY]), "2 images in one: give them one by one"),

@@ -85,10 +85,10 @@ Noisy = type("Noisy", (), {"__len__": lambda self: 3, "__getitem__": lambda self
      "client 'a', train image 1: label 3 is none of 0 to 2, as there are 3 class names"),
     ([(pixels(0, 0), -1)], "train image 0: label -1 is none of 0 to 2"),
     ([(pixels(0, 0), "red bal")], "no class 'red bal'; did you mean 'red ball'?"),
-    ([(pixels(0, 0), 1.0)], "a float is no label"),
-    ([(pixels(0, 0), True)], "a bool is no label"),
+    ([(pixels(0, 0), 1.0)], "a float is not a label"),
+    ([(pixels(0, 0), True)], "a bool is not a label"),
     ([(pixels(0, 0), 0, 1)], "gives a tuple of 3, not a pair (image, label)"),
-    ([("x.png", 0)], "train image 0: a str is no image"),
+    ([("x.png", 0)], "train image 0: a str is not an image"),
     (Broken(rows(1)), "client 'a', train image 1: the dataset failed: OSError: the share is gone"),
     (np.zeros((4, 8, 8, 3), np.uint8), "list(zip(images, labels)) is one"),
     ([], "client 'a', train: the dataset is empty"),
@@ -104,7 +104,7 @@ def test_faults_name_client_and_image(dataset: Any, sentence: str) -> None:
 def test_another_image_at_the_same_place_is_refused() -> None:
     one = samples(Noisy())
     list(one.labels(NAMES))
-    with pytest.raises(DataError, match="another image each time that it is read.*views=N"):
+    with pytest.raises(DataError, match="the image differs each time it is read.*views=N"):
         one.image(1)
 
 

@@ -50,7 +50,7 @@ def test_a_flipped_bit_is_noticed(pack: Path, tmp_path: Path, at: float) -> None
     raw[int(at * len(raw))] ^= 1
     path = tmp_path / NAME
     path.write_bytes(raw)
-    with pytest.raises(DataError, match=r"damaged|no feature pack|cannot be used"):
+    with pytest.raises(DataError, match=r"damaged|not a feature pack|cannot be used"):
         open_pack(path)
 
 
@@ -66,10 +66,10 @@ def test_a_digest_of_another_file_is_noticed(pack: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(("change", "says"), [
     (lambda raw: raw[:-9], "it was cut"),
     (lambda raw: raw + b"1234567", "something was added"),
-    (lambda raw: raw[:40], "no feature pack"),
-    (lambda raw: b"", "no feature pack"),
-    (lambda raw: b"\xff" * 100, "no feature pack"),
-    (lambda raw: struct.pack("<Q", 1 << 60) + raw[8:], "no feature pack"),
+    (lambda raw: raw[:40], "not a feature pack"),
+    (lambda raw: b"", "not a feature pack"),
+    (lambda raw: b"\xff" * 100, "not a feature pack"),
+    (lambda raw: struct.pack("<Q", 1 << 60) + raw[8:], "not a feature pack"),
     (lambda raw: raw[:8] + b"[" * struct.unpack("<Q", raw[:8])[0], "is no JSON"),
 ])
 def test_cut_and_strange_files(
@@ -102,7 +102,7 @@ HOSTILE: dict[str, tuple[Callable[[Header], object], str]] = {
     "deep": (lambda h: h["features"].update(shape=[1] * 5), "not described"),
     "half": (lambda h: h["features"].update(dtype="F16"), "not described"),
     "no row": (lambda h: h.update(features=None), "not described"),
-    "no metadata": (lambda h: h["__metadata__"].pop("fedvlm.pack"), "says nothing of a pack"),
+    "no metadata": (lambda h: h["__metadata__"].pop("fedvlm.pack"), "does not describe a pack"),
     "format": (lambda h: about(h, format="fedvlm-pack/9"), "this fedvlm reads fedvlm-pack/1"),
     "key more": (lambda h: about(h, evil=1), "does not say"),
     "key less": (lambda h: without(h, "backbone"), "does not say"),
@@ -110,15 +110,16 @@ HOSTILE: dict[str, tuple[Callable[[Header], object], str]] = {
     "bool": (lambda h: about(h, batch=True), "batch is not int"),
     "inner": (lambda h: about(h, classnames=["a", 1, "b"]), "classnames is not"),
     "escape": (lambda h: about(h, classnames=["a\x1b[2J", "b", "c"]), "control character"),
-    "terminal": (lambda h: about(h, weights="\x1b[2J"), "does not print"),
+    "terminal": (lambda h: about(h, weights="\x1b[2J"), "unprintable"),
     "turned": (lambda h: about(h, name="\u202etac"), "direction"),
     "setting": (lambda h: about(h, settings={"DATASET.DIR": {"a": 1}}), "settings"),
     "share": (lambda h: about(h, settings={"DATASET.TEST_SHARE": "half"}), "is no share"),
     "shares": (lambda h: about(h, settings={"DATASET.TEST_SHARE": [0.3]}), "is no share"),
     "no number": (lambda h: about(h, settings={"DATASET.TEST_SHARE": np.nan}), "is no share"),
     "endless": (lambda h: about(h, settings={"DATASET.TEST_SHARE": 10**400}), "is no share"),
-    "foreign key": (lambda h: about(h, settings={"OUTPUT_DIR": "/"}), "settings that are none"),
-    "sizes": (lambda h: about(h, sizes=[9, 3, 7]), "other"),
+    "foreign key": (lambda h: about(h, settings={"OUTPUT_DIR": "/"}), "settings that are not "
+                                                                      "those"),
+    "sizes": (lambda h: about(h, sizes=[9, 3, 7]), "not those of"),
     "dtype": (lambda h: about(h, dtype="float16"), "float16"),
     "negative size": (lambda h: about(h, unreadable=[-1, 0, 1]), "sizes that cannot be"),
     "one transform": (lambda h: about(h, views=["crop:0", "crop:0"]), "two views"),

@@ -110,7 +110,7 @@ def tensors(path: Path, name: str, values: bytes) -> Path:
     ("keys", b'["../../abcdefg"', "no proper names"),
     ("keys", b'["tr\\u001bABCDE"', "no proper names"),
     ("keys", b"[[[[[[[[[", "is no JSON"),
-    ("faults", b"[]", "unreadable images is none"),
+    ("faults", b"[]", "unreadable images is invalid"),
 ])
 def test_hostile_lists(tmp_path: Path, name: str, values: bytes, says: str) -> None:
     pack = open_pack(tensors(make_pack(tmp_path / NAME), name, values))
@@ -120,7 +120,7 @@ def test_hostile_lists(tmp_path: Path, name: str, values: bytes, says: str) -> N
 
 def test_features_that_are_no_numbers(tmp_path: Path) -> None:
     pack = open_pack(tensors(make_pack(tmp_path / NAME), "features", struct.pack("<f", np.nan)))
-    with pytest.raises(DataError, match="no finite numbers"):
+    with pytest.raises(DataError, match="features are not finite"):
         pack.rows(TRANSFORM, np.array([0]))
     pack.rows(TRANSFORM, np.array([1]))
 

@@ -230,7 +230,7 @@ def test_three_relays_that_end_at_once_stop_the_run_with_the_end_of_the_log(
 ) -> None:
     place.log("link").write_text("--- begun\nit is full\nno space left\n")
     carrier = begin(SimpleNamespace(get_nodes=lambda: _fail(None)))
-    with pytest.raises(ConfigError, match="relay is gone"):
+    with pytest.raises(ConfigError, match="relay has ended"):
         carrier.open(0)
     assert carrier.sites() == []
     with pytest.raises(FedvlmError, match="3 relays in a row .* ends: it is full . no space left"):
@@ -244,7 +244,7 @@ def test_a_relay_that_never_comes_is_told_of_flowers_word(
     monkeypatch.setattr(carrier_module, "LOOK", 0.01)
     monkeypatch.setattr(commands, "flwr", lambda place, *words, **more: {
         "run-id": 3, "runs": [{"status": "finished:failed"}]})
-    with pytest.raises(Lost, match="ended before it came"):
+    with pytest.raises(Lost, match="ended before it was ready"):
         carrier._online()
     monkeypatch.setattr(processes, "pid_of", lambda place, name: 0)
     with pytest.raises(ConfigError, match="the SuperLink is not running"):

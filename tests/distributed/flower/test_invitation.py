@@ -28,14 +28,14 @@ def test_a_public_key_says_whose_it_is_and_shows_the_usual_fingerprint(tmp_path:
 
 
 @pytest.mark.parametrize(("text", "error", "said"), [
-    ("-----BEGIN OPENSSH PRIVATE KEY-----\nAA\n", ConfigError, "is a private key, which nobody"),
-    (LINE, ConfigError, "'' is no name of a site"),
-    (f"{LINE} site0", ConfigError, "'site0' is no name of a site"),
-    (f"{LINE} ../x", ConfigError, "'../x' is no name of a site"),
-    (f"{LINE} a\n{LINE} b\n", DataError, "holds no public key of a site"),
-    ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== a", DataError, "holds no public key of a site"),
-    ("ecdsa-sha2-nistp384 AA== a", DataError, "holds no public key of a site"),
-    ("ecdsa-sha2-nistp384 ?? a", DataError, "holds no public key of a site"),
+    ("-----BEGIN OPENSSH PRIVATE KEY-----\nAA\n", ConfigError, "is a private key and must stay"),
+    (LINE, ConfigError, "'' is not a site name"),
+    (f"{LINE} site0", ConfigError, "'site0' is not a site name"),
+    (f"{LINE} ../x", ConfigError, "'../x' is not a site name"),
+    (f"{LINE} a\n{LINE} b\n", DataError, "has no public key of a site"),
+    ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== a", DataError, "has no public key of a site"),
+    ("ecdsa-sha2-nistp384 AA== a", DataError, "has no public key of a site"),
+    ("ecdsa-sha2-nistp384 ?? a", DataError, "has no public key of a site"),
 ])  # fmt: skip
 def test_another_file_is_no_public_key(
     tmp_path: Path, text: str, error: type[Exception], said: str
@@ -56,11 +56,11 @@ def test_an_invitation_is_read_as_it_was_written_or_refused(tmp_path: Path) -> N
     plain = json.loads(file.read_text())
     for odd in ({"format": "x"}, {"address": "here"}, {"name": "a b"}, {"certificate": PEM}):
         file.write_text(json.dumps(plain | odd))
-        with pytest.raises(DataError, match="is no invitation of a federation"):
+        with pytest.raises(DataError, match="is not an invitation to a federation"):
             read_invitation(file)
     for text in ("", "[]", "[" * 9000):
         file.write_text(text)
-        with pytest.raises(DataError, match="is no invitation of a federation"):
+        with pytest.raises(DataError, match="is not an invitation to a federation"):
             read_invitation(file)
 
 

@@ -117,7 +117,7 @@ def test_nobody_at_the_address_is_said_once(
     with Outpost([folder], INVITATION, said.append):
         until(lambda: said)
         time.sleep(0.1)
-    assert said == ["127.0.0.1:9: no connection yet: connection refused; it is tried on and on"]
+    assert said == ["127.0.0.1:9: no connection yet: connection refused; retrying"]
 
 
 def test_a_site_makes_one_key_and_hands_over_its_public_half(
@@ -134,7 +134,7 @@ def test_a_site_makes_one_key_and_hands_over_its_public_half(
     assert make_key(folder, NAME, anew=False) == (key, out)
     with pytest.raises(ConfigError, match=f"is the key of '{NAME}': say --name {NAME}, or --anew"):
         make_key(folder, "other", anew=False)
-    with pytest.raises(ConfigError, match="is no name of a site"):
+    with pytest.raises(ConfigError, match="is not a site name"):
         make_key(folder, "a b", anew=False)
     assert make_pair(Path("/no"), folder, NAME) == key  # it is there
     assert key_folder(INVITATION, [folder.parent, folder]) == folder

@@ -70,7 +70,7 @@ def test_a_command_that_is_not_there_is_said(place: Place) -> None:
 def test_a_folder_is_read_as_it_was_written_or_refused(place: Place, tmp_path: Path) -> None:
     assert read_place(place.folder) == place
     assert place.folder.stat().st_mode & 0o77 == 0
-    with pytest.raises(ConfigError, match="is no federation and not empty"):
+    with pytest.raises(ConfigError, match="is not a federation and not empty"):
         new_place(tmp_path, tmp_path, [""] * 2)
     with pytest.raises(ConfigError, match="federation up --loopback 2"):
         read_place(tmp_path / "other")

@@ -76,7 +76,7 @@ def test_an_answer_as_the_method_sends_it_is_taken(answer: Answer) -> None:
     (torch.zeros(2, 3, dtype=torch.complex64), "torch.complex64"),
     (torch.zeros(2, 7), "is [7] torch.float32"), (torch.ones(2, dtype=torch.bool), "is [] "),
     (torch.zeros(2, 0), "is [0] "), (torch.zeros(3), "has no row for each client"),
-    (torch.zeros(()), "has no row for each client"), (None, "is not there"),
+    (torch.zeros(()), "has no row for each client"), (None, "is missing"),
 ])  # fmt: skip
 def test_extras_of_another_form_are_refused(
     answer: Answer, odd: Tensor | None, said: str

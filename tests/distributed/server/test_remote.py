@@ -97,7 +97,7 @@ def test_a_server_with_other_counts_than_the_sites_say_does_not_start(
     counts = grid.sites["site1"].federation.roster.train
     counts[2] += 1
     try:
-        with pytest.raises(ConfigError, match=r"the sites count other images \(train\)"):
+        with pytest.raises(ConfigError, match=r"the sites now report other image counts \(train\)"):
             grid.server()
     finally:
         counts[2] -= 1

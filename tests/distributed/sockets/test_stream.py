@@ -146,7 +146,7 @@ def test_a_caller_that_says_nothing_or_something_else_is_no_caller(
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n" + bytes(100))
-        with pytest.raises(StreamError, match="no worker of this version"):
+        with pytest.raises(StreamError, match="not a worker of this version"):
             stream.answer_hello(ours, TOKEN)
 
 

@@ -109,7 +109,7 @@ def test_superlink_killed_is_said_and_the_run_goes_on_with_the_same_bits(
                                             str(place.folder)))
     assert code == 1 and "link does not run" in text
     code, text = flower.said(flower.started("federation", "up", "--federation", str(place.folder)))
-    assert code == 0 and "site0 runs already" in text and "the SuperLink is there" in text
+    assert code == 0 and "site0 runs already" in text and "the SuperLink is running" in text
     code, text = flower.said(flower.started(*words))
     assert code == 0 and "resuming after round" in text, text
     flower.same(tmp_path, local, place)
@@ -140,7 +140,7 @@ def test_a_key_that_is_not_registered_is_refused(place: Place, tmp_path: Path) -
     home = stranger.site("stranger")
     with Outpost([home], read_invitation(home / network.INVITATION), told.append) as post:
         until(lambda: told)
-    assert "the SuperLink does not let its key in: it is not admitted" in told[0], told
+    assert "the SuperLink refuses this site's key: it is not admitted" in told[0], told
     text = post.log.read_text()
     assert outpost.LET_IN not in text and "2004" in text, text
 
@@ -175,5 +175,5 @@ def test_down_leaves_no_process_and_no_port(place: Place) -> None:
     assert not processes.strays(place) and not any(p.pid for p in network.status(place))
     assert not network._listens(place.port) and (place.folder / NAME).is_file()
     code, text = flower.said(flower.started(*flower.words_of(place.folder, place.folder)))
-    assert code == 2 and "the SuperLink does not run" in text
+    assert code == 2 and "the SuperLink is not running" in text
     assert not processes.names(place)

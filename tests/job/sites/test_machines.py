@@ -223,7 +223,7 @@ def test_who_is_dismissed_stays_outside_and_comes_back_with_another_key(
 ) -> None:
     folder, where = machines.parties / NAMES[1], ("--federation", str(machines.place.folder))
     fedvlm("federation", "dismiss", CLINICS[1], *where)
-    until(lambda: "not connected: its key is not let in" in machines.log(NAMES[1]))
+    until(lambda: "not connected: its key is refused" in machines.log(NAMES[1]))
     machines.stop(NAMES[1])
     assert not nodes(folder)
     key = folder / f"{CLINICS[1]}.pub"

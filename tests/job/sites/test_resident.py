@@ -52,7 +52,7 @@ def hello(words: dict[str, Any]) -> Frame:
 
 @pytest.mark.parametrize(("change", "why"), [
     ({"TRAINER.NAME": "FedTV"}, "this method is not allowed (rule 'trainers')"),
-    ({"TRAINER.NAME": "./evil.py:Evil"}, "never by a file (rule 'trainers')"),
+    ({"TRAINER.NAME": "./evil.py:Evil"}, "never as a file (rule 'trainers')"),
     ({"MODEL.BACKBONE.NAME": "RN50"}, "this backbone is not allowed (rule 'backbones')"),
     ({"FED.ROUNDS": 9}, "at most 3 rounds, and 9 are planned (rule 'rounds')"),
     ({"MODEL.INIT_WEIGHTS": "/etc/passwd"}, "a file of the coordinator's is none (rule 'weights')"),

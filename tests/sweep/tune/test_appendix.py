@@ -68,4 +68,4 @@ def test_markdown_and_latex_with_groups_and_citations(
     assert "li2020federated" in out.with_suffix(".bib").read_text()
     capsys.readouterr()
     assert main([*words, "--columns", "gain"]) == 2
-    assert "reads a tuned.json alone: drop --columns" in capsys.readouterr().err
+    assert "reads only a tuned.json: drop --columns" in capsys.readouterr().err

@@ -64,7 +64,7 @@ def test_a_page_comes_of_its_cells_alone(
     assert published(output, again) == first
     text = (again / "README.md").read_text()
     assert "12 runs of 18 planned, seeds 1, 2, in 1 setting." in text
-    minute = text.partition("## What this is")[0]
+    minute = text.partition("## How it was made")[0]
     assert "| [dirichlet](#a-lane) | image feature and linear head | 57.5 | Ditto |" in minute
     assert minute.index("**What was compared**: 3 methods on one") < minute.index("| setting |")
     assert "**What of the papers' claims held**: " in minute and "**How sure**: " in minute
@@ -158,7 +158,7 @@ def test_what_tuning_cost_stands_on_the_page(
     assert (tmp_path / "into" / "methods.csv").is_file()
     (tmp_path / "page" / "tuning.jsonl.xz").write_bytes(b"no")
     assert main(["publish", str(tmp_path / "page"), "--plans", str(output / "plans")]) == 3
-    assert "tuning.jsonl.xz: is no packed record of a tuning" in capsys.readouterr().err
+    assert "tuning.jsonl.xz: is not a packed record of a tuning" in capsys.readouterr().err
     text = text.partition("## Tuning")[2]
     assert "**Runs of this page share with the search** seeds 2." in text
     assert "| dirichlet | 0 | 0 | 12 | Ditto" in text  # by their configs, none has the values
