@@ -118,7 +118,8 @@ def test_all_mistakes_of_a_recipe_are_named_at_once(tmp_path: Path) -> None:
         read_recipe(str(path))
     said = str(caught.value)
     for sentence in (
-        "unknown part of a recipe: 'plann'; did you mean 'plan'?", "said is empty", "harmonic is 'mean of H' or",
+        "unknown part of a recipe: 'plann'; did you mean 'plan'?", "said is empty",
+        "harmonic is 'mean of H' or",
         "tolerance expects points", "protocol expects a list of sentences",
         "absent: the plan has FedAvg", "FedAvg expects trained and sent, whole numbers",
         "numbers: no method 'FedAvgg'; did you mean 'FedAvg'?", "FedAvg expects percent such as",

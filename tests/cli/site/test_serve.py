@@ -20,14 +20,14 @@ from fedvlm.cli.main import main
     (["serve", "s.yaml", "--listen", "s", "--lr", "1"],
      "serve s.yaml does not read --lr: a run's words come from its coordinator"),
     (["serve", "s.yaml", "--listen", "s", "--demo"], "serve s.yaml does not read --demo"),
-    (["serve", "/no/s.yaml", "--listen", "s"], "there is no '/no/s.yaml'"),
+    (["serve", "/no/s.yaml", "--listen", "s"], "'/no/s.yaml' does not exist"),
     (["serve", "s.yaml", "--federation", "i.json", "--listen", "s"],
      "--federation INVITATION cannot be combined with --listen: drop one of them"),
-    (["serve", "/no/s.yaml", "--federation", "i.json"], "there is no '/no/s.yaml'"),
+    (["serve", "/no/s.yaml", "--federation", "i.json"], "'/no/s.yaml' does not exist"),
     (["serve", "s.yaml", "--name", "a"], "serve does not read --name"),
     (["key", "s.yaml", "--to", "t"], "key does not read --to"),
     (["key"], "key needs one FILE: fedvlm site key FILE"),
-    (["key", "/no/s.yaml"], "there is no '/no/s.yaml'"),
+    (["key", "/no/s.yaml"], "'/no/s.yaml' does not exist"),
 ])  # fmt: skip
 def test_what_is_missing_is_said(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]

@@ -42,7 +42,7 @@ def test_bash_offers_verbs_flags_and_names(script):
     assert set(bash(text, "fedvlm ")) >= set(verbs())
     assert bash(text, "fedvlm ta") == ["table"]
     assert bash(text, "fedvlm table --fo") == ["--format"]
-    assert bash(text, "fedvlm table --format t") == ["tex"]
+    assert bash(text, "fedvlm table --format t") == ["text", "tex"]
     assert bash(text, "fedvlm run --trainer pf") == [s for s in trainer_files() if s[:2] == "pf"]
     assert bash(text, "fedvlm sweep --num-u") == ["--num-users"]
     assert "eurosat" in bash(text, "fedvlm run --dataset eu")

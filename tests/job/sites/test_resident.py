@@ -76,7 +76,7 @@ def test_what_hinders_a_build_stays_in_the_site_s_log(site: Resident, tmp_path: 
 def test_a_run_that_nobody_announced_and_other_messages_are_refused(site: Resident) -> None:
     forget = Frame("forget", {"run": RUN, "like": "ab" * 8, "nonce": NONCE, "keep": {}})
     assert "does not know that run: the coordinator must register it again" in said(site, forget)
-    assert "a site is not asked for 'forgot'" in said(site, Frame("forgot", {"nonce": NONCE}))
+    assert "a site does not support 'forgot'" in said(site, Frame("forgot", {"nonce": NONCE}))
     assert "not a fedvlm frame" in unpack(site.answer(b"\0" * 64)).values["text"]
 
 
