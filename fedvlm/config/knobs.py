@@ -63,7 +63,7 @@ def read_knobs(text: str, method: str, schema: Schema) -> tuple[Knob, ...]:
         return ()
     knobs = tuple(_knob(part.strip(), method, schema) for part in body.split(";"))
     if sum(not knob.fixed for knob in knobs) > MOST:
-        raise ConfigError(f"{method}: its card declares more than {MOST} knobs: {body}")
+        raise ConfigError(f"{method}: Knobs in its card declare more than {MOST} knobs: {body}")
     return knobs
 
 
@@ -88,12 +88,12 @@ def _knob(part: str, method: str, schema: Schema) -> Knob:
         except ValueError:
             low = high = 0.0
         if not low < high or (span.group(3) and low <= 0):
-            raise ConfigError(f"{method}: its card's Knobs have '{part}', which is not a "
+            raise ConfigError(f"{method}: Knobs in its card have '{part}', which is not a "
                               "range; write KEY LOW to HIGH, with log only above 0")
         knob = Knob(key, (), low, high, bool(span.group(3)), option.kind is int)
     for word in ends:
         try:
             option.parse(word)
         except ValueError as error:
-            raise ConfigError(f"{method}: its card's Knobs have '{part}': {key} {error}") from None
+            raise ConfigError(f"{method}: Knobs in its card have '{part}': {key} {error}") from None
     return knob

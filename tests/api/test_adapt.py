@@ -19,7 +19,7 @@ from tests import jobs
 
 def photos(folder: Path, place: Path, parts: bool = False, each: int = 4) -> Path:
     """Images of two classes of the run, in class folders, also below train and test."""
-    data = build_federation(rebuild.config_of(place, {}))
+    data = build_federation(rebuild.run_config(place, {}))
     for label in (0, 1):
         found = [i for i in data.global_test if data.labels[i] == label][:each]
         for n, i in enumerate(found):

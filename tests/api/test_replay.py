@@ -113,7 +113,7 @@ def test_a_replay_with_weights_elsewhere_is_the_run(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their place is in identity and protocol; the digest says that they are the run's."""
-    real = module.build
+    real = module.build_run
 
     def moved(*args: Any) -> Any:
         built = real(*args)

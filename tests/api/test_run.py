@@ -30,7 +30,7 @@ def finished(output: Path, *words: str) -> Path:
 
 
 def data_of(place: Path) -> FederatedData:
-    return build_federation(rebuild.config_of(place, {}))
+    return build_federation(rebuild.run_config(place, {}))
 
 
 def images(data: FederatedData, samples: np.ndarray) -> list[Path]:

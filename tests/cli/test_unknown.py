@@ -64,9 +64,9 @@ def test_a_run_folder_as_a_verb(runs: Path, capsys: pytest.CaptureFixture[str]) 
     (["--rounds", "2", "eurosat"], "'eurosat' is a data set: --dataset eurosat"),
     (["--demo", "mine.yaml"], "--dataset-config-file mine.yaml"),
     (["--demo", "my.py"], "a Python file: --trainer my.py"),
-    (["--demo", "output"], "--output-dir output of runs"),
-    (["--demo", "--trainer", "eurosat"], "it is a data set: --dataset eurosat"),
-    (["--dataset", "ditto"], "it is a method: --trainer ditto"),
+    (["--demo", "output"], "--output-dir output for runs"),
+    (["--demo", "--trainer", "eurosat"], "is a data set: --dataset eurosat"),
+    (["--dataset", "ditto"], "is a method: --trainer ditto"),
     (["sweep", "other.yml"], "no plan 'other.yml'"),
     (["config", "OPTIM.LX"], "did you mean 'OPTIM.LR'?"),
     (["help", "trian"], "did you mean 'run'?"),
@@ -94,7 +94,8 @@ def test_folders_that_hold_no_results(runs: Path, capsys: pytest.CaptureFixture[
     told = sentence(capsys, ["show", "output/sweeps/one"], 3)
     assert "a sweep's journal: fedvlm table output" in told
     for verb in ("table", "figures", "report"):
-        assert "give its OUTPUT_DIR, output" in sentence(capsys, [verb, "output/sweeps/one"], 3)
+        told = sentence(capsys, [verb, "output/sweeps/one"], 3)
+        assert "give the OUTPUT_DIR of the sweep, output" in told
         assert "1 unfinished, first output/half" in sentence(capsys, [verb, "output/half"], 3)
 
 

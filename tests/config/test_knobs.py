@@ -44,7 +44,7 @@ def test_ranges_whole_numbers_words_and_what_is_fixed() -> None:
 def test_what_a_card_may_not_say_is_one_sentence(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         read_knobs(text, "Toy", schema())
-    assert told in str(refusal.value) and str(refusal.value).startswith("Toy: its card")
+    assert told in str(refusal.value) and str(refusal.value).startswith("Toy: Knobs in its card")
 
 
 def test_every_card_declares_at_most_two_knobs_of_its_own_inside_their_bounds() -> None:

@@ -45,7 +45,7 @@ def test_opts_are_decoded_as_yacs_does(key: str, text: str, value: object):
 ])  # fmt: skip
 def test_wrong_type_and_out_of_range_are_refused(key: str, text: str):
     (line,) = mistakes(key, text)
-    assert key in line and ("wants" in line or "must be" in line) and len(line) < 300
+    assert key in line and ("expects" in line or "must be" in line) and len(line) < 300
 
 
 def test_a_list_of_names_has_no_gaps():

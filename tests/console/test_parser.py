@@ -58,7 +58,7 @@ def test_values_may_begin_with_one_dash(parser: Parser) -> None:
 def test_switches(parser: Parser) -> None:
     assert [parser.parse_args(f"{word} a".split()).off for word in (
         "--off", "--off true", "--off FALSE", "--off=false")] == [True, True, False, False]
-    assert mistakes(parser, "a --off=x")[0].startswith("toy: --off is on or off")
+    assert mistakes(parser, "a --off=x")[0].startswith("toy: --off is a switch")
     assert mistakes(parser, "a --full=x") == ["toy: --full takes no value, got 'x'"]
 
 

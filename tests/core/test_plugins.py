@@ -48,7 +48,7 @@ def test_one_module_is_imported_and_spelling_is_forgiven(folder: str) -> None:
 
 def test_two_plugins_of_one_name_are_refused(folder: str, tmp_path: Path) -> None:
     (tmp_path / folder / "c.py").write_text('ENGINE = "uno"\n')
-    with pytest.raises(TypeError, match="both 'uno'"):
+    with pytest.raises(TypeError, match="both named 'uno'"):
         Plugins(folder, "ENGINE", "engine").names()
 
 

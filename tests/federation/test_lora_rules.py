@@ -203,11 +203,12 @@ def test_a_combine_of_its_own_must_say_what_it_keeps_to(rule: str) -> None:
         cls(world.config(cls)).trainables(world.model(), torch.Generator())
 
     words = ("PEFT.LORA_AVG", rule)
-    with pytest.raises(ConfigError, match=f"LORA_AVG {rule}: Own combines .* factors or freeze_a"):
+    with pytest.raises(ConfigError, match=f"LORA_AVG {rule}: Own has its own aggregation rule.* "
+                                          "factors or freeze_a"):
         build(Own, *words)
     with pytest.raises(ConfigError, match=f"LORA_AVG {rule}: Silent does "):
         build(Silent, *words)
-    with pytest.raises(ConfigError, match="PEFT.RANKS: Own has a rule of its own"):
+    with pytest.raises(ConfigError, match="PEFT.RANKS: Own has its own aggregation rule"):
         build(Own, *RANKS)
     build(Says, *words, *RANKS)
     for kind in ("factors", "freeze_a", "share_a"):

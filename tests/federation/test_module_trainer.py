@@ -165,7 +165,7 @@ def test_the_module_is_made_once_per_model_and_not_kept_on_the_trainer(world: Ch
 
 def test_one_trainer_serves_one_seed(world: CheckWorld) -> None:
     fed = world.federation(Mlp)
-    with pytest.raises(FedvlmError, match="one Mlp serves one run"):
+    with pytest.raises(FedvlmError, match="a Mlp can be used for one run only"):
         fed.trainer.trainables(fed.model, rng.stream(2, "init"))
     bare = Mlp(world.config(Mlp))
     with pytest.raises(FedvlmError, match="trainables must be called before"):
@@ -442,7 +442,7 @@ class Writer(Mlp):
 def test_a_write_in_place_is_refused_by_name(world: CheckWorld, what: str, name: str) -> None:
     trainer = type("Writer", (Writer,), {"what": what})
     fed = world.federation(trainer)
-    with pytest.raises(FedvlmError, match=f"the module of Writer writes (the )?.*{name}"):
+    with pytest.raises(FedvlmError, match=f"the module of Writer modifies (the )?.*{name}"):
         fed.round(fed.start(), 1)
     fed = world.federation(trainer)
     with torch.no_grad(), pytest.raises(FedvlmError, match=name):

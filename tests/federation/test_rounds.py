@@ -186,7 +186,7 @@ def test_without_unseen_clients_the_draw_is_as_it_was() -> None:
 
 
 def test_nobody_left_to_train() -> None:
-    with pytest.raises(ConfigError, match="UNSEEN_CLIENTS 4: of 4 clients nobody would be left"):
+    with pytest.raises(ConfigError, match="UNSEEN_CLIENTS 4: none of the 4 clients would be left"):
         draw_unseen(4, 4, 1)
 
 

@@ -113,7 +113,7 @@ def test_apfls_share_put_back_is_refused() -> None:
             ctx.logs["alpha"] = new["mix"]["alpha"]
             return new, upload
 
-    with pytest.raises(FedvlmError, match=r"numbers \['alpha'\] along, which its `metrics` do not"):
+    with pytest.raises(FedvlmError, match=r"numbers \['alpha'\], which its `metrics` do not"):
         drive(Leaks, 1)
 
     class Declared(Leaks):

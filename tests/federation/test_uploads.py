@@ -151,7 +151,7 @@ def test_a_tensor_that_nobody_sends_may_be_left_out_of_downloads() -> None:
         def send(self, ctx: Context, w: Tree, received: Tree) -> Upload:
             return ctx.upload(w, only=(r".*\.[AB]", BIAS) if ctx.clients[0] % 2 else (BIAS,))
 
-    with pytest.raises(FedvlmError, match=r"differ in what they send: \['image.lora.0.q.A'\]"):
+    with pytest.raises(FedvlmError, match=r"send different tensors: \['image.lora.0.q.A'\]"):
         four(Sends(), rounds=1).run()
 
 
@@ -175,7 +175,7 @@ def test_a_download_cut_to_ranks_is_counted_as_sent() -> None:
     ctx = fed.server_context(1, Held(fed.held))
     for what, sentence in (
         ({"ranks": {SITE: 5}}, r"ranks of 'image.lora.0.q' are \[5\]; its rank is 4"),
-        ({"rows": {BIAS: Rows(torch.tensor([6]))}}, "a row of 'image.bias' that there is not"),
+        ({"rows": {BIAS: Rows(torch.tensor([6]))}}, "a row of 'image.bias' that does not exist"),
     ):
         with pytest.raises(FedvlmError, match=sentence):
             ctx.cut(fed.p0, **what)  # type: ignore[arg-type]
@@ -241,7 +241,8 @@ def test_a_client_neither_trains_nor_sends_the_servers_tensors() -> None:
             return {"w": {n: v for n, v in server["w"].items() if n != R}}
 
     for kind, sentence in (
-        (Sends, r"uploads \['residual.q'\] outside"), (Keeps, "'residual.q' with the client"),
+        (Sends, r"uploads \['residual.q'\] outside"),
+        (Keeps, "reads 'residual.q' from the client's state"),
         (Hides, r"would not receive \['residual.q'\] of the group server"),
         (Loses, r"after its aggregate the global model lacks \['residual.q'\]"),
     ):

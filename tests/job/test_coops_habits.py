@@ -62,7 +62,7 @@ def test_evaluation_only_on_new_classes(
     assert accuracy(tmp_path, "new") == [f"* accuracy: {results(trained)['last']['new']:.1f}%"]
     (log,) = tmp_path.rglob("log.txt")
     assert "Finish training" not in log.read_text() and "=> result\n" in log.read_text()
-    assert "the headline is the global accuracy" in capsys.readouterr().out
+    assert "the reported number is the global accuracy" in capsys.readouterr().out
     assert list(tmp_path.rglob("manifest.json")) == []  # nothing was trained: no run
 
 
@@ -83,7 +83,7 @@ def test_no_train_builds_and_stops(
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
-    ("--load-epoch 3", "needs --model-dir"), ("--model-dir /nowhere", "no run folder"),
+    ("--load-epoch 3", "needs --model-dir"), ("--model-dir /nowhere", "not a run folder"),
     ("--model-dir {} --load-epoch 9", "the newest is round 2"),
     ("--model-dir {} --load-epoch last", "expects the number of a round"),
     ("--model-dir {} --opts PEFT.N_CTX 4", "has shape"),

@@ -53,8 +53,9 @@ def test_the_path_shows_the_servers_images() -> None:
     ("--trainer FedAvg --opts PEFT.LORA_AVG fair", r"PEFT.LORA_AVG fair: FedAvg trains no LoRA here"
      r", only prompt\+feature, so it would have no effect: add lora to --peft"),
     ("--trainer FedAvg --opts PEFT.RANKS 2,4", "PEFT.RANKS 2,4: FedAvg trains no LoRA"),
-    ("--trainer FedPGP --opts PEFT.LORA_AVG product_svd", "PEFT.LORA_AVG product_svd: FedPGP brings"
-     ".*use --trainer FedAvg --peft lora, or leave it out"),
+    ("--trainer FedPGP --opts PEFT.LORA_AVG product_svd", "PEFT.LORA_AVG product_svd: FedPGP "
+                                                          "defines"
+     ".*use --trainer FedAvg --peft lora, or drop it"),
     ("--trainer HetLoRA", ""), ("--trainer FedAvg --opts PEFT.LORA_AVG factors", ""),
     ("--trainer FedAvg --peft lora --opts PEFT.LORA_AVG fair PEFT.RANKS 2,4", ""),
 ])

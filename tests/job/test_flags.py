@@ -62,7 +62,7 @@ def test_switches_are_booleans():
     assert parse(["--iid"]).flags == {"DATASET.IID": "True"}
     assert parse(["--demo", "false"]).demo is False and parse(["--demo"]).demo is True
     assert parse(["--keep_logits", "--plain", "OPTIM.LR", "1"]).opts == ["OPTIM.LR", "1"]
-    with pytest.raises(ConfigError, match="on or off"):
+    with pytest.raises(ConfigError, match="is a switch"):
         parse(["--demo=perhaps"])
 
 
@@ -70,7 +70,7 @@ def test_opts_with_and_without_the_flag_and_negative_numbers():
     args = parse(words("--opts OPTIM.LR 0.1 --shots -1 DATASET.NUM_SHOTS -1 SEED 2"))
     assert args.flags == {"DATASET.NUM_SHOTS": "-1"}
     assert args.opts == ["OPTIM.LR", "0.1", "DATASET.NUM_SHOTS", "-1", "SEED", "2"]
-    with pytest.raises(ConfigError, match="'SEED' stands alone"):
+    with pytest.raises(ConfigError, match="'SEED' has no value"):
         parse(["--rounds", "3", "SEED"])
 
 

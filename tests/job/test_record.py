@@ -223,7 +223,7 @@ def test_unseen_clients_never_work_and_get_what_a_new_client_gets(
     assert (ours / "partition.csv").read_text() == (theirs / "partition.csv").read_text()
     content = json.loads((ours / "results.json").read_text())
     assert content["protocol"]["unseen_clients"] == 1
-    assert any("1 clients never work" in note for note in content["run_info"]["notes"])
+    assert any("1 clients never train" in note for note in content["run_info"]["notes"])
     assert "1 of them never train" in (ours / "log.txt").read_text()
 
 
@@ -249,7 +249,7 @@ def test_nobody_left_to_train_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert jobs.run(tmp_path, "--opts", "FED.UNSEEN_CLIENTS", "2") == 2
-    assert "nobody would be left to train; set it to 1 at most" in capsys.readouterr().err
+    assert "clients would be left to train; set it to at most 1" in capsys.readouterr().err
 
 
 def test_a_cohort_is_said_in_the_results(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_cohort_is_said_in_the_results(tmp_path: Path) -> None:
     assert [c["protocol"]["cohort"] for c in contents] == [2, 0]
     assert contents[0]["results"]["last"]["personal_clients"] == 2
     told = [c["results"]["last"]["notes"] for c in contents]
-    assert told[0] == ["personal models of a cohort of 2 of 4 clients (TEST.COHORT)"]
+    assert told[0] == ["personal models of 2 of 4 clients are evaluated (TEST.COHORT)"]
     assert told[1] == []
 
 

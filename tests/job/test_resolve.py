@@ -133,7 +133,7 @@ def test_clients_follow_the_domains_that_are_left(
     fed = plan.jobs[0].cfg.FED
     got = (fed.PARTITION, fed.CLIENTS)
     assert got == (partition, clients)
-    said = [n for n in plan.notes if "FED.CLIENTS 3: 1 for each of the 3 domains beside" in n]
+    said = [n for n in plan.notes if "FED.CLIENTS 3: 1 for each of the 3 domains other than" in n]
     assert len(said) == (clients == 3)
     assert jobs("--dataset pacs").jobs[0].cfg.FED.CLIENTS == 4
 

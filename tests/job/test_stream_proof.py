@@ -52,7 +52,7 @@ def test_the_right_block_runs_and_wrong_ones_are_refused(
     built(tmp_path, spec)
     assert len(proofs(tmp_path)) == 1
     for enter, stream in (("1", "tokens.1"), ("-1", "tokens.6")):
-        said = rf"{stream} gives other numbers than pixels: .*'image\.prompt\..*below block 0"
+        said = rf"{stream} gives other numbers than pixels: .*'image\.prompt\..*before block 0"
         with pytest.raises(ConfigError, match=said):
             built(tmp_path, spec, key, enter)
     assert len(proofs(tmp_path)) == 1
@@ -76,7 +76,7 @@ def test_several_streams_run_and_wrong_ones_are_refused(
     ):
         with pytest.raises(ConfigError, match=f"trainer {name}: {said}"):
             built(tmp_path, f"{METHODS}:{name}")
-    with pytest.raises(ConfigError, match=r"stream tokens\.1 gives .*at or below block 0"):
+    with pytest.raises(ConfigError, match=r"stream tokens\.1 gives .*at or before block 0"):
         built(tmp_path, f"{METHODS}:TwoStreams", "TRAINER.TWOSTREAMS.ENTER", "1")
     cache = ("--opts", "CACHE_DIR", str(tmp_path / "cache"))
     assert jobs.run(tmp_path / "out", "--trainer", f"{METHODS}:Patches", *cache) == 0
@@ -95,7 +95,7 @@ def test_without_room_pixels_take_the_place_of_activations(
     monkeypatch.setattr("fedvlm.job.sources.IN_MEMORY", 0)
     run = built(tmp_path, f"{METHODS}:TwoStreams")
     assert run.federation.batcher.source.streams == ("pixels", "features")
-    assert any("have no room" in note for note in run.notes)
+    assert any("do not fit into" in note for note in run.notes)
     assert len(proofs(tmp_path)) == 2
 
 

@@ -64,7 +64,7 @@ def test_a_pack_names_no_place_outside(tmp_path: Path, run: str) -> None:
     line = json.dumps({"run": run, **dict.fromkeys(cells.FILES, "")})
     path.write_bytes(lzma.compress(f"{line}\n".encode()))
     with pytest.raises(DataError, match="x.cells.xz: is not a complete pack of runs"):
-        cells.unpack(path, tmp_path / "cache")
+        cells.unpack_runs(path, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*/x"))
 
 
@@ -113,8 +113,8 @@ def test_a_cut_pack_and_a_bomb_are_refused(
     for wrong in (data[:-30], b"", b"no pack"):
         path.write_bytes(wrong)
         with pytest.raises(DataError, match="not a complete pack"):
-            cells.unpack(path, tmp_path / "cache")
+            cells.unpack_runs(path, tmp_path / "cache")
     path.write_bytes(data)
     monkeypatch.setattr(cells, "LARGEST", 100)
     with pytest.raises(DataError, match="truncated, or larger"):
-        cells.unpack(path, tmp_path / "cache")
+        cells.unpack_runs(path, tmp_path / "cache")

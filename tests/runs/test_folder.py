@@ -212,11 +212,11 @@ def test_resuming_elsewhere_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     make(tmp_path).close()
     same = make(tmp_path)
     same.close()
-    assert not any("bit-equal" in n for n in same.notes)
+    assert not any("bit-identical" in n for n in same.notes)
     monkeypatch.setattr(manifest, "versions", lambda: {"torch": "9.9"})
     run = make(tmp_path)
     run.close()
-    assert any("bit-equal" in n and "torch" in n and "9.9" in n for n in run.notes)
+    assert any("bit-identical" in n and "torch" in n and "9.9" in n for n in run.notes)
 
 
 def test_git_revision_of_a_checkout_only(tmp_path: Path) -> None:

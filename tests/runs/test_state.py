@@ -181,7 +181,7 @@ DAMAGE = {
     "foreign json": ("json", lambda p: p.write_text('{"a": 1}'), "not readable"),
     "list": ("json", lambda p: p.write_text("[1]"), "not readable"),
     "edited": ("json", lambda p: p.write_text(p.read_text().replace('"note": 1', '"note": 2')),
-               "seal"),
+               "checksum"),
     "version": ("json", lambda p: p.write_text(p.read_text().replace('"format": 2', '"format": 9')),
  "format 9"),
 }

@@ -42,7 +42,7 @@ def no_runs(folders: Sequence[Path], collected: Collected) -> DataError:
     journal = next((f for f in folders if (f / "plan.yaml").is_file()), None)
     if journal is not None:
         return DataError(f"{journal} is a sweep's journal, not its runs; give the "
-                         f"OUTPUT_DIR of the sweep,  {journal.parent.parent}")
+                         f"OUTPUT_DIR of the sweep, {journal.parent.parent}")
     left = collected.unfinished
     there = [f"{len(left)} unfinished, first {left[0]}"] if left else []
     there += collected.problems[:2]

@@ -34,8 +34,7 @@ EXAMPLES = (
     "fedvlm reproduce  # list all recipes",
     "fedvlm reproduce fedmgp --dry-run  # show what it would run; writes nothing",
     "fedvlm reproduce pfedmoap --root DATA/ --devices cuda:0",
-    "fedvlm reproduce --all --budget 24 --root DATA/  # as many runs as fit into a day, first "
-    "seeds first",
+    "fedvlm reproduce --all --budget 24 --root DATA/  # runs that fit into a day",
 )
 ALSO = ("recipe", "recipes", "replicate", "acceptance", "paper")
 OUTPUT = "output/recipes"

@@ -35,8 +35,7 @@ EXAMPLES = (
     "fedvlm sweep configs/sweeps/demo.yaml --jobs 2",
     "fedvlm sweep --trainers FedAvg FedTV --datasets eurosat pets --seeds 1 2 3 --root DATA/",
     "fedvlm sweep configs/sweeps/demo.yaml --dry-run  # show what would run and for how long",
-    "fedvlm sweep configs/sweeps/demo.yaml --tuned output/tuning/tune/tuned.json  # with values "
-    "from fedvlm tune",
+    "fedvlm sweep configs/sweeps/demo.yaml --tuned output/tuning/tune/tuned.json  # tuned values",
     "fedvlm sweep configs/sweeps/demo.yaml --launch slurm --slurm-time 2:00:00 --slurm-mem 8G",
     "fedvlm sweep configs/sweeps/demo.yaml --launch local  # the same jobs without a cluster",
 )

@@ -38,8 +38,7 @@ EXAMPLES = (
     "fedvlm federation up --loopback 2  # and fedvlm run --demo --engine flower FED.SITES 0-2,3-4",
     "fedvlm federation up clinic_a/site.yaml clinic_b/site.yaml",
     "fedvlm federation up --listen 192.0.2.7:7400  # and for each site: fedvlm federation admit",
-    "fedvlm federation admit clinic_a.pub  # key file of fedvlm site key; writes "
-    "federation/invitations/",
+    "fedvlm federation admit clinic_a.pub  # writes federation/invitations/clinic_a.json",
     "fedvlm federation dismiss clinic_a",
     "fedvlm federation status",
     "fedvlm federation down",

@@ -25,7 +25,7 @@ def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     parser.add_argument("run", metavar="RUN", help="the run's folder")
     parser.add_argument("clients", nargs="+", type=whole_number(0), metavar="CLIENT",
-                        help="by number")
+                        help="numbers of the clients")
     parser.add_argument("--anew", action="store_true",
                         help="restart them from the initial state: their states are lost")
 

@@ -172,7 +172,7 @@ def _check(name: str, rows: Rows, leaf: Tensor) -> None:
         )
     if not -leaf.dim() < rows.axis < leaf.dim() - 1:
         raise FedvlmError(
-            f"rows of '{name}' lie along axis {rows.axis}, but its shape is  {list(leaf.shape[1:])}"
+            f"rows of '{name}' lie along axis {rows.axis}, but its shape is {list(leaf.shape[1:])}"
         )
 
 

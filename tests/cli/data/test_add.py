@@ -134,7 +134,7 @@ def test_the_header_says_how_many_images_each_client_gets(
     out = capsys.readouterr().out
     line = next(line for line in out.splitlines() if line.startswith("images "))
     assert "40 of 40 training images" in line
-    assert sum(map(int, line.partition("by client: ")[2].split(", "))) == 40
+    assert sum(map(int, line.partition("per client: ")[2].split(", "))) == 40
     assert "shots -1" in out
 
 

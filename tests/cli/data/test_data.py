@@ -104,7 +104,7 @@ def test_the_cache_of_the_config_and_two_roots(root: Path, tmp_path: Path) -> No
 def test_a_published_split_goes_first(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "eurosat" / "split_zhou_EuroSAT.json").write_text("{}")
     assert prepare(root) == 0
-    assert "split_zhou_EuroSAT.json is there and goes first" in capsys.readouterr().out
+    assert "split_zhou_EuroSAT.json exists and takes precedence" in capsys.readouterr().out
 
 
 def test_an_own_set_without_code(
@@ -206,7 +206,7 @@ def test_download_verifies_unpacks_and_says_what_is_left(
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "terms: MIT" in said and f"wrote {root}/eurosat/2750" in said
-    assert "the published split split_zhou_EuroSAT.json is not part of it" in said
+    assert "the download does not include the published split split_zhou_EuroSAT.json" in said
     assert everything(root) == {"eurosat", "eurosat/2750", "eurosat/2750/Forest",
                                 "eurosat/2750/Forest/1.jpg"}  # fmt: skip
     assert main(words) == 0

@@ -120,7 +120,7 @@ def test_features_of_another_machine_are_another_run(
     there = rewritten(made / NAME, tmp_path / NAME, numerics="torch.float32 fast cuda torch 9")
     words = [*RUN, "--root", str(there), "--trainer", "PromptFL", "--output-dir"]
     assert main(["run", *words, str(tmp_path / "o")]) == 0
-    assert "computed elsewhere (torch.float32 fast cuda torch 9, batch 16)" in (
+    assert "computed on another system (torch.float32 fast cuda torch 9, batch 16)" in (
         capsys.readouterr().out
     )
     assert main(["run", *words, str(with_images)]) == 2
@@ -142,7 +142,7 @@ class Proxied(Trainer):
 REFUSED = {
     "tokens": ("--peft lora --trainer FedAvg", "FedAvg with these settings needs activations "
                "inside the image tower (tokens.0)"),
-    "pixels": ("--trainer Thorki TRAINER.THORKI.SMALL tower", "and pixels, and"),
+    "pixels": ("--trainer Thorki TRAINER.THORKI.SMALL tower", "and pixels, but"),
     "views": ("--views 3", "3 augmented views of data seed 1"),
     "plain": ("--plain", "--plain needs images at every step"),
     "precision": ("MODEL.PREC fp64", "was computed in float32, but this run computes in float64"),
@@ -198,7 +198,7 @@ def test_verbs_understand_a_pack(made: Path, capsys: pytest.CaptureFixture[str])
     assert "no images to encode" in said(3, *words, "--root", pack)
     assert "there already" in said(0, *words, "--pack", pack)
     assert "is another pack" in said(2, *words, "--pack", pack, "DATASET.TEMPLATE", "a {}.")
-    assert "ends in .pack.safetensors" in said(2, *words, "--pack", f"{made}/x.npz")
+    assert "must end in .pack.safetensors" in said(2, *words, "--pack", f"{made}/x.npz")
     assert "several data sets need an existing folder" in said(
         2, *words, "--dataset", "shapes", "--pack", f"{made}/x.pack.safetensors"
     )

@@ -21,7 +21,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def data_of(place: Path) -> FederatedData:
-    return build_federation(rebuild.config_of(place, {}))
+    return build_federation(rebuild.run_config(place, {}))
 
 
 def photos(folder: Path, data: FederatedData, each: int = 3) -> Path:
@@ -84,7 +84,7 @@ def test_evaluate_counts_as_the_run_did(quick_run: Path, capsys: Captured):
     assert main(["evaluate", str(place), "--dataset", "shapes", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
     model, tests = fedvlm.load(place).global_model, evaluate.of_dataset(
-        "shapes", rebuild.config_of(place, {})
+        "shapes", rebuild.run_config(place, {})
     )
     said = model.with_classes(tests.classnames, tests.templates).predict(
         [d.path for d in tests.samples]

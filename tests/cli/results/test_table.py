@@ -89,7 +89,7 @@ def test_base_to_new_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["RUNS", "--test-log"], 2, "--test-log needs --logs"),
         (["RUNS", "--logs", "RUNS"], 2, "drop"),
         (["--logs", "RUNS"], 3, "no log.txt with a result"),
-        (["nowhere"], 3, "is not a folder with runs"),
+        (["nowhere"], 3, "is not a folder that contains runs"),
         (["EMPTY"], 3, "no finished run below"),
     ],
 )

@@ -56,7 +56,7 @@ def test_status_and_down_of_what_does_not_run(
     where = ("--federation", str(folder))
     assert main(["federation", "status", *where]) == 1
     said = capsys.readouterr().out
-    assert "link does not run" in said and f"fedvlm federation up --federation {folder}" in said
+    assert "link is not running" in said and f"fedvlm federation up --federation {folder}" in said
     assert main(["federation", "status", "--json", *where]) == 1
     told = json.loads(capsys.readouterr().out)
     assert [p["name"] for p in told["processes"]] == ["link", "site0"]

@@ -22,7 +22,7 @@ ZERO = torch.zeros(1, 1, dtype=torch.int64)
         ({"only": (r".*\.C",)}, r"only='\.\*\\\.C' matches no shared tensor; shared are "
                                 r"image.lora"),
         ({"rows": {"text.ctx": Rows(ZERO)}}, "rows of 'text.ctx', which is not"),
-        ({"only": (BIAS,), "ranks": {SITE: [1]}}, "no factor is sent; sent are image.bias"),
+        ({"only": (BIAS,), "ranks": {SITE: [1]}}, "no factor is uploaded; uploaded are image.bias"),
         ({"ranks": {"image.lora.9.q": [1]}}, "ranks of 'image.lora.9.q', of which no factor is"),
         ({"ranks": {SITE: [5]}}, r"ranks of 'image.lora.0.q' are \[5\]; its rank is 4"),
         ({"ranks": {SITE: [-1]}}, r"are \[-1\]; its rank is 4"),
@@ -32,7 +32,8 @@ ZERO = torch.zeros(1, 1, dtype=torch.int64)
         ({"rows": {FA: Rows(ZERO, 2)}}, r"along axis 2, but its shape is \[4, 3\]"),
         ({"rows": {FA: ZERO}}, "are Tensor, not Rows"),
         ({"rows": {FA: Rows(torch.tensor([[0, 4]]))}}, "client 0 sends a row of .* 0 to 3, and -1"),
-        ({"rows": {FA: Rows(torch.tensor([[-2]]))}}, "client 0 sends a row of .* that there is"),
+        ({"rows": {FA: Rows(torch.tensor([[-2]]))}}, "client 0 sends a row of .* that does not "
+                                                     "exist"),
         ({"rows": {FA: Rows(torch.tensor([[2, -1, 2, -1]]))}}, "client 0 sends a row of .* twice"),
     ],
 )

@@ -135,7 +135,7 @@ def test_what_cannot_be_cut_or_averaged_is_refused_before_any_work() -> None:
     with pytest.raises(ConfigError, match="FED.UNRELIABLE.LATE partial: .* has phases"):
         toy(2, cut, trainer=Phased())
     gone = Unreliable(1, 2, absences=parse_absences("0:2,1:2", 4))
-    with pytest.raises(ConfigError, match="and 2 are drawn and answer"):
+    with pytest.raises(ConfigError, match="but only 2 are drawn and answer"):
         toy(2, gone, aggregator=AggregateSpec("krum"))
 
 
@@ -159,4 +159,4 @@ def test_a_run_below_its_quorum_goes_on_where_it_ended(
     dropped = [why for r in jobs.records(whole) for why in r["dropped"].values()]
     assert sum(results["lost"].values()) == len(dropped) and results["lost"]["away"] == 2
     out = capsys.readouterr().out
-    assert f"of 9 client rounds {len(dropped)} lost" in out and "away" in out
+    assert f"client rounds: 9, of these {len(dropped)} lost" in out and "away" in out

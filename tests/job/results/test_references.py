@@ -146,6 +146,6 @@ def test_so_does_one_that_lost_its_results_and_is_resumed(
     more = ("TEST.COMPUTE_CMAT", "True", "TEST.PER_CLASS_RESULT", "True")
     assert jobs.run(output, "--opts", *more) == 0
     told = capsys.readouterr().out
-    assert "run without TEST.COMPUTE_CMAT" in told and "without TEST.PER_CLASS_RESULT" in told
+    assert "did not record TEST.COMPUTE_CMAT" in told and "without TEST.PER_CLASS_RESULT" in told
     assert not {"confusion", "per_class"} & set(jobs.results(output))
     assert not (jobs.folder(output) / "cmat.pt").exists()

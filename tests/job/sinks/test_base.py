@@ -211,7 +211,7 @@ def test_unknown_sinks_and_missing_packages_are_refused_before_anything_is_built
         assert f"needs the package '{name}'" in said and f"fedvlm[{name}]" in said
         assert said.splitlines()[-1].startswith("error: ") and "Traceback" not in said
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match="SINKS"):
+    with pytest.raises(ConfigError, match="unknown sink"):
         Sinks([3])
 
 

@@ -176,7 +176,7 @@ def test_a_run_that_another_process_began_meanwhile_is_not_joined(tmp_path: Path
     (("--token-file", "t"), "flag --token-file ended with 0.2: a site on this machine"),
     (("FED.TOKEN_FILE", "t"), "FED.TOKEN_FILE ended with 0.2: a site on this machine answers"),
     (("--engine", "sites", "--num-users", "2"), "--engine sites needs --federation FOLDER"),
-    (("--engine", "sites", "--num-users", "2", "--workers", "2"), "add --engine workers"),
+    (("--engine", "sites", "--num-users", "2", "--workers", "2"), "use --engine workers"),
 ])  # fmt: skip
 def test_what_a_run_over_sites_lacks_is_said_before_anything_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
@@ -186,12 +186,13 @@ def test_what_a_run_over_sites_lacks_is_said_before_anything_is_read(
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("--sites-at", "a:1"), "--sites-at a:1: sites on other machines are reached by Flower alone"),
+    (("--sites-at", "a:1"), "--sites-at a:1: sites on other machines are reached only through "
+                            "Flower"),
     (("--sites-at", "x,[::1]:7007"), "reached only through Flower (--federation FOLDER; docs/"),
     (("--sites-at", "a,unix:a"), "a path is given twice"),
-    (("--dry-run",), "--dry-run: the clients' images are at their sites"),
+    (("--dry-run",), "--dry-run needs the clients' images, which are at their sites"),
     (("--dataset", "eurosat"), "--site-file already defines the classes: drop --dataset"),
-    (("DATASET.NAME", "other"), "is of 'Shapes'; drop the key"),
+    (("DATASET.NAME", "other"), "is for 'Shapes'; drop the key"),
     (("--site-file", "/no"), "there is no site file '/no'"),
 ])  # fmt: skip
 def test_wrong_words_of_a_coordinator_are_refused(
