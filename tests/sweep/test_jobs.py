@@ -133,8 +133,8 @@ def test_from_the_queue_to_results(
     plan: tuple[Any, list[Cell], Path], capsys: pytest.CaptureFixture
 ) -> None:
     # Left while both wait; found again; one preempted and done, one cancelled; then the rest.
-    with pytest.raises(KeyboardInterrupt, match="2 jobs stay in the queue.* scancel 7 cancels "
-                                                "them"):
+    told = "2 jobs stay in the queue.* scancel 7 cancels them"
+    with pytest.raises(KeyboardInterrupt, match=told):
         launch(plan, Queue(7, nothing, stop))
     again = Queue(
         8, nothing, to("7_0", RUNNING), to("7_0", PENDING), to("down", ""), gone("down"),

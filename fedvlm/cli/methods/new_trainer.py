@@ -35,7 +35,7 @@ LONGEST = 30
 
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
-    parser.add_argument("name", metavar="NAME", help="the class name, such as MyMethod")
+    parser.add_argument("name", metavar="NAME", help="a class name, such as MyMethod")
     parser.add_argument("--into", metavar="DIR", help="a folder for both files")
     about = "; ".join(f"{name}: {kind.about}" for name, kind in KINDS.items())
     parser.add_argument("--kind", metavar="KIND", type=_spelt, choices=list(KINDS), default="",

@@ -173,7 +173,7 @@ def test_nothing_is_overwritten(
     (["My-Method"], "such as MyMethod"), (["3x"], "such as X"), ([""], "such as MyMethod"),
     (["class"], "MyClass"), (["Option"], "MyOption"), (["trainer_registry"], "Python keyword or"),
     (["Name"], "TRAINER.NAME"), (["fed-avg"], "such as Fedavg"), (["Fed_Avg"], "fedavg"),
-    (["M" * 31], "up to 29"), ([], "the class name"), (["A", "B"], "the class name"),
+    (["M" * 31], "up to 29"), ([], "a class name"), (["A", "B"], "a class name"),
     (["CfgNode"], "MyCfgnode"),
 ])
 def test_mistakes_get_a_sentence(
