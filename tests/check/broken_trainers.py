@@ -385,7 +385,7 @@ BROKEN = [
     (SendsPersonalTensor, "G1", r"upload of client \d: 'prototype' holds .*'image\.shift'"),
     (LogsPersonalTensor, "G1", r"metrics: names the personal tensor 'image\.shift'"),
     (ReportsPersonalTensor, "G1", r"report.*holds the personal tensor 'image\.shift'"),
-    (LogsUndeclared, "G1", r"sends the numbers \['drift'\] along, which its `metrics` do not"),
+    (LogsUndeclared, "G1", r"uploads the numbers \['drift'\], which its `metrics` do not"),
     (SendsUndeclared, "G1", r"client 0 would receive \['hint'\], outside the shared group"),
     (TrapPool, "G1", r"round 1: the global 'text\.ctx' is the upload of client 3"),
     (SilentPool, "G1", r"no slot 'w': define shared\(self, server\)"),
@@ -419,5 +419,5 @@ BROKEN = [
     (WantsFeatures, "G13", r"pixels instead of cached features"),
     (HidesNaN, "G14", r"without an error"),
     (DrawsItself, "G15", r"done twice: the clients' new state, slot 'w'"),
-    (SpreadsNaN, "G14", r"the stop does not name|left out clients \[0, 1, 2, 3\]"),
+    (SpreadsNaN, "G14", r"the error message does not name|left out clients \[0, 1, 2, 3\]"),
 ]

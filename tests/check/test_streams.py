@@ -34,7 +34,7 @@ def test_the_right_block_passes() -> None:
 
 @pytest.mark.parametrize(("enter", "stream"), [("1", "tokens.1"), ("-1", "tokens.2")])
 def test_a_wrong_block_is_broken(enter: str, stream: str) -> None:
-    said = rf"{stream} gives other numbers than pixels: .*'image\.prompt\..*at or below block 0"
+    said = rf"{stream} gives other numbers than pixels: .*'image\.prompt\..*at or before block 0"
     with pytest.raises(Broken, match=said):
         INVARIANTS["G13"](CheckWorld([ENTER, enter]), BlockPrompts)
 

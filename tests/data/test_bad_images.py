@@ -167,7 +167,7 @@ def test_postscript_never_reaches_ghostscript(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", run)
     for call in (decode, check_decodes):
-        with pytest.raises(ValueError, match="no image"):
+        with pytest.raises(ValueError, match="not an image"):
             call(BROKEN["PostScript"]())
 
 

@@ -131,7 +131,7 @@ def test_rows_of_a_real_call_are_numbers_by_client() -> None:
 @pytest.mark.parametrize("value", [torch.zeros(3), torch.tensor(1.0), np.zeros(2), [1.0], "w"])
 def test_what_is_no_number_does_not_leave(value: Any) -> None:
     rows: Any = [{"client": 4, "accuracy": 50.0, "kept": value}]
-    with pytest.raises(FedvlmError, match="client 4 holds 'kept' as .*; only numbers leave"):
+    with pytest.raises(FedvlmError, match="client 4 holds 'kept' as .*; only numbers may leave"):
         only_numbers(rows, [4])
 
 

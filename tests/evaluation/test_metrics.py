@@ -56,8 +56,8 @@ def test_over_clients() -> None:
     assert metrics.worst_decile([float(v) for v in range(21)]) == 1.0  # three of 21: rounded up
     for fn in (metrics.worst, metrics.worst_decile):
         assert fn([None, None]) is None and fn([]) is None
-    assert metrics.pooled([1, 0, 9], [2, 0, 10]) == pytest.approx(1000 / 12)
-    assert metrics.pooled([0], [0]) is None
+    assert metrics.pooled_accuracy([1, 0, 9], [2, 0, 10]) == pytest.approx(1000 / 12)
+    assert metrics.pooled_accuracy([0], [0]) is None
 
 
 @given(pairs)

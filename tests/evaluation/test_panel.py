@@ -67,7 +67,7 @@ def test_a_cohort_stands_for_all_and_it_is_said() -> None:
         result = judged(finished(round_, 3, SHIFTS, drawn=[0]))
         assert result is not None and [r["client"] for r in result["clients"]] == [one, two]
         assert result["personal_clients"] == 2
-        assert "personal models of a cohort of 2 of 4 clients (TEST.COHORT)" in result["notes"]
+        assert "personal models of 2 of 4 clients are evaluated (TEST.COHORT)" in result["notes"]
     between = judged(finished(1, 3, SHIFTS, drawn=[3]))
     assert between is not None and [r["client"] for r in between["clients"]] == [3]
     whole = judge(cohort=4)(finished(3, 3, SHIFTS))

@@ -162,7 +162,7 @@ def test_other_towers(kind: str, tmp_path: Path) -> None:
     if kind == "vit":
         assert export(whole, tmp_path / "peft", "peft").difference <= 1e-5
     else:
-        reason = "there is no LoRA" if kind == "resnet" else "cannot run this backbone"
+        reason = "the model has no LoRA" if kind == "resnet" else "cannot run this backbone"
         with pytest.raises(ConfigError, match=reason):
             export(whole, tmp_path / "peft", "peft")
 

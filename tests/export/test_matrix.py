@@ -15,9 +15,9 @@ def test_the_table_has_numbers_and_reasons() -> None:
     cells = try_exports({"promptfl": trained("promptfl")}, ["safetensors", "peft"])
     assert [c.format for c in cells] == ["safetensors", "peft"]
     assert cells[0].difference is not None and cells[0].difference <= TOLERANCE
-    assert cells[1].difference is None and "there is no LoRA" in cells[1].reason
+    assert cells[1].difference is None and "the model has no LoRA" in cells[1].reason
     text = markdown([*cells, MatrixCell("x", "peft", None, cells[1].reason)])
-    assert "| refused (1) |" in text and text.count("there is no LoRA") == 1
+    assert "| refused (1) |" in text and text.count("the model has no LoRA") == 1
 
 
 # Without a recipe: what predicts is more than adapters of known kinds and class features.

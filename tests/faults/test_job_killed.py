@@ -179,7 +179,7 @@ def test_ctrl_c_keeps_whole_rounds_and_exits_130(tmp_path: Path, whole: tuple[Pa
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on there" in told
+    assert "the same command resumes there" in told
     assert "Traceback" not in told
     assert len(jobs.records(tmp_path)) >= 2
 

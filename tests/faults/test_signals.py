@@ -1,4 +1,4 @@
-"""A stop is Ctrl-C whatever its signal: whole rounds are saved, and the same command goes on."""
+"""A stop is Ctrl-C whatever its signal: finished rounds are saved, and the same command goes on."""
 
 from __future__ import annotations
 
@@ -163,5 +163,5 @@ def test_the_command_itself(tmp_path: Path) -> None:
     assert run.poll() is None
     run.send_signal(signal.SIGTERM)
     _, said = run.communicate(timeout=60)
-    assert run.returncode == 143 and "whole rounds are saved" in said
+    assert run.returncode == 143 and "finished rounds are saved" in said
     assert told(tmp_path) == "interrupted" and not list(tmp_path.rglob("RUNNING"))

@@ -74,7 +74,7 @@ def test_a_measure_of_its_own_is_the_weight() -> None:
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_it_is_not_overridden(weighting: str) -> None:
-    sentence = rf"FED.WEIGHTING {weighting}: Own weighs clients by a measure of its own.*auto"
+    sentence = rf"FED.WEIGHTING {weighting}: Own has its own weighting of clients.*auto"
     with pytest.raises(ConfigError, match=sentence):
         quadratic(Own(), 1, weighting=weighting)
     with pytest.raises(ConfigError, match=rf"FED.WEIGHTING {weighting}: FedAS .*WEIGHTING auto"):
@@ -92,7 +92,7 @@ def test_fedas_by_samples_or_alike_follows_the_run(agg: str, weighting: str) -> 
 
 def test_a_weight_that_would_not_be_used_is_refused() -> None:
     silent = type("Silent", (Own,), {"weighting": "samples"})
-    with pytest.raises(FedvlmError, match="weigh by 'samples'.*only if, it declares weighting"):
+    with pytest.raises(FedvlmError, match="is 'samples'.*only if, it declares weighting"):
         quadratic(silent(), 1).run()
     absent = type("Absent", (Own,), {"weigh": lambda self, ctx: None})
     with pytest.raises(FedvlmError, match="weigh by 'own'"):

@@ -44,7 +44,8 @@ def test_every_word_is_a_choice() -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [("promt", "no 'promt'.*prompt"), ("", "no ''"), ("prompt+", "no ''"),
+    [("promt", "unknown --peft value 'promt'.*prompt"), ("", "unknown --peft value ''"),
+     ("prompt+", "unknown --peft value ''"),
      ("lora+adapter", "lora and adapter both set PEFT.VISUAL"),
      ("prompt+text-lora", "both set PEFT.TEXT"), ("prompt+head", "no text side; drop head")],
 )  # fmt: skip
@@ -72,7 +73,7 @@ def test_a_prompt_method_without_its_prompt_is_refused(
 ) -> None:
     assert jobs.run(tmp_path, "--trainer", "PromptFL", "--peft", words) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"--peft {words}: PromptFL trains a prompt, and nothing of it would be left" in said
+    assert f"--peft {words}: PromptFL trains a prompt, which --peft {words} does not" in said
     assert f"use --trainer FedAvg --peft {words}, or keep the prompt" in said
     assert not list(tmp_path.rglob("manifest.json"))
 

@@ -138,7 +138,7 @@ def test_a_coordinator_refuses_what_is_its_clients(tmp_path: Path) -> None:
     from fedvlm.distributed.carriers import InProcess
     from fedvlm.job.sites.coordinator import coordinate
 
-    with pytest.raises(ConfigError, match=r"images of clients \[1\]; those stay with their sites"):
+    with pytest.raises(ConfigError, match=r"images of clients \[1\], which must stay at"):
         coordinate(config(tmp_path), FILE, tmp_path, InProcess({}), RUN)
 
 

@@ -350,8 +350,8 @@ def test_where_the_servers_images_come_from_is_checked() -> None:
     for word in ("val", "train", "dataset:", "folder:", "holdout:2"):
         with pytest.raises(ConfigError, match="be holdout, dataset:NAME, folder:DIR or clients"):
             federation("HEART-PFL", {"AKT_PROXY": word}, ADAPTER)
-    words = {"clients": "which no federation could", "dataset:dtd": "images of dataset:dtd",
-             "folder:/x": "images of folder:/x"}
+    words = {"clients": "which is impossible in a real federation",
+             "dataset:dtd": "images of dataset:dtd", "folder:/x": "images of folder:/x"}
     for source, said in words.items():
         trainer = federation("HEART-PFL", {"AKT_PROXY": source}, ADAPTER).trainer
         assert trainer.proxy_source == source and said in trainer.extra_data

@@ -176,7 +176,7 @@ def test_wrong_rows_do_not_hide_each_other(mine: Path) -> None:
     assert check.unreadable == 1 and check.sizes == {"train": 12, "val": 3, "test": 6}
     rewrite(mine, train=lambda rows: [*rows, *bad])
     said = [f.text for f in own(mine).findings if f.check == "reading"]
-    assert len(said) == 6 and said[-1].startswith("3 more rows of")
+    assert len(said) == 6 and said[-1].startswith("3 more invalid rows in")
 
 
 def test_what_cannot_be_read_at_all(mine: Path) -> None:

@@ -43,10 +43,10 @@ def test_joined_by_ascending_id_whatever_arrives_first() -> None:
 def test_chunks_that_sent_other_tensors_are_refused() -> None:
     odd = part(1, more=torch.zeros(1, 2))
     for chunks in ([part(0), odd], [odd, part(0)]):
-        with pytest.raises(FedvlmError, match=r"differ in what they send: \['more'\]"):
+        with pytest.raises(FedvlmError, match=r"send different tensors: \['more'\]"):
             join_updates(chunks)
     bare = Updates((1,), {"w": torch.ones(1, 1)}, torch.ones(1).double())
-    with pytest.raises(FedvlmError, match=r"differ in what they send: \['mask'\]"):
+    with pytest.raises(FedvlmError, match=r"send different tensors: \['mask'\]"):
         join_updates([part(0), bare])
 
 

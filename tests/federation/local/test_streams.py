@@ -80,7 +80,7 @@ def test_a_wrong_block_is_refused(enter: int, stream: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         proof_of(BlockPrompts, "TRAINER.BLOCKPROMPTS.ENTER", str(enter))
     assert "'image.prompt." in str(caught.value)
-    assert str(caught.value).endswith("the cache must enter at or below block 0")
+    assert str(caught.value).endswith("the cache must start at or before block 0")
 
 
 def test_lora_that_is_zero_at_the_start_does_not_hide_a_wrong_block() -> None:
@@ -153,10 +153,10 @@ def test_several_streams_hold_together(trainer: type[Trainer], streams: str) -> 
     ("trainer", "opts", "said"),
     [
         (TwoStreams, ("TRAINER.TWOSTREAMS.ENTER", "1"),
-         r"stream tokens\.1 gives other .*'image\.prompt\..*at or below block 0$"),
+         r"stream tokens\.1 gives other .*'image\.prompt\..*at or before block 0$"),
         (HalfFeatures, (), r"stream features gives other numbers than pixels: [^:]*$"),
         (HalfFeatures, ("TRAINER.HALFFEATURES.ENTER", "1"),
-         r"streams tokens\.1, features give other .*at or below block 0$"),
+         r"streams tokens\.1, features give other .*at or before block 0$"),
         (LastPatches, (), r"stream patches gives other numbers than pixels: "),
     ],
 )  # fmt: skip

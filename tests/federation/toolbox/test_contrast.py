@@ -59,8 +59,8 @@ def test_the_loss_has_the_backbone_s_bias() -> None:
 
 
 @pytest.mark.parametrize(("name", "why"), [
-    ("kgcoop", "OPTIM.LOSS sigmoid: KgCoOp has a loss of its own; leave the key out"),
-    ("afl", "AFL has a loss of its own"),
+    ("kgcoop", "OPTIM.LOSS sigmoid: KgCoOp has its own loss; drop the key"),
+    ("afl", "AFL has its own loss"),
     ("promptfl", "OPTIM.LOSS sigmoid: the backbone has no logit_bias"),
 ])
 def test_a_loss_that_nobody_reads_is_refused(name: str, why: str) -> None:

@@ -84,7 +84,7 @@ def test_noise_has_the_bounds_std_over_the_samples_and_a_stream_of_its_own() -> 
     alone = add_noise({n: v[1:] for n, v in zero.items()}, b.take([1]), 3.0, "dp")
     assert torch.equal(alone["a"][0], out["a"][1])  # whoever else is in the chunk
     assert add_noise(zero, b, 0.0, "dp") is zero
-    with pytest.raises(ValueError, match="loop's step"):
+    with pytest.raises(ValueError, match="only within a step of a loop"):
         add_noise(zero, Batch({}, b.y, b.w, clients=(0, 1)), 3.0, "dp")
 
 

@@ -83,4 +83,5 @@ def test_without_the_federation_rows_are_left_out_and_that_is_said(
     monkeypatch.setattr("fedvlm.api.replay.site_rows", lambda *more: {})
     seen = replay(run, 9)
     assert seen.equal and seen.at_sites == 3
-    assert any(line.startswith("rows of 3 clients lie at their sites") for line in seen.lines())
+    words = "rows of 3 clients are stored at their sites"
+    assert any(line.startswith(words) for line in seen.lines())

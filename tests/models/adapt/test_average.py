@@ -85,7 +85,7 @@ def test_product_svd_where_factors_cancel_out() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="LORA_AVG has no 'mean'"):
+    with pytest.raises(ConfigError, match="unknown PEFT.LORA_AVG 'mean'"):
         average_peft([client(0)], [1], "mean")
     with pytest.raises(FedvlmError, match="above zero"):
         average_peft([client(0)], [0])

@@ -119,7 +119,7 @@ def test_the_sentence() -> None:
         storing=2.0, loading=55.0, reading=5.0,
     )
     assert spent.sentence() == (
-        "image features: 1,200 encoded, 34 from the store in 60.0 s = 20 images/s, limited by "
+        "image features: 1,200 encoded, 34 from the cache in 60.0 s = 20 images/s, limited by "
         "encoding (encoding 48.0 s, waiting for images 9.0 s, storing 2.0 s, looking up 1.0 s; "
         "meanwhile 2 thread(s) spent 5.0 s reading and 50.0 s decoding)"
     )

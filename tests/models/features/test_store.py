@@ -162,7 +162,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: Any) -> None:
     damage(path)
     again = images.features(backbone, tmp_path, batch=100, notes=notes)
     assert torch.equal(again, first) and len(images.loads) == 400
-    assert list(tmp_path.glob("*.corrupt-1")) and "set aside" in notes[0]
+    assert list(tmp_path.glob("*.corrupt-1")) and "renamed to" in notes[0]
     assert torch.equal(images.features(backbone, tmp_path, batch=100), first)
 
 
@@ -218,7 +218,7 @@ def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert default_dir() == Path.home() / ".cache" / "fedvlm" / "features"
 
 
-# ---- a store of others, which may only be read --------------------------------------------------
+# ---- a store of others, which is read-only --------------------------------------------------
 @pytest.fixture
 def read_only(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Folders in the list are as on a mount without writing, for files and for SQLite."""
@@ -248,7 +248,7 @@ def test_a_warm_store_that_may_only_be_read_serves(
     notes: list[str] = []
     found = more.features(backbone, folder, notes=notes)
     assert torch.equal(found, more.features(backbone, tmp_path / "own"))
-    assert len(notes) == 1 and "may only be read" in notes[0]
+    assert len(notes) == 1 and "is read-only" in notes[0]
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 

@@ -261,7 +261,7 @@ def test_refusals() -> None:
         peft.build_tensors(spec_of(), VLModel(toy("resnet"), NAMES), gen)
     with pytest.raises(ConfigError, match="text tower of cosine"):
         peft.build_tensors(spec_of("none", "lora"), VLModel(toy("cosine"), NAMES), gen)
-    with pytest.raises(ConfigError, match="no 'out'"):
+    with pytest.raises(ConfigError, match="unknown layer in PEFT.TARGETS: 'out'"):
         parse_targets("q,out")
     with pytest.raises(ConfigError, match="names no layer"):
         parse_targets(" , ")

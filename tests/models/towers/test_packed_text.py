@@ -258,5 +258,5 @@ def test_a_mask_that_does_not_fit_is_refused() -> None:
     model = VLModel(toy(), NAMES)
     ctx = context(model.backbone, 3)
     for mask in (CHOICE[:2], CHOICE[:, :5], CHOICE.double()):
-        with pytest.raises(FedvlmError, match="it is .clients, classes. of bool"):
+        with pytest.raises(FedvlmError, match="expected bool .clients, classes."):
             model.text(ctx, mask)

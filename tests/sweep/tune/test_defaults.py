@@ -77,7 +77,7 @@ def test_a_file_that_trains_something_else_stays(tmp_path: Path) -> None:
     tuned = tuning(tmp_path, entry("FedProx", TUNED, **{"PEFT.HEAD": "linear"}),
                    entry("Ditto", {}))
     told = write_defaults(tuned, tmp_path)
-    assert "left alone" in told[0][1] and "no file of Ditto" in told[1][1]
+    assert "left alone" in told[0][1] and "no file for Ditto" in told[1][1]
     assert path.read_text() == TEXT
 
 
@@ -86,7 +86,7 @@ def test_a_key_that_is_gone_is_refused_before_anything_is_written(tmp_path: Path
     (tmp_path / "fedprox.yaml").write_text(TEXT)
     tuned = tuning(tmp_path, entry("FedAvg", {"OPTIM.LR": "0.5"}),
                    entry("FedProx", {"TRAINER.FEDPROX.NU": "1"}))
-    with pytest.raises(ConfigError, match="TRAINER.FEDPROX.NU, which is no key any more"):
+    with pytest.raises(ConfigError, match="TRAINER.FEDPROX.NU, which no longer exists"):
         write_defaults(tuned, tmp_path)
     assert "0.5" not in (tmp_path / "fedavg.yaml").read_text()
 
@@ -140,6 +140,6 @@ def test_a_run_takes_such_a_file_and_the_checkout_stays(
 
 def test_two_entries_of_one_file_are_refused(tmp_path: Path) -> None:
     tuned = tuning(tmp_path, entry("FedAvg (ft)", {}), entry("FedAvg ft", {}))
-    with pytest.raises(ConfigError, match=r"two entries of .*fedavg-ft\.yaml; give one another"):
+    with pytest.raises(ConfigError, match=r"two entries of .*fedavg-ft\.yaml; give one of them"):
         write_files(tuned, tmp_path / "into")
     assert not (tmp_path / "into").exists()

@@ -90,4 +90,4 @@ def test_the_report_of_a_search_is_a_table_csv_and_figures(
     assert main(words) == 0
     assert "no method was tuned" in capsys.readouterr().err
     assert main([*words, "--trainers", "FedAvg"]) == 2
-    assert "--report FILE stands alone" in capsys.readouterr().err
+    assert "--report FILE runs nothing" in capsys.readouterr().err

@@ -60,7 +60,7 @@ def test_a_federation_is_there_for_its_runs_and_ended_after_them(
 
     monkeypatch.setattr(engines, "loopback", loopback)
     monkeypatch.setattr(
-        engines, "missing", lambda: "")
+        engines, "why_not_installed", lambda: "")
     assert main(["bench", "engines", "--engines", "loopback", "--repeats", "1"]) == 0
     assert "times the CPU" not in capsys.readouterr().out
     assert seen[-1] == ("down", "2") and "0-4,5-9" in seen[1]
