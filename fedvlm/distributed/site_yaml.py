@@ -67,7 +67,7 @@ def read_site_yaml(path: Path) -> SiteYaml:
     if path.is_dir() or path.suffix == ".json":
         raise ConfigError(_no_rules(path))
     if not path.is_file():
-        raise ConfigError(f"there is no '{path}'; fedvlm site make writes one")
+        raise ConfigError(f"'{path}' does not exist; create it with fedvlm site make")
     entries, mistakes = read_yaml(path, {_ALLOW})
     known = [*_PATHS, *(f"{_ALLOW}.{rule}" for rule in _RULES)]
     values: dict[str, Any] = {}

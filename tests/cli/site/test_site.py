@@ -123,7 +123,8 @@ def test_the_clients_of_a_run_become_sites_to_try_things_out(tmp_path: Path) -> 
     (["chek", "site.yaml"], 2, "did you mean 'check'?"),
     (["check"], 2, "check needs one FILE"),
     (["check", "site.yaml", "--demo"], 2, "check does not read --demo"),
-    (["check", "nowhere.yaml"], 2, "there is no 'nowhere.yaml'; fedvlm site make writes one"),
+    (["check", "nowhere.yaml"], 2,
+     "'nowhere.yaml' does not exist; create it with fedvlm site make"),
 ])  # fmt: skip
 def test_mistakes_get_a_sentence(
     words: list[str], code: int, said: str, place: Path, capsys: pytest.CaptureFixture[str]
