@@ -23,7 +23,7 @@ KINDS = {
 }
 REFERENCES = (*SECTIONS_AS_ROWS, *KINDS)
 REFERENCE_NAMES = {
-    "majority": "commonest class", "zero_shot": "zero-shot",
+    "majority": "most frequent class", "zero_shot": "zero-shot",
     "zero_shot_local": "zero-shot, own classes", "zero_shot_prior": "zero-shot, class shares",
     "logreg": "logistic regression", "afl": "federated ridge (AFL)",
     "pooled": "logistic regression, pooled",
