@@ -51,7 +51,8 @@ class Tree:
     def run(self, command: Sequence[str], limit: float, **more: str) -> tuple[int, str]:
         """Return the exit code and the output of a command; it and its children end in time."""
         path = [self.root, Path(__file__).parent, os.environ.get("PYTHONPATH", "")]
-        env = {**os.environ, **self.env, **more, "OMP_NUM_THREADS": "1",
+        ours = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST_")}
+        env = {**ours, **self.env, **more, "OMP_NUM_THREADS": "1",
                "PYTHONPATH": os.pathsep.join(str(p) for p in path if str(p))}
         process = subprocess.Popen(  # noqa: S603
             command, cwd=self.root, env=env, text=True, stdout=subprocess.PIPE,

@@ -204,7 +204,7 @@ def test_a_file_is_known_by_its_imports(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "sentence"), [
-    ("    def run_epoch(self):\n        pass\n", "has a run_epoch of its own"),
+    ("    def run_epoch(self):\n        pass\n", "defines its own run_epoch"),
     ("    def forward_backward(self, batch):\n        return {'loss': 0.0}\n",
      "does not step its optimiser"),
     ("    def build_model(self):\n        self.dm.dataset.train_x\n",

@@ -331,19 +331,19 @@ ROLE = {"head": RoleSpec(lr=0.5)}
 
 
 @pytest.mark.parametrize(("trainer", "plan", "optim", "sentence"), [
-    (method(trains_by=LOOP), {"early_stop": 1}, {}, "FED.EARLY_STOP: Declared steps in a loop"),
+    (method(trains_by=LOOP), {"early_stop": 1}, {}, "FED.EARLY_STOP: Declared has its own training loop"),
     (method(trains_by=LOOP), {}, {"keep": True, "momentum": 0.9}, "OPTIM.KEEP_STATE: Declared"),
-    (method(trains_by=DESCENT), {}, {"clip": 1.0}, "OPTIM.CLIP: Declared steps in a loop"),
-    (method(trains_by=DESCENT), {}, {"roles": ROLE}, "OPTIM.HEAD: Declared steps in a loop"),
+    (method(trains_by=DESCENT), {}, {"clip": 1.0}, "OPTIM.CLIP: Declared has its own training loop"),
+    (method(trains_by=DESCENT), {}, {"roles": ROLE}, "OPTIM.HEAD: Declared has its own training loop"),
     (method(trains_by="descnt"), {}, {}, "trains_by 'descnt' is none of fit, loop, descent"),
     (method(phases=True), {"local_steps": 3}, {}, "FED.LOCAL_STEPS: Declared has phases"),
     (method(phases=True), {"epochs_range": (1, 2)}, {}, "FED.EPOCHS_RANGE: Declared has phases"),
     (Quadratic(), {"local_steps": 3, "early_stop": 1}, {}, "FED.LOCAL_STEPS 3 and FED.EARLY_STOP"),
     (Quadratic(), {"local_steps": 3, "epochs_range": (1, 2)}, {}, "and FED.EPOCHS_RANGE: every"),
     (Quadratic(), {"epochs_range": (1, 3)}, {}, "FED.LOCAL_EPOCHS, which is 2"),
-    (Quadratic(), {"epochs_range": (2, 1)}, {}, r"FED.EPOCHS_RANGE \(2, 1\): wants"),
-    (Quadratic(), {"epochs_range": (0, 1)}, {}, r"FED.EPOCHS_RANGE \(0, 1\): wants"),
-    (Quadratic(), {"epochs_range": (1,)}, {}, r"FED.EPOCHS_RANGE \(1,\): wants"),
+    (Quadratic(), {"epochs_range": (2, 1)}, {}, r"FED.EPOCHS_RANGE \(2, 1\): expected"),
+    (Quadratic(), {"epochs_range": (0, 1)}, {}, r"FED.EPOCHS_RANGE \(0, 1\): expected"),
+    (Quadratic(), {"epochs_range": (1,)}, {}, r"FED.EPOCHS_RANGE \(1,\): expected"),
     (Quadratic(), {}, {"keep": True}, "SGD without momentum has no state to keep"),
     (Quadratic(), {"early_stop": 1}, {}, "client 0 and 1 more have no validation images"),
 ])

@@ -56,8 +56,8 @@ def test_sites_are_read() -> None:
     [
         ("0-4,6-7", "client 5 is at no site"), ("0-4,4-7", "client 4 is at two sites"),
         ("0-8", "range 0-8 ends after client 7"), ("0-6", "client 7 is at no site"),
-        ("4-0,5-7", "range 4-0 runs backwards"), ("0-7,x", "'x' is no range"),
-        ("0-7,", "'' is no range"),
+        ("4-0,5-7", "range 4-0 runs backwards"), ("0-7,x", "'x' is not a range"),
+        ("0-7,", "'' is not a range"),
     ],
 )
 def test_ranges_that_do_not_hold_each_client_once_are_refused(text: str, said: str) -> None:

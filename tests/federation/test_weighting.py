@@ -95,7 +95,7 @@ def test_a_weight_that_would_not_be_used_is_refused() -> None:
     with pytest.raises(FedvlmError, match="is 'samples'.*only if, it declares weighting"):
         quadratic(silent(), 1).run()
     absent = type("Absent", (Own,), {"weigh": lambda self, ctx: None})
-    with pytest.raises(FedvlmError, match="weigh by 'own'"):
+    with pytest.raises(FedvlmError, match="the weighting is 'own'"):
         quadratic(absent(), 1).run()
 
 

@@ -28,10 +28,10 @@ from fedvlm.runs.private import (
 from tests import jobs
 
 NET = '''"""A method of the test: nothing more."""
-from trainers.fedavg import FedAvg
+from fedvlm.method import PeftTrainer
 
 
-class Mine(FedAvg):
+class Mine(PeftTrainer):
     """FedAvg under another name."""
 
     name = "Mine"
