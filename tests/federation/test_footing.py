@@ -331,7 +331,8 @@ ROLE = {"head": RoleSpec(lr=0.5)}
 
 
 @pytest.mark.parametrize(("trainer", "plan", "optim", "sentence"), [
-    (method(trains_by=LOOP), {"early_stop": 1}, {}, "FED.EARLY_STOP: Declared has its own training"),
+    (method(trains_by=LOOP), {"early_stop": 1}, {},
+     "FED.EARLY_STOP: Declared has its own training loop"),
     (method(trains_by=LOOP), {}, {"keep": True, "momentum": 0.9}, "OPTIM.KEEP_STATE: Declared"),
     (method(trains_by=DESCENT), {}, {"clip": 1.0}, "OPTIM.CLIP: Declared has its own training"),
     (method(trains_by=DESCENT), {}, {"roles": ROLE}, "OPTIM.HEAD: Declared has its own training"),
