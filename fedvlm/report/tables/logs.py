@@ -171,8 +171,8 @@ def _caption(
     if len(experiments) > 1:
         parts.append("Average: mean over experiments of the means, its spread that of the seeds "
                      "which all have")
-    parts.append(f"From the logs below {folder}, which name no protocol: nobody checked that the "
-                 "rows may be compared")
+    parts.append(f"From the logs below {folder}, which name no protocol: whether the rows are "
+                 "comparable was not checked")
     if command:
         parts.append(f"Made by: {command}")
     return ". ".join(parts) + "."
