@@ -43,8 +43,14 @@ def main(args: Namespace) -> int:
         complain(*plan.notes, prefix="note")
         return 0
     complain(*plan.notes, prefix="note")
+    from fedvlm.job.results.demo import head_jobs, is_whole_demo, show_summary  # start-up
     from fedvlm.job.run import report_seeds, run_job  # start-up: PyTorch, 2 s
 
+    if is_whole_demo(plan.request):
+        both = [run_job(jobs.jobs[0], jobs.request)
+                for jobs in (head_jobs(plan.request), plan)]
+        show_summary(*filter(None, both))
+        return 0
     done = [run_job(job, plan.request) for job in plan.jobs]
     if len(done) > 1:
         report_seeds([results for results, _ in filter(None, done)])
