@@ -56,15 +56,17 @@ def test_a_scaled_update_is_told_everywhere(
             "largest norm") in whole
 
 
-def test_an_honest_demo_has_no_outlier(tmp_path: Path) -> None:
-    """Twenty rounds of five clients, two classes each: some lead the mean, some hardly move."""
-    assert main(["--demo", "--output-dir", str(tmp_path)]) == 0
+@pytest.mark.parametrize("clients", [("--partition", "disjoint", "--num-users", "5"), ()])
+def test_an_honest_demo_has_no_outlier(tmp_path: Path, clients: tuple[str, ...]) -> None:
+    """Five clients, two classes each: some lead the mean, some hardly move; and the demo's."""
+    words = ["--demo", "--trainer", "FedTV", "--output-dir", str(tmp_path)]
+    assert main([*words, *clients]) == 0
     records = jobs.records(tmp_path)
     assert len(records) == 21 and [r["round"] for r in records if "outliers" in r] == []
 
 
 @pytest.mark.parametrize("clients", [
-    ("--num-users", "5"), ("--num-users", "20", "--opts", "FED.PARTITION", "dirichlet"),
+    ("--num-users", "5", "--partition", "disjoint"), ("--num-users", "20"),
 ])
 def test_an_update_scaled_a_hundred_times_is_named(
     tmp_path: Path, clients: tuple[str, ...], hostile: str

@@ -43,7 +43,11 @@ def main(args: Namespace) -> int:
         complain(*plan.notes, prefix="note")
         return 0
     complain(*plan.notes, prefix="note")
-    from fedvlm.job.results.demo import head_jobs, is_whole_demo, show_summary  # start-up
+    from fedvlm.job.results.demo import (  # start-up: PyTorch, 2 s
+        head_jobs,
+        is_whole_demo,
+        show_summary,
+    )
     from fedvlm.job.run import report_seeds, run_job  # start-up: PyTorch, 2 s
 
     if is_whole_demo(plan.request):

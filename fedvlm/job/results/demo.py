@@ -44,10 +44,10 @@ def show_summary(head: tuple[Results, Path], method: tuple[Results, Path]) -> No
         head, method: content of ``results.json`` and folder of the two runs.
     """
     say("", *summary_lines(head[0]["results"], method[0]["results"], method[0]["protocol"],
-                           train_images(method[1])))
+                           images_per_client(method[1])))
 
 
-def train_images(folder: Path) -> list[int]:
+def images_per_client(folder: Path) -> list[int]:
     """Return the training images of each client of a run, from its ``partition.csv``."""
     counts: Counter[str] = Counter()
     with (folder / "partition.csv").open(encoding="utf-8", newline="") as file:
