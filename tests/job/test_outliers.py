@@ -121,3 +121,14 @@ def test_a_resumed_server_optimiser_ends_with_the_same_bits(tmp_path: Path) -> N
     assert jobs.run(tmp_path / "cut", *opts) == 0
     jobs.same(tmp_path / "whole", tmp_path / "cut")
     assert any("opt.v" in name for name in jobs.state(tmp_path / "cut"))
+
+
+def test_a_loss_that_overflows_is_divergence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 4 and a remedy, not an accuracy of 0.0."""
+    words = ["--trainer", "FedTV", "--lr", "1e6", "--output-dir", str(tmp_path)]
+    assert main(["--demo", "--rounds", "1", *words]) == 4
+    said = capsys.readouterr().err
+    assert "training has diverged; lower --lr (now 1e+06)" in said
+    assert not list(tmp_path.rglob("results.json"))
