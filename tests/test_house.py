@@ -1,4 +1,4 @@
-"""The house rules: rooms, floors, sizes, imports that wait (``docs/architecture.md`` 1)."""
+"""The package's rules: layers, sizes, imports that wait (``docs/architecture.md`` 1)."""
 
 from __future__ import annotations
 

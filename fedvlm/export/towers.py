@@ -1,7 +1,7 @@
 """The towers of a live backbone as plain open_clip modules again, in float32 on the CPU.
 
 ``layers.cast_linears`` remade the image tower's layers and may have folded QuickGELU's constant
-into its MLPs; what leaves the house carries open_clip's own names and layers.
+into its MLPs; an exported model has open_clip's own names and layers.
 """
 
 from __future__ import annotations

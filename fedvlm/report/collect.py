@@ -26,7 +26,7 @@ class Collected:
     Attributes:
         runs: finished runs, sorted by path.
         unfinished: folders with a manifest and no results.
-        problems: one sentence per run that is damaged; it is in none of the lists above.
+        problems: one message per run that is damaged; it is in none of the lists above.
     """
 
     runs: list[FinishedRun] = field(default_factory=list)

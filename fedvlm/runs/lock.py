@@ -49,7 +49,7 @@ def acquire(folder: Path) -> RunLock:
     """Take the lock of ``folder``; one left by a dead process is taken over, with a note.
 
     Raises:
-        ConfigError: a living process holds it (the sentence names pid, host and since when).
+        ConfigError: a living process holds it (the message names pid, host and since when).
         DataError: the folder cannot be written.
     """
     path = folder / NAME

@@ -1,7 +1,7 @@
 """What can be wrong with a data set's lists and image files: one finding, one message.
 
 Of the lists: labels, names, rows that repeat, leaks between the parts. ``DatasetBase`` refuses the
-first of these when a run begins; here all of them are said. Of the files: missing, in no list,
+first of these when a run begins; here all are reported. Of the files: missing, in no list,
 unreadable, the same bytes twice. Whether a file decodes and what its bytes hash to is kept in the
 records that runs use, so that a second look is quick and a run after it too.
 """

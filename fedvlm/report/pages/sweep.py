@@ -174,7 +174,7 @@ def _state(done: int, failed: int, most: int) -> Html:
 
 
 def _missing(collected: Collected, sweeps: Sequence[SweepJournal], here: Path) -> Html:
-    """Return what is not there: failed attempts with their sentence, unfinished and damaged runs.
+    """Return what is not there: failed attempts with their message, unfinished and damaged runs.
 
     Args:
         here: folder of the page; paths are shown relative to it.

@@ -1,4 +1,4 @@
-"""A run is set beside references, whatever it streams; they are made once and move no number."""
+"""A run is compared with baselines, whatever it streams; they are made once, and move no number."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_finished_run_says_what_it_has_not(
     assert main([*jobs.argv(quick_run), "--opts", "TEST.COMPUTE_CMAT", "True"]) == 0
     told, results = capsys.readouterr().out, jobs.results(quick_run)
     assert "the run did not record TEST.COMPUTE_CMAT" in told
-    (line,) = sentences("FedTV", results)  # the one sentence that it ended with
+    (line,) = sentences("FedTV", results)  # the one note that it ended with
     assert f"note: {line}" in told and line in (jobs.folder(quick_run) / "log.txt").read_text()
 
 
