@@ -33,7 +33,7 @@ from fedvlm.job.inputs import Inputs
 from fedvlm.job.resolve import run_config
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.identity import read_manifest
-from fedvlm.runs.partition import read_partition
+from fedvlm.runs.names import read_partition
 from fedvlm.runs.state import SavedState, load_newest_state, open_records
 
 

@@ -10,7 +10,7 @@ import pytest
 from fedvlm.core.errors import DataError
 from fedvlm.report.collect import as_float, collect
 from fedvlm.runs.finished import FinishedRun
-from fedvlm.runs.partition import read_partition
+from fedvlm.runs.names import read_partition
 
 from .table_runs import write_run
 

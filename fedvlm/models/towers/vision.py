@@ -100,19 +100,6 @@ class ClipShell:
         return rows if self.visual.proj is None else rows @ self.visual.proj
 
 
-def _shell(visual: Any, backbone: Backbone) -> Shell:
-    """Return the shell of an image tower.
-
-    Raises:
-        Unreadable: it is none of the known kinds.
-    """
-    if not is_trunk(visual):
-        return ClipShell(visual)
-    from fedvlm.models.towers.trunk import Trunk  # start-up: for timm's towers only
-
-    return Trunk(visual, backbone)
-
-
 class VisionTower:
     """A backbone's image tower in pieces.
 
@@ -248,3 +235,16 @@ def pick_stream(x: Mapping[str, Tensor]) -> tuple[str, int]:
     raise FedvlmError(
         f"the image tower needs pixels or tokens to start from; the batch has {', '.join(x)}"
     )
+
+
+def _shell(visual: Any, backbone: Backbone) -> Shell:
+    """Return the shell of an image tower.
+
+    Raises:
+        Unreadable: it is none of the known kinds.
+    """
+    if not is_trunk(visual):
+        return ClipShell(visual)
+    from fedvlm.models.towers.trunk import Trunk  # start-up: for timm's towers only
+
+    return Trunk(visual, backbone)

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 
 from fedvlm.core.errors import DataError
 from fedvlm.report.figures import style
-from fedvlm.runs.partition import read_partition
+from fedvlm.runs.names import read_partition
 
 if TYPE_CHECKING:
     from fedvlm.report.figures.selection import FigureRuns
