@@ -285,6 +285,10 @@ class HeartPFL(PeftTrainer):
         """Last round with distillation; 0: none."""
         return math.ceil(self.cfg.AKT_ROUNDS * int(self.root.FED.ROUNDS)) if self.distils else 0
 
+    server_rules = {
+        "w/.*": lambda s: s.mean() if s.round > s.trainer.last_akt else "distilled from the mean"
+    }
+
     @property
     def aggregators(self) -> Sequence[str]:
         """All; with distillation the mean: every client's model teaches, whatever the rule."""

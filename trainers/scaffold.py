@@ -59,6 +59,10 @@ class SCAFFOLD(PeftTrainer):
     weighting = "uniform"
     aggregators = (rules.MEAN,)  # the control variates follow the mean
     server_optim = False  # SERVER_LR is the server's step
+    server_rules = {
+        "w/.*": lambda s: s.old + s.trainer.cfg.SERVER_LR * (s.mean() - s.old),
+        "c/.*": lambda s: s.old + s.total(s.sent(PREFIX + s.name), s.weight) / s.members,
+    }
     options = {"SERVER_LR": Option(1.0, "server step size along the clients' mean", low=0.0)}
 
     def init_client(self, ctx: Context, start: Tree) -> State:

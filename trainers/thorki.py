@@ -80,6 +80,7 @@ class Thorki(PeftTrainer):
     title = "Thorki (interpretation)"
     metrics = (r"(small/)?loss",)
     exempt = {"G5": "trains on the fit part of its samples only"}
+    server_rules = {"weight": "of the part fit, without the adaptation part"}
     options = {
         "SMALL": Option(
             small.MLP, "the small model: an MLP on the frozen feature, or a convolutional tower on "
