@@ -5,7 +5,7 @@ Paper: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federat
 Equations:
     option II: y <- y - eta (grad F_k(y) - c_k + c), K local steps from y = x;
     c_k+ = c_k - c + (x - y) / (K eta); send y and c_k+ - c_k;
-    x <- x + eta_g mean_S(y - x); c <- c + 1/N sum_S (c_k+ - c_k).
+    server: x <- x + eta_g mean_S(y - x); c <- c + 1/N sum_S (c_k+ - c_k).
 Shared: all of PEFT
 Personal: none
 Frozen: both towers, the logit scale.
