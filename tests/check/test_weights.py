@@ -101,6 +101,12 @@ def test_a_rule_that_says_nothing_is_refused(
         g16_weights(world, type("Mine", (Good,), {"server_rules": rules}))
 
 
+def test_a_wrong_rule_is_caught(world: CheckWorld) -> None:
+    rules = {"w/.*": lambda s: s.mean(by=torch.ones(4))}
+    with pytest.raises(Broken, match=r"'w/text.ctx' is .* off its server rule"):
+        g16_weights(world, type("Mine", (Good,), {"server_rules": rules}))
+
+
 def test_a_reason_is_taken_and_a_weight_held_to_the_samples(world: CheckWorld) -> None:
     g16_weights(world, type("Mine", (Good,), {"server_rules": {"w/.*": "a student's"}}))
     with pytest.raises(Broken, match="client 0 of 7 samples weighs 8"):
@@ -112,11 +118,19 @@ def test_a_reason_is_taken_and_a_weight_held_to_the_samples(world: CheckWorld) -
         }))
 
 
-@pytest.mark.parametrize("name", ["AFL", "TOFA", "FedTV", "Hermes"])
-def test_the_other_variant_keeps_it(name: str) -> None:
-    other = {"FedTV": "VARIANT fixed", "Hermes": "OVERLAP coverage"}.get(name, "VARIANT published")
-    key, value = other.split()
-    g16_weights(CheckWorld([f"TRAINER.{name.upper()}.{key}", value]), load_trainer(name))
+@pytest.mark.parametrize(
+    ("name", "opts"),
+    [
+        ("AFL", "VARIANT published"), ("TOFA", "VARIANT published"), ("TOFA", "VARIANT fixed"),
+        ("FedTV", "VARIANT fixed"), ("Hermes", "OVERLAP coverage"), ("pFedMoAP", ""),
+        ("PromptSRC", ""), ("FedPGP", ""), ("FedMGP", ""),
+    ],
+)
+def test_methods_with_weights_of_their_own_keep_it(name: str, opts: str) -> None:
+    """With unequal clients, of samples and of classes."""
+    key, _, value = opts.partition(" ")
+    more = [f"TRAINER.{name.upper()}.{key}", value] if opts else []
+    g16_weights(CheckWorld(more), load_trainer(name))
 
 
 def test_rules_of_lora_have_tests_of_their_own() -> None:
