@@ -84,6 +84,8 @@ class LGFedAvg(PeftTrainer):
         if self.warmup:
             self.extras_up = self.extras_down = (r"image\..*",)  # empty without a warm-up
 
+    server_rules = {f"{WARM}/.*": lambda s: s.mean()}
+
     @property
     def weighting(self) -> str:
         """What WEIGHTING says."""
