@@ -118,7 +118,9 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
 def run_config(path: Path, changes: Mapping[str, str]) -> CfgNode:
     """Return the config of a run folder, with some values changed.
 
-    Folders are those of the machine that made it, where ``private.json`` still says them.
+    A key that the folder's config lacks, since it came later, has the value that means what runs
+    did before it (``Option.neutral``). Folders are those of the machine that made it, where
+    ``private.json`` still says them.
 
     Raises:
         ConfigError: this fedvlm does not know the method or a key.
@@ -138,7 +140,11 @@ def run_config(path: Path, changes: Mapping[str, str]) -> CfgNode:
         default_schema() | foreign, f"TRAINER.{trainer.name.upper()}", trainer.options
     )
     known = {key: value for key, value in moved.items() if key in schema}
-    return build_config(None, None, {**known, **changes}, [], schema, extra_yamls=[file])[0]
+    earlier = {key: option.neutral for key, option in schema.items() if option.neutral is not None}
+    return build_config(
+        None, None, {**known, **changes}, [], schema, extra_yamls=[file], dataset_keys=earlier,
+        dataset_origin="a run of an earlier version",
+    )[0]
 
 
 def _is_coops(file: Path, request: Request) -> bool:
