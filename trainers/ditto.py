@@ -42,6 +42,7 @@ class Ditto(PeftTrainer):
     """See the module's card."""
 
     name = "Ditto"
+    classic = True
     losses = ("softmax", "sigmoid")
     metrics = (r"(v/)?loss",)
     same_basis = True

@@ -46,6 +46,7 @@ class FedDyn(PeftTrainer):
     """See the module's card. Slot ``h`` holds the linear term, on clients and server."""
 
     name = "FedDyn"
+    classic = True
     same_basis = True
     weighting = "uniform"
     aggregators = (rules.MEAN,)  # the linear term follows the mean

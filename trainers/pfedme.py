@@ -50,6 +50,7 @@ class PFedMe(PeftTrainer):
     """See the module's card."""
 
     name = "pFedMe"
+    classic = True
     same_basis = True
     aggregators = rules.EVERY
     server_optim = False  # BETA is the server's step

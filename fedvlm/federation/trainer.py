@@ -30,6 +30,7 @@ from fedvlm.federation.local.effort import Worked
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.server import Proxy, ServerContext
 from fedvlm.federation.toolbox.contrast import SIGMOID, SOFTMAX, sigmoid_pairs
+from fedvlm.models.adapt import peft
 from fedvlm.models.vlmodel import VLModel
 
 Predictor = Callable[[Mapping[str, Tensor]], Tensor]
@@ -234,6 +235,10 @@ class Trainer:
             f"({', '.join(names)})",
         )
         return [(re.escape(name), PERSONAL if name in personal else SHARED) for name in names]
+
+    def role(self, name: str) -> str:
+        """Return ``body`` or ``head`` for a trained tensor."""
+        return peft.role(name)
 
     def _personal(self) -> str:
         return str(getattr(getattr(self.root, "FED", None), "PERSONAL", ""))
