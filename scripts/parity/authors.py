@@ -194,3 +194,40 @@ class Theirs:
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+
+
+class Names:
+    """Their parameters under our names: what ``Theirs`` wants as put, get, leaves and grads.
+
+    Args:
+        table: our name -> their parameter, or ``(parameter, view)`` where ours is a part of it or
+            is transposed; ``view`` takes a tensor and returns a view.
+    """
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self.table: dict[str, tuple[Tensor, Callable[[Tensor], Tensor]]] = {
+            name: entry if isinstance(entry, tuple) else (entry, lambda t: t)
+            for name, entry in table.items()
+        }
+
+    def put(self, tree: Tree) -> None:
+        """Write our values into theirs."""
+        for name, (parameter, view) in self.table.items():
+            view(parameter.data).copy_(tree[name])
+
+    def get(self) -> Tree:
+        """Return their values under our names."""
+        return {name: view(parameter.data) for name, (parameter, view) in self.table.items()}
+
+    def leaves(self) -> list[Tensor]:
+        """Return each of their parameters once."""
+        return list({id(parameter): parameter for parameter, _ in self.table.values()}.values())
+
+    def grads(self) -> Tree:
+        """Return their gradients under our names, of those that have one."""
+        return {name: view(parameter.grad) for name, (parameter, view) in self.table.items()
+                if parameter.grad is not None}
+
+    def methods(self) -> dict[str, Any]:
+        """Return the four arguments of ``Theirs``."""
+        return {"put": self.put, "get": self.get, "leaves": self.leaves, "grads": self.grads}
