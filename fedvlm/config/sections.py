@@ -89,7 +89,9 @@ SECTIONS = (
     Section(
         ("OPTIM.MOMENTUM", "OPTIM.SGD_DAMPNING", "OPTIM.SGD_NESTEROV"), _optimiser("sgd")
     ),
-    Section(("OPTIM.ADAM_BETA1", "OPTIM.ADAM_BETA2"), _optimiser("adam", "adamw")),
+    Section(
+        ("OPTIM.ADAM_BETA1", "OPTIM.ADAM_BETA2", "OPTIM.ADAM_EPS"), _optimiser("adam", "adamw")
+    ),
     Section(
         ("OPTIM.CLOCK",),
         lambda get: get("OPTIM.LR_SCHEDULER") != "constant" or get("OPTIM.WARMUP_EPOCH") > 0,
