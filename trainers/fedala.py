@@ -4,7 +4,8 @@ Paper: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federat
     AAAI 2023.
 Equations: start of a client's round: w^ = w_l + (w_g - w_l) * W on the last LAYERS tensors, w_g
     below; W <- clip_[0,1](W - eta dF/dw^ * (w_g - w_l)) on a share of the data, until the losses
-    are steady the first time, one pass later. Then F is trained from w^, and sent.
+    are steady the first time, one pass later. Then F is trained from w^, and sent; server w_g =
+    sum_k p_k w_k.
 Shared: all of PEFT
 Personal: none by name (W and the last local model stay with the client)
 Frozen: both towers, the logit scale.

@@ -62,6 +62,14 @@ class FedProto(PeftTrainer):
     needs = (peft.BODY,)
     aggregators = ()  # class means only
     server_optim = False
+    server_rules = {
+        "proto/proto.count": lambda s: torch.where(
+            s.total(s.sent(COUNT)) > 0, s.total(s.sent(COUNT)), s.old
+        ),
+        "proto/proto.mean": lambda s: torch.where(
+            s.total(s.sent(COUNT))[:, None] > 0, s.mean(s.sent(MEAN), s.sent(COUNT)), s.old
+        ),
+    }
     extras_up = extras_down = (r"proto\..*",)
     metrics = (r"(.+/)?loss", r"cls_loss", r"proto_loss")
     options = {

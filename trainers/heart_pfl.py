@@ -9,7 +9,7 @@ Equations:
         patch tokens, f_w that of the whole model received. HDA_GRAD proto: value from the means
         over all data, gradient through those of the batch; global: in w's loss instead, towards
         fixed means; none: a constant, as released.
-    server: theta = mean of w_k; for the first AKT_ROUNDS of the rounds a student from theta:
+    server: theta = mean_k w_k; for the first AKT_ROUNDS of the rounds a student from theta:
         KL(T||S) + KL(S||T) on proxy images and on adversarial ones, T the mean logits; adopted if
         its loss on held-out proxy images is below theta's.
 Shared: all of PEFT (w)
@@ -287,6 +287,10 @@ class HeartPFL(PeftTrainer):
     def last_akt(self) -> int:
         """Last round with distillation; 0: none."""
         return math.ceil(self.cfg.AKT_ROUNDS * int(self.root.FED.ROUNDS)) if self.distils else 0
+
+    server_rules = {
+        "w/.*": lambda s: s.mean() if s.round > s.trainer.last_akt else "distilled from the mean"
+    }
 
     @property
     def aggregators(self) -> Sequence[str]:

@@ -88,6 +88,7 @@ class Hermes(PeftTrainer):
     }
     aggregators = ()  # entry by entry, over those who kept it
     server_optim = False
+    server_rules = {"w/.*": lambda s: over_keepers(s)}
     extras_up = (r"mask\..+",)
     options = {
         "RATE": Option(0.2, "share of the original units pruned at a time", low=0, high=1),
@@ -259,6 +260,18 @@ def overlap(updates: Updates) -> dict[str, Any]:
             "very little is averaged; lower TRAINER.HERMES.TARGET or set OVERLAP coverage"
         )
     return report
+
+
+def over_keepers(s: Any) -> Tensor:
+    """Return the global tensor by OVERLAP, entry by entry, in a round of ``fedvlm check``."""
+    sent, at = s.sent(), unit(s.name)
+    kept = torch.ones_like(sent)
+    if at is not None and MASK + at[0] in s.updates.extras:
+        kept = kept * at[1](s.sent(MASK + at[0]))
+    if s.trainer.cfg.OVERLAP == "intersection":
+        return torch.where(kept.min(0).values > 0, s.mean(), s.old)
+    by = s.weight.reshape(-1, *[1] * (sent.dim() - 1)) * kept
+    return torch.where(by.sum(0) > 0, s.mean(by=by), s.old)
 
 
 # ---- units ------------------------------------------------------------------------------------

@@ -85,6 +85,8 @@ class LGFedAvg(PeftTrainer):
         if self.warmup:  # else empty
             self.extras_up = self.extras_down = (self.pattern(peft.BODY),)
 
+    server_rules = {f"{WARM}/.*": lambda s: s.mean()}
+
     @property
     def weighting(self) -> str:
         """What WEIGHTING says."""

@@ -2,7 +2,8 @@
 
 Paper: Li et al., Model-Contrastive Federated Learning, CVPR 2021.
 Equations: CE + mu l, l = -log(e^{cos(z, z_g)/tau} / (e^{cos(z, z_g)/tau} + e^{cos(z, z_p)/tau})),
-    z the image feature of the model at work, z_g of the received, z_p of the client's last one.
+    z the image feature of the model at work, z_g of the received, z_p of the client's last one;
+    server w = sum_k p_k w_k.
 Shared: all of PEFT
 Personal: none (the last local model stays with the client)
 Frozen: both towers, the logit scale.

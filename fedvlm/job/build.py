@@ -176,6 +176,7 @@ def make_plan(cfg: CfgNode) -> Plan:
     spec = OptimSpec(
         o.NAME, o.LR, o.MOMENTUM, o.WEIGHT_DECAY, o.SGD_DAMPNING, o.SGD_NESTEROV,
         (o.ADAM_BETA1, o.ADAM_BETA2), roles_of(cfg), o.CLIP, o.KEEP_STATE,
+        o.ADAM_EPS,
     )
     per_round = o.CLOCK == "round"
     schedule = Schedule(

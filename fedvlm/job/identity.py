@@ -19,7 +19,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.models.backbone import Backbone
 from fedvlm.runs.private import public_value
 
-# Keys that move no number: where things lie, how much is said. All others make the identity.
+# Keys that move no number: where things lie, how much is printed. All others make the identity.
 WHERE = (
     "TRAIN.KEEP_STATES", "DRAFT",
     "OUTPUT_DIR", "RESUME", "CACHE_DIR", "TAG", "DATASET.ROOT", "VERBOSE", "USE_CUDA", "VERSION",

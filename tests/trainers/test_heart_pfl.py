@@ -225,7 +225,7 @@ def test_seeds() -> None:
 
 
 def test_learns() -> None:
-    """On its own images: the toy's tower is random, so nothing is said about others."""
+    """On its own images: the toy's tower is random, so it says nothing about others."""
     fed = heart(rounds=4, epochs=10)
     state = fed.run()
     source = fed.batcher.source
