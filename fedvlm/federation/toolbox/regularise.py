@@ -34,9 +34,13 @@ def fill_newcomers(ctx: Context, params: Tree, received: Tree) -> Tree:
     }
 
 
-def weighting(default: str) -> Option:
-    """Return the option ``WEIGHTING`` of a method with its paper's choice as default."""
+def weighting(default: str, neutral: str | None = None) -> Option:
+    """Return the option ``WEIGHTING`` of a method with its paper's choice as default.
+
+    Args:
+        neutral: see ``Option``, of a method that had no such key before.
+    """
     return Option(
         default, "weight of a client in the average: its training samples, or the same for all",
-        choices=(SAMPLES, UNIFORM),
+        choices=(SAMPLES, UNIFORM), neutral=neutral,
     )
