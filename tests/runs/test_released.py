@@ -15,6 +15,8 @@ from PIL import Image
 
 import fedvlm
 from fedvlm.cli.main import main
+from fedvlm.config.option import Option
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.identity import identity_config, present_config
 from fedvlm.job.resolve import run_config
 from fedvlm.runs.identity import identity_plain
@@ -22,7 +24,7 @@ from tests import jobs
 
 V01 = Path(__file__).resolve().parents[1] / "fixtures" / "v0.1"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((V01 / "expected.json").read_text())
-FINISHED = ("local", "workers", "sites")
+FINISHED = ("local", "workers", "sites", "flower")
 KEPT = (*FINISHED, "interrupted")
 CLOSE = 1e-4  # of a probability: another machine's kernels
 
@@ -77,7 +79,7 @@ def test_every_run_is_exported(name: str, tmp_path: Path) -> None:
 
 def test_verify_finds_all_of_them_whole(capsys: Capture) -> None:
     assert main(["verify", str(V01 / "runs"), str(V01 / "demo.cells.xz")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "7 runs: 6 ok, 1 unfinished"
+    assert capsys.readouterr().out.splitlines()[-1] == "8 runs: 7 ok, 1 unfinished"
 
 
 def test_damage_in_them_is_found(tmp_path: Path, capsys: Capture) -> None:
@@ -158,3 +160,18 @@ def test_a_config_without_a_newer_key_means_what_it_meant(name: str) -> None:
     cfg = run_config(folder_of(name), {})
     told = json.loads((folder_of(name) / "manifest.json").read_text())["identity"]["config"]
     assert identity_plain(identity_config(cfg)) == present_config(cfg.TRAINER.NAME, told)
+
+
+def test_a_key_with_another_default_keeps_the_old_meaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A saved config without the key has the neutral value, not today's default."""
+    later = Option("new", "a key that came later", choices=("new", "old"), neutral="old")
+    apfl = load_trainer("APFL")
+    monkeypatch.setattr(apfl, "options", {**apfl.options, "HOW": later})
+    folder = tmp_path / "run"
+    shutil.copytree(folder_of("sites"), folder)
+    assert run_config(folder, {}).TRAINER.APFL.HOW == "old"
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("  APFL:\n", "  APFL:\n    HOW: new\n", 1))
+    assert run_config(folder, {}).TRAINER.APFL.HOW == "new"
