@@ -235,6 +235,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: 3 s": ("peft",),
         "start-up: 2 s": ("transformers",),
     },
+    "fedvlm/federation/discovery.py": {
+        "start-up: torch.fx, for a method over a network": ("fedvlm.federation.toolbox.networks",),
+    },
     "fedvlm/federation/toolbox/privacy.py": {
         "optional: fedvlm[dp]": ("dp_accounting", "dp_accounting.rdp"),
     },

@@ -15,6 +15,8 @@ from PIL import Image
 
 import fedvlm
 from fedvlm.cli.main import main
+from fedvlm.config.option import Option
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.identity import identity_config, present_config
 from fedvlm.job.resolve import run_config
 from fedvlm.runs.identity import identity_plain
@@ -158,3 +160,18 @@ def test_a_config_without_a_newer_key_means_what_it_meant(name: str) -> None:
     cfg = run_config(folder_of(name), {})
     told = json.loads((folder_of(name) / "manifest.json").read_text())["identity"]["config"]
     assert identity_plain(identity_config(cfg)) == present_config(cfg.TRAINER.NAME, told)
+
+
+def test_a_key_with_another_default_keeps_the_old_meaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A saved config without the key has the neutral value, not today's default."""
+    later = Option("new", "a key that came later", choices=("new", "old"), neutral="old")
+    apfl = load_trainer("APFL")
+    monkeypatch.setattr(apfl, "options", {**apfl.options, "HOW": later})
+    folder = tmp_path / "run"
+    shutil.copytree(folder_of("sites"), folder)
+    assert run_config(folder, {}).TRAINER.APFL.HOW == "old"
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("  APFL:\n", "  APFL:\n    HOW: new\n", 1))
+    assert run_config(folder, {}).TRAINER.APFL.HOW == "new"

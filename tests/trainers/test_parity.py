@@ -1,0 +1,62 @@
+"""Every method against the stored figures of its authors' code (``scripts/parity``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from parity.figures import BOUND, GOLDEN, WHOLE, digest, distance, read_golden
+from parity.world import World, draw
+
+from fedvlm.federation.discovery import load_trainer
+
+FILES = sorted(GOLDEN.glob("*.json"))
+CASES = [(path, name) for path in FILES for name in read_golden(path)[1]]
+
+
+@pytest.mark.parametrize(("path", "name"), CASES, ids=[f"{p.stem}-{n}" for p, n in CASES])
+def test_equal_to_the_stored_figures(path: Path, name: str) -> None:
+    """Loss, gradients, tensors and logits as a run computes them: packed texts, cached streams."""
+    case, stored = read_golden(path)[1][name]
+    values = World(case).values()
+    gaps = {key: distance(values[key], figures) for key, figures in stored.items()}
+    assert stored
+    assert {key: gap for key, gap in gaps.items() if not gap <= BOUND} == {}
+
+
+@pytest.mark.parametrize(("path", "name"), CASES, ids=[f"{p.stem}-{n}" for p, n in CASES])
+def test_the_plain_computation_equals_them_too(path: Path, name: str) -> None:
+    """Loss and gradients text by text and from pixels; a method without a loss: the run."""
+    case, stored = read_golden(path)[1][name]
+    world = World(replace(case, rounds=0) if case.loss else case, plain=True)
+    gaps = {key: distance(value, stored[key]) for key, value in world.values().items()
+            if key in stored}
+    assert gaps
+    assert {key: gap for key, gap in gaps.items() if not gap <= BOUND} == {}
+
+
+@pytest.mark.parametrize("path", FILES, ids=[p.stem for p in FILES])
+def test_a_file_names_its_source(path: Path) -> None:
+    """Repository, commit and files, and a method that exists."""
+    source, cases = read_golden(path)
+    assert load_trainer(source.method).name == source.method
+    assert source.repository
+    assert source.kind == "paper" or (len(source.commit) == 40 and source.files)
+    assert cases
+    assert path.name == f"{source.method.lower().replace('-', '_')}.json"
+
+
+@pytest.mark.parametrize("size", [WHOLE, 10 * WHOLE])
+def test_a_digest_notices_every_entry(size: int) -> None:
+    """A change of any one number by 1e-8 of the norm is above the bound."""
+    value = draw("digest", size)
+    stored = digest(value)
+    assert distance(value, stored) == 0.0
+    for at in range(size):
+        moved = value.clone()
+        moved[at] += 1e-8 * float(value.norm())
+        assert distance(moved, stored) > BOUND, at
+    assert distance(value.reshape(2, -1), stored) == float("inf")
+    assert distance(torch.full_like(value, float("nan")), stored) == float("inf")
