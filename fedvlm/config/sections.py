@@ -123,7 +123,9 @@ def read_keys(
     config = {present_key(key, value, schema): value for key, value in config.items()}
 
     def get(key: str) -> Value:
-        return config[key] if key in config else schema[key].default
+        option = schema[key]
+        before = option.default if option.neutral is None else option.neutral
+        return config.get(key, before)
 
     unread = {key for section in sections if not section.read(get) for key in section.keys}
     return {k: v for k, v in config.items() if k not in unread and not _idle(k, v, schema)}

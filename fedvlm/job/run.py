@@ -68,7 +68,7 @@ def run_job(
         What is in ``results.json``, and the run's folder; None where nothing is trained.
 
     Raises:
-        FedvlmError: anything a user can mend; ``cli.main`` turns it into a sentence.
+        FedvlmError: anything a user can mend; ``cli.main`` turns it into a message.
         KeyboardInterrupt: the state after the last whole round is saved.
     """
     cfg, sinks = job.cfg, Sinks(job.cfg.SINKS)
@@ -280,7 +280,7 @@ def to_the_end(
     built: Built, folder: RunFolder, state: FedState | None, screens: Sequence[Any], sinks: Sinks,
     began: float, afresh: bool = False, ask: Ask | None = None,
 ) -> Results:
-    """Run and record the rounds after ``state`` (None: all); return what is said at the end.
+    """Run and record the rounds after ``state`` (None: all); return what is printed at the end.
 
     Args:
         afresh: references are made again, whatever is kept of them.

@@ -51,6 +51,17 @@ def test_nobody_gets_its_own_context_and_the_nearest_come_first() -> None:
         assert all(torch.equal(v, last[c]) for v, (_, c) in zip(experts, far[:2], strict=True))
 
 
+def test_the_mean_weighs_clients_by_their_samples() -> None:
+    cls = load_trainer("pFedMoAP")
+    run = world().record(cls, Setup(rounds=2, opts={"N_CTX": 2}))
+    for event, after in zip(run.events, run.states[1:], strict=True):
+        assert event.updates is not None
+        sizes, want = [len(s.train) for s in world().splits], torch.zeros(())
+        for size, context in zip(sizes, event.updates.params["text.ctx"], strict=True):
+            want = want + size / sum(sizes) * context
+        assert torch.allclose(after.server["w"]["text.ctx"], want, atol=1e-12)
+
+
 def test_a_gate_counts_once_it_has_trained_with_experts() -> None:
     trainer = method("pFedMoAP", N_CTX=2, EXPERTS=1)
     fed = world().federation(type(trainer), Setup(opts={
