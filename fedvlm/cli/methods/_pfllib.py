@@ -113,7 +113,7 @@ def _kind(facts: ClientFacts) -> Kind:
         notes.append("    #   protos             ctx.whole(\"fit\") and extras_up: see fedproto.py")
     head = "personal" if facts.split else "shared"
     body = [
-        '    # CHANGE: "body" is model.base, "head" is model.head; "personal" stays with the client.',
+        '    # CHANGE: "body" is model.base, "head" model.head; "personal" stays with the client.',
         f'    roles = {{"body": "shared", "head": "{head}"}}',
         *(["    phases = True  # a round has several loops over epochs",
            '    exempt = {"G5": "a round has several phases"}'] if several else []),
