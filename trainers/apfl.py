@@ -56,6 +56,7 @@ class APFL(PeftTrainer):
     """See the module's card."""
 
     name = "APFL"
+    classic = True
     metrics = (r"(mixture/)?loss",)
     trains_by = "loop"
     options = {

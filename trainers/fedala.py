@@ -56,6 +56,7 @@ class FedALA(PeftTrainer):
     """See the module's card. Slot ``mix`` holds W, slot ``ala`` whether it was learned before."""
 
     name = "FedALA"
+    classic = True
     reads_old = True
     same_basis = True
     lora_refused = {"alternate": "mixes everything it receives into its own model, but half of "
@@ -78,7 +79,7 @@ class FedALA(PeftTrainer):
 
     def mixed(self, ctx: Context) -> list[str]:
         """Return the names that are mixed: the last ones, image side first."""
-        names = sorted(ctx.groups.shared, key=lambda n: peft.role(n) != peft.BODY)
+        names = sorted(ctx.groups.shared, key=lambda n: self.role(n) != peft.BODY)
         return names[-self.cfg.LAYERS:] if self.cfg.LAYERS else names
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:

@@ -58,6 +58,7 @@ class FedFomo(PeftTrainer):
     """See the module's card."""
 
     name = "FedFomo"
+    classic = True
     same_basis = True
     aggregators = ()  # nothing is averaged but for the report
     server_optim = False

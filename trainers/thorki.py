@@ -77,6 +77,7 @@ class Thorki(PeftTrainer):
     """See the module's card."""
 
     name = "Thorki"
+    classic = True
     title = "Thorki (interpretation)"
     metrics = (r"(small/)?loss",)
     exempt = {"G5": "trains on the fit part of its samples only"}

@@ -22,7 +22,7 @@ class SignLora(PeftTrainer):
     }
 
     def __init__(self, cfg):
-        """Refuse a run without LoRA in one sentence, before any work."""
+        """Refuse a run without LoRA with one message, before any work."""
         super().__init__(cfg)
         self.require(self.spec.has_lora, "SignLora is a rule for LoRA: add --peft lora")
 

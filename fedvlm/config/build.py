@@ -14,7 +14,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from fedvlm.config.aliases import family_aliases, refused_keys
-from fedvlm.config.option import Schema, Value, nodes, short_repr
+from fedvlm.config.option import Schema, Value, nodes, present_key, short_repr
 from fedvlm.config.read import Assignment, read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean
 
@@ -170,7 +170,7 @@ class _Merge:
 
     def _one(self, entry: Assignment) -> tuple[str, Value, str] | None:
         """Return our key, its value and its origin; None where the entry sets nothing."""
-        key, where = entry.key, entry.where
+        key, where = present_key(entry.key, entry.value, self.schema), entry.where
         if key in self.refused:
             if key.startswith("TRAINER.") or entry.value not in ("", False, "False", "false"):
                 self.mistakes.append(f"{where}: {key} {self.refused[key]}")
@@ -226,7 +226,7 @@ def _swapped(
     trainer_yaml: Path | None,
     trainer: Sequence[Assignment],
 ) -> list[str]:
-    """Return a sentence where a trainer's file is given as the dataset's, or the reverse."""
+    """Return an error message where a trainer's file is given as the dataset's, or the reverse."""
     names_data = any(e.key == "DATASET.NAME" for e in trainer)
     lacks_data = bool(dataset) and not any(e.key.startswith("DATASET.") for e in dataset)
     if names_data and lacks_data:

@@ -45,9 +45,9 @@ from fedvlm.job.results.classes import absent_parts, matrix_file
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs.claim import look_ahead
-from fedvlm.runs.finished import method_name
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.names import method_name
 from fedvlm.runs.state import clear_states
 from fedvlm.runs.verify.answer import answer_lines
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
@@ -68,7 +68,7 @@ def run_job(
         What is in ``results.json``, and the run's folder; None where nothing is trained.
 
     Raises:
-        FedvlmError: anything a user can mend; ``cli.main`` turns it into a sentence.
+        FedvlmError: anything a user can mend; ``cli.main`` turns it into a message.
         KeyboardInterrupt: the state after the last whole round is saved.
     """
     cfg, sinks = job.cfg, Sinks(job.cfg.SINKS)
@@ -280,7 +280,7 @@ def to_the_end(
     built: Built, folder: RunFolder, state: FedState | None, screens: Sequence[Any], sinks: Sinks,
     began: float, afresh: bool = False, ask: Ask | None = None,
 ) -> Results:
-    """Run and record the rounds after ``state`` (None: all); return what is said at the end.
+    """Run and record the rounds after ``state`` (None: all); return what is printed at the end.
 
     Args:
         afresh: references are made again, whatever is kept of them.

@@ -45,6 +45,7 @@ READS = {
     "OPTIM.MOMENTUM": {"OPTIM.NAME": "sgd"}, "OPTIM.SGD_DAMPNING": {"OPTIM.NAME": "sgd"},
     "OPTIM.SGD_NESTEROV": {"OPTIM.NAME": "sgd"},
     "OPTIM.ADAM_BETA1": {"OPTIM.NAME": "adam"}, "OPTIM.ADAM_BETA2": {"OPTIM.NAME": "adamw"},
+    "OPTIM.ADAM_EPS": {"OPTIM.NAME": "adam"},
     "OPTIM.CLOCK": {"OPTIM.WARMUP_EPOCH": 1},
     "OPTIM.STEPSIZE": {"OPTIM.LR_SCHEDULER": "single_step"},
     "OPTIM.GAMMA": {"OPTIM.LR_SCHEDULER": "multi_step"},

@@ -27,8 +27,9 @@ from torch import Tensor
 from fedvlm.core.stats import mean, population_std
 from fedvlm.core.trees import in_double
 from fedvlm.evaluation import metrics, scores
-from fedvlm.evaluation.references.logistic import Frozen, Regression, Share, regressions
+from fedvlm.evaluation.references.logistic import Frozen, Regression, regressions
 from fedvlm.evaluation.scores import Federated, Predictions
+from fedvlm.federation.batches import IndexSplit
 from fedvlm.federation.server import Row
 from fedvlm.federation.toolbox import moments
 from fedvlm.models.features.sources import SampleSource
@@ -167,21 +168,21 @@ def _chance(client: int, n: int, classes: int) -> Row:
     return {"client": client, "n": n, "correct": n / classes, "accuracy": share, "balanced": share}
 
 
-def _share(data: Federated, client: int) -> Share:
+def _share(data: Federated, client: int) -> IndexSplit:
     split = data.clients[client]
-    return Share(*(np.asarray(part, dtype=np.int64)
-                   for part in (split.train, split.val, split.test)))
+    return IndexSplit(*(np.asarray(part, dtype=np.int64)
+                        for part in (split.train, split.val, split.test)))
 
 
 def _dealt(
-    labels: np.ndarray, tests: np.ndarray, shares: Sequence[Share]
+    labels: np.ndarray, tests: np.ndarray, shares: Sequence[IndexSplit]
 ) -> list[np.ndarray]:
     """Return each client's part of what one model says of all test images, ascending."""
     return [labels[np.searchsorted(tests, share.test)] for share in shares]
 
 
 def _pooled(
-    asked: Asked, tests: np.ndarray, shares: Sequence[Share]
+    asked: Asked, tests: np.ndarray, shares: Sequence[IndexSplit]
 ) -> dict[str, Any]:
     """Return the regression on all members' training images; without numbers where it is large."""
     frozen, train = asked.frozen, asked.every("train")
@@ -192,7 +193,7 @@ def _pooled(
             BOUND, f"centralised: left out, {len(train):,} images of {asked.classes:,} classes are "
             f"more than {most:.0e} products a step on {one.device.type}", [],
         )
-    (found,) = regressions(frozen, [Share(train, asked.every("val"), tests)])
+    (found,) = regressions(frozen, [IndexSplit(train, asked.every("val"), tests)])
     return _of(asked, BOUND, f"centralised: {_said([found])}", _dealt(found.labels, tests, shares))
 
 

@@ -18,16 +18,16 @@ from fedvlm.core.trees import numel
 from fedvlm.data.targets import DATASET
 from fedvlm.evaluation.scores import CONFUSION, TARGET
 from fedvlm.federation.aggregation.telltale import times
-from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.peft_trainer import takes_peft
 from fedvlm.federation.reliability.unreliable import VOID, count_reasons
 from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting_name, trained_words
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import private
-from fedvlm.runs.finished import method_name
 from fedvlm.runs.identity import LABEL
 from fedvlm.runs.metrics import sentence, spent, totals
+from fedvlm.runs.names import method_name
 from fedvlm.runs.private import public_facts
 from fedvlm.runs.verify.answer import ANSWER, NEXT, answer_lines, federation_answer
 from fedvlm.runs.verify.beside import References, gain, hurt, reference_kind
@@ -194,7 +194,7 @@ def protocol(built: Built) -> dict[str, Any]:
         "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
         "backbone": cfg.MODEL.BACKBONE.NAME, "weights": built.backbone.weights,
         "backbone_digest": built.backbone.digest, "data_digest": built.data.digest,
-        "peft": trained_words(cfg) if isinstance(built.federation.trainer, PeftTrainer) else "",
+        "peft": trained_words(cfg) if takes_peft(type(built.federation.trainer)) else "",
         "partition": partition_name(cfg), "held_out": built.data.spec.held_out,
         "server_holdout": built.data.spec.server_holdout,
         "unseen_clients": int(cfg.FED.UNSEEN_CLIENTS), "cohort": cohort_of(built),

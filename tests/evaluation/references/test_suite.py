@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fedvlm.evaluation.references import ALONE, BOUND, TOGETHER, Asked, order, suite, zero_shots
-from fedvlm.evaluation.references.logistic import Frozen, Share, regressions
+from fedvlm.evaluation.references.logistic import Frozen, regressions
+from fedvlm.federation.batches import IndexSplit
 from tests.evaluation.fakes import FakeModel, federated
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -141,8 +142,8 @@ def test_a_pooled_regression_that_is_too_large_is_left_out(
 
 
 # ---- logistic regressions of odd clients -------------------------------------------------------
-def share(train: list[int], val: list[int], test: list[int]) -> Share:
-    return Share(*(np.array(part, dtype=np.int64) for part in (train, val, test)))
+def share(train: list[int], val: list[int], test: list[int]) -> IndexSplit:
+    return IndexSplit(*(np.array(part, dtype=np.int64) for part in (train, val, test)))
 
 
 def test_odd_clients() -> None:

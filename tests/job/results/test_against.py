@@ -1,4 +1,4 @@
-"""What is said of a method beside references, on numbers made up."""
+"""Notes that compare a method with its baselines, on numbers made up."""
 
 from __future__ import annotations
 

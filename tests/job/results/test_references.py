@@ -1,4 +1,4 @@
-"""A run is set beside references, whatever it streams; they are made once and move no number."""
+"""A run is compared with baselines, whatever it streams; they are made once, and move no number."""
 
 from __future__ import annotations
 
