@@ -23,8 +23,9 @@ A client's work: ``Context``, ``Batch``, ``Step``, ``Edit``, ``OptimSpec``, ``Up
 ``rates``; after the last round: ``Finetune``, ``TAG``; random numbers: ``rng``.
 
 The model: ``VLModel``, ``Predictor``, ``cross_entropy``; what is trained: ``peft``, ``contexts``,
-``prompts``, ``layers``, ``attention``, ``visual``, ``multimodal``, ``gates``, ``small``; inside the
-towers: ``adapters``, ``blocks``, ``vision``, ``frozen_linear``.
+``prompts``, ``layers``, ``attention``, ``visual``, ``multimodal``, ``gates``, ``small``; what
+can be taken out of it: ``channels``; inside the towers: ``adapters``, ``blocks``, ``vision``,
+``frozen_linear``.
 
 The server: ``ServerContext``, ``Proxy``, ``Updates``, ``weighted_mean``, ``weighted_sum``,
 ``require_finite``, ``similarity_aware``, ``rules``, ``lora``.
@@ -88,6 +89,7 @@ if TYPE_CHECKING:  # loaded by __getattr__, when a method's file asks for them
     from fedvlm.models.adapt import (
         attack,
         attention,
+        channels,
         contexts,
         gates,
         layers,
@@ -108,8 +110,8 @@ _LATER = {  # module -> what comes of it when it is asked for
     "fedvlm.federation.toolbox.contexts": "ContextTrainer PairTrainer",
     "fedvlm.federation.toolbox.regularise": "WORDS fill_newcomers kept_words pull weighting",
     "fedvlm.federation.toolbox.templates": "TemplateTrainer TrainingFree",
-    "fedvlm.models.adapt": "attack attention contexts gates layers multimodal peft prompts small "
-                           "visual",
+    "fedvlm.models.adapt": "attack attention channels contexts gates layers multimodal peft "
+                           "prompts small visual",
     "fedvlm.models.towers": "adapters blocks vision",
     "fedvlm.models.towers.layers": "frozen_linear",
 }
@@ -124,9 +126,9 @@ __all__ = [
     "optimise",
     "per_client", "pick", "pull", "rates", "require_finite", "similarity_aware", "weighted_mean",
     "weighted_sum", "weighting",
-    "adapters", "adaptation", "attack", "attention", "blocks", "contexts", "contrast", "distill",
-    "gates", "layers", "lora", "moments", "multimodal", "peft", "privacy", "prompts", "prototypes",
-    "rng", "rules", "small", "trees", "vision", "visual",
+    "adapters", "adaptation", "attack", "attention", "blocks", "channels", "contexts", "contrast",
+    "distill", "gates", "layers", "lora", "moments", "multimodal", "peft", "privacy", "prompts",
+    "prototypes", "rng", "rules", "small", "trees", "vision", "visual",
 ]  # fmt: skip
 
 

@@ -4,7 +4,8 @@ Paper: Zhang et al., Personalized Federated Learning with First Order Model Opti
 Equations: client k, with its own last model t_k and M others t_n from the server:
         v_n = max(0, (L_k(t_k) - L_k(t_n)) / |t_n - t_k|), L_k the loss on validation images;
         t_k <- t_k + sum_n (v_n / sum v) (t_n - t_k), t_k itself where all v_n are 0;
-    then E epochs of SGD on F_k; t_k goes to the server, which keeps it for the others.
+    then E epochs of SGD on F_k; t_k goes to the server, which keeps it for the others;
+    global model: sum_k p_k t_k.
 Shared: all of PEFT; downloads are per client: its own model and those of M others
 Personal: none by name; every client has a model of its own.
 Frozen: both towers, the logit scale.
@@ -57,6 +58,7 @@ class FedFomo(PeftTrainer):
     """See the module's card."""
 
     name = "FedFomo"
+    classic = True
     same_basis = True
     aggregators = ()  # nothing is averaged but for the report
     server_optim = False

@@ -49,6 +49,7 @@ from fedvlm.method import (
 )
 
 MEAN, COUNT = "proto.mean", "proto.count"
+FAR = -1e4  # score of a class that nobody has shown and no text describes
 
 
 @TRAINER_REGISTRY.register("FedProto")
@@ -56,10 +57,19 @@ class FedProto(PeftTrainer):
     """See the module's card. A prototype of count 0 is a text feature, not a mean."""
 
     name = "FedProto"
+    classic = True
     roles = {peft.BODY: "personal", peft.HEAD: "personal"}
     needs = (peft.BODY,)
     aggregators = ()  # class means only
     server_optim = False
+    server_rules = {
+        "proto/proto.count": lambda s: torch.where(
+            s.total(s.sent(COUNT)) > 0, s.total(s.sent(COUNT)), s.old
+        ),
+        "proto/proto.mean": lambda s: torch.where(
+            s.total(s.sent(COUNT))[:, None] > 0, s.mean(s.sent(MEAN), s.sent(COUNT)), s.old
+        ),
+    }
     extras_up = extras_down = (r"proto\..*",)
     metrics = (r"(.+/)?loss", r"cls_loss", r"proto_loss")
     options = {
@@ -76,14 +86,20 @@ class FedProto(PeftTrainer):
         return super().open_vocabulary and self.cfg.PREDICT == "head"
 
     def unit(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
-        """Return image features of length 1, ``[K, B, d]``."""
-        return F.normalize(self.image_features(model, p, x), dim=-1)
+        """Return the representation ``[K, B, d]``, of length 1 where the head reads directions."""
+        z = self.representation(model, p, x)
+        return F.normalize(z, dim=-1) if self.cosine else z
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> -|z - C_j|^2``, or the head's logits where PREDICT says so."""
         if self.cfg.PREDICT == "head":
             return super().predictor(model, p)
-        return lambda x: -square_distance(self.unit(model, p, x), p[MEAN])
+        if self.cosine:  # a class that nobody has shown has its text
+            return lambda x: -square_distance(self.unit(model, p, x), p[MEAN])
+        known = p[COUNT][:, None] > 0
+        return lambda x: torch.where(
+            known, -square_distance(self.unit(model, p, x), p[MEAN]), FAR
+        )
 
     def forms(self) -> dict[str, str]:
         """Return what classifies."""
@@ -91,12 +107,14 @@ class FedProto(PeftTrainer):
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return the cross-entropy of the client's own head, ``[K]``."""
-        z = self.image_features(model, p, b.x)
-        return cross_entropy(model.logits(z, self.text_features(model, p)), b)
+        return self.supervised(model, p, b)[0]
 
     def init_server(self, ctx: ServerContext, start: Tree) -> State:
-        """Return text features as prototypes of no sample yet."""
-        anchor = ctx.model.anchor("template", 0)
+        """Return text features as prototypes of no sample yet; zeros where there are none."""
+        anchor = ctx.model.anchor("template", 0) if self.cosine else torch.zeros(
+            len(ctx.model.classnames), self.width(ctx.model),
+            dtype=ctx.model.dtype, device=ctx.model.device,
+        )
         return {"w": {}, "proto": {MEAN: anchor.clone(), COUNT: torch.zeros_like(anchor[:, 0])}}
 
     def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
@@ -119,7 +137,7 @@ class FedProto(PeftTrainer):
     def extra_forms(self, ctx: Context, start: Tree) -> Tree:
         """See ``Trainer.extra_forms``: a mean and a count of each class."""
         mean = torch.empty(
-            len(ctx.model.classnames), ctx.model.embed_dim, dtype=ctx.model.dtype, device="meta"
+            len(ctx.model.classnames), self.width(ctx.model), dtype=ctx.model.dtype, device="meta"
         )
         return {MEAN: mean, COUNT: mean[:, 0]}
 
@@ -127,8 +145,12 @@ class FedProto(PeftTrainer):
         self, model: VLModel, p: Tree, b: Batch, *, received: Tree
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return cross-entropy plus the distance to the shared prototypes, ``[K]``."""
-        z, shared = self.unit(model, p, b.x), b.cut(received)
-        cls = cross_entropy(model.logits(z, self.text_features(model, p)), b)
+        shared = b.cut(received)
+        if self.cosine:
+            z = self.unit(model, p, b.x)
+            cls = cross_entropy(model.logits(z, self.text_features(model, p)), b)
+        else:
+            cls, z = self.supervised(model, p, b)
         gap = (z - prototypes.select_by_label(shared[MEAN], b.y)).square().sum(-1)
         has = b.w * (prototypes.select_by_label(shared[COUNT], b.y) > 0)
         near = (gap * has).sum(1) / b.w.sum(1)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +68,12 @@ class PromptSRC(Trainer):
     groups = ((r"text\.ctx|(text|image)\.prompt\.\d+", "shared"),)
     aggregators = rules.EVERY
     server_optim = False  # the average over rounds has its place
+    server_rules = {
+        f"{SUM}/.*": lambda s: s.old + share(s) * s.mean(),
+        f"{MASS}/.*": lambda s: s.old + share(s),
+        "w/.*": lambda s: s.after(SUM, s.name) / s.after(MASS, MASS)
+        if s.trainer.cfg.GPA and s.round == s.rounds else s.mean(),
+    }
     exempt = {"G5": "the last round's model is an average over rounds"}
     options = {
         "N_CTX": Option(4, "prompts of a block in each tower", low=1),
@@ -148,6 +155,13 @@ class PromptSRC(Trainer):
         if self.cfg.GPA and ctx.round == ctx.rounds:
             new = {n: (v / mass.to(v)).to(new[n]) for n, v in total.items()}
         return server | {"w": new, SUM: total, MASS: {MASS: mass}}
+
+
+def share(s: Any) -> float:
+    """Return g_t of the card, of a ``fedvlm.check`` round: what the last round weighs by itself."""
+    c = s.trainer.cfg
+    t, m = s.round, max(1, round(c.GPA_MEAN * s.rounds))
+    return math.exp(-((t - m) / (c.GPA_STD * s.rounds)) ** 2 / 2)
 
 
 def bell(round_: int, rounds: int, mean: float, std: float) -> float:

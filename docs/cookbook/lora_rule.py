@@ -17,7 +17,7 @@ class SignLora(PeftTrainer):
     lora_refused = dict.fromkeys(("product_svd", "RANKS"), "has a rule of its own")
 
     def __init__(self, cfg):
-        """Refuse a run without LoRA in one sentence, before any work."""
+        """Refuse a run without LoRA with one message, before any work."""
         super().__init__(cfg)
         self.require(self.spec.has_lora, "SignLora is a rule for LoRA: add --peft lora")
 

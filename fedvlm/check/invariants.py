@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedvlm.check import messages, training
+from fedvlm.check import messages, training, weights
 from fedvlm.check.compare import Broken
 from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import failure_text, own_line
@@ -80,6 +80,8 @@ INVARIANTS: dict[str, Invariant] = {
                      (training.g14_non_finite,)),
     "G15": Invariant("a client's work has no side effects: done twice it gives the same bits",
                      (training.g15_pure,)),
+    "G16": Invariant("with unequal clients the server's tensors are the declared means of what "
+                     "was sent", (weights.g16_weights,)),
 }
 
 

@@ -226,7 +226,7 @@ def _swapped(
     trainer_yaml: Path | None,
     trainer: Sequence[Assignment],
 ) -> list[str]:
-    """Return a sentence where a trainer's file is given as the dataset's, or the reverse."""
+    """Return an error message where a trainer's file is given as the dataset's, or the reverse."""
     names_data = any(e.key == "DATASET.NAME" for e in trainer)
     lacks_data = bool(dataset) and not any(e.key.startswith("DATASET.") for e in dataset)
     if names_data and lacks_data:

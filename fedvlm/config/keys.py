@@ -248,6 +248,8 @@ def _optim() -> Schema:
         "OPTIM.SGD_NESTEROV": Option(False, "Nesterov momentum"),
         "OPTIM.ADAM_BETA1": Option(0.9, "Adam's first decay", low=0, high=1, high_open=True),
         "OPTIM.ADAM_BETA2": Option(0.999, "Adam's second decay", low=0, high=1, high_open=True),
+        "OPTIM.ADAM_EPS": Option(1e-8, "what Adam adds to the root of the second moment", low=0,
+                                 neutral=1e-8),
         "OPTIM.LR_SCHEDULER": Option(
             "constant",
             "learning rate over the clock (Dassl: single_step)",

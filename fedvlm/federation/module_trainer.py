@@ -13,7 +13,7 @@ draws anew for each client and local step, from seeds of the run: nothing of it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -121,6 +121,31 @@ class ModuleTrainer(Trainer):
         each = F.cross_entropy(self.logits(out), y, reduction="none")
         return (each * w).sum() / w.sum()
 
+    def head_of(self, module: nn.Module) -> nn.Module:
+        """Return the part of the module that classifies; all others are the body.
+
+        By default its last layer with parameters. Methods that split body and head ask for it
+        (``fedvlm.federation.toolbox.networks``).
+        """
+        return [m for m in module.modules() if any(True for _ in m.parameters(recurse=False))][-1]
+
+    def stages_of(self, module: nn.Module) -> Sequence[nn.Module]:
+        """Return the stages of the module in the order of its forward: its own ``stages()``.
+
+        Methods that compare layers of two models ask for them.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        stages = getattr(module, "stages", None)
+        if not callable(stages):
+            raise ConfigError(
+                f"{self.name or type(self).__name__} compares the stages of two networks, and "
+                f"{type(module).__name__} does not name its own: give it stages(self), which "
+                "returns its stages in order"
+            )
+        return list(stages())
+
     # ---- the contract ------------------------------------------------------------------------
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the module's parameters that require a gradient.
@@ -155,14 +180,7 @@ class ModuleTrainer(Trainer):
         self, model: VLModel, params: Tree, batch: Batch
     ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         """Return ``criterion`` of each client, ``[K]``; the module is in training mode."""
-        x, values = self._streams(model, batch.x), []
-        for k, (y, w) in enumerate(zip(batch.y, batch.w, strict=True)):
-            seed = batch.seed(PURPOSE, k)
-            values.append(self._run(
-                model, params, k, x, rng.seed_of(0, PURPOSE) if seed is None else seed, True,
-                lambda out, y=y, w=w: self.criterion(out, y, w),  # type: ignore[misc]
-            ))
-        return torch.stack(values)
+        return torch.stack(self._losses(model, params, batch, lambda loss: loss))
 
     def export(self, model: VLModel, params: Tree) -> dict[str, Any]:
         """Return the whole module for ``load_state_dict``: trained and frozen tensors, buffers.
@@ -198,12 +216,16 @@ class ModuleTrainer(Trainer):
             not bad, f"trainer {who}: parameter '{''.join(bad[:1])}' has a '|' in its name, which "
             "separates the parts of keys in saved states"
         )
+        self.note_parts(module)
         model.freeze(module)
         self.require(
             _forms(model.backbone.model) == before,
             f"trainer {who}: build changed the frozen backbone: give it copy.deepcopy of a tower",
         )
         return FrozenModule(module, names)
+
+    def note_parts(self, module: nn.Module) -> None:
+        """Note what a base of methods needs to know of the module, before it is frozen."""
 
     def _streams(self, model: VLModel, x: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return ``x`` with the declared streams, computed from pixels where a run has no cache."""
@@ -219,6 +241,19 @@ class ModuleTrainer(Trainer):
                     rows = model.vision.enter(pixels.flatten(0, 1), block)
                     more[name] = rows.unflatten(0, pixels.shape[:2])
         return {**x, **more}
+
+    def _losses(
+        self, model: VLModel, params: Tree, batch: Batch, then: Callable[[Tensor], T]
+    ) -> list[T]:
+        """Return ``then(criterion)`` of each client; the module is in training mode."""
+        x, values = self._streams(model, batch.x), []
+        for k, (y, w) in enumerate(zip(batch.y, batch.w, strict=True)):
+            seed = batch.seed(PURPOSE, k)
+            values.append(self._run(
+                model, params, k, x, rng.seed_of(0, PURPOSE) if seed is None else seed, True,
+                lambda out, y=y, w=w: then(self.criterion(out, y, w)),  # type: ignore[misc]
+            ))
+        return values
 
     def _run(
         self, model: VLModel, params: Tree, k: int, x: Mapping[str, Tensor], seed: int, train: bool,

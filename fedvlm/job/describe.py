@@ -15,7 +15,7 @@ from fedvlm.core.trees import numel
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.partition.index_file import read_index_file
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.peft_trainer import takes_peft
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import Built
 from fedvlm.job.flags import peft_words
@@ -123,7 +123,7 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
     method, words = load_trainer(cfg.TRAINER.NAME), peft_words(
         cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD
     )
-    fixed = method.must_train if issubclass(method, PeftTrainer) else ""
+    fixed = method.must_train if takes_peft(method) else ""
     if fixed and fixed not in words.split("+"):
         raise ConfigError(
             f"--peft {words}: {cfg.TRAINER.NAME} trains a {fixed}, which --peft {words} does not"
@@ -133,7 +133,7 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
     keys = ("PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD")
     if all(origins[key] == "default" or origins[key].endswith(".yaml") for key in keys):
         return ""
-    if not issubclass(method, PeftTrainer):
+    if not takes_peft(method):
         raise ConfigError(
             f"--peft and PEFT.* do not change {cfg.TRAINER.NAME}, which defines its own "
             "trainable tensors; drop them"
@@ -147,7 +147,8 @@ def _refuse_idle_lora(cfg: CfgNode, origins: Mapping[str, str]) -> None:
     Raises:
         ConfigError: which, and the ways out.
     """
-    takes, name = issubclass(load_trainer(cfg.TRAINER.NAME), PeftTrainer), cfg.TRAINER.NAME
+    method, name = load_trainer(cfg.TRAINER.NAME), cfg.TRAINER.NAME
+    takes = takes_peft(method)
     if takes and "lora" in (cfg.PEFT.TEXT, cfg.PEFT.VISUAL):
         return
     schema = default_schema()

@@ -81,6 +81,8 @@ FLAGS: tuple[Flag, ...] = (
        dest="images"),
     _v(_JOB, "", "--trainer", "method, or ./file.py:Class (default FedTV)", "NAME",
        dest="trainer"),
+    _v(_JOB, "", "--method", "with --trainer ./net.py:Net: the method that trains that network",
+       "NAME", dest="method"),
     _v(_JOB, "", "--trainer-config-file --config-file", "the method's settings", "FILE",
        dest="trainer_config_file"),
     _v(_JOB, "TRAINER.*.VARIANT", "--variant", "preset of the method's options", "NAME"),

@@ -44,10 +44,7 @@ class FinishedRun:
     @property
     def method(self) -> str:
         """The method's name with trainable set and tag: ``FedAvg [prompt+lora] (tag, draft)``."""
-        peft, tag = self.protocol.get("peft", ""), self.protocol.get("tag", "")
-        tag = ", ".join(filter(None, [tag, "draft" if self.draft else ""]))
-        trainable = f" [{peft}]" if peft else ""
-        return f"{self.protocol['trainer']}{trainable}" + (f" ({tag})" if tag else "")
+        return method_name(self.protocol, self.draft)
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -127,6 +124,14 @@ class FinishedRun:
         if record is None:
             raise DataError(f"{self.path / RESULTS} is damaged or has another version")
         refuse_damage(self.path, record)
+
+
+def method_name(protocol: Mapping[str, Any], draft: bool = False) -> str:
+    """Return a method's name with trainable set and tag: ``FedAvg [prompt+lora] (tag, draft)``."""
+    peft, tag = protocol.get("peft", ""), protocol.get("tag", "")
+    tag = ", ".join(filter(None, [tag, "draft" if draft else ""]))
+    trainable = f" [{peft}]" if peft else ""
+    return f"{protocol['trainer']}{trainable}" + (f" ({tag})" if tag else "")
 
 
 def find_finished(folder: Path) -> FinishedRun | None:

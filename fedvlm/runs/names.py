@@ -1,12 +1,36 @@
-"""The file that makes a run finished: its name, and whether it is there."""
+"""Small files of a run's folder: the one that makes it finished, and how its images are dealt."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
+from fedvlm.core.errors import DataError
+from fedvlm.core.spelling import text_of_cell
+
 RESULTS = "results.json"  # of a run folder, written last (docs/files.md)
+_COLUMNS = {"client", "domain", "part", "class", "images"}  # of partition.csv
 
 
 def is_finished(folder: Path) -> bool:
     """Return whether a run folder has results; ``runs.finished`` reads and checks them."""
     return (folder / RESULTS).is_file()
+
+
+def read_partition(folder: Path) -> list[dict[str, str]]:
+    """Return the rows of a run folder's ``partition.csv``.
+
+    Raises:
+        DataError: it cannot be read, or has other columns.
+    """
+    path = folder / "partition.csv"
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            reader = csv.DictReader(file)
+            lacking = _COLUMNS - set(reader.fieldnames or ())
+            rows = [{k: text_of_cell(v or "") for k, v in row.items()} for row in reader]
+    except OSError as error:
+        raise DataError(f"cannot read {path} ({error.strerror})") from error
+    if lacking:
+        raise DataError(f"{path} lacks the columns {', '.join(sorted(lacking))}")
+    return rows

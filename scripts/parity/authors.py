@@ -20,7 +20,7 @@ from parity.world import CONTEXT, DTYPE, PATCH, VOCABULARY, World
 DASSL = ("engine", "engine.trainer", "metrics", "utils", "optim", "data", "data.transforms",
          "data.transforms.transforms", "data.datasets", "config", "modeling", "modeling.ops",
          "data.data_manager", "evaluation", "data.datasets.base_dataset")
-NO_OPERATION = ("cuda", "half", "float")
+NO_OPERATION = ("cuda", "half", "float", "to")
 
 
 class _Registry:
@@ -39,6 +39,15 @@ class _Anything(ModuleType):
         if "REGISTRY" in name:
             return _Registry()
         return object if name[:1].isupper() else (lambda *a, **k: None)
+
+
+def _but_to_a_gpu(move: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``to``, which does nothing where a GPU is named."""
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        named = any(str(a).startswith("cuda") for a in (*args, *kwargs.values()))
+        return self if named else move(self, *args, **kwargs)
+
+    return to
 
 
 @contextmanager
@@ -62,7 +71,9 @@ def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], ModuleType
         del sys.modules[name]
     sys.path.insert(0, str(folder))
     for kind, name in old:
-        if (kind, name) != (Tensor, "float"):
+        if name == "to":
+            setattr(kind, name, _but_to_a_gpu(old[kind, name]))
+        elif (kind, name) != (Tensor, "float"):
             setattr(kind, name, lambda self, *a, **k: self)
     try:
         yield importlib.import_module
@@ -223,3 +234,81 @@ class Theirs:
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+
+
+class Names:
+    """Their parameters under our names: what ``Theirs`` wants as put, get, leaves and grads.
+
+    Args:
+        table: our name -> their parameter, or ``(parameter, view)`` where ours is a part of it or
+            is transposed; ``view`` takes a tensor and returns a view.
+    """
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self.table: dict[str, tuple[Tensor, Callable[[Tensor], Tensor]]] = {
+            name: entry if isinstance(entry, tuple) else (entry, lambda t: t)
+            for name, entry in table.items()
+        }
+
+    def put(self, tree: Tree) -> None:
+        """Write our values into theirs."""
+        for name, (parameter, view) in self.table.items():
+            view(parameter.data).copy_(tree[name])
+
+    def get(self) -> Tree:
+        """Return their values under our names."""
+        return {name: view(parameter.data) for name, (parameter, view) in self.table.items()}
+
+    def leaves(self) -> list[Tensor]:
+        """Return each of their parameters once."""
+        return list({id(parameter): parameter for parameter, _ in self.table.values()}.values())
+
+    def grads(self) -> Tree:
+        """Return their gradients under our names, of those that have one."""
+        return {name: view(parameter.grad) for name, (parameter, view) in self.table.items()
+                if parameter.grad is not None}
+
+    def methods(self) -> dict[str, Any]:
+        """Return the four arguments of ``Theirs``."""
+        return {"put": self.put, "get": self.get, "leaves": self.leaves, "grads": self.grads}
+
+
+class FrozenCLIP:
+    """Our frozen towers as a model of OpenAI's ``clip`` package, for files that import it.
+
+    What a repository computes with features alone needs no more.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.backbone, self.dtype = world.backbone, DTYPE
+        self.logit_scale = world.weights["logit_scale"]
+        self.visual = self.encode_image = world.backbone.encode_image
+
+    def encode_text(self, ids: Tensor) -> Tensor:
+        """Return text features ``[n, d]``, not normalised."""
+        return self.backbone.encode_embeddings(
+            self.backbone.embed_tokens(ids), self.backbone.eot(ids)
+        )
+
+    def train(self) -> None:
+        """Do nothing: the towers are frozen."""
+
+    eval = train
+
+    def parameters(self) -> list[Tensor]:
+        """Return none: nothing of it trains."""
+        return []
+
+    def named_parameters(self) -> list[tuple[str, Tensor]]:
+        """Return none."""
+        return []
+
+    def install(self) -> None:
+        """Make ``import clip`` find a package with this tokenizer (inside ``repository``)."""
+        names = ("clip", "clip.clip", "clip.simple_tokenizer")
+        package, module, tokenizer = (_Anything(name) for name in names)
+        for kind in (package, module):
+            setattr(kind, "tokenize", lambda texts: self.backbone.tokenize(  # noqa: B010
+                [texts] if isinstance(texts, str) else texts))
+        setattr(package, "clip", module)  # noqa: B010
+        sys.modules.update(zip(names, (package, module, tokenizer), strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.rng import stream
 from fedvlm.distributed.site import _trees as messages
+from fedvlm.federation.batches import Moment
 from fedvlm.federation.toolbox.privacy import epsilon_of, renyi
 from fedvlm.method import Step, Worked, rates
 from fedvlm.report.collect import collect
@@ -59,6 +61,29 @@ def test_with_a_bound_it_is_the_mean_over_backward_passes_of_one_sample() -> Non
     for n in got:
         assert torch.allclose(got[n], total[n], atol=1e-12)
         assert float(got[n].abs().sum()) > 0
+
+
+@pytest.mark.parametrize(("clip", "sigma"), [(10.0, 1.0), (0.5, 1.0), (0.5, 4.0), (10.0, 0.25)])
+def test_the_size_of_the_noise_is_sigma_bounds_over_the_samples(clip: float, sigma: float) -> None:
+    """Of what is added to every part: N(0, (SIGMA CLIP / B)^2), B the client's samples."""
+    plain, noisy = (method("DP-FPL", SIGMA=s, CLIP=clip, RANK=8) for s in (0.0, sigma))
+    p, b = tree(plain), replace(batch(), clients=(0, 1))
+    ctx = world().federation(type(plain), Setup()).context([0, 1], 1)
+    clean = plain.gradient(ctx, p, replace(b, moment=Moment(1, 1, "w", 0, 0)), "a step")
+    drawn = []
+    for at in range(12):
+        got = noisy.gradient(ctx, p, replace(b, moment=Moment(1, 1, "w", at, 0)), "a step")
+        drawn.append({n: got[n] - clean[n] for n in got})
+    assert b.w.sum(1).tolist() == [4, 3]
+    for name in ("text.global", "text.u", "text.v"):
+        each = torch.stack([d[name] for d in drawn], 1).flatten(1)  # [K, steps * numbers]
+        units = each * b.w.sum(1)[:, None] / (sigma * clip)
+        assert units.shape[1] >= 12 * 128
+        for row in units:
+            assert float(row.std()) == pytest.approx(1, abs=5 / math.sqrt(2 * len(row)))
+            assert float(row.mean()) == pytest.approx(0, abs=5 / math.sqrt(len(row)))
+            assert 0.65 < float((row.abs() < 1).double().mean()) < 0.72  # 0.683 of a Gaussian
+        assert abs(float(units.corrcoef()[0, 1])) < 5 / math.sqrt(units.shape[1])
 
 
 OLD = {"FACTORS": "projected", "CLIPPING": "single", "WEIGHTING": "samples"}  # of fedvlm 0.2

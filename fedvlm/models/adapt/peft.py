@@ -1,7 +1,7 @@
 """The trainable set as the user's choice: ``PEFT.TEXT``, ``PEFT.VISUAL``, ``PEFT.HEAD``.
 
 Every tensor has a role by its name: ``body`` (image side) or ``head`` (text side or classifier),
-and a finer one, by which optimisers tell tensors apart (``role_of``). All functions work on trees
+and a finer one, by which optimisers distinguish tensors (``role_of``). All functions work on trees
 with a leading client axis ``[K, ...]``.
 """
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
-from fedvlm.models.towers.clip import is_image_tower
-from fedvlm.models.towers.trunk import Trunk, is_trunk
+from fedvlm.models.towers.clip import is_image_tower, is_trunk
 
 PREFIX = "tokens."
 PATCHES = "patches"
@@ -120,9 +119,7 @@ class VisionTower:
     def __init__(self, backbone: Backbone) -> None:
         self.backbone, visual = backbone, backbone.model.visual
         try:
-            self.shell: Shell = (
-                Trunk(visual, backbone) if is_trunk(visual) else ClipShell(visual)
-            )
+            self.shell = _shell(visual, backbone)
         except Unreadable as reason:
             raise ConfigError(
                 "PEFT.VISUAL lora and adapter, PEFT.LN, tokens and patches need a ViT image tower; "
@@ -238,3 +235,16 @@ def pick_stream(x: Mapping[str, Tensor]) -> tuple[str, int]:
     raise FedvlmError(
         f"the image tower needs pixels or tokens to start from; the batch has {', '.join(x)}"
     )
+
+
+def _shell(visual: Any, backbone: Backbone) -> Shell:
+    """Return the shell of an image tower.
+
+    Raises:
+        Unreadable: it is none of the known kinds.
+    """
+    if not is_trunk(visual):
+        return ClipShell(visual)
+    from fedvlm.models.towers.trunk import Trunk  # start-up: for timm's towers only
+
+    return Trunk(visual, backbone)

@@ -1,4 +1,4 @@
-"""``new-trainer``: the file it writes runs, keeps the invariants and the house rules."""
+"""``new-trainer``: the file it writes runs, keeps the invariants and the package's rules."""
 
 from __future__ import annotations
 
