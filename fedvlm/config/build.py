@@ -14,7 +14,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from fedvlm.config.aliases import family_aliases, refused_keys
-from fedvlm.config.option import Schema, Value, nodes, short_repr
+from fedvlm.config.option import Schema, Value, nodes, present_key, short_repr
 from fedvlm.config.read import Assignment, read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean
 
@@ -170,7 +170,7 @@ class _Merge:
 
     def _one(self, entry: Assignment) -> tuple[str, Value, str] | None:
         """Return our key, its value and its origin; None where the entry sets nothing."""
-        key, where = entry.key, entry.where
+        key, where = present_key(entry.key, entry.value, self.schema), entry.where
         if key in self.refused:
             if key.startswith("TRAINER.") or entry.value not in ("", False, "False", "false"):
                 self.mistakes.append(f"{where}: {key} {self.refused[key]}")

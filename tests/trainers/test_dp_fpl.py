@@ -63,6 +63,9 @@ def test_with_a_bound_it_is_the_mean_over_backward_passes_of_one_sample() -> Non
         assert float(got[n].abs().sum()) > 0
 
 
+OLD = {"FACTORS": "projected", "CLIPPING": "single", "WEIGHTING": "samples"}  # of fedvlm 0.2
+
+
 @pytest.mark.parametrize(("clip", "sigma"), [(10.0, 1.0), (0.5, 1.0), (0.5, 4.0), (10.0, 0.25)])
 def test_the_size_of_the_noise_is_sigma_bounds_over_the_samples(clip: float, sigma: float) -> None:
     """Of what is added to every part: N(0, (SIGMA CLIP / B)^2), B the client's samples."""
@@ -84,9 +87,6 @@ def test_the_size_of_the_noise_is_sigma_bounds_over_the_samples(clip: float, sig
             assert float(row.mean()) == pytest.approx(0, abs=5 / math.sqrt(len(row)))
             assert 0.65 < float((row.abs() < 1).double().mean()) < 0.72  # 0.683 of a Gaussian
         assert abs(float(units.corrcoef()[0, 1])) < 5 / math.sqrt(units.shape[1])
-
-
-OLD = {"FACTORS": "projected", "CLIPPING": "single", "WEIGHTING": "samples"}  # of fedvlm 0.2
 
 
 def test_the_factors_keep_the_personal_part() -> None:

@@ -46,7 +46,8 @@ def fill_newcomers(ctx: Context, params: Tree, received: Tree) -> Tree:
 def weighting(default: str, neutral: str | None = None) -> Option:
     """Return the option ``WEIGHTING`` of a method with its paper's choice as default.
 
-    ``neutral``: where the option came later than the method (see ``Option``).
+    Args:
+        neutral: see ``Option``, of a method that had no such key before.
     """
     return Option(
         default, "weight of a client in the average: its training samples, or the same for all",
