@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import packaging.version
 from yacs.config import CfgNode
 
 from fedvlm.compat import clip, data, engine, optimiser, surface, tools
@@ -46,6 +48,13 @@ def dassl_modules() -> dict[str, ModuleType]:
     roots = surface.package("dassl", parts)
     nested = surface.package("Dassl", {f"dassl.{part}": names for part, names in parts.items()})
     return roots | nested | clip.clip_modules()
+
+
+def old_setuptools() -> dict[str, ModuleType]:
+    """Return ``pkg_resources`` where setuptools has none any more: OpenAI's clip.py asks it."""
+    if importlib.util.find_spec("pkg_resources") is not None:
+        return {}
+    return surface.package("pkg_resources", {"": {"packaging": packaging}})
 
 
 @contextmanager

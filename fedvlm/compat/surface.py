@@ -7,7 +7,7 @@ PromptSRC and eleven federated forks: 31 names and a few cheap ones beside them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -56,10 +56,16 @@ def package(root: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Modu
 
 
 @contextmanager
-def replace_modules(modules: Mapping[str, ModuleType]) -> Iterator[None]:
-    """Have ``modules`` in ``sys.modules`` for a while; what was there before comes back."""
+def replace_modules(
+    modules: Mapping[str, ModuleType], roots: Collection[str] = ROOTS
+) -> Iterator[None]:
+    """Have ``modules`` in ``sys.modules`` for a while; what was there before comes back.
+
+    Args:
+        roots: top-level names of which nothing else is visible meanwhile.
+    """
     def ours(name: str) -> bool:
-        return name.partition(".")[0] in ROOTS
+        return name.partition(".")[0] in roots
 
     before = {n: m for n, m in sys.modules.items() if ours(n)}
     for name in before:

@@ -27,6 +27,7 @@ from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
+from fedvlm.federation.toolbox.row_split import split_rows
 from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.models.towers.vision import PREFIX
 from fedvlm.models.vlmodel import VLModel
@@ -163,7 +164,16 @@ class ModuleTrainer(Trainer):
                 "another seed"
             )
         part = self._part(model)
-        return {n: part.module.get_parameter(n).detach().clone() for n in part.names}
+        return self._cut({n: part.module.get_parameter(n).detach().clone() for n in part.names})
+
+    def _cut(self, start: Tree) -> Tree:
+        """Return the leaves of a run's trained tensors: rows apart where ``FED.PERSONAL`` says."""
+        if "_split" not in vars(self):
+            self._split = split_rows(self._personal(), start)
+        return self._split.cut(start)
+
+    def _kept(self, names: Sequence[str]) -> set[str]:
+        return set(self._split.personal) or super()._kept(names)
 
     def predictor(self, model: VLModel, params: Tree) -> Predictor:
         """See ``Trainer.predictor``; the module is in eval mode."""
@@ -188,7 +198,7 @@ class ModuleTrainer(Trainer):
         Args:
             params: one client's tensors, without client axis.
         """
-        part = self._part(model)
+        part, params = self._part(model), self._split.join(params)
         state = part.module.state_dict(keep_vars=True)  # a tied tensor has several names here
         ours = {id(part.module.get_parameter(n)): params[n] for n in part.names}
         return {
@@ -265,7 +275,8 @@ class ModuleTrainer(Trainer):
             FedvlmError: the module wrote a parameter, a buffer or its input in place.
         """
         part = self._part(model)
-        ours = {n: params[n][k] for n in part.names}
+        ours = self._split.join({n: v[k] for n, v in params.items()})
+        ours = {n: ours[n] for n in part.names}
         data = {n: v[k] for n, v in x.items()}
         with rng.fork_generators(seed, model.device), part.mode(train):
             before = part.marks(ours, data)
