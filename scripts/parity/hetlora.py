@@ -59,7 +59,7 @@ def other(world: World, folder: Path) -> Values:
         for client, rows in enumerate(world.rows):
             rank = ranks[client]
             tree = {n: v.requires_grad_() for n, v in cut(common, rank).items()}
-            before = float(tail(tree, rank))
+            before = float(tail(tree, rank).detach())
             optimiser = torch.optim.SGD(tree.values(), case.rate, case.momentum,
                                         weight_decay=case.decay)
             for _ in range(case.epochs):
