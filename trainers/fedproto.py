@@ -4,17 +4,23 @@ Paper: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous C
 Equations:
     client: CE + lambda mean_i |z_i - C_{y_i}|^2, z = x/|x|; then c_j = mean of its z of class j;
     server: C_j = sum_k n_kj c_kj / sum_k n_kj; predict argmin_j |z - C_j|.
+    VARIANT published: z = x as it is, all squares are means over channels, and C_j is the plain
+    mean over the clients that have class j.
 Shared: none (class means and counts travel as extras)
 Personal: all of PEFT
 Frozen: both towers, the logit scale.
-Defaults: lambda 1, prediction by the nearest prototype; a prompt and a feature adapter.
+Defaults: lambda 1, prediction by the nearest prototype; a prompt and a feature adapter; VARIANT
+    fixed: only features of unit length can be compared with the text features that stand for
+    classes without an image, so that the untrained model is zero-shot CLIP.
 Knobs: LAMBDA 0.05 to 10 log; PREDICT prototype | head.
 Departures from the paper: features have unit length, and the distance is summed over channels (a
     mean over channels would all but vanish there); a class that no client has keeps the template's
     text feature, which is also where all classes start, and takes no part in the loss. PREDICT
     head classifies with the client's own text side instead.
-Departures from the authors' code: the server weighs means by samples, as the paper writes (there
-    every client counts alike).
+Departures from the authors' code: VARIANT published computes it, but for the means, which are of the
+    trained model (there of the last local epoch, while it trains), and for prediction among all
+    classes (there among the client's own). Under fixed the server weighs means by samples, as the
+    paper writes.
 Extra data: none; a client tells how many samples of each class it has.
 Cost: C (d + 1) numbers each way (ViT-B/16, C = 100: 51,300); one more pass over the images.
 Claim: personal is higher than FedAvg's in lane disjoint.
@@ -67,6 +73,10 @@ class FedProto(PeftTrainer):
         "PREDICT": Option("prototype", "predict with the nearest prototype, or with the client's "
                                        "own head",
                           choices=("prototype", "head")),
+        "VARIANT": Option(
+            "fixed", "features of unit length and means weighted by samples, or features and means "
+            "as the released code takes them", choices=("published", "fixed"), neutral="fixed",
+        ),
     }
     exempt = {"G4": "prototypes are feature statistics, available without training"}
 
@@ -75,19 +85,28 @@ class FedProto(PeftTrainer):
         """Whether unseen classes stay defined: they have no prototype."""
         return super().open_vocabulary and self.cfg.PREDICT == "head"
 
+    @property
+    def released(self) -> bool:
+        """Whether features and means are the released code's."""
+        return bool(self.cfg.VARIANT == "published")
+
     def unit(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
-        """Return image features of length 1, ``[K, B, d]``."""
-        return F.normalize(self.image_features(model, p, x), dim=-1)
+        """Return image features of length 1, ``[K, B, d]``; as they are under published."""
+        z = self.image_features(model, p, x)
+        return z if self.released else F.normalize(z, dim=-1)
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> -|z - C_j|^2``, or the head's logits where PREDICT says so."""
         if self.cfg.PREDICT == "head":
             return super().predictor(model, p)
-        return lambda x: -square_distance(self.unit(model, p, x), p[MEAN])
+        channels = p[MEAN].shape[-1] if self.released else 1
+        return lambda x: -square_distance(self.unit(model, p, x), p[MEAN]) / channels
 
     def forms(self) -> dict[str, str]:
         """Return what classifies."""
-        return {"score": "distance" if self.cfg.PREDICT == "prototype" else "cosine"}
+        if self.cfg.PREDICT == "head":
+            return {"score": "cosine"}
+        return {"score": "distance of raw features" if self.released else "distance"}
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return the cross-entropy of the client's own head, ``[K]``."""
@@ -129,7 +148,8 @@ class FedProto(PeftTrainer):
         """Return cross-entropy plus the distance to the shared prototypes, ``[K]``."""
         z, shared = self.unit(model, p, b.x), b.cut(received)
         cls = cross_entropy(model.logits(z, self.text_features(model, p)), b)
-        gap = (z - prototypes.select_by_label(shared[MEAN], b.y)).square().sum(-1)
+        gap = (z - prototypes.select_by_label(shared[MEAN], b.y)).square()
+        gap = gap.mean(-1) if self.released else gap.sum(-1)
         has = b.w * (prototypes.select_by_label(shared[COUNT], b.y) > 0)
         near = (gap * has).sum(1) / b.w.sum(1)
         return cls + self.cfg.LAMBDA * near, {"cls_loss": cls, "proto_loss": near}
@@ -144,7 +164,8 @@ class FedProto(PeftTrainer):
         count = updates.extras[COUNT].cpu().double()
         means = updates.extras[MEAN].cpu().double()
         total = count.sum(0)
-        mean = (means * count[..., None]).sum(0) / total.clamp_min(1)[:, None]
+        share = (count > 0).double() if self.released else count
+        mean = (means * share[..., None]).sum(0) / share.sum(0).clamp_min(1)[:, None]
         present = (total > 0).to(old[MEAN].device)
         return server | {"proto": {
             MEAN: torch.where(present[:, None], mean.to(old[MEAN]), old[MEAN]),
