@@ -45,9 +45,9 @@ from fedvlm.job.results.classes import absent_parts, matrix_file
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs.claim import look_ahead
-from fedvlm.runs.finished import method_name
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.names import method_name
 from fedvlm.runs.state import clear_states
 from fedvlm.runs.verify.answer import answer_lines
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage

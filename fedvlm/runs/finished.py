@@ -15,7 +15,7 @@ from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
 from fedvlm.runs.identity import FORMAT, as_written, read_json, read_results, whole_results
 from fedvlm.runs.metrics import read_metrics
-from fedvlm.runs.names import RESULTS
+from fedvlm.runs.names import RESULTS, method_name
 from fedvlm.runs.verify.check import UNSEALED, check_readable, refuse_damage
 
 
@@ -124,14 +124,6 @@ class FinishedRun:
         if record is None:
             raise DataError(f"{self.path / RESULTS} is damaged or has another version")
         refuse_damage(self.path, record)
-
-
-def method_name(protocol: Mapping[str, Any], draft: bool = False) -> str:
-    """Return a method's name with trainable set and tag: ``FedAvg [prompt+lora] (tag, draft)``."""
-    peft, tag = protocol.get("peft", ""), protocol.get("tag", "")
-    tag = ", ".join(filter(None, [tag, "draft" if draft else ""]))
-    trainable = f" [{peft}]" if peft else ""
-    return f"{protocol['trainer']}{trainable}" + (f" ({tag})" if tag else "")
 
 
 def find_finished(folder: Path) -> FinishedRun | None:

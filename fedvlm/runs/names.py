@@ -1,9 +1,11 @@
-"""Small files of a run's folder: the one that makes it finished, and how its images are dealt."""
+"""What a run is called, the file that makes it finished, and how its images were dealt."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import text_of_cell
@@ -15,6 +17,14 @@ _COLUMNS = {"client", "domain", "part", "class", "images"}  # of partition.csv
 def is_finished(folder: Path) -> bool:
     """Return whether a run folder has results; ``runs.finished`` reads and checks them."""
     return (folder / RESULTS).is_file()
+
+
+def method_name(protocol: Mapping[str, Any], draft: bool = False) -> str:
+    """Return a method's name with trainable set and tag: ``FedAvg [prompt+lora] (tag, draft)``."""
+    peft, tag = protocol.get("peft", ""), protocol.get("tag", "")
+    tag = ", ".join(filter(None, [tag, "draft" if draft else ""]))
+    trainable = f" [{peft}]" if peft else ""
+    return f"{protocol['trainer']}{trainable}" + (f" ({tag})" if tag else "")
 
 
 def read_partition(folder: Path) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests import jobs
 
-MOST = 216  # modules of fedvlm that ``run --demo`` may load
+MOST = 218  # modules of fedvlm that ``run --demo`` may load
 NEVER = (
     "fedvlm.distributed", "fedvlm.compat", "fedvlm.job.sites", "fedvlm.job.dry", "fedvlm.data.own",
     "fedvlm.data.memory", "fedvlm.data.packs", "fedvlm.data.untrusted", "fedvlm.data.get",
@@ -81,8 +81,8 @@ def test_what_a_run_names_is_loaded_and_nothing_beside_it(
     """A file for Dassl brings compat; without baselines nothing computes them."""
     file = jobs.REPOSITORY / "tests" / "compat" / "doubles_coop.py"
     more = loaded(
-        tmp_path, "run", "--demo", "--rounds", "1", "--trainer", f"{file}:CoOpDouble",
-        "TEST.REFERENCES", "False",
+        tmp_path, "run", "--demo", "--rounds", "1", "--num-users", "2", "--shots", "2",
+        "--local-epochs", "1", "--trainer", f"{file}:CoOpDouble", "TEST.REFERENCES", "False",
     )
     new = {m for m in more - demo if m.startswith("fedvlm.")}
     assert "fedvlm.compat.files" in new

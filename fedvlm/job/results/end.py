@@ -25,9 +25,9 @@ from fedvlm.job.describe import partition_name, setting_name, trained_words
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import private
-from fedvlm.runs.finished import method_name
 from fedvlm.runs.identity import LABEL
 from fedvlm.runs.metrics import sentence, spent, totals
+from fedvlm.runs.names import method_name
 from fedvlm.runs.private import public_facts
 from fedvlm.runs.verify.answer import ANSWER, NEXT, answer_lines, federation_answer
 from fedvlm.runs.verify.beside import References, gain, hurt, reference_kind
