@@ -12,7 +12,8 @@ MODEL.HEAD.* say), ``ModuleTrainer`` (any ``torch.nn.Module``), ``ContextTrainer
 ``PairTrainer`` (a learned context; a shared one and one of the client's own), ``TemplateTrainer``
 (the texts are constant), ``TrainingFree``; ``TRAINER_REGISTRY`` for methods of the repository.
 
-Its settings: ``Option``, ``CfgNode``, ``weighting``; ``ConfigError`` and ``DataError`` refuse them.
+Its settings: ``Option``, ``CfgNode``, ``weighting``, ``WORDS`` and ``kept_words``; ``ConfigError``
+and ``DataError`` refuse them.
 
 Tensors by name: ``Tree``, ``State``, ``per_client``, ``pick``, ``map_leaves``, ``trees``. Groups of
 them: ``PERSONAL``, ``SHARED``, ``Groups``, ``Rule``, ``Portion``.
@@ -77,7 +78,13 @@ if TYPE_CHECKING:  # loaded by __getattr__, when a method's file asks for them
         prototypes,
     )
     from fedvlm.federation.toolbox.contexts import ContextTrainer, PairTrainer
-    from fedvlm.federation.toolbox.regularise import fill_newcomers, pull, weighting
+    from fedvlm.federation.toolbox.regularise import (
+        WORDS,
+        fill_newcomers,
+        kept_words,
+        pull,
+        weighting,
+    )
     from fedvlm.federation.toolbox.templates import TemplateTrainer, TrainingFree
     from fedvlm.models.adapt import (
         attack,
@@ -101,7 +108,7 @@ _LATER = {  # module -> what comes of it when it is asked for
     "fedvlm.federation.peft_trainer": "PeftTrainer",
     "fedvlm.federation.toolbox": "adaptation contrast distill moments privacy prototypes",
     "fedvlm.federation.toolbox.contexts": "ContextTrainer PairTrainer",
-    "fedvlm.federation.toolbox.regularise": "fill_newcomers pull weighting",
+    "fedvlm.federation.toolbox.regularise": "WORDS fill_newcomers kept_words pull weighting",
     "fedvlm.federation.toolbox.templates": "TemplateTrainer TrainingFree",
     "fedvlm.models.adapt": "attack attention channels contexts gates layers multimodal peft "
                            "prompts small visual",
@@ -110,12 +117,13 @@ _LATER = {  # module -> what comes of it when it is asked for
 }
 _PLACE = {name: module for module, names in _LATER.items() for name in names.split()}
 __all__ = [
-    "PERSONAL", "SHARED", "TAG", "TRAINER_REGISTRY",
+    "PERSONAL", "SHARED", "TAG", "TRAINER_REGISTRY", "WORDS",
     "Batch", "CfgNode", "ConfigError", "Context", "ContextTrainer", "DataError", "Edit", "Finetune",
     "Groups", "ModuleTrainer", "OptimSpec", "Option", "PairTrainer", "PeftTrainer", "Portion",
     "Predictor", "Proxy", "Rows", "Rule", "ServerContext", "State", "Step", "TemplateTrainer",
     "Trainer", "TrainingFree", "Tree", "Updates", "Upload", "VLModel", "Worked",
-    "cross_entropy", "descend", "fill_newcomers", "frozen_linear", "map_leaves", "optimise",
+    "cross_entropy", "descend", "fill_newcomers", "frozen_linear", "kept_words", "map_leaves",
+    "optimise",
     "per_client", "pick", "pull", "rates", "require_finite", "similarity_aware", "weighted_mean",
     "weighted_sum", "weighting",
     "adapters", "adaptation", "attack", "attention", "blocks", "channels", "contexts", "contrast",

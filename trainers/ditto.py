@@ -9,7 +9,8 @@ Frozen: both towers, the logit scale.
 Defaults: LAMBDA 1, as many epochs for v as for w; v starts where w starts.
 Knobs: LAMBDA 0.01 to 10 log.
 Departures from the paper: PEFT tensors are trained, distances are between them (of LoRA: between
-    the factors); the server weights clients by samples (there evenly, clients drawn by samples).
+    the factors); the server weights clients by samples (there evenly, clients drawn by samples;
+    WEIGHTING uniform).
 Departures from the authors' code: v is trained over whole epochs, then w (there v and w take turns
     on each batch; their results do not depend on each other); no choice of LAMBDA per client on
     validation data (their dynamic_lam).
@@ -34,6 +35,7 @@ from fedvlm.method import (
     Upload,
     fill_newcomers,
     pull,
+    weighting,
 )
 
 
@@ -49,7 +51,13 @@ class Ditto(PeftTrainer):
     options = {
         "LAMBDA": Option(1.0, "strength of the private model's pull to the global one", low=0.0),
         "P_EPOCHS": Option(0, "local epochs of the private model; 0 is FED.LOCAL_EPOCHS", low=0),
+        "WEIGHTING": weighting("samples", neutral="samples"),
     }
+
+    @property
+    def weighting(self) -> str:
+        """What WEIGHTING says."""
+        return str(self.cfg.WEIGHTING)
 
     def init_client(self, ctx: Context, start: Tree) -> State:
         """Return both models at the common start."""

@@ -9,14 +9,16 @@ Shared: the body of PEFT, image.*
 Personal: none during the rounds; the fine-tuned copy of each client is its own
 Frozen: the head, text.* or head.*, until the final phase trains a copy; both towers, the logit
     scale.
-Defaults: FT_PART head, FT_EPOCHS 5, FT_LR 0 = OPTIM.LR, uniform mean (the authors divide by the
-    number of clients). --finetune-epochs N sets another length, 0 leaves it out.
+Defaults: FT_PART full (the authors' notebook), FT_EPOCHS 5, FT_LR 0 = OPTIM.LR, uniform mean
+    (the authors divide by the number of clients). --finetune-epochs N sets another length, 0 leaves
+    it out.
 Knobs: FT_PART head | body | full; FT_EPOCHS 1 to 10.
 Departures from the paper: the fixed head is CLIP's own, not a random one: with PEFT.HEAD linear the
     template's text features, with PEFT.TEXT prompt the features of the words "a photo of a" (or of
     PEFT.CTX_INIT), whatever PEFT.N_CTX. It keeps what the paper asks for, identical and untouched
     on all clients.
-Departures from the authors' code: the head is outside the optimiser (there its learning rate is 0).
+Departures from the authors' code: none known in a round: the head is outside the optimiser, there
+    its learning rate is 0; fine-tuned is the last round's model (there the best on the test set).
     PFLlib fine-tunes each client's last local body, since the last aggregate is never sent; here
     every client starts from the aggregate. FT_LR is constant (1e-3 in the authors' notebook).
 Extra data: none.
@@ -59,7 +61,7 @@ class FedBABU(PeftTrainer):
     roles = {peft.BODY: "shared", peft.HEAD: "frozen"}
     needs = (peft.BODY, peft.HEAD)
     options = {
-        "FT_PART": Option("head", "what the final phase trains", choices=tuple(FT_PARTS)),
+        "FT_PART": Option("full", "what the final phase trains", choices=tuple(FT_PARTS)),
         "FT_EPOCHS": Option(5, "epochs of the final phase", low=0),
         "FT_LR": Option(0.0, "constant learning rate of the final phase; 0: OPTIM.LR", low=0.0),
         "WEIGHTING": weighting("uniform"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from fedvlm.config.keys import ROLES
-from fedvlm.config.option import Schema, Value
+from fedvlm.config.option import Schema, Value, present_key
 
 Lookup = Callable[[str], Value]  # key -> its value in a config, the default where it is left out
 
@@ -120,6 +120,8 @@ def read_keys(
             and some be there that ``schema`` does not know: those are kept.
         schema: of all keys.
     """
+    config = {present_key(key, value, schema): value for key, value in config.items()}
+
     def get(key: str) -> Value:
         option = schema[key]
         before = option.default if option.neutral is None else option.neutral

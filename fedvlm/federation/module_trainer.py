@@ -27,6 +27,7 @@ from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
+from fedvlm.federation.toolbox.row_split import RowSplit, split_rows
 from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.models.towers.vision import PREFIX
 from fedvlm.models.vlmodel import VLModel
@@ -42,10 +43,29 @@ class FrozenModule:
     Attributes:
         module: in eval mode between calls; holds the untrained tensors.
         names: of the trained tensors, in the order of ``named_parameters``.
+        homes: where the parameters are, if a submodule has several names: ``functional_call`` puts
+            a client's tensor in once a name, and takes it out once too few.
     """
 
     module: nn.Module
     names: tuple[str, ...]
+    homes: tuple[tuple[nn.Module, str, nn.Parameter], ...] = ()
+
+    @staticmethod
+    def of(module: nn.Module, names: tuple[str, ...]) -> FrozenModule:
+        """Return a module with its ``homes``."""
+        several = len(list(module.named_modules(remove_duplicate=False))) > len(
+            list(module.modules()))
+        homes = ((m, n, p) for m in module.modules() for n, p in m._parameters.items()
+                 if several and p is not None)
+        return FrozenModule(module, names, tuple(homes))
+
+    def put_back(self, params: Mapping[str, Tensor]) -> None:
+        """Take out a client's tensors that ``functional_call`` left behind; nothing else."""
+        lent = {id(v) for v in params.values()}
+        for module, name, own in self.homes:
+            if id(module._parameters[name]) in lent:
+                module._parameters[name] = own
 
     @contextmanager
     def mode(self, train: bool) -> Iterator[None]:
@@ -84,6 +104,7 @@ class ModuleTrainer(Trainer):
 
     batched = False
     open_vocabulary = False
+    _split = RowSplit()
 
     # ---- what a method says ------------------------------------------------------------------
     def build(self, model: VLModel) -> nn.Module:
@@ -163,7 +184,17 @@ class ModuleTrainer(Trainer):
                 "another seed"
             )
         part = self._part(model)
-        return {n: part.module.get_parameter(n).detach().clone() for n in part.names}
+        return self._cut({n: part.module.get_parameter(n).detach().clone() for n in part.names})
+
+    def _cut(self, start: Tree) -> Tree:
+        """Return the leaves of a run's trained tensors: rows apart where ``FED.PERSONAL`` says."""
+        split = split_rows(self._personal(), start)
+        if split != self._split:
+            self._split = split
+        return split.cut(start)
+
+    def _kept(self, names: Sequence[str]) -> set[str]:
+        return set(self._split.personal) or super()._kept(names)
 
     def predictor(self, model: VLModel, params: Tree) -> Predictor:
         """See ``Trainer.predictor``; the module is in eval mode."""
@@ -188,7 +219,7 @@ class ModuleTrainer(Trainer):
         Args:
             params: one client's tensors, without client axis.
         """
-        part = self._part(model)
+        part, params = self._part(model), self._split.join(params)
         state = part.module.state_dict(keep_vars=True)  # a tied tensor has several names here
         ours = {id(part.module.get_parameter(n)): params[n] for n in part.names}
         return {
@@ -222,7 +253,7 @@ class ModuleTrainer(Trainer):
             _forms(model.backbone.model) == before,
             f"trainer {who}: build changed the frozen backbone: give it copy.deepcopy of a tower",
         )
-        return FrozenModule(module, names)
+        return FrozenModule.of(module, names)
 
     def note_parts(self, module: nn.Module) -> None:
         """Note what a base of methods needs to know of the module, before it is frozen."""
@@ -265,13 +296,16 @@ class ModuleTrainer(Trainer):
             FedvlmError: the module wrote a parameter, a buffer or its input in place.
         """
         part = self._part(model)
-        ours = {n: params[n][k] for n in part.names}
+        ours = self._split.join({n: v[k] for n, v in params.items()})
+        ours = {n: ours[n] for n in part.names}
         data = {n: v[k] for n, v in x.items()}
         with rng.fork_generators(seed, model.device), part.mode(train):
             before = part.marks(ours, data)
             try:
                 out = then(self.forward(part.module, ours, data))
+                part.put_back(ours)
             except RuntimeError as error:
+                part.put_back(ours)
                 if "in-place" not in str(error):
                     raise
                 # Autograd stops before the counter moves; without a graph the write shows.
@@ -279,6 +313,7 @@ class ModuleTrainer(Trainer):
                 before = part.marks(ours, data)
                 with torch.no_grad():
                     self.forward(part.module, ours, data)
+                part.put_back(ours)
                 self._refuse(before, part.marks(ours, data))
                 raise
         self._refuse(before, part.marks(ours, data))

@@ -225,6 +225,11 @@ class Trainer:
         """
         if self.groups is not None:
             return self.groups
+        personal = self._kept(names)
+        return [(re.escape(name), PERSONAL if name in personal else SHARED) for name in names]
+
+    def _kept(self, names: Sequence[str]) -> set[str]:
+        """Return the tensors that ``FED.PERSONAL`` matches (``ConfigError``: none)."""
         try:
             personal = set(matching(names, [self._personal()]))
         except re.error as error:
@@ -234,7 +239,7 @@ class Trainer:
             f"FED.PERSONAL '{self._personal()}' matches none of the trained tensors in full "
             f"({', '.join(names)})",
         )
-        return [(re.escape(name), PERSONAL if name in personal else SHARED) for name in names]
+        return personal
 
     def role(self, name: str) -> str:
         """Return ``body`` or ``head`` for a trained tensor."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,7 @@ def _but_to_a_gpu(move: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], ModuleType]]:
+def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], Any]]:
     """Give a function that imports modules of a repository, with Dassl replaced by empty shells.
 
     Moves to a GPU and to half precision do nothing inside. All modules that were imported, and
@@ -87,7 +87,7 @@ def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], ModuleType
 
 
 def their_clip(world: World, model_module: ModuleType, details: Mapping[str, Any] | None = None,
-               *more: Any) -> nn.Module:
+               *more: Any) -> Any:
     """Return a repository's ``clip.model.CLIP`` in float64 with our weights, frozen.
 
     Args:
@@ -112,6 +112,18 @@ def their_clip(world: World, model_module: ModuleType, details: Mapping[str, Any
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model.eval()
+
+
+def check_start(world: World, name: str, theirs: Tensor) -> None:
+    """Compare a start that is not drawn, such as the embeddings of words.
+
+    Raises:
+        ValueError: ours is another.
+    """
+    ours = world.start[name]
+    gap = float((ours - theirs.detach()).abs().max()) if ours.shape == theirs.shape else 1.0
+    if gap > 1e-12:
+        raise ValueError(f"{name} starts {gap:.1e} from ours {tuple(ours.shape)}")
 
 
 def settings(**nodes: Any) -> Any:
@@ -141,6 +153,23 @@ class Theirs:
     ) -> None:
         self.world, self.put, self.get = world, put, get
         self.loss, self.logits, self.leaves, self.grads = loss, logits, leaves, grads
+
+    @classmethod
+    def of(
+        cls, world: World, tensors: Mapping[str, nn.Parameter],
+        loss: Callable[[Tensor, Tensor], Tensor], logits: Callable[[Tensor], Tensor],
+    ) -> Self:
+        """Return a side whose parameters are ours one by one, ``{our name: parameter}``."""
+
+        def put(tree: Tree) -> None:
+            for name, parameter in tensors.items():
+                parameter.data = tree[name]
+
+        return cls(
+            world, put=put, get=lambda: {n: p.data for n, p in tensors.items()}, loss=loss,
+            logits=logits, leaves=lambda: list(tensors.values()),
+            grads=lambda: {n: p.grad for n, p in tensors.items() if p.grad is not None},
+        )
 
     def gradients(self) -> dict[str, Tensor]:
         """Return loss and gradients at the world's ``params``, as ours are named."""

@@ -49,7 +49,7 @@ def other(world: World, folder: Path) -> Values:
         solver.parse_batch_train = lambda batch: batch
         kept: list[Tensor] = []
         solver.model_backward_and_update = kept.append
-        module.compute_accuracy = lambda *_: [torch.zeros(())]
+        module.__dict__["compute_accuracy"] = lambda *_: [torch.zeros(())]
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             net.train()

@@ -32,15 +32,15 @@ def other(world: World, folder: Path) -> Values:
                 "ADAPTER_END": case.layers, "ADAPTER_DIM": o["HIDDEN"], "ADAPTER_SCALE": o["SCALE"]}
         cfg = settings(TRAINER={"MMADAPTER": node}, INPUT={"SIZE": (case.image,) * 2})
         net = load("trainers.pFedMMA").CustomCLIP(cfg, world.names, clip).double()
-        learner, table = net.adapter_learner, {}
+        learner, table = net.adapter_learner, dict[str, Tensor]()
         for i in range(o["BLOCKS"]):
             layers = {f"both.mm_adapter.{i}": learner.shared_adapter[case.layers - i][0]}
-            for side, theirs in SIDES.items():
-                adapter = getattr(learner, theirs)[case.layers - i]
-                layers |= {f"{side}.mm_adapter.{i}.down": adapter.down[0],
-                           f"{side}.mm_adapter.{i}.up": adapter.up}
-            table |= {f"{name}.{kind}": getattr(layer, kind) for name, layer in layers.items()
-                      for kind in ("weight", "bias")}
+            for tower, kind in SIDES.items():
+                adapter = getattr(learner, kind)[case.layers - i]
+                layers |= {f"{tower}.mm_adapter.{i}.down": adapter.down[0],
+                           f"{tower}.mm_adapter.{i}.up": adapter.up}
+            table |= {f"{name}.{part}": getattr(layer, part) for name, layer in layers.items()
+                      for part in ("weight", "bias")}
 
         def logits(x: Tensor) -> Tensor:
             net.eval().text_features_for_inference = None  # of the client before

@@ -65,7 +65,8 @@ def run(theirs: Theirs, net: Any, chooser: Any, average: Any) -> Values:
     """Return what is left after the rounds of their ``federated_main.py``."""
     world, count = theirs.world, len(theirs.world.case.sizes)
     common, gate = world.start[CTX], {n: v for n, v in world.start.items() if n != CTX}
-    gates, last = [gate] * count, [[] for _ in range(count)]
+    gates = [gate] * count
+    last: list[Any] = [[] for _ in range(count)]
 
     def receive(client: int, sent: list[Any]) -> None:
         theirs.put({CTX: common, **gates[client]})

@@ -57,8 +57,7 @@ def opened(world: World, folder: Path, seen: Seen) -> Iterator[tuple[Any, Any, F
         with patch.dict("sys.modules", {name: stub(name) for name in readers}):
             main = load("main")
         for module in (utils, main):
-            module.tqdm = iter
-            module.cls_acc = seen.count
+            module.__dict__.update(tqdm=iter, cls_acc=seen.count)
         yield main, utils, clip
 
 

@@ -9,7 +9,7 @@ from fedvlm.check.world import CheckWorld
 from fedvlm.federation.discovery import load_trainer
 from tests.trainers.toys import G, L, drive, own, personal, shared
 
-FIRST = {"FT_EPOCHS": 1}
+FIRST = {"FT_EPOCHS": 1, "FT_PART": "head"}
 
 
 def test_rounds_are_fedavg_of_the_body_under_a_still_head() -> None:

@@ -10,7 +10,8 @@ from fedvlm.federation.discovery import load_trainer
 
 from .toys import drive, leaves, own, personal, shared
 
-EXACT = {"LAMBDA": 1.0, "STEPS": 40, "PERSONAL_LR": 0.25, "BETA": 1.0}
+FIXED = {"VARIANT": "fixed"}
+EXACT = {**FIXED, "LAMBDA": 1.0, "STEPS": 40, "PERSONAL_LR": 0.25, "BETA": 1.0}
 
 
 def test_fixed_point() -> None:
@@ -39,12 +40,25 @@ def test_beta_is_the_share_of_the_mean() -> None:
 
 def test_inner_steps_against_formula() -> None:
     """Two inner steps of client 1 from 0 around w = 0, then one step of w towards theta."""
-    options = {"LAMBDA": 2.0, "STEPS": 2, "PERSONAL_LR": 0.05, "BETA": 1.0}
+    options = {**FIXED, "LAMBDA": 2.0, "STEPS": 2, "PERSONAL_LR": 0.05, "BETA": 1.0}
     _, state = drive("pFedMe", 1, options=options, lr=0.1)
     theta = 0.05 * 12
     theta -= 0.05 * (3 * (theta - 4) + 2 * theta)
     assert own(state, slot="theta")[1] == pytest.approx(theta, abs=1e-12)
     assert own(state)[1] == pytest.approx(0.1 * 2 * theta, abs=1e-12)
+
+
+def test_as_released_the_personal_model_starts_at_the_received_one_and_decays() -> None:
+    """Two rounds of one inner step by hand; evaluated is each client's w, not theta."""
+    options = {"LAMBDA": 2.0, "STEPS": 1, "PERSONAL_LR": 0.05, "BETA": 1.0}
+    fed, state = drive("pFedMe", 2, options=options, lr=0.1)
+    w = 0.0
+    for _ in range(2):
+        thetas = [w - 0.05 * (a * (w - b) + 0.001 * w) for a, b in ((1, 0), (3, 4))]
+        ends = [w - 0.1 * 2 * (w - theta) for theta in thetas]
+        w = sum(ends) / 2
+    assert own(state)[1] == pytest.approx(ends[1], abs=1e-12)
+    assert personal(fed, state) == pytest.approx(ends, abs=1e-12)
 
 
 def test_stacked_equals_one_by_one() -> None:

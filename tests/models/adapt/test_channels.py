@@ -95,7 +95,7 @@ def test_a_place_shapes_masks_counts_rows_and_takes_norms() -> None:
     rows, columns = UnitAxis(4, 0), UnitAxis(4, 1)
     assert rows(mask).shape == (2, 2, 1, 1, 1) and columns(mask).shape == (2, 1, 2, 1, 1)
     assert UnitAxis(2, 1, 3)(mask).tolist() == [[[1, 1, 1, 0, 0, 0]], [[0, 0, 0, 1, 1, 1]]]
-    assert UnitAxis(2, 1, 3).along(torch.tensor([[0, -1]])).tolist() == [[0, 1, 2, -1, -1, -1]]
+    assert UnitAxis(2, 1, 3).along(torch.tensor([[1, -1]])).tolist() == [[3, 4, 5, -1, -1, -1]]
     assert torch.allclose(columns.norms(conv), conv.square().sum((1, 3, 4)).sqrt())
     flat = torch.randn(2, 4, 6)
     each = flat.unflatten(-1, (2, 3)).square().sum((1, 3)).sqrt()
