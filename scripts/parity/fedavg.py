@@ -116,8 +116,8 @@ def other(world: World, folder: Path) -> Values:
     texts, server = template_texts(world), Server(start, {})
     for number in range(world.case.rounds):
         trains = (".A", ".B") if rule != "alternate" else ((".B",), (".A",))[number % 2]
-        sent = [fit(world, rows, cut(server.factors, rank), server.change, texts, trains)
-                for rows, rank in zip(world.rows, ranks, strict=True)]
+        sent = [fit(world, torch.from_numpy(rows), cut(server.factors, rank), server.change, texts,
+                    trains) for rows, rank in zip(world.rows, ranks, strict=True)]
         server = rules.get(rule, factors)(server, sent, world.shares)
     with torch.no_grad():
         logits = torch.stack([scores(world, world.tests, texts, changed(

@@ -25,7 +25,7 @@ SOURCE = Source(
             "round; biases of keys, values and output are left out, whose gradient is zero",
 )
 CASES = {
-    "all experts": Case("pFedMoAP", {"N_CTX": 4, "D_GATE": 64}, loss=False),
+    "all experts": Case("pFedMoAP", {"N_CTX": 4, "D_GATE": 64}, loss=False, rounds=2),
     "one expert": Case("pFedMoAP", {"N_CTX": 2, "D_GATE": 128, "EXPERTS": 1, "HEADS": 4,
                                     "SCALING": 3.0, "LAMBDA": 0.3}, loss=False, rate=0.1),
 }
