@@ -58,7 +58,7 @@ def test_what_it_writes_runs_as_it_says(
     assert cli.main([*run[3:], *SMALL, "--output-dir", "out"]) == 0
     assert len(list(Path("out").rglob("results.json"))) == 1
     assert cli.main(check[3:]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith("15 hold, 0 exempt, 0 broken")
+    assert capsys.readouterr().out.splitlines()[-1].endswith("16 hold, 0 exempt, 0 broken")
     assert cli.main(test[3:]) == 0
 
 
@@ -153,7 +153,7 @@ def test_every_kind_runs_as_it_says(
     assert cli.main(["new-trainer", "Mine", "--into", ".", "--kind", kind]) == 0
     run, check, _ = next_commands(capsys.readouterr().out)
     assert cli.main(check[3:]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith("15 hold, 0 exempt, 0 broken")
+    assert capsys.readouterr().out.splitlines()[-1].endswith("16 hold, 0 exempt, 0 broken")
     assert cli.main([*run[3:], *SMALL, "--output-dir", "out"]) == 0
     assert len(list(Path("out").rglob("results.json"))) == 1
 
