@@ -16,8 +16,8 @@ SOURCE = Source(
     differs="features of our frozen towers on both sides, 1024 wide as theirs; a fresh optimiser "
             "in each round",
 )
-CASES = {"pets": Case("CLIP-Adapter", templates=("a photo of a {}, a type of pet.",), rate=0.5, rounds=2,
-                      embed=1024)}
+CASES = {"pets": Case("CLIP-Adapter", templates=("a photo of a {}, a type of pet.",), rate=0.5,
+                      rounds=2, embed=1024)}
 
 
 def other(world: World, folder: Path) -> Values:
