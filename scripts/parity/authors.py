@@ -51,7 +51,7 @@ def _but_to_a_gpu(move: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], ModuleType]]:
+def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], Any]]:
     """Give a function that imports modules of a repository, with Dassl replaced by empty shells.
 
     Moves to a GPU and to half precision do nothing inside. All modules that were imported, and
@@ -87,7 +87,7 @@ def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], ModuleType
 
 
 def their_clip(world: World, model_module: ModuleType, details: Mapping[str, Any] | None = None,
-               *more: Any) -> nn.Module:
+               *more: Any) -> Any:
     """Return a repository's ``clip.model.CLIP`` in float64 with our weights, frozen.
 
     Args:
