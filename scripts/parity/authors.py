@@ -75,6 +75,16 @@ def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], ModuleType
         sys.modules.update(kept)
 
 
+def in_double(folder: Path, name: str) -> ModuleType:
+    """Return a repository's module, computing in float64: its words for float32 are replaced."""
+    path = folder / f"{name}.py"
+    text = path.read_text(encoding="utf-8").replace("float32", "float64")
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
+    exec(compile(text.replace(".float()", ".double()"), str(path), "exec"), vars(module))  # noqa: S102
+    return module
+
+
 def their_clip(world: World, model_module: ModuleType, details: Mapping[str, Any] | None = None,
                *more: Any) -> nn.Module:
     """Return a repository's ``clip.model.CLIP`` in float64 with our weights, frozen.
