@@ -12,7 +12,8 @@ MODEL.HEAD.* say), ``ModuleTrainer`` (any ``torch.nn.Module``), ``ContextTrainer
 ``PairTrainer`` (a learned context; a shared one and one of the client's own), ``TemplateTrainer``
 (the texts are constant), ``TrainingFree``; ``TRAINER_REGISTRY`` for methods of the repository.
 
-Its settings: ``Option``, ``CfgNode``, ``weighting``; ``ConfigError`` and ``DataError`` refuse them.
+Its settings: ``Option``, ``CfgNode``, ``weighting``, ``WORDS`` and ``kept_words``; ``ConfigError``
+and ``DataError`` refuse them.
 
 Tensors by name: ``Tree``, ``State``, ``per_client``, ``pick``, ``map_leaves``, ``trees``. Groups of
 them: ``PERSONAL``, ``SHARED``, ``Groups``, ``Rule``, ``Portion``.
@@ -22,8 +23,9 @@ A client's work: ``Context``, ``Batch``, ``Step``, ``Edit``, ``OptimSpec``, ``Up
 ``rates``; after the last round: ``Finetune``, ``TAG``; random numbers: ``rng``.
 
 The model: ``VLModel``, ``Predictor``, ``cross_entropy``; what is trained: ``peft``, ``contexts``,
-``prompts``, ``layers``, ``attention``, ``visual``, ``multimodal``, ``gates``, ``small``; inside the
-towers: ``adapters``, ``blocks``, ``vision``, ``frozen_linear``.
+``prompts``, ``layers``, ``attention``, ``visual``, ``multimodal``, ``gates``, ``small``; what
+can be taken out of it: ``channels``; inside the towers: ``adapters``, ``blocks``, ``vision``,
+``frozen_linear``.
 
 The server: ``ServerContext``, ``Proxy``, ``Updates``, ``weighted_mean``, ``weighted_sum``,
 ``require_finite``, ``similarity_aware``, ``rules``, ``lora``.
@@ -76,11 +78,18 @@ if TYPE_CHECKING:  # loaded by __getattr__, when a method's file asks for them
         prototypes,
     )
     from fedvlm.federation.toolbox.contexts import ContextTrainer, PairTrainer
-    from fedvlm.federation.toolbox.regularise import fill_newcomers, pull, weighting
+    from fedvlm.federation.toolbox.regularise import (
+        WORDS,
+        fill_newcomers,
+        kept_words,
+        pull,
+        weighting,
+    )
     from fedvlm.federation.toolbox.templates import TemplateTrainer, TrainingFree
     from fedvlm.models.adapt import (
         attack,
         attention,
+        channels,
         contexts,
         gates,
         layers,
@@ -99,26 +108,27 @@ _LATER = {  # module -> what comes of it when it is asked for
     "fedvlm.federation.peft_trainer": "PeftTrainer",
     "fedvlm.federation.toolbox": "adaptation contrast distill moments privacy prototypes",
     "fedvlm.federation.toolbox.contexts": "ContextTrainer PairTrainer",
-    "fedvlm.federation.toolbox.regularise": "fill_newcomers pull weighting",
+    "fedvlm.federation.toolbox.regularise": "WORDS fill_newcomers kept_words pull weighting",
     "fedvlm.federation.toolbox.templates": "TemplateTrainer TrainingFree",
-    "fedvlm.models.adapt": "attack attention contexts gates layers multimodal peft prompts small "
-                           "visual",
+    "fedvlm.models.adapt": "attack attention channels contexts gates layers multimodal peft "
+                           "prompts small visual",
     "fedvlm.models.towers": "adapters blocks vision",
     "fedvlm.models.towers.layers": "frozen_linear",
 }
 _PLACE = {name: module for module, names in _LATER.items() for name in names.split()}
 __all__ = [
-    "PERSONAL", "SHARED", "TAG", "TRAINER_REGISTRY",
+    "PERSONAL", "SHARED", "TAG", "TRAINER_REGISTRY", "WORDS",
     "Batch", "CfgNode", "ConfigError", "Context", "ContextTrainer", "DataError", "Edit", "Finetune",
     "Groups", "ModuleTrainer", "OptimSpec", "Option", "PairTrainer", "PeftTrainer", "Portion",
     "Predictor", "Proxy", "Rows", "Rule", "ServerContext", "State", "Step", "TemplateTrainer",
     "Trainer", "TrainingFree", "Tree", "Updates", "Upload", "VLModel", "Worked",
-    "cross_entropy", "descend", "fill_newcomers", "frozen_linear", "map_leaves", "optimise",
+    "cross_entropy", "descend", "fill_newcomers", "frozen_linear", "kept_words", "map_leaves",
+    "optimise",
     "per_client", "pick", "pull", "rates", "require_finite", "similarity_aware", "weighted_mean",
     "weighted_sum", "weighting",
-    "adapters", "adaptation", "attack", "attention", "blocks", "contexts", "contrast", "distill",
-    "gates", "layers", "lora", "moments", "multimodal", "peft", "privacy", "prompts", "prototypes",
-    "rng", "rules", "small", "trees", "vision", "visual",
+    "adapters", "adaptation", "attack", "attention", "blocks", "channels", "contexts", "contrast",
+    "distill", "gates", "layers", "lora", "moments", "multimodal", "peft", "privacy", "prompts",
+    "prototypes", "rng", "rules", "small", "trees", "vision", "visual",
 ]  # fmt: skip
 
 

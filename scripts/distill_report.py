@@ -13,7 +13,8 @@ from distill_data import Pool
 from torch import Tensor
 
 from fedvlm.data.datum import labels_of
-from fedvlm.evaluation.references.logistic import Frozen, Share, regressions
+from fedvlm.evaluation.references.logistic import Frozen, regressions
+from fedvlm.federation.batches import IndexSplit
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.encode import CPU_BATCH
 from fedvlm.models.features.sources import FeatureSource
@@ -68,7 +69,7 @@ def probe(own: Tensor, train: np.ndarray, other: Tensor, held_out: np.ndarray) -
     every = torch.arange(len(labels))
     source = FeatureSource.of((torch.cat([own, other]),), every, torch.from_numpy(labels))
     test = np.arange(len(train), len(labels))
-    share = Share(order, np.zeros(0, dtype=np.int64), test)
+    share = IndexSplit(order, np.zeros(0, dtype=np.int64), test)
     (done,) = regressions(Frozen(source, labels), [share])
     return 100 * float((done.labels == held_out).mean())
 

@@ -236,7 +236,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Read the words and run; an error is one sentence and an exit code."""
+    """Read the words and run; an error is one message and an exit code."""
     args = parser().parse_args(words)
     return exit_code_of(lambda: run(args), words)
 

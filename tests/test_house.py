@@ -1,4 +1,4 @@
-"""The house rules: rooms, floors, sizes, imports that wait (``docs/architecture.md`` 1)."""
+"""The package's rules: layers, sizes, imports that wait (``docs/architecture.md`` 1)."""
 
 from __future__ import annotations
 
@@ -180,6 +180,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: scikit-learn, for Digits only": ("sklearn.datasets",),
     },
     "fedvlm/data/datasets.py": {
+        "start-up: for corrupted images only": ("fedvlm.data.corruption",),
         "start-up: Pillow and the renderer": ("fedvlm.data.builtin.sets",),
         "start-up: for packs only": ("fedvlm.data.packs.place",),
         "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
@@ -235,6 +236,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: 3 s": ("peft",),
         "start-up: 2 s": ("transformers",),
     },
+    "fedvlm/federation/discovery.py": {
+        "start-up: torch.fx, for a method over a network": ("fedvlm.federation.toolbox.networks",),
+    },
     "fedvlm/federation/toolbox/privacy.py": {
         "optional: fedvlm[dp]": ("dp_accounting", "dp_accounting.rdp"),
     },
@@ -245,6 +249,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/job/flags.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.job.kinds",),
+    },
+    "fedvlm/job/record.py": {
+        "start-up: where it is asked for": ("fedvlm.job.results.images",),
     },
     "fedvlm/job/run.py": {
         "start-up: for jobs that train nothing": ("fedvlm.job.dry",),
@@ -285,6 +292,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: 3 s": ("open_clip.factory", "open_clip.pretrained"),
         "start-up: 0.3 s": ("huggingface_hub",),
         "start-up: 2 s": ("transformers.utils",),
+    },
+    "fedvlm/models/towers/vision.py": {
+        "start-up: for timm's towers only": ("fedvlm.models.towers.trunk",),
     },
     "fedvlm/report/compare/runs.py": {
         "start-up: 0.1 s where no logits were kept": ("safetensors", "safetensors.numpy"),

@@ -2,18 +2,24 @@
 
 Paper: He et al., AFL: A Single-Round Analytic Approach for Federated Learning with Pre-trained
     Models, CVPR 2025.
-Equations: client C_k = Z_k'Z_k + GAMMA I, W_k = C_k^-1 Z_k'Y_k, Y one-hot; server W = (sum_k C_k -
-    K GAMMA I + KEEP I)^+ sum_k C_k W_k: with KEEP 0 the least-squares solution on all clients'
-    images, however they are dealt. logits = z W.
+Equations: client C_k = Z_k'Z_k + GAMMA I, W_k = C_k^-1 Z_k'Y_k, Y one-hot; server C = sum_k C_k -
+    K GAMMA I, W = (C + R I)^+ sum_k C_k W_k: with R = 0 the least-squares solution on all clients'
+    images, however they are dealt. logits = z W. VARIANT published: R = 0. fixed: the R of least
+    (|Y - Z W|^2 / n) / (1 - 1.2 tr(C (C + R I)^-1) / n)^2, n the images of all.
 Shared: head.weight (the server's solution; clients send C_k and W_k as extras)
 Personal: none
 Frozen: both towers.
-Defaults: GAMMA 1, KEEP 0, one round. Before it head.weight is the template's text features.
+Defaults: GAMMA 1, KEEP 0, VARIANT fixed, one round. Before it head.weight is the template's text
+    features.
 Knobs: KEEP 0.01 to 1000 log; UNIT False | True.
 Departures from the paper: two clients' solutions are not folded into one another one by one, but
-    the sums are formed that this comes to. KEEP above 0 leaves a ridge, which fewer images than
-    channels need.
-Departures from the authors' code: none known.
+    the sums are formed that this comes to. VARIANT fixed keeps a ridge, without which the solution
+    fits noise where images are about as many as channels. It is leave-one-out with all leverages at
+    their mean (generalised cross-validation): exact leave-one-out needs every image's leverage
+    under the sum of all, a second exchange; leaving whole clients out needs none, but chooses
+    the largest ridge where clients have classes of their own. KEEP above 0 is the ridge itself.
+Departures from the authors' code: VARIANT published is theirs, which removes the ridges after the
+    sum and keeps none; fixed is ours.
 Extra data: none; a client's C_k and W_k together tell the sum of its features of each class.
 Cost: ViT-B/16, C = 100: 313,344 numbers up in float64, 51,200 down; no training, no text pass.
     Secure aggregation can stand before it. A client counts once, in whatever round it is drawn.
@@ -24,6 +30,7 @@ Command: python federated_main.py --demo --trainer AFL
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,12 +66,20 @@ class AFL(Trainer):
     weighting = "uniform"
     aggregators = ()  # sums of sufficient statistics
     server_optim = False
+    server_rules = {
+        "sums/gram": lambda s: s.old + s.total(without_ridge(s), s.first),
+        "sums/cross": lambda s: s.old + s.total(s.sent(GRAM) @ s.sent(WEIGHT).mT, s.first),
+        "sums/count": lambda s: s.old + s.total(s.sizes, s.first),
+        "w/.*": "solves the normal equations of the sums",
+    }
     open_vocabulary = False
     options = {
         "GAMMA": Option(1.0, "ridge parameter of the clients' solutions, removed by the server",
                         low=0.0, low_open=True),
-        "KEEP": Option(0.0, "ridge parameter of the final solution", low=0.0),
+        "KEEP": Option(0.0, "ridge parameter of the final solution; 0: the variant's", low=0.0),
         "UNIT": Option(False, "use features of length 1 instead of unnormalised ones"),
+        "VARIANT": Option("fixed", "published: no ridge in the end; fixed: one chosen by "
+                          "cross-validation", choices=("published", "fixed"), neutral="published"),
     }
     exempt = moments.CLOSED_FORM
 
@@ -111,7 +126,9 @@ class AFL(Trainer):
     def init_server(self, ctx: ServerContext, start: Tree) -> State:
         """Return the start and sums of nobody."""
         classes, width = start[HEAD].shape
-        zeros = {"gram": (width, width), "cross": (width, classes)}
+        zeros: dict[str, tuple[int, ...]] = {"gram": (width, width), "cross": (width, classes)}
+        if self.cfg.VARIANT == "fixed":
+            zeros["count"] = ()
         sums = {n: torch.zeros(s, dtype=torch.float64) for n, s in zeros.items()}
         return super().init_server(ctx, start) | {SUMS: sums}
 
@@ -123,5 +140,17 @@ class AFL(Trainer):
             eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
             sums["gram"] = sums["gram"] + (gram - self.cfg.GAMMA * eye)
             sums["cross"] = sums["cross"] + gram @ own.mT
-        head = moments.ridge(sums["gram"], sums["cross"], self.cfg.KEEP).mT
+            if "count" in sums:
+                sums["count"] = sums["count"] + int(ctx.roster.train[updates.clients[k]])
+        keep = float(self.cfg.KEEP)
+        if "count" in sums and not keep:
+            keep = float(moments.best_ridge(sums["gram"], sums["cross"], sums["count"]))
+            ctx.log("ridge", keep)
+        head = moments.ridge(sums["gram"], sums["cross"], keep).mT
         return server | {"w": {HEAD: head.to(server["w"][HEAD])}, SUMS: sums}
+
+
+def without_ridge(s: Any) -> Tensor:
+    """Return Z_k'Z_k of the card, ``[K, d, d]``, in a round of ``fedvlm check``."""
+    gram = s.sent(GRAM)
+    return gram - s.trainer.cfg.GAMMA * torch.eye(gram.shape[-1])

@@ -6,7 +6,7 @@ Equations: deployed model m = a v + (1 - a) w, a in [0, 1]; on each batch, all t
         w <- w - lr grad F(w);  v <- v - lr a grad F(m);
         a <- clip(a - ALPHA_LR (<v - w, grad F(m)> + ALPHA_L2 a)) to [ALPHA_MIN, 1]   (Eq. 10 with
         ALPHA_L2 0 and ALPHA_MIN 0);
-    the server averages w.
+    server w = sum_k p_k w_k.
 Shared: all of PEFT (w)
 Personal: a copy v of all of PEFT and the number a; evaluated is m with the aggregated w.
 Frozen: both towers, the logit scale.
@@ -56,6 +56,7 @@ class APFL(PeftTrainer):
     """See the module's card."""
 
     name = "APFL"
+    classic = True
     metrics = (r"(mixture/)?loss",)
     trains_by = "loop"
     options = {

@@ -2,7 +2,7 @@
 
 Paper: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
 Equations: w by FedAvg; client k: min_v F_k(v) + LAMBDA/2 |v - w_t|^2, w_t the model received this
-    round, by steps with the gradient grad F_k(v) + LAMBDA (v - w_t).
+    round, by steps with the gradient grad F_k(v) + LAMBDA (v - w_t); server w = sum_k p_k w_k.
 Shared: all of PEFT (w)
 Personal: a copy v of all of PEFT; it is what is evaluated.
 Frozen: both towers, the logit scale.
@@ -44,6 +44,7 @@ class Ditto(PeftTrainer):
     """See the module's card."""
 
     name = "Ditto"
+    classic = True
     losses = ("softmax", "sigmoid")
     metrics = (r"(v/)?loss",)
     same_basis = True

@@ -4,7 +4,8 @@ Paper: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federat
     AAAI 2023.
 Equations: start of a client's round: w^ = w_l + (w_g - w_l) * W on the last LAYERS tensors, w_g
     below; W <- clip_[0,1](W - eta dF/dw^ * (w_g - w_l)) on a share of the data, until the losses
-    are steady the first time, one pass later. Then F is trained from w^, and sent.
+    are steady the first time, one pass later. Then F is trained from w^, and sent; server w_g =
+    sum_k p_k w_k.
 Shared: all of PEFT
 Personal: none by name (W and the last local model stay with the client)
 Frozen: both towers, the logit scale.
@@ -55,6 +56,7 @@ class FedALA(PeftTrainer):
     """See the module's card. Slot ``mix`` holds W, slot ``ala`` whether it was learned before."""
 
     name = "FedALA"
+    classic = True
     reads_old = True
     same_basis = True
     lora_refused = {"alternate": "mixes everything it receives into its own model, but half of "
@@ -77,7 +79,7 @@ class FedALA(PeftTrainer):
 
     def mixed(self, ctx: Context) -> list[str]:
         """Return the names that are mixed: the last ones, image side first."""
-        names = sorted(ctx.groups.shared, key=lambda n: peft.role(n) != peft.BODY)
+        names = sorted(ctx.groups.shared, key=lambda n: self.role(n) != peft.BODY)
         return names[-self.cfg.LAYERS:] if self.cfg.LAYERS else names
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:

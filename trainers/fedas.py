@@ -73,6 +73,7 @@ class FedAS(PeftTrainer):
     """See the module's card."""
 
     name = "FedAS"
+    classic = True
     reads_old = True
     metrics = (r"(align/)?loss",)
     roles = {peft.BODY: SHARED, peft.HEAD: PERSONAL}
@@ -122,7 +123,7 @@ class FedAS(PeftTrainer):
             return received
         own = prototypes.class_means(
             ctx, lambda p, x: self.features(ctx.model, p, x), state["w"],
-            len(ctx.model.classnames), ctx.model.embed_dim,
+            len(ctx.model.classnames), self.width(ctx.model),
         )
         moved = ctx.fit(
             received, partial(self.align_loss, means=own.mean), train=(SHARED,),
@@ -133,7 +134,7 @@ class FedAS(PeftTrainer):
 
     def features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return the features that are aligned, ``[K, B, d]``."""
-        z = self.image_features(model, p, x)
+        z = self.representation(model, p, x)
         return F.normalize(z, dim=-1) if self.cfg.ALIGN_FEATURE == "normalised" else z
 
     def align_loss(self, model: VLModel, p: Tree, b: Batch, *, means: Tensor) -> Tensor:

@@ -30,3 +30,4 @@ class FedAvg(PeftTrainer):
     """The base class with every role shared (see the card)."""
 
     name = "FedAvg"
+    classic = True

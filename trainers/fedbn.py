@@ -26,9 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedvlm.method import PERSONAL, TRAINER_REGISTRY, CfgNode, PeftTrainer, Rule
-
-NORM = ".ln."
+from fedvlm.method import PERSONAL, TRAINER_REGISTRY, PeftTrainer, Rule
 
 
 @TRAINER_REGISTRY.register("FedBN")
@@ -36,15 +34,11 @@ class FedBN(PeftTrainer):
     """FedAvg with personal normalisation layers (see the card)."""
 
     name = "FedBN"
+    classic = True
     weighting = "uniform"
 
-    def __init__(self, cfg: CfgNode) -> None:
-        """Read what is trained.
-
-        Raises:
-            ConfigError: no LayerNorm is trained: it would be FedAvg.
-        """
-        super().__init__(cfg)
+    def check_peft(self) -> None:
+        """Refuse to train no LayerNorm (``ConfigError``): it would be FedAvg."""
         self.require(
             self.spec.ln,
             "FedBN keeps trained LayerNorms at the clients, but without PEFT.LN none is "
@@ -52,8 +46,15 @@ class FedBN(PeftTrainer):
         )
 
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:
-        """Return personal for normalisation layers, ``PEFT``'s rules for the others."""
+        """Return personal for normalisation layers, ``PEFT``'s rules for the others.
+
+        Raises:
+            ConfigError: there is no such layer.
+        """
+        self.require(any(map(self.is_norm, names)),
+                     f"{self.name} keeps normalisation layers at the clients, and the network has "
+                     "none that is trained: use FedAvg")
         return [
-            (rule, PERSONAL if NORM in name else group)
+            (rule, PERSONAL if self.is_norm(name) else group)
             for name, (rule, group) in zip(names, super().rules(names), strict=True)
         ]

@@ -3,21 +3,23 @@
 Paper: Yang et al., Dual-Personalizing Adapter for Federated Foundation Models, NeurIPS 2024.
 Equations: layer W + (1 - a) B_g A_g + a B_l A_l. Image x of client k: a = LAMBDA mean_s cos(z(x),
     z(x_s)), z the feature of the tower with the own adapter alone, x_s INSTANCES of the client's
-    training images, un-augmented. VARIANT T, each round: the own adapter trains at a = WEIGHT with
-    the received B_g A_g fixed, then the shared one alone (a = 0); server B_g, A_g = sum_k p_k (B_k,
-    A_k).
-    VARIANT F: the shared one alone; after the last round the own one starts as it and trains alone.
+    training images, un-augmented. MODE T, each round: the own adapter trains at a = WEIGHT with
+    the received B_g A_g fixed, then the shared one alone (a = 0); server B_g, A_g = the mean.
+    MODE F: the shared one alone; after the last round the own one starts as it and trains alone.
 Shared: image.lora.*, and what else PEFT trains
 Personal: image.private.lora.*
 Frozen: both towers, the logit scale.
-Defaults: VARIANT T, WEIGHT 0.5, LAMBDA 0.5, INSTANCES 5, EPOCHS 1 (F); both of PEFT.RANK 8.
+Defaults: MODE T, WEIGHT 0.5, LAMBDA 0.5, INSTANCES 5, EPOCHS 1 (F); both of PEFT.RANK 8.
 Knobs: LAMBDA 0.1 to 1; WEIGHT 0.1 to 0.9.
 Departures from the paper: known from its abstract, figures and public code, not from its text. The
     adapters are in CLIP's image tower, and an image's representation is its feature (there the last
     token's of a language model). A client that never trained an own adapter, and the global model,
     have a = 0.
+    VARIANT published: as released, the server takes the plain mean, own adapters train from the
+    second round on, and no gradient passes through the shared product beside them; fixed: sum_k
+    p_k, from the first round on, and the whole gradient.
 Departures from the authors' code: INSTANCES are drawn once for a client and round (there for each
-    test text), and the own adapter trains from the first round on (there from the second).
+    test text).
 Extra data: none. A personal model holds INSTANCES image features of its client, which are not sent.
 Cost: T: two fits per round, F: one; an image is predicted in two passes through the tower. Sent as
     FedAvg with LoRA.
@@ -68,8 +70,12 @@ class FedDPA(PeftTrainer):
 
     name = "FedDPA"
     options = {
-        "VARIANT": Option("T", "T: own adapters train in every round; F: after the last one, from "
-                          "the shared one", choices=("T", LATE)),
+        "MODE": Option("T", "T: own adapters train in every round; F: after the last one, from "
+                       "the shared one", choices=("T", LATE), neutral="T"),
+        "VARIANT": Option("published", "weight of a client, and own adapter in its first round: "
+                                       "see the card",
+                          choices=("published", "fixed"), neutral="fixed",
+                          moved={"T": "MODE", LATE: "MODE"}),
         "WEIGHT": Option(0.5, "weight of the own adapter during training (T)", low=0.0, high=1.0),
         "LAMBDA": Option(0.5, "maximum weight of the own adapter", low=0.0, high=1.0),
         "INSTANCES": Option(5, "training images that an image is compared with", low=1),
@@ -96,6 +102,16 @@ class FedDPA(PeftTrainer):
                      "prompt+lora)")
         self._require_own_training()
 
+    @property
+    def published(self) -> bool:
+        """Whether weights and first round are the released code's."""
+        return bool(self.cfg.VARIANT == "published")
+
+    @property
+    def weighting(self) -> str:
+        """``uniform`` or ``samples``, by the option ``VARIANT``."""
+        return "uniform" if self.published else "samples"
+
     def _require_own_training(self) -> None:
         """Refuse a final fine-tuning under F that does not train the own adapter, and it alone.
 
@@ -103,14 +119,14 @@ class FedDPA(PeftTrainer):
             ConfigError: such ``FED.FINETUNE_TRAIN`` or ``FED.FINETUNE_EPOCHS``.
         """
         fed = getattr(self.root, "FED", None)
-        if self.cfg.VARIANT != LATE or fed is None:
+        if self.cfg.MODE != LATE or fed is None:
             return
-        self.require(fed.FINETUNE_TRAIN in ("own", "personal"), "FedDPA's VARIANT F trains the own "
+        self.require(fed.FINETUNE_TRAIN in ("own", "personal"), "FedDPA's MODE F trains the own "
                      "adapter alone after the last round: FED.FINETUNE_TRAIN must be own or "
                      f"personal, not {fed.FINETUNE_TRAIN}")
-        self.require(fed.FINETUNE_EPOCHS != 0, "FedDPA's VARIANT F trains the own adapter after "
+        self.require(fed.FINETUNE_EPOCHS != 0, "FedDPA's MODE F trains the own adapter after "
                      "the last round alone: FED.FINETUNE_EPOCHS 0 is FedAvg with LoRA; drop it, "
-                     "or set TRAINER.FEDDPA.VARIANT T")
+                     "or set TRAINER.FEDDPA.MODE T")
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what PEFT builds, and the own adapter in the same layers."""
@@ -120,16 +136,18 @@ class FedDPA(PeftTrainer):
 
     # ---- model ----------------------------------------------------------------------------
     def features(
-        self, model: VLModel, p: Tree, x: Mapping[str, Tensor], share: Tensor | None = None
+        self, model: VLModel, p: Tree, x: Mapping[str, Tensor], share: Tensor | None = None,
+        cut: bool = False,
     ) -> Tensor:
         """Return image features ``[K, B, d]``, not normalised.
 
         Args:
             share: of the own adapter, ``[K, B]`` or ``[K, 1]``; None: the shared one alone.
+            cut: no gradient through the shared one's output.
         """
         edits = adapters.TreeEdits("image", p, self.spec.scale)
         if share is not None:
-            edits = MixedEdits("image", p, self.spec.scale, own_adapter(p), share)
+            edits = MixedEdits("image", p, self.spec.scale, own_adapter(p), share, cut)
         return model.adapted_image(x, edits)[0]
 
     def image_features(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
@@ -156,7 +174,7 @@ class FedDPA(PeftTrainer):
     def mixed_loss(self, model: VLModel, p: Tree, b: Batch, share: float) -> Tensor:
         """Return the cross-entropy ``[K]`` where the own adapter counts ``share``."""
         weight = torch.full((len(b.y), 1), share, dtype=model.dtype, device=b.y.device)
-        z = self.features(model, p, b.x, weight)
+        z = self.features(model, p, b.x, weight, self.published)
         return cross_entropy(model.logits(z, self.text_features(model, p)), b)
 
     # ---- client ---------------------------------------------------------------------------
@@ -168,7 +186,7 @@ class FedDPA(PeftTrainer):
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train the own adapter beside the received one (T), then the shared one alone."""
         start = state["w"] | received
-        if self.cfg.VARIANT == LATE:
+        if self.cfg.MODE == LATE or (self.published and ctx.round == 1):
             w = ctx.fit(start, self.loss, train=(SHARED,)).params
             return state | {"w": w}, ctx.upload(w)
 
@@ -183,11 +201,11 @@ class FedDPA(PeftTrainer):
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return both adapters, and what images are compared with (none where F trains later)."""
         w = state["w"] | received
-        return w if self.cfg.VARIANT == LATE else self.referred(ctx, w, state[SLOT][TRAINED])
+        return w if self.cfg.MODE == LATE else self.referred(ctx, w, state[SLOT][TRAINED])
 
     def own_finetune(self) -> Finetune:
         """Return F's training of the own adapter; T has none."""
-        if self.cfg.VARIANT != LATE:
+        if self.cfg.MODE != LATE:
             return Finetune()
         return Finetune(int(self.cfg.EPOCHS), (PERSONAL,))
 
@@ -196,7 +214,7 @@ class FedDPA(PeftTrainer):
 
         F: the own adapter starts as the shared one and trains alone. T: goes on beside it.
         """
-        start, late = state["w"] | received, self.cfg.VARIANT == LATE
+        start, late = state["w"] | received, self.cfg.MODE == LATE
         if late:
             start |= {
                 n.replace(adapters.LORA, adapters.PRIVATE_LORA): v
@@ -236,10 +254,12 @@ class MixedEdits(adapters.TreeEdits):
     Attributes:
         own: factors of the second under the first one's names.
         share: of the second, ``[K, B]`` or ``[K, 1]``; the first has the rest.
+        closed: no gradient passes through the first one's output.
     """
 
     own: Mapping[str, Tensor] = field(default_factory=dict)
     share: Tensor = field(default_factory=lambda: torch.zeros(1, 1))
+    closed: bool = False
 
     def linear(
         self, block: int, site: str, x: Tensor, weight: Tensor, bias: Tensor | None, factor: float
@@ -253,7 +273,7 @@ class MixedEdits(adapters.TreeEdits):
         for p, part in ((self.p, 1 - by), (self.own, by)):
             low = flat.bmm(p[name + adapters.FACTOR_A].mT).view(*shape, -1) * part
             high = low.flatten(1, -2).bmm((self.scale * factor * p[name + adapters.FACTOR_B]).mT)
-            out = out + high.view(*shape, -1)
+            out = out + (high.detach() if self.closed and p is self.p else high).view(*shape, -1)
         return out
 
     def cut(self, images: slice) -> MixedEdits:

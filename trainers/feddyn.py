@@ -57,10 +57,17 @@ class FedDyn(PeftTrainer):
     """See the module's card. Slot ``h`` holds the linear term, on clients and server."""
 
     name = "FedDyn"
+    classic = True
     same_basis = True
     weighting = "uniform"
     aggregators = (rules.MEAN,)  # the linear term follows the mean
     server_optim = False
+    server_rules = {
+        "h/.*": lambda s: s.old - s.trainer.cfg.ALPHA / s.members * s.total(
+            s.sent() - s.server["w"][s.name], s.weight
+        ),
+        "w/.*": lambda s: s.mean() - s.after("h", s.name) / s.trainer.cfg.ALPHA,
+    }
     options = {
         "ALPHA": Option(1.0, "weight of the quadratic term", low=0.0, low_open=True),
         "VARIANT": Option(

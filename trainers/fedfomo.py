@@ -4,7 +4,8 @@ Paper: Zhang et al., Personalized Federated Learning with First Order Model Opti
 Equations: client k, from a base b_k and with models t_n from the server:
         v_n = max(0, (L_k(b_k) - L_k(t_n)) / |t_n - b_k|), L_k the loss on validation images;
         t_k <- b_k + sum_n (v_n / sum v) (t_n - b_k), b_k itself where all v_n are 0;
-    then E epochs of SGD on F_k; t_k goes to the server, which keeps it for the others.
+    then E epochs of SGD on F_k; t_k goes to the server, which keeps it for the others;
+    global model: sum_k p_k t_k.
     VARIANT published: b_k is the client's model before its last training, its trained one is among
     the t_n, and | | sums absolute values; fixed: b_k is its trained model, the t_n are M others',
     and | | is Euclidean, as in the paper.
@@ -62,6 +63,7 @@ class FedFomo(PeftTrainer):
     """See the module's card."""
 
     name = "FedFomo"
+    classic = True
     same_basis = True
     aggregators = ()  # nothing is averaged but for the report
     server_optim = False

@@ -5,23 +5,24 @@ Paper: Bo et al., FedMGP: Personalized Federated Learning with Multi-Group Text-
 Equations: group g: logits_g = scale z(V_g) . T(P_g); L = mean_g CE(logits_g) + DIV L_div;
     prediction by mean_g logits_g. After training a client draws SENT groups without replacement
     with probability softmax_g(max_i cos(P_g, G_i) / TEMP), G the prompts of the last round (round
-    1: evenly), text and visual by themselves; server G_i = sum_k p_k of what was drawn i-th; it
-    takes the place of the drawn groups, of the first SENT where a client never drew.
+    1: evenly), text and visual by themselves; server G_i = the mean over clients of what was drawn
+    i-th; it takes the place of the drawn groups, of the first SENT where a client never drew. T of
+    "[P_g] of a NAME.": the words of CTX_INIT that are not learned stay (WORDS whole).
 Shared: text.prompt.sent, image.prompt.sent (copies of what was drawn)
 Personal: text.prompt.groups, image.prompt.groups
 Frozen: both towers, the logit scale.
-Defaults: GROUPS 5 of TOKENS 2 in each tower, SENT 2, TEMP 1, DIV 1, DRAW near, text starts as "a
-    photo of a"'s first tokens with noise 0.01; SGD lr 0.001.
+Defaults: GROUPS 5 of TOKENS 2 in each tower, SENT 2, TEMP 1, DIV 1, DRAW near, WEIGHTING uniform,
+    text starts as "a photo of a"'s first tokens with noise 0.01; SGD lr 0.001.
 Knobs: DIV 0.1 to 10 log; TEMP 0.1 to 10 log.
 Departures from the paper: VARIANT fixed has the paper's L_div, the mean cosine of two groups'
     features; published the public code's, whose sign brings groups together: + mean |f_i - f_j|.
-    The draw is the paper's in both; DRAW far is the public code's, softmax(-cos/TEMP).
     The global model and clients that never drew, which the paper does not judge, predict by G
     alone.
-Departures from the authors' code: a client's draw comes from the run's seeds (there from 42), and
-    by the paper's softmax(cos/TEMP): groups near G travel (there softmax(-cos/TEMP), those far off,
-    unless AGGREGATE_HIGHEST_SIM is set, which it is not by default). DRAW far with VARIANT
-    published is that code.
+Departures from the authors' code: a client's draw comes from the run's seeds (there from 42 + its
+    number + the round, the same uniform number for both towers). All their scripts use
+    base2novel_vit_b16.yaml, which draws near at temperature 1 (DRAW near); DRAW far is the default
+    of their class, which no script uses. WORDS cut ("[P_g] NAME.") and WEIGHTING samples (sum_k
+    p_k) are what runs of fedvlm 0.2 had.
 Extra data: none.
 Cost: ViT-B/16: 12,800 trained, 5,120 sent each way (published: 12.8k, 5.1k); GROUPS passes through
     the image tower and packed text passes per step.
@@ -40,6 +41,7 @@ from torch import Tensor
 
 from fedvlm.method import (
     TRAINER_REGISTRY,
+    WORDS,
     Batch,
     Context,
     Option,
@@ -51,9 +53,11 @@ from fedvlm.method import (
     VLModel,
     contexts,
     cross_entropy,
+    kept_words,
     per_client,
     prompts,
     vision,
+    weighting,
 )
 
 SIDES = ("text", "image")
@@ -78,9 +82,10 @@ class FedMGP(Trainer):
         "DIV": Option(1.0, "weight of the diversity term", low=0.0),
         "CTX_INIT": Option("a photo of a", "words whose first tokens initialise the text "
                                            "prompts; '' is random"),
-        "DRAW": Option("near", "preferred groups for upload: near those of the last round (the "
-                       "paper), or far from them (its public "
-                       "code)", choices=("near", "far"), neutral="near"),
+        "WORDS": WORDS,
+        "DRAW": Option("near", "preferred groups for upload: near those of the last round, or far "
+                       "from them", choices=("near", "far"), neutral="near"),
+        "WEIGHTING": weighting("uniform", neutral="samples"),
         "VARIANT": Option("published", "diversity term: see the card",
                           choices=("published", "fixed")),
     }
@@ -89,6 +94,11 @@ class FedMGP(Trainer):
         "G5": "only a part of the trained tensors is averaged",
         "G6": "every client draws its own groups",
     }
+
+    @property
+    def weighting(self) -> str:
+        """``TRAINER.FEDMGP.WEIGHTING``."""
+        return str(self.cfg.WEIGHTING)
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return what enters the first block."""
@@ -122,7 +132,7 @@ class FedMGP(Trainer):
     # ---- model ----------------------------------------------------------------------------
     def text_groups(self, model: VLModel, p: Tree, kind: str) -> Tensor:
         """Return text features ``[K, G, C, d]`` of the groups or of those that were sent."""
-        return model.text(p[kind.format("text")])
+        return model.text(p[kind.format("text")], words=kept_words(self.cfg))
 
     def image_groups(
         self, model: VLModel, p: Tree, x: Mapping[str, Tensor], kind: str

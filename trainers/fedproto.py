@@ -55,6 +55,7 @@ from fedvlm.method import (
 )
 
 MEAN, COUNT = "proto.mean", "proto.count"
+FAR = -1e4  # score of a class that nobody has shown and no text describes
 
 
 @TRAINER_REGISTRY.register("FedProto")
@@ -62,10 +63,19 @@ class FedProto(PeftTrainer):
     """See the module's card. A prototype of count 0 is a text feature, not a mean."""
 
     name = "FedProto"
+    classic = True
     roles = {peft.BODY: "personal", peft.HEAD: "personal"}
     needs = (peft.BODY,)
     aggregators = ()  # class means only
     server_optim = False
+    server_rules = {
+        "proto/proto.count": lambda s: torch.where(
+            s.total(s.sent(COUNT)) > 0, s.total(s.sent(COUNT)), s.old
+        ),
+        "proto/proto.mean": lambda s: torch.where(
+            s.total(s.sent(COUNT))[:, None] > 0, s.mean(s.sent(MEAN), s.sent(COUNT)), s.old
+        ),
+    }
     extras_up = extras_down = (r"proto\..*",)
     metrics = (r"(.+/)?loss", r"cls_loss", r"proto_loss")
     options = {
@@ -91,16 +101,24 @@ class FedProto(PeftTrainer):
         return bool(self.cfg.VARIANT == "published")
 
     def unit(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
-        """Return image features of length 1, ``[K, B, d]``; as they are under published."""
-        z = self.image_features(model, p, x)
-        return z if self.released else F.normalize(z, dim=-1)
+        """Return the representation ``[K, B, d]``: raw under published, else of length 1.
+
+        A network's representation is never scaled: only CLIP's head reads directions.
+        """
+        z = self.representation(model, p, x)
+        return F.normalize(z, dim=-1) if self.cosine and not self.released else z
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> -|z - C_j|^2``, or the head's logits where PREDICT says so."""
         if self.cfg.PREDICT == "head":
             return super().predictor(model, p)
         channels = p[MEAN].shape[-1] if self.released else 1
-        return lambda x: -square_distance(self.unit(model, p, x), p[MEAN]) / channels
+        if self.cosine:  # a class that nobody has shown has its text
+            return lambda x: -square_distance(self.unit(model, p, x), p[MEAN]) / channels
+        known = p[COUNT][:, None] > 0
+        return lambda x: torch.where(
+            known, -square_distance(self.unit(model, p, x), p[MEAN]) / channels, FAR
+        )
 
     def forms(self) -> dict[str, str]:
         """Return what classifies."""
@@ -110,12 +128,14 @@ class FedProto(PeftTrainer):
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return the cross-entropy of the client's own head, ``[K]``."""
-        z = self.image_features(model, p, b.x)
-        return cross_entropy(model.logits(z, self.text_features(model, p)), b)
+        return self.supervised(model, p, b)[0]
 
     def init_server(self, ctx: ServerContext, start: Tree) -> State:
-        """Return text features as prototypes of no sample yet."""
-        anchor = ctx.model.anchor("template", 0)
+        """Return text features as prototypes of no sample yet; zeros where there are none."""
+        anchor = ctx.model.anchor("template", 0) if self.cosine else torch.zeros(
+            len(ctx.model.classnames), self.width(ctx.model),
+            dtype=ctx.model.dtype, device=ctx.model.device,
+        )
         return {"w": {}, "proto": {MEAN: anchor.clone(), COUNT: torch.zeros_like(anchor[:, 0])}}
 
     def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
@@ -138,7 +158,7 @@ class FedProto(PeftTrainer):
     def extra_forms(self, ctx: Context, start: Tree) -> Tree:
         """See ``Trainer.extra_forms``: a mean and a count of each class."""
         mean = torch.empty(
-            len(ctx.model.classnames), ctx.model.embed_dim, dtype=ctx.model.dtype, device="meta"
+            len(ctx.model.classnames), self.width(ctx.model), dtype=ctx.model.dtype, device="meta"
         )
         return {MEAN: mean, COUNT: mean[:, 0]}
 
@@ -146,8 +166,12 @@ class FedProto(PeftTrainer):
         self, model: VLModel, p: Tree, b: Batch, *, received: Tree
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return cross-entropy plus the distance to the shared prototypes, ``[K]``."""
-        z, shared = self.unit(model, p, b.x), b.cut(received)
-        cls = cross_entropy(model.logits(z, self.text_features(model, p)), b)
+        shared = b.cut(received)
+        if self.cosine:
+            z = self.unit(model, p, b.x)
+            cls = cross_entropy(model.logits(z, self.text_features(model, p)), b)
+        else:
+            cls, z = self.supervised(model, p, b)
         gap = (z - prototypes.select_by_label(shared[MEAN], b.y)).square()
         gap = gap.mean(-1) if self.released else gap.sum(-1)
         has = b.w * (prototypes.select_by_label(shared[COUNT], b.y) > 0)

@@ -2,17 +2,18 @@
 
 Paper: Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024.
 Equations: h = MHA(q = LN(Q), k = v = LN(E)), E the frozen text features of the class names, Q
-    learned; v = h + W2 GEGLU(W1 LN(h)); T_c = TextEnc([SOS, v, name_c]); CE; server: sum_k p_k.
+    learned; v = h + W2 GEGLU(W1 LN(h)); T_c = TextEnc([SOS, v, name_c]); CE
+    over the client's own classes; server: the mean of the clients.
 Shared: text.net.*
 Personal: none
 Frozen: both towers, the logit scale.
 Defaults: N_CTX 4, HEADS 4, FF 4, SGD lr 0.003 (the authors'; 500 epochs there).
 Knobs: none.
-Departures from the paper: every client sees the names of all classes of the run; CLASSES own gives
-    it those of its own training images, as in the paper, where clients hold disjoint classes.
-Departures from the authors' code: names are encoded once (there in each step); no optional
-    self-attention behind it (off there). Towers whose text width is not that of the joint embedding
-    get a linear layer at the end.
+Departures from the paper: CLASSES all gives every client the names of all classes of the run;
+    there (CLASSES own) a client reads and separates those of its own training images alone.
+Departures from the authors' code: none known where the text width is that of the joint embedding;
+    other towers get a linear layer at the end. VARIANT published: the server takes the mean of the
+    clients, as released; fixed: sum_k p_k. The optional self-attention (off there) is left out.
 Extra data: none.
 Cost: ViT-B/16: 4,206,080 numbers each way with 4 tokens, 4,208,128 with 8 (published by FedMGP:
     4,208.1k); one packed text pass per step.
@@ -56,9 +57,17 @@ class FedTPG(Trainer):
         "N_CTX": Option(4, "context tokens", low=1),
         "HEADS": Option(4, "maximum number of attention heads", low=1),
         "FF": Option(4, "ratio of the feed-forward layer's width to the feature width", low=1),
-        "CLASSES": Option("all", "class names used in training: all of the run, or only those "
+        "CLASSES": Option("own", "class names used in training: all of the run, or only those "
                           "of the client's images", choices=("all", "own")),
+        "VARIANT": Option("published", "weight of a client at the server: the same for all "
+                          "(published), by its training samples (fixed)",
+                          choices=("published", "fixed"), neutral="fixed"),
     }
+
+    @property
+    def weighting(self) -> str:
+        """``uniform`` or ``samples``, by the option ``VARIANT``."""
+        return "uniform" if self.cfg.VARIANT == "published" else "samples"
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return queries, attention, feed-forward layer and their norms.

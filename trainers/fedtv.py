@@ -86,6 +86,7 @@ class FedTV(Trainer):
     )
     aggregators = rules.EVERY
     server_optim = True
+    server_rules = {"w/.*": lambda s: s.mean() if s.round == 1 else s.mean(by=similarity(s))}
     options = {
         "VARIANT": Option("published", "published or fixed: sets all switches left at auto",
                           choices=tuple(VARIANTS)),
@@ -178,6 +179,14 @@ class FedTV(Trainer):
         tree, used = similarity_aware(updates, server["w"], self.mode["SAA_TEMP"], dtype)
         ctx.log("aggregation_weights", used)
         return ctx.server_step(server, tree)
+
+
+def similarity(s: Any) -> Tensor:
+    """Return lambda ``[K]`` of the card, of one tensor in a round of ``fedvlm check``."""
+    dtype = torch.float32 if s.trainer.cfg.VARIANT == "published" else torch.float64
+    near = F.cosine_similarity(s.sent().flatten(1), s.old.flatten()[None], eps=0).to(dtype)
+    beta = (near / s.trainer.mode["SAA_TEMP"]).softmax(0)
+    return (s.weight / s.weight.sum()).to(dtype) * beta
 
 
 def mean_prompt(features: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ Equations:
         patch tokens, f_w that of the whole model received. HDA_GRAD proto: value from the means
         over all data, gradient through those of the batch; global: in w's loss instead, towards
         fixed means; none: a constant, as released.
-    server: theta = mean of w_k; for the first AKT_ROUNDS of the rounds a student from theta:
+    server: theta = mean_k w_k; for the first AKT_ROUNDS of the rounds a student from theta:
         KL(T||S) + KL(S||T) on proxy images and on adversarial ones, T the mean logits; adopted if
         its loss on held-out proxy images is below theta's.
 Shared: all of PEFT (w)
@@ -28,7 +28,8 @@ Departures from the paper: two bottleneck adapters per ViT block for its 1x1 con
     times weaker: in few rounds SGD 0.01 leaves the adapters where they start, and PROX 1 holds v at
     a global model that is no good yet (EuroSAT, 20 steps: 24.5, with AdamW 51.3, with both 56.3).
 Departures from the authors' code: it implements the described method; HDA_GRAD none with AKT no is
-    what the released client and server rules compute. There HDA carries no gradient; the reverse KL swaps its arguments, gives NaN, and the gate then adopts nothing;
+    what the released client and server rules compute. There HDA carries no gradient; the reverse
+    KL swaps its arguments, gives NaN, and the gate then adopts nothing; base_al.py does not parse;
     attacks clamp normalised images to [0, 1]; teachers run in training mode. Published numbers
     are therefore no target. A loss that is not finite stops the run.
 Extra data: none, unless AKT distils (no labels unless asked): then images that no client gets
@@ -67,7 +68,6 @@ from fedvlm.method import (
     Upload,
     VLModel,
     attack,
-    cross_entropy,
     distill,
     fill_newcomers,
     peft,
@@ -87,6 +87,7 @@ class HeartPFL(PeftTrainer):
     """See the module's card. Slots: w, and the private v."""
 
     name = "HEART-PFL"
+    classic = True
     metrics = (r"loss", r"ce", r"hda", r"v/(loss|ce|prox|hda)")
     needs = (peft.BODY,)
     same_basis = True
@@ -133,17 +134,21 @@ class HeartPFL(PeftTrainer):
                                       "1)", low=1),
     }
 
-    def __init__(self, cfg: CfgNode) -> None:
-        """Refuse what has no blocks to align."""
-        super().__init__(cfg)
+    def check_peft(self) -> None:
+        """Refuse what has no blocks to align (``ConfigError``)."""
         self.require(
             self.spec.visual in peft.IN_TOWER,
             "HEART-PFL aligns block outputs that adapters change: set PEFT.VISUAL adapter (or "
             f"lora; --peft adapter), not {self.spec.visual}",
         )
+
+    def __init__(self, cfg: CfgNode) -> None:
+        """Read what is aligned."""
+        super().__init__(cfg)
+        self.node = f"TRAINER.{self.name.upper()}"
         self.require(
             len(self.cfg.HDA_INDICES) in (0, STAGES),
-            f"TRAINER.HEART-PFL.HDA_INDICES needs {STAGES} blocks, got {len(self.cfg.HDA_INDICES)}",
+            f"{self.node}.HDA_INDICES needs {STAGES} blocks, got {len(self.cfg.HDA_INDICES)}",
         )
         self.aligns = self.cfg.HDA_WEIGHT > 0
 
@@ -154,44 +159,45 @@ class HeartPFL(PeftTrainer):
         Raises:
             ConfigError: a block that is not there, or that lies below the adapted ones.
         """
-        blocks = [b.index for b in self.spec.changed(model.vision.blocks, "image")]
+        blocks = self.stage_indices(model)
         chosen = list(self.cfg.HDA_INDICES)
         wrong = [b for b in chosen if b not in blocks]
         if wrong:
             raise ConfigError(
-                f"TRAINER.HEART-PFL.HDA_INDICES {wrong[0]}: the adapted blocks are "
+                f"{self.node}.HDA_INDICES {wrong[0]}: the adapted blocks are "
                 f"{blocks[0]} to {blocks[-1]}"
             )
         return chosen or [blocks[-(-len(blocks) * q // STAGES) - 1] for q in range(1, STAGES + 1)]
 
-    def stage_features(
-        self, model: VLModel, p: Tree, x: Mapping[str, Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Return image features ``[K, B, d]`` and the stages' ``[K, B, width]``."""
-        at, tower = self.stages(model), model.vision
-        z, taps = peft.image_taps(self.spec, model, p, x, sorted(set(at)))
-        first = self.cfg.HDA_POOL == "class"
-        self.require(
-            tower.class_token or not first,
-            f"TRAINER.HEART-PFL.HDA_POOL class: {model.backbone.name} has no class token: set "
-            "HDA_POOL patch_mean",
-        )
-        patches = slice(tower.prefix, tower.tokens)
-        pooled = {b: h[:, :, 0] if first else h[:, :, patches].mean(2) for b, h in taps.items()}
-        stages = [pooled[b] for b in at]
-        if self.cfg.HDA_NORM == "layernorm":
-            early = prototypes.EARLY
-            stages = [*stages[:early], *(F.layer_norm(f, f.shape[-1:]) for f in stages[early:])]
-        return z, stages
+    def stage_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the stages' outputs ``[K, B, width]``, as they are compared."""
+        return self.normed(self.stage_outputs(model, p, x, self.stages(model), self.by_class))
+
+    def staged_loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, list[Tensor]]:
+        """Return the cross-entropy ``[K]``, and ``stage_features`` of the same pass."""
+        ce, found = self.supervised_stages(model, p, b, self.stages(model), self.by_class)
+        return ce, self.normed(found)
+
+    @property
+    def by_class(self) -> bool:
+        """Whether a block's output is pooled by its class token."""
+        return bool(self.cfg.HDA_POOL == "class")
+
+    def normed(self, stages: list[Tensor]) -> list[Tensor]:
+        """Return the stages as they are compared: the late ones normalised, if so."""
+        if self.cfg.HDA_NORM == "none":
+            return stages
+        early = prototypes.EARLY
+        return [*stages[:early], *(F.layer_norm(f, f.shape[-1:]) for f in stages[early:])]
 
     def prototypes(self, ctx: Context, v: Tree) -> Tree:
         """Return the class means of each stage ``[K, C, width]``, and ``has [K, C]``."""
-        width = ctx.model.vision.width
+        widths = self.stage_widths(ctx.model, self.stages(ctx.model))
         means = prototypes.class_means(
-            ctx, lambda p, x: torch.cat(self.stage_features(ctx.model, p, x)[1], -1), v,
-            len(ctx.model.classnames), prototypes.STAGES * width,
+            ctx, lambda p, x: torch.cat(self.stage_features(ctx.model, p, x), -1), v,
+            len(ctx.model.classnames), sum(widths),
         )
-        parts = means.mean.split(width, -1)
+        parts = means.mean.split(widths, -1)
         has = {"has": (means.count > 0).to(means.mean.dtype)}
         return {f"stage.{j}": part for j, part in enumerate(parts)} | has
 
@@ -205,13 +211,12 @@ class HeartPFL(PeftTrainer):
             joined: the whole model received: features are its (under ``freeze_a`` LoRA's A is not
                 in ``received``).
         """
-        z, own = self.stage_features(model, p, b.x)
-        ce = cross_entropy(model.logits(z, self.text_features(model, p)), b)
+        ce, own = self.staged_loss(model, p, b)
         prox = prototypes.squared_distance(p, b.cut(received))
         total, parts = ce + self.cfg.PROX * prox, {"ce": ce, "prox": prox}
         if self.aligns and self.cfg.HDA_GRAD != "global":
             with torch.no_grad():
-                aligned = self.stage_features(model, b.cut(joined), b.x)[1]
+                aligned = self.stage_features(model, b.cut(joined), b.x)
             if self.cfg.HDA_GRAD == "none":
                 own = [f.detach() for f in own]
             here = b.cut(proto)
@@ -224,8 +229,7 @@ class HeartPFL(PeftTrainer):
         self, model: VLModel, p: Tree, b: Batch, *, proto: Tree
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return w's loss ``[K]`` under HDA_GRAD global, with the prototypes of v."""
-        z, own = self.stage_features(model, p, b.x)
-        ce = cross_entropy(model.logits(z, self.text_features(model, p)), b)
+        ce, own = self.staged_loss(model, p, b)
         here = b.cut(proto)
         aligned = prototypes.hda(own, prototypes.targets(b, here), prototypes.presence(b, here))
         return ce + self.cfg.HDA_WEIGHT * aligned, {"ce": ce, "hda": aligned}
@@ -285,6 +289,10 @@ class HeartPFL(PeftTrainer):
         """Last round with distillation; 0: none."""
         return math.ceil(self.cfg.AKT_ROUNDS * int(self.root.FED.ROUNDS)) if self.distils else 0
 
+    server_rules = {
+        "w/.*": lambda s: s.mean() if s.round > s.trainer.last_akt else "distilled from the mean"
+    }
+
     @property
     def aggregators(self) -> Sequence[str]:
         """All; with distillation the mean: every client's model teaches, whatever the rule."""
@@ -343,7 +351,7 @@ class HeartPFL(PeftTrainer):
         """
         if not self.last_akt:
             return
-        node, source = "TRAINER.HEART-PFL", self.cfg.AKT_PROXY
+        node, source = self.node, self.cfg.AKT_PROXY
         if proxy is None or not len(proxy):
             raise ConfigError(
                 f"{node}.AKT {self.cfg.AKT}: the server has no images of its own (AKT_PROXY "

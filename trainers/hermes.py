@@ -56,6 +56,7 @@ from fedvlm.method import (
     Updates,
     Upload,
     VLModel,
+    channels,
     per_client,
     require_finite,
     trees,
@@ -64,15 +65,13 @@ from fedvlm.method import (
 )
 
 # Ending of a name -> where its units lie: a mask [..., U] shaped to multiply the tensor.
-Shape = Callable[[Tensor], Tensor]
-ROWS: Shape = lambda m: m.unsqueeze(-1)  # noqa: E731
-COLUMNS: Shape = lambda m: m.unsqueeze(-2)  # noqa: E731
-ENTRIES: Shape = lambda m: m  # noqa: E731
-UNITS: dict[str, Shape] = {
+ROWS, COLUMNS, ENTRIES = channels.UnitAxis(2, 0), channels.UnitAxis(2, 1), channels.UnitAxis(1, 0)
+UNITS: dict[str, channels.UnitAxis] = {
     ".A": ROWS, ".B": COLUMNS, ".down": ROWS, ".up": COLUMNS,
     ".down.weight": ROWS, ".down.bias": ENTRIES, ".up.weight": COLUMNS,
 }
 MASK = "mask."
+Units = Callable[[str], channels.Held]  # name -> sites of which it holds units, and where
 FEW = 0.1
 
 
@@ -81,6 +80,7 @@ class Hermes(PeftTrainer):
     """See the module's card."""
 
     name = "Hermes"
+    classic = True
     same_basis = True
     lora_refused = {
         "share_a": "prunes components, of which both factors are uploaded",
@@ -88,6 +88,7 @@ class Hermes(PeftTrainer):
     }
     aggregators = ()  # entry by entry, over those who kept it
     server_optim = False
+    server_rules = {"w/.*": lambda s: over_keepers(s)}
     extras_up = (r"mask\..+",)
     options = {
         "RATE": Option(0.2, "share of the original units pruned at a time", low=0, high=1),
@@ -127,18 +128,27 @@ class Hermes(PeftTrainer):
             ConfigError: nothing in it can be pruned.
         """
         tree = super().trainables(model, generator)
-        if not sites(tree):
+        if not sites(tree, self.units(model)):
             raise ConfigError(
+                f"{self.name} prunes channels that one layer of the network writes and one reads, "
+                "with norms, activations and pooling between them, and found none: use another "
+                "method" if self.network else
                 "Hermes prunes adapters and LoRA, but neither is trained: set PEFT.VISUAL "
                 "feature, lora "
                 "or adapter, or PEFT.TEXT lora"
             )
         return tree
 
+    def units(self, model: VLModel) -> Units:
+        """Return what can be pruned: adapters and LoRA by name, a network's hidden channels."""
+        found = self.hidden_channels(model)
+        return (lambda name: found.get(name, ())) if self.network else unit
+
     def init_client(self, ctx: Context, start: Tree) -> State:
         """Return the common start with nothing pruned."""
         zero = trees.in_double(torch.zeros((), device=ctx.model.device))
-        whole = {site: torch.ones_like(score) for site, score in scores(start).items()}
+        units = self.units(ctx.model)
+        whole = {site: torch.ones_like(score) for site, score in scores(start, units).items()}
         return {"w": start, "mask": whole, "prune": {"pruned": zero, "best": zero.clone()}}
 
     # ---- client ---------------------------------------------------------------------------
@@ -148,22 +158,25 @@ class Hermes(PeftTrainer):
         part = ctx.subset("fit", share) if share else ctx
         state = state | {"w": self.masked_fit(part, state, received)}
         state = state | self.decide(part, state)
-        w = apply_mask(state["w"], state["mask"])
-        sent = {MASK + site: m > 0 for site, m in state["mask"].items()}
-        return state | {"w": w}, ctx.upload(w, extras=sent, rows=kept_units(w, state["mask"]))
+        units, mask = self.units(ctx.model), state["mask"]
+        w = apply_mask(state["w"], mask, units)
+        sent = {MASK + site: m > 0 for site, m in mask.items()}
+        return state | {"w": w}, ctx.upload(w, extras=sent, rows=kept_units(w, mask, units))
 
     def masked_fit(self, ctx: Context, state: State, received: Tree, **how: Any) -> Tree:
         """Fit from the download; pruned units get no gradient and stay zero."""
 
-        def keep(params: Tree, grads: Tree, batch: Batch) -> Tree:
-            return apply_mask(grads, batch.cut(state["mask"]))
+        units = self.units(ctx.model)
 
-        start = apply_mask(state["w"] | received, state["mask"])
+        def keep(params: Tree, grads: Tree, batch: Batch) -> Tree:
+            return apply_mask(grads, batch.cut(state["mask"]), units)
+
+        start = apply_mask(state["w"] | received, state["mask"], units)
         return ctx.fit(start, self.loss, edit=keep, **how).params
 
     def extra_forms(self, ctx: Context, start: Tree) -> Tree:
         """See ``Trainer.extra_forms``: a mask over the units of each site."""
-        return {MASK + site: score > 0 for site, score in scores(start).items()}
+        return {MASK + site: m > 0 for site, m in scores(start, self.units(ctx.model)).items()}
 
     def accuracy(self, ctx: Context, w: Tree) -> Tensor:
         """Return the accuracy ``[K]`` on what decides: validation images, or those held out."""
@@ -183,13 +196,13 @@ class Hermes(PeftTrainer):
                     per_client(cut.to(score.device), score), kill(mask[site], score, pruned),
                     mask[site],
                 )
-                for site, score in scores(state["w"]).items()
+                for site, score in scores(state["w"], self.units(ctx.model)).items()
             }
         return {"mask": mask, "prune": {"pruned": pruned, "best": best}}
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the client's own model: its download under its mask."""
-        return apply_mask(state["w"] | received, state["mask"])
+        return apply_mask(state["w"] | received, state["mask"], self.units(ctx.model))
 
     def finetune(self, ctx: Context, state: State, received: Tree, how: Finetune) -> Tree:
         """Fine-tune a copy under the mask."""
@@ -224,7 +237,8 @@ class Hermes(PeftTrainer):
         blind = [c for c in updates.clients if not ctx.roster.val[c]]
         if blind and not self.cfg.HOLD_OUT:
             ctx.log("without_validation", blind)
-        whole, each = average(updates, server["w"], self.cfg.OVERLAP)
+        units = self.units(ctx.model)
+        whole, each = average(updates, server["w"], self.cfg.OVERLAP, units)
         for k, client in enumerate(updates.clients):
             ctx.held.put(client, {"own": {n: v[k] for n, v in each.items()}})
         return server | {"w": whole}
@@ -248,55 +262,71 @@ def overlap(updates: Updates) -> dict[str, Any]:
     return report
 
 
+def over_keepers(s: Any) -> Tensor:
+    """Return the global tensor by OVERLAP, entry by entry, in a round of ``fedvlm check``."""
+    sent, at = s.sent(), unit(s.name)
+    kept = torch.ones_like(sent)
+    if at is not None and MASK + at[0] in s.updates.extras:
+        kept = kept * at[1](s.sent(MASK + at[0]))
+    if s.trainer.cfg.OVERLAP == "intersection":
+        return torch.where(kept.min(0).values > 0, s.mean(), s.old)
+    by = s.weight.reshape(-1, *[1] * (sent.dim() - 1)) * kept
+    return torch.where(by.sum(0) > 0, s.mean(by=by), s.old)
+
+
 # ---- units ------------------------------------------------------------------------------------
-def unit(name: str) -> tuple[str, Shape] | None:
-    """Return (site, where its units lie) of a prunable tensor, else None."""
+def unit(name: str) -> channels.Held:
+    """Return (site, where its units lie) of a prunable tensor, else nothing."""
     if ".lora." not in name and ".adapter" not in name:
-        return None
+        return ()
     ending = max((e for e in UNITS if name.endswith(e)), key=len, default="")
-    return (name.removesuffix(ending), UNITS[ending]) if ending else None
+    return ((name.removesuffix(ending), UNITS[ending]),) if ending else ()
 
 
-def sites(tree: Tree) -> dict[str, list[str]]:
+def sites(tree: Tree, units: Units = unit) -> dict[str, list[str]]:
     """Return the names of each site's tensors, for sites with both their sides."""
     members: dict[str, list[str]] = {}
     for name in tree:
-        at = unit(name)
-        if at is not None:
-            members.setdefault(at[0], []).append(name)
+        for site, _ in units(name):
+            members.setdefault(site, []).append(name)
     return {site: names for site, names in members.items() if len(names) > 1}
 
 
-def scores(tree: Tree) -> Tree:
+def scores(tree: Tree, units: Units = unit) -> Tree:
     """Return the score of every unit, ``[..., U]`` by site: the product of its two norms."""
     out = {}
-    for site, names in sites(tree).items():
-        rows = [tree[n].norm(dim=-1) for n in names if UNITS[n.removeprefix(site)] is ROWS]
-        columns = [tree[n].norm(dim=-2) for n in names if UNITS[n.removeprefix(site)] is COLUMNS]
-        out[site] = rows[0] * columns[0]
+    for site, names in sites(tree, units).items():
+        at = {n: place for n in names for of, place in units(n) if of == site}
+        (rows,) = [at[n].norms(tree[n]) for n in names if (at[n].rank > 1, at[n].axis) == (True, 0)]
+        (columns,) = [at[n].norms(tree[n]) for n in names if at[n].axis]
+        out[site] = rows * columns
     return out
 
 
-def apply_mask(tree: Tree, mask: Tree) -> Tree:
+def apply_mask(tree: Tree, mask: Tree, units: Units = unit) -> Tree:
     """Return ``tree`` with pruned units zero; masks ``[..., U]`` by site, tensors ``[..., *]``."""
     out = dict(tree)
-    for name, value in tree.items():
-        at = unit(name)
-        if at is not None and at[0] in mask:
-            out[name] = value * at[1](mask[at[0]]).to(value)
+    for name in tree:
+        for site, place in units(name):
+            if site in mask:
+                out[name] = out[name] * place(mask[site]).to(out[name])
     return out
 
 
-def kept_units(tree: Tree, mask: Tree) -> dict[str, Rows]:
-    """Return which units of each prunable tensor are left, by masks ``[K, U]``."""
+def kept_units(tree: Tree, mask: Tree, units: Units = unit) -> dict[str, Rows]:
+    """Return which units of each prunable tensor are left, by masks ``[K, U]``.
+
+    Of a tensor that holds units of two sites those that it writes are counted: rows are cut along
+    one axis.
+    """
     left = {}
     for site, m in mask.items():
         left[site] = torch.where(m > 0, torch.arange(m.shape[-1], device=m.device), -1)
     out = {}
     for name in tree:
-        at = unit(name)
-        if at is not None and at[0] in left:
-            out[name] = Rows(left[at[0]], -2 if at[1] is ROWS else -1)
+        held = [(place.axis, site, place) for site, place in units(name) if site in left]
+        for axis, site, place in sorted(held, key=lambda h: h[0])[:1]:
+            out[name] = Rows(place.along(left[site]), axis - place.rank)
     return out
 
 
@@ -310,13 +340,16 @@ def kill(mask: Tensor, score: Tensor, share: Tensor) -> Tensor:
     return torch.where(rank < per_client(dead, rank), 0.0, mask)
 
 
-def average(updates: Updates, previous: Tree, rule: str) -> tuple[Tree, Tree]:
+def average(
+    updates: Updates, previous: Tree, rule: str, units: Units = unit
+) -> tuple[Tree, Tree]:
     """Return the global model, and every client's own ``[K, ...]``, entry by entry.
 
     Args:
         updates: masks ``[K, U]`` bool in ``extras``.
         previous: the last global model; kept where nothing is averaged.
         rule: ``intersection`` or ``coverage``.
+        units: what can be pruned.
 
     Raises:
         DivergedError: the aggregate is not finite.
@@ -325,10 +358,12 @@ def average(updates: Updates, previous: Tree, rule: str) -> tuple[Tree, Tree]:
     whole: Tree = {}
     each: Tree = {}
     for name, plain in mean.items():
-        at, sent = unit(name), updates.params[name]
+        sent = updates.params[name]
         kept = torch.ones_like(sent)
-        if at is not None and MASK + at[0] in updates.extras:
-            kept = at[1](updates.extras[MASK + at[0]]).to(sent).expand_as(sent)
+        for site, place in units(name):
+            if MASK + site in updates.extras:
+                kept = kept * place(updates.extras[MASK + site]).to(sent)
+        if units(name):
             sent = sent * kept  # a unit that was not sent came in as its client received it
         if rule == "coverage":
             cover = weighted_sum(kept, weights)

@@ -27,6 +27,7 @@ Command: python federated_main.py --demo --trainer HetLoRA
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,7 @@ class HetLoRA(PeftTrainer):
     aggregators = (rules.MEAN,)
     server_optim = False
     lora_taken = (RULE, "RANKS")
+    server_rules = {r"w/.*\.lora\..*": lambda s: mean_by_norm(s)}
     options = {
         "GAMMA": Option(0.99, "share of its components that a client keeps when it prunes; 1: no "
                         "pruning", low=0.0, high=1.0, low_open=True),
@@ -197,3 +199,11 @@ def _tails(tree: Tree, tail: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Return A[T] and B[:, T] of each LoRA, zero elsewhere."""
     kept = first(tree, tail)
     return {s: (kept[s + A], kept[s + B]) for s in lora.shared_sites(tree)}
+
+
+def mean_by_norm(s: Any) -> Tensor:
+    """Return the mean by s_k of the card, zeros behind, in a round of ``fedvlm check``."""
+    whole = {n: torch.where(s.updates.sent(n), s.sent(n), 0) for n in s.updates.params}
+    square = [(whole[site + B] @ whole[site + A]).square().sum((1, 2))
+              for site in lora.shared_sites(whole)]
+    return s.mean(whole[s.name], torch.stack(square).sum(0).sqrt())

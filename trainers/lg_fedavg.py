@@ -64,6 +64,7 @@ class LGFedAvg(PeftTrainer):
     """The head is shared, the body stays (see the card)."""
 
     name = "LG-FedAvg"
+    classic = True
     roles = {peft.BODY: "personal", peft.HEAD: "shared"}
     needs = (peft.BODY, peft.HEAD)
     options = {
@@ -81,8 +82,10 @@ class LGFedAvg(PeftTrainer):
             f"TRAINER.LG-FEDAVG.WARMUP_ROUNDS {self.warmup} leaves no round for the method itself; "
             f"FED.ROUNDS is {cfg.FED.ROUNDS}",
         )
-        if self.warmup:
-            self.extras_up = self.extras_down = (r"image\..*",)  # empty without a warm-up
+        if self.warmup:  # else empty
+            self.extras_up = self.extras_down = (self.pattern(peft.BODY),)
+
+    server_rules = {f"{WARM}/.*": lambda s: s.mean()}
 
     @property
     def weighting(self) -> str:

@@ -28,4 +28,5 @@ class LocalOnly(PeftTrainer):
     """An empty shared group (see the card)."""
 
     name = "LocalOnly"
+    classic = True
     roles = {peft.BODY: "personal", peft.HEAD: "personal"}

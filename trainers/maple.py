@@ -3,15 +3,17 @@
 Paper: Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023; here with FedAvg, as the
     federated papers run it.
 Equations: for blocks b < DEPTH text prompts P_b [N_CTX, w_t], visual prompts V_b = P_b W_b' + c_b;
-    both take the place of the last block's; logits = scale z(V) . T(P); CE; server: sum_k p_k.
+    both take the place of the last block's; logits = scale z(V) . T(P), T of "[P_0] of a NAME.";
+    CE; server: sum_k p_k.
 Shared: text.ctx, text.prompt.*, image.couple.*
 Personal: none
 Frozen: both towers, the logit scale.
-Defaults: N_CTX 2, DEPTH 9, P_0 starts as the first tokens of "a photo of a", SGD lr 0.0035.
+Defaults: N_CTX 2, DEPTH 9, P_0 starts as the first tokens of "a photo of a", whose other words
+    stay before the name (WORDS whole), SGD lr 0.0035.
 Knobs: none.
 Departures from the paper: FedAvg around it.
-Departures from the authors' code: none known. Towers of unequal depth prompt the blocks that both
-    have.
+Departures from the authors' code: none known (docs/authors.md). WORDS cut ("[P_0] NAME.") is
+    what runs of fedvlm 0.2 had. Towers of unequal depth prompt the blocks that both have.
 Extra data: none.
 Cost: ViT-B/16: 3,555,072 numbers each way (published: 3.55 M); both towers run in every step.
 Claim: personal is higher than VPT's in lane vit.
@@ -25,7 +27,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedvlm.method import TRAINER_REGISTRY, Option, Trainer, Tree, VLModel, layers, prompts, vision
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    WORDS,
+    Option,
+    Trainer,
+    Tree,
+    VLModel,
+    kept_words,
+    layers,
+    prompts,
+    vision,
+)
 
 COUPLE = "image.couple"
 
@@ -41,6 +54,7 @@ class MaPLe(Trainer):
         "N_CTX": Option(2, "prompts of a block", low=1),
         "DEPTH": Option(9, "blocks with prompts, from the first on", low=1),
         "CTX_INIT": Option("a photo of a", "words whose first tokens initialise P_0; '' is random"),
+        "WORDS": WORDS,
     }
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
@@ -58,7 +72,7 @@ class MaPLe(Trainer):
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return T(P), ``[K, C, d]``."""
-        return prompts.encode_prompted_text(model, p)
+        return prompts.encode_prompted_text(model, p, kept_words(self.cfg))
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return z(V), ``[K, B, d]``."""

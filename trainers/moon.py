@@ -2,7 +2,8 @@
 
 Paper: Li et al., Model-Contrastive Federated Learning, CVPR 2021.
 Equations: CE + mu l, l = -log(e^{cos(z, z_g)/tau} / (e^{cos(z, z_g)/tau} + e^{cos(z, z_p)/tau})),
-    z the image feature of the model at work, z_g of the received, z_p of the client's last one.
+    z the image feature of the model at work, z_g of the received, z_p of the client's last one;
+    server w = sum_k p_k w_k.
 Shared: all of PEFT
 Personal: none (the last local model stays with the client)
 Frozen: both towers, the logit scale.
@@ -37,7 +38,6 @@ from fedvlm.method import (
     Tree,
     Upload,
     VLModel,
-    cross_entropy,
     peft,
 )
 
@@ -47,6 +47,7 @@ class MOON(PeftTrainer):
     """See the module's card. The last local model is what slot ``w`` holds between rounds."""
 
     name = "MOON"
+    classic = True
     reads_old = True
     metrics = (r"(.+/)?loss", r"cls_loss", r"con_loss")
     needs = (peft.BODY,)
@@ -71,11 +72,10 @@ class MOON(PeftTrainer):
         Args:
             received, previous: the received and the last local model of all clients.
         """
-        z = self.image_features(model, p, b.x)
+        cls, z = self.supervised(model, p, b)
         with torch.no_grad():
-            near = self.image_features(model, b.cut(received), b.x)
-            far = self.image_features(model, b.cut(previous), b.x)
-        cls = cross_entropy(model.logits(z, self.text_features(model, p)), b)
+            near = self.representation(model, b.cut(received), b.x)
+            far = self.representation(model, b.cut(previous), b.x)
         con = (contrast(z, near, far, self.cfg.TAU) * b.w).sum(1) / b.w.sum(1)
         return cls + self.cfg.MU * con, {"cls_loss": cls, "con_loss": con}
 

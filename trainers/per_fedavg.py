@@ -7,7 +7,7 @@ Equations: min_w mean_k F_k(w - a grad F_k(w)), a = ALPHA_LR. Per step, on disjo
         fo:    w <- w - b q
         hf:    w <- w - b (q - a [grad F(w + h q; D'') - grad F(w - h q; D'')] / (2 h)), h = DELTA
         exact: w <- w - b (I - a Hessian F(w; D)) q, by differentiating through u.
-    Evaluated: w after STEPS steps of size a on the client's training data.
+    Server w = mean_k w_k. Evaluated: w after STEPS steps of size a on the client's training data.
 Shared: all of PEFT
 Personal: none between rounds; the adapted model is made for each evaluation.
 Frozen: both towers, the logit scale.
@@ -65,6 +65,7 @@ class PerFedAvg(PeftTrainer):
     """See the module's card."""
 
     name = "Per-FedAvg"
+    classic = True
     weighting = "uniform"
     trains_by = "descent"
     options = {

@@ -55,9 +55,11 @@ class PFedMe(PeftTrainer):
     """See the module's card."""
 
     name = "pFedMe"
+    classic = True
     same_basis = True
     aggregators = rules.EVERY
     server_optim = False  # BETA is the server's step
+    server_rules = {"w/.*": lambda s: s.old + s.trainer.cfg.BETA * (s.mean() - s.old)}
     trains_by = "descent"
     options = {
         "LAMBDA": Option(

@@ -13,11 +13,16 @@ Defaults: EXPERTS 9 beside the own (10 in all), D_GATE 128, HEADS 8, SCALING 10,
     0.002 and 0.01 for the gate.
 Knobs: LAMBDA 0.1 to 0.9; SCALING 1 to 30 log.
 Departures from the paper: experts are drawn at random, as in the public code; SELECT nearest takes
-    those at the smallest distance from the client's own last context, as the paper writes. The
-    scores' factor is the public code's. A gate that never trained with experts (round 1, clients
-    that were never drawn) is left out: logits = scale z . T(v_k).
-Departures from the authors' code: no dropout in the gate; VARIANT fixed takes cosines to T_M and
-    divides by sqrt(D_GATE / HEADS) (there a plain inner product, which grows with W_v and W_o).
+    those at the smallest distance from the client's own last context, as the paper writes. DRAW
+    run: by one order for the whole run, and none in a client's first round, as released; DRAW
+    round: anew in each round for each client, from round 2 on. The scores' factor is the public
+    code's. A gate that never trained with experts is left out: logits = scale z . T(v_k).
+    VARIANT fixed takes cosines to T_M and divides by sqrt(D_GATE / HEADS); published a plain inner
+    product, which grows with W_v and W_o, as released.
+Departures from the authors' code: experts are those of the round before; there a client also gets
+    what others sent in this round, so that their order matters, and one in its first round keeps
+    the experts of the client before it. Evaluated is the mean's context with the own gate; there
+    a client's last own one.
 Extra data: none.
 Cost: ViT-B/16: 8,192 numbers up, (1 + EXPERTS) x 8,192 down; one packed text pass per step and one
     per expert and round. The server keeps every client's context and sends it to others: it needs
@@ -54,6 +59,7 @@ from fedvlm.method import (
     cross_entropy,
     layers,
     per_client,
+    rng,
     weighted_mean,
 )
 
@@ -78,6 +84,9 @@ class PFedMoAP(Trainer):
         "SELECT": Option("random", "how they are chosen: at random, or nearest to the client's "
                                    "last one",
                          choices=("random", "nearest")),
+        "DRAW": Option("run", "order in which they are drawn: one for the run, or a new one for "
+                              "each client and round",
+                       choices=("run", "round"), neutral="round"),
         "D_GATE": Option(128, "maximum number of channels of the gate", low=1),
         "HEADS": Option(8, "maximum number of heads of the gate", low=1),
         "SCALING": Option(10.0, "scale of the gate's scores", low=0.0, low_open=True),
@@ -102,15 +111,19 @@ class PFedMoAP(Trainer):
         """Train context and gate; the experts' text features are computed once."""
         with torch.no_grad():
             experts = self.experts(ctx.model, received)
-        loss = partial(self.mixed_loss, experts=experts)
-        w = ctx.fit({n: v for n, v in (state["w"] | received).items() if n in ctx.groups.of}, loss)
-        return self.learnt(state, received) | {"w": w.params}, ctx.upload(w.params)
+        on = torch.ones_like(ctx.fresh) if self.cfg.DRAW == "round" else ~ctx.fresh
+        loss = partial(self.mixed_loss, experts=experts, on=on)
+        start = {n: v for n, v in (state["w"] | received).items() if n in ctx.groups.of}
+        w = ctx.fit(start, loss).params
+        w |= {n: torch.where(per_client(on, v), v, start[n]) for n, v in w.items() if n != CTX}
+        return self.learnt(state, received, on) | {"w": w}, ctx.upload(w)
 
-    def learnt(self, state: State, received: Tree) -> State:
-        """Return the state after training with what came: with experts, the gate has learnt."""
+    def learnt(self, state: State, received: Tree, on: Tensor) -> State:
+        """Return the state after training with what came: where ``on [K]``, the gate has learnt."""
         if EXPERT.format(0) not in received:
             return state
-        return state | {LEARNT: {GATED: torch.ones_like(state[LEARNT][GATED])}}
+        before = state[LEARNT][GATED]
+        return state | {LEARNT: {GATED: torch.maximum(before, on.to(before))}}
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the client's model with the experts, and whether its gate counts."""
@@ -118,12 +131,16 @@ class PFedMoAP(Trainer):
 
     def finetune(self, ctx: Context, state: State, received: Tree, how: Finetune) -> Tree:
         """Return the trained models: with experts, every gate trains and counts."""
-        return super().finetune(ctx, self.learnt(state, received), received, how)
+        on = torch.ones_like(state[LEARNT][GATED])
+        return super().finetune(ctx, self.learnt(state, received, on), received, how)
 
-    def mixed_loss(self, model: VLModel, p: Tree, b: Batch, *, experts: Tensor | None) -> Tensor:
-        """Return the cross-entropy ``[K]``; ``experts [K, E, C, d]`` are those of the chunk."""
-        there = None if experts is None else b.cut(experts)
-        return cross_entropy(self.classify(model, p, there)(b.x), b)
+    def mixed_loss(
+        self, model: VLModel, p: Tree, b: Batch, *, experts: Tensor | None, on: Tensor
+    ) -> Tensor:
+        """Return the cross-entropy ``[K]``; of the chunk: ``experts [K, E, C, d]``, ``on [K]``."""
+        if experts is None:
+            return cross_entropy(self.classify(model, p, None)(b.x), b)
+        return cross_entropy(self.classify(model, p | {GATED: b.cut(on)}, b.cut(experts))(b.x), b)
 
     def experts(self, model: VLModel, p: Tree) -> Tensor | None:
         """Return the text features of the contexts that came, ``[K, E, C, d]``; None without."""
@@ -183,8 +200,12 @@ class PFedMoAP(Trainer):
         count = min(self.cfg.EXPERTS, max(len(seen) - 1, 0))
         if not count:
             return server["w"]
-        order = torch.randperm(len(others), generator=ctx.stream("experts", client)).tolist()
-        others = [others[i] for i in order]
+        if self.cfg.DRAW == "run":
+            rank = expert_order(ctx.seed, len(ctx.roster.train))
+            others.sort(key=rank.index)
+        else:
+            draw = torch.randperm(len(others), generator=ctx.stream("experts", client)).tolist()
+            others = [others[i] for i in draw]
         own = ctx.held.get(client).get("own")
         if self.cfg.SELECT == "nearest" and own is not None:
             others = nearest(own[CTX], {c: ctx.held.get(c)["own"][CTX] for c in others})
@@ -200,6 +221,11 @@ class PFedMoAP(Trainer):
         return server | {
             "w": weighted_mean(updates), SEEN: {IDS: torch.tensor(ids, dtype=torch.int64)}
         }
+
+
+def expert_order(seed: int, clients: int) -> list[int]:
+    """Return all clients in the order in which a run of this seed takes its experts."""
+    return torch.randperm(clients, generator=rng.stream(seed, "expert-order")).tolist()
 
 
 def pool(x: Tensor, width: int) -> Tensor:

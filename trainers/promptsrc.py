@@ -4,7 +4,8 @@ Paper: Khattak et al., Self-regulating Prompts: Foundational Model Adaptation wi
     ICCV 2023; here with FedAvg, as the federated papers run it.
 Equations: CE + TEXT_LOSS_WEIGHT |T - T0|_1 + IMAGE_LOSS_WEIGHT |z - z0|_1 + KL(p0 || p), all
     features of length 1 and norms as means over channels; T0 the mean of the templates' text
-    features, z0 and p0 those of the frozen towers. Server: sum_k p_k; GPA: the last round's model
+    features as they leave the tower (TEACHER unit: of length 1 each), z0 and p0 those of the frozen
+    towers. Server: sum_k p_k; GPA: the last round's model
     is sum_t g_t P_t / sum g, g_t = exp(-(t - m)^2 / (2 s^2)).
 Shared: text.ctx, text.prompt.*, image.prompt.*
 Personal: none
@@ -15,7 +16,9 @@ Knobs: TEXT_LOSS_WEIGHT 2.5 to 50 log; IMAGE_LOSS_WEIGHT 1 to 20 log.
 Departures from the paper: the averaging of prompts over epochs is one over rounds, at the server,
     and GPA False leaves it out; templates are the data set's (there 60 of ImageNet's); FedAvg.
 Departures from the authors' code: VARIANT fixed divides KL by the samples, as the paper writes;
-    published divides by samples and classes, as the public code.
+    published divides by samples and classes, as the public code. With N_CTX below 4 the other words
+    of "a photo of a" stay before the name, as there (WORDS whole); TEACHER unit and WORDS cut are
+    what runs of fedvlm 0.2 had. Templates, FedAvg and the rounds of GPA as above.
 Extra data: none.
 Cost: ViT-B/16: 46,080 numbers each way (18,432 of text, 27,648 of images); both towers run in every
     step.
@@ -27,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +38,7 @@ from torch import Tensor
 
 from fedvlm.method import (
     TRAINER_REGISTRY,
+    WORDS,
     Batch,
     Option,
     ServerContext,
@@ -44,6 +49,7 @@ from fedvlm.method import (
     VLModel,
     adapters,
     cross_entropy,
+    kept_words,
     prompts,
     rules,
     vision,
@@ -62,6 +68,12 @@ class PromptSRC(Trainer):
     groups = ((r"text\.ctx|(text|image)\.prompt\.\d+", "shared"),)
     aggregators = rules.EVERY
     server_optim = False  # the average over rounds has its place
+    server_rules = {
+        f"{SUM}/.*": lambda s: s.old + share(s) * s.mean(),
+        f"{MASS}/.*": lambda s: s.old + share(s),
+        "w/.*": lambda s: s.after(SUM, s.name) / s.after(MASS, MASS)
+        if s.trainer.cfg.GPA and s.round == s.rounds else s.mean(),
+    }
     exempt = {"G5": "the last round's model is an average over rounds"}
     options = {
         "N_CTX": Option(4, "prompts of a block in each tower", low=1),
@@ -75,6 +87,11 @@ class PromptSRC(Trainer):
                            high=1.0),
         "GPA_STD": Option(0.05, "standard deviation of the Gaussian weights, as a share of all "
                                 "rounds", low=0.0, low_open=True),
+        "WORDS": WORDS,
+        "TEACHER": Option(
+            "raw", "text features of the templates are averaged raw, or each of unit length",
+            choices=("raw", "unit"), neutral="unit",
+        ),
         "VARIANT": Option("published", "how KL is divided: see the card",
                           choices=("published", "fixed")),
     }
@@ -93,7 +110,7 @@ class PromptSRC(Trainer):
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return T, ``[K, C, d]``."""
-        return prompts.encode_prompted_text(model, p)
+        return prompts.encode_prompted_text(model, p, kept_words(self.cfg))
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return z, ``[K, B, d]``, not normalised."""
@@ -102,7 +119,8 @@ class PromptSRC(Trainer):
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss ``[K]`` and its parts."""
-        text, zero = self.text_features(model, p), model.anchor("template", 0)
+        kind = {"raw": "raw", "unit": "template"}[self.cfg.TEACHER]
+        text, zero = self.text_features(model, p), model.anchor(kind, 0)
         ours = F.normalize(self.image_features(model, p, b.x), dim=-1)
         frozen = F.normalize(model.image(b.x), dim=-1)
         logits = model.logits(ours, text)
@@ -137,6 +155,13 @@ class PromptSRC(Trainer):
         if self.cfg.GPA and ctx.round == ctx.rounds:
             new = {n: (v / mass.to(v)).to(new[n]) for n, v in total.items()}
         return server | {"w": new, SUM: total, MASS: {MASS: mass}}
+
+
+def share(s: Any) -> float:
+    """Return g_t of the card, of a ``fedvlm.check`` round: what the last round weighs by itself."""
+    c = s.trainer.cfg
+    t, m = s.round, max(1, round(c.GPA_MEAN * s.rounds))
+    return math.exp(-((t - m) / (c.GPA_STD * s.rounds)) ** 2 / 2)
 
 
 def bell(round_: int, rounds: int, mean: float, std: float) -> float:

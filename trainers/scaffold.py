@@ -5,7 +5,7 @@ Paper: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federat
 Equations:
     option II: y <- y - eta (grad F_k(y) - c_k + c), K local steps from y = x;
     c_k+ = c_k - c + (x - y) / (K eta); send y and c_k+ - c_k;
-    x <- x + eta_g mean_S(y - x); c <- c + 1/N sum_S (c_k+ - c_k).
+    server: x <- x + eta_g mean_S(y - x); c <- c + 1/N sum_S (c_k+ - c_k).
 Shared: all of PEFT
 Personal: none
 Frozen: both towers, the logit scale.
@@ -54,11 +54,16 @@ class SCAFFOLD(PeftTrainer):
     """See the module's card. Slot ``c`` holds the control variate, on clients and server."""
 
     name = "SCAFFOLD"
+    classic = True
     same_basis = True
     extras_up = extras_down = (r"control\..*",)
     weighting = "uniform"
     aggregators = (rules.MEAN,)  # the control variates follow the mean
     server_optim = False  # SERVER_LR is the server's step
+    server_rules = {
+        "w/.*": lambda s: s.old + s.trainer.cfg.SERVER_LR * (s.mean() - s.old),
+        "c/.*": lambda s: s.old + s.total(s.sent(PREFIX + s.name), s.weight) / s.members,
+    }
     options = {"SERVER_LR": Option(1.0, "server step size along the clients' mean", low=0.0)}
 
     def init_client(self, ctx: Context, start: Tree) -> State:

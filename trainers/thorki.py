@@ -5,7 +5,7 @@ Paper: Decoupling General and Personalized Knowledge with Collaborative Fusion f
     README were there; fusion, losses and all numbers below are ours.
 Equations:
     D_k = fit + adaptation (stratified, ADAPT_RATIO);
-    large G: CE(z_G, y) on fit, averaged by the server with weights |fit|;
+    large G: CE(z_G, y) on fit, server: sum_k p_k G_k, p_k by |fit|;
     small S_k: CE(z_S, y) + DISTILL_BETA KL(p_G || p_S) on fit; z_S = W2 gelu(W1 LN(f)) of the
         frozen image feature f (SMALL mlp), or of the pixels (SMALL tower: three 3x3 convolutions of
         stride 2 with 16, 32 and 64 channels and GELU, their mean over places, a linear layer);
@@ -77,9 +77,11 @@ class Thorki(PeftTrainer):
     """See the module's card."""
 
     name = "Thorki"
+    classic = True
     title = "Thorki (interpretation)"
     metrics = (r"(small/)?loss",)
     exempt = {"G5": "trains on the fit part of its samples only"}
+    server_rules = {"weight": "of the part fit, without the adaptation part"}
     options = {
         "SMALL": Option(
             small.MLP, "the small model: an MLP on the frozen feature, or a convolutional tower on "

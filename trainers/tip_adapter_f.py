@@ -7,13 +7,14 @@ Equations: logits = scale z . T0 + ALPHA sum_i exp(-BETA (1 - z . k_i)) onehot(y
 Shared: none
 Personal: tip.keys, and the labels beside them
 Frozen: both towers, the logit scale.
-Defaults: ALPHA 1, BETA 5.5, CAPACITY 512; AdamW lr 0.001, cosine. The global model, and a client
-    that has not worked, is zero-shot CLIP.
+Defaults: ALPHA 1, BETA 5.5, CAPACITY 512; AdamW lr 0.001, ADAM_EPS 1e-4, cosine. The global model,
+    and a client that has not worked, is zero-shot CLIP.
 Knobs: ALPHA 0.1 to 10 log; BETA 1 to 20 log.
 Departures from the paper: rounds and local epochs of the run in place of 20 epochs, with a fresh
     optimiser in each round (OPTIM.KEEP_STATE true keeps it).
-Departures from the authors' code: keys start as one un-augmented view (there the mean of ten random
-    crops); Adam's eps is 1e-8 (there 1e-4); ALPHA and BETA are not searched for on the test images.
+Departures from the authors' code: none known in cache, loss and step; keys start as one plain
+    view (there the mean of ten random crops); ALPHA and BETA are set, and the last epoch counts
+    (there ALPHA and BETA are searched for, and the best epoch on the test images is kept).
 Extra data: none.
 Cost: no byte travels; CAPACITY x d numbers stay with each client (ViT-B/16: 262,144), of which N_k
     x d are trained; no text pass in a step.

@@ -11,7 +11,8 @@ Knobs: TOKENS 2 to 16 log.
 Departures from the paper: the template's text features classify (there a linear head); prompts
     start as N(0, 0.02^2) (there uniform), P_0 goes through CLIP's first norm, rows stand behind the
     image's (their order changes nothing); FedAvg around it.
-Departures from the authors' code: none known.
+Departures from the authors' code: compared with that of MaPLe's authors, who brought VPT to CLIP:
+    there the text is "a photo of a NAME." for every data set, here the data set's template.
 Extra data: none.
 Cost: ViT-B/16: 27,648 numbers each way (shallow 3,072); the image tower runs in every step, since
     no block lies below the first prompt; its embeddings are cached.

@@ -1,15 +1,16 @@
-"""ResNet18: a whole ResNet-18, or the adapters in a frozen one, under FedAvg and personalised FL.
+"""ResNet18: a whole ResNet-18, or the adapters in a frozen one, under FedAvg or --method NAME.
 
 Paper: He et al., Deep Residual Learning for Image Recognition, CVPR 2016. The settings are those of
     the recipes plato and heart_pfl.
-Equations: those of the method in the class's name (fedvlm list METHOD), over a module's parameters.
+Equations: those of the method (fedvlm list METHOD), over a module's parameters.
     Adapters (HEART-PFL's): a(h) = h + Conv1x1(Dropout(BN(h))), without bias, N(0, 1e-8), behind
     both convolutions of every block and before their norm; then these, the norms of the blocks and
     the stem, and the classifier are trained, the rest is frozen.
 Shared: every trained parameter, or the body alone, as the method says
-Personal: a copy of all, or the classifier fc.*, as the method says
+Personal: as the method says; the head is the classifier fc.*, the stages are the four layers.
 Frozen: both towers of CLIP, which are not used; with ADAPTERS the convolutions.
-Defaults: WEIGHTS '' (random), SIZE 32 pixels, MEAN and STD 0.5, NORM batch, no adapters.
+Defaults: WEIGHTS empty (random), TRAINER.NETWORK.SIZE 32 pixels, MEAN and STD 0.5, NORM batch, no
+    adapters.
 Departures from the paper: statistics of BatchNorm stand still, so that no buffer leaks from one
     client to the next: an untrained network wants NORM group (groups of 16 channels).
 Departures from the authors' code: none known.
@@ -21,7 +22,7 @@ Command: python -m fedvlm reproduce plato --root DATA/
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -33,10 +34,7 @@ from torchvision.models import ResNet18_Weights, resnet18
 
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.groups import Rule
 from fedvlm.federation.module_trainer import ModuleTrainer
-from fedvlm.models.adapt import peft
 from fedvlm.models.vlmodel import VLModel
 
 IMAGENET = "imagenet"
@@ -85,6 +83,10 @@ class Pictures(nn.Module):
         self.scale = (std / s).view(-1, 1, 1)  # plain attributes: nothing trained, no buffer
         self.shift = ((mean - m) / s).view(-1, 1, 1)
 
+    def stages(self) -> list[nn.Module]:
+        """Return the network's four stages."""
+        return [getattr(self.net, f"layer{i}") for i in (1, 2, 3, 4)]
+
     def forward(self, pixels: Tensor) -> Tensor:
         """Return logits ``[B, C]`` of ``pixels [B, 3, H, W]`` as CLIP's transform gives them."""
         if pixels.shape[-1] != self.size:
@@ -99,11 +101,11 @@ class ResNet18(ModuleTrainer):
     """FedAvg over the network; ``FED.PERSONAL`` says what stays with a client."""
 
     name = "ResNet18"
+    foreign = {"TRAINER.NETWORK.SIZE": Option(32, "side of the images, pixels", low=8)}
     options = {
         "WEIGHTS": Option("", "'' is random; imagenet is torchvision's; or a file of tensors"),
         "ADAPTERS": Option(False, "train HEART-PFL's adapters, the norms and the classifier alone"),
         "NORM": Option("batch", "norm of the blocks", choices=("batch", "group")),
-        "SIZE": Option(32, "side of the images, pixels", low=8),
         "MEAN": Option((0.5, 0.5, 0.5), "of the images' channels, subtracted"),
         "STD": Option((0.5, 0.5, 0.5), "of the images' channels, divided by"),
     }
@@ -136,23 +138,14 @@ class ResNet18(ModuleTrainer):
         clip_mean, clip_std, mean, std = (
             torch.tensor(tuple(v), device="cpu") for v in (look.mean, look.std, c.MEAN, c.STD)
         )
-        return Pictures(net, int(c.SIZE), (clip_mean, clip_std), (mean, std))
+        size = int(self.root.TRAINER.NETWORK.SIZE)
+        return Pictures(net, size, (clip_mean, clip_std), (mean, std))
 
     def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: dict[str, Tensor]
                 ) -> Tensor:
         """Return logits ``[B, C]`` of one client's pixels."""
         out: Tensor = functional_call(module, dict(params), (x["pixels"],))
         return out
-
-    def rules(self, names: Sequence[str]) -> Sequence[Rule]:
-        """Return what the method shares of body and classifier; FedAvg reads ``FED.PERSONAL``."""
-        roles = getattr(self, "roles", None)
-        if roles is None:
-            return super().rules(names)
-        head = f"net.{CLASSIFIER}"
-        return [
-            (re.escape(n), roles[peft.HEAD if n.startswith(head) else peft.BODY]) for n in names
-        ]
 
 
 def _add_adapters(net: nn.Module) -> None:
@@ -191,22 +184,3 @@ def _load(net: nn.Module, weights: str) -> None:
                if not n.startswith(CLASSIFIER)]
     if lacking:
         raise DataError(f"WEIGHTS {weights}: no ResNet-18, it lacks {lacking[0]}")
-
-
-def _personalised(method: str) -> type[ModuleTrainer]:
-    """Return a method of fedvlm's own over this network."""
-    base = load_trainer(method)
-    name = f"ResNet18-{base.name}"
-    return type(name.replace("-", ""), (ResNet18, base), {
-        "__module__": __name__, "__doc__": f"{base.name} over the network; see its own card.",
-        "name": name, "options": {**ResNet18.options, **base.options},
-        "batched": False, "open_vocabulary": False,
-    })
-
-
-ResNet18FedPer = _personalised("FedPer")
-ResNet18FedRep = _personalised("FedRep")
-ResNet18FedBABU = _personalised("FedBABU")
-ResNet18APFL = _personalised("APFL")
-ResNet18Ditto = _personalised("Ditto")
-ResNet18PerFedAvg = _personalised("Per-FedAvg")

@@ -15,9 +15,14 @@ class SignLora(PeftTrainer):
     name = "SignLora"
     roles = {"body": "shared", "head": "shared"}
     lora_refused = dict.fromkeys(("product_svd", "RANKS"), "has a rule of its own")
+    # What `fedvlm check` compares `combine` with, in float64: s.old is w, s.mean() by samples.
+    server_rules = {
+        r"w/.*\.lora\..*": lambda s: s.old
+        + s.mean((s.sent() - s.old).sign()).abs() * (s.mean() - s.old)
+    }
 
     def __init__(self, cfg):
-        """Refuse a run without LoRA in one sentence, before any work."""
+        """Refuse a run without LoRA with one message, before any work."""
         super().__init__(cfg)
         self.require(self.spec.has_lora, "SignLora is a rule for LoRA: add --peft lora")
 

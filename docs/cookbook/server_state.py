@@ -21,6 +21,10 @@ class ServerMomentum(Trainer):
         "N_CTX": Option(4, "context tokens", low=1),
         "BETA": Option(0.9, "momentum of the server", low=0.0, high=1.0, high_open=True),
     }
+    server_rules = {  # what `fedvlm check` compares `aggregate` with, in float64
+        "momentum/.*": lambda s: s.trainer.cfg.BETA * s.old + s.mean() - s.server["w"][s.name],
+        "w/.*": lambda s: s.old + s.after("momentum", s.name),
+    }
     exempt = {
         "G5": "momentum from round to round: centralised SGD has none",
         "G6": "the server goes further than what clients sent",

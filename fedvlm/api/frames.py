@@ -61,7 +61,7 @@ def results(folder: str | Path = "output") -> pandas.DataFrame:
     A pack of runs, or a folder of packs (``docs/results/cells``), stands for what it holds.
     Columns: ``run``, ``method``, ``seal`` (``unsealed``: made before runs were sealed), what a
     table must not mix (``dataset``, ``shots``, ``partition``, ``seed``, ...) and the metrics of the
-    last round by name. Damaged runs are left out; they are in ``attrs["problems"]``, one sentence
+    last round by name. Damaged runs are left out; they are in ``attrs["problems"]``, one message
     each.
 
     Raises:

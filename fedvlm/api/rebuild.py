@@ -32,8 +32,8 @@ from fedvlm.job.engines.states import SITE, take_workers_rows
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.resolve import run_config
 from fedvlm.models.vlmodel import VLModel
-from fedvlm.report.collect import read_partition
 from fedvlm.runs.identity import read_manifest
+from fedvlm.runs.names import read_partition
 from fedvlm.runs.state import SavedState, load_newest_state, open_records
 
 

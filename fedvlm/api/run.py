@@ -18,6 +18,7 @@ from fedvlm.export.trained import Facts
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.finished import FinishedRun, read_finished
 from fedvlm.runs.records import read_models
+from fedvlm.runs.verify.answer import answer_sentence, federation_answer
 
 if TYPE_CHECKING:
     import pandas
@@ -163,8 +164,10 @@ class Run:
             value = rows.get(client, {}).get("accuracy") if client is not None else (
                 last.get(EVERYBODY))
             metrics = {"accuracy": float(value)} if value is not None else {}
-        notes = (f"round {state.round} of {cfg.FED.ROUNDS}, run folder {self.path.name}",)
-        return Facts(owner, words, metrics, notes=notes)
+        notes = [f"round {state.round} of {cfg.FED.ROUNDS}, run folder {self.path.name}"]
+        answer = self.record and federation_answer(self.record.results)
+        notes += [answer_sentence(answer)] if answer else []
+        return Facts(owner, words, metrics, notes=tuple(notes))
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"

@@ -7,12 +7,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import packaging.version
+from torch.optim import RAdam
 from yacs.config import CfgNode
 
 from fedvlm.compat import clip, data, engine, optimiser, surface, tools
@@ -38,7 +41,7 @@ def dassl_modules() -> dict[str, ModuleType]:
     things: dict[str, Any] = {
         **vars(engine), **vars(data), **vars(optimiser), **tools.UTILS,
         "compute_accuracy": tools.compute_accuracy, "get_cfg_default": get_cfg_default,
-        "clean_cfg": clean_cfg,
+        "clean_cfg": clean_cfg, "SummaryWriter": tools.SummaryWriter, "RAdam": RAdam,
         "TRAINER_REGISTRY": trainers,
         "build_trainer": lambda cfg: trainers.get(cfg.TRAINER.NAME)(cfg),
     }
@@ -46,6 +49,13 @@ def dassl_modules() -> dict[str, ModuleType]:
     roots = surface.package("dassl", parts)
     nested = surface.package("Dassl", {f"dassl.{part}": names for part, names in parts.items()})
     return roots | nested | clip.clip_modules()
+
+
+def old_setuptools() -> dict[str, ModuleType]:
+    """Return ``pkg_resources`` where setuptools has none any more: OpenAI's clip.py asks it."""
+    if importlib.util.find_spec("pkg_resources") is not None:
+        return {}
+    return surface.package("pkg_resources", {"": {"packaging": packaging}})
 
 
 @contextmanager

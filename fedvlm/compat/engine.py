@@ -184,7 +184,7 @@ class SimpleTrainer(TrainerBase):
         self.output_dir = cfg.OUTPUT_DIR
         self.cfg = cfg
         self.batch_idx, self.num_batches = 0, 1
-        self.best_result = float("-inf")
+        self.best_result, self.evaluator = float("-inf"), None
         self.build_data_loader()
         self.build_model()
 

@@ -7,25 +7,57 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fedvlm.compat import dassl
 from fedvlm.compat.engine import TrainerBase, TrainerX
-from fedvlm.compat.settings import neighbours, schema_of
-from fedvlm.compat.surface import replace_modules
+from fedvlm.compat.repository.defaults import assigned_keys
+from fedvlm.compat.repository.find import (
+    Checkout,
+    checkout_of,
+    imported_files,
+    local_packages,
+)
+from fedvlm.compat.repository.imports import Imports
+from fedvlm.compat.repository.loop import kept_by_loop
+from fedvlm.compat.repository.own_clip import clip_models, open_doors
+from fedvlm.compat.settings import schema_of
 from fedvlm.compat.trainer import DasslTrainer
 from fedvlm.compat.world import redirect_prints
-from fedvlm.core.errors import ConfigError, did_you_mean, failure_text
+from fedvlm.core.errors import ConfigError, did_you_mean, failure_text, own_line
 
 FRAMEWORKS = ("dassl", "Dassl")  # packages whose import marks such a file
 LOOPS = ("train", "run_epoch")  # a file may not bring its own
 PACKAGE = "fedvlm_foreign"
-_loaded: dict[tuple[Path, bytes], tuple[ModuleType, Mapping[str, ModuleType]]] = {}
+CLIP = "clip"
+EXEMPT = re.compile(r"^\s*#\s*fedvlm:\s*exempt\s+(G\d+)\b[:,]?[ \t]*(.*)$", re.MULTILINE)
+_loaded: dict[tuple[Path, bytes], Loaded] = {}
 _made: dict[type, type[DasslTrainer]] = {}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trainer's file in memory.
+
+    Attributes:
+        module: the file.
+        imports: what it may import.
+        home: its repository.
+        sources: it and what it imports from there: part of a run's identity.
+        own_clip: files of the repository that build a CLIP of their own.
+    """
+
+    module: ModuleType
+    imports: Imports
+    home: Checkout
+    sources: Sequence[Path]
+    own_clip: Sequence[Path]
 
 
 def load_foreign(path: Path, name: str = "") -> type[DasslTrainer]:
@@ -34,7 +66,8 @@ def load_foreign(path: Path, name: str = "") -> type[DasslTrainer]:
     Raises:
         ConfigError: no such class, a loop of its own, or an import that is not there.
     """
-    module, names = _module(path)
+    loaded = _module(path)
+    module = loaded.module
     classes = {
         n: c for n, c in vars(module).items()
         if inspect.isclass(c) and issubclass(c, TrainerBase) and c.__module__ == module.__name__
@@ -48,13 +81,11 @@ def load_foreign(path: Path, name: str = "") -> type[DasslTrainer]:
         )
     inner = classes[name]
     if inner not in _made:
-        _made[inner] = _method(inner, path, module, names)
+        _made[inner] = _method(inner, path, loaded)
     return _made[inner]
 
 
-def _method(
-    inner: type, path: Path, module: ModuleType, names: Mapping[str, ModuleType]
-) -> type[DasslTrainer]:
+def _method(inner: type, path: Path, loaded: Loaded) -> type[DasslTrainer]:
     loops = [n for n in LOOPS if getattr(inner, n) is not getattr(TrainerBase, n)]
     if loops or not issubclass(inner, TrainerX):
         why = f"defines its own {loops[0]}" if loops else "does not derive from TrainerX"
@@ -62,19 +93,26 @@ def _method(
             f"{path}: {inner.__name__} {why}, but fedvlm runs the rounds and calls build_model, "
             "forward_backward and model_inference"
         )
-    files = neighbours(path)
-    texts = [file.read_text(encoding="utf-8") for file in files]
-    options, foreign = schema_of(texts, inner.__name__.upper())
+    texts = [file.read_text(encoding="utf-8") for file in loaded.sources]
+    options, foreign = schema_of(texts, inner.__name__.upper(), assigned_keys(loaded.home))
+    kept = kept_by_loop(loaded.home, inner.__name__)
+    sources = [*loaded.sources, *(loaded.home.mains if kept is not None else ())]
     attributes: dict[str, Any] = {
-        "__doc__": inner.__doc__, "__module__": module.__name__, "name": inner.__name__,
-        "file": path.resolve(), "sources": files, "inner": inner, "module": module,
-        "modules": names,
-        "options": options, "foreign": foreign,
+        "__doc__": inner.__doc__, "__module__": loaded.module.__name__, "name": inner.__name__,
+        "file": path.resolve(), "sources": sources, "inner": inner,
+        "module": loaded.module, "imports": loaded.imports, "home": loaded.home,
+        "own_clip": loaded.own_clip, "options": options, "foreign": foreign,
+        "kept": kept, "exempt": comment_exemptions(texts[0]),
     }
     return type(inner.__name__, (DasslTrainer,), attributes)
 
 
-def _module(path: Path) -> tuple[ModuleType, Mapping[str, ModuleType]]:
+def comment_exemptions(text: str) -> dict[str, str]:
+    """Return the invariants that comments of a file exempt: ``# fedvlm: exempt G5: a teacher``."""
+    return {name: reason.strip() for name, reason in EXEMPT.findall(text)}
+
+
+def _module(path: Path) -> Loaded:
     """Return the loaded file and the modules it was given; loaded once per path and text."""
     key = path.resolve(), path.read_bytes()
     if key in _loaded:
@@ -87,19 +125,38 @@ def _module(path: Path) -> tuple[ModuleType, Mapping[str, ModuleType]]:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"'{path}' cannot be loaded as a Python file")
-    module, modules = importlib.util.module_from_spec(spec), dassl.dassl_modules()
-    sys.modules[name] = module
+    loaded = _surroundings(path, importlib.util.module_from_spec(spec), folder)
+    sys.modules[name] = loaded.module
     try:
-        with replace_modules(modules), redirect_prints():
-            spec.loader.exec_module(module)
+        with loaded.imports.active(), redirect_prints():
+            spec.loader.exec_module(loaded.module)
     except ImportError as error:
         del sys.modules[name]
         raise ConfigError(
-            f"{path}: {failure_text(error)}; install the missing package, or put the needed file "
-            "next to it (dassl and clip are provided)"
+            f"{path}: {failure_text(error)}{own_line(error)}; install the missing package, or put "
+            "the needed file next to it (dassl and clip are provided)"
         ) from error
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(f"{path} cannot be loaded: {failure_text(error)}") from error
-    _loaded[key] = module, modules
-    return module, modules
+        raise ConfigError(
+            f"{path} cannot be loaded: {failure_text(error)}{own_line(error)}"
+        ) from error
+    _loaded[key] = loaded
+    return loaded
+
+
+def _surroundings(path: Path, module: ModuleType, folder: str) -> Loaded:
+    """Return a file that is not executed yet, with what its repository has for it."""
+    home = checkout_of(path)
+    files = imported_files(path, home)
+    packages, own = local_packages(files, home), clip_models(files)
+    modules = dassl.dassl_modules() | dassl.old_setuptools()
+    theirs = home.find([CLIP])
+    if theirs is not None and any(f.is_relative_to(theirs) for f in own):
+        modules = {n: m for n, m in modules.items() if n.partition(".")[0] != CLIP}
+    else:  # fedvlm's gives the same numbers, from cached features where it can
+        packages = tuple(p for p in packages if p != CLIP)
+        files = [f for f in files if theirs is None or not f.is_relative_to(theirs)]
+    places = [home.root] if home.mains else [home.beside]
+    imports = Imports(modules, packages, places, folder, open_doors)
+    return Loaded(module, imports, home, files, own)

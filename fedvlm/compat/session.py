@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvlm.compat.data import Length
-from fedvlm.compat.engine import train_mode
+from fedvlm.compat.engine import SimpleTrainer, TrainerBase, train_mode
 from fedvlm.compat.optimiser import RunOptimizer, adopt
 from fedvlm.compat.towers import tower_tensors
 from fedvlm.compat.world import FileEnvironment, active
@@ -92,6 +92,25 @@ class BatchPosition:
         return self.batch + 1 == self.batches
 
 
+class SeenLogits:
+    """The evaluator of a file's own ``test``: it keeps the logits."""
+
+    def __init__(self) -> None:
+        self.rows: list[Tensor] = []
+
+    def reset(self) -> None:
+        """Forget them."""
+        self.rows = []
+
+    def process(self, output: Tensor, label: Tensor) -> None:
+        """Take the logits of a batch."""
+        self.rows.append(output)
+
+    def evaluate(self) -> dict[str, float]:
+        """Return no number of use: fedvlm measures."""
+        return {"accuracy": 0.0}
+
+
 class Session:
     """One foreign trainer, built on one class list.
 
@@ -105,8 +124,12 @@ class Session:
 
     def __init__(self, inner: Any, world: FileEnvironment) -> None:
         self.inner, self.world = inner, world
+        kind = type(inner)
+        self.tests_itself = (kind.test is not TrainerBase.test
+                             and kind.model_inference is SimpleTrainer.model_inference)
         self.optimisers = self._adopt()
         self.container = Container(inner)
+        self.built = [(m, m.training) for m in self.container.modules()]
         held = {id(p) for o in self.optimisers for g in o.param_groups for p in g["params"]}
         for p in self.container.parameters():
             p.requires_grad_(p.requires_grad and id(p) in held)
@@ -121,7 +144,7 @@ class Session:
             )
         shared = tower_tensors(world.model.backbone)
         self.trains_towers = any(id(p) in shared for p in self.params.values())
-        self._keep_frozen(shared)
+        self._keep_frozen(shared | (world.towers - {id(p) for p in self.params.values()}))
         self.pristine = self._attributes()
 
     def _adopt(self) -> list[RunOptimizer]:
@@ -196,7 +219,9 @@ class Session:
             for name, value in params.items():
                 self.params[name].data = value.detach().clone()
                 self.params[name].requires_grad_(True)
-            if train:
+            if train:  # as Dassl: what the file built, and registered models in training mode
+                for module, mode in self.built:
+                    module.training = mode and getattr(module, "running_mean", None) is None
                 for model in self.inner._models.values():
                     train_mode(model, True)
             with active(self.world):
@@ -212,20 +237,44 @@ class Session:
     def predict(self, params: Mapping[str, Tensor], image: Tensor) -> Tensor:
         """Return logits ``[B, C]`` of one client's model."""
         label = torch.zeros(len(image), dtype=torch.long, device=image.device)
+        batch = {"img": image, "label": label, "domain": torch.zeros_like(label)}
         with self.lent(params, train=False):
-            shown = self.inner.parse_batch_test({"img": image, "label": label})[0]
-            out = self.inner.model_inference(shown)
-        return out[0] if isinstance(out, (tuple, list)) else out
+            if self.tests_itself:
+                out = self._tested(batch)
+            else:
+                out = self.inner.model_inference(self.inner.parse_batch_test(batch)[0])
+        logits = out[0] if isinstance(out, (tuple, list)) else out
+        classes = len(self.world.model.classnames)
+        if tuple(logits.shape) != (len(image), classes):
+            own = " (it has a test() of its own)" if "test" in vars(type(self.inner)) else ""
+            raise ConfigError(
+                f"{type(self.inner).__name__}.model_inference returns {list(logits.shape)}, not "
+                f"logits [{len(image)}, {classes}]{own}: give the class a model_inference that "
+                "returns the logits of a batch"
+            )
+        return logits
+
+    def _tested(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return what the file's own ``test`` hands to its evaluator for one batch."""
+        inner, seen = self.inner, SeenLogits()
+        before = vars(inner).copy()
+        inner.evaluator, inner.test_loader, inner.val_loader = seen, [dict(batch)], None
+        try:
+            inner.test()
+        finally:
+            vars(inner).update({n: before[n] for n in ("evaluator", "test_loader", "val_loader")})
+        return torch.cat(seen.rows) if seen.rows else torch.empty(0, 0)
 
     def learn(
-        self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor], step: ClientStep,
+        self, params: Mapping[str, Tensor], batch: Mapping[str, Any], step: ClientStep,
         place: BatchPosition, seed: int,
     ) -> Learned:
         """Run ``forward_backward`` on one client's batch.
 
         Args:
             params: one client's tensors, no client axis.
-            batch: ``img`` ``[B, ...]``, ``label`` ``[B]``, ``domain`` ``[B]``.
+            batch: ``img`` ``[B, ...]`` (a list of views with ``DATALOADER.K_TRANSFORMS``),
+                ``label`` ``[B]``, ``domain`` ``[B]``.
             seed: of whatever it draws.
 
         Raises:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
 
+from fedvlm.compat.repository.defaults import MISSING
 from fedvlm.config.aliases import family_aliases
 from fedvlm.config.build import flat
 from fedvlm.config.dassl import dassl_options, family_options
@@ -20,6 +21,8 @@ from fedvlm.models.vlmodel import VLModel
 
 PREC = "fp32"
 UNSET = "(not set)"
+CFG = "cfg"
+IDLE = "of the repository; the trainer's file does not read it"
 # What the authors' own train.py adds to Dassl's tree, with its defaults.
 EXTRAS = {
     "TRAINER.COOP.W": 8.0,  # KgCoOp
@@ -37,30 +40,30 @@ class AnyValue(Option):
         return literal(raw) if isinstance(raw, str) else raw
 
 
-def neighbours(path: Path) -> list[Path]:
-    """Return a file and those beside it that it imports (``from .other import x``), in order."""
-    files, waiting = list[Path](), [path.resolve()]
-    while waiting:
-        file = waiting.pop(0)
-        if file in files or not file.is_file():
-            continue
-        files.append(file)
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.level == 1:
-                names = [node.module] if node.module else [a.name for a in node.names]
-                waiting += [file.parent / f"{n.partition('.')[0]}.py" for n in names if n]
-    return files
+def keys_read(texts: Iterable[str], leaves: Container[str] = ()) -> list[str]:
+    """Return the config keys (``TRAINER.COOP.N_CTX``) that Python texts read, sorted.
 
+    A key may have any case behind ``cfg`` and ``self.cfg``; behind another object's ``cfg``, which
+    may be no config, it is in capitals.
 
-def keys_read(texts: Iterable[str]) -> list[str]:
-    """Return the config keys (``TRAINER.COOP.N_CTX``) that Python texts read, sorted."""
+    Args:
+        leaves: keys that hold values: what follows them is the value's own.
+    """
     keys = set()
-    for node in (n for text in texts for n in ast.walk(ast.parse(text))):
-        names = list(_chain(node))[::-1]
-        if "cfg" in names[:2]:
-            words = names[names.index("cfg") + 1 :]
-            upper = [w for i, w in enumerate(words) if all(v.isupper() for v in words[: i + 1])]
-            keys.add(".".join(upper))
+    for tree in map(ast.parse, texts):
+        called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
+        said = {id(n) for r in ast.walk(tree) if isinstance(r, ast.Raise) for n in ast.walk(r)}
+        for node in ast.walk(tree):
+            if id(node) in said:  # a message is no use of a key
+                continue
+            names = list(_chain(node))[::-1]
+            if CFG not in names[:2]:
+                continue
+            words = names[names.index(CFG) + 1 : -1 if id(node) in called else None]
+            if names[0] not in (CFG, "self"):
+                words = [w for i, w in enumerate(words) if all(v.isupper() for v in words[: i + 1])]
+            ends = [i for i in range(1, len(words)) if ".".join(words[:i]) in leaves]
+            keys.add(".".join(words[: ends[0]] if ends else words))
     return sorted(k for k in keys if k and not any(o.startswith(f"{k}.") for o in keys))
 
 
@@ -73,41 +76,62 @@ def _chain(node: ast.AST) -> Iterator[str]:
         yield node.id
 
 
-def schema_of(texts: Iterable[str], node: str) -> tuple[dict[str, Option], Schema]:
+def schema_of(
+    texts: Iterable[str], node: str, assigned: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Option], Schema]:
     """Return a file's options below ``TRAINER.<node>`` and its keys elsewhere.
 
-    Defaults are Dassl's, CoOp's or those of the authors' ``train.py``; a key that none of them
-    knows has to be set.
+    Defaults are those of the repository's own scripts, then Dassl's and CoOp's; a key that none of
+    them knows has to be set. Keys that the repository assigns and the file does not read are taken
+    and have no effect, so that its YAML files load.
+
+    Args:
+        assigned: ``repository.defaults.assigned_keys``.
     """
-    usual = default_schema()
+    usual, given = default_schema(), dict(assigned or {})
     foreign = {k: o.default for k, o in dassl_options().items() if k.startswith("TRAINER.")}
     usual_nodes: dict[str, Value] = foreign | family_options()
     known = usual_nodes | EXTRAS
+    leaves = {*usual, *known, *given}
     inner, aliases = nodes(usual), family_aliases()
-    every = [k for k in keys_read(texts)
+    every = [k for k in keys_read(texts, leaves)
              if k not in inner and (k not in aliases or k.startswith("TRAINER."))]
-    whole = {k for k in every if any(o.startswith(f"{k}.") for o in known)}  # a node by itself
-    read = [k for k in every if k not in whole]
+    whole = {k for k in every if any(o.startswith(f"{k}.") for o in leaves)}  # a node by itself
+    read = {k for k in every if k not in whole}
+    heads = whole | {k.rpartition(".")[0] for k in read}
+    read |= {k for k in usual_nodes if k.rpartition(".")[0] in heads}
+    near = {h for h in heads if h.startswith("TRAINER.")} | whole
+    read |= {k for k, v in given.items() if k.rpartition(".")[0] in near and v is not MISSING}
+    idle = {k for k in given if k not in aliases or k.startswith("TRAINER.")} - read
     own_node = f"TRAINER.{node}."
     own: dict[str, Option] = {}
     other: Schema = {}
-    heads = whole | {k.rpartition(".")[0] for k in read}
-    wanted = {*read, *(k for k in usual_nodes if k.rpartition(".")[0] in heads)}
-    for key in sorted(wanted):
-        if key in usual and key not in foreign:
+    for key in sorted({*read, *idle}):
+        if (key in usual and key not in foreign) or key in inner:
             continue
-        help_ = "read by the trainer's file"
-        if key.endswith(".PREC"):
-            help_ = "accepted; the file computes in MODEL.PREC, its trained tensors never use fp16"
-        option = Option(known[key], help_) if key in known else AnyValue(UNSET, help_)
+        option = _option(key, known.get(key, MISSING), given.get(key, MISSING))
+        if key in idle:
+            option = replace(option, used=False, help=IDLE, neutral=option.default)
         (own if key.startswith(own_node) else other)[key.removeprefix(own_node)] = option
     return own, other
 
 
-def check_set(root: CfgNode, keys: Iterable[str], file: Path) -> None:
+def _option(key: str, known: Any, given: Any) -> Option:
+    """Return the option of a key: the repository's default, in its usual type if it has one."""
+    help_ = "read by the trainer's file"
+    if key.endswith(".PREC"):
+        help_ = "accepted; the file computes in MODEL.PREC, its trained tensors never use fp16"
+    default = known if given is MISSING else given
+    if default is MISSING:
+        return AnyValue(UNSET, help_)
+    usual = known if type(known) is type(default) else MISSING
+    return AnyValue(default, help_) if usual is MISSING else Option(default, help_)
+
+
+def check_set(root: CfgNode, keys: Mapping[str, Option], file: Path) -> None:
     """Refuse keys that only the file knows and nobody set (``ConfigError``)."""
     values = flat(root)
-    bare = [k for k in keys if values.get(k) == UNSET]
+    bare = [k for k, option in keys.items() if option.used and values.get(k) == UNSET]
     if bare:
         raise ConfigError(
             f"{file.name} reads {', '.join(bare)}, which have no default in fedvlm: set them, "
@@ -126,7 +150,7 @@ def dassl_cfg(root: CfgNode, model: VLModel) -> CfgNode:
     side = model.backbone.image_size
     cfg.INPUT.SIZE = (side, side)
     cfg.OPTIM.MAX_EPOCH = int(root.FED.LOCAL_EPOCHS)
-    cfg.USE_CUDA = model.device.type == "cuda"
+    cfg.USE_CUDA, cfg.DEVICE = model.device.type == "cuda", str(model.device)
     cfg.MODEL.INIT_WEIGHTS = ""
     cfg.TEST.FINAL_MODEL = "last_step"
     for node in cfg.TRAINER.values():

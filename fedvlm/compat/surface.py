@@ -7,7 +7,7 @@ PromptSRC and eleven federated forks: 31 names and a few cheap ones beside them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -17,7 +17,12 @@ ROOTS = ("dassl", "Dassl", "clip")
 NAMES: Mapping[str, tuple[str, ...]] = {
     "config": ("get_cfg_default", "clean_cfg"),
     "engine": ("TRAINER_REGISTRY", "build_trainer", "TrainerX", "TrainerBase", "SimpleTrainer"),
-    "engine.trainer": ("TrainerX", "TrainerBase", "SimpleTrainer"),
+    "engine.trainer": (
+        "TrainerX", "TrainerBase", "SimpleTrainer", "MetricMeter", "AverageMeter", "SummaryWriter",
+        "tolist_if_not", "count_num_param", "load_checkpoint", "save_checkpoint",
+        "mkdir_if_missing", "resume_from_checkpoint", "load_pretrained_weights", "DataManager",
+        "build_optimizer", "build_lr_scheduler", "build_evaluator",
+    ),
     "data": ("DataManager", "DatasetWrapper"),
     "data.data_manager": ("DataManager", "DatasetWrapper"),
     "data.datasets": ("DATASET_REGISTRY", "Datum", "DatasetBase", "build_dataset"),
@@ -26,6 +31,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("EVALUATOR_REGISTRY", "build_evaluator"),
     "metrics": ("compute_accuracy",),
     "optim": ("build_optimizer", "build_lr_scheduler"),
+    "optim.radam": ("RAdam",),
     "utils": (
         "Registry", "check_isfile", "read_json", "write_json", "mkdir_if_missing",
         "listdir_nohidden", "read_image", "set_random_seed", "setup_logger", "collect_env_info",
@@ -56,10 +62,16 @@ def package(root: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Modu
 
 
 @contextmanager
-def replace_modules(modules: Mapping[str, ModuleType]) -> Iterator[None]:
-    """Have ``modules`` in ``sys.modules`` for a while; what was there before comes back."""
+def replace_modules(
+    modules: Mapping[str, ModuleType], roots: Collection[str] = ROOTS
+) -> Iterator[None]:
+    """Have ``modules`` in ``sys.modules`` for a while; what was there before comes back.
+
+    Args:
+        roots: top-level names of which nothing else is visible meanwhile.
+    """
     def ours(name: str) -> bool:
-        return name.partition(".")[0] in ROOTS
+        return name.partition(".")[0] in roots
 
     before = {n: m for n, m in sys.modules.items() if ours(n)}
     for name in before:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
+from fedvlm.compat.repository.find import Checkout
+from fedvlm.compat.repository.imports import Imports
+from fedvlm.compat.repository.loop import Kept
+from fedvlm.compat.repository.sizes import wanted_backbone
 from fedvlm.compat.session import BatchPosition, ClientStep, Container, Learned, Session, padded_out
 from fedvlm.compat.settings import check_set, dassl_cfg
 from fedvlm.compat.world import FileEnvironment, active
 from fedvlm.config.option import Option
 from fedvlm.core import rng
-from fedvlm.core.errors import ConfigError, FedvlmError, failure_text
+from fedvlm.core.errors import ConfigError, FedvlmError, failure_text, own_line
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation import context
 from fedvlm.federation.batches import Batch, step_slices
@@ -28,7 +35,9 @@ from fedvlm.models.features.sources import FeatureSource, PixelSource
 from fedvlm.models.vlmodel import VLModel
 
 FEATURES, PIXELS = "features", "pixels"
+ALL_SHARED = "none"  # FED.PERSONAL: nothing stays, whatever a fork's own loop does
 TEMPLATES = "CUSTOM_TEMPLATES"  # of CoOp's files: data set -> template
+SETS = frozenset({"OxfordPets", "EuroSAT", "Food101"})  # keys of every such table
 
 
 class DasslTrainer(ModuleTrainer):
@@ -39,7 +48,10 @@ class DasslTrainer(ModuleTrainer):
         sources: it and what it imports from beside it: part of a run's identity.
         inner: its class.
         module: the loaded file.
-        modules: its ``dassl`` and ``clip``.
+        imports: its ``dassl`` and ``clip``, and modules of its repository.
+        home: the repository.
+        own_clip: files of the repository that build a CLIP of their own.
+        kept: what its own federated loop keeps with a client.
         foreign: config keys outside of its own node that it reads.
     """
 
@@ -47,7 +59,10 @@ class DasslTrainer(ModuleTrainer):
     sources: ClassVar[Sequence[Path]]
     inner: ClassVar[type]
     module: ClassVar[ModuleType]
-    modules: ClassVar[Mapping[str, ModuleType]]
+    imports: ClassVar[Imports]
+    home: ClassVar[Checkout]
+    own_clip: ClassVar[Sequence[Path]] = ()
+    kept: ClassVar[Kept | None] = None
     foreign: ClassVar[Mapping[str, Option]] = {}
     metrics: Sequence[str] = (r"(.+/)?[\w.]*loss[\w.]*",)
 
@@ -63,8 +78,8 @@ class DasslTrainer(ModuleTrainer):
         Raises:
             ConfigError: it cannot be built on this run's data or backbone.
         """
-        keys = [f"TRAINER.{self.name.upper()}.{key}" for key in self.options]
-        check_set(self.root, [*keys, *self.foreign], self.file)
+        keys = {f"TRAINER.{self.name.upper()}.{key}": o for key, o in self.options.items()}
+        check_set(self.root, {**keys, **self.foreign}, self.file)
         seed = torch.initial_seed()
         session = self._session(model, share=True)
         if session.trains_towers:  # then they cannot be one for all CLIPs that it built
@@ -77,29 +92,62 @@ class DasslTrainer(ModuleTrainer):
 
     def _session(self, model: VLModel, share: bool) -> Session:
         cfg = dassl_cfg(self.root, model)
-        world = FileEnvironment(model, cfg, self.modules, share)
+        world = FileEnvironment(model, cfg, self.imports, share)
         self._add_template(cfg.DATASET.NAME, model)
+        self._say(cfg, model)
         try:
-            with active(world):
-                inner = self.inner(cfg)
+            with active(world), contextlib.chdir(self.home.root if self.home.mains else Path()):
+                inner = self.inner(cfg)  # its scripts start in the repository's folder
                 return Session(inner, world)
         except FedvlmError:
             raise
         except Exception as error:
             raise ConfigError(
                 f"{self.file.name}: {self.name} cannot be built on backbone "
-                f"{model.backbone.name} and {cfg.DATASET.NAME}: {failure_text(error)} (--debug "
-                "shows the traceback)"
+                f"{model.backbone.name} and {cfg.DATASET.NAME}: {failure_text(error)}"
+                f"{own_line(error)}{wanted_backbone(self._own_files, model)} (--debug shows the "
+                "traceback)"
             ) from error
 
+    def _say(self, cfg: CfgNode, model: VLModel) -> None:
+        """Say what a user should know of a repository's code, once."""
+        notes = []
+        if self.home.mains:
+            notes.append(f"this runs code of {self.home.root.name}: {self.file.name} and "
+                         f"{len(self.sources) - 1} files that it imports")
+        if self.own_clip:
+            notes.append("images go through the repository's own clip/ at every step; its frozen "
+                         "weights are the backbone's, kept by their hash")
+        if int(cfg.DATALOADER.K_TRANSFORMS) > 1:
+            notes.append(f"DATALOADER.K_TRANSFORMS {cfg.DATALOADER.K_TRANSFORMS}: all views of an "
+                         "image are the same one")
+        model.notes += [note for note in notes if note not in model.notes]
+
+    @property
+    def _own_files(self) -> list[Path]:
+        """Its files, without those that build a CLIP: their sizes come from the state dict."""
+        return [file for file in self.sources if file not in self.own_clip]
+
+    def _say_kept(self, model: VLModel) -> None:
+        """Say what stays with a client because the fork's own loop keeps it."""
+        if self.kept is None or super()._personal() or not self._split.personal:
+            return
+        rule = f"; it aggregates by {self.kept.rule}, fedvlm by FED.AGGREGATOR" * bool(
+            self.kept.rule)
+        names = ", ".join(sorted(self._split.personal))
+        model.notes.append(f"personal: {names}, as in {self.kept.where}{rule} (to share all: "
+                           f"FED.PERSONAL {ALL_SHARED})")
+
     def _add_template(self, dataset: str, model: VLModel) -> None:
-        """Give the file's table of templates the run's data set, where it lacks it."""
-        table = vars(self.module).get(TEMPLATES)
-        if isinstance(table, dict) and dataset not in table:
-            table[dataset] = model.templates[0]
-            model.notes.append(
-                f"{TEMPLATES} of {self.file.name} has no {dataset}: '{model.templates[0]}' is used"
-            )
+        """Give the file's tables of templates the run's data set, where they lack it."""
+        template = model.templates[0]
+        for module in (self.module, *self.imports.modules.values()):
+            for name, table in list(vars(module).items()):
+                if not _is_template_table(name, table) or dataset in table:
+                    continue
+                table[dataset] = template
+                file = Path(str(getattr(module, "__file__", self.file))).name
+                model.notes.append(f"{name} of {file} has no {dataset}: '{template}' is used")
 
     def _check_trainable(self, session: Session) -> None:
         fast = [n for n in session.params if "visual" in n or "image_encoder" in n]
@@ -117,8 +165,27 @@ class DasslTrainer(ModuleTrainer):
         start = {n: part.module.get_parameter(n).detach().clone() for n in part.names}
         if "_open" not in vars(self):
             self._open = self._is_open(model, start)
-            self._stream = self._choose(model, start)
-        return start
+            self._from_loop = self._kept_by_loop(start)
+            self._cut(start)
+            self._say_kept(model)
+            self._stream = self._choose(model, self._split.cut(start))
+        return self._split.cut(start)
+
+    def _personal(self) -> str:
+        """Return what stays with a client: ``FED.PERSONAL``, or what the fork's own loop keeps."""
+        own = super()._personal()
+        if own == ALL_SHARED:
+            return ""
+        return own or str(vars(self).get("_from_loop", ""))
+
+    def _kept_by_loop(self, start: Tree) -> str:
+        """Return what the fork's loop keeps, as ``FED.PERSONAL`` has it; it names state dicts."""
+        found = []
+        for name in self.kept.names if self.kept is not None else ():
+            tensor, bracket, rows = name.partition("[")
+            found += [re.escape(n) + bracket + rows for n in start
+                      if n == tensor or n.endswith(f".{tensor}")]
+        return ",".join(found)
 
     def _is_open(self, model: VLModel, start: Tree) -> bool:
         """Build it on other classes and compare the shapes of what is trained."""
@@ -149,6 +216,8 @@ class DasslTrainer(ModuleTrainer):
 
     def _choose(self, model: VLModel, start: Tree) -> str:
         """Try two random images both ways, with random values in all that is trained."""
+        if self.own_clip:
+            return PIXELS
         counters = model.counters.copy()
         side, n = model.backbone.image_size, len(model.classnames)
         pixels = torch.randn(2, 3, side, side, generator=rng.stream(0, "compat-pixels"))
@@ -179,10 +248,14 @@ class DasslTrainer(ModuleTrainer):
         def predict(x: Mapping[str, Tensor]) -> Tensor:
             session, images = self._of(model), _images(model, x)
             with rng.fork_generators(rng.seed_of(0, PURPOSE), model.device):
-                return torch.stack([
-                    session.predict({n: v[k] for n, v in params.items()}, images[k])
-                    for k in range(len(images))
-                ])
+                try:
+                    return torch.stack([
+                        session.predict(self._split.join(_client(params, k)), images[k])
+                        for k in range(len(images))
+                    ])
+                except RuntimeError as error:
+                    self._refuse_sizes(error, model)
+                    raise
 
         return predict
 
@@ -195,7 +268,7 @@ class DasslTrainer(ModuleTrainer):
         """
         values, parts = [], []
         for k in range(len(batch.y)):
-            given = {n: v[k] for n, v in params.items()}
+            given = self._split.join(_client(params, k))
             session = self._of(model)
             session.restore()
             learned = self._learn(session, model, given, batch, k, ClientStep(), BatchPosition())
@@ -210,10 +283,26 @@ class DasslTrainer(ModuleTrainer):
     ) -> Learned:
         images = padded_out(_images(model, batch.x)[k], batch.w[k])
         labels = padded_out(batch.y[k], batch.w[k])
-        data = {"img": images, "label": labels, "domain": torch.zeros_like(labels)}
+        views = int(self.root.DATALOADER.K_TRANSFORMS)  # Dassl: then "img" is a list of them
+        data: dict[str, Any] = {
+            "img": [images] * views if views > 1 else images, "label": labels,
+            "domain": torch.zeros_like(labels),
+        }
         seed = batch.seed(PURPOSE, k)
         seed = rng.seed_of(0, PURPOSE) if seed is None else seed
-        return session.learn(given, data, step, place, seed)
+        try:
+            return session.learn(given, data, step, place, seed)
+        except RuntimeError as error:
+            self._refuse_sizes(error, model)
+            raise
+
+    def _refuse_sizes(self, error: RuntimeError, model: VLModel) -> None:
+        """Say which backbone a file wants that has other sizes (``ConfigError``)."""
+        why = wanted_backbone(self._own_files, model)
+        if why:
+            raise ConfigError(
+                f"{self.name}: {failure_text(error)}{own_line(error)}{why}"
+            ) from error
 
     # ---- the client ---------------------------------------------------------------------------
     def client_update(
@@ -241,7 +330,7 @@ class DasslTrainer(ModuleTrainer):
             def loss(
                 model: VLModel, params: Tree, b: Batch
             ) -> tuple[Tensor, Mapping[str, Tensor]]:
-                given = {n: v[0] for n, v in params.items()}
+                given = self._split.join(_client(params, 0))
                 learned = self._learn(session, model, given, b, 0, step, place)
                 out.append(learned)
                 return (_surrogate(given, learned)[None],
@@ -252,7 +341,8 @@ class DasslTrainer(ModuleTrainer):
             ctx.check(value, f"loss {what}", batch)
             ctx.check_tree(grads, f"gradient {what}", batch)
             steps = out[0].steps
-            return {"p": {n: v[None] for n, v in out[0].params.items()}, **out[0].state}
+            after = self._split.cut(out[0].params)
+            return {"p": {n: v[None] for n, v in after.items()}, **out[0].state}
 
         session.restore()
         try:
@@ -260,6 +350,19 @@ class DasslTrainer(ModuleTrainer):
         finally:
             session.restore()
         return state | {"w": w}, ctx.upload(w)
+
+
+def _is_template_table(name: str, value: object) -> bool:
+    """Tell whether a module's value maps data sets to templates (``a photo of a {}.``)."""
+    if not isinstance(value, dict):
+        return False
+    return name == TEMPLATES or (value.keys() >= SETS and all(
+        isinstance(value[n], str) and "{}" in value[n] for n in SETS))
+
+
+def _client(params: Tree, k: int) -> Tree:
+    """Return one client's tensors of a tree with the client axis."""
+    return {n: v[k] for n, v in params.items()}
 
 
 def _images(model: VLModel, x: Mapping[str, Tensor]) -> Tensor:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from yacs.config import CfgNode
 
-from fedvlm.compat.surface import replace_modules
+from fedvlm.compat.repository.imports import Imports
 from fedvlm.core.errors import FedvlmError
 from fedvlm.models.vlmodel import VLModel
 
@@ -33,17 +33,21 @@ class FileEnvironment:
     Attributes:
         model: towers and class names.
         cfg: the config in Dassl's words.
-        modules: what ``import dassl`` and ``import clip`` give.
+        imports: what ``import dassl`` and ``import clip`` give, and the repository's own modules.
         share: the towers' weights are one for all CLIPs that the file builds; False gives each
             its own, for files that train them.
         folder: holds the placeholder that ``clip._download`` names.
+        towers: ids of the frozen tensors of CLIPs that the repository's own ``clip`` built.
+        built: these CLIPs, so that the ids stay true.
     """
 
     model: VLModel
     cfg: CfgNode
-    modules: Mapping[str, ModuleType]
+    imports: Imports
     share: bool = True
     folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory, repr=False)
+    towers: set[int] = field(default_factory=set, repr=False)
+    built: list[nn.Module] = field(default_factory=list, repr=False)
 
     def weights(self) -> Path:
         """Return a file that ``torch.jit.load`` refuses and ``torch.load`` reads."""
@@ -79,8 +83,10 @@ def active(world: FileEnvironment) -> Iterator[None]:
     _stack.append(world)
     torch.cuda.device_count = lambda: min(1, count())  # its DataParallel would hide the names
     try:
-        with replace_modules(world.modules), redirect_prints(), warnings.catch_warnings():
+        with world.imports.active(), redirect_prints(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # old calls are the file's
+            # a tensor that a file makes before it knows its numbers
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")
             with _RunPlace(world.model):
                 yield
     finally:
@@ -90,10 +96,10 @@ def active(world: FileEnvironment) -> Iterator[None]:
 
 @contextmanager
 def redirect_prints() -> Iterator[None]:
-    """Send what is printed to the log ``fedvlm.compat``."""
+    """Send what is printed, bars of progress too, to the log ``fedvlm.compat``."""
     out = io.StringIO()
     try:
-        with redirect_stdout(out):
+        with redirect_stdout(out), redirect_stderr(out):
             yield
     finally:
         for line in out.getvalue().splitlines():

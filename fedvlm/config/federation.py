@@ -72,7 +72,8 @@ def _partition() -> Schema:
         "FED.PERSONAL": Option(
             "",
             "tensors that stay with each client: a regular expression that matches whole "
-            "names; for methods that share everything (your own modules, files of the CoOp family)",
+            "names, or a name and its rows, such as prompt_learner.ctx[1:]; none: all are shared; "
+            "for methods that share everything (your own modules, files of the CoOp family)",
             neutral="",
         ),
         "FED.INDEX_FILE": Option("", "index file with a partition to use instead of drawing one"),

@@ -51,6 +51,7 @@ class Option:
         used: False where nothing reads the key; it exists so that Dassl's YAML files load.
         neutral: of a key that came later: the value that means what runs did before it. At that
             value the key is no part of a run's identity, so that older folders stay theirs.
+        moved: values that belong to a key beside this one now, ``{"T": "MODE"}``.
     """
 
     default: Value
@@ -68,6 +69,7 @@ class Option:
     words: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     used: bool = field(default=True, kw_only=True)
     neutral: Value | None = field(default=None, kw_only=True)
+    moved: Mapping[str, str] = field(default_factory=lambda: _NO_ALIASES, kw_only=True)
 
     @property
     def kind(self) -> type:
@@ -203,6 +205,13 @@ def short_repr(value: Value) -> str:
     short = reprlib.Repr()
     short.maxstring = short.maxother = 60
     return short.repr(value)
+
+
+def present_key(key: str, value: Value, schema: Schema) -> str:
+    """Return the key that holds ``value`` today: another one where it has moved."""
+    option = schema.get(key)
+    beside = None if option is None else option.moved.get(str(value))
+    return key if beside is None else f"{key.rpartition('.')[0]}.{beside}"
 
 
 def declare(schema: Schema, prefix: str, options: Mapping[str, Option]) -> Schema:

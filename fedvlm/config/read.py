@@ -43,7 +43,7 @@ def check_suffix(path: Path) -> None:
 
 
 def read_yaml(path: Path, inner: Container[str]) -> tuple[list[Assignment], list[str]]:
-    """Return the entries of a YAML file and its mistakes, one sentence each.
+    """Return the entries of a YAML file and its mistakes, one message each.
 
     Args:
         path: the file.

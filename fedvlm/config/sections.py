@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from fedvlm.config.keys import ROLES
-from fedvlm.config.option import Schema, Value
+from fedvlm.config.option import Schema, Value, present_key
 
 Lookup = Callable[[str], Value]  # key -> its value in a config, the default where it is left out
 
@@ -89,7 +89,9 @@ SECTIONS = (
     Section(
         ("OPTIM.MOMENTUM", "OPTIM.SGD_DAMPNING", "OPTIM.SGD_NESTEROV"), _optimiser("sgd")
     ),
-    Section(("OPTIM.ADAM_BETA1", "OPTIM.ADAM_BETA2"), _optimiser("adam", "adamw")),
+    Section(
+        ("OPTIM.ADAM_BETA1", "OPTIM.ADAM_BETA2", "OPTIM.ADAM_EPS"), _optimiser("adam", "adamw")
+    ),
     Section(
         ("OPTIM.CLOCK",),
         lambda get: get("OPTIM.LR_SCHEDULER") != "constant" or get("OPTIM.WARMUP_EPOCH") > 0,
@@ -118,8 +120,12 @@ def read_keys(
             and some be there that ``schema`` does not know: those are kept.
         schema: of all keys.
     """
+    config = {present_key(key, value, schema): value for key, value in config.items()}
+
     def get(key: str) -> Value:
-        return config[key] if key in config else schema[key].default
+        option = schema[key]
+        before = option.default if option.neutral is None else option.neutral
+        return config.get(key, before)
 
     unread = {key for section in sections if not section.read(get) for key in section.keys}
     return {k: v for k, v in config.items() if k not in unread and not _idle(k, v, schema)}

@@ -1,4 +1,4 @@
-"""Errors become one sentence and an exit code, never a traceback.
+"""Errors become one message and an exit code, never a traceback.
 
 Exit codes: 0 done, 1 a bug of ours, 2 config, usage or a method's own file, 3 data, 4 diverged,
 6 below quorum, 130 interrupted (143: SIGTERM, 129: SIGHUP).
@@ -18,7 +18,7 @@ from fedvlm.core.signals import exit_code
 
 
 def exit_code_of(call: Callable[[], int], words: Sequence[str]) -> int:
-    """Return the exit code of ``call``; every error becomes a sentence, as in ``main``."""
+    """Return the exit code of ``call``; every error becomes a message, as in ``main``."""
     try:
         code = call()
         if sys.stdout is not None:  # it is None when started with `>&-`
@@ -42,7 +42,7 @@ def exit_code_of(call: Callable[[], int], words: Sequence[str]) -> int:
             return _bug(error, words)
         complain(_lacks(error))
         return ConfigError.exit_code
-    except Exception as error:  # the last resort: a bug gets a sentence too
+    except Exception as error:  # the last resort: a bug gets a message too
         return _bug(error, words)
 
 
@@ -64,7 +64,7 @@ def _lacks(error: ModuleNotFoundError) -> str:
 
 
 def _bug(error: Exception, words: Sequence[str]) -> int:
-    """Say what happened in one sentence; the traceback goes to a file, or to stderr on demand."""
+    """Say what happened in one message; the traceback goes to a file, or to stderr on demand."""
     text = "".join(traceback.format_exception(error))
     reason = " ".join(str(error).split())[:200] or "no message"
     place = own_line(error)

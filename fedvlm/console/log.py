@@ -70,6 +70,10 @@ class LogFile:
         """Write the final table."""
         self._write(table_lines(rows))
 
+    def lines(self, lines: Sequence[str]) -> None:
+        """Write lines of text as they are."""
+        self._write(lines)
+
     def finish(
         self, headline: Headline | None = None, trained: bool = True,
         classes: Sequence[Sequence[str]] = (),

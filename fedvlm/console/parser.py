@@ -3,7 +3,7 @@
 argparse's own walk over the words stops at the first mistake, takes ``-1e-3`` for a flag and loses
 words that follow a flag's value. Here
 
-* every mistake gets a sentence, all of them at once, with the nearest flag;
+* every mistake gets a message, all of them at once, with the nearest flag;
 * case, dash and underscore do not matter: ``--num_users`` = ``--Num-Users``;
 * ``--flag=value`` is ``--flag value``, and a value may begin with one dash;
 * words may stand before, between and after flags;

@@ -218,6 +218,10 @@ class Console:
         self.finish()
         self._lines(table_lines(rows))
 
+    def lines(self, lines: Sequence[str]) -> None:
+        """Show lines of text as they are."""
+        self._lines(lines)
+
     def finish(self) -> None:
         """Free the screen; safe to call twice and after an error."""
         table, self._table = self._table, None

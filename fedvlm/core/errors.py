@@ -1,4 +1,4 @@
-"""Errors a user can meet: one human sentence each, with the process exit code it stands for."""
+"""Errors a user can meet: one short message each, with the process exit code it stands for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STANDARD = Path(os.__file__).parent  # Python's own library
 
 
 class FedvlmError(Exception):
-    """Root of the errors that are shown as one sentence, without a traceback."""
+    """Root of the errors that are shown as one message, without a traceback."""
 
     exit_code = 1
 

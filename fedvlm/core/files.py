@@ -127,7 +127,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def explain_errors(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` inside the block into a ``DataError`` of one sentence about ``path``."""
+    """Turn an ``OSError`` inside the block into a ``DataError`` with one message about ``path``."""
     try:
         yield
     except OSError as error:

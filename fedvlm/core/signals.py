@@ -46,7 +46,7 @@ def exit_code(stop: KeyboardInterrupt) -> int:
 
 
 def saying(stop: KeyboardInterrupt, text: str) -> Interrupted:
-    """Return the same stop with a sentence."""
+    """Return the same stop with a message."""
     return Interrupted(text, exit_code(stop) - 128)
 
 

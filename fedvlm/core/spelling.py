@@ -27,7 +27,7 @@ def name_fault(name: str) -> str:
 
 
 def show_name(name: str) -> str:
-    """Return a faulty name as a sentence can hold it."""
+    """Return a faulty name as a message can hold it."""
     return ascii(name if len(name) <= 60 else name[:57] + "...")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import name_fault, show_name
+from fedvlm.data.locate import first_names
 
 if TYPE_CHECKING:
     from fedvlm.data.packs.pack import PackedImage
 
 IntArray = NDArray[np.int64]
 PARTS = ("train", "val", "test")
+_FIRST = 5  # labels that a message lists
 _MOST = 0.5  # of the classes: where more of them have no test image there is no test
 
 
@@ -68,6 +70,21 @@ class Datum:
     def path(self) -> Path:
         """The image file, or the file that holds the image."""
         return Path(self.impath)
+
+
+@dataclass(frozen=True)
+class ListFault:
+    """Why no run can use a set's lists.
+
+    Attributes:
+        check: a stable key of what is wrong.
+        text: the message, without the set's name.
+        count: how many images, labels or names have it.
+    """
+
+    check: str
+    text: str
+    count: int = 1
 
 
 class DatasetBase:
@@ -127,12 +144,10 @@ class DatasetBase:
             DataError: labels with gaps, a label with two names, a name with two labels or that
                 is none, or an image that is in two parts or twice in one.
         """
-        for domain in self.domain_names:
-            if fault := name_fault(domain):
-                raise DataError(f"{self.name}: the domain's name {show_name(domain)} {fault}")
-        self.lab2cname = _label_names(self.all(), self.name)
+        if faults := list_faults(self.parts, self.domain_names):
+            raise DataError(f"{self.name}: {faults[0].text}")
+        self.lab2cname = {d.label: d.classname for d in self.all()}
         self.classnames = [self.lab2cname[label] for label in sorted(self.lab2cname)]
-        _refuse_repeats(self.parts, self.name)
 
     @property
     def num_classes(self) -> int:
@@ -177,56 +192,70 @@ def untested_classes(parts: Mapping[str, Sequence[Datum]]) -> list[str]:
     return bare if tested and len(bare) > _MOST * len(trained) else []
 
 
-def _label_names(items: Sequence[Datum], where: str) -> dict[int, str]:
-    names: dict[int, str] = {}
-    for datum in items:
-        name = names.setdefault(datum.label, datum.classname)
-        if name != datum.classname:
-            raise DataError(
-                f"{where}: label {datum.label} is called both '{name}' and '{datum.classname}' "
-                f"(at {datum.key}); a label has one name"
-            )
-    if not names:
-        raise DataError(f"{where}: no images at all")
-    for label, name in sorted(names.items()):
+def list_faults(
+    parts: Mapping[str, Sequence[Datum]], domain_names: Sequence[str] = ()
+) -> list[ListFault]:
+    """Return why no run can use lists, one fault of a kind; none where one can."""
+    at: dict[tuple[int, str], str] = {}  # (label, name) -> first image
+    for part in PARTS:
+        for d in parts[part]:
+            at.setdefault((d.label, d.classname), d.key)
+    if not at:
+        return [ListFault("no_images", "no images at all")]
+    return [*_wrong_names(at, domain_names), *_wrong_labels(at), *_repeats(parts)]
+
+
+def _wrong_names(
+    at: Mapping[tuple[int, str], str], domain_names: Sequence[str]
+) -> Iterator[ListFault]:
+    for domain in domain_names:
+        if fault := name_fault(domain):
+            yield ListFault("domain_names", f"the domain's name {show_name(domain)} {fault}")
+    for label, name in sorted(at):
         if fault := name_fault(name):
-            raise DataError(
-                f"{where}: the name of class {label}, {show_name(name)}, {fault}; rename it"
-            )
+            yield ListFault("class_names", f"the name of class {label}, {show_name(name)}, "
+                            f"{fault}; rename it")
+
+
+def _wrong_labels(at: Mapping[tuple[int, str], str]) -> Iterator[ListFault]:
+    names: dict[int, list[str]] = {}
+    labels: dict[str, list[int]] = {}
+    for label, name in at:
+        names.setdefault(label, []).append(name)
+        labels.setdefault(name, []).append(label)
+    several = [(label, row) for label, row in names.items() if len(row) > 1]
+    for label, (one, other, *_) in several[:1]:
+        yield ListFault("label_names", f"label {label} is called both '{one}' and '{other}' (at "
+                        f"{at[label, other]}); a label has one name{_more(several)}", len(several))
     gaps = sorted(set(range(max(names) + 1)) - set(names))
     if gaps or min(names) < 0:
-        raise DataError(
-            f"{where}: labels must be 0..{len(names) - 1} without gaps, but they go from "
+        yield ListFault(
+            "label_gaps", f"labels must be 0..{len(names) - 1} without gaps, but they go from "
             f"{min(names)} to {max(names)} with {len(names)} classes"
-            + (f" (first missing: {gaps[0]})" if gaps else "")
-        )
-    labels: dict[str, int] = {}
-    for label in sorted(names):
-        other = labels.setdefault(names[label], label)
-        if other != label:
-            raise DataError(
-                f"{where}: labels {other} and {label} are both called '{names[label]}'; "
-                "class names must differ"
-            )
-    return names
+            + (f" (first missing: {first_names(map(str, gaps), _FIRST)})" if gaps else ""),
+            len(gaps) or 1)
+    doubles = [(name, sorted(row)) for name, row in sorted(labels.items()) if len(row) > 1]
+    for name, (first, second, *_) in doubles[:1]:
+        yield ListFault("duplicate_names", f"labels {first} and {second} are both called "
+                        f"'{name}'; class names must differ{_more(doubles)}", len(doubles))
 
 
-def _refuse_repeats(parts: Mapping[str, Sequence[Datum]], where: str) -> None:
-    """Refuse an image that is named twice: it would leak, weigh double, or have two labels."""
-    keys: dict[str, set[str]] = {}
-    for part, items in parts.items():
-        keys[part] = {d.key for d in items}
-        if len(keys[part]) < len(items):
-            times = Counter(d.key for d in items)
+def _repeats(parts: Mapping[str, Sequence[Datum]]) -> Iterator[ListFault]:
+    """Yield images that are named twice: they would leak, weigh double, or have two labels."""
+    keys = {part: {d.key for d in parts[part]} for part in PARTS}
+    for part in PARTS:
+        if len(keys[part]) < len(parts[part]):
+            times = Counter(d.key for d in parts[part])
             twice = sorted(key for key, n in times.items() if n > 1)
-            raise DataError(
-                f"{where}: {len(twice)} image(s) are named twice or more in {part} (first: "
-                f"{twice[0]}); leave each of them there once"
-            )
+            yield ListFault("listed_twice", f"{len(twice)} image(s) are named twice or more in "
+                            f"{part} (first: {twice[0]}); leave each of them there once",
+                            len(twice))
     for a, b in (("train", "test"), ("train", "val"), ("val", "test")):
         both = sorted(keys[a] & keys[b])
         if both:
-            raise DataError(
-                f"{where}: {len(both)} image(s) are in {a} and in {b} (first: {both[0]}); "
-                f"remove them from one of the two"
-            )
+            yield ListFault("leak_paths", f"{len(both)} image(s) are in {a} and in {b} (first: "
+                            f"{both[0]}); remove them from one of the two", len(both))
+
+
+def _more(faults: Sequence[object]) -> str:
+    return f" ({len(faults) - 1} more)" if len(faults) > 1 else ""

@@ -19,7 +19,7 @@ class Carrier(Protocol):
         ...
 
     def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
-        """Send each site its frame; return its answer, or why there is none (a sentence)."""
+        """Send each site its frame; return its answer, or why there is none."""
         ...
 
 

@@ -172,7 +172,7 @@ class Site:
         }, trees)
 
     def _evaluate(self, frame: Frame) -> Frame:
-        """Measure personal models, or the model as it comes; only numbers leave."""
+        """Measure personal models, or the pretrained model; only numbers leave."""
         fed, values = self.federation, frame.values
         measure = Measure(**values["measure"])
         told, logits = dict[str, float](), dict[str, Tree]()

@@ -1,7 +1,7 @@
 """What a site's owner allows: rules that stand before any work, and what may be counted aloud.
 
 A refusal names its rule and its number, and nothing of the site: no path, no list of what would be
-allowed. The owner reads the same sentence with more in the site's own log.
+allowed. The owner reads the same message with more in the site's own log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WEIGHTS = "MODEL.INIT_WEIGHTS"
 
 
 class Refused(FedvlmError):
-    """What a site does not do; the sentence may leave it."""
+    """What a site does not do; the message may leave it."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Terms:
     def tell_row(self, row: Row) -> Row:
         """Return a client's row of numbers as it may leave.
 
-        Of a client with fewer test images than ``count`` nothing is said but that it is absent; of
+        Of a client with fewer test images than ``count`` only its absence is sent; of
         one with a rare cell in its confusion counts, no such cell is.
         """
         n = int(row.get("n") or 0)

@@ -27,7 +27,7 @@ _PLACE = 8  # bytes that say how long the header is
 
 
 class WireError(FedvlmError):
-    """A message that is no frame of this version; the sentence quotes nothing of it."""
+    """A message that is no frame of this version; the message quotes nothing of it."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ What the numbers mean:
 
 It draws no random number and changes no state: training goes on as if it had not been there.
 It asks for rows of numbers, one per client (first half: ``meter``), and adds the shared model's.
-``zero_shot`` is the reference row: the model as it comes, with the dataset's template prompt as its
+``zero_shot`` is the reference row: the pretrained model, with the dataset's template prompt as its
 classifier.
 """
 
@@ -220,7 +220,7 @@ def zero_shot(
     model: VLModel, source: SampleSource, tests: scores.TestSets, panel: Panel, ask: Ask, *,
     batch_size: int = 256, cross: bool | None = None,
 ) -> dict[str, Any]:
-    """Return the numbers of the model as it comes, named as in ``Evaluator.evaluate``.
+    """Return the numbers of the pretrained model, named as in ``Evaluator.evaluate``.
 
     One model for all clients: ``personal`` is it on each client's test split, ``base_all`` and
     ``new`` are the same for everyone, and so is ``unseen``. A target's images have its own template

@@ -178,7 +178,7 @@ class ClientMeter:
         return rows
 
     def template(self, measure: Measure, clients: Sequence[int]) -> list[Row]:
-        """Return the rows of the model as it comes, classified by the dataset's template prompt."""
+        """Return the rows of the pretrained model, classified by the dataset's template prompt."""
         same = Same(
             self.model, template_predictor, self._batches, len(self.data.labels),
             truth=self._truth(measure),

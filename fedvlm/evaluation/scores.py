@@ -26,7 +26,7 @@ from fedvlm.models.features.sources import SampleSource
 
 BROKEN = -1  # the label where a model's logits are not finite: never right, never another class
 ABSENT = "absent"  # of a client's row: its site did not answer, or
-WITHHELD = 2  # its owner does not let so few images be told
+WITHHELD = 2  # its site sends no numbers of so few images
 DOMAIN = "domain"
 UNSEEN = "unseen"
 UNSEEN_CLIENTS = "unseen_clients"

@@ -2,7 +2,7 @@
 
 A recipe is what ``runner.Model`` needs: constant class features, tensors, and the steps from pixels
 to logits. Whatever a trainer's tensors are called that is not in ``KNOWN`` is refused, and so is a
-method whose own predictor gives other logits: nothing leaves the house that predicts otherwise.
+method whose own predictor gives other logits: no export predicts otherwise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The towers of a live backbone as plain open_clip modules again, in float32 on the CPU.
 
 ``layers.cast_linears`` remade the image tower's layers and may have folded QuickGELU's constant
-into its MLPs; what leaves the house carries open_clip's own names and layers.
+into its MLPs; an exported model has open_clip's own names and layers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from fedvlm.models.load.hf_clip import HUB_NAMES
 from fedvlm.models.load.openclip import build_model
 from fedvlm.models.load.vit import empty_vit
 from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, sites
-from fedvlm.models.towers.clip import is_block
+from fedvlm.models.towers.clip import is_block, is_trunk
 from fedvlm.models.towers.fold import QUICK_GELU
 from fedvlm.models.towers.layers import SplitAttention
-from fedvlm.models.towers.trunk import is_trunk
 from fedvlm.models.towers.trunk_blocks import places
 from fedvlm.models.vlmodel import VLModel
 

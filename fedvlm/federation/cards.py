@@ -60,10 +60,23 @@ def year(text: str) -> str:
     return match.group() if match else ""
 
 
+def split_method(trainer: str) -> tuple[str, str]:
+    """Return a trainer's name, and the method that runs over it: ``./net.py:Net+FedAS``."""
+    head, file, rest = trainer.partition(".py")
+    name, plus, method = rest.partition("+")
+    return (f"{head}{file}{name}", method) if plus else (trainer, "")
+
+
+def trainer_sources(trainer: str) -> list[Path]:
+    """Return the files of the user's own that a trainer's name names, the network's first."""
+    parts = [part for part in split_method(trainer) if ".py" in part]
+    return [user_path(part.partition(":")[0]) for part in parts]
+
+
 def card_of(trainer: str) -> str:
     """Return the card of a method by the name in its results; empty where its file is gone."""
 
-    path = user_path(trainer.partition(":")[0])
+    path = user_path(split_method(trainer)[0].partition(":")[0])
     if path.suffix != ".py":
         files = trainer_files()
         stem = next((s for s in files if fold(s) == fold(trainer)), None)

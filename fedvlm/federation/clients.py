@@ -18,8 +18,7 @@ from functools import lru_cache
 import torch
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.core.rows.away import AWAY
-from fedvlm.core.rows.store import Form, RowStore, form_of, order_rows
+from fedvlm.core.rows.store import AWAY, Form, RowStore, form_of, order_rows
 from fedvlm.core.trees import State, Tree, expand, stack_states
 from fedvlm.federation.groups import FROZEN, SERVER, SHARED, Groups
 

@@ -24,7 +24,7 @@ from fedvlm.core.errors import (
 )
 from fedvlm.core.files import user_path
 from fedvlm.core.plugins import Plugins
-from fedvlm.federation.cards import card, trainer_files
+from fedvlm.federation.cards import card, split_method, trainer_files
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
 
 FRAMEWORKS = Plugins("fedvlm.compat", "FRAMEWORKS", "framework")
@@ -33,12 +33,16 @@ FRAMEWORKS = Plugins("fedvlm.compat", "FRAMEWORKS", "framework")
 def load_trainer(spec: str) -> type[Trainer]:
     """Return the trainer class for a name, ``path.py:Class``, or a file of the CoOp family.
 
+    ``path.py:Net+FedAS`` is a method over the network of a ``ModuleTrainer`` (``networks.over``).
+
     Raises:
         ConfigError: no such file, class or name; the message gives the nearest. Or a file of
             another framework that cannot run here.
     """
     if ".py" in spec:
-        return _from_path(spec)
+        own, method = split_method(spec)
+        found = _from_path(own)
+        return _over(found, load_trainer(method)) if method else found
     if spec in TRAINER_REGISTRY:
         return TRAINER_REGISTRY.get(spec)
     files = trainer_files()
@@ -50,6 +54,12 @@ def load_trainer(spec: str) -> type[Trainer]:
             f"(fedvlm list shows all {len(files)}; your own: ./my.py:MyMethod)"
         )
     return _only_trainer(_load(files[stem]), files[stem])
+
+
+def _over(net: type[Trainer], method: type[Trainer]) -> type[Trainer]:
+    from fedvlm.federation.toolbox.networks import over  # start-up: torch.fx, for networks only
+
+    return over(net, method)
 
 
 def _from_path(spec: str) -> type[Trainer]:

@@ -46,7 +46,7 @@ class RoundWork:
     """What an engine hands back: who has a new state, uploads by chunk, dropped clients.
 
     Attributes:
-        versions: client -> the version that its owner now holds.
+        versions: client -> the version of its state that is now stored.
     """
 
     versions: dict[int, int] = field(default_factory=dict)

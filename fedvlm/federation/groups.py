@@ -6,7 +6,7 @@ Also which of them the final fine-tuning trains: like the groups, it is settled 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,16 +120,22 @@ class Finetune:
             lr=float(fed.FINETUNE_LR) or self.lr,
         )
 
-    def select(self, groups: Groups, owner: str) -> Finetune:
+    def select(
+        self, groups: Groups, owner: str, role: Callable[[str], str] = peft.role
+    ) -> Finetune:
         """Return this with ``train`` as patterns of the names in ``groups``, for ``Context.fit``.
 
+        Args:
+            owner: the trainer's name.
+            role: ``Trainer.role``.
+
         Raises:
-            ConfigError: it would train nothing; ``owner`` is the trainer's name.
+            ConfigError: it would train nothing.
         """
         parts = set(self.train)
         names = [
             n for n, group in groups.of.items()
-            if group != SERVER and {group, peft.role(n)} & parts
+            if group != SERVER and {group, role(n)} & parts
         ]
         if self.epochs and not names:
             raise ConfigError(

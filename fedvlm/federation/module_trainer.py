@@ -13,7 +13,7 @@ draws anew for each client and local step, from seeds of the run: nothing of it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
+from fedvlm.federation.toolbox.row_split import RowSplit, split_rows
 from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.models.towers.vision import PREFIX
 from fedvlm.models.vlmodel import VLModel
@@ -42,10 +43,29 @@ class FrozenModule:
     Attributes:
         module: in eval mode between calls; holds the untrained tensors.
         names: of the trained tensors, in the order of ``named_parameters``.
+        homes: where the parameters are, if a submodule has several names: ``functional_call`` puts
+            a client's tensor in once a name, and takes it out once too few.
     """
 
     module: nn.Module
     names: tuple[str, ...]
+    homes: tuple[tuple[nn.Module, str, nn.Parameter], ...] = ()
+
+    @staticmethod
+    def of(module: nn.Module, names: tuple[str, ...]) -> FrozenModule:
+        """Return a module with its ``homes``."""
+        several = len(list(module.named_modules(remove_duplicate=False))) > len(
+            list(module.modules()))
+        homes = ((m, n, p) for m in module.modules() for n, p in m._parameters.items()
+                 if several and p is not None)
+        return FrozenModule(module, names, tuple(homes))
+
+    def put_back(self, params: Mapping[str, Tensor]) -> None:
+        """Take out a client's tensors that ``functional_call`` left behind; nothing else."""
+        lent = {id(v) for v in params.values()}
+        for module, name, own in self.homes:
+            if id(module._parameters[name]) in lent:
+                module._parameters[name] = own
 
     @contextmanager
     def mode(self, train: bool) -> Iterator[None]:
@@ -84,6 +104,7 @@ class ModuleTrainer(Trainer):
 
     batched = False
     open_vocabulary = False
+    _split = RowSplit()
 
     # ---- what a method says ------------------------------------------------------------------
     def build(self, model: VLModel) -> nn.Module:
@@ -121,6 +142,31 @@ class ModuleTrainer(Trainer):
         each = F.cross_entropy(self.logits(out), y, reduction="none")
         return (each * w).sum() / w.sum()
 
+    def head_of(self, module: nn.Module) -> nn.Module:
+        """Return the part of the module that classifies; all others are the body.
+
+        By default its last layer with parameters. Methods that split body and head ask for it
+        (``fedvlm.federation.toolbox.networks``).
+        """
+        return [m for m in module.modules() if any(True for _ in m.parameters(recurse=False))][-1]
+
+    def stages_of(self, module: nn.Module) -> Sequence[nn.Module]:
+        """Return the stages of the module in the order of its forward: its own ``stages()``.
+
+        Methods that compare layers of two models ask for them.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        stages = getattr(module, "stages", None)
+        if not callable(stages):
+            raise ConfigError(
+                f"{self.name or type(self).__name__} compares the stages of two networks, and "
+                f"{type(module).__name__} does not name its own: give it stages(self), which "
+                "returns its stages in order"
+            )
+        return list(stages())
+
     # ---- the contract ------------------------------------------------------------------------
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the module's parameters that require a gradient.
@@ -138,7 +184,17 @@ class ModuleTrainer(Trainer):
                 "another seed"
             )
         part = self._part(model)
-        return {n: part.module.get_parameter(n).detach().clone() for n in part.names}
+        return self._cut({n: part.module.get_parameter(n).detach().clone() for n in part.names})
+
+    def _cut(self, start: Tree) -> Tree:
+        """Return the leaves of a run's trained tensors: rows apart where ``FED.PERSONAL`` says."""
+        split = split_rows(self._personal(), start)
+        if split != self._split:
+            self._split = split
+        return split.cut(start)
+
+    def _kept(self, names: Sequence[str]) -> set[str]:
+        return set(self._split.personal) or super()._kept(names)
 
     def predictor(self, model: VLModel, params: Tree) -> Predictor:
         """See ``Trainer.predictor``; the module is in eval mode."""
@@ -155,14 +211,7 @@ class ModuleTrainer(Trainer):
         self, model: VLModel, params: Tree, batch: Batch
     ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         """Return ``criterion`` of each client, ``[K]``; the module is in training mode."""
-        x, values = self._streams(model, batch.x), []
-        for k, (y, w) in enumerate(zip(batch.y, batch.w, strict=True)):
-            seed = batch.seed(PURPOSE, k)
-            values.append(self._run(
-                model, params, k, x, rng.seed_of(0, PURPOSE) if seed is None else seed, True,
-                lambda out, y=y, w=w: self.criterion(out, y, w),  # type: ignore[misc]
-            ))
-        return torch.stack(values)
+        return torch.stack(self._losses(model, params, batch, lambda loss: loss))
 
     def export(self, model: VLModel, params: Tree) -> dict[str, Any]:
         """Return the whole module for ``load_state_dict``: trained and frozen tensors, buffers.
@@ -170,7 +219,7 @@ class ModuleTrainer(Trainer):
         Args:
             params: one client's tensors, without client axis.
         """
-        part = self._part(model)
+        part, params = self._part(model), self._split.join(params)
         state = part.module.state_dict(keep_vars=True)  # a tied tensor has several names here
         ours = {id(part.module.get_parameter(n)): params[n] for n in part.names}
         return {
@@ -198,12 +247,16 @@ class ModuleTrainer(Trainer):
             not bad, f"trainer {who}: parameter '{''.join(bad[:1])}' has a '|' in its name, which "
             "separates the parts of keys in saved states"
         )
+        self.note_parts(module)
         model.freeze(module)
         self.require(
             _forms(model.backbone.model) == before,
             f"trainer {who}: build changed the frozen backbone: give it copy.deepcopy of a tower",
         )
-        return FrozenModule(module, names)
+        return FrozenModule.of(module, names)
+
+    def note_parts(self, module: nn.Module) -> None:
+        """Note what a base of methods needs to know of the module, before it is frozen."""
 
     def _streams(self, model: VLModel, x: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return ``x`` with the declared streams, computed from pixels where a run has no cache."""
@@ -220,6 +273,19 @@ class ModuleTrainer(Trainer):
                     more[name] = rows.unflatten(0, pixels.shape[:2])
         return {**x, **more}
 
+    def _losses(
+        self, model: VLModel, params: Tree, batch: Batch, then: Callable[[Tensor], T]
+    ) -> list[T]:
+        """Return ``then(criterion)`` of each client; the module is in training mode."""
+        x, values = self._streams(model, batch.x), []
+        for k, (y, w) in enumerate(zip(batch.y, batch.w, strict=True)):
+            seed = batch.seed(PURPOSE, k)
+            values.append(self._run(
+                model, params, k, x, rng.seed_of(0, PURPOSE) if seed is None else seed, True,
+                lambda out, y=y, w=w: then(self.criterion(out, y, w)),  # type: ignore[misc]
+            ))
+        return values
+
     def _run(
         self, model: VLModel, params: Tree, k: int, x: Mapping[str, Tensor], seed: int, train: bool,
         then: Callable[[Any], T],
@@ -230,13 +296,16 @@ class ModuleTrainer(Trainer):
             FedvlmError: the module wrote a parameter, a buffer or its input in place.
         """
         part = self._part(model)
-        ours = {n: params[n][k] for n in part.names}
+        ours = self._split.join({n: v[k] for n, v in params.items()})
+        ours = {n: ours[n] for n in part.names}
         data = {n: v[k] for n, v in x.items()}
         with rng.fork_generators(seed, model.device), part.mode(train):
             before = part.marks(ours, data)
             try:
                 out = then(self.forward(part.module, ours, data))
+                part.put_back(ours)
             except RuntimeError as error:
+                part.put_back(ours)
                 if "in-place" not in str(error):
                     raise
                 # Autograd stops before the counter moves; without a graph the write shows.
@@ -244,6 +313,7 @@ class ModuleTrainer(Trainer):
                 before = part.marks(ours, data)
                 with torch.no_grad():
                     self.forward(part.module, ours, data)
+                part.put_back(ours)
                 self._refuse(before, part.marks(ours, data))
                 raise
         self._refuse(before, part.marks(ours, data))

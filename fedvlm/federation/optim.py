@@ -237,6 +237,7 @@ class OptimSpec:
         roles: role (``peft.role_of``) -> what differs for its tensors.
         clip: longest gradient of a client's step; 0: any.
         keep: clients keep the optimiser's state from round to round.
+        eps: what Adam adds to the root of the second moment.
     """
 
     name: str = "sgd"
@@ -249,6 +250,7 @@ class OptimSpec:
     roles: Mapping[str, RoleSpec] = field(default_factory=dict)
     clip: float = 0.0
     keep: bool = False
+    eps: float = 1e-8
 
     @property
     def parts(self) -> dict[str, OptimSpec]:
@@ -286,7 +288,7 @@ class OptimSpec:
             return SGD(self.momentum, self.weight_decay, self.dampening, self.nesterov)
         if self.name in ("adam", "adamw"):
             return Adam(
-                self.betas, weight_decay=self.weight_decay, decoupled=self.name == "adamw"
+                self.betas, self.eps, self.weight_decay, decoupled=self.name == "adamw"
             )
         known = ("sgd", "adam", "adamw")
         raise ConfigError(

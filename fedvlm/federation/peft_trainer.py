@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from fedvlm.federation.aggregation.updates import Updates, require_finite, weigh
 from fedvlm.federation.groups import FROZEN, PERSONAL, SERVER, SHARED, Groups, Rule
 from fedvlm.federation.local.sent import Portion
 from fedvlm.federation.server import ServerContext
+from fedvlm.federation.toolbox.roles import RoleTrainer
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.average import average_peft
@@ -42,6 +43,7 @@ from fedvlm.models.towers.adapters import (
 )
 from fedvlm.models.vlmodel import VLModel
 
+NONE = peft.PeftSpec(text="none")  # of a network, which trains its own tensors
 FACTORS = "factors"
 AS_SENT = (FACTORS, "freeze_a", "share_a")  # what of LoRA travels, not how it is combined
 WAYS_OUT = {
@@ -50,7 +52,7 @@ WAYS_OUT = {
 }
 
 
-class PeftTrainer(Trainer):
+class PeftTrainer(RoleTrainer):
     """FedAvg over the tensors that ``PEFT`` builds.
 
     Attributes:
@@ -73,7 +75,12 @@ class PeftTrainer(Trainer):
     def __init__(self, cfg: CfgNode) -> None:
         """Read what is trained."""
         super().__init__(cfg)
-        self.spec = peft.PeftSpec.of(cfg)
+        self.spec = NONE if self.network else peft.PeftSpec.of(cfg)
+        if not self.network:
+            self.check_peft()
+
+    def check_peft(self) -> None:
+        """Refuse what ``PEFT`` asks for where the method cannot use it (``ConfigError``)."""
 
     @property
     def open_vocabulary(self) -> bool:
@@ -104,7 +111,7 @@ class PeftTrainer(Trainer):
         """
         tree = peft.build_tensors(self.spec, model, generator)
         for role in self.needs:
-            if not any(peft.role(name) == role for name in tree):
+            if not any(self.role(name) == role for name in tree):
                 raise ConfigError(
                     f"{self.name} needs something to train on the {role} side; "
                     f"set {WAYS_OUT[role]}"
@@ -204,7 +211,7 @@ class PeftTrainer(Trainer):
             return SERVER
         end = name[-len(FACTOR_A):] if is_factor(name) else ""
         by_rule = {("freeze_a", FACTOR_A): FROZEN, ("share_a", FACTOR_B): PERSONAL}
-        return by_rule.get((self.spec.average, end)) or self.roles[peft.role(name)]
+        return by_rule.get((self.spec.average, end)) or self.roles[self.role(name)]
 
     def portion(self, round_: int, groups: Groups) -> Portion:
         """Return LoRA's ranks by client, and which factor rests: A in odd rounds (RoLoRA).
@@ -279,6 +286,11 @@ class PeftTrainer(Trainer):
     def image_features(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """See ``peft.image_features``."""
         return peft.image_features(self.spec, model, params, x)
+
+
+def takes_peft(method: type[Trainer]) -> TypeGuard[type[PeftTrainer]]:
+    """Return whether ``PEFT`` says what a method trains: in CLIP, not over a network."""
+    return issubclass(method, PeftTrainer) and not method.network
 
 
 def calls_on(hook: Callable[..., object], *names: str) -> bool:

@@ -30,9 +30,11 @@ from fedvlm.federation.local.effort import Worked
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.server import Proxy, ServerContext
 from fedvlm.federation.toolbox.contrast import SIGMOID, SOFTMAX, sigmoid_pairs
+from fedvlm.models.adapt import peft
 from fedvlm.models.vlmodel import VLModel
 
 Predictor = Callable[[Mapping[str, Tensor]], Tensor]
+ServerRule = Callable[[Any], Tensor | str] | str  # see ``Trainer.server_rules``
 RENAMED = {  # a hook's name before -> now
     "local": "client_update", "down": "download", "server": "aggregate",
     "personal": "personalize", "init": "init_client", "extras": "extras_up",
@@ -156,6 +158,20 @@ class Trainer:
         return SAMPLES
 
     @property
+    def server_rules(self) -> Mapping[str, ServerRule]:
+        """What the server's tensors are that are no mean by ``weighting``; a class may set it.
+
+        For ``fedvlm check`` (G16), which compares with what ``aggregate`` returns. A key is a
+        pattern of ``slot/tensor``, its value a function of ``check.weights.ServerRound`` that
+        returns the tensor after the round, or in words why plain arithmetic cannot say it::
+
+            server_rules = {"w/.*": lambda s: s.old + 0.5 * (s.mean() - s.old)}
+
+        The key ``weight`` says in words of which samples the clients' weights are, if not of all.
+        """
+        return {}
+
+    @property
     def aggregators(self) -> Sequence[str]:
         """Rules by name that mean something; a subclass may set a plain class attribute."""
         return EVERY
@@ -209,6 +225,11 @@ class Trainer:
         """
         if self.groups is not None:
             return self.groups
+        personal = self._kept(names)
+        return [(re.escape(name), PERSONAL if name in personal else SHARED) for name in names]
+
+    def _kept(self, names: Sequence[str]) -> set[str]:
+        """Return the tensors that ``FED.PERSONAL`` matches (``ConfigError``: none)."""
         try:
             personal = set(matching(names, [self._personal()]))
         except re.error as error:
@@ -218,7 +239,11 @@ class Trainer:
             f"FED.PERSONAL '{self._personal()}' matches none of the trained tensors in full "
             f"({', '.join(names)})",
         )
-        return [(re.escape(name), PERSONAL if name in personal else SHARED) for name in names]
+        return personal
+
+    def role(self, name: str) -> str:
+        """Return ``body`` or ``head`` for a trained tensor."""
+        return peft.role(name)
 
     def _personal(self) -> str:
         return str(getattr(getattr(self.root, "FED", None), "PERSONAL", ""))

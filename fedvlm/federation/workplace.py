@@ -83,7 +83,7 @@ class TrainingStart:
         p0 = cast(trained, model.dtype, model.device)
         groups = resolve_groups(p0, trainer.rules(list(p0)), f"trainer {trainer.name}")
         finetune: Finetune = trainer.own_finetune().configure(trainer.root)
-        finetuning = finetune.select(groups, trainer.name)
+        finetuning = finetune.select(groups, trainer.name, trainer.role)
         weighting = trainer.weighting if plan.weighting == "auto" else plan.weighting
         if trainer.weighting == OWN and weighting != OWN:
             raise ConfigError(

@@ -25,7 +25,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
-from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.peft_trainer import takes_peft
 from fedvlm.federation.plan import Budget, Plan, draw_unseen, parse_sites, plain_work
 from fedvlm.federation.reliability.unreliable import Unreliable, parse_absences
 from fedvlm.federation.rounds import Federation, check_rounds
@@ -176,6 +176,7 @@ def make_plan(cfg: CfgNode) -> Plan:
     spec = OptimSpec(
         o.NAME, o.LR, o.MOMENTUM, o.WEIGHT_DECAY, o.SGD_DAMPNING, o.SGD_NESTEROV,
         (o.ADAM_BETA1, o.ADAM_BETA2), roles_of(cfg), o.CLIP, o.KEEP_STATE,
+        o.ADAM_EPS,
     )
     per_round = o.CLOCK == "round"
     schedule = Schedule(
@@ -428,7 +429,7 @@ def _marks(
     if trainer.extra_data:
         marks.append(f"extra data: {trainer.extra_data}")
     usual = {k: o.default for k, o in default_schema().items() if k.startswith("PEFT.")}
-    if not isinstance(trainer, PeftTrainer) and any(flat(cfg)[k] != v for k, v in usual.items()):
+    if not takes_peft(type(trainer)) and any(flat(cfg)[k] != v for k, v in usual.items()):
         marks.append(f"{trainer.name} defines its own trainable tensors: PEFT (--peft) has no "
                      "effect")
     return marks

@@ -12,14 +12,14 @@ from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
 from fedvlm.config.sections import read_keys
-from fedvlm.core.files import user_path
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
+from fedvlm.federation.cards import trainer_sources
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.models.backbone import Backbone
 from fedvlm.runs.private import public_value
 
-# Keys that move no number: where things lie, how much is said. All others make the identity.
+# Keys that move no number: where things lie, how much is printed. All others make the identity.
 WHERE = (
     "TRAIN.KEEP_STATES", "DRAFT",
     "OUTPUT_DIR", "RESUME", "CACHE_DIR", "TAG", "DATASET.ROOT", "VERBOSE", "USE_CUDA", "VERSION",
@@ -58,8 +58,8 @@ def run_identity(
     if features:
         identity["features"] = list(features)
     if ".py" in cfg.TRAINER.NAME:
-        file = user_path(cfg.TRAINER.NAME.partition(":")[0])
-        files = getattr(load_trainer(cfg.TRAINER.NAME), "sources", [file])
+        files = getattr(load_trainer(cfg.TRAINER.NAME), "sources",
+                        trainer_sources(cfg.TRAINER.NAME))
         text = b"".join(path.read_bytes() for path in files)
         identity["trainer"] = hashlib.sha256(text).hexdigest()
     return identity

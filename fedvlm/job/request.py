@@ -6,6 +6,8 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedvlm.job.flags import method_of_rule
+
 
 @dataclass(frozen=True)
 class Request:
@@ -14,6 +16,7 @@ class Request:
     Attributes:
         dataset, dataset_config_file, images: the data set by name, by file, or as a folder.
         trainer, trainer_config_file: the method, and a file with its settings.
+        method: what trains the network that ``trainer`` names.
         demo: the built-in set on the tiny backbone.
         seeds: one run each; none: the seeds of the config.
         flags: config key, or ``TRAINER.*.KEY``, to the word typed.
@@ -38,15 +41,17 @@ class Request:
     no_train: bool = False
     model_dir: str = ""
     load_epoch: str = ""
+    method: str = ""
 
     @classmethod
     def of(cls, args: Namespace) -> Request:
         """Return what a parser with the flags of a run read (``flags.add_flags``)."""
+        trainer = method_of_rule(args.rule, args.trainer) if args.rule else args.trainer
         return cls(
-            str(args.dataset or ""), args.dataset_config_file, args.images, args.trainer,
+            str(args.dataset or ""), args.dataset_config_file, args.images, trainer,
             args.trainer_config_file, bool(args.demo), tuple(args.seeds), dict(args.flags),
             dict(args.flag_names), tuple(args.opts), bool(args.dry_run), bool(args.eval_only),
-            bool(args.no_train), args.model_dir, args.load_epoch,
+            bool(args.no_train), args.model_dir, args.load_epoch, args.method,
         )
 
     @property

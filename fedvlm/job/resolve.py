@@ -20,7 +20,7 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
-from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.cards import split_method, trainer_files
 from fedvlm.job.data_choice import DataChoice, OwnData, choose_data, no_dataset
 from fedvlm.job.flags import FLAGS
 from fedvlm.job.kinds import dataset_of, method_of
@@ -76,6 +76,7 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
     spec = _trainer_spec(request, (data.demo, file, data.yaml))
     if fold(spec) == COOP or (file and not request.trainer and _is_coops(file, request)):
         spec = PROMPTFL
+    spec = _with_method(spec, request.method)
     trainer = load_trainer(spec)
     node = f"TRAINER.{trainer.name.upper()}"
     foreign = dict(getattr(trainer, "foreign", {}))  # keys of other nodes that its file reads
@@ -275,11 +276,29 @@ def _trainer_spec(request: Request, files: tuple[Path | None, ...]) -> str:
     return next(w for w in words if isinstance(w, str) and w.strip())
 
 
+def _with_method(spec: str, method: str) -> str:
+    """Return the name of a method over a network: ``./net.py:Net+FedAS``.
+
+    Raises:
+        ConfigError: there is no network, or two methods.
+    """
+    if not method:
+        return spec
+    if not _is_path(spec):
+        raise ConfigError(
+            f"--method {method}: --trainer {spec} is no network; give the file of a "
+            f"ModuleTrainer (--trainer ./net.py:Net --method {method}), or --trainer {method} alone"
+        )
+    if split_method(spec)[1]:
+        raise ConfigError(f"--method {method}: --trainer {spec} names a method already; drop one")
+    return f"{spec}+{method}"
+
+
 def _own_flags(
     request: Request, node: str, trainer: str, schema: Schema
 ) -> tuple[dict[str, str], dict[str, str], list[str]]:
     """Return flags with ``TRAINER.*.`` replaced by the trainer's node, their names, and notes."""
-    idle = {f.key: f.idle_note for f in FLAGS if f.idle_note}
+    idle = {f.key: f for f in FLAGS if f.idle_note}
     flags: dict[str, str] = {"TRAINER.NAME": request.trainer} if request.trainer else {}
     names: dict[str, str] = {"TRAINER.NAME": "--trainer"}
     notes: list[str] = []
@@ -288,8 +307,11 @@ def _own_flags(
         real = f"{node}.{key.removeprefix(_OWN)}" if key.startswith(_OWN) else key
         spelling = request.flag_names[key]
         if real != key and real not in schema:
-            if key in idle and trainer.lower() == "fedtv":
-                notes.append(idle[key].format(trainer=trainer))
+            usual = key.replace(_OWN, "PEFT.")
+            if key == f"{_OWN}N_CTX" and trainer == PROMPTFL:
+                flags[usual], names[usual] = value, spelling
+            elif key in idle and trainer in idle[key].idle_for:
+                notes.append(idle[key].idle_note.format(trainer=trainer, flag=spelling))
             else:
                 mistakes.append(_lacks(spelling, real, trainer, schema))
             continue

@@ -41,14 +41,15 @@ from fedvlm.job.record import Recorder
 from fedvlm.job.request import Request
 from fedvlm.job.resolve import Job
 from fedvlm.job.results import Results, results_of, seed_table
-from fedvlm.job.results.against import sentences
 from fedvlm.job.results.classes import absent_parts, matrix_file
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs.claim import look_ahead
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.names import method_name
 from fedvlm.runs.state import clear_states
+from fedvlm.runs.verify.answer import answer_lines
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
 
 MEMORY_BYTES = 4 << 30  # of clients' states; above it FED.STORE auto keeps them on disk
@@ -67,7 +68,7 @@ def run_job(
         What is in ``results.json``, and the run's folder; None where nothing is trained.
 
     Raises:
-        FedvlmError: anything a user can mend; ``cli.main`` turns it into a sentence.
+        FedvlmError: anything a user can mend; ``cli.main`` turns it into a message.
         KeyboardInterrupt: the state after the last whole round is saved.
     """
     cfg, sinks = job.cfg, Sinks(job.cfg.SINKS)
@@ -138,7 +139,8 @@ def _built_and_trained(
             console.notes(["the run kept no logits: to get them, run it again with another --tag"])
         console.notes(absent_parts(cfg, folder.finished["results"]))
         console.result(folder.finished["results"]["table"])
-        console.notes(sentences(method, folder.finished["results"]))
+        console.lines(answer_lines(
+            folder.finished["results"], method_name(folder.finished["protocol"])))
         return folder.finished, folder.path
     with folder:
         # Under the lock: two of the same command do it once.
@@ -233,6 +235,7 @@ def _train(
     for screen in screens:
         screen.result(results.table)
         screen.notes([*results.notes, *absent_parts(cfg, results.numbers)])
+        screen.lines(results.answer)
     log.finish(results.headline, classes=results.classes)
     if CONFUSION in results.numbers:
         counts = results.numbers[CONFUSION]["personal"]
@@ -277,7 +280,7 @@ def to_the_end(
     built: Built, folder: RunFolder, state: FedState | None, screens: Sequence[Any], sinks: Sinks,
     began: float, afresh: bool = False, ask: Ask | None = None,
 ) -> Results:
-    """Run and record the rounds after ``state`` (None: all); return what is said at the end.
+    """Run and record the rounds after ``state`` (None: all); return what is printed at the end.
 
     Args:
         afresh: references are made again, whatever is kept of them.

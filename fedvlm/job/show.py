@@ -8,7 +8,7 @@ from pathlib import Path
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
-from fedvlm.report.pages import PAGE
+from fedvlm.report import PAGE
 
 WORTH = 30.0  # seconds of training; the page takes one or two, so a shorter run gets it on demand
 

@@ -206,10 +206,11 @@ def digest_of(model: nn.Module, arch: dict[str, Any]) -> str:
         value = tensors[key].detach().cpu()
         if value.is_floating_point():
             single = value.float()
-            exact = torch.equal(single.to(value.dtype), value)
+            exact = single is value and not value.sum().isnan()  # NaN equals nothing
+            exact = exact or torch.equal(single.to(value.dtype), value)
             value = single if exact else value.double()
         total.update(f"{key} {tuple(value.shape)}".encode())
-        total.update(value.contiguous().reshape(-1).numpy().tobytes())
+        total.update(memoryview(value.contiguous().reshape(-1).numpy()))
     return total.hexdigest()
 
 

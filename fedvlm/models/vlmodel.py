@@ -18,7 +18,7 @@ from fedvlm.models.towers.text import TextTower
 from fedvlm.models.towers.text_path import ClassPrompts, TextPath
 from fedvlm.models.towers.vision import PATCHES, PREFIX, VisionTower, pick_stream
 
-ANCHORS = ("literal", "template")
+ANCHORS = ("literal", "template", "raw")
 Family = tuple[tuple[str, ...], tuple[str, ...]]  # class names, templates
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
@@ -76,8 +76,8 @@ class VLModel:
         self._text_path = TextPath(
             backbone, packed=packed, bf16=bf16_text, counters=self.counters, notes=self.notes
         )
-        # By n_ctx, whose contexts, and what stands behind the names.
-        self._prompts: dict[tuple[int, bool, Suffix | None], ClassPrompts] = {}
+        # By n_ctx, whose contexts, what stands behind the names, and words before them.
+        self._prompts: dict[tuple[int, bool, Suffix | None, str], ClassPrompts] = {}
         self._anchors: dict[tuple[str, int], Tensor] = {}
         self._vision: VisionTower | None = None
         self._texts: TextTower | None = None
@@ -216,7 +216,7 @@ class VLModel:
 
     def text(
         self, ctx: Tensor, classes: Tensor | None = None,
-        deep: Mapping[int, Tensor] | None = None,
+        deep: Mapping[int, Tensor] | None = None, words: str = "",
     ) -> Tensor:
         """Normalised text features [..., C, embed_dim] of contexts [..., n_ctx, text_width].
 
@@ -230,12 +230,14 @@ class VLModel:
                 read on the host: on a GPU the device waits.
             deep: block (from 1) -> contexts that take the first ones' place there, of a shape that
                 ``ctx`` has or that expands to it (MaPLe, IVLP).
+            words: the context stands for their first n_ctx tokens; the others stay before the class
+                name ("a photo of a" with n_ctx 2: "[v1 v2] of a NAME.").
 
         Raises:
             FedvlmError: ``classes`` or ``deep`` that do not go with ``ctx`` and the model.
         """
         if classes is None:
-            return self._text(ctx, 2, deep)
+            return self._text(ctx, 2, deep, words)
         lead, count = ctx.shape[:-2], len(self.classnames)
         if classes.dtype is not torch.bool or not lead or classes.shape != (lead[0], count):
             raise FedvlmError(
@@ -247,7 +249,8 @@ class VLModel:
         each = max(1, len(flat) // max(1, len(classes)))  # prompt sets of a client
         sets = [[c for c, held in enumerate(row) if held]
                 for row in classes.tolist() for _ in range(each)]
-        rows, at, which = self._prompts_of(flat, False).encode_chosen(flat, sets, later)
+        prompts = self._prompts_of(flat, False, None, words)
+        rows, at, which = prompts.encode_chosen(flat, sets, later)
         out = rows.new_zeros(len(flat), count, rows.shape[-1])
         out = out.index_put((at, which), F.normalize(rows, dim=-1))
         return out.view(*lead, *out.shape[1:])
@@ -293,16 +296,18 @@ class VLModel:
         out = F.normalize(prompts.encode(flat, suffix=behind), dim=-1)
         return out.view(*front.shape[:-2], *out.shape[1:])
 
-    def _text(self, ctx: Tensor, axes: int, deep: Mapping[int, Tensor] | None) -> Tensor:
+    def _text(
+        self, ctx: Tensor, axes: int, deep: Mapping[int, Tensor] | None, words: str = ""
+    ) -> Tensor:
         """Text features of contexts that are the last ``axes`` axes."""
         flat, later = _flat(ctx, axes), self._deep(ctx, axes, deep)
-        out = self._prompts_of(flat, axes == 3).encode(flat, later)
+        out = self._prompts_of(flat, axes == 3, None, words).encode(flat, later)
         return F.normalize(out, dim=-1).view(*ctx.shape[:-axes], *out.shape[1:])
 
     def _prompts_of(
-        self, flat: Tensor, own: bool, suffix: Suffix | None = None
+        self, flat: Tensor, own: bool, suffix: Suffix | None = None, words: str = ""
     ) -> ClassPrompts:
-        key = (flat.shape[-2], own, suffix)
+        key = (flat.shape[-2], own, suffix, words)
         if key not in self._prompts:
             self._prompts[key] = ClassPrompts(self._text_path, self.classnames, *key)
         return self._prompts[key]
@@ -326,7 +331,8 @@ class VLModel:
 
         Args:
             kind: ``literal``: of the text "X X ... X name." (``n_ctx`` times X, FedTV's own);
-                ``template``: normalised mean over the templates.
+                ``template``: normalised mean over the templates of normalised features; ``raw``:
+                of features as they leave the tower.
             n_ctx: used by ``literal`` only.
 
         Raises:
@@ -340,7 +346,7 @@ class VLModel:
         if key not in self._anchors:
             literal = " ".join([PLACEHOLDER] * n_ctx + ["{}."])
             texts = (literal,) if kind == "literal" else self.templates
-            self._anchors[key] = self._constant(texts)
+            self._anchors[key] = self._constant(texts, unit=kind != "raw")
         return self._anchors[key]
 
     def check_texts(self) -> None:
@@ -353,12 +359,13 @@ class VLModel:
         for template in self.templates:
             fitting_ids(self.backbone, [template.replace("{}", name) for name in names])
 
-    def _constant(self, templates: Sequence[str]) -> Tensor:
+    def _constant(self, templates: Sequence[str], unit: bool = True) -> Tensor:
         names = [clean_name(name) for name in self.classnames]
         total = torch.zeros(len(names), self.embed_dim, dtype=self.dtype, device=self.device)
         for template in templates:
             texts = [template.replace("{}", name) for name in names]
-            total += F.normalize(encode_texts(self.backbone, texts), dim=-1)
+            rows = encode_texts(self.backbone, texts)
+            total += F.normalize(rows, dim=-1) if unit else rows
             self.constants["text_tokens"] += len(texts) * self.backbone.context_length
             self.constants["text_passes"] += 1
         return F.normalize(total, dim=-1)

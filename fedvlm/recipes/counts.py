@@ -107,6 +107,7 @@ def count(trainer: Trainer, backbone: str, classes: int) -> Counts:
     if isinstance(trainer, ModuleTrainer):
         with torch.device("meta"):
             module = trainer.build(model)
+        trainer.note_parts(module)
         tree = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
     else:
         tree = trainer.trainables(model, torch.Generator())

@@ -135,7 +135,7 @@ def trial_of(
     recipe: Recipe, settings: Mapping[str, str], output: Path, seeds: Sequence[int] = (),
     checker: Checker | None = None,
 ) -> Trial:
-    """Return a recipe's runs; what is refused keeps its sentence.
+    """Return a recipe's runs; what is refused keeps its message.
 
     Args:
         settings: config keys that the command sets for all of them.

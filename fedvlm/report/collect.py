@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError
-from fedvlm.core.spelling import text_of_cell
 from fedvlm.runs.cells import folders_of, runs_below
 from fedvlm.runs.finished import FinishedRun, read_finished
 from fedvlm.runs.verify.check import BEFORE, SEALED, one_digest_one_seed
 
 SEEDS = ("seed", "data_seed")  # keys of a protocol that differ between the runs of one cell
-_PARTITION = {"client", "domain", "part", "class", "images"}  # columns of partition.csv
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class Collected:
     Attributes:
         runs: finished runs, sorted by path.
         unfinished: folders with a manifest and no results.
-        problems: one sentence per run that is damaged; it is in none of the lists above.
+        problems: one message per run that is damaged; it is in none of the lists above.
     """
 
     runs: list[FinishedRun] = field(default_factory=list)
@@ -70,25 +67,6 @@ def collect(folders: Sequence[Path]) -> Collected:
     collected.problems.extend(f"{path}: {why}; it is left out" for path, why in doubles.items())
     collected.runs[:] = [run for run in collected.runs if run.path not in doubles]
     return collected
-
-
-def read_partition(folder: Path) -> list[dict[str, str]]:
-    """Return the rows of a run folder's ``partition.csv``.
-
-    Raises:
-        DataError: it cannot be read, or has other columns.
-    """
-    path = folder / "partition.csv"
-    try:
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            reader = csv.DictReader(file)
-            lacking = _PARTITION - set(reader.fieldnames or ())
-            rows = [{k: text_of_cell(v or "") for k, v in row.items()} for row in reader]
-    except OSError as error:
-        raise DataError(f"cannot read {path} ({error.strerror})") from error
-    if lacking:
-        raise DataError(f"{path} lacks the columns {', '.join(sorted(lacking))}")
-    return rows
 
 
 def as_float(value: Any) -> float | None:

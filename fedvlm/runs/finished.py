@@ -15,7 +15,7 @@ from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
 from fedvlm.runs.identity import FORMAT, as_written, read_json, read_results, whole_results
 from fedvlm.runs.metrics import read_metrics
-from fedvlm.runs.names import RESULTS
+from fedvlm.runs.names import RESULTS, method_name
 from fedvlm.runs.verify.check import UNSEALED, check_readable, refuse_damage
 
 
@@ -44,10 +44,7 @@ class FinishedRun:
     @property
     def method(self) -> str:
         """The method's name with trainable set and tag: ``FedAvg [prompt+lora] (tag, draft)``."""
-        peft, tag = self.protocol.get("peft", ""), self.protocol.get("tag", "")
-        tag = ", ".join(filter(None, [tag, "draft" if self.draft else ""]))
-        trainable = f" [{peft}]" if peft else ""
-        return f"{self.protocol['trainer']}{trainable}" + (f" ({tag})" if tag else "")
+        return method_name(self.protocol, self.draft)
 
     @property
     def last(self) -> Mapping[str, Any]:

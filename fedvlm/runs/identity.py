@@ -130,7 +130,7 @@ def identity_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[
 
 
 def shorten_lines(lines: list[str]) -> str:
-    """Join the first few of ``lines`` for one sentence."""
+    """Join the first few of ``lines`` for one message."""
     rest = len(lines) - _SHOWN
     return "; ".join(lines[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
@@ -176,7 +176,7 @@ def _scalar(value: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def _same_line(_spelling: str, value: Any) -> str:
-    """Return what ``_one_line`` does; -0.0 and 0.0, 1 and True are told apart by spelling."""
+    """Return what ``_one_line`` does; -0.0 and 0.0, 1 and True differ by spelling."""
     return _one_line(value)
 
 

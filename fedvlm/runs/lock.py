@@ -49,7 +49,7 @@ def acquire(folder: Path) -> RunLock:
     """Take the lock of ``folder``; one left by a dead process is taken over, with a note.
 
     Raises:
-        ConfigError: a living process holds it (the sentence names pid, host and since when).
+        ConfigError: a living process holds it (the message names pid, host and since when).
         DataError: the folder cannot be written.
     """
     path = folder / NAME
@@ -133,7 +133,7 @@ def _owner(path: Path) -> dict[str, Any]:
 
 def _self() -> dict[str, Any]:
     return {
-        "pid": os.getpid(), "host": socket.gethostname(), "started": _start_ticks(os.getpid()),
+        "pid": os.getpid(), "host": socket.gethostname(), "started": start_ticks(os.getpid()),
         "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -145,7 +145,7 @@ def _is_here(owner: dict[str, Any]) -> bool:
 def _alive(owner: dict[str, Any]) -> bool:
     """Say whether a process of this machine lives: a pid used again has another start time."""
     if os.path.exists("/proc/self/stat"):
-        ticks = _start_ticks(owner["pid"])
+        ticks = start_ticks(owner["pid"])
         return ticks is not None and owner.get("started") in (None, ticks)
     try:
         os.kill(max(owner["pid"], 1), 0)
@@ -156,7 +156,7 @@ def _alive(owner: dict[str, Any]) -> bool:
     return bool(owner["pid"] > 0)
 
 
-def _start_ticks(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """Return a living process's start in clock ticks since boot; None for a zombie, or no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

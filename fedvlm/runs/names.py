@@ -1,12 +1,46 @@
-"""The file that makes a run finished: its name, and whether it is there."""
+"""What a run is called, the file that makes it finished, and how its images were dealt."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from fedvlm.core.errors import DataError
+from fedvlm.core.spelling import text_of_cell
 
 RESULTS = "results.json"  # of a run folder, written last (docs/files.md)
+_COLUMNS = {"client", "domain", "part", "class", "images"}  # of partition.csv
 
 
 def is_finished(folder: Path) -> bool:
     """Return whether a run folder has results; ``runs.finished`` reads and checks them."""
     return (folder / RESULTS).is_file()
+
+
+def method_name(protocol: Mapping[str, Any], draft: bool = False) -> str:
+    """Return a method's name with trainable set and tag: ``FedAvg [prompt+lora] (tag, draft)``."""
+    peft, tag = protocol.get("peft", ""), protocol.get("tag", "")
+    tag = ", ".join(filter(None, [tag, "draft" if draft else ""]))
+    trainable = f" [{peft}]" if peft else ""
+    return f"{protocol['trainer']}{trainable}" + (f" ({tag})" if tag else "")
+
+
+def read_partition(folder: Path) -> list[dict[str, str]]:
+    """Return the rows of a run folder's ``partition.csv``.
+
+    Raises:
+        DataError: it cannot be read, or has other columns.
+    """
+    path = folder / "partition.csv"
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            reader = csv.DictReader(file)
+            lacking = _COLUMNS - set(reader.fieldnames or ())
+            rows = [{k: text_of_cell(v or "") for k, v in row.items()} for row in reader]
+    except OSError as error:
+        raise DataError(f"cannot read {path} ({error.strerror})") from error
+    if lacking:
+        raise DataError(f"{path} lacks the columns {', '.join(sorted(lacking))}")
+    return rows

@@ -103,7 +103,7 @@ def combinations(plan: SweepPlan) -> Iterator[Combination]:
                 )
                 for where, settings in layers:
                     merged |= {k: (v, f"of {where}") for k, v in settings.items()}
-                # The command's tag joins one of the plan, which tells its methods apart.
+                # The command's tag joins one of the plan, which distinguishes its methods.
                 own = [s["TAG"] for _, s in layers[:-1] if s.get("TAG")][-1:]
                 tags = filter(None, dict.fromkeys([*own, plan.override.get("TAG", "")]))
                 if own or marks:
@@ -147,7 +147,7 @@ def jobs_of(plan: SweepPlan, combination: Combination) -> list[Job]:
 
 
 def _others_options(combination: Combination) -> dict[str, str]:
-    """Return key -> sentence for options of other methods than the combination's."""
+    """Return key -> error message for options of other methods than the combination's."""
     keys = [k for k in combination.settings if k.startswith("TRAINER.") and k.count(".") > 1]
     if not keys:
         return {}
@@ -262,7 +262,7 @@ def cells_of(plan: SweepPlan) -> list[Cell]:
 
 
 class Mistakes:
-    """Mistakes of a plan's cells: each sentence once, with the cells it is said of."""
+    """Mistakes of a plan's cells: each message once, with its cells."""
 
     def __init__(self, plan: SweepPlan) -> None:
         self.plan, self.data_only = plan, True

@@ -1,4 +1,4 @@
-"""A sweep at work: what is to do, who is told, what is said at the end."""
+"""A sweep at work: what is to do, who is notified, what is printed at the end."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Sweep:
         self.tell(f"{cell}: {words}", always=True)
 
     def tell(self, words: str, *, always: bool = False) -> None:
-        """Show a sentence; the newest stays below the matrix."""
+        """Show a message; the newest stays below the matrix."""
         if self.grid is not None and words:
             self.grid.say(words, always=always)
         if self.grid is not None and not always:

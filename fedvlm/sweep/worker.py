@@ -85,7 +85,7 @@ def serve_cells(pipe: Any, threads: int, beat: Any) -> None:
             from fedvlm.job.inputs import SharedInputs  # start-up: PyTorch
 
             inputs = SharedInputs()
-        except Exception as error:  # a broken installation is said of the cell, in one sentence
+        except Exception as error:  # a broken installation: one message for the cell
             refusal = f"the worker could not start: {type(error).__name__}: {error}"
             while pipe.recv() is not None:
                 pipe.send(Outcome(1, refusal, 0.0))
@@ -171,7 +171,7 @@ def _screen_in(path: Path) -> Iterator[None]:
 
 
 def _last_error(log: Path) -> str:
-    """Return the last sentence that the run complained with."""
+    """Return the last error message of the run."""
     lines = log.read_text("utf-8", errors="replace").splitlines()
     errors = [line.partition(": ")[2] for line in lines if line.startswith("error: ")]
     return errors[-1] if errors else (lines[-1] if lines else "no message")

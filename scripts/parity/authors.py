@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from parity.world import CONTEXT, DTYPE, PATCH, VOCABULARY, World
 DASSL = ("engine", "engine.trainer", "metrics", "utils", "optim", "data", "data.transforms",
          "data.transforms.transforms", "data.datasets", "config", "modeling", "modeling.ops",
          "data.data_manager", "evaluation", "data.datasets.base_dataset")
-NO_OPERATION = ("cuda", "half", "float")
+NO_OPERATION = ("cuda", "half", "float", "to")
 
 
 class _Registry:
@@ -41,8 +41,17 @@ class _Anything(ModuleType):
         return object if name[:1].isupper() else (lambda *a, **k: None)
 
 
+def _but_to_a_gpu(move: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``to``, which does nothing where a GPU is named."""
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        named = any(str(a).startswith("cuda") for a in (*args, *kwargs.values()))
+        return self if named else move(self, *args, **kwargs)
+
+    return to
+
+
 @contextmanager
-def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], ModuleType]]:
+def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], Any]]:
     """Give a function that imports modules of a repository, with Dassl replaced by empty shells.
 
     Moves to a GPU and to half precision do nothing inside. All modules that were imported, and
@@ -62,7 +71,9 @@ def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], ModuleType
         del sys.modules[name]
     sys.path.insert(0, str(folder))
     for kind, name in old:
-        if (kind, name) != (Tensor, "float"):
+        if name == "to":
+            setattr(kind, name, _but_to_a_gpu(old[kind, name]))
+        elif (kind, name) != (Tensor, "float"):
             setattr(kind, name, lambda self, *a, **k: self)
     try:
         yield importlib.import_module
@@ -86,7 +97,7 @@ def in_double(folder: Path, name: str) -> ModuleType:
 
 
 def their_clip(world: World, model_module: ModuleType, details: Mapping[str, Any] | None = None,
-               *more: Any) -> nn.Module:
+               *more: Any) -> Any:
     """Return a repository's ``clip.model.CLIP`` in float64 with our weights, frozen.
 
     Args:
@@ -111,6 +122,18 @@ def their_clip(world: World, model_module: ModuleType, details: Mapping[str, Any
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model.eval()
+
+
+def check_start(world: World, name: str, theirs: Tensor) -> None:
+    """Compare a start that is not drawn, such as the embeddings of words.
+
+    Raises:
+        ValueError: ours is another.
+    """
+    ours = world.start[name]
+    gap = float((ours - theirs.detach()).abs().max()) if ours.shape == theirs.shape else 1.0
+    if gap > 1e-12:
+        raise ValueError(f"{name} starts {gap:.1e} from ours {tuple(ours.shape)}")
 
 
 def settings(**nodes: Any) -> Any:
@@ -140,6 +163,23 @@ class Theirs:
     ) -> None:
         self.world, self.put, self.get = world, put, get
         self.loss, self.logits, self.leaves, self.grads = loss, logits, leaves, grads
+
+    @classmethod
+    def of(
+        cls, world: World, tensors: Mapping[str, nn.Parameter],
+        loss: Callable[[Tensor, Tensor], Tensor], logits: Callable[[Tensor], Tensor],
+    ) -> Self:
+        """Return a side whose parameters are ours one by one, ``{our name: parameter}``."""
+
+        def put(tree: Tree) -> None:
+            for name, parameter in tensors.items():
+                parameter.data = tree[name]
+
+        return cls(
+            world, put=put, get=lambda: {n: p.data for n, p in tensors.items()}, loss=loss,
+            logits=logits, leaves=lambda: list(tensors.values()),
+            grads=lambda: {n: p.grad for n, p in tensors.items() if p.grad is not None},
+        )
 
     def gradients(self) -> dict[str, Tensor]:
         """Return loss and gradients at the world's ``params``, as ours are named."""
@@ -204,3 +244,81 @@ class Theirs:
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+
+
+class Names:
+    """Their parameters under our names: what ``Theirs`` wants as put, get, leaves and grads.
+
+    Args:
+        table: our name -> their parameter, or ``(parameter, view)`` where ours is a part of it or
+            is transposed; ``view`` takes a tensor and returns a view.
+    """
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self.table: dict[str, tuple[Tensor, Callable[[Tensor], Tensor]]] = {
+            name: entry if isinstance(entry, tuple) else (entry, lambda t: t)
+            for name, entry in table.items()
+        }
+
+    def put(self, tree: Tree) -> None:
+        """Write our values into theirs."""
+        for name, (parameter, view) in self.table.items():
+            view(parameter.data).copy_(tree[name])
+
+    def get(self) -> Tree:
+        """Return their values under our names."""
+        return {name: view(parameter.data) for name, (parameter, view) in self.table.items()}
+
+    def leaves(self) -> list[Tensor]:
+        """Return each of their parameters once."""
+        return list({id(parameter): parameter for parameter, _ in self.table.values()}.values())
+
+    def grads(self) -> Tree:
+        """Return their gradients under our names, of those that have one."""
+        return {name: view(parameter.grad) for name, (parameter, view) in self.table.items()
+                if parameter.grad is not None}
+
+    def methods(self) -> dict[str, Any]:
+        """Return the four arguments of ``Theirs``."""
+        return {"put": self.put, "get": self.get, "leaves": self.leaves, "grads": self.grads}
+
+
+class FrozenCLIP:
+    """Our frozen towers as a model of OpenAI's ``clip`` package, for files that import it.
+
+    What a repository computes with features alone needs no more.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.backbone, self.dtype = world.backbone, DTYPE
+        self.logit_scale = world.weights["logit_scale"]
+        self.visual = self.encode_image = world.backbone.encode_image
+
+    def encode_text(self, ids: Tensor) -> Tensor:
+        """Return text features ``[n, d]``, not normalised."""
+        return self.backbone.encode_embeddings(
+            self.backbone.embed_tokens(ids), self.backbone.eot(ids)
+        )
+
+    def train(self) -> None:
+        """Do nothing: the towers are frozen."""
+
+    eval = train
+
+    def parameters(self) -> list[Tensor]:
+        """Return none: nothing of it trains."""
+        return []
+
+    def named_parameters(self) -> list[tuple[str, Tensor]]:
+        """Return none."""
+        return []
+
+    def install(self) -> None:
+        """Make ``import clip`` find a package with this tokenizer (inside ``repository``)."""
+        names = ("clip", "clip.clip", "clip.simple_tokenizer")
+        package, module, tokenizer = (_Anything(name) for name in names)
+        for kind in (package, module):
+            setattr(kind, "tokenize", lambda texts: self.backbone.tokenize(  # noqa: B010
+                [texts] if isinstance(texts, str) else texts))
+        setattr(package, "clip", module)  # noqa: B010
+        sys.modules.update(zip(names, (package, module, tokenizer), strict=True))

@@ -55,6 +55,7 @@ class Case:
         rounds, epochs: of the run; 0 rounds: loss, gradients and logits alone. Each local step
             takes all images of its client.
         optimiser, rate, momentum, decay: of the local training.
+        details: further fields of ``OptimSpec``.
         sizes: training images per client.
         held: validation images per client; none: no client has one.
         names: class names; templates: for the hand-written prompts.
@@ -76,6 +77,7 @@ class Case:
     rate: float = 0.05
     momentum: float = 0.9
     decay: float = 5e-4
+    details: Mapping[str, Any] = field(default_factory=dict)
     sizes: Sequence[int] = (6, 3, 2)
     held: Sequence[int] = ()
     names: Sequence[str] = NAMES
@@ -228,7 +230,7 @@ class World:
         batcher = SplitBatcher(
             self, splits, max(c.sizes), 1, 1, c.epochs, torch.device("cpu"), DTYPE
         )
-        spec = OptimSpec(c.optimiser, c.rate, c.momentum, c.decay)
+        spec = OptimSpec(c.optimiser, c.rate, c.momentum, c.decay, **c.details)
         plan = Plan(c.rounds, len(c.sizes), epochs=c.epochs, optim=spec)
         trainer = build_trainer(c)
         setattr(trainer, "trainables", lambda model, generator: dict(self.start))  # noqa: B010

@@ -1,4 +1,4 @@
-"""Whatever people call an image comes to the same pixels, or is refused in a sentence."""
+"""Whatever people call an image comes to the same pixels, or is refused with a message."""
 
 from __future__ import annotations
 

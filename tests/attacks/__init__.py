@@ -1,1 +1,1 @@
-"""Hostile files: each is refused with one sentence, runs nothing and writes nothing."""
+"""Hostile files: each is refused with one message, runs nothing and writes nothing."""

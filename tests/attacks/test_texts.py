@@ -15,8 +15,8 @@ from PIL import Image
 from fedvlm.cli.main import main
 from fedvlm.core.spelling import MAX_NAME, cell_text, name_fault, text_of_cell
 from fedvlm.data.images import MAX_PIXELS, decode
-from fedvlm.report.collect import read_partition
 from fedvlm.report.figures.style import figure_csv
+from fedvlm.runs.names import read_partition
 from tests import jobs
 
 NAMES = {

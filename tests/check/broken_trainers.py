@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -380,6 +381,39 @@ class DrawsItself(Good):
         return state | {"w": w}, ctx.upload(w)
 
 
+class WeighsEvenly(Good):
+    """G16: declares samples, and averages without weights."""
+
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+        return server | {"w": weighted_mean(updates, [1.0] * len(updates))}
+
+
+class KeepsSumUnsaid(Good):
+    """G16: a sum that no rule declares."""
+
+    def init_server(self, ctx: ServerContext, start: Tree) -> State:
+        whole = super().init_server(ctx, start)
+        return whole | {"sum": {n: torch.zeros_like(v) for n, v in whole["w"].items()}}
+
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+        new = super().aggregate(ctx, server, updates)
+        return new | {"sum": {n: v + new["w"][n] for n, v in server["sum"].items()}}
+
+
+class SumsWrongly(KeepsSumUnsaid):
+    """G16: declares the sum of all rounds' means with a weight that it does not have."""
+
+    server_rules = {"sum/.*": lambda s: s.old + s.round * s.mean()}
+
+
+class WeighsItself(Good):
+    """G16: the weight is not the one that is declared."""
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        state, upload = super().client_update(ctx, state, received)
+        return state, replace(upload, weight=upload.weight.sqrt())
+
+
 # (trainer, invariant that must catch it, what its sentence must say)
 BROKEN = [
     (SendsPersonalTensor, "G1", r"upload of client \d: 'prototype' holds .*'image\.shift'"),
@@ -419,5 +453,9 @@ BROKEN = [
     (WantsFeatures, "G13", r"pixels instead of cached features"),
     (HidesNaN, "G14", r"without an error"),
     (DrawsItself, "G15", r"done twice: the clients' new state, slot 'w'"),
+    (WeighsEvenly, "G16", r"'w/text\.ctx' is .* off the mean of what was sent \(weighting 'samp"),
+    (KeepsSumUnsaid, "G16", r"'sum/text\.ctx' moved and is not shared .*: declare in server_rul"),
+    (SumsWrongly, "G16", r"round 2, server: 'sum/text\.ctx' is .* off its server rule"),
+    (WeighsItself, "G16", r"client 0 of 7 samples weighs 2\.6\d*, not 7 \(weighting 'samples'\)"),
     (SpreadsNaN, "G14", r"the error message does not name|left out clients \[0, 1, 2, 3\]"),
 ]

@@ -29,7 +29,7 @@ BASELINES = {
     "pfedmma", "pfedmoap", "prograd", "promptfolio", "promptsrc", "tip_adapter", "tip_adapter_f",
     "tofa", "vpt",
 }
-QUICK = {"G1", "G10"}
+QUICK = {"G1", "G10", "G16"}
 EACH = [
     pytest.param(
         trainer, name,

@@ -1,4 +1,4 @@
-"""Mistakes of a first hour: one sentence that names the way out, and the right exit code."""
+"""Mistakes of a first hour: one message that names the way out, and the right exit code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tree(root: Path, *folders: str, count: int = 3) -> Path:
 
 
 def said(capsys: pytest.CaptureFixture[str], words: list[str], code: int) -> str:
-    """Run a command that fails with ``code`` and return its one sentence."""
+    """Run a command that fails with ``code`` and return its one message."""
     assert cli.main(words) == code
     (line,) = capsys.readouterr().err.splitlines()
     return line

@@ -1,4 +1,4 @@
-"""The command as a whole: verbs, exit codes, one sentence per error, nothing slow at the start."""
+"""The command as a whole: verbs, exit codes, one message per error, nothing slow at the start."""
 
 from __future__ import annotations
 

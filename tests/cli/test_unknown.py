@@ -12,7 +12,7 @@ from fedvlm.cli.nearest import nearest_path
 
 
 def sentence(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 2) -> str:
-    """Return the one sentence of a command that fails with ``code``."""
+    """Return the one message of a command that fails with ``code``."""
     assert cli.main(words) == code
     (line,) = capsys.readouterr().err.splitlines()
     return line

@@ -15,6 +15,7 @@ from PIL import Image
 
 from fedvlm.compat.clip import CLIP, clip_modules
 from fedvlm.compat.dassl import install, replace_dassl, uninstall
+from fedvlm.compat.repository.imports import Imports
 from fedvlm.compat.surface import NAMES
 from fedvlm.compat.towers import check_backbone
 from fedvlm.compat.world import FileEnvironment, active
@@ -131,7 +132,7 @@ def test_a_file_of_a_data_set_runs_outside(tmp_path: Path) -> None:
 
 def test_the_facade_is_the_backbone(model: VLModel) -> None:
     run = built(double("coop", "CoOpDouble"))
-    world = FileEnvironment(model, run.cfg, clip_modules())
+    world = FileEnvironment(model, run.cfg, Imports(clip_modules()))
     pixels = torch.randn(2, 3, model.backbone.image_size, model.backbone.image_size)
     with active(world):
         clip = importlib.import_module("clip")

@@ -1,4 +1,4 @@
-"""One option: what it takes, and the sentence for what it does not."""
+"""One option: what it takes, and the message for what it does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML files: nothing is executed, and every mistake gets a sentence."""
+"""YAML files: nothing is executed, and every mistake gets a message."""
 
 from __future__ import annotations
 

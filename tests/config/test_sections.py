@@ -45,6 +45,7 @@ READS = {
     "OPTIM.MOMENTUM": {"OPTIM.NAME": "sgd"}, "OPTIM.SGD_DAMPNING": {"OPTIM.NAME": "sgd"},
     "OPTIM.SGD_NESTEROV": {"OPTIM.NAME": "sgd"},
     "OPTIM.ADAM_BETA1": {"OPTIM.NAME": "adam"}, "OPTIM.ADAM_BETA2": {"OPTIM.NAME": "adamw"},
+    "OPTIM.ADAM_EPS": {"OPTIM.NAME": "adam"},
     "OPTIM.CLOCK": {"OPTIM.WARMUP_EPOCH": 1},
     "OPTIM.STEPSIZE": {"OPTIM.LR_SCHEDULER": "single_step"},
     "OPTIM.GAMMA": {"OPTIM.LR_SCHEDULER": "multi_step"},
@@ -82,7 +83,8 @@ def another(key: str) -> Any:
     if isinstance(old, (tuple, list)):
         numbers = [2 * v if isinstance(v, (int, float)) else v for v in old]
         return type(old)(numbers) or ("a",)
-    values = ("0-1,2", "cuda:3", "x") if isinstance(old, str) else (old + 1, old / 2, 0.25)
+    words = ("0-1,2", "cuda:3", "x", "jpeg:3")
+    values = words if isinstance(old, str) else (old + 1, old / 2, 0.25)
     for value in values:
         try:
             parsed = option.parse(value)
@@ -143,6 +145,8 @@ def test_a_key_that_came_later_counts_where_it_is_set_to_something_else() -> Non
     assert read() == read(**{"FED.LATER": 0}) == read(**{"FED.LATER": 0, "FED.RARE": 7})
     assert read() != read(**{"FED.LATER": 3})
     assert read(**{"FED.LATER": 4}) != read(**{"FED.LATER": 4, "FED.RARE": 7})
+    often = Section(("FED.RARE",), lambda get: get("FED.LATER") == 3)  # its default
+    assert "FED.RARE" not in read_keys(old | {"FED.RARE": 7}, schema, [*SECTIONS, often])
 
 
 def test_older_configs_have_other_keys_and_lists() -> None:

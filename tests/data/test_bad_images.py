@@ -1,4 +1,4 @@
-"""Images as they come: right pixels, or one sentence that names the file."""
+"""Images as users have them: right pixels, or one message that names the file."""
 
 from __future__ import annotations
 

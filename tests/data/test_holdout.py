@@ -88,7 +88,7 @@ def test_no_client_has_an_image_of_the_server(
         try:
             data = build_federation(cfg)
         except (ConfigError, DataError):
-            return  # too few images for the clients or for the server: a sentence, never a leak
+            return  # too few images for the clients or for the server: a message, never a leak
     server = set(data.server.tolist())
     every = [data.global_test, data.new_test, *(o.indices for o in data.others)]
     every += [getattr(c, part) for c in data.clients for part in ("train", "val", "test")]

@@ -1,4 +1,4 @@
-"""What goes wrong between a server and its sites: what happens, and what is said.
+"""What goes wrong between a server and its sites: what happens, and the messages.
 
 The table of faults of the engine's design: a run in which nothing is lost for good ends with the
 bits of a run without a fault; whatever is left out is named.

@@ -1,4 +1,4 @@
-"""Frames: every type there and back, hostile headers refused in one sentence."""
+"""Frames: every type there and back, hostile headers refused with one message."""
 
 from __future__ import annotations
 

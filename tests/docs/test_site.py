@@ -101,6 +101,7 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
          "-d", str(tmp_path / "site")],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )
-    assert done.returncode != 0 and "3 warnings" in done.stderr
+    printed = done.stdout + done.stderr
+    assert done.returncode != 0 and "3 warnings" in printed
     for dead in ("'gone.md'", "'#no-such-section'", "'fedvlm.api.run.Run.nowhere'"):
-        assert dead in done.stderr
+        assert dead in printed

@@ -1,4 +1,4 @@
-"""What was trained in towers of timm's leaves the house merged into timm's own layers."""
+"""What was trained in towers of timm's is exported merged into timm's own layers."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ OTHER_ERRORS = [("EROFS", "read-only"), ("EIO", "input/output error")]
 def test_a_failing_disk_at_every_write_point(
     tmp_path: Path, name: str, word: str, step: int
 ) -> None:
-    """One sentence that says what and where; nothing lost; no temporary file; goes on after.
+    """One message that says what and where; nothing lost; no temporary file; goes on after.
 
     Each point once, each error at all kinds of points: a file has four of them, hence every fifth.
     """

@@ -1,6 +1,6 @@
 """Counts what a device would feel, on the CPU: kernels, reads by the host, copies to the device.
 
-Tensors are told apart as on a machine with an accelerator. What goes through ``.to(device)``, is
+Tensors are distinguished as on a machine with an accelerator. What goes through ``.to(device)``, is
 made with ``device=`` or comes from such tensors lies on the device; what ``.cpu()`` returns, and
 what is made without a device, lies on the host. A read is whatever would make the host wait for a
 tensor of the device; reads of the host's own are free. Views and reshapes are no kernels.

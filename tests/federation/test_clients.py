@@ -121,7 +121,7 @@ def test_what_is_not_kept_moves_no_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["MOON", "FedALA", "FedAS"])
 def test_methods_that_read_their_old_model_say_so(name: str) -> None:
-    """Without the declaration they fail with the sentence; they do not train something else."""
+    """Without the declaration they fail with the message; they do not train something else."""
     cls = load_trainer(name)
     assert cls.reads_old
     bare = type(cls.__name__, (cls,), {"reads_old": False})

@@ -282,7 +282,8 @@ def test_a_cohort_is_the_same_under_every_model_seed(tmp_path: Path) -> None:
 
 def test_auto_by_counts(tmp_path: Path) -> None:
     """Digests of a run with ``auto`` are those of one that evaluates every round."""
-    words = ("--rounds", "9", "--frac", "0.5", "--trainer", "FedAvg", "--local-epochs", "20")
+    words = ("--rounds", "9", "--frac", "0.5", "--trainer", "FedAvg", "--peft", "head",
+             "--local-epochs", "20")
     assert jobs.run(tmp_path / "auto", *words, "--eval-every", "auto") == 0
     assert jobs.run(tmp_path / "each", *words) == 0
     auto, each = (jobs.records(tmp_path / name) for name in ("auto", "each"))

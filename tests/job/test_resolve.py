@@ -10,7 +10,7 @@ from fedvlm.config.federation import PARTITIONS
 from fedvlm.config.sections import SKEWED
 from fedvlm.core.errors import ConfigError
 from fedvlm.job.flags import parse
-from fedvlm.job.resolve import resolve
+from fedvlm.job.resolve import resolve, run_config
 from tests.job.house import FakeTrainer, jobs, mistakes
 
 
@@ -147,3 +147,16 @@ def test_what_works_as_it_stands_is_left(house: Path):
     (job,) = jobs("DATASET.NAME PACS --held-out photo").jobs
     assert (job.cfg.FED.PARTITION, job.cfg.FED.CLIENTS) == ("domain", 3)
     assert job.origins["FED.PARTITION"] == "because FED.HELD_OUT_DOMAIN is set"
+
+
+def test_a_saved_config_without_a_later_key_means_what_it_meant(tmp_path: Path) -> None:
+    """AFL's VARIANT came later: before it runs did what is called published now."""
+    file, key = tmp_path / "config.yaml", "TRAINER.AFL.VARIANT"
+
+    def variant(more: str = "", **changes: str) -> str:
+        file.write_text(f"TRAINER:\n  NAME: AFL\n{more}")
+        return str(run_config(tmp_path, changes).TRAINER.AFL.VARIANT)
+
+    assert variant() == "published"
+    assert variant("  AFL: {VARIANT: fixed}\n") == variant(**{key: "fixed"}) == "fixed"
+    assert variant("  AFL: {KEEP: 0.5}\n") == "published"

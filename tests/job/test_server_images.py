@@ -1,4 +1,4 @@
-"""The server's images in a whole run: four sources, what is said of them, mistakes, no way back."""
+"""The server's images in a whole run: four sources, their notes, mistakes, no way back."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def network(cls: str, *words: str) -> Any:
 
 def test_pixels_become_the_networks_own() -> None:
     """CLIP's mean and deviation come off, the network's go on, the size is its own."""
-    trainer = network("ResNet18", "TRAINER.RESNET18.SIZE", "16", "TRAINER.RESNET18.NORM", "group",
+    trainer = network("ResNet18", "TRAINER.NETWORK.SIZE", "16", "TRAINER.RESNET18.NORM", "group",
                       "TRAINER.RESNET18.MEAN", "0.1,0.2,0.3", "TRAINER.RESNET18.STD", "0.5,1,2")
     clip = SimpleNamespace(mean=(0.4, 0.5, 0.6), std=(0.25, 0.5, 0.75), size=32)
     module = trainer.build(SimpleNamespace(
@@ -46,9 +46,10 @@ def test_pixels_become_the_networks_own() -> None:
 
 @pytest.mark.parametrize(
     ("cls", "trained", "sent"),
-    [("ResNet18", 11_227_812, 11_227_812), ("ResNet18FedPer", 11_227_812, 11_176_512),
-     ("ResNet18FedRep", 11_227_812, 11_176_512), ("ResNet18FedBABU", 11_176_512, 11_176_512),
-     ("ResNet18APFL", 11_227_812, 11_227_812), ("ResNet18PerFedAvg", 11_227_812, 11_227_812)],
+    [("ResNet18", 11_227_812, 11_227_812), ("ResNet18+FedPer", 11_227_812, 11_176_512),
+     ("ResNet18+FedRep", 11_227_812, 11_176_512), ("ResNet18+FedBABU", 11_176_512, 11_176_512),
+     ("ResNet18+LG-FedAvg", 11_227_812, 51_300), ("ResNet18+FedAS", 11_227_812, 11_176_512),
+     ("ResNet18+Hermes", 11_227_812, 11_227_812), ("ResNet18+HEART-PFL", 11_227_812, 11_227_812)],
 )  # fmt: skip
 def test_methods_share_body_or_all(cls: str, trained: int, sent: int) -> None:
     assert count(network(cls), "RN50", 100) == Counts(trained, sent)
@@ -61,9 +62,9 @@ def test_group_norm_has_no_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", ["ResNet18FedRep", "ResNet18Ditto", "ResNet18APFL"])
+@pytest.mark.parametrize("cls", ["ResNet18+FedRep", "ResNet18+HEART-PFL", "ResNet18+Hermes"])
 def test_a_run(tmp_path: Path, cls: str) -> None:
-    node = f"TRAINER.RESNET18-{cls.removeprefix('ResNet18').upper()}.NORM"
+    node = f"TRAINER.RESNET18-{cls.removeprefix('ResNet18+').upper()}.NORM"
     assert jobs.run(tmp_path, "--trainer", f"{FILE}:{cls}", "--lr", "0.01", "--eval-every", "9",
                     "--local-epochs", "2", "--opts", node, "group") == 0
     assert jobs.results(tmp_path)["last"]["round"] == 2

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.collect import as_float, collect, read_partition
+from fedvlm.report.collect import as_float, collect
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.names import read_partition
 
 from .table_runs import write_run
 

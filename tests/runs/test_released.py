@@ -24,7 +24,7 @@ from tests import jobs
 
 V01 = Path(__file__).resolve().parents[1] / "fixtures" / "v0.1"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((V01 / "expected.json").read_text())
-FINISHED = ("local", "workers", "sites")
+FINISHED = ("local", "workers", "sites", "flower")
 KEPT = (*FINISHED, "interrupted")
 CLOSE = 1e-4  # of a probability: another machine's kernels
 
@@ -79,7 +79,7 @@ def test_every_run_is_exported(name: str, tmp_path: Path) -> None:
 
 def test_verify_finds_all_of_them_whole(capsys: Capture) -> None:
     assert main(["verify", str(V01 / "runs"), str(V01 / "demo.cells.xz")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "7 runs: 6 ok, 1 unfinished"
+    assert capsys.readouterr().out.splitlines()[-1] == "8 runs: 7 ok, 1 unfinished"
 
 
 def test_damage_in_them_is_found(tmp_path: Path, capsys: Capture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.rng import stream
@@ -26,3 +27,14 @@ def test_other_parts_are_for_other_methods() -> None:
     cfg.PEFT.TEXT = "prompt"
     with pytest.raises(ConfigError, match=r"--peft text-lora\+lora"):
         cls(cfg)
+
+
+def test_the_update_is_scaled_by_the_root_of_the_rank_or_by_the_rank() -> None:
+    root, rank = method("CLIP-LoRA"), method("CLIP-LoRA", SCALE="rank")
+    assert root.spec.scale == pytest.approx(2**-0.5)  # type: ignore[attr-defined]
+    assert rank.spec.scale == 0.5  # type: ignore[attr-defined]
+    assert load_trainer("CLIP-LoRA").options["SCALE"].neutral == "rank"
+    p = {n: torch.ones_like(v[None]).double() / 9
+         for n, v in root.trainables(model(), stream(1, "init")).items()}
+    same = {n: v * (2**0.5 if n.endswith(".B") else 1) for n, v in p.items()}
+    torch.testing.assert_close(root.text_features(model(), p), rank.text_features(model(), same))

@@ -1,4 +1,4 @@
-"""FedBN: norms stay at home, the rest is averaged."""
+"""FedBN: norms stay local, the rest is averaged."""
 
 from __future__ import annotations
 

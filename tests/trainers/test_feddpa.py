@@ -10,6 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from fedvlm.check.world import CheckWorld, Setup
+from fedvlm.config.build import build_config
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import declare
+from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.discovery import load_trainer
@@ -69,19 +73,21 @@ def test_the_share_is_lambda_times_the_mean_cosine() -> None:
 
 
 def test_t_trains_both_and_sends_one() -> None:
-    run = world().record(FedDPA, Setup(rounds=1))
+    run = world().record(FedDPA, Setup(rounds=1, opts={"VARIANT": "fixed"}))
     names = run.fed.groups.personal
     assert names and all(PRIVATE_LORA in n for n in names)
     updates = run.events[0].updates
     assert updates is not None and not set(names) & set(updates.params)
     assert all(run.states[1].clients[c]["w"][n].any() for c in range(4) for n in names)
-    plain = world().federation(FedDPA, Setup(rounds=1, opts={"WEIGHT": 0.0, "VARIANT": "F"})).run()
+    plain = world().federation(FedDPA, Setup(rounds=1, opts={
+        "WEIGHT": 0.0, "MODE": "F", "VARIANT": "fixed"})).run()
     for n, v in run.states[1].server["w"].items():  # the shared one trains alone
         assert torch.equal(v, plain.server["w"][n]), n
 
 
 def test_references_are_training_images_and_newcomers_have_no_share() -> None:
-    fed = world().federation(FedDPA, Setup(rounds=1, chunk=4, opts={"INSTANCES": 3}))
+    fed = world().federation(FedDPA, Setup(
+        rounds=1, chunk=4, opts={"INSTANCES": 3, "VARIANT": "fixed"}))
     start = fed.start()
     found = {c: {n: v[k] for n, v in p.items()}
              for ids, p in fed.personal(start, range(4)) for k, c in enumerate(ids)}
@@ -103,7 +109,7 @@ def test_references_are_training_images_and_newcomers_have_no_share() -> None:
 
 
 def test_f_begins_as_the_shared_adapter_after_the_last_round() -> None:
-    fed = world().federation(FedDPA, Setup(rounds=1, chunk=4, opts={"VARIANT": "F"}))
+    fed = world().federation(FedDPA, Setup(rounds=1, chunk=4, opts={"MODE": "F"}))
     assert fed.finetuning.epochs == 1 and all("private" in n for n in fed.finetuning.train)
     state = fed.run()
     for ids, p in fed.personal(state, range(4)):
@@ -133,5 +139,21 @@ def test_other_parts_are_refused(words: tuple[str, ...], said: str) -> None:
 def test_f_trains_the_own_adapter_alone_or_not_at_all(key: str, value: str, said: str) -> None:
     there = CheckWorld([*OPTS, f"FED.{key}", value])
     with pytest.raises(ConfigError, match=said):
-        FedDPA(there.config(FedDPA, {"VARIANT": "F"}))
+        FedDPA(there.config(FedDPA, {"MODE": "F"}))
     FedDPA(there.config(FedDPA))  # T takes it
+
+
+def test_published_own_adapters_wait_a_round_and_old_words_are_read() -> None:
+    run = world().record(FedDPA, Setup(rounds=2))
+    own = run.fed.groups.personal
+    begun, first, second = (run.states[r].clients for r in (0, 1, 2))
+    assert run.fed.trainer.weighting == "uniform"
+    assert all(torch.equal(first[c]["w"][n], begun[c]["w"][n])
+               for c in range(4) for n in own)
+    assert any(not torch.equal(first[0]["w"][n], second[0]["w"][n]) for n in own)
+    schema = declare(default_schema(), "TRAINER.FEDDPA", FedDPA.options)
+    old = {"TRAINER.FEDDPA.VARIANT": "F", "FED.ROUNDS": 3}
+    assert read_keys(old, schema) == {"TRAINER.FEDDPA.MODE": "F", "FED.ROUNDS": 3}
+    assert "TRAINER.FEDDPA.MODE" not in read_keys(old | {"TRAINER.FEDDPA.VARIANT": "T"}, schema)
+    cfg = build_config(None, None, {"TRAINER.FEDDPA.VARIANT": "F"}, [], schema)[0].TRAINER.FEDDPA
+    assert (cfg.MODE, cfg.VARIANT) == ("F", "published")

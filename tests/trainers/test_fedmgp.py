@@ -22,7 +22,7 @@ def test_groups_are_models_of_their_own() -> None:
     logits, losses, views = [], [], []
     for g in range(3):
         rows = {"image.prompt.0": p["image.prompt.groups"][:, g]}
-        text = model().text(p["text.prompt.groups"][:, g])
+        text = model().text(p["text.prompt.groups"][:, g], words="a photo of a")
         z = vpt.image_features(model(), rows, b.x)
         logits.append(model().logits(z, text))
         views.append((F.normalize(z, dim=-1), text))
@@ -67,9 +67,20 @@ def test_the_drawn_groups_travel_and_the_mean_takes_their_place() -> None:
         assert torch.equal(p["text.prompt.groups"][rank], sent)
 
 
-def test_far_draws_the_groups_that_the_public_code_draws() -> None:
+def test_words_cut_and_weights_by_samples_are_what_older_runs_had() -> None:
+    old = {name: option.neutral for name, option in load_trainer("FedMGP").options.items()
+           if option.neutral is not None}
+    assert old == {"WORDS": "cut", "DRAW": "near", "WEIGHTING": "samples"}
+    trainer = method("FedMGP", **OPTS, **old)
+    p = tree(trainer)
+    got = trainer.text_groups(model(), p, "{}.prompt.groups")
+    assert torch.equal(got, model().text(p["text.prompt.groups"]))
+    assert trainer.weighting == "samples"
+
+
+def test_far_draws_the_groups_far_from_the_last_rounds() -> None:
     run = world().record(
-        load_trainer("FedMGP"), Setup(rounds=2, opts=OPTS | {"TEMP": 1e-6, "DRAW": "far"}))
+        load_trainer("FedMGP"), Setup(rounds=2, opts=OPTS | {"TEMP": 1e-9, "DRAW": "far"}))
     home = run.states[1].server["w"]["text.prompt.sent"].flatten(1)
     for state in run.states[2].clients.values():
         groups = state["w"]["text.prompt.groups"].flatten(1)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.trainers.small_world import batch, method, model, tree
 
 
-def test_contrast_is_a_cross_entropy_of_two_scores() -> None:
-    trainer = method("FedPGP", N_CTX=2, RANK=1, NUM_PROMPT=2, TEMP=0.3, MU=0.7)
+@pytest.mark.parametrize("anchor", ["literal", "template"])
+def test_contrast_is_a_cross_entropy_of_two_scores(anchor: str) -> None:
+    trainer = method("FedPGP", N_CTX=2, RANK=1, NUM_PROMPT=2, TEMP=0.3, MU=0.7, ANCHOR=anchor)
     p, b = tree(trainer), batch()
     loss, parts = trainer.loss(model(), p, b)
     own = model().text(p["text.sigma"] + p["text.U"] @ p["text.V"])
-    general, zero = model().text(p["text.sigma"]), model().anchor("template", 0)
+    general, zero = model().text(p["text.sigma"]), model().anchor(anchor, 2)
     two = torch.stack([(zero * general).sum(-1), (general * own).sum(-1)], -1) / 0.3
     right = torch.zeros(two.shape[:-1], dtype=torch.int64).flatten()
     want = 0.7 * F.cross_entropy(two.flatten(0, -2), right, reduction="none").view(2, -1).mean(1)

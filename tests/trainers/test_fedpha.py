@@ -18,11 +18,17 @@ def test_projector_keeps_the_directions_behind_the_first_share() -> None:
     projector = sys.modules[type(method("FedPHA")).__module__].projector
     context = torch.diag(torch.tensor([5.0, 4, 3, 2, 1], dtype=torch.float64))[None, :, :]
     assert torch.allclose(
-        projector(context, 0.6)[0], torch.diag(torch.tensor([0.0, 0, 1, 1, 1]).double()), atol=1e-12
+        projector(context, 0.6, True)[0], torch.diag(torch.tensor([0.0, 0, 1, 1, 1]).double()),
+        atol=1e-12,
     )
-    assert int(projector(context, 1.0)[0].diagonal().sum().round()) == 5
-    ten = torch.diag(torch.arange(10.0, 0, -1, dtype=torch.float64))[None]
-    assert int(projector(ten, 0.8)[0].diagonal().sum().round()) == 8  # no direction by rounding
+    assert int(projector(context, 1.0, True)[0].diagonal().sum().round()) == 5
+    ten = torch.diag(torch.arange(10.0, 0, -1, dtype=torch.float64))[None].requires_grad_()
+    kept = projector(ten, 0.8, True)[0]
+    assert int(kept.diagonal().sum().round()) == 8  # no direction by rounding
+    assert not kept.requires_grad
+    released = projector(ten, 0.8, False)[0]
+    assert int(released.diagonal().sum().round()) == 9  # the released code rounds 1.99.. down
+    assert released.requires_grad
 
 
 def test_every_client_has_a_context_of_its_own_length() -> None:

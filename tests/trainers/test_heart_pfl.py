@@ -71,7 +71,7 @@ def test_prototypes_are_class_means_of_the_personal_model() -> None:
     v = shaken(fed, 1)
     found = fed.trainer.prototypes(fed.context([0], 1), v)
     source, index = fed.batcher.source, torch.arange(12)
-    look = fed.trainer.stage_features(fed.model, v, {"pixels": source.images[index][None]})[1]
+    look = fed.trainer.stage_features(fed.model, v, {"pixels": source.images[index][None]})
     for j, f in enumerate(look):
         want = torch.stack([f[0, source.labels[index] == c].mean(0) for c in range(4)])
         assert torch.allclose(found[f"stage.{j}"][0], want, atol=1e-12)
@@ -225,7 +225,7 @@ def test_seeds() -> None:
 
 
 def test_learns() -> None:
-    """On its own images: the toy's tower is random, so nothing is said about others."""
+    """On its own images: the toy's tower is random, so it says nothing about others."""
     fed = heart(rounds=4, epochs=10)
     state = fed.run()
     source = fed.batcher.source
@@ -305,11 +305,11 @@ def test_alignment_is_to_the_model_received(average: str) -> None:
     real, gaps = trainer.stage_features, []
 
     def watched(model: Any, p: Tree, x: Any) -> Any:
-        z, stages = real(model, p, x)
+        stages = real(model, p, x)
         if not torch.is_grad_enabled():  # prototypes of v, and what v is aligned to
-            pairs = zip(stages, real(model, start | sent, x)[1], strict=True)
+            pairs = zip(stages, real(model, start | sent, x), strict=True)
             gaps.append(max(float((f - g).abs().max()) for f, g in pairs))
-        return z, stages
+        return stages
 
     state = {slot: {n: x[None] for n, x in tree.items()}
              for slot, tree in trainer.init_client(fed.context([0]), fed.p0).items()}

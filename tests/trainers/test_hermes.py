@@ -265,8 +265,8 @@ def test_every_kind_of_unit_is_pruned_in_a_run(visual: str) -> None:
         for site, names in HOME.sites(sent).items():
             gone = own["mask"][site] == 0
             assert int(gone.sum()) == len(gone) // 2
-            dead = [v for v in names if HOME.unit(v)[1] is not HOME.ENTRIES]
-            rows = [sent[n].movedim(0 if HOME.unit(n)[1] is HOME.ROWS else -1, 0)
+            dead = [v for v in names if HOME.unit(v)[0][1] is not HOME.ENTRIES]
+            rows = [sent[n].movedim(0 if HOME.unit(n)[0][1] is HOME.ROWS else -1, 0)
                     for n in dead]
             assert len(rows) == 2 and all(not bool(r[gone].any()) for r in rows)
             assert all(bool(r[~gone].any(-1).all()) for r in rows)

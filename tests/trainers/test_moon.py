@@ -50,17 +50,16 @@ def test_equal_models_give_log_two_and_no_gradient() -> None:
 
 def test_padding_is_out_of_the_term() -> None:
     method = SimpleNamespace(
-        cfg=SimpleNamespace(MU=1.0, TAU=0.5), text_features=lambda model, p: None,
-        image_features=lambda model, p, x: x["z"] + p["w"],
+        cfg=SimpleNamespace(MU=1.0, TAU=0.5), representation=lambda model, p, x: x["z"] + p["w"],
+        supervised=lambda model, p, b: (torch.zeros(1).double(), b.x["z"] + p["w"]),
     )
-    model = SimpleNamespace(logits=lambda z, t: z)
     z = torch.randn(1, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def term(*w: float) -> float:
         y = torch.zeros(1, len(w), dtype=torch.int64)
         b = Batch({"z": z[:, : len(w)]}, y, torch.tensor([w]).double())
         return float(MOON.contrastive_loss(
-            method, model, {"w": 0 * z[:, :1]}, b,
+            method, None, {"w": 0 * z[:, :1]}, b,
             received={"w": z[:, :1]}, previous={"w": z[:, 1:2]},
         )[1]["con_loss"])
 

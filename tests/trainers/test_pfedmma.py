@@ -14,7 +14,7 @@ from tests.trainers.small_world import batch, gradient, method, model, tree
 
 
 def test_bottleneck_stands_beside_the_last_mlp() -> None:
-    trainer = method("pFedMMA", BLOCKS=1, HIDDEN=3, SCALE=0.5)
+    trainer = method("pFedMMA", BLOCKS=1, HIDDEN=3, SCALE=0.5, VARIANT="fixed")
     p, b = tree(trainer), batch(names=("pixels",))
     got = trainer.image_features(model(), p, b.x)[1, 2]
     tower = model().vision

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from fedvlm.check.world import Setup
+from fedvlm.core.rng import stream
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.groups import Finetune
 from fedvlm.federation.server import Held
@@ -50,9 +51,21 @@ def test_nobody_gets_its_own_context_and_the_nearest_come_first() -> None:
         assert all(torch.equal(v, last[c]) for v, (_, c) in zip(experts, far[:2], strict=True))
 
 
+def test_the_mean_weighs_clients_by_their_samples() -> None:
+    cls = load_trainer("pFedMoAP")
+    run = world().record(cls, Setup(rounds=2, opts={"N_CTX": 2}))
+    for event, after in zip(run.events, run.states[1:], strict=True):
+        assert event.updates is not None
+        sizes, want = [len(s.train) for s in world().splits], torch.zeros(())
+        for size, context in zip(sizes, event.updates.params["text.ctx"], strict=True):
+            want = want + size / sum(sizes) * context
+        assert torch.allclose(after.server["w"]["text.ctx"], want, atol=1e-12)
+
+
 def test_a_gate_counts_once_it_has_trained_with_experts() -> None:
     trainer = method("pFedMoAP", N_CTX=2, EXPERTS=1)
-    fed = world().federation(type(trainer), Setup(opts={"N_CTX": 2, "EXPERTS": 1}))
+    fed = world().federation(type(trainer), Setup(opts={
+        "N_CTX": 2, "EXPERTS": 1, "DRAW": "round"}))
     p, b = tree(trainer), batch()
     on = torch.tensor([1.0, 0.0]).double()
     state = {"w": p, "gate": {"mixture.trained": on}}
@@ -69,3 +82,27 @@ def test_a_gate_counts_once_it_has_trained_with_experts() -> None:
         assert new["gate"]["mixture.trained"].tolist() == flags
         assert tuned["mixture.trained"].tolist() == flags
         assert torch.equal(tuned["gate.v.weight"][1], p["gate.v.weight"][1]) == (not flags[1])
+
+
+def test_one_order_of_experts_for_the_run_and_none_in_the_first_round_of_a_client() -> None:
+    cls = load_trainer("pFedMoAP")
+    fed = world().federation(cls, Setup(rounds=2, opts={"N_CTX": 2, "EXPERTS": 2}))
+    state = fed.run()
+    order = torch.randperm(4, generator=stream(1, "expert-order")).tolist()
+    last = {c: fed.server_context(2, Held(fed.held, state.held)).held.get(c)["own"]["text.ctx"]
+            for c in range(4)}
+    for round_ in (3, 4):
+        for client, down in fed.downloads(state, round_, range(4)).items():
+            want = [last[c] for c in order if c != client][:2]
+            got = [v for n, v in down.items() if n.startswith("expert.")]
+            assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
+    p = tree(method("pFedMoAP", N_CTX=2, EXPERTS=1))
+    start = {"w": p, "gate": {"mixture.trained": torch.zeros(2).double()}}
+    down = {"text.ctx": p["text.ctx"], "expert.0.ctx": p["text.ctx"].flip(0)}
+    ctx = fed.context([0, 1], 1)
+    assert ctx.fresh.all()
+    new, _ = fed.trainer.client_update(ctx, start, down)
+    assert not new["gate"]["mixture.trained"].any()
+    assert torch.equal(new["w"]["gate.v.weight"], p["gate.v.weight"])
+    alone, _ = fed.trainer.client_update(ctx, start, {"text.ctx": p["text.ctx"]})
+    assert torch.allclose(new["w"]["text.ctx"], alone["w"]["text.ctx"], atol=1e-12)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from fedvlm.check.world import Setup
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.models.vlmodel import VLModel
 from tests.trainers.small_world import batch, method, model, tree, world
 
 
@@ -44,3 +45,25 @@ def test_last_round_is_a_weighted_mean_of_all() -> None:
         one, two = (plain.states[t].server["w"][name] for t in (1, 2))
         assert torch.allclose(v, (g[0] * one + g[1] * two) / sum(g), atol=1e-12)
         assert torch.equal(gpa.states[1].server["w"][name], one)
+
+
+def test_the_teacher_averages_raw_features_or_unit_ones() -> None:
+    texts = ("a photo of a {}.", "many {}.", "the {} of us.")
+    two = VLModel(model().backbone, model().classnames, templates=texts)
+    ends = [two.with_classes(two.classnames, (t,)).anchor("raw", 0) for t in texts]
+    one = two.with_classes(two.classnames, texts[:1]).anchor("template", 0)
+    assert torch.allclose(ends[0], one, atol=1e-12)
+    unit = F.normalize(torch.stack(ends).sum(0), dim=-1)
+    assert torch.allclose(two.anchor("template", 0), unit, atol=1e-12)
+    assert float((two.anchor("raw", 0) - unit).abs().max()) > 1e-6
+    p, b = tree(method("PromptSRC", N_CTX=2)), batch(names=("pixels",))
+    losses = {}
+    for teacher, kind in (("raw", "raw"), ("unit", "template")):
+        trainer = method("PromptSRC", N_CTX=2, TEACHER=teacher)
+        _, parts = trainer.loss(two, p, b)
+        gap = (trainer.text_features(two, p) - two.anchor(kind, 0)).abs().mean((-2, -1))
+        assert torch.allclose(parts["text_loss"], 25 * gap, atol=1e-12)
+        losses[teacher] = parts["text_loss"]
+    assert not torch.allclose(losses["raw"], losses["unit"], atol=1e-9)
+    old = {n: o.neutral for n, o in load_trainer("PromptSRC").options.items() if o.neutral}
+    assert old == {"WORDS": "cut", "TEACHER": "unit"}

@@ -332,6 +332,8 @@ ${registry_line}    CfgNode,
     options = {"POWER": Option(0.5, "of a client's size in its weight", low=0.0, high=1.0)}
     # Settings of PEFT that would be passed over in silence, and why; others are refused anyway.
     lora_refused = dict.fromkeys(("product_svd", "RANKS"), "has a rule of its own")
+    # CHANGE: the rule again, in plain words of a mean: `fedvlm check` compares `combine` with it.
+    server_rules = {r"w/.*\\.lora\\..*": lambda s: s.mean(by=s.weight**s.trainer.cfg.POWER)}
 
     def __init__(self, cfg: CfgNode) -> None:
         """Refuse a run without LoRA, before any work."""

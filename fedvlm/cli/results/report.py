@@ -14,8 +14,8 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card_of
+from fedvlm.report import PAGE
 from fedvlm.report.collect import Collected, collect
-from fedvlm.report.pages import PAGE
 from fedvlm.runs.finished import FinishedRun
 
 EXAMPLES = (

@@ -41,11 +41,11 @@ PATIENCE = 30.0  # seconds for a process to end
 
 @dataclass
 class Findings:
-    """What is said of a site.
+    """What a look at a site found.
 
     Attributes:
         problems: what has to be mended before it takes part.
-        remarks: what its owner should know.
+        remarks: what the site's owner should know.
         clients: by id, images by part and classes in training.
         told: by id, what a server would be told.
         decoded: images that were.

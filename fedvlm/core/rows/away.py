@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.rows.store import Form
+from fedvlm.core.rows.store import AWAY, Form
 from fedvlm.core.trees import State
-
-AWAY = "away."  # begins the name of a slot that stands for a state at another place
 
 
 class AwayStore:

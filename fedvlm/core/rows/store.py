@@ -15,6 +15,7 @@ import torch
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State, cat
 
+AWAY = "away."  # begins the name of a slot that stands for a state at another place
 Form = tuple[tuple[str, tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]], ...]
 
 

@@ -1,9 +1,9 @@
 """What can be wrong with a data set's lists and image files: one finding, one message.
 
-Of the lists: labels, names, rows that repeat, leaks between the parts. ``DatasetBase`` refuses the
-first of these when a run begins; here all of them are said. Of the files: missing, in no list,
-unreadable, the same bytes twice. Whether a file decodes and what its bytes hash to is kept in the
-records that runs use, so that a second look is quick and a run after it too.
+Of the lists: what a run refuses (``datum.list_faults``; a run names the first, here all are
+reported), and what may be a mistake. Of the files: missing, in no list, unreadable, the same bytes
+twice. Whether a file decodes and what its bytes hash to is kept in the records that runs use, so
+that a second look is quick and a run after it too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedvlm.core.progress import Progress
 from fedvlm.core.rng import numpy_stream
-from fedvlm.data.datum import PARTS, Datum, untested_classes
+from fedvlm.data.datum import PARTS, Datum, list_faults, untested_classes
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import check_decodes
 from fedvlm.data.locate import first_names, folded_path, image_files
@@ -98,7 +98,9 @@ class Checkup:
         return [finding for finding in self.findings if not finding.broken]
 
 
-def check_lists(lists: _Lists, test_only: bool = False) -> list[Finding]:
+def check_lists(
+    lists: _Lists, test_only: bool = False, domain_names: Sequence[str] = ()
+) -> list[Finding]:
     """Return what is wrong with the lists, problems and remarks; opens no image.
 
     Args:
@@ -106,32 +108,18 @@ def check_lists(lists: _Lists, test_only: bool = False) -> list[Finding]:
         test_only: the set is published without training images.
     """
     images = [datum for part in PARTS for datum in lists[part]]
+    faults = [Finding(fault.check, fault.text, fault.count)
+              for fault in list_faults(lists, domain_names)]
     if not images:
-        return [Finding("no_images", "the lists name no images")]
+        return faults
     names = _names_by_label(images)
     return [
-        *_two_names(names),
-        *_two_labels(names),
+        *faults,
         *_same_prompt(names),
-        *_gaps(names),
-        *leaks(lists),
-        *_listed_twice(lists),
         *_other_folder(images),
         *_collisions(images),
         *_bare_classes(lists, names, test_only),
     ]
-
-
-def leaks(lists: _Lists) -> list[Finding]:
-    """Return a finding for each pair of parts that share an image, by its path."""
-    keys = {part: {d.key for d in lists[part]} for part in PARTS}
-    findings = []
-    for one, other, broken in (("train", "test", True), ("train", "val", True),
-                               ("val", "test", False)):
-        both = sorted(keys[one] & keys[other])
-        text = f"{_plural(len(both), 'image')} in {one} and in {other}"
-        findings += _count("leak_paths", both, text, broken)
-    return findings
 
 
 def _names_by_label(items: Sequence[Datum]) -> dict[int, Counter[str]]:
@@ -139,26 +127,6 @@ def _names_by_label(items: Sequence[Datum]) -> dict[int, Counter[str]]:
     for datum in items:
         names[datum.label][datum.classname] += 1
     return dict(sorted(names.items()))
-
-
-def _two_names(names: Mapping[int, Counter[str]]) -> list[Finding]:
-    many = {label: row for label, row in names.items() if len(row) > 1}
-    lines = [
-        f"label {label} is " + ", ".join(f"'{n}' {c} times" for n, c in row.most_common(3))
-        for label, row in many.items()
-    ]
-    return _count("label_names", lines, f"{_plural(len(lines), 'label')} with several names")
-
-
-def _two_labels(names: Mapping[int, Counter[str]]) -> list[Finding]:
-    labels: dict[str, list[int]] = defaultdict(list)
-    for label, row in names.items():
-        for name in row:
-            labels[name].append(label)
-    lines = [f"'{name}' has labels {first_names(map(str, at), _FIRST)}"
-             for name, at in labels.items() if len(at) > 1]
-    text = f"{_plural(len(lines), 'class name')} with several labels"
-    return _count("duplicate_names", lines, text)
 
 
 def _same_prompt(names: Mapping[int, Counter[str]]) -> list[Finding]:
@@ -170,25 +138,6 @@ def _same_prompt(names: Mapping[int, Counter[str]]) -> list[Finding]:
              for _, group in sorted(groups.items()) if len(group) > 1]
     return _count("same_prompt", lines, f"{_plural(len(lines), 'group')} of class names give the "
                   "same prompt, since case and underscores do not show in it")
-
-
-def _gaps(names: Mapping[int, Counter[str]]) -> list[Finding]:
-    gaps = sorted(set(range(max(names) + 1)) - set(names))
-    if not gaps:
-        return []
-    text = (f"labels must be 0, 1, 2, ... without gaps, but they go up to {max(names)} and "
-            f"{len(gaps)} of them {'is' if len(gaps) == 1 else 'are'} not used "
-            f"({first_names(map(str, gaps), _FIRST)})")
-    return [Finding("label_gaps", text, len(gaps))]
-
-
-def _listed_twice(lists: _Lists) -> list[Finding]:
-    findings = []
-    for part in PARTS:
-        twice = [key for key, n in Counter(d.key for d in lists[part]).items() if n > 1]
-        text = f"{_plural(len(twice), 'image')} listed more than once in {part}"
-        findings += _count("listed_twice", twice, text, broken=False)
-    return findings
 
 
 def _other_folder(items: Sequence[Datum]) -> list[Finding]:

@@ -38,7 +38,6 @@ from fedvlm.data.doctor.checks import (
     Finding,
     ImageCheck,
     check_lists,
-    leaks,
 )
 from fedvlm.data.get.annotations import READERS
 from fedvlm.data.get.offers import offer_of
@@ -271,8 +270,9 @@ def _check_data(
     lists, images = data.parts, data.all()
     check.sizes = {part: len(lists[part]) for part in PARTS}
     check.classes = len({datum.label for datum in images})
-    check.findings += check_lists(lists, bool(info and info.test_only))
-    check.leaks = sum(f.count for f in leaks(lists) if f.broken)
+    check.findings += check_lists(lists, bool(info and info.test_only), data.domain_names)
+    trained = {datum.key for datum in data.train_x}
+    check.leaks = sum(len(trained & {d.key for d in lists[part]}) for part in ("val", "test"))
     if info is not None:
         check.findings += _remarks("published", info.name, compare_with_catalog(info, data))
     said = {finding.text for finding in check.findings}

@@ -9,6 +9,7 @@ from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.formats.rows import ImageRow, build_lists, image_path
 from fedvlm.data.layouts import CopyInfo
+from fedvlm.data.locate import read_lines
 
 READER = "lists"
 _DIGITS = 6  # of a label
@@ -35,19 +36,11 @@ def read_lists(folder: Path, info: CopyInfo) -> DatasetBase:
 
 def _lines(path: Path, first: int) -> Iterator[tuple[str, str, int]]:
     """Yield (file and line, path, label from 0)."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a list in UTF-8: {error.reason}") from error
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path):
         where = f"{path}:{number}"
-        name, label = (line.strip().rsplit(None, 1) + [""])[:2]
+        name, label = (line.rsplit(None, 1) + [""])[:2]
         if not (label.isascii() and label.isdigit()) or len(label) > _DIGITS:
-            raise DataError(f"{where}: a line is 'path label', not '{line.strip()[:60]}'")
+            raise DataError(f"{where}: a line is 'path label', not '{line[:60]}'")
         if int(label) < first:
             raise DataError(f"{where}: label {label}, but this list counts from {first}")
         yield where, name, int(label) - first

@@ -3,7 +3,7 @@
 Where validation images are there but no test images, they become the test images: a set published
 as train and val has its val for that. Where there are training images only, a share of each class
 is drawn as test images by DATA_SEED, if the config says how large it is; without it the set is
-refused. Both are said in the set's notes.
+refused. The set's notes name both.
 """
 
 from __future__ import annotations

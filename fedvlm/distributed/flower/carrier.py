@@ -89,7 +89,7 @@ class Flower:
             time.sleep(1.0)
 
     def absent(self) -> list[str]:
-        """Return who is away, and why: a sentence each.
+        """Return site -> why it cannot be reached.
 
         Raises:
             FedvlmError: relay after relay ends at once.

@@ -65,7 +65,7 @@ def version_of(flower: Path) -> str:
 
 
 def environ(place: Place) -> dict[str, str]:
-    """Return the environment of a federation's processes: quiet, and at home in its folder."""
+    """Return the environment of a federation's processes: quiet, and with its folder as home."""
     return quiet(place.flower, place.home)
 
 

@@ -33,7 +33,7 @@ DOOR = "door"  # among the processes
 INVITATION = "invitation.json"  # in the folder of a site here
 DOOR_PARTS = (*APP, "distributed/flower/invitation.py", "distributed/flower/door.py")
 READY = "ready at"  # what a site says when it is built
-SHARED = (  # what is said as a SuperLink begins
+SHARED = (  # printed as a SuperLink begins
     "only on a machine of your own: Flower does not authenticate other users of this machine, "
     "and apps that they submit run as you"
 )

@@ -22,6 +22,7 @@ from typing import Any
 from fedvlm.core import files
 from fedvlm.core.errors import FedvlmError
 from fedvlm.distributed.flower.place import Place
+from fedvlm.runs import lock
 
 MARK, PART = "FEDVLM_FEDERATION", "FEDVLM_PART"
 PATIENCE = 15.0  # seconds for a process that is told to end, and for what it began
@@ -155,15 +156,9 @@ def tail(path: Path, lines: int = 1) -> str:
 
 def _began(pid: int) -> str:
     """Return when a process began, as the system counts; empty: it does not live."""
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if words[0] == "Z" else words[19]
-    except OSError:
-        pass
-    except IndexError:
-        return ""
-    if Path("/proc/self").exists():
-        return ""
+    ticks = lock.start_ticks(pid)
+    if ticks is not None or Path("/proc/self").exists():
+        return "" if ticks is None else str(ticks)
     done = subprocess.run(  # noqa: S603
         ["ps", "-o", "lstart=", "-p", str(pid)],  # noqa: S607
         capture_output=True, text=True, check=False,

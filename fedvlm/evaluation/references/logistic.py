@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.evaluation.references.softmax import GRID, Problems, Solution, path
+from fedvlm.federation.batches import IndexSplit
 from fedvlm.models.features.sources import SampleSource
 
 FOLDS = 5
@@ -75,15 +76,6 @@ class FeatureScale:
 
 
 @dataclass(frozen=True)
-class Share:
-    """The images of one regression, as indices."""
-
-    train: np.ndarray
-    val: np.ndarray
-    test: np.ndarray
-
-
-@dataclass(frozen=True)
 class Regression:
     """A regression that is done.
 
@@ -101,7 +93,7 @@ class Regression:
 
 
 def regressions(
-    frozen: Frozen, shares: Sequence[Share], grid: Sequence[float] = GRID
+    frozen: Frozen, shares: Sequence[IndexSplit], grid: Sequence[float] = GRID
 ) -> list[Regression]:
     """Return a regression for each share, in their order; many of like size at a time."""
     out: dict[int, Regression] = {}
@@ -112,7 +104,7 @@ def regressions(
     return [out[i] for i in range(len(shares))]
 
 
-def _chunks(shares: Sequence[Share]) -> Iterator[list[int]]:
+def _chunks(shares: Sequence[IndexSplit]) -> Iterator[list[int]]:
     """Yield places of shares, large ones first.
 
     Apart are those with and without validation images, and those of more than ``LARGE`` training
@@ -138,7 +130,7 @@ def _chunks(shares: Sequence[Share]) -> Iterator[list[int]]:
 
 
 def _solved(
-    frozen: Frozen, shares: Sequence[Share], grid: Sequence[float]
+    frozen: Frozen, shares: Sequence[IndexSplit], grid: Sequence[float]
 ) -> list[Regression]:
     """Return the regressions of a chunk: all have validation images, or none has."""
     judge = "validation" if len(shares[0].val) else "cross-validation"

@@ -25,11 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.core.stats import mean, population_std
+from fedvlm.core.trees import in_double
 from fedvlm.evaluation import metrics, scores
-from fedvlm.evaluation.references import ridge
-from fedvlm.evaluation.references.logistic import Frozen, Regression, Share, regressions
+from fedvlm.evaluation.references.logistic import Frozen, Regression, regressions
 from fedvlm.evaluation.scores import Federated, Predictions
+from fedvlm.federation.batches import IndexSplit
 from fedvlm.federation.server import Row
+from fedvlm.federation.toolbox import moments
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
 
@@ -166,21 +168,21 @@ def _chance(client: int, n: int, classes: int) -> Row:
     return {"client": client, "n": n, "correct": n / classes, "accuracy": share, "balanced": share}
 
 
-def _share(data: Federated, client: int) -> Share:
+def _share(data: Federated, client: int) -> IndexSplit:
     split = data.clients[client]
-    return Share(*(np.asarray(part, dtype=np.int64)
-                   for part in (split.train, split.val, split.test)))
+    return IndexSplit(*(np.asarray(part, dtype=np.int64)
+                        for part in (split.train, split.val, split.test)))
 
 
 def _dealt(
-    labels: np.ndarray, tests: np.ndarray, shares: Sequence[Share]
+    labels: np.ndarray, tests: np.ndarray, shares: Sequence[IndexSplit]
 ) -> list[np.ndarray]:
     """Return each client's part of what one model says of all test images, ascending."""
     return [labels[np.searchsorted(tests, share.test)] for share in shares]
 
 
 def _pooled(
-    asked: Asked, tests: np.ndarray, shares: Sequence[Share]
+    asked: Asked, tests: np.ndarray, shares: Sequence[IndexSplit]
 ) -> dict[str, Any]:
     """Return the regression on all members' training images; without numbers where it is large."""
     frozen, train = asked.frozen, asked.every("train")
@@ -191,7 +193,7 @@ def _pooled(
             BOUND, f"centralised: left out, {len(train):,} images of {asked.classes:,} classes are "
             f"more than {most:.0e} products a step on {one.device.type}", [],
         )
-    (found,) = regressions(frozen, [Share(train, asked.every("val"), tests)])
+    (found,) = regressions(frozen, [IndexSplit(train, asked.every("val"), tests)])
     return _of(asked, BOUND, f"centralised: {_said([found])}", _dealt(found.labels, tests, shares))
 
 
@@ -209,32 +211,27 @@ def _said(each: Sequence[Regression]) -> str:
 def _afl(asked: Asked, tests: np.ndarray) -> tuple[np.ndarray, str]:
     """Return the labels that AFL's classifier gives to ``tests``, and how it came about.
 
-    Its l2: the clients count right answers on their validation images, or where nobody has any on
-    their training images by the solution without the image itself.
+    It is what the method AFL computes by default: ridge regression on features as they are, from
+    the sums of all members; its ridge by generalised cross-validation of the same sums.
     """
-    frozen, data, classes = asked.frozen, asked.data, asked.classes
-    whole = ridge.Ridge(ridge.together(
-        ridge.statistics(x, y.to(x.device), classes)
-        for x, y in (_pair(frozen, data.clients[c].train) for c in asked.members)
-    ))
-    by_val = bool(len(asked.every("val")))
-    counts = [0] * len(ridge.GRID)
+    classes, n = asked.classes, 0
+    gram, cross = torch.zeros(0), torch.zeros(0)
     for c in asked.members:
-        x, y = _pair(frozen, data.clients[c].val if by_val else data.clients[c].train)
-        for i, l2 in enumerate(ridge.GRID):
-            scored = (
-                x @ whole.weights(l2) if by_val else whole.left_out(x, y.to(x.device), classes, l2)
-            )
-            counts[i] += int((scored.argmax(1).cpu() == y).sum())
-    l2 = ridge.best(counts)
-    labels = (_pair(frozen, tests)[0] @ whole.weights(l2)).argmax(1).cpu().numpy()
-    judge = "the clients' validation images" if by_val else "training images, each left out"
-    return labels, f"AFL, ridge regression in one round: L2 {l2:.0e} chosen on {judge}"
+        train = np.asarray(asked.data.clients[c].train)
+        z = _raw(asked, train)
+        hot = F.one_hot(asked.frozen.y(train), classes).to(z)
+        own, n = (z.mT @ z, z.mT @ hot), n + len(train)
+        gram, cross = (gram + own[0], cross + own[1]) if gram.numel() else own
+    strength = float(moments.best_ridge(gram, cross, torch.tensor(float(n)).to(gram)))
+    scored = _raw(asked, tests) @ moments.ridge(gram, cross, strength)
+    said = f"AFL, ridge regression in one round: ridge {strength:.0e} by cross-validation"
+    return scored.argmax(1).cpu().numpy(), said
 
 
-def _pair(frozen: Frozen, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return features of unit length with a constant 1 beside them, and labels."""
-    return F.pad(frozen.x(indices), (0, 1), value=1.0), frozen.y(indices)
+def _raw(asked: Asked, indices: np.ndarray) -> Tensor:
+    """Return features as the tower gives them ``[n, d]``, float64."""
+    at = torch.tensor(np.asarray(indices, dtype=np.int64))
+    return in_double(asked.source.fetch(at, view=0)["features"])
 
 
 def _template_logits(source: SampleSource, model: VLModel, indices: np.ndarray) -> np.ndarray:

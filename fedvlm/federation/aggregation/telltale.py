@@ -119,7 +119,7 @@ def times(row: Mapping[str, float]) -> str:
 
 
 def outlier_sentence(round_: int, row: Mapping[str, float]) -> str:
-    """Return what is said of an outlier (one of ``Telltale.rows``)."""
+    """Return the message about an outlier (one of ``Telltale.rows``)."""
     against = f", opposite to the others (cosine {row['cosine']:.2f})"
     return (
         f"round {round_}: update of client {row['client']} has norm {row['norm']:.4g}, "

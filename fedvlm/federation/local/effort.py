@@ -55,7 +55,7 @@ class Effort:
     def totals(
         self, round_: int, clients: Sequence[int], lengths: Sequence[int]
     ) -> list[int]:
-        """Return the steps of each client in a round, as far as it comes until a deadline.
+        """Return the steps of each client in a round, those before a deadline.
 
         Args:
             lengths: steps of one epoch of each; 0: it has no samples and takes none.

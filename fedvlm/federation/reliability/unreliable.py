@@ -231,7 +231,7 @@ def quorum_count(quorum: float, clients: int) -> int:
 
 
 def below_quorum(round_: int, clients: int, lost: Mapping[int, str], quorum: float) -> str:
-    """Return the sentence about a round with too few answers."""
+    """Return the message about a round with too few answers."""
     by_reason: dict[str, list[int]] = {}
     for client, why in sorted(lost.items()):
         by_reason.setdefault(drop_kind(why), []).append(client)

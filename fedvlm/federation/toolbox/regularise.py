@@ -1,12 +1,21 @@
-"""Small parts that many methods share: the proximal pull, newcomers' models, a client's weight."""
+"""Small parts that many methods share: the proximal pull, newcomers, weights, words that stay."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import Tree, per_client
 from fedvlm.federation.context import SAMPLES, UNIFORM, Context
+
+WHOLE, CUT = "whole", "cut"
+WORDS = Option(
+    WHOLE, "the words of CTX_INIT behind the learned tokens: whole keeps them, '[v1 v2] of a "
+    "NAME.' of 'a photo of a'; cut leaves them out, '[v1 v2] NAME.'", choices=(WHOLE, CUT),
+    neutral=CUT,
+)
 
 
 def pull(params: Tree, grads: Tree, home: Tree, strength: float) -> Tree:
@@ -44,3 +53,12 @@ def weighting(default: str, neutral: str | None = None) -> Option:
         default, "weight of a client in the average: its training samples, or the same for all",
         choices=(SAMPLES, UNIFORM), neutral=neutral,
     )
+
+
+def kept_words(options: Any) -> str:
+    """Return the words of which the tokens that are not learned stay before the class name.
+
+    ``CTX_INIT`` of a method's options, or nothing where ``WORDS`` is ``cut``. For ``VLModel.text``;
+    the authors of MaPLe, PromptSRC and FedMGP keep them.
+    """
+    return str(options.CTX_INIT).replace("_", " ") if options.WORDS == WHOLE else ""

@@ -10,8 +10,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.files import user_path
-from fedvlm.core.rows.away import AWAY
-from fedvlm.core.rows.store import RowStore
+from fedvlm.core.rows.store import AWAY, RowStore
 from fedvlm.distributed.flower.place import FOLDER, read_place
 from fedvlm.distributed.store import SiteStore, new_letters
 from fedvlm.federation.plan import parse_sites

@@ -1,27 +1,20 @@
-"""Compare a method with the baselines: which are better, what federation gains and harms.
+"""Compare a method with the baselines: which are better, and what to try next.
 
 A method without communication is compared with the baselines without communication, every other
-method with those of federations too. Bounds (``pooled``) are listed but not compared.
+method with those of federations too. Bounds (``pooled``) are listed but not compared. Whether
+federation paid is ``runs.verify.answer``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedvlm.core.stats import mean
+from fedvlm.runs.verify.answer import ALONE, BASELINES, COSTS, POOLED, TOGETHER, UNSHARED
 from fedvlm.runs.verify.beside import References, better
 
 _BOUND = "bound"  # kind of a reference that is not compared (``evaluation.references``)
-WORDS = {
-    "chance": "chance",
-    "majority": "most frequent class of each client",
-    "zero_shot": "zero-shot",
-    "zero_shot_local": "zero-shot (own classes)",
-    "zero_shot_prior": "zero-shot (class shares)",
-    "logreg": "local logistic regression",
-    "afl": "AFL (ridge regression, one round)",
-    "pooled": "pooled logistic regression",
-}
 ROWS = {  # of the final table; zero-shot has its own, with more numbers
     "majority": "most frequent class",
     "zero_shot_local": "zero-shot, own classes",
@@ -30,6 +23,10 @@ ROWS = {  # of the final table; zero-shot has its own, with more numbers
     "afl": "AFL (together)",
     "pooled": "pooled (bound)",
 }
+QUARTERS = 4  # parts of a run whose last two show whether accuracy still rises
+RISE = 1.0  # points from one quarter to the next that call for more rounds
+HEAD = ("--trainer", "FedAvg", "--peft", "head")
+OWN_HEAD = ("--trainer", "LocalOnly", "--peft", "head")
 
 
 def below(
@@ -47,31 +44,63 @@ def below(
     """
     return [
         {"reference": name, "kind": found[name]["kind"], "personal": value, "sentence":
-         f"{method} personal accuracy {personal:.1f} is below {WORDS[name]} {value:.1f}"}
+         f"{method} personal accuracy {personal:.1f} is below {BASELINES[name]} {value:.1f}"}
         for name, value in better(personal, found, kind)
     ]
 
 
-def sentences(method: str, results: Mapping[str, Any]) -> list[str]:
-    """Return a run's last note: the baselines that are better, or the gain over local training."""
-    worse, better = results.get("below"), results.get("gain")
-    if worse:
-        values = ", ".join(f"{WORDS[one['reference']]} {one['personal']:.1f}" for one in worse)
-        which = "this baseline" if len(worse) == 1 else "these baselines"
-        return [f"{method} personal accuracy {results['last']['personal']:.1f} is below {which}: "
-                f"{values}"]
-    if not better:
-        return []
-    harm = results.get("hurt")
-    said = (
-        f"; {len(harm['clients'])} of {harm['of']} clients are below their local logistic "
-        "regression"
-        if harm else ""
-    )
-    return [
-        f"{method} personal accuracy is {better['points']:.1f} points above the best baseline "
-        f"without communication: {WORDS[better['reference']]} {better['personal']:.1f}{said}"
-    ]
+def next_step(
+    answer: Mapping[str, Any] | None, found: References, records: Sequence[Mapping[str, Any]],
+    trainer: str, peft: str,
+) -> dict[str, Any] | None:
+    """Return something cheap that would probably help, or None.
+
+    Args:
+        answer: of ``federation_answer``.
+        found: the run's baselines.
+        records: one per round, the untrained start first.
+        trainer, peft: the method and what it trains.
+
+    Returns:
+        ``reason`` in words and the ``flags`` that the same command takes.
+    """
+    if answer is None or answer["verdict"] == UNSHARED:
+        return None
+    personal, margin = answer[TOGETHER]["personal"], answer["margin"]
+    one_round = float((found.get("afl") or {}).get("personal") or 0.0)
+    alone = answer[ALONE]["personal"]
+    goal = max(alone, one_round, (answer[POOLED] or {}).get("personal") or 0.0)
+    rise = last_rise(records)
+    if rise >= RISE and goal > personal + margin:
+        return {
+            "reason": f"accuracy still rises ({rise:+.1f} points in the last quarter of the "
+                      "rounds): train longer",
+            "flags": ["--rounds", str(2 * (len(records) - 1))],
+        }
+    if answer["verdict"] == COSTS:
+        return {"reason": "train a linear head at each client alone, or share fewer parts",
+                "flags": list(OWN_HEAD)}
+    if one_round > personal + margin:
+        simple = peft != "head" or trainer != HEAD[1]
+        return {
+            "reason": f"a linear head on the same features reaches {one_round:.1f} in one round "
+                      "of AFL: train a head",
+            "flags": list(HEAD) if simple else ["--trainer", "AFL"],
+        }
+    return None
+
+
+def last_rise(records: Sequence[Mapping[str, Any]]) -> float:
+    """Return by how many points the mean personal accuracy rose from the third to the last quarter.
+
+    0 with fewer than two evaluated rounds in a quarter: one round more or less says nothing.
+    """
+    values = [float(r["personal"]) for r in records[1:] if r.get("personal") is not None]
+    size = len(values) // QUARTERS
+    if size < 2:
+        return 0.0
+    late, before = mean(values[-size:]), mean(values[-2 * size:-size])
+    return 0.0 if late is None or before is None else late - before
 
 
 def table_rows(found: References) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from fedvlm.core.trees import numel
 from fedvlm.data.targets import DATASET
 from fedvlm.evaluation.scores import CONFUSION, TARGET
 from fedvlm.federation.aggregation.telltale import times
-from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.peft_trainer import takes_peft
 from fedvlm.federation.reliability.unreliable import VOID, count_reasons
 from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting_name, trained_words
@@ -27,7 +27,9 @@ from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import private
 from fedvlm.runs.identity import LABEL
 from fedvlm.runs.metrics import sentence, spent, totals
+from fedvlm.runs.names import method_name
 from fedvlm.runs.private import public_facts
+from fedvlm.runs.verify.answer import ANSWER, NEXT, answer_lines, federation_answer
 from fedvlm.runs.verify.beside import References, gain, hurt, reference_kind
 from fedvlm.runs.verify.numbers import CLIENTS
 
@@ -58,6 +60,7 @@ class Results:
         headline: the end of ``log.txt``; None where no client has a test image.
         classes: Dassl's lines by class, for ``log.txt``.
         run_info, protocol, numbers: the sections of ``results.json``.
+        answer: whether federation paid, in lines (``runs.verify.answer``).
     """
 
     table: list[dict[str, Any]]
@@ -67,6 +70,7 @@ class Results:
     protocol: dict[str, Any]
     numbers: dict[str, Any]
     classes: Sequence[Sequence[str]] = ()
+    answer: Sequence[str] = ()
 
 
 def results_of(
@@ -85,8 +89,8 @@ def results_of(
         references: see ``evaluation.references``; None where ``TEST.REFERENCES`` is off.
 
     Its ``numbers``: ``untrained``, ``last``, ``zero_shot``, ``selected``, ``references``,
-    ``below``, ``gain``, ``hurt``, ``spent``, ``per_class``, ``confusion``, ``table``
-    (``docs/references.md``), ``lost``, ``partial`` (``docs/unreliable.md``), ``privacy``
+    ``answer``, ``next``, ``below``, ``gain``, ``hurt``, ``spent``, ``per_class``, ``confusion``,
+    ``table`` (``docs/references.md``), ``lost``, ``partial`` (``docs/unreliable.md``), ``privacy``
     (``docs/privacy.md``), ``readmitted`` (``docs/deployment.md``).
     """
     start, last = records[0], records[-1]
@@ -122,7 +126,6 @@ def results_of(
         *_end(built), *readmissions(taken),
         *([f"privacy: {spoken['words']}"] if spoken else []), *losses(records),
         *outliers(records),
-        *against.sentences(built.federation.trainer.name, numbers),
     ]
     run_info = {
         "seconds_this_session": seconds, "seconds_rounds": whole["seconds"],
@@ -131,9 +134,15 @@ def results_of(
         "trainable": numel(built.federation.p0), "notes": [*built.notes, *end],
     }
     said = protocol(built) | ({"privacy": spoken["words"]} if spoken else {})
+    if references is not None:
+        answer = federation_answer(numbers)
+        numbers |= {ANSWER: answer, NEXT: against.next_step(
+            answer, references, records, said["trainer"], said["peft"]
+        )}
     return Results(
         table, [*end, sentence(whole)], _headline(last), run_info, said,
         numbers | {"table": table}, class_lines(numbers.get("per_class", {}).get("personal", ())),
+        answer_lines(numbers, method_name(said)),
     )
 
 
@@ -185,7 +194,7 @@ def protocol(built: Built) -> dict[str, Any]:
         "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
         "backbone": cfg.MODEL.BACKBONE.NAME, "weights": built.backbone.weights,
         "backbone_digest": built.backbone.digest, "data_digest": built.data.digest,
-        "peft": trained_words(cfg) if isinstance(built.federation.trainer, PeftTrainer) else "",
+        "peft": trained_words(cfg) if takes_peft(type(built.federation.trainer)) else "",
         "partition": partition_name(cfg), "held_out": built.data.spec.held_out,
         "server_holdout": built.data.spec.server_holdout,
         "unseen_clients": int(cfg.FED.UNSEEN_CLIENTS), "cohort": cohort_of(built),

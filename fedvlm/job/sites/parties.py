@@ -59,7 +59,7 @@ class Sites(Carrier, Protocol):
         ...
 
     def absent(self) -> list[str]:
-        """Return who is away, and why: a sentence each."""
+        """Return site -> why it cannot be reached."""
         ...
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedvlm.core.trees import Tree
 from fedvlm.models.adapt.layers import linear
@@ -47,29 +47,36 @@ def mm_adapters(
 
 @dataclass(frozen=True)
 class MultiModalEdits(Edits):
-    """``MLP(x) + scale up(relu(middle(relu(down(x)))))``, x as the MLP reads it.
+    """``MLP(x) + scale up(relu(middle(relu(down(x)))))``, x as a branch of the block reads it.
 
     Attributes:
         tower: ``image`` or ``text``.
         p: tree of ``mm_adapters``, ``[K, ...]``.
         blocks: of the tower.
         scale: of the bottleneck's output.
+        first: x is what the attention reads, not the MLP behind it.
     """
 
     tower: str
     p: Tree
     blocks: int
     scale: float
+    first: bool = False
     _read: dict[int, Tensor] = field(default_factory=dict)  # block -> what its MLP reads
 
     def _name(self, block: int) -> str:
         return f"mm_adapter.{self.blocks - 1 - block}"
 
+    def before(self, block: int, x: Tensor, norm: nn.LayerNorm) -> None:
+        """Keep what the attention reads, if that is what the bottleneck reads."""
+        if self.first and f"both.{self._name(block)}.weight" in self.p:
+            self._read[block] = norm(x)
+
     def linear(
         self, block: int, site: str, x: Tensor, weight: Tensor, bias: Tensor | None, factor: float
     ) -> Tensor:
         """Return the frozen layer's output; what enters the MLP is kept until it leaves."""
-        if site == "fc" and f"both.{self._name(block)}.weight" in self.p:
+        if not self.first and site == "fc" and f"both.{self._name(block)}.weight" in self.p:
             self._read[block] = x
         return super().linear(block, site, x, weight, bias, factor)
 

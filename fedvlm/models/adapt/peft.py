@@ -1,7 +1,7 @@
 """The trainable set as the user's choice: ``PEFT.TEXT``, ``PEFT.VISUAL``, ``PEFT.HEAD``.
 
 Every tensor has a role by its name: ``body`` (image side) or ``head`` (text side or classifier),
-and a finer one, by which optimisers tell tensors apart (``role_of``). All functions work on trees
+and a finer one, by which optimisers distinguish tensors (``role_of``). All functions work on trees
 with a leading client axis ``[K, ...]``.
 """
 
@@ -63,7 +63,8 @@ class PeftSpec:
         csc: a context of its own for every class; unseen classes then have none.
         ln: train the LayerNorms of the image tower's blocks as well.
         width: hidden width of the adapters.
-        rank, alpha: of LoRA; its update is scaled by alpha / rank.
+        rank, alpha: of LoRA; its update is scaled by alpha / rank, with ``root`` by alpha /
+            sqrt(rank).
         targets: layers that LoRA changes, of ``adapters.WORDS``.
         blocks: how many of a tower's last blocks are changed; 0: all.
         average: how LoRA is averaged (``aggregation.lora.RULES``).
@@ -88,6 +89,7 @@ class PeftSpec:
     ranks: tuple[int, ...] = ()
     private_rank: int = 0
     ridge: float = 0.01
+    root: bool = False
 
     @classmethod
     def of(cls, cfg: Any) -> PeftSpec:
@@ -141,8 +143,8 @@ class PeftSpec:
 
     @property
     def scale(self) -> float:
-        """LoRA's alpha / rank."""
-        return self.alpha / self.rank
+        """LoRA's alpha / rank, or alpha / sqrt(rank) (Kalajdzievski, rsLoRA, 2023)."""
+        return self.alpha / (self.rank**0.5 if self.root else self.rank)
 
     def changed(self, blocks: list[FrozenBlock], tower: str) -> list[FrozenBlock]:
         """Return those of a tower's blocks that are changed: the last ``PEFT.BLOCKS``, all for 0.

@@ -33,10 +33,13 @@ def text_prompts(
     return tree
 
 
-def encode_prompted_text(model: VLModel, p: Tree) -> Tensor:
-    """Return text features ``[K, C, d]`` of ``text.ctx`` and its followers."""
+def encode_prompted_text(model: VLModel, p: Tree, words: str = "") -> Tensor:
+    """Return text features ``[K, C, d]`` of ``text.ctx`` and its followers.
+
+    ``words``: see ``VLModel.text``.
+    """
     deep = {int(n.removeprefix(TEXT)): v for n, v in p.items() if n.startswith(TEXT)}
-    return model.text(p["text.ctx"], deep=deep)
+    return model.text(p["text.ctx"], deep=deep, words=words)
 
 
 def visual_prompts(model: VLModel, p: Tree) -> TreeEdits:

@@ -57,6 +57,13 @@ class Edits:
         out: Tensor = norm(x)
         return out
 
+    def before(self, block: int, x: Tensor, norm: nn.LayerNorm) -> None:
+        """Look at the rows ``x`` of ``block`` to which its branches will be added.
+
+        Args:
+            norm: the one before the attention.
+        """
+
     def branch(self, block: int, which: str, h: Tensor) -> Tensor:
         """Return the output ``h`` of a branch (``attn`` or ``mlp``), before it is added."""
         return h
@@ -174,6 +181,7 @@ class FrozenBlock:
 
     def finish(self, x: Tensor, edits: Edits, mixed: Tensor) -> Tensor:
         """Return ``x`` with the attention's output layer on ``mixed``, then the MLP, added."""
+        edits.before(self.index, x, self.norms[0])
         out = self.scales[0](self.site("o", self.before_o(mixed), edits))
         x = x + edits.branch(self.index, "attn", out)
         normed = edits.norm(self.index, 2, x, self.norms[1])

@@ -134,6 +134,14 @@ def is_image_tower(module: nn.Module) -> bool:
     return type(module) is ImageTower or _is_open_clip(module, "VisionTransformer")
 
 
+def is_trunk(module: nn.Module) -> bool:
+    """Tell whether an image tower is a model of timm's: in ``trunk.TimmTower``, or open_clip's."""
+    kind = type(module)
+    return (kind.__module__, kind.__qualname__) in (
+        ("fedvlm.models.towers.trunk", "TimmTower"), ("open_clip.timm_model", "TimmModel"),
+    )
+
+
 def is_quick_gelu(module: nn.Module | None) -> bool:
     """Tell whether a module is open_clip's QuickGELU, ``x * sigmoid(1.702 x)``."""
     return _is_open_clip(module, "QuickGELU")

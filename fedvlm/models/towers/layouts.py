@@ -26,9 +26,9 @@ class PackedLayout:
     [G, T, T], ``prefix_mask`` [n, n] and ``read_mask`` [G, 1, E, n + T] are added to attention
     scores (0 or -inf); ``read`` [G*E] rows of the EOT tokens in the sequence; ``pick`` [C] index
     of each class in ``read``; ``prefix_ids`` [start] tokens before the ``n_ctx`` vectors that all
-    classes share; ``tokens`` real tokens; ``own_ctx`` [C*m] slots of m context vectors among the
-    classes' own tokens, class by class: of contexts that classes have for themselves, or of the
-    suffix (else empty).
+    classes share, ``between_ids`` [b] those behind them; ``tokens`` real tokens; ``own_ctx`` [C*m]
+    slots of m context vectors among the classes' own tokens, class by class: of contexts that
+    classes have for themselves, or of the suffix (else empty).
 
     Where each of P prompt sets has classes of its own, ``ids``, ``positions``, ``own_mask``,
     ``read_mask``, ``read`` and ``pick`` have P as a first axis (masks one of 1 behind it for the
@@ -47,12 +47,19 @@ class PackedLayout:
     n_ctx: int
     tokens: int
     own_ctx: Tensor
+    between_ids: Tensor
     chosen: Tensor | None = None
 
     @property
     def n_prefix(self) -> int:
         """Rows of the shared prefix."""
         return len(self.prefix_mask)
+
+    @property
+    def ctx_at(self) -> slice:
+        """Rows of the context that all classes share."""
+        stop = self.n_prefix - len(self.between_ids)
+        return slice(stop - self.n_ctx, stop)
 
     @property
     def rows(self) -> int:
@@ -118,7 +125,7 @@ def make_layouts(
     Returns one layout where all fit, otherwise several, of consecutive classes. ``own``: each class
     has a context of its own.
     """
-    first = prompts.start + (0 if own else prompts.n_ctx)
+    first = prompts.start + (0 if own else prompts.n_ctx + prompts.between)
     lengths = [int(end) + 1 - first for end in prompts.ends]
     groups: list[list[int]] = []
     group: list[int] = []
@@ -146,7 +153,8 @@ def chosen_layout(
         dtype: of the masks.
         chunk: slots in a chunk, roughly, of the set with most tokens.
     """
-    lengths = [int(end) + 1 - prompts.start - prompts.n_ctx for end in prompts.ends]
+    first = prompts.start + prompts.n_ctx + prompts.between
+    lengths = [int(end) + 1 - first for end in prompts.ends]
     most = max(sets, key=lambda classes: sum(lengths[c] for c in classes))
     tight = tight_bins([lengths[c] for c in most], chunk) if most else []
     full = [sum(lengths[most[i]] for i in group) for group in tight]
@@ -187,8 +195,8 @@ def _layout(
         private: each class has a context of its own.
         least: slots of a chunk and classes read in it, at least.
     """
-    n_ctx = 0 if private else prompts.n_ctx
-    first = prompts.start + n_ctx
+    n_ctx, between = (0, 0) if private else (prompts.n_ctx, prompts.between)
+    first = prompts.start + n_ctx + between
     all_ids, ends = prompts.ids.cpu(), [int(prompts.ends[c]) for c in classes]
     lengths = [end + 1 - first for end in ends]
     slots = max([sum(lengths[i] for i in group) for group in groups] + [least[0]])
@@ -233,6 +241,7 @@ def _layout(
         n_ctx=n_ctx,
         tokens=first + sum(lengths),
         own_ctx=(starts + inside).flatten().to(device),
+        between_ids=prompts.ids[0, first - between : first],
     )
 
 

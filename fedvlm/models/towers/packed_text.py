@@ -1,11 +1,11 @@
 """The packed text tower: every prompt set is one short sequence that shares its prefix.
 
 Exact up to rounding. With a causal tower nothing before the class name
-depends on the class: ``[SOS, ctx]`` is encoded once per prompt set, and the classes' own tokens
-follow it, each class with positions that restart behind the prefix (``PackedLayout``). Where every
-class has a context of its own, ``[SOS]`` is all they share: contexts are part of the classes' own
-tokens. Constants are folded (``fold``); in the last block only the rows that are read out ask
-questions.
+depends on the class: ``[SOS, ctx, words]`` is encoded once per prompt set, and the classes' own
+tokens follow it, each class with positions that restart behind the prefix (``PackedLayout``).
+Where every class has a context of its own, ``[SOS]`` is all they share: contexts are part of the
+classes' own tokens. Constants are folded (``fold``); in the last block only the rows that
+are read out ask questions.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class PackedText:
     def embed(
         self, ctx: Tensor, layout: PackedLayout, suffix: Tensor | None = None
     ) -> Tensor:
-        """Input rows [P, rows, width]: prefix, context, then all chunks."""
-        sets, n = len(ctx), layout.n_prefix
+        """Input rows [P, rows, width]: prefix, context, words behind it, then all chunks."""
+        sets, at = len(ctx), layout.ctx_at
         start = self.backbone.embed_tokens(layout.prefix_ids)
         own = self.backbone.embed_tokens(layout.ids) + self.positions[layout.positions]
         start = (start + self.positions[: len(start)]).expand(sets, -1, -1)
@@ -151,8 +151,12 @@ class PackedText:
             own = own.expand(sets, -1, -1).index_copy(1, layout.own_ctx, rows)
         if ctx.dim() == 4:
             return torch.cat([start, own], dim=1)
-        middle = ctx + self.positions[n - layout.n_ctx : n]
-        return torch.cat([start, middle, own.expand(sets, -1, -1)], dim=1)
+        rest = own.expand(sets, -1, -1)
+        if len(layout.between_ids):
+            words = self.backbone.embed_tokens(layout.between_ids)
+            words = words + self.positions[at.stop : layout.n_prefix]
+            rest = torch.cat([words.expand(sets, -1, -1), rest], dim=1)
+        return torch.cat([start, ctx + self.positions[at], rest], dim=1)
 
     def _mlp(self, x: Tensor, block: FoldedBlock) -> Tensor:
         hidden = frozen_linear(_norm(x, block.eps[1]), *block.fc)
@@ -178,10 +182,10 @@ def _replaced(
     """Return ``x [P, rows, width]`` with the context of ``block`` in its place, if it has one."""
     if block == 0 or block not in contexts:
         return x
-    ctx, n = contexts[block], layout.n_prefix
+    ctx, at = contexts[block], layout.ctx_at
     if ctx.dim() == 4:
-        return x.index_copy(1, n + layout.own_ctx, ctx.flatten(1, 2).to(x.dtype))
-    return torch.cat([x[:, : n - layout.n_ctx], ctx.to(x.dtype), x[:, n:]], dim=1)
+        return x.index_copy(1, layout.n_prefix + layout.own_ctx, ctx.flatten(1, 2).to(x.dtype))
+    return torch.cat([x[:, : at.start], ctx.to(x.dtype), x[:, at.stop :]], dim=1)
 
 
 def _norm(x: Tensor, eps: float) -> Tensor:

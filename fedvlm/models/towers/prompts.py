@@ -1,6 +1,7 @@
 """Prompts: ids around a learnable context, and the plain text path (the oracle of the packed one).
 
-The prompt of a class is ``[SOS] ctx_1..ctx_n [tokens of "name." EOT pad]``, as in CoOp; with a
+The prompt of a class is ``[SOS] ctx_1..ctx_n [tokens of "name." EOT pad]``, as in CoOp; a context
+may stand for the first tokens of some words, whose others then stand before the name, and with a
 ``Suffix`` it goes on behind the name: ``... name words suffix_1..suffix_m . EOT pad``.
 """
 
@@ -32,7 +33,8 @@ class Prompts:
 
     ``ids`` [C, L] with placeholders at ``start .. start+n_ctx``; ``eot`` [C] is where the tower is
     read out, ``ends`` [C] where the end-of-text token stands (the same for CLIP). ``suffix`` [C, m]
-    is where the m vectors behind each name stand; None: there are none.
+    is where the m vectors behind each name stand; None: there are none. ``between`` tokens stand
+    behind the context, before the name, the same for all classes.
     """
 
     ids: Tensor
@@ -41,6 +43,7 @@ class Prompts:
     start: int
     n_ctx: int
     suffix: Tensor | None = None
+    between: int = 0
 
     def of(self, classes: Tensor | slice) -> Prompts:
         """Return the prompts of some classes."""
@@ -63,12 +66,14 @@ def prefix_length(backbone: Backbone) -> int:
 
 
 def assemble(
-    backbone: Backbone, classnames: Sequence[str], n_ctx: int, suffix: Suffix | None = None
+    backbone: Backbone, classnames: Sequence[str], n_ctx: int, suffix: Suffix | None = None,
+    words: str = "",
 ) -> Prompts:
     """Tokenise ``name.`` for each class and make room for ``n_ctx`` vectors before it.
 
     Equal to tokenising ``"X " * n_ctx + name + "."`` wherever "X" is one token, as in CLIP; with
-    a ``suffix``, to ``"X " * n_ctx + name + words + " X" * m + "."``.
+    a ``suffix``, to ``"X " * n_ctx + name + words + " X" * m + "."``. Of ``words`` before the name
+    the first ``n_ctx`` tokens are left out: the vectors stand for them.
 
     Raises:
         ConfigError: no classes, or a prompt that does not fit the context length.
@@ -76,21 +81,40 @@ def assemble(
     if not classnames:
         raise ConfigError("no class names: a prompt needs at least one class")
     length, start = backbone.context_length, prefix_length(backbone)
-    names = [clean_name(name) for name in classnames]
+    names = [f"{words} {clean_name(name)}".lstrip() for name in classnames]
     if suffix is not None:
         names = [f"{name} {suffix.words}" for name in names]
     # Twice the length: a tokenizer cuts silently, and a cut prompt must be seen here.
     ids = backbone.tokenize([f"{name}." for name in names], 2 * length)
     filler = backbone.tokenize([PLACEHOLDER])[0, start]
+    count = token_count(backbone, words)
+    gone = min(count, n_ctx)
+    same = _same_tokens(ids[:, start + gone : start + count])
+    ids = torch.cat([ids[:, :start], ids[:, start + gone :]], 1)
     ends, places = backbone.token_ends(ids) + n_ctx, None
     if suffix is not None:
-        stops = backbone.token_ends(backbone.tokenize(names, 2 * length))
+        stops = backbone.token_ends(backbone.tokenize(names, 2 * length)) - gone
         ids, ends = _with_room(ids, stops, suffix.n, filler), ends + suffix.n
         places = stops.unsqueeze(1) + n_ctx + torch.arange(suffix.n, device=ids.device)
     _check_fit(backbone, classnames, ends, n_ctx, suffix)
     ids = _with_room(ids, torch.full_like(ends, start), n_ctx, filler)[:, :length]
     eot = ends if backbone.pool in ("argmax", "eos") else backbone.eot(ids)
-    return Prompts(ids=ids, eot=eot, ends=ends, start=start, n_ctx=n_ctx, suffix=places)
+    return Prompts(
+        ids=ids, eot=eot, ends=ends, start=start, n_ctx=n_ctx, suffix=places, between=same
+    )
+
+
+def token_count(backbone: Backbone, text: str) -> int:
+    """Number of a text's tokens, without the tokenizer's marks."""
+    if not text:
+        return 0
+    ids = backbone.tokenize([text])
+    return int(backbone.token_ends(ids)[0]) - prefix_length(backbone)
+
+
+def _same_tokens(ids: Tensor) -> int:
+    """Return the number n of columns of ``ids [C, n]`` if all rows are the same, else 0."""
+    return ids.shape[1] if torch.equal(ids, ids[:1].expand_as(ids)) else 0
 
 
 def _with_room(ids: Tensor, at: Tensor, n: int, filler: Tensor) -> Tensor:

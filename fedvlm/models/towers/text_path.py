@@ -90,6 +90,7 @@ class ClassPrompts:
         n_ctx: context vectors of a prompt.
         own: every class has a context of its own.
         suffix: what stands behind the class names.
+        words: their first ``n_ctx`` tokens are the context's place, the others stand before names.
 
     Raises:
         ConfigError: a prompt that does not fit the context length.
@@ -97,10 +98,10 @@ class ClassPrompts:
 
     def __init__(
         self, path: TextPath, classnames: Sequence[str], n_ctx: int, own: bool = False,
-        suffix: Suffix | None = None,
+        suffix: Suffix | None = None, words: str = "",
     ) -> None:
         self.path = path
-        self.prompts: Prompts = assemble(path.backbone, classnames, n_ctx, suffix)
+        self.prompts: Prompts = assemble(path.backbone, classnames, n_ctx, suffix, words)
         tower = path.tower()
         self.layouts: list[PackedLayout] = (
             [] if tower is None else tower.layouts(self.prompts, own=own)

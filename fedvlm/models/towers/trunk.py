@@ -36,14 +36,6 @@ class TimmTower(nn.Module):
         return out
 
 
-def is_trunk(visual: Any) -> bool:
-    """Tell whether an image tower is a model of timm's."""
-    kind = type(visual)
-    return kind is TimmTower or (kind.__module__, kind.__qualname__) == (
-        "open_clip.timm_model", "TimmModel"
-    )
-
-
 class Trunk:
     """The shell of a timm transformer (``vision.Shell``).
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
-from fedvlm.models.towers.clip import is_image_tower
-from fedvlm.models.towers.trunk import Trunk, is_trunk
+from fedvlm.models.towers.clip import is_image_tower, is_trunk
 
 PREFIX = "tokens."
 PATCHES = "patches"
@@ -120,9 +120,7 @@ class VisionTower:
     def __init__(self, backbone: Backbone) -> None:
         self.backbone, visual = backbone, backbone.model.visual
         try:
-            self.shell: Shell = (
-                Trunk(visual, backbone) if is_trunk(visual) else ClipShell(visual)
-            )
+            self.shell = _shell(visual, backbone)
         except Unreadable as reason:
             raise ConfigError(
                 "PEFT.VISUAL lora and adapter, PEFT.LN, tokens and patches need a ViT image tower; "
@@ -150,6 +148,18 @@ class VisionTower:
     def enter_norm(self, rows: Tensor) -> Tensor:
         """Return rows ``[..., width]`` through the norm before all blocks, where there is one."""
         return self.shell.enter_norm(rows)
+
+    def centred(self, rows: Tensor) -> Tensor:
+        """Return rows that enter the first block as they were before the norm in front of it.
+
+        Of each row its mean is taken away, and it is divided by its standard deviation, as that
+        norm did; where there is none, that is done here.
+        """
+        norm = getattr(self.backbone.model.visual, "ln_pre", None)
+        if not isinstance(norm, nn.LayerNorm):
+            return F.layer_norm(rows, rows.shape[-1:])
+        scale = torch.where(norm.weight == 0, 1.0, norm.weight)
+        return (rows - norm.bias) / scale
 
     @property
     def patch_shape(self) -> tuple[int, int]:
@@ -238,3 +248,16 @@ def pick_stream(x: Mapping[str, Tensor]) -> tuple[str, int]:
     raise FedvlmError(
         f"the image tower needs pixels or tokens to start from; the batch has {', '.join(x)}"
     )
+
+
+def _shell(visual: Any, backbone: Backbone) -> Shell:
+    """Return the shell of an image tower.
+
+    Raises:
+        Unreadable: it is none of the known kinds.
+    """
+    if not is_trunk(visual):
+        return ClipShell(visual)
+    from fedvlm.models.towers.trunk import Trunk  # start-up: for timm's towers only
+
+    return Trunk(visual, backbone)

@@ -6,7 +6,7 @@ the pages of runs and sweeps show it. It has:
 * ``NAME``: of its files; ``ORDER``: figures of a page stand by it, then by name;
 * ``CAPTION``: what it shows, for a reader of a page;
 * ``OF``: ``run`` (of one run), ``runs`` (over several) or ``both``;
-* ``select(selection)``: the data it draws, from ``selection.runs``; a sentence why there are none,
+* ``select(selection)``: the data it draws, from ``selection.runs``; the reason why there are none,
   or None where there is nothing to say; may raise DataError;
 * ``draw(data, title="", width=style.PAGE)``: matplotlib's Figure, ``width`` inches wide at most;
 * ``rows(data)``: the rows of the CSV beside it;

@@ -31,7 +31,7 @@ class FigureModule(Protocol):
     OF: str
 
     def select(self, selection: FigureRuns, /) -> Any:
-        """Return the data, a sentence why there are none, or None."""
+        """Return the data, the reason why there are none, or None."""
 
     def draw(self, data: Any, /, title: str = "", width: float = style.PAGE) -> Figure:
         """Return the drawing."""
@@ -59,7 +59,7 @@ def all_figures() -> list[FigureModule]:
 
 
 def data_of(figure: FigureModule, selection: FigureRuns) -> tuple[Any, str]:
-    """Return a figure's data, or None and a sentence why there are none (empty: no matter)."""
+    """Return a figure's data, or None and the reason why there are none (empty: no matter)."""
     try:
         data = figure.select(selection)
     except DataError as error:
@@ -84,7 +84,7 @@ def write_figures(
         width: inches; font: of ``style.FONTS``.
 
     Returns:
-        Names of figures, and one sentence per figure that could not be made.
+        Names of figures, and one message per figure that could not be made.
 
     Raises:
         ConfigError: no run has such a metric.

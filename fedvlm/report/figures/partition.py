@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.collect import read_partition
 from fedvlm.report.figures import style
+from fedvlm.runs.names import read_partition
 
 if TYPE_CHECKING:
     from fedvlm.report.figures.selection import FigureRuns

@@ -78,7 +78,7 @@ class FigureRuns:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence per run that is in no group."""
+        """A note per run that is in no group."""
         return self._grouped[1]
 
     @property
@@ -133,7 +133,7 @@ class FigureRuns:
 def groups_of(
     runs: Sequence[FinishedRun], papers: Mapping[str, Paper]
 ) -> tuple[list[RunGroup], list[str]]:
-    """Return the groups of all runs by place and label, and a sentence per run left out.
+    """Return the groups of all runs by place and label, and a note per run left out.
 
     Args:
         papers: methods are spelt as they say; without any as the runs say.

@@ -36,7 +36,7 @@ ON_LIGHT, ON_DARK = "#212121", "#fefefe"  # inside coloured cells: a dark page l
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7f7f7f")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)), (0, (5, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-# Family of a method -> colour and marker: told apart without colours too.
+# Family of a method -> colour and marker: distinct without colours too.
 FAMILIES = {
     "": ("#0072B2", "o"), "one shared model": ("#0072B2", "o"),
     "personal models": ("#D55E00", "D"), "no collaboration": ("#009E73", "s"),

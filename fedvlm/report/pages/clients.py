@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.collect import as_float, read_partition
+from fedvlm.report.collect import as_float
 from fedvlm.report.pages.grid import table
 from fedvlm.report.pages.html import Content, Html, cell, decimal, element, signed_text
 from fedvlm.report.pages.numbers import megabyte_text
+from fedvlm.runs.names import read_partition
 
 LENGTH = 40  # points of a client's curve at most
 FEW = 30  # clients whose table is shown whole

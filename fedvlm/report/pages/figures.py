@@ -1,4 +1,4 @@
-"""Figures of a page, each with its caption; what cannot be drawn is said."""
+"""Figures of a page, each with its caption, or why it cannot be drawn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedvlm.runs.finished import FinishedRun
 
 @dataclass
 class Drawings:
-    """Figures as markup, and a sentence for each that could not be made."""
+    """Figures as markup, and a message for each that could not be made."""
 
     figures: list[Html] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Drawings:
         """Draw one; a drawing that fails costs its place on the page, not the page.
 
         Args:
-            number: tells figures of one name apart.
+            number: distinguishes figures of one name.
         """
         name = figure.NAME.replace("_", "-") + number
         try:

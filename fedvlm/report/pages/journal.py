@@ -67,7 +67,7 @@ class SweepJournal:
 
 
 def journals(folders: Sequence[Path]) -> tuple[list[SweepJournal], list[str]]:
-    """Return the journals of the OUTPUT_DIRs given, and a sentence per plan that cannot be read."""
+    """Return the journals of the OUTPUT_DIRs given, and a message per plan that cannot be read."""
     every, problems = [], []
     for output in folders:
         for folder in sorted((output / "sweeps").glob("*/")):

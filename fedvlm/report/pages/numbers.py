@@ -21,6 +21,17 @@ from fedvlm.report.pages.html import (
 from fedvlm.report.tables.caption import NOT_COMPARABLE
 from fedvlm.report.tables.metrics import DEFINED, metric
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.answer import (
+    ANSWER,
+    COSTS,
+    NEXT,
+    PAYS,
+    answer_lines,
+    answer_sentence,
+    answer_table,
+    federation_answer,
+    next_sentence,
+)
 
 HEADLINE = (
     "personal", "global", "base_all", "new", "hm2", "hm3", "cm", "unseen", "unseen_personal",
@@ -83,6 +94,23 @@ def introduction(run: FinishedRun) -> Html:
         "selection": _selection(said.get("selection")),
         "trainable parameters": _count(run.info.get("trainable")),
     })
+
+
+def answer_content(run: FinishedRun) -> Html:
+    """Return whether federation paid: alone, together, pooled, a sentence, the next step."""
+    answer = run.results.get(ANSWER) or federation_answer(run.results)
+    if answer is None:
+        return element("p", *answer_lines(run.results, run.method))
+    rows = [[who, cell(mine, as_float(mine)), cell(even, as_float(even))]
+            for who, mine, even in answer_table(answer, run.method)]
+    words = [_sentence(answer_sentence(answer)), _sentence(next_sentence(run.results.get(NEXT)))]
+    kind = {PAYS: "up", COSTS: "down"}.get(answer["verdict"])
+    return join_content([
+        table(["accuracy (%)", "personal", "class-balanced"], rows,
+              caption="Mean over clients, on their own test images"),
+        *(element("p", text, class_=kind if not at else None)
+          for at, text in enumerate(words) if text),
+    ])
 
 
 def headline_content(run: FinishedRun) -> Html:
@@ -166,6 +194,10 @@ def megabyte_text(count: Any) -> str:
     """Return bytes as MB."""
     value = as_float(count) or 0.0
     return f"{value:,.0f} B" if value < 1000 else f"{value / 1e6:,.3f} MB"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def _delta(value: float, zero: float | None) -> Html:

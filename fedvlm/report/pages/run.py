@@ -21,6 +21,7 @@ def run_page(run: FinishedRun, card: str = "", title: str = "", origin: str = ""
     records = run.rounds()
     intro = join_content([numbers.introduction(run), numbers.box(numbers.caveats(run, records))])
     parts = [
+        PageSection("answer", "Does federation pay?", numbers.answer_content(run)),
         PageSection("headline", "Headline", numbers.headline_content(run)),
         PageSection("numbers", "All numbers", numbers.all_numbers(run)),
         PageSection("figures", "Figures", figures.of_run(run)),

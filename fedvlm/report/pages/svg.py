@@ -33,7 +33,7 @@ def inline(svg: str, name: str, label: str) -> Html:
 
     Ids get ``name`` before them, so that several figures can stand on one page; its document type,
     metadata and style sheet go (the page has the rules); coordinates keep two decimals, a hundredth
-    of a point; colours of the house become the page's variables.
+    of a point; the figures' colours become the page's variables.
 
     Args:
         label: what a screen reader says of the figure.
@@ -76,7 +76,7 @@ def _with_ids(body: str, name: str) -> str:
 
 
 def _recoloured(rules: str) -> str:
-    """Return a style attribute with the page's variables for the colours of the house."""
+    """Return a style attribute with the page's variables for the figures' colours."""
     def swap(at: re.Match[str]) -> str:
         name = COLOURS.get(at.group().lower())
         return f"var({name})" if name else at.group()

@@ -10,10 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 from fedvlm.core.errors import DataError
+from fedvlm.report import PAGE
 from fedvlm.report.collect import Collected, as_float
 from fedvlm.report.figures import style
 from fedvlm.report.figures.selection import FigureRuns
-from fedvlm.report.pages import PAGE, figures
+from fedvlm.report.pages import figures
 from fedvlm.report.pages.frame import PageSection, page
 from fedvlm.report.pages.grid import table
 from fedvlm.report.pages.html import (
@@ -174,7 +175,7 @@ def _state(done: int, failed: int, most: int) -> Html:
 
 
 def _missing(collected: Collected, sweeps: Sequence[SweepJournal], here: Path) -> Html:
-    """Return what is not there: failed attempts with their sentence, unfinished and damaged runs.
+    """Return what is not there: failed attempts with their message, unfinished and damaged runs.
 
     Args:
         here: folder of the page; paths are shown relative to it.

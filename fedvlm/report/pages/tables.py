@@ -128,7 +128,7 @@ def _averages_first(numbers: ReportTable) -> ReportTable:
 
 
 def _cell(number: TableCell, ci: bool, row: str, column: str) -> Html:
-    """Return a number with its spread: the best bold, who is not told apart from it underlined.
+    """Return a number with its spread: the best bold, not significantly worse ones underlined.
 
     Args:
         row: the method's label; empty where no runs of the list are behind the cell.

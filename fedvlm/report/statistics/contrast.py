@@ -106,8 +106,8 @@ class Leaders:
 
     Attributes:
         best: highest mean, over the data sets and the seeds that all compared methods share.
-        peers, beaten, above: whom the paired interval does not tell apart from it, tells apart
-            below it, and above it, though their mean is not.
+        peers, beaten, above: not significantly different from it by the paired interval,
+            significantly below it, and above it though their mean is not.
         lacking: who is not compared: it has fewer than half of a data set's seeds.
     """
 
@@ -121,9 +121,9 @@ class Leaders:
 def leaders(
     methods: Sequence[SetNumbers], lower: bool = False, exact: bool = False
 ) -> Leaders | None:
-    """Return who is best and who cannot be told apart from it.
+    """Return the best method, and who is not significantly worse.
 
-    A method is told apart from the best where the interval of their paired differences excludes
+    A method differs significantly where the interval of its paired differences to the best excludes
     zero. The best is best by itself only where all others are, each at 5 %: for a claim against
     every other method that is an intersection-union test, which needs no correction for their
     number (Berger, Multiparameter Hypothesis Testing and Acceptance Sampling, 1982).

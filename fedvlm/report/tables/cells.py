@@ -37,8 +37,8 @@ class TableCell:
         mean: None where it is missing.
         std: sample standard deviation; ci: half the 95 % t-interval; None where there is none.
         n: seeds that have the number; of: runs of the cell.
-        rank: ``BEST`` where all others are told apart from it, ``PEER`` where it cannot be told
-            apart from the best, or is the best of such; else 0.
+        rank: ``BEST`` where it is significantly better than all others, ``PEER`` where it is not
+            significantly worse than the best, or is the best of such; else 0.
         fewer: whether a cell of the table has more seeds.
         reached: of ``rounds_to:``, the seeds that got there where not all did.
         average: whether it is a mean over data sets.
@@ -252,10 +252,10 @@ def _verdict(cells: Sequence[TableCell], rivals: Sequence[bool]) -> Leaders | No
 
 
 def rank_cells(cells: Sequence[TableCell], rivals: Sequence[bool]) -> list[TableCell]:
-    """Mark the best where its paired differences to all others tell it apart, else its peers.
+    """Mark the best where it is significantly better than all others in pairs, else its peers.
 
-    Cells with fewer seeds do not compete. Where nobody is told apart from the best, and where
-    somebody is above it in pairs, there is no mark.
+    Cells with fewer seeds do not compete. Where none is significantly worse than the best, and
+    where one is above it in pairs, there is no mark.
     """
     there, verdict = _rivals(cells, rivals), _verdict(cells, rivals)
     if verdict is None or verdict.above or not verdict.beaten:

@@ -61,7 +61,7 @@ STANDS_FOR: Mapping[str, tuple[str, ...]] = {
     "shots": ("DATASET.NUM_SHOTS", "DATASET.VAL_SHOTS"),
     "partition": ("FED.PARTITION", "FED.CLIENTS", "FED.FRAC", "FED.FIRST_ROUND_ALL", "FED.BETA",
                   "FED.MIN_SIZE", "FED.CLASSES_PER_CLIENT", "FED.REPEAT_RATE", "FED.LEGACY",
-                  "FED.HELD_OUT_DOMAIN", "DATASET.SERVER_HOLDOUT"),
+                  "FED.HELD_OUT_DOMAIN", "DATASET.SERVER_HOLDOUT", "DATASET.CORRUPTION"),
     "held_out": ("FED.HELD_OUT_DOMAIN", "DATASET.SOURCE_DOMAINS", "DATASET.TARGET_DOMAINS"),
     "server_holdout": ("DATASET.SERVER_HOLDOUT",),
     "unseen_clients": ("FED.UNSEEN_CLIENTS",), "cohort": ("TEST.COHORT",),
@@ -150,7 +150,7 @@ def different_number(a: FinishedRun, b: FinishedRun) -> tuple[str, Any, Any] | N
     """Return the first number that two results both have with different values; None for none.
 
     Wall time and what caches spared are no results. Where only one has a number, as a newer
-    version's, nothing is said.
+    version's, they are not compared.
     """
     left, right = (dict(flat_leaves(run.results, skip=lambda key: key.startswith(VOLATILE)))
                    for run in (a, b))
@@ -180,7 +180,7 @@ def _refuse_twins(a: RunFacts, b: RunFacts, place: str) -> None:
 
 
 def _protocol_keys(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
-    """Return the keys that hold for the whole table: what is said in words, and ``WIDE``."""
+    """Return the keys that hold for the whole table: those in the caption, and ``WIDE``."""
     protocol = {k: None for e in entries for k in e.run.protocol}
     wide = {k: None for e in entries for k in e.config if _wide(k)}
     out = (*axes, *SEEDS, *OF_METHOD)

@@ -86,7 +86,7 @@ def order_table(lines: Sequence[TableRow], order: Sequence[str], averaged: bool)
     """Return the rows in the order asked for, groups together, references last.
 
     Args:
-        order: ``name`` (as they come), ``best`` (by the average, else by the first column), or
+        order: ``name`` (as given), ``best`` (by the average, else by the first column), or
             methods that come first.
         averaged: whether the last column is the average.
 

@@ -48,7 +48,7 @@ def beaten_by(
         places: runs by row, column and metric.
 
     Returns:
-        The rows, and a sentence per row that has such a cell.
+        The rows, and a note per row that has such a cell.
     """
     levels = _levels(entries, {name for _, _, name in places}, axes)
     marked, notes = [], []

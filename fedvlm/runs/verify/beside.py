@@ -6,10 +6,11 @@ and what it is below, and ``fedvlm verify`` asks whether that is what the refere
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-ALONE, TOGETHER = "alone", "together"  # kinds of references, as results name them
+from fedvlm.runs.verify.answer import ALONE, ANSWER, TOGETHER, federation_answer
+
 EXACT = 1e-9  # points; less is rounding
 TUNED = ("logreg",)  # alone, and something of it is chosen on validation images
 References = Mapping[str, Mapping[str, Any]]
@@ -87,9 +88,13 @@ def disagreements(results: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(found, Mapping) or not isinstance(last, Mapping) or "personal" not in last:
         return
     personal = last["personal"]
-    for name, wanted in (("gain", gain(personal, found)),
-                         ("hurt", hurt(last.get("clients", ()), found))):
-        if name in results and results[name] != wanted:
+    made: dict[str, Callable[[], Mapping[str, Any] | None]] = {
+        "gain": lambda: gain(personal, found),
+        "hurt": lambda: hurt(last.get("clients", ()), found),
+        ANSWER: lambda: federation_answer(results),
+    }
+    for name, make in made.items():
+        if name in results and results[name] != (wanted := make()):
             yield f"{name} is {_told(results[name])}, the baselines give {_told(wanted)}"
     if "below" in results and isinstance(results.get("spent"), Mapping):
         worse = better(personal, found, reference_kind(results["spent"]))

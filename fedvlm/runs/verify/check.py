@@ -37,7 +37,7 @@ from fedvlm.runs.verify.numbers import problems, protocol_problems, shorter
 SEALED, UNSEALED, DAMAGED, UNFINISHED, OK = "sealed", "unsealed", "damaged", "unfinished", "ok"
 BEFORE = "no checksum (made by a version without checksums)"
 FORMATS = (2, 1)  # of states (``runs.state``)
-MOST = 5  # sentences on one run
+MOST = 5  # messages on one run
 FILES = (RESULTS, "manifest.json", "metrics.jsonl", *TOLD)  # that every reader opens
 NO_RESULT = ("seconds", "similarity")  # of a round's record, beside or left out of the results
 
@@ -69,7 +69,7 @@ class RunVerdict:
         return OK if self.seal == SEALED else UNSEALED
 
     def sentence(self) -> str:
-        """Return the damage in one sentence; empty where there is none."""
+        """Return the damage in one message; empty where there is none."""
         return f"{self.path}: {'; '.join(self.damage)}" if self.damage else ""
 
 

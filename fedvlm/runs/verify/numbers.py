@@ -28,7 +28,7 @@ PlainRows = Sequence[PlainRow]
 NumberRecord = Mapping[str, Any]
 CLIENTS, UNSEEN_ROWS = "clients", "unseen_clients_rows"
 MOST = 2**53  # images of a client, and what a float counts
-WIDTH = 60  # characters of a value in a sentence
+WIDTH = 60  # characters of a value in a message
 CLOSE = 1e-9  # older runs summed in another order
 
 
@@ -188,7 +188,7 @@ def protocol_problems(
 
 
 def shorter(value: Any) -> str:
-    """Return a value for one sentence, whatever a file may hold."""
+    """Return a value for one message, whatever a file may hold."""
     if isinstance(value, int) and abs(value) > MOST:
         return f"a number of {value.bit_length():,} bits"
     text = repr(value)

@@ -176,7 +176,7 @@ class Difference:
     Attributes:
         numbers: the runs' identities: whatever changes numbers.
         method: of these, settings that only one of two methods has.
-        elsewhere: config keys outside the identity: where things lie, how much is said.
+        elsewhere: config keys outside the identity: where things lie, how much is printed.
         machine: versions, code, processor: equal configs give equal bits only on equal ones.
         known: whether both manifests name an identity.
         dirty: whether a checkout had changes of its own, so that equal revisions say little.

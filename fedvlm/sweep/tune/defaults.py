@@ -125,7 +125,7 @@ def _defaults(path: Path, name: str, record: Mapping[str, Any]) -> tuple[str | N
     label, words = str(entry["label"]), entry["values"]
     text = _with_words(path.read_text(encoding="utf-8"), words, path, schema, label)
     text = _with_comment(text, _provenance(entry, record))
-    shown = ", ".join(f"{key} {word}" for key, word in words.items()) or "as it comes"
+    shown = ", ".join(f"{key} {word}" for key, word in words.items()) or "defaults"
     return text, f"{shown} (tuned for {label})"
 
 

@@ -72,7 +72,7 @@ class SearchProgress:
         label: of the plan's entry.
         points: trial by trial.
         noise: of its scores.
-        first: score of the method as it comes; None where it has none.
+        first: score of the method's defaults; None where it has none.
         gain: points that the best is above it, and their paired standard error.
         runs: how many there were.
         family: of methods, by its card (``report.tables.papers``).

@@ -1,4 +1,4 @@
-"""What is said of a tuning beside its result: a table for the screen, CSV files and figures.
+"""What a tuning prints and writes beside its result: a table for the screen, CSV files and figures.
 
 All of it follows from ``tuned.json`` and ``runs.jsonl`` in the tuning's folder, or from what
 stands beside published results (``tuning.jsonl.xz``).

@@ -77,7 +77,7 @@ class Tuning:
                 for c in cells}
 
     def _first(self) -> dict[str, list[Cell]]:
-        """Return the runs of each method as it comes; all mistakes of the plan show here."""
+        """Return the runs of each method's defaults; all mistakes of the plan show here."""
         first, mistakes = {}, dict[str, None]()
         for entry in self.plan.trainers:
             try:
@@ -307,7 +307,7 @@ def entry_of(study: Study, config: Mapping[str, Any]) -> dict[str, Any] | None:
 
     Args:
         study: the method's.
-        config: of the method as it comes, whose values are named where they won.
+        config: of the method's defaults, whose values are named where they won.
     """
     best = study.best
     if best is None or best.score is None or study.failure:

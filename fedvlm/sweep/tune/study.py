@@ -3,7 +3,7 @@
 The sampler is Optuna's TPE (Bergstra et al., NIPS 2011, multivariate). For trial k it is made anew
 with a seed of the method's name and k, from trials 0 to k - 1 alone: so a tuning that was killed
 asks for the same trials again, whatever ran beside it, and two machines agree. Trial 0 is the
-method as it comes. Optuna's own journal (``optuna.log``) is written along for its dashboard.
+method's defaults. Optuna's own journal (``optuna.log``) is written along for its dashboard.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class SearchTrial:
     """A point and its runs.
 
     Attributes:
-        number: from 0, the method as it comes.
-        params: the point; None: not in the space (the method as it comes may lie outside of it).
+        number: from 0, the method's defaults.
+        params: the point; None: not in the space (the method's defaults may lie outside of it).
         settings: config keys and words.
         cells: its runs, one for each set and seed, seed by seed.
         score: None: not yet, or dropped, diverged, refused (``why``).

@@ -37,7 +37,7 @@ def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any
     Returns:
         ``roles`` of the trained tensors, ``trained`` numbers, ``origin`` (``origin.py``), ``steps``
         taken, ``cpu`` seconds of this process, and ``clients``: (right, images) of each; with
-        ``diverged``, a sentence, none of the last three.
+        ``diverged``, a message, none of the last three.
 
     Raises:
         ConfigError, DataError: as the run itself.

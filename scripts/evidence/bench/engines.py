@@ -1,8 +1,8 @@
 """``bench engines``: the same run by several engines, and what each of them takes.
 
 Whole commands in processes of their own: a short run and a longer one, so that what a start costs
-and what a round costs can be told apart. CPU seconds are those of the driver and of all processes
-that it ends; memory is the sum of their peaks. ``loopback`` is ``--engine flower`` over a
+and what a round costs are known separately. CPU seconds are those of the driver and of all
+processes that it ends; memory is the sum of their peaks. ``loopback`` is ``--engine flower`` over a
 federation on this machine, which runs meanwhile: what its processes take in a run is that run's.
 Checkpoints are written after every round; nothing is evaluated between the ends.
 """
@@ -154,7 +154,7 @@ def run(
         rounds: by which the longer run is longer.
         repeats: pairs of runs of each engine, in turn; medians count.
         threads: of every process.
-        engines: of ``ALL``; what is not installed for one is said, and it is skipped.
+        engines: of ``ALL``; one that is not installed is named and skipped.
 
     Raises:
         ConfigError: a number below 1, or nothing is left to measure.

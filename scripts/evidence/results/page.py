@@ -168,7 +168,7 @@ def _before(lanes: Sequence[Lane], lane: Lane) -> list[Lane]:
 
 
 def moved(distances: Mapping[str, Mapping[str, Any]], runs: Sequence[FinishedRun]) -> list[str]:
-    """Return how far each method's shared tensors are from their start, a sentence each.
+    """Return how far each method's shared tensors are from their start, a line each.
 
     Args:
         distances: of ``Sources``, of one lane; runs: of the lane: no others count.

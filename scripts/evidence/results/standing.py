@@ -39,8 +39,8 @@ class Standing:
         gains: method -> collaboration gain in points: ``contrast`` with none; only of methods that
             send anything.
         hurt: method -> share of clients below their own classifier, in percent, of the same.
-        set_by_set: of the gains on single data sets, over seeds alone, how many are told apart
-            above none, not told apart, below.
+        set_by_set: of the gains on single data sets, over seeds alone, how many are significantly
+            above none, not significantly different, below.
         sets, seeds: data sets; the most seeds of one; values: what ``means`` are of.
         lacking: who is left out -> why; thin: data sets left out, which few methods have yet.
         alike: whether the methods do train the same; if not, none is called the best of them.

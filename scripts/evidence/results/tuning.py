@@ -20,7 +20,7 @@ from fedvlm.config.option import Schema
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.runs.finished import FinishedRun
 
-TUNED, PART, PLAIN = "tuned", "in part", "as they come"
+TUNED, PART, PLAIN = "tuned", "in part", "defaults"
 CHOICE, RATE = "OPTIM.NAME", "OPTIM.LR"
 BACKBONE, OPTIMISER = "MODEL.BACKBONE.NAME", "OPTIM."
 SAME = ("PEFT.", "FED.FINETUNE_")  # what a run must share with the entry that it took values of
@@ -35,7 +35,7 @@ class Search:
         tables: of hyper-parameters, as Markdown; captions: theirs; tex: path of them as LaTeX.
         figures: paths of the best score so far over trials, local steps, processor seconds.
         noise: entry's label -> ``error`` (over clients), ``seeds``, ``repeat``: standard errors in
-            percent, ``alike``: trials not told from the best, ``first``: score as it comes,
+            percent, ``alike``: trials not clearly below the best, ``first``: score of defaults,
             ``steps`` and ``cpu`` (seconds) of all trials; None where nothing tells.
     """
 

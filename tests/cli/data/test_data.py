@@ -1,4 +1,4 @@
-"""``fedvlm data``: splits that runs then find, downloads, and a sentence for every error."""
+"""``fedvlm data``: splits that runs then find, downloads, and a message for every error."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.core.rows.away import AWAY, AwayStore
+from fedvlm.core.rows.away import AwayStore
+from fedvlm.core.rows.store import AWAY
 
 TENSORS = {"w": {"text.ctx": torch.zeros(1)}}
 

@@ -13,7 +13,7 @@ from fedvlm.core.trees import State, stack_states
 
 
 def row(client: int, version: int, width: int = 2) -> State:
-    """One client's state, told apart from every other's."""
+    """One client's state, different from every other's."""
     value = torch.tensor([client * 1000.0 + version] * width, dtype=torch.float64)
     return {"v": {"a": value, "n": torch.tensor(version)}, "empty": {}}
 

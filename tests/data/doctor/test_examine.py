@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from PIL import Image
 
 from fedvlm.cli.main import main
+from fedvlm.core.errors import DataError
 from fedvlm.data.catalog import CATALOG
+from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import Datum
 from fedvlm.data.doctor import checks as doctor_checks
 from fedvlm.data.doctor.checks import Checkup, Finding, check_lists, sample_images
@@ -154,16 +157,34 @@ def test_all_that_is_wrong_with_the_lists_is_said(mine: Path) -> None:
     said = [(f.check, f.count, f.broken) for f in check.findings]
     assert said == [
         ("label_names", 1, True),  # 1 is b and "B "
-        ("duplicate_names", 1, True),  # c is 2 and 7
-        ("same_prompt", 1, True),  # b and "B "
         ("label_gaps", 4, True),
-        ("leak_paths", 1, True), ("leak_paths", 1, True), ("leak_paths", 1, False),
-        ("listed_twice", 2, False), ("other_folder", 1, True),  # b/1.png
+        ("duplicate_names", 1, True),  # c is 2 and 7
+        ("listed_twice", 2, True),
+        ("leak_paths", 1, True), ("leak_paths", 1, True), ("leak_paths", 1, True),
+        ("same_prompt", 1, True),  # b and "B "
+        ("other_folder", 1, True),  # b/1.png
         ("no_train_images", 1, False), ("no_test_images", 1, False),
     ]  # fmt: skip
     assert check.leaks == 2 and check.state == "broken"
     gaps = next(f.text for f in check.findings if f.check == "label_gaps")
     assert "3, 4, 5, 6" in gaps
+
+
+@pytest.mark.parametrize(("check", "part", "row"), [
+    ("listed_twice", "train", ["a/0.png", 0, "a"]),
+    ("leak_paths", "val", ["a/5.png", 0, "a"]),
+    ("label_gaps", "test", ["a/5.png", 4, "e"]),
+])
+def test_what_a_run_refuses_is_broken_in_the_same_words(
+    mine: Path, check: str, part: str, row: list[Any]
+) -> None:
+    rewrite(mine, **{part: lambda rows: [*(r for r in rows if r[0] != row[0] or part != "test"),
+                                         row]})
+    cfg = own_split(mine, mine / "cache")
+    finding = found(examine(cfg, 0))[check]
+    assert finding.broken
+    with pytest.raises(DataError, match=f": {re.escape(finding.text)}$"):
+        load_dataset(cfg)
 
 
 def test_wrong_rows_do_not_hide_each_other(mine: Path) -> None:

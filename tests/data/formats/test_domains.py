@@ -187,7 +187,7 @@ def test_lists_that_count_from_one(tmp_path: Path) -> None:
 def test_list_that_is_no_text(tmp_path: Path) -> None:
     folder = write_domain_set("DomainNetFull", "DomainNet lists", tmp_path)
     (folder / "real_test.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="real_test.txt is not a list in UTF-8"):
+    with pytest.raises(DataError, match="real_test.txt is not a text file in UTF-8"):
         load(folder, "DomainNetFull")
 
 

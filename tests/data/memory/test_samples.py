@@ -1,4 +1,4 @@
-"""Datasets of others by index: labels, images, names, and what is said of faults."""
+"""Datasets of others by index: labels, images, names, and messages about faults."""
 
 from __future__ import annotations
 

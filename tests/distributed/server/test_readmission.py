@@ -1,4 +1,4 @@
-"""Clients that are taken in again: once, by name, and anew only where that is said."""
+"""Clients that are taken in again: once, by name, and from the start only on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A method's hooks that fail or forget: which one, and where, is said."""
+"""A method's hooks that fail or forget: the message says which one, and where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method may ask to send: refused in a sentence where it is not there."""
+"""What a method may ask to send: refused with a message where it is not there."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_superlink_killed_is_said_and_the_run_goes_on_with_the_same_bits(
     assert "is kept; run the same command again to continue" in text
     code, text = flower.said(flower.started("federation", "status", "--federation",
                                             str(place.folder)))
-    assert code == 1 and "link does not run" in text
+    assert code == 1 and "link is not running" in text
     code, text = flower.said(flower.started("federation", "up", "--federation", str(place.folder)))
     assert code == 0 and "site0 runs already" in text and "the SuperLink is running" in text
     code, text = flower.said(flower.started(*words))

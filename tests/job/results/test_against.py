@@ -1,4 +1,4 @@
-"""What is said of a method beside references, on numbers made up."""
+"""Notes that compare a method with its baselines, on numbers made up."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from fedvlm.evaluation.references.suite import NAMES
 from fedvlm.job.results import against
 from fedvlm.runs.verify import beside
+from fedvlm.runs.verify.answer import BASELINES, federation_answer
 
 FOUND: dict[str, dict[str, Any]] = {
     name: {"kind": kind, "personal": value, "personal_worst": 1.0, "how": "",
@@ -56,28 +57,59 @@ def test_whom_federation_hurts() -> None:
     assert beside.hurt(CLIENTS, {}) is None and beside.hurt([], FOUND) is None
 
 
-def test_one_sentence() -> None:
-    last = {"personal": 41.2}
-    worse = {"below": against.below("FedAvg", 41.2, FOUND, "together"), "last": last}
-    (line,) = against.sentences("FedAvg", worse)
-    assert line == ("FedAvg personal accuracy 41.2 is below these baselines: AFL (ridge "
-                    "regression, one round) 58.0, local logistic regression 55.0")
-    alone = {"below": against.below("FedAvg", 41.2, FOUND, "alone"), "last": last}
-    (line,) = against.sentences("FedAvg", alone)
-    assert line == ("FedAvg personal accuracy 41.2 is below this baseline: local logistic "
-                    "regression 55.0")
-    better = {"below": [], "gain": beside.gain(59.0, FOUND), "hurt": beside.hurt(CLIENTS, FOUND)}
-    (line,) = against.sentences("FedAvg", better)
-    assert line == ("FedAvg personal accuracy is 4.0 points above the best baseline without "
-                    "communication: local logistic regression 55.0; 1 of 2 clients are below "
-                    "their local logistic regression")
-    assert against.sentences("FedAvg", {}) == []
-
-
 def test_every_reference_has_words() -> None:
-    assert set(against.WORDS) == set(NAMES) and set(against.ROWS) < set(NAMES)
+    assert set(BASELINES) == set(NAMES) and set(against.ROWS) < set(NAMES)
     rows = against.table_rows(FOUND)
     assert list(rows) == ["most frequent class", "logistic regression", "AFL (together)",
                           "pooled (bound)"]
     assert rows["AFL (together)"] == {"personal": 58.0, "personal_worst": 1.0}
     assert rows["pooled (bound)"]["personal"] == pytest.approx(90.0)
+
+
+def records(*personal: float) -> list[dict[str, Any]]:
+    return [{"personal": value} for value in (0.0, *personal)]
+
+
+def answer(personal: float, sent: int = 1) -> dict[str, Any] | None:
+    """Return the answer of ten clients with a hundred test images each."""
+    found = {
+        name: {"kind": kind, "personal": value, "personal_balanced": value,
+               "clients": [{"client": c, "n": 100, "accuracy": value} for c in range(10)]}
+        for name, kind, value in (("logreg", "alone", 60.0), ("afl", "together", 80.0),
+                                  ("pooled", "bound", 90.0))
+    }
+    rows = [{"client": c, "n": 100, "accuracy": personal} for c in range(10)]
+    return federation_answer({
+        "last": {"personal": personal, "personal_balanced": personal, "clients": rows},
+        "references": found, "spent": {"bytes_up": sent, "bytes_down": 0},
+    })
+
+
+RISING = records(10, 20, 30, 40, 50, 60, 70, 72)
+FLAT = records(*[70.0] * 8)
+AFL = {"afl": {"personal": 80.0}}
+
+
+@pytest.mark.parametrize(("personal", "history", "trainer", "flags"), [
+    (72.0, RISING, "FedTV", ["--rounds", "16"]),
+    (72.0, FLAT, "FedTV", ["--trainer", "FedAvg", "--peft", "head"]),
+    (50.0, FLAT, "FedTV", ["--trainer", "LocalOnly", "--peft", "head"]),
+    (50.0, records(10, 50), "FedTV", ["--trainer", "LocalOnly", "--peft", "head"]),  # too short
+    (72.0, FLAT, "FedAvg", ["--trainer", "AFL"]),
+])
+def test_the_next_step(
+    personal: float, history: list[dict[str, Any]], trainer: str, flags: list[str]
+) -> None:
+    step = against.next_step(answer(personal), AFL, history, trainer, "head")
+    assert step is not None and step["flags"] == flags
+
+
+def test_no_next_step_where_nothing_cheap_helps() -> None:
+    assert against.next_step(answer(92.0), AFL, RISING, "FedTV", "") is None  # above the bound
+    assert against.next_step(answer(50.0, sent=0), AFL, FLAT, "LocalOnly", "head") is None
+    assert against.next_step(None, AFL, FLAT, "FedTV", "") is None
+
+
+def test_accuracy_rises_by_quarters() -> None:
+    assert against.last_rise(RISING) == 71.0 - 55.0
+    assert against.last_rise(FLAT) == 0.0 and against.last_rise(records(1, 2, 3)) == 0.0

@@ -1,4 +1,4 @@
-"""A run is set beside references, whatever it streams; they are made once and move no number."""
+"""A run is compared with baselines, whatever it streams; they are made once, and move no number."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedvlm.job.flags import parse
 from fedvlm.job.record import make_panel
 from fedvlm.job.resolve import resolve
 from fedvlm.job.results import references as module
-from fedvlm.job.results.against import sentences
 from fedvlm.job.results.references import reference_rows
+from fedvlm.runs.verify.answer import answer_lines
 from tests import jobs
 
 
@@ -134,8 +134,8 @@ def test_a_finished_run_says_what_it_has_not(
     assert main([*jobs.argv(quick_run), "--opts", "TEST.COMPUTE_CMAT", "True"]) == 0
     told, results = capsys.readouterr().out, jobs.results(quick_run)
     assert "the run did not record TEST.COMPUTE_CMAT" in told
-    (line,) = sentences("FedTV", results)  # the one sentence that it ended with
-    assert f"note: {line}" in told and line in (jobs.folder(quick_run) / "log.txt").read_text()
+    for line in answer_lines(results, "FedTV"):  # what it ended with
+        assert line in told and line in (jobs.folder(quick_run) / "log.txt").read_text()
 
 
 def test_so_does_one_that_lost_its_results_and_is_resumed(

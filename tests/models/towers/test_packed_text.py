@@ -67,7 +67,7 @@ def test_contexts_by_class_packed_equal_plain(kind: str, rows: int) -> None:
     got, got_grad = loss_and_grad(packed, ctx, packed.text_by_class)
     assert relative(got, expected) < 1e-12 and relative(got_grad, expected_grad) < 1e-9
     if tower is not None:
-        assert (len(packed._prompts[5, True, None].layouts) > 1) is bool(rows)
+        assert (len(packed._prompts[5, True, None, ""].layouts) > 1) is bool(rows)
         assert packed.counters["text_tokens"] < plain.counters["text_tokens"]
     one = VLModel(backbone, NAMES[2:3], packed=False)  # each class has its own context, in order
     torch.testing.assert_close(packed.text_by_class(ctx)[:, 2], one.text(ctx[:, 2])[:, 0])
@@ -115,7 +115,7 @@ def test_bounded_memory_gives_the_same_result() -> None:
     ctx = context(backbone, 3)
     loss, grad = loss_and_grad(packed, ctx)
     expected, expected_grad = loss_and_grad(plain, ctx)
-    assert len(packed._prompts[5, False, None].layouts) > 1
+    assert len(packed._prompts[5, False, None, ""].layouts) > 1
     assert relative(loss, expected) < 1e-12 and relative(grad, expected_grad) < 1e-12
 
 
@@ -174,6 +174,9 @@ def test_deep_contexts_packed_equal_plain(kind: str, rows: int) -> None:
         )
         assert relative(got, want) < 1e-12 and relative(got_grad, want_grad) < 1e-9
     assert relative(packed.text(ctx, deep=later), packed.text(ctx)) > 1e-3
+    words = "a b c d e f g h"  # the context stands for the first tokens, the others stay
+    same, kept = (model.text(ctx, deep=later, words=words) for model in (packed, plain))
+    assert relative(same, kept) < 1e-12 and relative(kept, plain.text(ctx, deep=later)) > 1e-3
     wide = ctx.unsqueeze(-3).expand(-1, len(NAMES), -1, -1)
     by_class = packed.text_by_class(wide, {b: v.unsqueeze(-3) for b, v in later.items()})
     assert relative(by_class, packed.text(ctx, deep=later)) < 1e-12

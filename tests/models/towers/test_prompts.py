@@ -83,3 +83,15 @@ def test_too_long_a_prompt_names_class_count_and_way_out() -> None:
         model.text(context(model.backbone, 1, n_ctx=fits + 1))
     with pytest.raises(ConfigError, match="shorten"):
         model.anchor("literal", 36)
+
+
+@pytest.mark.parametrize("n_ctx", [1, 3, 9])
+def test_words_behind_the_learned_tokens_stay(n_ctx: int) -> None:
+    """With the embeddings of its first tokens as context the whole text comes out."""
+    words = "a b of c"
+    for packed in (True, False):
+        model = VLModel(toy(dtype=torch.float64), NAMES, packed=packed)
+        ctx = word_context(model, words).to(model.dtype)
+        text = model.with_classes(NAMES, (f"{words} {{}}.",)).anchor("template", 0)
+        got = model.text(ctx[None, :n_ctx], words=words)[0]
+        torch.testing.assert_close(got, text, atol=1e-9, rtol=0)

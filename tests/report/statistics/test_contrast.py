@@ -1,4 +1,4 @@
-"""Paired differences over seeds and sets, and who is told apart from the best."""
+"""Paired differences over seeds and sets, and who differs significantly from the best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said beside references follows from them, or is named."""
+"""Notes about baselines follow from their numbers; a false one is named."""
 
 from __future__ import annotations
 

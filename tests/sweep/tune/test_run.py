@@ -37,7 +37,7 @@ def test_trials_follow_from_the_method_and_the_plan_alone(
     tmp_path: Path, fake: type[FakePool], whole: run.Tuning, prox: list[tuple[Any, ...]]
 ) -> None:
     points = [tuple(sorted(t[1].items())) for t in prox]
-    assert points[0] == () and len(set(points)) == BUDGET  # the method as it comes, then others
+    assert points[0] == () and len(set(points)) == BUDGET  # the method's defaults, then others
     first, other = prox[1][1], trials(whole)["FedAvg"][1][1]
     assert other.keys() == {"OPTIM.NAME", "OPTIM.LR", "FED.LOCAL_EPOCHS"}
     assert first.keys() == {*other, "TRAINER.FEDPROX.MU"} and first["OPTIM.LR"] != other["OPTIM.LR"]

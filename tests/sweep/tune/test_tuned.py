@@ -150,9 +150,9 @@ def test_local_work_that_a_plan_sets_is_that_of_the_tuning_whose_values_it_takes
 
 
 def test_the_published_plans_take_what_was_tuned_for_their_like() -> None:
-    """Each entry that was tuned on its lane's backbone; variants of a method take the method's.
+    """Each entry that was tuned on its setting's backbone; variants of a method take the method's.
 
-    A lane that sets no local work takes the values of those that had it searched.
+    A setting without local work of its own takes the values of those that had it searched.
     """
     tuning = read_plan(ROOT / "configs" / "sweeps" / "tune.yaml")
     work = {"FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS"}

@@ -1,4 +1,4 @@
-"""Axes whose rows are methods: names once at the left, a panel per data set beside each other."""
+"""Axes whose rows are methods: names once at the left, data sets as panels side by side."""
 
 from __future__ import annotations
 

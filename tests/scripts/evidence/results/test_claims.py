@@ -1,4 +1,4 @@
-"""Claims: the sentence, its lane, and what runs say to it."""
+"""Claims: the sentence, its setting, and what runs say to it."""
 
 from __future__ import annotations
 

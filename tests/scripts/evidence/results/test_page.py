@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evidence.commands import main
 from fedvlm.cli import main as cli
 from fedvlm.core.stats import harmonic_mean
+from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.runs.cells import folders_of, run_names
 from fedvlm.runs.seal import seal_of
 from fedvlm.sweep.tune.tuned import write_tuned
@@ -44,6 +46,16 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "plans").mkdir()
     (root / "plans" / "1.yaml").write_text(LANE)
     return root
+
+
+@pytest.fixture
+def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of methods are not drawn: they are most of a page's seconds, and other tests'."""
+    def draw(figure: Any, runs: Any, papers: Any, into: Path, name: str) -> str:
+        assert figure.select(FigureRuns(list(runs), "personal", papers))
+        return f"figures/{name}.svg"
+
+    monkeypatch.setattr("evidence.results.page._draw", draw)
 
 
 def published(output: Path, into: Path, *more: str) -> bytes:
@@ -80,6 +92,7 @@ def test_a_page_comes_of_its_cells_alone(
     assert cli.main(["table", str(again / "cells")]) == 0
 
 
+@pytest.mark.usefixtures("no_drawings")
 def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +131,7 @@ def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
     assert "\\begin{table" in next((tmp_path / "page/tables").glob("rivals*.tex")).read_text()
 
 
+@pytest.mark.usefixtures("no_drawings")
 def test_what_tuning_cost_stands_on_the_page(
     output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +178,7 @@ def test_what_tuning_cost_stands_on_the_page(
     assert "| dirichlet | 0 | 0 | 12 | Ditto" in text  # by their configs, none has the values
 
 
+@pytest.mark.usefixtures("no_drawings")
 def test_a_pack_is_not_replaced_by_one_with_fewer_runs(
     output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -197,6 +212,7 @@ def test_keep_wants_runs_to_pack(output: Path, tmp_path: Path, capsys: pytest.Ca
     assert "--keep needs --from OUTPUT" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_drawings")
 def test_plans_of_folders_below_belong_to_their_lanes(
     output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,11 +23,11 @@ RECORD = {"plan": {"common": {"MODEL.BACKBONE.NAME": "local-dir:../shared/realfe
     ({}, "tuned"),
     ({"FED.LOCAL_EPOCHS": 7}, "tuned"),  # not among what was chosen
     ({"TRAINER.FEDPROX.MU": 1.0}, "in part"),
-    ({"OPTIM.LR": 0.002}, "as they come"),
-    ({"PEFT.VISUAL": "none"}, "as they come"),
-    ({"PEFT.TEXT": "prompt"}, "as they come"),  # trains more than what was tuned
-    ({"FED.FINETUNE_EPOCHS": 5}, "as they come"),
-    ({"MODEL.BACKBONE.NAME": "tiny"}, "as they come"),
+    ({"OPTIM.LR": 0.002}, "defaults"),
+    ({"PEFT.VISUAL": "none"}, "defaults"),
+    ({"PEFT.TEXT": "prompt"}, "defaults"),  # trains more than what was tuned
+    ({"FED.FINETUNE_EPOCHS": 5}, "defaults"),
+    ({"MODEL.BACKBONE.NAME": "tiny"}, "defaults"),
 ])
 def test_a_run_is_tuned_when_its_config_has_the_values(changes: dict[str, Any], kind: str) -> None:
     config = {"OPTIM.LR": 0.001, "TRAINER.FEDPROX.MU": 0.5, "PEFT.VISUAL": "feature",

@@ -1,0 +1,195 @@
+"""Whether federation paid in a run: each client alone, together, all images in one place.
+
+One function computes the answer from a run's results, one writes it in words; the console,
+``log.txt``, ``results.json``, the report page and a model's card all show these. ``fedvlm verify``
+computes it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ANSWER, NEXT = "answer", "next"  # sections of the results
+ALONE, TOGETHER, POOLED = "alone", "together", "pooled"
+BASELINES = {  # of results["references"], in words
+    "chance": "chance",
+    "majority": "most frequent class of each client",
+    "zero_shot": "zero-shot",
+    "zero_shot_local": "zero-shot (own classes)",
+    "zero_shot_prior": "zero-shot (class shares)",
+    "logreg": "local logistic regression",
+    "afl": "AFL (ridge regression, one round)",
+    "pooled": "pooled logistic regression",
+}
+PAYS, COSTS, UNCLEAR, UNSHARED = "pays", "costs", "unclear", "unshared"
+NORMAL = 1.96  # standard errors of a 95 % margin
+LISTED = 5  # clients that are named
+
+Row = Mapping[str, Any]
+
+
+def federation_answer(results: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what the clients reach alone, together and with all images in one place.
+
+    ``alone`` is the baseline without communication that is best on the same test images, so the
+    comparison favours it. None where the run has no baselines, no test image, or a privacy
+    guarantee, which baselines on the private images would go around.
+
+    Args:
+        results: the section ``results`` of ``results.json``, with ``last``, ``references`` and
+            ``spent``.
+
+    Returns:
+        ``alone``, ``together``, ``pooled`` (None where it was not computed), each with
+        ``personal`` and ``balanced`` accuracy in percent, ``alone`` with ``reference``;
+        ``points`` and ``balanced_points`` (together less alone); ``margin``: half a 95 % interval
+        of ``points`` from the number of test images; ``worse``: clients that reach more alone;
+        ``of``: clients with test images; ``verdict``: pays, costs, unclear or unshared.
+    """
+    found, last = results.get("references"), results.get("last")
+    if not isinstance(found, Mapping) or not isinstance(last, Mapping) or "privacy" in results:
+        return None
+    alone = {n: one for n, one in found.items()
+             if one["kind"] == ALONE and one["personal"] is not None}
+    if last.get("personal") is None or not alone:
+        return None
+    name = max(alone, key=lambda n: float(alone[n]["personal"]))
+    rows = _pairs(last.get("clients", ()), alone[name]["clients"])
+    worse = [mine["client"] for mine, own in rows if mine["accuracy"] < own["accuracy"]]
+    points, margin = float(last["personal"]) - float(alone[name]["personal"]), _margin(rows)
+    pooled = found.get(POOLED)
+    whole = pooled if pooled is not None and pooled["personal"] is not None else None
+    mine, own = last.get("personal_balanced"), alone[name].get("personal_balanced")
+    return {
+        ALONE: _side(alone[name]) | {"reference": name}, TOGETHER: _side(last),
+        POOLED: None if whole is None else _side(whole), "points": points,
+        "balanced_points": None if mine is None or own is None else mine - own,
+        "margin": margin, "worse": worse, "of": len(rows),
+        "verdict": _verdict(points, margin, _shares(results)),
+    }
+
+
+def answer_table(answer: Mapping[str, Any], method: str) -> list[tuple[str, str, str]]:
+    """Return three rows: who, personal accuracy, class-balanced accuracy, in percent."""
+    whose = {
+        ALONE: f"each client alone ({BASELINES[answer[ALONE]['reference']]})",
+        TOGETHER: f"together ({method})" if answer["verdict"] != UNSHARED else
+                  f"{method}, which shares nothing",
+        POOLED: "all images in one place (pooled)",
+    }
+    return [
+        (words, _percent((answer[side] or {}).get("personal")),
+         _percent((answer[side] or {}).get("balanced")))
+        for side, words in whose.items()
+    ]
+
+
+def answer_sentence(answer: Mapping[str, Any]) -> str:
+    """Return whether federation paid, by how much, and for how many clients it did not."""
+    points, margin, verdict = answer["points"], answer["margin"], answer["verdict"]
+    if verdict == UNSHARED:
+        return ("the clients shared nothing in this run, so it does not show whether federation "
+                "pays")
+    size = f"{points:+.1f} points (95 % margin {margin:.1f}, from the number of test images)"
+    even = answer["balanced_points"]
+    size += "" if even is None else f", class-balanced {even:+.1f}"
+    start = {
+        PAYS: "federation pays here", COSTS: "federation does not pay here",
+        UNCLEAR: "no clear difference between alone and together",
+    }[verdict]
+    return f"{start}: {size}; {_worse_clients(answer['worse'], answer['of'])}"
+
+
+def next_sentence(step: Mapping[str, Any] | None) -> str:
+    """Return what to try next in words; empty where nothing cheap would help."""
+    if step is None:
+        return ""
+    return f"{step['reason']}; run the same command with {' '.join(step['flags'])}"
+
+
+def answer_lines(results: Mapping[str, Any], method: str) -> list[str]:
+    """Return a run's answer as lines of text: a table of three rows, a sentence, the next step.
+
+    A run of an earlier version, whose results hold no answer, gets it from its baselines. Where
+    there is none, one line says why.
+    """
+    answer = results.get(ANSWER) or federation_answer(results)
+    if answer is None:
+        return [f"Whether federation pays is not known: {_reason(results)}."]
+    rows = answer_table(answer, method)
+    wide = max(len(row[0]) for row in rows)
+    head = f"{'accuracy (%)':<{wide}}  {'personal':>8}  {'class-balanced':>14}"
+    table = [f"{who:<{wide}}  {mine:>8}  {even:>14}" for who, mine, even in rows]
+    step = next_sentence(results.get(NEXT))
+    end = [f"Next: {step}."] if step else []
+    return [head, *table, _capital(answer_sentence(answer)) + ".", *end]
+
+
+def _reason(results: Mapping[str, Any]) -> str:
+    """Return why a run has no answer."""
+    if "privacy" in results:
+        return ("baselines on the private images would not be covered by the run's privacy "
+                "guarantee")
+    if not isinstance(results.get("references"), Mapping):
+        return ("no baselines were computed (TEST.REFERENCES is off, or the images are at their "
+                "sites)")
+    return "no client has test images"
+
+
+def _worse_clients(worse: Sequence[int], of: int) -> str:
+    if not worse:
+        return f"none of {of} clients does better alone"
+    names = ", ".join(map(str, worse[:LISTED])) + (", ..." if len(worse) > LISTED else "")
+    verb = "does" if len(worse) == 1 else "do"
+    some = f" (client {names})" if len(worse) == 1 else f" (clients {names})"
+    return f"{len(worse)} of {of} clients {verb} better alone{some if len(worse) < of else ''}"
+
+
+def _side(one: Row) -> dict[str, Any]:
+    return {"personal": one["personal"], "balanced": one.get("personal_balanced")}
+
+
+def _pairs(mine: Sequence[Row], own: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return each client's two rows, where both have test images."""
+    by_client = {row["client"]: row for row in own}
+    pairs = [(row, by_client[row["client"]]) for row in mine if row["client"] in by_client]
+    return [(a, b) for a, b in pairs if a["accuracy"] is not None and b["accuracy"] is not None]
+
+
+def _margin(pairs: Sequence[tuple[Row, Row]]) -> float:
+    """Return half a 95 % interval of the mean difference, in points.
+
+    Binomial, one success and one failure added to each count; both sides saw the same images, so
+    their errors partly cancel and the interval is wider than it has to be.
+    """
+    if not pairs:
+        return math.inf
+    variances = [_variance(a) + _variance(b) for a, b in pairs]
+    return NORMAL * 100.0 * math.sqrt(math.fsum(variances)) / len(pairs)
+
+
+def _variance(row: Row) -> float:
+    n = float(row["n"])
+    share = (n * float(row["accuracy"]) / 100.0 + 1) / (n + 2)
+    return share * (1 - share) / n
+
+
+def _shares(results: Mapping[str, Any]) -> bool:
+    spent = results.get("spent")
+    return not isinstance(spent, Mapping) or bool(spent["bytes_up"] or spent["bytes_down"])
+
+
+def _verdict(points: float, margin: float, shares: bool) -> str:
+    if not shares:
+        return UNSHARED
+    return UNCLEAR if abs(points) <= margin else PAYS if points > 0 else COSTS
+
+
+def _percent(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.1f}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,1 @@
+from .clip import build_model, load, tokenize  # noqa: F401

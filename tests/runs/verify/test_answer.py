@@ -1,0 +1,112 @@
+"""Whether federation paid: one function, and every reader has its words."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedvlm
+from fedvlm.report.collect import collect
+from fedvlm.report.pages.run import run_page
+from fedvlm.runs.verify.answer import answer_lines, answer_sentence, federation_answer
+from fedvlm.runs.verify.beside import disagreements
+from tests import jobs
+
+
+def rows(*accuracies: float | None, n: int = 50) -> list[dict[str, Any]]:
+    return [{"client": c, "n": n, "accuracy": a} for c, a in enumerate(accuracies)]
+
+
+def results(together: float, *each: float | None, sent: int = 1) -> dict[str, Any]:
+    """Return results of clients that reach 60, 70 and 80 alone, 90 pooled."""
+    alone = rows(60.0, 70.0, 80.0)
+    return {
+        "last": {"personal": together, "personal_balanced": 65.0, "clients": rows(*each)},
+        "references": {
+            "logreg": {"kind": "alone", "personal": 70.0, "personal_balanced": 40.0,
+                       "clients": alone},
+            "majority": {"kind": "alone", "personal": 20.0, "personal_balanced": 10.0,
+                         "clients": rows(20.0, 20.0, 20.0)},
+            "afl": {"kind": "together", "personal": 99.0, "clients": []},
+            "pooled": {"kind": "bound", "personal": 90.0, "personal_balanced": 90.0,
+                       "clients": []},
+        },
+        "spent": {"bytes_up": sent, "bytes_down": sent},
+    }
+
+
+def test_it_pays() -> None:
+    answer = federation_answer(results(90.0, 95.0, 96.0, 79.0))
+    assert answer is not None
+    assert answer["alone"] == {"personal": 70.0, "balanced": 40.0, "reference": "logreg"}
+    assert answer["together"] == {"personal": 90.0, "balanced": 65.0}
+    assert answer["pooled"] == {"personal": 90.0, "balanced": 90.0}
+    assert (answer["points"], answer["balanced_points"], answer["worse"], answer["of"]) == (
+        20.0, 25.0, [2], 3)
+    assert answer["verdict"] == "pays"
+    assert answer_sentence(answer).startswith("federation pays here: +20.0 points")
+    assert answer_sentence(answer).endswith("1 of 3 clients does better alone (client 2)")
+
+
+def test_the_margin_is_binomial() -> None:
+    """By hand: one more success and failure each, variances of both sides over three clients."""
+    answer = federation_answer(results(90.0, 95.0, 96.0, 79.0))
+    total = 0.0
+    for a in (95.0, 96.0, 79.0, 60.0, 70.0, 80.0):
+        share = (50 * a / 100 + 1) / 52
+        total += share * (1 - share) / 50
+    assert answer is not None and answer["margin"] == pytest.approx(196 * (total / 9) ** 0.5)
+
+
+@pytest.mark.parametrize(("together", "verdict"), [
+    (50.0, "costs"), (70.5, "unclear"), (69.0, "unclear"), (90.0, "pays"),
+])
+def test_the_verdict_needs_more_than_the_margin(together: float, verdict: str) -> None:
+    answer = federation_answer(results(together, together, together, together))
+    assert answer is not None and answer["verdict"] == verdict
+
+
+def test_a_run_that_shares_nothing_answers_nothing() -> None:
+    answer = federation_answer(results(90.0, 90.0, 90.0, 90.0, sent=0))
+    assert answer is not None and answer["verdict"] == "unshared"
+    assert "does not show whether" in answer_sentence(answer)
+
+
+def test_it_is_left_out_where_it_would_say_too_much_or_nothing() -> None:
+    whole = results(90.0, 90.0, 90.0, 90.0)
+    assert federation_answer(whole | {"privacy": {"words": "epsilon 3"}}) is None
+    bare = {k: v for k, v in whole.items() if k != "references"}
+    assert federation_answer(bare) is None
+    assert federation_answer(whole | {"last": {"personal": None}}) is None
+    (line,) = answer_lines(whole | {"privacy": {}}, "DP-FPL")
+    assert "privacy guarantee" in line
+    (line,) = answer_lines(bare, "FedTV")
+    assert "at their sites" in line
+
+
+def test_a_wrong_answer_is_found() -> None:
+    good = results(90.0, 95.0, 96.0, 79.0)
+    good["answer"] = federation_answer(good)
+    assert list(disagreements(good)) == []
+    wrong = good | {"answer": {**good["answer"], "points": 30.0}}
+    (said,) = disagreements(wrong)
+    assert said.startswith("answer is")
+
+
+def test_every_reader_has_the_same_words(quick_run: Path) -> None:
+    """Console and log, results, report page and the card of a model."""
+    folder = jobs.folder(quick_run)
+    stored = json.loads((folder / "results.json").read_text())["results"]
+    assert stored["answer"] == federation_answer(stored)
+    lines, words = answer_lines(stored, "FedTV"), answer_sentence(stored["answer"])
+    log = (folder / "log.txt").read_text()
+    assert all(line in log for line in lines)
+    page = html.unescape(str(run_page(collect([folder]).runs[0], "")))
+    assert words[1:] in page
+    for number in (stored["answer"]["alone"]["personal"], stored["answer"]["pooled"]["personal"]):
+        assert f"{number:.1f}" in page
+    assert words in fedvlm.load(folder).client(0).facts.notes
