@@ -26,9 +26,9 @@ SOURCE = Source(
     "HEART-PFL", AUTHORS, "danny0628/HEART-PFL", "d90e395d213621df6e794a7b2fd99e9ee563fe7b",
     ("optim/ours.py", "optim/base_al.py", "aggregation/averaging.py"),
     differs="LoRA in open_clip's image tower and a linear head in the place of a ResNet's "
-    "adapters; HDA_GRAD none, since their alignment term has no gradient; no server distillation (its loss "
-    "is not a number in the released code); the end of base_al.py, a test that does not parse, is "
-    "cut off",
+    "adapters; HDA_GRAD none, since their alignment term has no gradient; no server distillation "
+    "(its loss is not a number in the released code); the end of base_al.py, a test that does not "
+    "parse, is cut off",
 )
 CASES = {
     f"prox {prox}": net_case(
@@ -120,9 +120,11 @@ def other(world: World, folder: Path) -> Values:
     found = theirs.gradients()
     net.put(world.start)
     users = range(len(world.rows))
-    args = arguments(net="fix_adapter", lr=c.rate, load_checkpoint=None, aggregation="mean",
-                     kd_max_round=0, lmbda=c.options["PROX"], clients_per_round=len(users), num_epochs=c.epochs,
-                     eval_every=NEVER, nologging=True, log_online=False)
+    args = arguments(
+        net="fix_adapter", lr=c.rate, load_checkpoint=None, aggregation="mean", kd_max_round=0,
+        lmbda=c.options["PROX"], clients_per_round=len(users), num_epochs=c.epochs,
+        eval_every=NEVER, nologging=True, log_online=False,
+    )
     images = [{"indices": rows, "dataloader": [(world.images[rows], world.labels[rows])]}
               for rows in world.rows]
     with repository(folder, "wandb", "torchattacks", "pandas") as load, without_gpu(), quiet():
