@@ -3,7 +3,7 @@
 Paper: Wu et al., Decoupling General and Personalized Knowledge in Federated Learning via Additive
     and Low-rank Decomposition, ACM Multimedia 2024.
 Equations: W_k = S + B_k A_k; per round first B_k, A_k for PRIVATE_EPOCHS with S fixed, then S for
-    the epochs that are left with B_k, A_k fixed; server S <- mean_k S_k.
+    the epochs that are left with B_k, A_k fixed; server S <- mean over all clients k of S_k.
 Shared: all of PEFT
 Personal: *.private.*
 Frozen: both towers, the logit scale.
@@ -16,8 +16,10 @@ Departures from the paper: the towers are frozen, so S is what PEFT trains. LoRA
     gets a low-rank term of its own. With PEFT.VISUAL feature and adapter, which are not linear, a
     second, smaller adapter (width RANK) stands behind the image feature. All private parts start
     without effect.
-Departures from the authors' code: the mean is over the clients of the round (there over all, those
-    that did not work included).
+    VARIANT published: as released, the mean is over all clients, of which those that did not work
+    still have the S that they received; fixed: over the clients of the round.
+Departures from the authors' code: none known in a step and at the server; there S is all of a
+    network's weights.
 Extra data: none.
 Cost: FedAvg's bytes and compute, plus the private parts.
 Claim: personal is higher than FedRep's in lane rivals.
@@ -27,6 +29,7 @@ Command: python federated_main.py --demo --trainer FedDecomp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +46,7 @@ from fedvlm.method import (
     ServerContext,
     State,
     Tree,
+    Updates,
     Upload,
     VLModel,
     adapters,
@@ -54,15 +58,26 @@ LEFT, RIGHT = ".private.left", ".private.right"
 WITH_TERM = ("text.ctx", "head.weight")  # matrices that get a low-rank term; never both trained
 
 
+def released_mean(s: Any) -> Tensor:
+    """Return S after a round of ``fedvlm check``."""
+    whole = s.trainer.cfg.VARIANT == "fixed"
+    moved: Tensor = (s.mean() - s.old) * (1 if whole else len(s.weight) / s.members)
+    return s.old + moved
+
+
 @TRAINER_REGISTRY.register("FedDecomp")
 class FedDecomp(PeftTrainer):
     """See the module's card."""
 
     name = "FedDecomp"
     weighting = "uniform"
+    server_rules = {"w/.*": released_mean}
     options = {
         "RANK": Option(4, "rank, or hidden width, of the private parts", low=1),
         "PRIVATE_EPOCHS": Option(1, "local epochs that train the private parts", low=1),
+        "VARIANT": Option("published", "mean over all clients (published) or those of the round "
+                                       "(fixed)",
+                          choices=("published", "fixed"), neutral="fixed"),
     }
     phases = True
     lora_refused = {"PRIVATE_RANK": "already has a private LoRA of TRAINER.FEDDECOMP.RANK"}
@@ -129,6 +144,14 @@ class FedDecomp(PeftTrainer):
         w = ctx.fit(start, self.loss, train=(PERSONAL,), epochs=own, tag="private").params
         w = ctx.fit(w, self.loss, train=(SHARED,), epochs=ctx.epochs - own, after=own).params
         return state | {"w": w}, ctx.upload(w)
+
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+        """Return the mean; published: with the old S of clients that did not work."""
+        tree = self.combine(ctx, updates)
+        share = len(updates.clients) / (len(ctx.roster.train) - len(ctx.roster.unseen))
+        if self.cfg.VARIANT == "published" and share < 1:
+            tree = {n: server["w"][n].lerp(v, share) for n, v in tree.items()}
+        return ctx.server_step(server, tree)
 
 
 def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:

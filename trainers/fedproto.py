@@ -4,17 +4,23 @@ Paper: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous C
 Equations:
     client: CE + lambda mean_i |z_i - C_{y_i}|^2, z = x/|x|; then c_j = mean of its z of class j;
     server: C_j = sum_k n_kj c_kj / sum_k n_kj; predict argmin_j |z - C_j|.
+    VARIANT published: z = x as it is, all squares are means over channels, and C_j is the plain
+    mean over the clients that have class j.
 Shared: none (class means and counts travel as extras)
 Personal: all of PEFT
 Frozen: both towers, the logit scale.
-Defaults: lambda 1, prediction by the nearest prototype; a prompt and a feature adapter.
+Defaults: lambda 1, prediction by the nearest prototype; a prompt and a feature adapter; VARIANT
+    fixed: only features of unit length can be compared with the text features that stand for
+    classes without an image, so that the untrained model is zero-shot CLIP.
 Knobs: LAMBDA 0.05 to 10 log; PREDICT prototype | head.
 Departures from the paper: features have unit length, and the distance is summed over channels (a
     mean over channels would all but vanish there); a class that no client has keeps the template's
     text feature, which is also where all classes start, and takes no part in the loss. PREDICT
     head classifies with the client's own text side instead.
-Departures from the authors' code: the server weighs means by samples, as the paper writes (there
-    every client counts alike).
+Departures from the authors' code: VARIANT published computes it, but for the means, which are of the
+    trained model (there of the last local epoch, while it trains), and for prediction among all
+    classes (there among the client's own). Under fixed the server weighs means by samples, as the
+    paper writes.
 Extra data: none; a client tells how many samples of each class it has.
 Cost: C (d + 1) numbers each way (ViT-B/16, C = 100: 51,300); one more pass over the images.
 Claim: personal is higher than FedAvg's in lane disjoint.
@@ -77,6 +83,10 @@ class FedProto(PeftTrainer):
         "PREDICT": Option("prototype", "predict with the nearest prototype, or with the client's "
                                        "own head",
                           choices=("prototype", "head")),
+        "VARIANT": Option(
+            "fixed", "features of unit length and means weighted by samples, or features and means "
+            "as the released code takes them", choices=("published", "fixed"), neutral="fixed",
+        ),
     }
     exempt = {"G4": "prototypes are feature statistics, available without training"}
 
@@ -85,25 +95,36 @@ class FedProto(PeftTrainer):
         """Whether unseen classes stay defined: they have no prototype."""
         return super().open_vocabulary and self.cfg.PREDICT == "head"
 
+    @property
+    def released(self) -> bool:
+        """Whether features and means are the released code's."""
+        return bool(self.cfg.VARIANT == "published")
+
     def unit(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
-        """Return the representation ``[K, B, d]``, of length 1 where the head reads directions."""
+        """Return the representation ``[K, B, d]``: raw under published, else of length 1.
+
+        A network's representation is never scaled: only CLIP's head reads directions.
+        """
         z = self.representation(model, p, x)
-        return F.normalize(z, dim=-1) if self.cosine else z
+        return F.normalize(z, dim=-1) if self.cosine and not self.released else z
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> -|z - C_j|^2``, or the head's logits where PREDICT says so."""
         if self.cfg.PREDICT == "head":
             return super().predictor(model, p)
+        channels = p[MEAN].shape[-1] if self.released else 1
         if self.cosine:  # a class that nobody has shown has its text
-            return lambda x: -square_distance(self.unit(model, p, x), p[MEAN])
+            return lambda x: -square_distance(self.unit(model, p, x), p[MEAN]) / channels
         known = p[COUNT][:, None] > 0
         return lambda x: torch.where(
-            known, -square_distance(self.unit(model, p, x), p[MEAN]), FAR
+            known, -square_distance(self.unit(model, p, x), p[MEAN]) / channels, FAR
         )
 
     def forms(self) -> dict[str, str]:
         """Return what classifies."""
-        return {"score": "distance" if self.cfg.PREDICT == "prototype" else "cosine"}
+        if self.cfg.PREDICT == "head":
+            return {"score": "cosine"}
+        return {"score": "distance of raw features" if self.released else "distance"}
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return the cross-entropy of the client's own head, ``[K]``."""
@@ -151,7 +172,8 @@ class FedProto(PeftTrainer):
             cls = cross_entropy(model.logits(z, self.text_features(model, p)), b)
         else:
             cls, z = self.supervised(model, p, b)
-        gap = (z - prototypes.select_by_label(shared[MEAN], b.y)).square().sum(-1)
+        gap = (z - prototypes.select_by_label(shared[MEAN], b.y)).square()
+        gap = gap.mean(-1) if self.released else gap.sum(-1)
         has = b.w * (prototypes.select_by_label(shared[COUNT], b.y) > 0)
         near = (gap * has).sum(1) / b.w.sum(1)
         return cls + self.cfg.LAMBDA * near, {"cls_loss": cls, "proto_loss": near}
@@ -166,7 +188,8 @@ class FedProto(PeftTrainer):
         count = updates.extras[COUNT].cpu().double()
         means = updates.extras[MEAN].cpu().double()
         total = count.sum(0)
-        mean = (means * count[..., None]).sum(0) / total.clamp_min(1)[:, None]
+        share = (count > 0).double() if self.released else count
+        mean = (means * share[..., None]).sum(0) / share.sum(0).clamp_min(1)[:, None]
         present = (total > 0).to(old[MEAN].device)
         return server | {"proto": {
             MEAN: torch.where(present[:, None], mean.to(old[MEAN]), old[MEAN]),

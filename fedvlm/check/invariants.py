@@ -7,7 +7,7 @@ by existing. A method for which one cannot hold says so on its class, with the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,7 +98,7 @@ def exemption_mistakes(trainer: type[Trainer]) -> dict[str, str]:
 
 def run(
     spec: str | type[Trainer], opts: Sequence[str] = (), world: CheckWorld | None = None,
-    yaml: Path | None = None,
+    yaml: Path | None = None, exempt: Mapping[str, str] | None = None,
 ) -> list[Verdict]:
     """Try every invariant on a trainer.
 
@@ -107,11 +107,15 @@ def run(
         opts: ``["TRAINER.X.Y", "value", ...]`` for its own options.
         world: reused where given (``opts`` and ``yaml`` are then the world's).
         yaml: its config file; default: the one of its name in ``configs/trainers``.
+        exempt: further invariants that do not hold, with their reasons.
 
     Raises:
-        ConfigError: no such trainer or option.
+        ConfigError: no such trainer or option, or an invariant that cannot be exempted.
     """
     trainer = load_trainer(spec) if isinstance(spec, str) else spec
+    if exempt:
+        trainer = type(trainer.__name__, (trainer,), {
+            "__module__": trainer.__module__, "exempt": {**trainer.exempt, **exempt}})
     world = world or CheckWorld(opts, yaml=yaml)
     world.config(trainer)  # wrong options are the user's mistake, not a broken invariant
     wrong = exemption_mistakes(trainer)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.compare import Broken, copy_fed, copy_state, demand, gap
-from fedvlm.check.messages import sent_in
+from fedvlm.check.messages import CLOSE, sent_in
 from fedvlm.check.world import CheckWorld
 from fedvlm.core import rng
 from fedvlm.core.trees import State
@@ -23,7 +23,6 @@ from fedvlm.federation.server import Held
 from fedvlm.federation.trainer import ServerRule, Trainer
 from fedvlm.models.towers.adapters import DELTA, is_factor
 
-TOLERANCE = 1e-9
 WORDS = {"sum_k p_k": SAMPLES, "mean_k": UNIFORM, "mean_s": UNIFORM}  # of a card's equations
 
 
@@ -196,7 +195,7 @@ def _tensor(one: ServerRound, value: Tensor) -> None:
         demand(bool(want.strip()), f"'{one.key}' has a server rule without a reason")
         return
     distance = gap(value, want)
-    demand(distance <= TOLERANCE, f"round {one.round}, server: '{one.key}' is {distance:.1e} off "
+    demand(distance <= CLOSE, f"round {one.round}, server: '{one.key}' is {distance:.1e} off "
            + ("its server rule" if rule is not None else "the mean of what was sent (weighting "
               f"'{weighting}'); if it is to be something else, declare it in server_rules"))
 

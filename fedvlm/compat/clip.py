@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvlm.compat.surface import package
-from fedvlm.compat.towers import CLIP
+from fedvlm.compat.towers import CLIP, ImageTower
 from fedvlm.compat.world import here, inside
 from fedvlm.core.errors import ConfigError, FedvlmError
 
@@ -136,6 +136,7 @@ def clip_modules() -> dict[str, ModuleType]:
     return package("clip", {
         "": {n: v for n, v in calls.items() if n[0] != "_"},
         "clip": calls,
-        "model": {"CLIP": CLIP, "build_model": build_model, "convert_weights": convert_weights},
+        "model": {"CLIP": CLIP, "VisionTransformer": ImageTower, "build_model": build_model,
+                  "convert_weights": convert_weights},
         "simple_tokenizer": {"SimpleTokenizer": SimpleTokenizer},
     })

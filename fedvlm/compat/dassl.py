@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import packaging.version
+from torch.optim import RAdam
 from yacs.config import CfgNode
 
 from fedvlm.compat import clip, data, engine, optimiser, surface, tools
@@ -40,7 +41,7 @@ def dassl_modules() -> dict[str, ModuleType]:
     things: dict[str, Any] = {
         **vars(engine), **vars(data), **vars(optimiser), **tools.UTILS,
         "compute_accuracy": tools.compute_accuracy, "get_cfg_default": get_cfg_default,
-        "clean_cfg": clean_cfg,
+        "clean_cfg": clean_cfg, "SummaryWriter": tools.SummaryWriter, "RAdam": RAdam,
         "TRAINER_REGISTRY": trainers,
         "build_trainer": lambda cfg: trainers.get(cfg.TRAINER.NAME)(cfg),
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ FRAMEWORKS = ("dassl", "Dassl")  # packages whose import marks such a file
 LOOPS = ("train", "run_epoch")  # a file may not bring its own
 PACKAGE = "fedvlm_foreign"
 CLIP = "clip"
+EXEMPT = re.compile(r"^\s*#\s*fedvlm:\s*exempt\s+(G\d+)\b[:,]?[ \t]*(.*)$", re.MULTILINE)
 _loaded: dict[tuple[Path, bytes], Loaded] = {}
 _made: dict[type, type[DasslTrainer]] = {}
 
@@ -100,9 +102,14 @@ def _method(inner: type, path: Path, loaded: Loaded) -> type[DasslTrainer]:
         "file": path.resolve(), "sources": sources, "inner": inner,
         "module": loaded.module, "imports": loaded.imports, "home": loaded.home,
         "own_clip": loaded.own_clip, "options": options, "foreign": foreign,
-        "kept": kept,
+        "kept": kept, "exempt": comment_exemptions(texts[0]),
     }
     return type(inner.__name__, (DasslTrainer,), attributes)
+
+
+def comment_exemptions(text: str) -> dict[str, str]:
+    """Return the invariants that comments of a file exempt: ``# fedvlm: exempt G5: a teacher``."""
+    return {name: reason.strip() for name, reason in EXEMPT.findall(text)}
 
 
 def _module(path: Path) -> Loaded:

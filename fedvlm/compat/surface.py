@@ -17,7 +17,12 @@ ROOTS = ("dassl", "Dassl", "clip")
 NAMES: Mapping[str, tuple[str, ...]] = {
     "config": ("get_cfg_default", "clean_cfg"),
     "engine": ("TRAINER_REGISTRY", "build_trainer", "TrainerX", "TrainerBase", "SimpleTrainer"),
-    "engine.trainer": ("TrainerX", "TrainerBase", "SimpleTrainer"),
+    "engine.trainer": (
+        "TrainerX", "TrainerBase", "SimpleTrainer", "MetricMeter", "AverageMeter", "SummaryWriter",
+        "tolist_if_not", "count_num_param", "load_checkpoint", "save_checkpoint",
+        "mkdir_if_missing", "resume_from_checkpoint", "load_pretrained_weights", "DataManager",
+        "build_optimizer", "build_lr_scheduler", "build_evaluator",
+    ),
     "data": ("DataManager", "DatasetWrapper"),
     "data.data_manager": ("DataManager", "DatasetWrapper"),
     "data.datasets": ("DATASET_REGISTRY", "Datum", "DatasetBase", "build_dataset"),
@@ -26,6 +31,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("EVALUATOR_REGISTRY", "build_evaluator"),
     "metrics": ("compute_accuracy",),
     "optim": ("build_optimizer", "build_lr_scheduler"),
+    "optim.radam": ("RAdam",),
     "utils": (
         "Registry", "check_isfile", "read_json", "write_json", "mkdir_if_missing",
         "listdir_nohidden", "read_image", "set_random_seed", "setup_logger", "collect_env_info",

@@ -233,6 +233,19 @@ class MetricMeter:
             f"{name} {m.val:.4f} ({m.avg:.4f})" for name, m in self.meters.items())
 
 
+class SummaryWriter:
+    """TensorBoard's writer, which writes nothing: ``SINKS`` is fedvlm's way to TensorBoard."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self.log_dir = str(args[0]) if args else str(more.get("log_dir", ""))
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return a call that does nothing (``add_scalar``, ``flush``, ``close``)."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, **more: None
+
+
 UTILS: Mapping[str, Callable[..., Any]] = {
     f.__name__: f for f in (
         Registry, check_availability, check_isfile, mkdir_if_missing, listdir_nohidden, read_json,

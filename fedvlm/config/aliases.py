@@ -70,6 +70,25 @@ def _coop_aliases() -> dict[str, Alias]:
     }
 
 
+def native_aliases() -> dict[str, Alias]:
+    """Return keys of authors' YAML files for methods that fedvlm has under the same node.
+
+    They count where the run's method has the target. ``PREC`` sets nothing: towers are in
+    ``MODEL.PREC``, and trained tensors are fp32 under any of its values.
+    """
+    number = Option(1, "count", low=1)
+    precision = Option("fp16", "precision", choices=("fp16", "fp32", "amp"))
+    nodes = ("COCOOP", "MAPLE", "PROMPTSRC", "IVLP")
+    nothing = Alias(precision, "MODEL.PREC", lambda given: None)
+    return {f"TRAINER.{node}.PREC": nothing for node in nodes} | {
+        "TRAINER.MAPLE.PROMPT_DEPTH": Alias(number, "TRAINER.MAPLE.DEPTH"),
+        "TRAINER.PROMPTSRC.PROMPT_DEPTH_TEXT": Alias(number, "TRAINER.PROMPTSRC.DEPTH"),
+        "TRAINER.PROMPTSRC.PROMPT_DEPTH_VISION": Alias(number, "TRAINER.PROMPTSRC.DEPTH"),
+        "TRAINER.PROMPTSRC.N_CTX_TEXT": Alias(number, "TRAINER.PROMPTSRC.N_CTX"),
+        "TRAINER.PROMPTSRC.N_CTX_VISION": Alias(number, "TRAINER.PROMPTSRC.N_CTX"),
+    }
+
+
 def _precision(given: Value) -> Value:
     """Return our precision for CoOp's."""
     if given not in ("fp32", "fp16", "amp"):

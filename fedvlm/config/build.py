@@ -13,7 +13,7 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from fedvlm.config.aliases import family_aliases, refused_keys
+from fedvlm.config.aliases import family_aliases, native_aliases, refused_keys
 from fedvlm.config.option import Schema, Value, nodes, present_key, short_repr
 from fedvlm.config.read import Assignment, read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean
@@ -122,10 +122,13 @@ class _Merge:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.aliases = {k: a for k, a in family_aliases().items() if k not in schema}
+        native = {k: a for k, a in native_aliases().items() if k not in schema}
+        self.aliases |= {k: a for k, a in native.items() if a.target in schema}
         own = [k for k in schema if k.startswith("TRAINER.") and k.endswith(".N_CTX")]
         if own and COOP_N_CTX in self.aliases:  # a method with a context of its own
             self.aliases[COOP_N_CTX] = replace(self.aliases[COOP_N_CTX], target=own[0])
-        self.refused = {k: why for k, why in refused_keys().items() if k not in schema}
+        self.refused = {k: why for k, why in refused_keys().items()
+                        if k not in schema and k not in self.aliases}
         keys = {*schema, *self.aliases, *self.refused}
         self.inner = nodes(schema | dict.fromkeys(keys, next(iter(schema.values()))))
         self.values: dict[str, Value] = {k: o.default for k, o in schema.items()}

@@ -27,7 +27,7 @@ from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
-from fedvlm.federation.toolbox.row_split import split_rows
+from fedvlm.federation.toolbox.row_split import RowSplit, split_rows
 from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.models.towers.vision import PREFIX
 from fedvlm.models.vlmodel import VLModel
@@ -43,10 +43,29 @@ class FrozenModule:
     Attributes:
         module: in eval mode between calls; holds the untrained tensors.
         names: of the trained tensors, in the order of ``named_parameters``.
+        homes: where the parameters are, if a submodule has several names: ``functional_call`` puts
+            a client's tensor in once a name, and takes it out once too few.
     """
 
     module: nn.Module
     names: tuple[str, ...]
+    homes: tuple[tuple[nn.Module, str, nn.Parameter], ...] = ()
+
+    @staticmethod
+    def of(module: nn.Module, names: tuple[str, ...]) -> FrozenModule:
+        """Return a module with its ``homes``."""
+        several = len(list(module.named_modules(remove_duplicate=False))) > len(
+            list(module.modules()))
+        homes = ((m, n, p) for m in module.modules() for n, p in m._parameters.items()
+                 if several and p is not None)
+        return FrozenModule(module, names, tuple(homes))
+
+    def put_back(self, params: Mapping[str, Tensor]) -> None:
+        """Take out a client's tensors that ``functional_call`` left behind; nothing else."""
+        lent = {id(v) for v in params.values()}
+        for module, name, own in self.homes:
+            if id(module._parameters[name]) in lent:
+                module._parameters[name] = own
 
     @contextmanager
     def mode(self, train: bool) -> Iterator[None]:
@@ -85,6 +104,7 @@ class ModuleTrainer(Trainer):
 
     batched = False
     open_vocabulary = False
+    _split = RowSplit()
 
     # ---- what a method says ------------------------------------------------------------------
     def build(self, model: VLModel) -> nn.Module:
@@ -168,9 +188,10 @@ class ModuleTrainer(Trainer):
 
     def _cut(self, start: Tree) -> Tree:
         """Return the leaves of a run's trained tensors: rows apart where ``FED.PERSONAL`` says."""
-        if "_split" not in vars(self):
-            self._split = split_rows(self._personal(), start)
-        return self._split.cut(start)
+        split = split_rows(self._personal(), start)
+        if split != self._split:
+            self._split = split
+        return split.cut(start)
 
     def _kept(self, names: Sequence[str]) -> set[str]:
         return set(self._split.personal) or super()._kept(names)
@@ -232,7 +253,7 @@ class ModuleTrainer(Trainer):
             _forms(model.backbone.model) == before,
             f"trainer {who}: build changed the frozen backbone: give it copy.deepcopy of a tower",
         )
-        return FrozenModule(module, names)
+        return FrozenModule.of(module, names)
 
     def note_parts(self, module: nn.Module) -> None:
         """Note what a base of methods needs to know of the module, before it is frozen."""
@@ -282,7 +303,9 @@ class ModuleTrainer(Trainer):
             before = part.marks(ours, data)
             try:
                 out = then(self.forward(part.module, ours, data))
+                part.put_back(ours)
             except RuntimeError as error:
+                part.put_back(ours)
                 if "in-place" not in str(error):
                     raise
                 # Autograd stops before the counter moves; without a graph the write shows.
@@ -290,6 +313,7 @@ class ModuleTrainer(Trainer):
                 before = part.marks(ours, data)
                 with torch.no_grad():
                     self.forward(part.module, ours, data)
+                part.put_back(ours)
                 self._refuse(before, part.marks(ours, data))
                 raise
         self._refuse(before, part.marks(ours, data))

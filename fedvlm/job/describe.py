@@ -10,11 +10,13 @@ from yacs.config import CfgNode
 from fedvlm.config.build import flat
 from fedvlm.config.engines import of_parties
 from fedvlm.config.keys import default_schema
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, fold
+from fedvlm.core.files import user_path
 from fedvlm.core.trees import numel
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.partition.index_file import read_index_file
-from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.cards import card, trainer_files
+from fedvlm.federation.discovery import framework_of, load_trainer
 from fedvlm.federation.peft_trainer import takes_peft
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import Built
@@ -41,6 +43,7 @@ def partition_name(cfg: CfgNode) -> str:
     fed = cfg.FED
     held_out = "_".join(fed.HELD_OUT_DOMAIN.split())
     out = f"-without-{held_out}" if held_out else ""
+    out += f"-{cfg.DATASET.CORRUPTION.replace(':', '')}" if cfg.DATASET.CORRUPTION else ""
     out += f"-server{cfg.DATASET.SERVER_HOLDOUT}" if cfg.DATASET.SERVER_HOLDOUT else ""
     tail = f"{out}-K{fed.CLIENTS}-f{fed.FRAC:g}"
     if fed.INDEX_FILE:
@@ -177,8 +180,13 @@ def run_path(cfg: CfgNode, data: str, method: str) -> RunPath:
 
     Args:
         data: the data set's own name.
-        method: the trainer's name, with the user's trainable set (``peft_choice``) after it.
+        method: the trainer's name, with the user's trainable set (``peft_choice``) after it. A file
+            of another framework with the name of a method of fedvlm gets ``.py`` behind it.
     """
+    if framework_of(user_path(cfg.TRAINER.NAME.partition(":")[0])) and fold(method) in {
+        fold(card(path).partition(":")[0]) for path in trainer_files().values()
+    }:
+        method = f"{method}.py"
     shots = cfg.DATASET.NUM_SHOTS
     tag = "-".join(filter(None, [cfg.TAG, DRAFT if cfg.DRAFT else ""]))
     return RunPath(

@@ -48,8 +48,9 @@ class Flag:
         kind: ``value`` (one word), ``switch`` (on, or an explicit true/false), ``many`` (whole
             numbers), ``names`` (words of one key), ``opts`` (KEY VALUE pairs).
         metavar: how the value is shown.
-        idle_note: what to say where the chosen trainer lacks the key and the published code does
-            nothing with the flag either; without it the flag is an error there.
+        idle_note: what to say where the chosen trainer lacks the key and its authors' scripts give
+            the flag; without it the flag is an error there.
+        idle_for: the trainers for which ``idle_note`` is true.
     """
 
     names: tuple[str, ...]
@@ -60,9 +61,10 @@ class Flag:
     kind: str = "value"
     metavar: str = "X"
     idle_note: str = ""
+    idle_for: tuple[str, ...] = ("FedTV",)
 
 
-def _v(group: str, key: str, names: str, help_: str, metavar: str = "X", **more: str) -> Flag:
+def _v(group: str, key: str, names: str, help_: str, metavar: str = "X", **more: Any) -> Flag:
     return Flag(tuple(names.split()), help_, group, key, metavar=metavar, **more)
 
 
@@ -70,6 +72,9 @@ _JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
     "What to run", "Federation", "Training", "Backbone", "Engine", "Run and output",
     "More flags, and spellings used by other projects",
 )  # fmt: skip
+
+FORKS = ("FedTV", "FedOTP", "FedPGP", "PromptFL")  # whose authors' scripts share these flags
+_TRANSPORT = "{flag} has no effect: {trainer} here has no transport with that setting"
 
 FLAGS: tuple[Flag, ...] = (
     _v(_JOB, "DATASET.ROOT", "--root --data-root",
@@ -176,7 +181,41 @@ FLAGS: tuple[Flag, ...] = (
     _v("", "OPTIM.GAMMA", "--gamma", "learning-rate factor of each step of the schedule"),
     _v("", "TRAINER.*.RANK", "--bottleneck --rank", "rank of the low-rank prompt factors"),
     _v("", "TRAINER.*.N_CTX", "--n-ctx", "context tokens"),
-    _v("", "TRAINER.*.NUM_PROMPT", "--num-prompt --num-prompts", "prompts per class"),
+    _v("", "TRAINER.*.NUM_PROMPT", "--num-prompt --num-prompts", "prompts per class",
+       idle_note="{flag} has no effect: {trainer} here has its own number of prompts (FedOTP 2, "
+                 "PromptFL 1)", idle_for=("FedOTP", "PromptFL")),
+    _v("", "TRAINER.*.AVG_PROMPT", "--avg-prompt", "prompts that are averaged",
+       idle_note="{flag} has no effect: {trainer} here shares one prompt (FED.PERSONAL decides for "
+                 "files of the CoOp family)", idle_for=FORKS),
+    _v("", "TRAINER.*.EPS", "--eps", "entropic regularisation of a transport",
+       idle_note=_TRANSPORT, idle_for=FORKS),
+    _v("", "TRAINER.*.GAMMA", "--top-percent", "mass that is transported", idle_note=_TRANSPORT,
+       idle_for=FORKS),
+    _v("", "TRAINER.*.ITERS", "--max-iter", "iterations of a transport", idle_note=_TRANSPORT,
+       idle_for=FORKS),
+    _v("", "TRAINER.*.THRESH", "--thresh", "change at which a transport ends", idle_for=FORKS,
+       idle_note="{flag} has no effect: a transport here takes all iterations (--max-iter)"),
+    _v("", "TRAINER.*.OT", "--ot", "kind of transport", idle_for=FORKS,
+       idle_note="{flag} has no effect: FedOTP here is the unbalanced one (COT)"),
+    _v("", "TRAINER.*.CTX_INIT", "--ctx-init", "words that initialise the context",
+       idle_for=FORKS, idle_note="{flag} has no effect: {trainer} here starts at random"),
+    _v("", "TRAINER.*.NUM_DOMAIN", "--num-domain", "number of domains", idle_for=FORKS,
+       idle_note="{flag} has no effect: the data set says its domains"),
+    _v("", "TRAINER.*.FEATURE", "--feature", "compare with the feature map", idle_for=FORKS,
+       idle_note="{flag} has no effect: the published code of {trainer} never uses it"),
+    _v("", "TRAINER.*.ALPHA", "--alpha", "a method's own weight", idle_for=FORKS,
+       idle_note="{flag} has no effect: the published code of {trainer} never uses it"),
+    _v("", "TRAINER.*.LOGITS2", "--logits2", "second logits", idle_for=FORKS,
+       idle_note="{flag} has no effect: the published code of {trainer} never uses it"),
+    Flag(("--transforms",), "accepted; fedvlm's own augmentation (--views)",
+         key="INPUT.TRANSFORMS", kind="names", metavar="NAME"),
+    _v("", "MODEL.HEAD.NAME", "--head", "accepted; has no effect"),
+    Flag(("--imbalance-train",), "False only: unequal sizes are --partition dirichlet",
+         key="DATASET.IMBALANCE_TRAIN", kind="switch"),
+    Flag(("--split-client",), "False only: clients per domain are --partition domain",
+         key="DATASET.SPLIT_CLIENT", kind="switch"),
+    _v("", "", "--model", "the forks' rule of aggregation: fedavg, FedOTP, FedPGP or FedTV",
+       "NAME", dest="rule"),
     _v("", "TRAINER.*.TEMP", "--temp", "temperature of the contrastive loss"),
     _v("", "TRAINER.*.MU", "--mu", "weight of a method's own loss term",
        idle_note="--mu has no effect: the published code of {trainer} reads it "
@@ -184,11 +223,8 @@ FLAGS: tuple[Flag, ...] = (
 )  # fmt: skip
 
 REFUSED: dict[str, str] = {
-    "--model": "does not exist here; choose the method with --trainer NAME",
     "--gpu": "does not exist here; choose the device with --device, such as --device cuda:0",
     "--logdir": "does not exist here; use --output-dir DIR",
-    "--imbalance-train": "is not supported; for unequal client sizes use --partition dirichlet",
-    "--split-client": "is not supported; for clients per domain use --partition domain",
     "--workers-at": ENDED["FED.WORKERS_AT"],
     "--token-file": ENDED["FED.TOKEN_FILE"],
 }
@@ -248,6 +284,27 @@ def parse(argv: Sequence[str]) -> Namespace:
         ConfigError: unknown flags, missing or surplus values; one line each.
     """
     return _parser().parse_args(argv)
+
+
+# --model of the forks -> our method; "": the one of --trainer
+RULES = {"fedavg": "", "fedotp": "FedOTP", "fedpgp": "FedPGP", "fedtv": "FedTV"}
+
+
+def method_of_rule(rule: str, trainer: str) -> str:
+    """Return our method for ``--model RULE --trainer NAME`` of a fork's script.
+
+    Raises:
+        ConfigError: a rule that the forks do not have, or one that is a method by another name.
+    """
+    if ".py" in trainer:  # the file is the method
+        return trainer
+    if fold(rule) not in RULES:
+        ours = {"fedprox": "FedProx --peft prompt", "local": "LocalOnly --peft prompt"}
+        raise ConfigError(
+            f"--model {rule} does not exist here; choose the method with --trainer "
+            f"{ours.get(fold(rule), 'NAME')}{did_you_mean(rule, RULES)}"
+        )
+    return RULES[fold(rule)] or trainer or "PromptFL"
 
 
 def add_flags(parser: Parser, shown: bool = True) -> None:

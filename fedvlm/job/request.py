@@ -6,6 +6,8 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedvlm.job.flags import method_of_rule
+
 
 @dataclass(frozen=True)
 class Request:
@@ -44,8 +46,9 @@ class Request:
     @classmethod
     def of(cls, args: Namespace) -> Request:
         """Return what a parser with the flags of a run read (``flags.add_flags``)."""
+        trainer = method_of_rule(args.rule, args.trainer) if args.rule else args.trainer
         return cls(
-            str(args.dataset or ""), args.dataset_config_file, args.images, args.trainer,
+            str(args.dataset or ""), args.dataset_config_file, args.images, trainer,
             args.trainer_config_file, bool(args.demo), tuple(args.seeds), dict(args.flags),
             dict(args.flag_names), tuple(args.opts), bool(args.dry_run), bool(args.eval_only),
             bool(args.no_train), args.model_dir, args.load_epoch, args.method,

@@ -298,7 +298,7 @@ def _own_flags(
     request: Request, node: str, trainer: str, schema: Schema
 ) -> tuple[dict[str, str], dict[str, str], list[str]]:
     """Return flags with ``TRAINER.*.`` replaced by the trainer's node, their names, and notes."""
-    idle = {f.key: f.idle_note for f in FLAGS if f.idle_note}
+    idle = {f.key: f for f in FLAGS if f.idle_note}
     flags: dict[str, str] = {"TRAINER.NAME": request.trainer} if request.trainer else {}
     names: dict[str, str] = {"TRAINER.NAME": "--trainer"}
     notes: list[str] = []
@@ -307,8 +307,11 @@ def _own_flags(
         real = f"{node}.{key.removeprefix(_OWN)}" if key.startswith(_OWN) else key
         spelling = request.flag_names[key]
         if real != key and real not in schema:
-            if key in idle and trainer.lower() == "fedtv":
-                notes.append(idle[key].format(trainer=trainer))
+            usual = key.replace(_OWN, "PEFT.")
+            if key == f"{_OWN}N_CTX" and trainer == PROMPTFL:
+                flags[usual], names[usual] = value, spelling
+            elif key in idle and trainer in idle[key].idle_for:
+                notes.append(idle[key].idle_note.format(trainer=trainer, flag=spelling))
             else:
                 mistakes.append(_lacks(spelling, real, trainer, schema))
             continue

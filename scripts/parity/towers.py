@@ -62,3 +62,23 @@ def scores(world: World, images: Tensor, texts: Tensor, layer: Layer = plain) ->
     """Return logits ``[B, C]`` against normalised texts ``[C, d]``."""
     z = F.normalize(image_features(world, images, layer), dim=-1)
     return world.weights["logit_scale"].exp() * z @ texts.T
+
+
+def template_texts(world: World) -> Tensor:
+    """Return normalised features ``[C, d]`` of the case's one template."""
+    texts = [world.case.templates[0].format(name) for name in world.names]
+    ids = world.backbone.tokenize(texts)
+    return F.normalize(world.backbone.encode_embeddings(
+        world.backbone.embed_tokens(ids), world.backbone.eot(ids)), dim=-1)
+
+
+def with_lora(factors: dict[str, Tensor], scale: float) -> Layer:
+    """Return layers W x + scale B A x; factors are named ``image.lora.<block>.<site>.{A,B}``."""
+
+    def layer(block: int, site: str, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out, name = F.linear(x, weight, bias), f"image.lora.{block}.{site}"
+        if f"{name}.A" not in factors:
+            return out
+        return out + scale * (x @ factors[f"{name}.A"].T) @ factors[f"{name}.B"].T
+
+    return layer

@@ -61,8 +61,10 @@ def test_fine_tuning_learns_from_the_folder_only(quick_run: Path, tmp_path: Path
     assert {p: p.read_bytes() for p in place.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.usefixtures("few_images")
 def test_thorki_trains_a_gate_for_the_new_client(tmp_path: Path):
-    assert jobs.run(tmp_path / "out", "--trainer", "Thorki") == 0
+    steps = ("--opts", "TRAINER.THORKI.FUSION_STEPS", "10")
+    assert jobs.run(tmp_path / "out", "--trainer", "Thorki", *steps) == 0
     place = jobs.folder(tmp_path / "out")
     model, notes = adapt(place, photos(tmp_path / "photos", place))
     assert "gate.on" in model.params

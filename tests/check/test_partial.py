@@ -23,7 +23,7 @@ from fedvlm.models.vlmodel import VLModel
 
 OPTS = ("PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "PEFT.RANK", "2")
 FEATURE = ("PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature", "PEFT.WIDTH", "4")
-REST = "residual.image"
+REST, UP, DOWN = "residual.image", "image.adapter.up", "image.adapter.down"
 
 
 class RoLoRA(PeftTrainer):
@@ -50,6 +50,11 @@ class Ranks(PeftTrainer):
 
 class Rest(PeftTrainer):
     """The server keeps what the mean of a linear adapter's factors misses."""
+
+    server_rules = {
+        f"w/{REST}": lambda s: s.old + s.mean(s.sent(UP) @ s.sent(DOWN))
+        - s.mean(s.sent(UP)) @ s.mean(s.sent(DOWN))
+    }
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         tree = super().trainables(model, generator)

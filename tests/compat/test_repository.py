@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from fedvlm.cli.methods.check import _exemptions as exemptions
 from fedvlm.compat.repository.defaults import MISSING, argument_defaults, assigned_keys
 from fedvlm.compat.repository.find import checkout_of, imported_files, local_packages
 from fedvlm.compat.repository.loop import kept_by_loop
@@ -19,7 +20,9 @@ from fedvlm.compat.repository.own_clip import clip_models
 from fedvlm.compat.settings import keys_read, schema_of
 from fedvlm.compat.world import active
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.build import Built
+from fedvlm.job.describe import run_path
 from tests.compat.small import HERE, built, losses
 
 FORK = HERE / "fork"
@@ -32,6 +35,7 @@ WORDS = ("--rounds", "2", "--num-users", "3", "--shots", "2", "TEST.REFERENCES",
 def copy_of(tmp_path: Path, name: str = "PairDouble", **texts: str) -> Path:
     """The fork in a folder of its own; ``texts`` are added to its files' ends."""
     root = tmp_path / "fork"
+    root.parent.mkdir(exist_ok=True)
     shutil.copytree(FORK, root, ignore=shutil.ignore_patterns("__pycache__"))
     for file, text in texts.items():
         path = next(root.rglob(f"{file}.py"))
@@ -195,6 +199,29 @@ class Strange(PairDouble):
     with pytest.raises(ConfigError, match="model_inference returns .* not logits"):
         run.federation.trainer.predictor(run.model, params)(
             {"pixels": torch.zeros(1, 2, 3, side, side)})
+
+
+# ---- invariants and names ---------------------------------------------------------------------
+def test_a_comment_exempts_an_invariant(tmp_path: Path) -> None:
+    file = copy_of(tmp_path, pair="\n# fedvlm: exempt G5: the transport is cut\n")
+    assert load_trainer(f"{file}:PairDouble").exempt == {"G5": "the transport is cut"}
+    other = copy_of(tmp_path / "b", pair="\n# fedvlm: exempt G1: it sends everything\n")
+    with pytest.raises(ConfigError, match="exempts itself from 'G1'"):
+        load_trainer(f"{other}:PairDouble")
+
+
+def test_a_flag_exempts_an_invariant() -> None:
+    assert exemptions(["G5: a teacher", "G6 : noise"]) == {"G5": "a teacher", "G6": "noise"}
+    with pytest.raises(ConfigError, match="--exempt 'G5' has no reason"):
+        exemptions(["G5"])
+
+
+def test_a_foreign_method_lies_beside_the_native_one(tmp_path: Path) -> None:
+    file = copy_of(tmp_path, pair="\n\nclass FedOTP(PairDouble):\n    pass\n")
+    run = built(f"{file}:FedOTP")
+    assert run_path(run.cfg, "x", "FedOTP").trainer == "FedOTP.py"
+    assert run_path(built("FedOTP").cfg, "x", "FedOTP").trainer == "FedOTP"
+    assert run_path(built(f"{PAIR}:PairDouble").cfg, "x", "PairDouble").trainer == "PairDouble"
 
 
 # ---- what it keeps with a client --------------------------------------------------------------

@@ -450,6 +450,36 @@ def test_a_write_in_place_is_refused_by_name(world: CheckWorld, what: str, name:
         fed.trainer.predict(fed.model, expand(fed.p0, 1), features)
 
 
+class Once(Mlp):
+    """Two layers that share a weight, used twice."""
+
+    again = False
+
+    def build(self, model: VLModel) -> nn.Module:
+        d = model.embed_dim
+        body = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, d))
+        body[2].weight = body[0].weight
+        out = OnFeatures(nn.Sequential(body, nn.Linear(d, len(model.classnames))))
+        if self.again:
+            out.first_name, out.second_name = out.inner[0], out.inner[0][2]
+        return out
+
+
+class Twice(Once):
+    """The same module, parts of which have further names."""
+
+    again = True
+
+
+def test_a_submodule_under_two_names_is_the_same_method(world: CheckWorld) -> None:
+    ends = []
+    for trainer in (Once, Twice):
+        fed = world.federation(trainer)
+        ends.append(fed.round(fed.start(), 1).server["w"])
+    assert ends[0].keys() == ends[1].keys() and len(ends[0]) == 5
+    assert all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
+
+
 def test_an_error_of_the_module_itself_is_told_as_it_is(world: CheckWorld) -> None:
     class Wrong(Mlp):
         def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Tensor:

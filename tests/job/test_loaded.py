@@ -81,8 +81,8 @@ def test_what_a_run_names_is_loaded_and_nothing_beside_it(
     """A file for Dassl brings compat; without baselines nothing computes them."""
     file = jobs.REPOSITORY / "tests" / "compat" / "doubles_coop.py"
     more = loaded(
-        tmp_path, "run", "--demo", "--rounds", "1", "--trainer", f"{file}:CoOpDouble",
-        "TEST.REFERENCES", "False",
+        tmp_path, "run", "--demo", "--rounds", "1", "--num-users", "2", "--shots", "2",
+        "--local-epochs", "1", "--trainer", f"{file}:CoOpDouble", "TEST.REFERENCES", "False",
     )
     new = {m for m in more - demo if m.startswith("fedvlm.")}
     assert "fedvlm.compat.files" in new

@@ -33,7 +33,7 @@ CLASSES = 100
         ("CoCoOp", {"CTX_INIT": ""}, 35_360, 35_360),
         ("KgCoOp", {"CTX_INIT": ""}, 2_048, 2_048),
         ("ProGrad", {}, 8_192, 8_192),
-        ("FedDDA", {}, 280_064, 139_264),
+        ("FedDDA", {}, 267_776, 133_120),
         ("CLIP-Adapter", {}, 131_072, 0),
         ("Tip-Adapter-F", {}, 262_144, 0),  # places for 512 images
         ("pFedMMA", {}, 674_560, 8_448),
