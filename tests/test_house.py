@@ -180,6 +180,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: scikit-learn, for Digits only": ("sklearn.datasets",),
     },
     "fedvlm/data/datasets.py": {
+        "start-up: for corrupted images only": ("fedvlm.data.corruption",),
         "start-up: Pillow and the renderer": ("fedvlm.data.builtin.sets",),
         "start-up: for packs only": ("fedvlm.data.packs.place",),
         "start-up: for such a file only": ("fedvlm.data.formats.class_names",),

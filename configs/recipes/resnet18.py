@@ -9,7 +9,8 @@ Equations: those of the method (fedvlm list METHOD), over a module's parameters.
 Shared: every trained parameter, or the body alone, as the method says
 Personal: as the method says; the head is the classifier fc.*, the stages are the four layers.
 Frozen: both towers of CLIP, which are not used; with ADAPTERS the convolutions.
-Defaults: WEIGHTS '' (random), SIZE 32 pixels, MEAN and STD 0.5, NORM batch, no adapters.
+Defaults: WEIGHTS empty (random), TRAINER.NETWORK.SIZE 32 pixels, MEAN and STD 0.5, NORM batch, no
+    adapters.
 Departures from the paper: statistics of BatchNorm stand still, so that no buffer leaks from one
     client to the next: an untrained network wants NORM group (groups of 16 channels).
 Departures from the authors' code: none known.
@@ -100,11 +101,11 @@ class ResNet18(ModuleTrainer):
     """FedAvg over the network; ``FED.PERSONAL`` says what stays with a client."""
 
     name = "ResNet18"
+    foreign = {"TRAINER.NETWORK.SIZE": Option(32, "side of the images, pixels", low=8)}
     options = {
         "WEIGHTS": Option("", "'' is random; imagenet is torchvision's; or a file of tensors"),
         "ADAPTERS": Option(False, "train HEART-PFL's adapters, the norms and the classifier alone"),
         "NORM": Option("batch", "norm of the blocks", choices=("batch", "group")),
-        "SIZE": Option(32, "side of the images, pixels", low=8),
         "MEAN": Option((0.5, 0.5, 0.5), "of the images' channels, subtracted"),
         "STD": Option((0.5, 0.5, 0.5), "of the images' channels, divided by"),
     }
@@ -137,7 +138,8 @@ class ResNet18(ModuleTrainer):
         clip_mean, clip_std, mean, std = (
             torch.tensor(tuple(v), device="cpu") for v in (look.mean, look.std, c.MEAN, c.STD)
         )
-        return Pictures(net, int(c.SIZE), (clip_mean, clip_std), (mean, std))
+        size = int(self.root.TRAINER.NETWORK.SIZE)
+        return Pictures(net, size, (clip_mean, clip_std), (mean, std))
 
     def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: dict[str, Tensor]
                 ) -> Tensor:

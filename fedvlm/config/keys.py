@@ -62,6 +62,18 @@ FORMATS = (
 )
 
 
+_CORRUPTIONS = (  # data/corruption.py: KINDS
+    "gaussian_noise", "shot_noise", "impulse_noise", "gaussian_blur", "brightness", "contrast",
+    "pixelate", "jpeg",
+)
+
+_CORRUPTION = Option(
+    "", "corrupt the test images as CIFAR-10-C and ImageNet-C do: gaussian_noise:3; '': none",
+    pattern=f"|({'|'.join(_CORRUPTIONS)}):[1-5]", neutral="",
+    pattern_help=f"one of {', '.join(_CORRUPTIONS)}, a colon and 1 to 5, or ''",
+)
+
+
 def _dataset() -> Schema:
     return {
         "DATASET.ROOT": Option("", "folder of the data sets (CoOp's $DATA), or a feature pack"),
@@ -103,6 +115,7 @@ def _dataset() -> Schema:
             low=0,
             neutral=0,
         ),
+        "DATASET.CORRUPTION": _CORRUPTION,
         "DATASET.FEWSHOT_FILE": Option(
             "", "CoOp's few-shot pickle or a JSON list below DIR, instead of drawing the shots"
         ),

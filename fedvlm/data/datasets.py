@@ -105,7 +105,12 @@ def load_for_training(cfg: CfgNode) -> DatasetBase:
             f"such as ImageNet, and name {data.name} in TEST.TARGETS"
         )
     refuse_untestable(data)
-    return data
+    words = cfg.DATASET.get("CORRUPTION", "")
+    if not words:
+        return data
+    from fedvlm.data.corruption import corrupt_tests  # start-up: for corrupted images only
+
+    return corrupt_tests(data, words)
 
 
 def refuse_untestable(data: DatasetBase) -> None:

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 import torch
 from torch import Tensor
@@ -288,7 +288,7 @@ class PeftTrainer(RoleTrainer):
         return peft.image_features(self.spec, model, params, x)
 
 
-def takes_peft(method: type[Trainer]) -> bool:
+def takes_peft(method: type[Trainer]) -> TypeGuard[type[PeftTrainer]]:
     """Return whether ``PEFT`` says what a method trains: in CLIP, not over a network."""
     return issubclass(method, PeftTrainer) and not method.network
 

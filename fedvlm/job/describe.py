@@ -43,6 +43,7 @@ def partition_name(cfg: CfgNode) -> str:
     fed = cfg.FED
     held_out = "_".join(fed.HELD_OUT_DOMAIN.split())
     out = f"-without-{held_out}" if held_out else ""
+    out += f"-{cfg.DATASET.CORRUPTION.replace(':', '')}" if cfg.DATASET.CORRUPTION else ""
     out += f"-server{cfg.DATASET.SERVER_HOLDOUT}" if cfg.DATASET.SERVER_HOLDOUT else ""
     tail = f"{out}-K{fed.CLIENTS}-f{fed.FRAC:g}"
     if fed.INDEX_FILE:

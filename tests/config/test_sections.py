@@ -83,7 +83,8 @@ def another(key: str) -> Any:
     if isinstance(old, (tuple, list)):
         numbers = [2 * v if isinstance(v, (int, float)) else v for v in old]
         return type(old)(numbers) or ("a",)
-    values = ("0-1,2", "cuda:3", "x") if isinstance(old, str) else (old + 1, old / 2, 0.25)
+    words = ("0-1,2", "cuda:3", "x", "jpeg:3")
+    values = words if isinstance(old, str) else (old + 1, old / 2, 0.25)
     for value in values:
         try:
             parsed = option.parse(value)

@@ -76,7 +76,7 @@ def test_counts_are_the_papers(shipped: dict[str, Recipe]) -> None:
                     last = 10.0 ** -len(printed[0].partition(".")[2])
                     assert abs(exact / unit - float(printed[0])) <= 0.51 * last, numbers
             seen += 1
-    assert seen == 28
+    assert seen == 30
 
 
 def test_lora_is_counted_at_each_layers_own_shape() -> None:

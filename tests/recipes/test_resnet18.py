@@ -27,7 +27,7 @@ def network(cls: str, *words: str) -> Any:
 
 def test_pixels_become_the_networks_own() -> None:
     """CLIP's mean and deviation come off, the network's go on, the size is its own."""
-    trainer = network("ResNet18", "TRAINER.RESNET18.SIZE", "16", "TRAINER.RESNET18.NORM", "group",
+    trainer = network("ResNet18", "TRAINER.NETWORK.SIZE", "16", "TRAINER.RESNET18.NORM", "group",
                       "TRAINER.RESNET18.MEAN", "0.1,0.2,0.3", "TRAINER.RESNET18.STD", "0.5,1,2")
     clip = SimpleNamespace(mean=(0.4, 0.5, 0.6), std=(0.25, 0.5, 0.75), size=32)
     module = trainer.build(SimpleNamespace(

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TypeVar
 
 import torch
@@ -235,6 +234,9 @@ def over_places(out: Tensor) -> Tensor:
     return {4: lambda: out.mean((2, 3)), 3: lambda: out.mean(1)}.get(out.dim(), lambda: out)()
 
 
+_MADE: dict[tuple[type, type], type[OverNetwork]] = {}  # one class, whoever asks
+
+
 def over(net: type[Trainer], method: type[Trainer]) -> type[OverNetwork]:
     """Return a classic method over a network.
 
@@ -269,11 +271,12 @@ def over(net: type[Trainer], method: type[Trainer]) -> type[OverNetwork]:
     if twice:
         raise ConfigError(f"{net.name} and {method.name} both have an option {twice[0]}: rename "
                           f"that of {net.name}")
-    return _made(net, method)
+    if (net, method) not in _MADE:
+        _MADE[net, method] = _make(net, method)
+    return _MADE[net, method]
 
 
-@cache
-def _made(net: type[ModuleTrainer], method: type[RoleTrainer]) -> type[OverNetwork]:
+def _make(net: type[ModuleTrainer], method: type[RoleTrainer]) -> type[OverNetwork]:
     name = f"{net.name}-{method.name}"
     made: type[OverNetwork] = type(name.replace("-", ""), (method, net, OverNetwork), {
         "__module__": net.__module__, "__doc__": f"{method.name} over {net.name}.", "name": name,

@@ -61,7 +61,7 @@ STANDS_FOR: Mapping[str, tuple[str, ...]] = {
     "shots": ("DATASET.NUM_SHOTS", "DATASET.VAL_SHOTS"),
     "partition": ("FED.PARTITION", "FED.CLIENTS", "FED.FRAC", "FED.FIRST_ROUND_ALL", "FED.BETA",
                   "FED.MIN_SIZE", "FED.CLASSES_PER_CLIENT", "FED.REPEAT_RATE", "FED.LEGACY",
-                  "FED.HELD_OUT_DOMAIN", "DATASET.SERVER_HOLDOUT"),
+                  "FED.HELD_OUT_DOMAIN", "DATASET.SERVER_HOLDOUT", "DATASET.CORRUPTION"),
     "held_out": ("FED.HELD_OUT_DOMAIN", "DATASET.SOURCE_DOMAINS", "DATASET.TARGET_DOMAINS"),
     "server_holdout": ("DATASET.SERVER_HOLDOUT",),
     "unseen_clients": ("FED.UNSEEN_CLIENTS",), "cohort": ("TEST.COHORT",),
