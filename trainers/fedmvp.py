@@ -2,10 +2,10 @@
 
 Paper: Singha et al., FedMVP: Federated Multi-modal Visual Prompt Tuning for Vision-Language Models,
     ICCV 2025.
-Equations: e_ca the text feature of attribute a of class c; a(x) = MHA(q = patches(x), k = v = W e),
-    f = a + FF(LN a), V(x) = f averaged over TOKENS equal parts of the patches; z = tower with rows
-    V(x); logits_c = scale mean_a z . e_ca; L = CE + ALPHA (1 - cos(z, z0)), z0 the frozen feature;
-    server: sum_k p_k.
+Equations: e_ca the text feature of attribute a of class c; a(x) = MHA(q = LN patches(x), k = LN W
+    e, v = W e), f = a + FF(LN a), V(x) = f averaged over TOKENS equal parts of the patches; z =
+    tower with rows V(x); logits_c = scale mean_a z . e_ca; L = CE over the client's own classes +
+    ALPHA (1 - cos(z, z0)), z0 the frozen feature; server: the mean of the clients.
 Shared: image.net.*
 Personal: none
 Frozen: both towers, the logit scale.
@@ -14,9 +14,11 @@ Knobs: ALPHA 1 to 30 log.
 Departures from the paper: attributes are DATASET.TEMPLATE's texts (there sentences of a language
     model for every class, several each); no low-rank phase (there the network is frozen and LoRA of
     rank 8 trained once the loss is below 0.5).
-Departures from the authors' code: known from the public code, a file of which is missing there. The
-    network reads patches behind the tower's first norm (there before it); z0 is of the same view
-    (there of the flipped image).
+    VARIANT published: as above, from the released code; fixed: patches behind the tower's first
+    norm, v = LN W e, all classes, sum_k p_k.
+Departures from the authors' code: as it was released it does not run (two files and the making of
+    its image encoder are missing); z0 is of the same view (there of a batch that is flipped at
+    random); every batch takes a step (there the last one of an epoch alone).
 Extra data: none; the paper's attributes are not shipped.
 Cost: ViT-B/16: 9,845,760 numbers each way; the image tower runs in every step (its embeddings are
     cached), no text pass.
@@ -35,9 +37,12 @@ from torch import Tensor
 from fedvlm.method import (
     TRAINER_REGISTRY,
     Batch,
+    Context,
     Option,
+    State,
     Trainer,
     Tree,
+    Upload,
     VLModel,
     attention,
     cross_entropy,
@@ -61,7 +66,20 @@ class FedMVP(Trainer):
         "HEADS": Option(4, "maximum number of attention heads", low=1),
         "FF": Option(4, "ratio of the feed-forward layer's width to the tower's", low=1),
         "ALPHA": Option(10.0, "weight of the distance to the frozen feature", low=0.0),
+        "VARIANT": Option("published", "what the network reads, classes in the loss, and weights "
+                                       "of the clients: see the card",
+                          choices=("published", "fixed"), neutral="fixed"),
     }
+
+    @property
+    def published(self) -> bool:
+        """Whether the released code's formulas hold."""
+        return bool(self.cfg.VARIANT == "published")
+
+    @property
+    def weighting(self) -> str:
+        """``uniform`` or ``samples``, by the option ``VARIANT``."""
+        return "uniform" if self.published else "samples"
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return what enters the first block, and the frozen feature."""
@@ -85,24 +103,56 @@ class FedMVP(Trainer):
                  for t in model.templates]
         return torch.stack(parts)
 
-    def prompts(self, model: VLModel, p: Tree, rows: Tensor) -> Tensor:
-        """Return V(x), ``[K, B, TOKENS, width]``, of the rows ``[K, B, n, width]`` of images."""
+    def prompts(
+        self, model: VLModel, p: Tree, rows: Tensor, held: Tensor | None = None
+    ) -> Tensor:
+        """Return V(x), ``[K, B, TOKENS, width]``, of the rows ``[K, B, n, width]`` of images.
+
+        Args:
+            held: classes whose texts are read, ``[K, C]`` bool; None: all.
+        """
         texts = self.texts(model).flatten(0, 1).expand(len(rows), -1, -1)
         patches = rows[:, :, model.vision.prefix :]  # behind class token and registers
         texts = layers.linear(p, f"{NET}.text", texts)
-        x = attention.cross_attend(p, NET, int(self.cfg.HEADS), patches, texts)
+        if self.published:
+            x = self.released(p, model.vision.centred(patches), texts, held)
+        else:
+            x = attention.cross_attend(p, NET, int(self.cfg.HEADS), patches, texts)
         flat = x.flatten(0, 1).transpose(-1, -2)
         pooled = F.adaptive_avg_pool1d(flat, int(self.cfg.TOKENS)).transpose(-1, -2)
         return pooled.unflatten(0, rows.shape[:2])
 
+    def released(self, p: Tree, patches: Tensor, texts: Tensor, held: Tensor | None) -> Tensor:
+        """Return f ``[K, B, M, width]`` of the released network: values are not normalised.
+
+        Args:
+            patches: centred, ``[K, B, M, width]``; texts: ``[K, A C, width]``.
+        """
+        scale, shift = (p[f"{NET}.norm.query.{part}"][:, None, None] for part in ("weight", "bias"))
+        keys, values = layers.layer_norm(p, f"{NET}.norm.key", texts)[:, None], texts[:, None]
+        mask = None
+        if held is not None:
+            mask = held.repeat(1, texts.shape[1] // held.shape[1])[:, None, None]
+        heads = layers.fitting_heads(patches.shape[-1], int(self.cfg.HEADS))
+        query = patches * scale + shift
+        x = attention.attend(p, f"{NET}.attn", heads, query, keys, mask, values)
+        return attention.feed_forward(p, NET, x)
+
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return z, ``[K, B, d]``, not normalised."""
+        return self.prompted(model, p, x)
+
+    def prompted(
+        self, model: VLModel, p: Tree, x: Mapping[str, Tensor], held: Tensor | None = None
+    ) -> Tensor:
+        """Return z, ``[K, B, d]``, with the texts of the classes ``held [K, C]``."""
         name, start = vision.pick_stream(x)
         rows = x[name].to(model.device, model.dtype)
         if start < 0:
             with torch.no_grad():
                 rows = model.vision.enter(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
-        edits = prompts.visual_prompts(model, {f"{prompts.IMAGE}0": self.prompts(model, p, rows)})
+        first = {f"{prompts.IMAGE}0": self.prompts(model, p, rows, held)}
+        edits = prompts.visual_prompts(model, first)
         return model.adapted_image({vision.stream_name(0): rows}, edits)[0]
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
@@ -110,9 +160,25 @@ class FedMVP(Trainer):
         return self.texts(model).mean(0).expand(len(p[f"{NET}.text.weight"]), -1, -1)
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss ``[K]`` and its parts."""
-        z = self.image_features(model, p, b.x)
-        cls = cross_entropy(model.logits(z, self.text_features(model, p)), b)
+        """Return the loss ``[K]`` and its parts, with all classes."""
+        return self.held_loss(model, p, b, None)
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        """Train, published with the client's own classes."""
+        held = ctx.classes if self.published else None
+
+        def loss(model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+            return self.held_loss(model, p, b, None if held is None else b.cut(held))
+
+        w = ctx.fit(state["w"] | received, loss).params
+        return state | {"w": w}, ctx.upload(w)
+
+    def held_loss(
+        self, model: VLModel, p: Tree, b: Batch, held: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss ``[K]`` and its parts over the classes ``held [K, C]`` (None: all)."""
+        z = self.prompted(model, p, b.x, held)
+        cls = cross_entropy(model.logits(z, self.text_features(model, p), held), b)
         apart = 1 - F.cosine_similarity(z, model.image(b.x), -1)
         near = self.cfg.ALPHA * (apart * b.w).sum(1) / b.w.sum(1)
         return cls + near, {"cls_loss": cls, "near_loss": near}

@@ -19,5 +19,8 @@ or run (``surface.replace_modules``); dassl itself is never needed. How its word
 * **Images.** Where the file only sends them through the frozen tower (tried before round 1, with
   random weights, logits and gradients), it gets cached features instead; otherwise pixels.
 * **Evaluation** calls ``model_inference``; for other classes the file builds its model again.
-* A loop of its own (``train``, ``run_epoch``, ``test``) is refused: rounds are fedvlm's.
+* A loop of its own (``train``, ``run_epoch``) is refused: rounds are fedvlm's. Of a ``test`` of its
+  own the logits are taken that it hands to its evaluator.
+* **Repository.** Keys, modules, ``clip`` and the rows that a fork keeps with a client come from the
+  folder around the file: ``repository``.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -21,10 +22,10 @@ SOURCE = Source(
     differs="VARIANT published (fixed is the default); features of our frozen tower on both sides, "
             "in float64",
 )
-SIZES = {"embed": 8, "sizes": (12, 9, 6), "rounds": 1, "loss": False}
+SMALL = Case("AFL", embed=8, sizes=(12, 9, 6), rounds=1, loss=False)
 CASES = {
-    "ridges removed": Case("AFL", {"VARIANT": "published", "GAMMA": 2.0}, **SIZES),
-    "ridges kept": Case("AFL", {"VARIANT": "published", "GAMMA": 2.0, "KEEP": 6.0}, **SIZES),
+    "ridges removed": replace(SMALL, options={"VARIANT": "published", "GAMMA": 2.0}),
+    "ridges kept": replace(SMALL, options={"VARIANT": "published", "GAMMA": 2.0, "KEEP": 6.0}),
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedvlm.core import rng
 from parity.authors import repository, settings, their_clip
 from parity.figures import AUTHORS, Source, Values
-from parity.world import Case, World
+from parity.world import NAMES, Case, World
 
 SOURCE = Source(
     "DP-FPL", AUTHORS, "linhhtran/DP-FPL", "cce74b479525c6f3fc16586e54c93669c72c63c0",
@@ -25,7 +25,8 @@ SOURCE = Source(
             "in one optimiser for all clients)",
 )
 OPTIONS = {"N_CTX": 4, "RANK": 2, "SIGMA": 0.0}
-PLAIN: dict[str, Any] = {"epochs": 1, "momentum": 0.0, "decay": 0.0, "loss": False, "rate": 2.0}
+PLAIN: dict[str, Any] = {"epochs": 1, "momentum": 0.0, "decay": 0.0, "loss": False, "rate": 2.0,
+                         "names": NAMES[:3], "sizes": (4, 2, 1)}
 CASES = {
     "no bound": Case("DP-FPL", OPTIONS | {"CLIP": 1e9}, **PLAIN),
     "clipped batch": Case("DP-FPL", OPTIONS | {"CLIP": 0.02, "CLIPPING": "batch"}, **PLAIN),

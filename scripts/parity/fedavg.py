@@ -17,26 +17,25 @@ from parity.towers import scores, template_texts, with_lora
 from parity.world import DTYPE, Case, World
 
 SOURCE = Source(
-    "FedAvg", PAPER, "rules of PEFT.LORA_AVG: FedIT 2024, HetLoRA 2024, FlexLoRA 2024, FLoRA 2024, "
-    "FedEx-LoRA 2025, RoLoRA 2025",
+    "FedAvg", PAPER, "rules of LoRA with mixed ranks: FedIT 2024, FlexLoRA 2024, FLoRA 2024, "
+    "FedEx-LoRA 2025",
     equal="LoRA of ranks 2, 4, 8: factors (where they are unique) and logits of each client",
     differs="product_svd and stack: one round, logits alone (factors of a product are not unique, "
-            "FLoRA's are drawn anew); alternate: one rank",
+            "FLoRA's are drawn anew)",
 )
 RANKS, RANK, ALPHA = (2, 4, 8), 8, 8.0
 
 
-def case(rule: str, rounds: int, ranks: str = "(2, 4, 8)") -> Case:
+def case(rule: str, rounds: int) -> Case:
     """Return the case of a rule."""
     keys = {"PEFT.VISUAL": "lora", "PEFT.TEXT": "none", "PEFT.RANK": RANK, "PEFT.ALPHA": ALPHA,
-            "PEFT.RANKS": ranks, "PEFT.LORA_AVG": rule}
-    return Case("FedAvg", {}, keys, rounds=rounds, loss=False, rate=0.1)
+            "PEFT.RANKS": "(2, 4, 8)", "PEFT.LORA_AVG": rule}
+    return Case("FedAvg", {}, keys, rounds=rounds, loss=False, rate=0.1, sizes=(4, 3, 2))
 
 
 CASES = {
-    "factors": case("factors", 2), "by_norm": case("by_norm", 2), "residual": case("residual", 2),
+    "factors": case("factors", 1), "residual": case("residual", 2),
     "product_svd": case("product_svd", 1), "stack": case("stack", 1),
-    "alternate": case("alternate", 2, "()"),
 }
 
 
@@ -77,13 +76,6 @@ def factors(server: Server, sent: Sequence[Tree], shares: Sequence[float]) -> Se
     return Server(mean(sent, shares), server.change)
 
 
-def by_norm(server: Server, sent: Sequence[Tree], shares: Sequence[float]) -> Server:
-    """HetLoRA: weights by |B_k A_k| of all layers."""
-    norms = [float(sum((p.square().sum() for p in products(t).values()), torch.zeros(())).sqrt())
-             for t in sent]
-    return Server(mean(sent, [n / sum(norms) for n in norms]), server.change)
-
-
 def residual(server: Server, sent: Sequence[Tree], shares: Sequence[float]) -> Server:
     """FedEx-LoRA: what the means' product misses is added to W."""
     new, target = mean(sent, shares), mean_product(sent, shares)
@@ -109,19 +101,16 @@ def stack(server: Server, sent: Sequence[Tree], shares: Sequence[float]) -> Serv
 def other(world: World, folder: Path) -> Values:
     """Return what is left after the rounds."""
     rule = str(world.case.keys["PEFT.LORA_AVG"])
-    ranks = RANKS if world.case.keys["PEFT.RANKS"] != "()" else (RANK,) * len(world.rows)
-    rules: dict[str, Rule] = {r.__name__: r for r in (factors, by_norm, residual, product_svd,
-                                                      stack)}
+    rules: dict[str, Rule] = {r.__name__: r for r in (factors, residual, product_svd, stack)}
     start = {n: v for n, v in world.start.items() if ".lora." in n}
     texts, server = template_texts(world), Server(start, {})
-    for number in range(world.case.rounds):
-        trains = (".A", ".B") if rule != "alternate" else ((".B",), (".A",))[number % 2]
-        sent = [fit(world, rows, cut(server.factors, rank), server.change, texts, trains)
-                for rows, rank in zip(world.rows, ranks, strict=True)]
-        server = rules.get(rule, factors)(server, sent, world.shares)
+    for _ in range(world.case.rounds):
+        sent = [fit(world, torch.from_numpy(rows), cut(server.factors, rank), server.change, texts)
+                for rows, rank in zip(world.rows, RANKS, strict=True)]
+        server = rules[rule](server, sent, world.shares)
     with torch.no_grad():
         logits = torch.stack([scores(world, world.tests, texts, changed(
-            cut(server.factors, rank), server.change)) for rank in ranks])
+            cut(server.factors, rank), server.change)) for rank in RANKS])
     unique = rule not in ("product_svd", "stack")
     return {"logits": logits} | {f"shared {n}": v for n, v in server.factors.items() if unique}
 
@@ -139,11 +128,10 @@ def changed(tree: Tree, change: Tree) -> Callable[..., Tensor]:
     return layer
 
 
-def fit(world: World, rows: Tensor, tree: Tree, change: Tree, texts: Tensor,
-        trains: Sequence[str]) -> Tree:
+def fit(world: World, rows: Tensor, tree: Tree, change: Tree, texts: Tensor) -> Tree:
     """Return a client's factors after its epochs."""
     case = world.case
-    leaves = [v.requires_grad_() for n, v in tree.items() if n.endswith(tuple(trains))]
+    leaves = [v.requires_grad_() for v in tree.values()]
     optimiser = torch.optim.SGD(leaves, case.rate, case.momentum, weight_decay=case.decay)
     for _ in range(case.epochs):
         logits = scores(world, world.images[rows], texts, changed(tree, change))

@@ -25,9 +25,11 @@ SOURCE = Source(
             "round; biases of keys, values and output are left out, whose gradient is zero",
 )
 CASES = {
-    "all experts": Case("pFedMoAP", {"N_CTX": 4, "D_GATE": 64}, loss=False),
+    "all experts": Case("pFedMoAP", {"N_CTX": 4, "D_GATE": 64}, loss=False, rounds=2,
+                        layers=1, epochs=1),
     "one expert": Case("pFedMoAP", {"N_CTX": 2, "D_GATE": 128, "EXPERTS": 1, "HEADS": 4,
-                                    "SCALING": 3.0, "LAMBDA": 0.3}, loss=False, rate=0.1),
+                                    "SCALING": 3.0, "LAMBDA": 0.3}, loss=False, rate=0.1,
+                       layers=1, epochs=1),
 }
 CTX = "text.ctx"
 ZERO = ("gate.k.bias", "gate.v.bias", "gate.o.bias")  # they move all logits of an image alike

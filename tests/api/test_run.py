@@ -65,6 +65,7 @@ def test_fine_tuned_models_and_a_folder_that_lost_them(tmp_path: Path) -> None:
         fedvlm.load(place).client(1)
 
 
+@pytest.mark.usefixtures("few_images")
 def test_what_is_made_of_images_is_refused_before_the_end(tmp_path: Path) -> None:
     """An unfinished run has the global model, and no personal one that images are needed for."""
     place = finished(tmp_path, "--trainer", "Thorki")

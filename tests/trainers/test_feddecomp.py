@@ -51,6 +51,17 @@ def test_mean_is_uniform() -> None:
     assert shared(state, G) == pytest.approx(0.42, abs=1e-12)
 
 
+def test_the_released_mean_has_the_old_part_of_clients_that_rest() -> None:
+    moved = {}
+    for variant in ("published", "fixed"):
+        made = toy("FedDecomp", trainables=start, value=total, options={"VARIANT": variant})
+        state = quadratic(made, 1, epochs=2, frac=0.5, first_round_all=False,
+                          wells=((1.0, 3.0), (2.0, 3.0))).run()
+        moved[variant] = shared(state, G)
+    assert moved["fixed"] != 0
+    assert moved["published"] == pytest.approx(moved["fixed"] / 2, abs=1e-12)
+
+
 def test_private_epochs_are_counted() -> None:
     made = toy("FedDecomp", trainables=start, value=total, options={"PRIVATE_EPOCHS": 2})
     state = quadratic(made, 1, epochs=5).run()

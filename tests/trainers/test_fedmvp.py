@@ -12,7 +12,7 @@ from tests.trainers.small_world import batch, method, model, tree
 
 
 def test_prompts_are_pooled_answers_of_the_patches() -> None:
-    trainer = method("FedMVP", TOKENS=2)
+    trainer = method("FedMVP", TOKENS=2, VARIANT="fixed")
     p, b = tree(trainer), batch(names=("pixels",))
     w, tower = model().vision.width, model().vision
     rows = tower.enter(b.x["pixels"].flatten(0, 1)).unflatten(0, b.y.shape)

@@ -14,6 +14,7 @@ import shlex
 from argparse import Namespace
 from pathlib import Path
 
+from fedvlm.cli.methods._pfllib import pfllib_kind
 from fedvlm.cli.methods._templates import KINDS, OWN
 from fedvlm.config.keys import default_schema
 from fedvlm.console.parser import Parser
@@ -27,6 +28,7 @@ from fedvlm.federation.cards import trainer_files
 EXAMPLES = (
     "fedvlm new-trainer MyMethod",
     "fedvlm new-trainer MyMethod --into .  # write both files into this folder",
+    "fedvlm new-trainer MyAMP --from ./clientamp.py --into .  # from a client file of PFLlib",
     "fedvlm new-trainer MyPrompt --kind prompt --into .  # a context in front of the class names",
 )
 ALSO = ("create", "scaffold", "template", "init", "new")
@@ -38,6 +40,9 @@ def flags(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="a class name, such as MyMethod")
     parser.add_argument("--into", metavar="DIR", help="a folder for both files")
     about = "; ".join(f"{name}: {kind.about}" for name, kind in KINDS.items())
+    parser.add_argument("--from", metavar="FILE", dest="source", default="",
+                        help="a client file of PFLlib (clientx.py), whose settings, phases and "
+                             "further models the new file gets; or pfllib, for the skeleton alone")
     parser.add_argument("--kind", metavar="KIND", type=_spelt, choices=list(KINDS), default="",
                         help=f"what is trained: {about}")
 
@@ -57,7 +62,10 @@ def main(args: Namespace) -> int:
             raise ConfigError(f"'{path}' already exists and is not overwritten: choose another "
                               "name, or move the file")
     spec = name if into is None else f"{_typed(code)}:{name}"
-    code_text, yaml_text = texts(name, registered=into is None, kind=args.kind)
+    if args.source and args.kind:
+        raise ConfigError(f"--from {args.source} and --kind {args.kind}: give one of them")
+    code_text, yaml_text = texts(
+        name, registered=into is None, kind=args.kind, source=args.source)
     for path, text in ((code, code_text), (yaml, yaml_text)):
         with files.explain_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,14 +74,22 @@ def main(args: Namespace) -> int:
     return 0
 
 
-def texts(name: str, *, registered: bool, kind: str = "") -> tuple[str, str]:
+def texts(
+    name: str, *, registered: bool, kind: str = "", source: str = ""
+) -> tuple[str, str]:
     """Return the Python file and the YAML of a method.
 
     Args:
         registered: of the repository's own.
         kind: of ``KINDS``; empty: whatever PEFT says.
+        source: a client file of PFLlib, or ``pfllib``.
+
+    Raises:
+        ConfigError: ``source`` is no such file.
     """
     spec = name if registered else f"./{name.lower()}.py:{name}"
+    if source:
+        return pfllib_kind(source).texts(name, spec, registered=registered)
     return KINDS.get(kind, OWN).texts(name, spec, registered=registered)
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, wraps
 from pathlib import Path
 from types import ModuleType
@@ -80,7 +81,8 @@ def on_backbone(build: Builder) -> Builder:
     @wraps(build)
     def door(state_dict: Any = None, *args: Any, **more: Any) -> nn.Module:
         world = here()
-        model = build(openai_state(), *args, **more)
+        with _heads_of_backbone():
+            model = build(openai_state(), *args, **more)
         _fit(model)
         model = model.to(world.model.device, world.model.dtype)
         frozen = set(openai_state())
@@ -103,6 +105,24 @@ def openai_state() -> dict[str, Tensor]:
                 parts = [state.pop(f"{at}{x}_proj.{kind}") for x in "qkv"]
                 state[f"{at}in_proj_{kind}"] = torch.cat(parts)
     return {n.replace("visual.tower.", "visual."): v for n, v in state.items()}
+
+
+@contextmanager
+def _heads_of_backbone() -> Iterator[None]:
+    """Give attentions that OpenAI's code makes the backbone's heads: width // 64 may be none."""
+    clip, before = ours.build_model(), nn.MultiheadAttention.__init__
+    blocks = [getattr(tower, "transformer", None) for tower in (clip.visual, clip)]
+    heads = {b.width: int(b.resblocks[0].attn.num_heads) for b in blocks if b is not None}
+
+    def init(self: Any, embed_dim: int, num_heads: int, *args: Any, **more: Any) -> None:
+        wanted = num_heads if num_heads != embed_dim // HEAD else heads.get(embed_dim, num_heads)
+        before(self, embed_dim, wanted, *args, **more)
+
+    nn.MultiheadAttention.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.MultiheadAttention.__init__ = before  # type: ignore[method-assign]
 
 
 def _fit(model: nn.Module) -> None:

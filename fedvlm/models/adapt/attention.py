@@ -48,7 +48,8 @@ def attention_tree(
 
 
 def attend(
-    p: Tree, name: str, heads: int, q: Tensor, kv: Tensor, mask: Tensor | None = None
+    p: Tree, name: str, heads: int, q: Tensor, kv: Tensor, mask: Tensor | None = None,
+    values: Tensor | None = None,
 ) -> Tensor:
     """Return ``softmax(Q K^T / sqrt(width / heads)) V W_o + b_o`` for every client.
 
@@ -60,6 +61,7 @@ def attend(
         kv: what keys and values are made of, ``[K, ..., n, source]``; its axes before n are those
             of ``q`` or 1.
         mask: ``[..., m, n]`` bool; False: this query does not see that row.
+        values: what values are made of, like ``kv``; None: ``kv``.
 
     Returns:
         ``[K, ..., m, width]``.
@@ -81,7 +83,8 @@ def attend(
         return x.unflatten(-1, (heads, width // heads)).transpose(-2, -3)
 
     lead = torch.broadcast_shapes(q.shape[:-2], kv.shape[:-2])
-    parts = [split(site(w, x)) for w, x in (("q", q), ("k", kv), ("v", kv))]
+    read = kv if values is None else values
+    parts = [split(site(w, x)) for w, x in (("q", q), ("k", kv), ("v", read))]
     query, key, value = (t.expand(*lead, *t.shape[-3:]) for t in parts)
     seen = None if mask is None else mask.unsqueeze(-3)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
@@ -125,5 +128,10 @@ def cross_attend(
     key = key.reshape(len(key), *[1] * (q.dim() - 3), *key.shape[1:])
     heads = fitting_heads(q.shape[-1], heads)
     x = attend(p, f"{name}.attn", heads, layer_norm(p, f"{name}.norm.query", q), key, mask)
+    return feed_forward(p, name, x)
+
+
+def feed_forward(p: Tree, name: str, x: Tensor) -> Tensor:
+    """Return the second half of ``cross_attend``: ``x + W2 (v * gelu(g)), (v, g) = W1 LN(x)``."""
     value, gate = linear(p, f"{name}.ff1", layer_norm(p, f"{name}.norm.ff", x)).chunk(2, -1)
     return x + linear(p, f"{name}.ff2", value * F.gelu(gate))

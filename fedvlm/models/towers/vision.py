@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.backbone import Backbone
@@ -147,6 +148,18 @@ class VisionTower:
     def enter_norm(self, rows: Tensor) -> Tensor:
         """Return rows ``[..., width]`` through the norm before all blocks, where there is one."""
         return self.shell.enter_norm(rows)
+
+    def centred(self, rows: Tensor) -> Tensor:
+        """Return rows that enter the first block as they were before the norm in front of it.
+
+        Of each row its mean is taken away, and it is divided by its standard deviation, as that
+        norm did; where there is none, that is done here.
+        """
+        norm = getattr(self.backbone.model.visual, "ln_pre", None)
+        if not isinstance(norm, nn.LayerNorm):
+            return F.layer_norm(rows, rows.shape[-1:])
+        scale = torch.where(norm.weight == 0, 1.0, norm.weight)
+        return (rows - norm.bias) / scale
 
     @property
     def patch_shape(self) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from evidence.results.claims import read_claim
 from fedvlm.check.world import CheckWorld
 from fedvlm.cli import main as cli
 from fedvlm.cli.methods import new_trainer as cli_new
+from fedvlm.cli.methods._pfllib import client_facts
 from fedvlm.cli.methods._templates import KINDS
 from fedvlm.federation.cards import card
 from fedvlm.federation.discovery import load_trainer
@@ -195,3 +196,56 @@ def test_help_and_the_page_name_it(
     assert "`python -m fedvlm new-trainer MyMethod`" in (REPOSITORY / "CONTRIBUTING.md").read_text()
     (tmp_path / "file").write_text("")
     assert "is a file" in said(["new-trainer", "A", "--into", str(tmp_path / "file")], capsys)
+
+
+CLIENT = '''
+class clientOwn(Client):
+    def __init__(self, args, id, train_samples, test_samples, **kwargs):
+        super().__init__(args, id, train_samples, test_samples, **kwargs)
+        self.lamda, self.twice = args.lamda, args.plocal_epochs
+        self.rate = args.local_learning_rate
+        self.before = copy.deepcopy(self.model)
+
+    def train(self):
+        for epoch in range(self.twice):
+            for param in self.model.head.parameters():
+                param.requires_grad = True
+        for epoch in range(self.local_epochs):
+            self.protos = self.collect()
+'''
+
+
+def test_a_client_of_pfllib_becomes_a_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("clientown.py").write_text(CLIENT)
+    facts = client_facts(Path("clientown.py"))
+    assert (facts.options, facts.copies) == (("lamda", "plocal_epochs"), ("before",))
+    assert (facts.phases, facts.split, facts.protos) == (2, True, True)
+    assert cli.main(["new-trainer", "Mine", "--from", "./clientown.py", "--into", "."]) == 0
+    run = next_commands(capsys.readouterr().out)[0]
+    assert cli.main([*run[3:], *SMALL, "--output-dir", "out"]) == 0
+    mine = load_trainer("./mine.py:Mine")
+    assert mine.phases and list(mine.options) == ["LAMDA", "PLOCAL_EPOCHS"]
+    assert mine.options["PLOCAL_EPOCHS"].kind is int
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (("--from", "nothing.py"), "--from nothing.py: cannot be read"),
+    (("--from", "other.py"), "has no class that derives from PFLlib's Client"),
+    (("--from", "pfllib", "--kind", "prompt"), "give one of them"),
+])
+def test_what_is_no_client_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...], sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other.py").write_text("class Server:\n    pass\n")
+    assert sentence in said(["new-trainer", "Mine", *words, "--into", "."], capsys)
+    assert not Path("mine.py").exists()
+
+
+def test_the_skeleton_of_pfllib_keeps_the_invariants() -> None:
+    code, _ = cli_new.texts("Mine", registered=False, source="pfllib")
+    assert "set_parameters" in code and "phases" not in code and "options" not in code
