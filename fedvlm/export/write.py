@@ -21,6 +21,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.export.card import index, readme
 from fedvlm.export.formats import onnx_file, openclip, peft_folder, tensors
+from fedvlm.export.pruned import without_pruned
 from fedvlm.export.recipe import TOLERANCE, Unheld, build_recipe, difference
 from fedvlm.export.traced import trace
 from fedvlm.export.trained import TrainedModel
@@ -130,6 +131,7 @@ def _format(name: str) -> ModuleType:
 
 def _write(trained: TrainedModel, folder: Path, common: Path, form: ModuleType) -> float:
     """Write and read back one model; return the largest difference of its logits."""
+    trained = without_pruned(trained)
     try:
         recipe = build_recipe(trained)
     except Unheld as why:

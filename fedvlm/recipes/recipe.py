@@ -45,6 +45,9 @@ POINTS = 2.0  # tolerance of a recipe that names none
 _CELL = re.compile(r"(\d+(?:\.\d+)?)(?:\s*(?:\+-|±)\s*(\d+(?:\.\d+)?))?")
 
 
+NO_TARGET = "no target"  # in the remark of a published number that runs cannot confirm
+
+
 @dataclass(frozen=True)
 class Published:
     """A printed accuracy, in percent.
@@ -100,6 +103,15 @@ class Recipe:
     absent: Mapping[str, str] = field(default_factory=dict)
     numbers: tuple[Numbers, ...] = ()
     published: tuple[Published, ...] = ()
+
+    @property
+    def confirms(self) -> str:
+        """How many published numbers its runs can confirm, in words for the list."""
+        own = {e.label for e in self.plan.trainers}
+        cells = [c for c in self.published if c.method in own and NO_TARGET not in c.remark]
+        if cells:
+            return f"{len(cells)} numbers"
+        return "counts only" if any(n.published for n in self.numbers) else "-"
 
 
 def recipe_names() -> list[str]:

@@ -129,6 +129,7 @@ def _list(names: Sequence[str]) -> list[dict[str, object]]:
         rows.append({
             "recipe": name, "data sets": len(recipe.plan.datasets),
             "methods": len(recipe.plan.trainers), "published": len(recipe.published),
+            "can confirm": recipe.confirms,
             "paper": recipe.paper,
         })
     return rows

@@ -190,7 +190,8 @@ def test_a_warm_up_of_lg_fedavg_sends_the_body_too() -> None:
 
 
 def test_the_final_phase_trains_the_head_of_the_network() -> None:
-    fed = world("FedBABU").federation(method("FedBABU"), Setup(pixels=True))
+    words = ["TRAINER.NET-FEDBABU.FT_PART", "head"]
+    fed = CheckWorld(words).federation(method("FedBABU"), Setup(pixels=True))
     assert [n.replace("\\", "") for n in fed.finetuning.train] == list(HEAD)
 
 
