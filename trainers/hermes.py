@@ -128,6 +128,8 @@ class Hermes(PeftTrainer):
             ConfigError: nothing in it can be pruned.
         """
         tree = super().trainables(model, generator)
+        if "held" not in vars(self):  # of the network; for those who have no model at hand
+            self.held = self.units(model)
         if not sites(tree, self.units(model)):
             raise ConfigError(
                 f"{self.name} prunes channels that one layer of the network writes and one reads, "
@@ -264,10 +266,10 @@ def overlap(updates: Updates) -> dict[str, Any]:
 
 def over_keepers(s: Any) -> Tensor:
     """Return the global tensor by OVERLAP, entry by entry, in a round of ``fedvlm check``."""
-    sent, at = s.sent(), unit(s.name)
-    kept = torch.ones_like(sent)
-    if at is not None and MASK + at[0] in s.updates.extras:
-        kept = kept * at[1](s.sent(MASK + at[0]))
+    sent, kept = s.sent(), torch.ones_like(s.sent())
+    for site, place in s.trainer.held(s.name):
+        if MASK + site in s.updates.extras:
+            kept = kept * place(s.sent(MASK + site))
     if s.trainer.cfg.OVERLAP == "intersection":
         return torch.where(kept.min(0).values > 0, s.mean(), s.old)
     by = s.weight.reshape(-1, *[1] * (sent.dim() - 1)) * kept
