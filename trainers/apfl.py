@@ -16,9 +16,11 @@ Departures from the paper: PEFT tensors are trained, with the run's optimiser fo
     server weights clients by samples; of LoRA the products are mixed, not the factors: both
     branches run, as one of twice the rank. A learnt a stays at ALPHA_MIN or above: v's gradient
     carries the factor a, so that at 0 v would stand still.
-Departures from the authors' code: parameters are mixed (there logits), the derivative for a is Eq.
-    10's (there <v - w, a grad_v + (1 - a) grad_w> + 0.02 a); EVERY round updates a once, at the
-    first step, as there.
+Departures from the authors' code: parameters are mixed (there logits, of v and of the w that has
+    just stepped), the derivative for a is Eq. 10's (there <v - w, a grad_v + (1 - a) grad_w> + 0.02
+    a), the mean is by samples (there even), evaluated is the mixture with the aggregate (there with
+    the client's own w); EVERY round updates a once, at the first step, as there. A model whose
+    tensors are mixed is one model, which every format can hold.
 Extra data: none.
 Cost: twice FedAvg's local work, FedAvg's traffic.
 Claim: personal is higher than FedAvg's in lane dirichlet.

@@ -16,7 +16,8 @@ Departures from the paper: features are CLIP's adapted ones, un-normalised (of u
     mean squared error is too small to align anything; ALIGN_REDUCTION sum is for that).
 Departures from the authors' code: alignment works on a copy (there every client moves the one
     global model, so that later clients receive it aligned to earlier ones); no batch is dropped,
-    so clients of any size are aligned and have a trace; alignment takes the run's batches (there
+    so clients of any size are aligned and have a trace; a client's first round is not aligned
+    (there it is; SKIP_FIRST False); alignment takes the run's batches (there
     16 samples); heads are not sent; clients that are not chosen compute nothing. Evaluated is, as
     there, the client's own trained model, before the next download. ALIGN_* and FIM_* are flat
     names.

@@ -3,7 +3,8 @@
 Paper: Lu et al., FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning,
     IEEE Data Engineering Bulletin 2023.
 Equations: a(x) = softmax(W2 tanh(W1 x + b1) + b2); x' = a(x) x; CLIP's symmetric cross-entropy over
-    a batch's images x' and the texts "a picture of a c" of their classes; server: mean of the W_k.
+    a batch's images x' and the texts "a picture of a c" of their classes; server: mean_k W_k,
+    under VARIANT fixed sum_k p_k W_k.
 Shared: image.adapter.fc1.*, image.adapter.fc2.*
 Personal: none
 Frozen: both towers, the logit scale.

@@ -3,7 +3,7 @@
 Paper: Wu et al., Decoupling General and Personalized Knowledge in Federated Learning via Additive
     and Low-rank Decomposition, ACM Multimedia 2024.
 Equations: W_k = S + B_k A_k; per round first B_k, A_k for PRIVATE_EPOCHS with S fixed, then S for
-    the epochs that are left with B_k, A_k fixed; server S <- mean over all clients k of S_k.
+    the epochs that are left with B_k, A_k fixed; server S <- mean_k S_k over all clients.
 Shared: all of PEFT
 Personal: *.private.*
 Frozen: both towers, the logit scale.

@@ -4,7 +4,8 @@ Paper: Yang et al., Dual-Personalizing Adapter for Federated Foundation Models, 
 Equations: layer W + (1 - a) B_g A_g + a B_l A_l. Image x of client k: a = LAMBDA mean_s cos(z(x),
     z(x_s)), z the feature of the tower with the own adapter alone, x_s INSTANCES of the client's
     training images, un-augmented. MODE T, each round: the own adapter trains at a = WEIGHT with
-    the received B_g A_g fixed, then the shared one alone (a = 0); server B_g, A_g = the mean.
+    the received B_g A_g fixed, then the shared one alone (a = 0); server mean_k (B_k, A_k),
+    under VARIANT fixed sum_k p_k (B_k, A_k).
     MODE F: the shared one alone; after the last round the own one starts as it and trains alone.
 Shared: image.lora.*, and what else PEFT trains
 Personal: image.private.lora.*

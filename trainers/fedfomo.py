@@ -1,11 +1,14 @@
 """FedFomo: each client mixes other clients' models into its own, by what they do to its own loss.
 
 Paper: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
-Equations: client k, with its own last model t_k and M others t_n from the server:
-        v_n = max(0, (L_k(t_k) - L_k(t_n)) / |t_n - t_k|), L_k the loss on validation images;
-        t_k <- t_k + sum_n (v_n / sum v) (t_n - t_k), t_k itself where all v_n are 0;
+Equations: client k, from a base b_k and with models t_n from the server:
+        v_n = max(0, (L_k(b_k) - L_k(t_n)) / |t_n - b_k|), L_k the loss on validation images;
+        t_k <- b_k + sum_n (v_n / sum v) (t_n - b_k), b_k itself where all v_n are 0;
     then E epochs of SGD on F_k; t_k goes to the server, which keeps it for the others;
     global model: sum_k p_k t_k.
+    VARIANT published: b_k is the client's model before its last training, its trained one is among
+    the t_n, and | | sums absolute values; fixed: b_k is its trained model, the t_n are M others',
+    and | | is Euclidean, as in the paper.
 Shared: all of PEFT; downloads are per client: its own model and those of M others
 Personal: none by name; every client has a model of its own.
 Frozen: both towers, the logit scale.
@@ -15,8 +18,8 @@ Knobs: M 1 to 9.
 Departures from the paper: PEFT tensors are trained; the others are drawn evenly (there by the
     weights of rounds before, with exploration), since those weights would have to travel. Of LoRA
     the factors are mixed.
-Departures from the authors' code: weights are Eq. 4's, without a constant in the denominator; two
-    equal models weigh 0.
+Departures from the authors' code: none known under VARIANT published but the draw of the others;
+    two equal models weigh 0. PFLlib adds 1e-5 to the distance.
 Extra data: the client's validation split, for the weights. A client without one takes its training
     images, and without any it keeps its own model; if no client has validation images the run is
     refused.
@@ -44,12 +47,14 @@ from fedvlm.method import (
     Tree,
     Updates,
     Upload,
+    fill_newcomers,
     per_client,
     pick,
     weighted_mean,
 )
 
 OTHER = "fomo.{}.{}"  # number among those received, name
+FIRST = "first"  # a client's slot: its model before its last training
 KNOWN, IDS = "known", "clients"  # of whom the server has a model
 
 
@@ -64,21 +69,40 @@ class FedFomo(PeftTrainer):
     server_optim = False
     extras_down = (r"fomo\.\d+\..+",)
     extra_data = "clients weigh each other's models by their validation images"
-    options = {"M": Option(5, "models of other clients that a client receives", low=1)}
+    options = {
+        "M": Option(5, "models of other clients that a client receives", low=1),
+        "VARIANT": Option(
+            "published", "what a client's mixture starts from: its model before its last training, "
+            "as released, or the trained one", choices=("published", "fixed"), neutral="fixed",
+        ),
+    }
+
+    @property
+    def released(self) -> bool:
+        """Whether mixtures start from the model before the last training."""
+        return bool(self.cfg.VARIANT == "published")
 
     # ---- client ---------------------------------------------------------------------------
+    def init_client(self, ctx: Context, start: Tree) -> State:
+        """Return the common start."""
+        first = {FIRST: pick(start, ctx.groups.shared)} if self.released else {}
+        return {"w": start, **first}
+
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Mix, train, send."""
-        w = ctx.fit(self.mixed(ctx, state, received), self.loss).params
-        return state | {"w": w}, ctx.upload(w)
+        start = self.mixed(ctx, state, received)
+        w = ctx.fit(start, self.loss).params
+        first = {FIRST: pick(start, ctx.groups.shared)} if self.released else {}
+        return state | first | {"w": w}, ctx.upload(w)
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return each client's own model, mixed with others of this round."""
         return self.mixed(ctx, state, received)
 
     def mixed(self, ctx: Context, state: State, received: Tree) -> Tree:
-        """Return own models plus the weighted differences of the others."""
-        w = state["w"] | pick(received, ctx.groups.shared)
+        """Return the base plus the weighted differences of the models received."""
+        own = pick(received, ctx.groups.shared)
+        w = state["w"] | own
         others = list[Tree]()
         while OTHER.format(len(others), ctx.groups.shared[0]) in received:
             here = len(others)
@@ -86,6 +110,8 @@ class FedFomo(PeftTrainer):
         batch = ctx.whole("val", fallback="train")
         if not others or batch is None:
             return w
+        if self.released:
+            others, w = [own, *others], w | fill_newcomers(ctx, state[FIRST], own)
         with torch.no_grad():
             value = self.values(ctx, w, others, batch)
             share = value / value.sum(0).clamp(min=torch.finfo(value.dtype).tiny)
@@ -103,8 +129,8 @@ class FedFomo(PeftTrainer):
         before = self.judged(ctx, w, batch)
         for one in others:
             gain = before - self.judged(ctx, w | one, batch)
-            apart = [(v - w[n]).reshape(len(v), -1).square().sum(1) for n, v in one.items()]
-            far = torch.stack(apart).sum(0).sqrt()
+            gaps = torch.cat([(v - w[n]).reshape(len(v), -1) for n, v in one.items()], 1)
+            far = gaps.abs().sum(1) if self.released else gaps.square().sum(1).sqrt()
             rows.append(torch.where(far > 0, gain / far, 0.0).clamp(min=0))
         return torch.stack(rows)
 

@@ -5,7 +5,7 @@ Paper: Bo et al., FedMGP: Personalized Federated Learning with Multi-Group Text-
 Equations: group g: logits_g = scale z(V_g) . T(P_g); L = mean_g CE(logits_g) + DIV L_div;
     prediction by mean_g logits_g. After training a client draws SENT groups without replacement
     with probability softmax_g(max_i cos(P_g, G_i) / TEMP), G the prompts of the last round (round
-    1: evenly), text and visual by themselves; server G_i = the mean over clients of what was drawn
+    1: evenly), text and visual by themselves; server G_i = mean_k of what client k drew
     i-th; it takes the place of the drawn groups, of the first SENT where a client never drew. T of
     "[P_g] of a NAME.": the words of CTX_INIT that are not learned stay (WORDS whole).
 Shared: text.prompt.sent, image.prompt.sent (copies of what was drawn)

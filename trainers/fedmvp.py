@@ -5,7 +5,8 @@ Paper: Singha et al., FedMVP: Federated Multi-modal Visual Prompt Tuning for Vis
 Equations: e_ca the text feature of attribute a of class c; a(x) = MHA(q = LN patches(x), k = LN W
     e, v = W e), f = a + FF(LN a), V(x) = f averaged over TOKENS equal parts of the patches; z =
     tower with rows V(x); logits_c = scale mean_a z . e_ca; L = CE over the client's own classes +
-    ALPHA (1 - cos(z, z0)), z0 the frozen feature; server: the mean of the clients.
+    ALPHA (1 - cos(z, z0)), z0 the frozen feature; server: mean_k (VARIANT fixed: sum_k
+    p_k).
 Shared: image.net.*
 Personal: none
 Frozen: both towers, the logit scale.

@@ -17,8 +17,8 @@ Departures from the paper: features have unit length, and the distance is summed
     mean over channels would all but vanish there); a class that no client has keeps the template's
     text feature, which is also where all classes start, and takes no part in the loss. PREDICT
     head classifies with the client's own text side instead.
-Departures from the authors' code: VARIANT published computes it, but for the means, which are of the
-    trained model (there of the last local epoch, while it trains), and for prediction among all
+Departures from the authors' code: VARIANT published computes it, but for the means, which are of
+    the trained model (there of the last local epoch, while it trains), and for prediction among all
     classes (there among the client's own). Under fixed the server weighs means by samples, as the
     paper writes.
 Extra data: none; a client tells how many samples of each class it has.

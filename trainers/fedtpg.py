@@ -3,7 +3,7 @@
 Paper: Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024.
 Equations: h = MHA(q = LN(Q), k = v = LN(E)), E the frozen text features of the class names, Q
     learned; v = h + W2 GEGLU(W1 LN(h)); T_c = TextEnc([SOS, v, name_c]); CE
-    over the client's own classes; server: the mean of the clients.
+    over the client's own classes; server: mean_k (VARIANT fixed: sum_k p_k).
 Shared: text.net.*
 Personal: none
 Frozen: both towers, the logit scale.

@@ -27,8 +27,9 @@ Departures from the paper: two bottleneck adapters per ViT block for its 1x1 con
     that loss; attacks are made once per round and image, not once per step. AdamW and a pull 50
     times weaker: in few rounds SGD 0.01 leaves the adapters where they start, and PROX 1 holds v at
     a global model that is no good yet (EuroSAT, 20 steps: 24.5, with AdamW 51.3, with both 56.3).
-Departures from the authors' code: it implements the described method. There HDA carries no
-    gradient; the reverse KL swaps its arguments, gives NaN, and the gate then adopts nothing;
+Departures from the authors' code: it implements the described method; HDA_GRAD none with AKT no is
+    what the released client and server rules compute. There HDA carries no gradient; the reverse
+    KL swaps its arguments, gives NaN, and the gate then adopts nothing; base_al.py does not parse;
     attacks clamp normalised images to [0, 1]; teachers run in training mode. Published numbers
     are therefore no target. A loss that is not finite stops the run.
 Extra data: none, unless AKT distils (no labels unless asked): then images that no client gets

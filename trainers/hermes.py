@@ -128,8 +128,6 @@ class Hermes(PeftTrainer):
             ConfigError: nothing in it can be pruned.
         """
         tree = super().trainables(model, generator)
-        if "held" not in vars(self):  # of the network; for those who have no model at hand
-            self.held = self.units(model)
         if not sites(tree, self.units(model)):
             raise ConfigError(
                 f"{self.name} prunes channels that one layer of the network writes and one reads, "
@@ -267,7 +265,7 @@ def overlap(updates: Updates) -> dict[str, Any]:
 def over_keepers(s: Any) -> Tensor:
     """Return the global tensor by OVERLAP, entry by entry, in a round of ``fedvlm check``."""
     sent, kept = s.sent(), torch.ones_like(s.sent())
-    for site, place in s.trainer.held(s.name):
+    for site, place in s.trainer.units(s.model)(s.name):
         if MASK + site in s.updates.extras:
             kept = kept * place(s.sent(MASK + site))
     if s.trainer.cfg.OVERLAP == "intersection":

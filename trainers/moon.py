@@ -10,8 +10,9 @@ Frozen: both towers, the logit scale.
 Defaults: mu 5, tau 0.5 (the paper's for CIFAR-10); a prompt and a feature adapter.
 Knobs: MU 0.1 to 10 log; TAU 0.1 to 1 log.
 Departures from the paper: no projection head: z is CLIP's adapted image feature.
-Departures from the authors' code: one previous model per client, as in the paper's algorithm; at a
-    client's first round it is the common start, as there.
+Departures from the authors' code: none known in what is trained: one previous model per client, as
+    in the paper's algorithm. In a client's first round it is the common start (there it has none):
+    the loss is mu log 2 more, its gradient the same.
 Extra data: none.
 Cost: FedAvg's bytes; three image sides per step (with cached features: three adapters).
 Claim: global is higher than FedAvg's in lane dirichlet.

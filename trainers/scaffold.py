@@ -13,8 +13,8 @@ Defaults: eta_g 1; SGD without momentum at 0.05, the step that 0.005 with moment
 Knobs: OPTIM.NAME sgd; SERVER_LR 0.3 to 1 log.
 Departures from the paper: K eta is the sum of the rates of the steps taken, so that a schedule
     within the round stays exact; weight decay is part of F_k.
-Departures from the authors' code: none known. The mean over clients is uniform, as there: with
-    unequal clients compare with a FedAvg that is uniform too.
+Departures from the authors' code: none was published; PFLlib's computes the same. The mean over
+    clients is uniform, as there: with unequal clients compare with a FedAvg that is uniform too.
 Extra data: none; a control variate travels both ways beside the model.
 Cost: twice FedAvg's bytes each way; its compute.
 Claim: global is higher than FedAvg's in lane participation.

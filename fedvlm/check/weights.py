@@ -22,6 +22,7 @@ from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.server import Held
 from fedvlm.federation.trainer import ServerRule, Trainer
 from fedvlm.models.towers.adapters import DELTA, is_factor
+from fedvlm.models.vlmodel import VLModel
 
 WORDS = {"sum_k p_k": SAMPLES, "mean_k": UNIFORM, "mean_s": UNIFORM}  # of a card's equations
 
@@ -38,6 +39,7 @@ class ServerRound:
         updates: what clients sent.
         first: ``[K]`` bool: who has sent nothing before.
         samples: training samples of every client.
+        model: the frozen model.
     """
 
     trainer: Trainer
@@ -49,6 +51,7 @@ class ServerRound:
     updates: Updates
     first: Tensor
     samples: Sequence[int]
+    model: VLModel
 
     @property
     def members(self) -> int:
@@ -140,7 +143,7 @@ def g16_weights(world: CheckWorld, trainer: type[Trainer]) -> None:
         seen |= set(updates.clients)
         one = ServerRound(
             method, "", "", event.round, run.fed.plan.rounds, before.server, updates, first,
-            samples,
+            samples, run.fed.model,
         )
         _server(one, after.server)
     last, fed = replace(one, updates=_apart(updates)), world.federation(trainer)

@@ -86,6 +86,16 @@ def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], Any]]:
         sys.modules.update(kept)
 
 
+def in_double(folder: Path, name: str) -> ModuleType:
+    """Return a repository's module, computing in float64: its words for float32 are replaced."""
+    path = folder / f"{name}.py"
+    text = path.read_text(encoding="utf-8").replace("float32", "float64")
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
+    exec(compile(text.replace(".float()", ".double()"), str(path), "exec"), vars(module))  # noqa: S102
+    return module
+
+
 def their_clip(world: World, model_module: ModuleType, details: Mapping[str, Any] | None = None,
                *more: Any) -> Any:
     """Return a repository's ``clip.model.CLIP`` in float64 with our weights, frozen.
@@ -188,20 +198,22 @@ class Theirs:
         found = {"loss": torch.stack(losses)}
         return found | {f"grad {n}": torch.stack([g[n] for g in grads]) for n in grads[0]}
 
-    def rounds(self, shared: Iterable[str], weights: Iterable[float] | None = None
+    def rounds(self, shared: Iterable[str], weights: Iterable[float] | None = None,
+               server: Callable[[int, list[Tensor], Tensor], Tensor] | None = None,
                ) -> dict[str, Tensor]:
         """Return shared and personal tensors and logits after the case's rounds of FedAvg.
 
         Args:
             shared: our names of the tensors that are averaged; others stay with their client.
             weights: of the clients in the mean (default: shares of the images).
+            server: its rule in the place of the mean, ``(round from 0, what came, last)``.
         """
         w, c = self.world, self.world.case
         names, parts = list(shared), list(weights or w.shares)
         start = {n: v.clone() for n, v in w.start.items()}
         common = {n: start[n] for n in names}
         own = [{n: v for n, v in start.items() if n not in common} for _ in c.sizes]
-        for _ in range(c.rounds):
+        for round_ in range(c.rounds):
             sent = []
             for client, rows in enumerate(w.rows):
                 self.put({n: v.clone() for n, v in (common | own[client]).items()})
@@ -209,8 +221,11 @@ class Theirs:
                 tree = {n: v.detach().clone() for n, v in self.get().items()}
                 sent.append({n: tree[n] for n in names})
                 own[client] = {n: tree[n] for n in own[client]}
-            common = {n: sum((p * s[n] for p, s in zip(parts, sent, strict=True)),
-                             torch.zeros((), dtype=DTYPE)) for n in names}
+            common = {
+                n: server(round_, [s[n] for s in sent], common[n]) if server else
+                sum((p * s[n] for p, s in zip(parts, sent, strict=True)),
+                    torch.zeros((), dtype=DTYPE)) for n in names
+            }
         found, logits = {f"shared {n}": v for n, v in common.items()}, []
         for tree in own:
             self.put({n: v.clone() for n, v in (common | tree).items()})

@@ -6,9 +6,9 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
-from parity.authors import repository
+from parity.authors import in_double, repository
 from parity.figures import AUTHORS, Source, Values
 from parity.net import Net, data, gradients, net_case, network, outcome, tensors
 from parity.pfllib import NEVER, quiet
@@ -25,15 +25,6 @@ CASES = {
     for alpha in (1.0, 0.1)
 }
 FILES = ("utils_dataset", "utils_general", "utils_methods")
-
-
-def in_double(folder: Path, name: str) -> ModuleType:
-    """Return their module, computing in float64."""
-    path = folder / f"{name}.py"
-    text = path.read_text(encoding="utf-8").replace("float32", "float64")
-    module = sys.modules[name] = ModuleType(name)
-    exec(compile(text.replace(".float()", ".double()"), str(path), "exec"), vars(module))  # noqa: S102
-    return module
 
 
 def other(world: World, folder: Path) -> Values:

@@ -20,9 +20,9 @@ from parity.world import World
 SOURCE = Source(
     "FedProto", AUTHORS, "yuetan031/FedProto", "97e42e2741e1ae2e2fce2465e80f38f6997f8836",
     ("exps/federated_main.py", "lib/update.py", "lib/utils.py"),
-    differs="a feature adapter and a linear head on both sides; VARIANT published; a client's means "
-    "are of its trained model (theirs: of the last local epoch, while it trains); no client drops "
-    "its last batch; distances to all classes (theirs: to the client's own)",
+    differs="a feature adapter and a linear head on both sides; VARIANT published; a client's "
+    "means are of its trained model (theirs: of the last local epoch, while it trains); no client "
+    "drops its last batch; distances to all classes (theirs: to the client's own)",
 )
 CASES = {"published": net_case("FedProto", {"VARIANT": "published", "LAMBDA": 3.0}, epochs=2,
                                momentum=0.5, rate=0.2)}
@@ -47,7 +47,8 @@ def other(world: World, folder: Path) -> Values:
                      ld=c.options["LAMBDA"], num_classes=len(world.names), verbose=False)
     paths = [str(folder / "lib"), str(folder / "lib" / "models")]
     kept = list(sys.path)
-    with repository(folder / "exps", "tensorboardX", "models", "resnet", "options") as load, quiet():
+    stubs = ("tensorboardX", "models", "resnet", "options")
+    with repository(folder / "exps", *stubs) as load, quiet():
         sys.modules["models"] = sys.modules["tensorboardX"]
         sys.path[:0] = paths
         main, update = load("federated_main"), load("update")

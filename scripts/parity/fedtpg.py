@@ -22,7 +22,7 @@ SOURCE = Source(
     differs="widths of the towers in place of 512; a fresh optimiser per client and round (theirs "
             "goes on); the keys' bias is left out, whose gradient is zero",
 )
-CASES = {"4 tokens": Case("FedTPG"), "all names, by samples": Case(
+CASES = {"four-tokens": Case("FedTPG"), "all names, by samples": Case(
     "FedTPG", {"CLASSES": "all", "VARIANT": "fixed", "N_CTX": 2})}
 
 ZERO = "attn.k.bias"  # moves every score of a query alike: its gradient is rounding

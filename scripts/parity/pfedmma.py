@@ -17,7 +17,7 @@ SOURCE = Source(
     differs="a fresh optimiser per client and round (there one goes through all clients)",
 )
 CASES = {
-    "two blocks": Case("pFedMMA", {"BLOCKS": 2, "HIDDEN": 8, "SCALE": 0.1}, vision_width=192),
+    "two-blocks": Case("pFedMMA", {"BLOCKS": 2, "HIDDEN": 8, "SCALE": 0.1}, vision_width=192),
     "last block": Case("pFedMMA", {"BLOCKS": 1, "HIDDEN": 4, "SCALE": 0.001}, rounds=0),
 }
 SIDES = {"image": "visual_adapter", "text": "text_adapter"}

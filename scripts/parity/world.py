@@ -57,6 +57,7 @@ class Case:
         optimiser, rate, momentum, decay: of the local training.
         details: further fields of ``OptimSpec``.
         sizes: training images per client.
+        held: validation images per client; none: no client has one.
         names: class names; templates: for the hand-written prompts.
         spread: standard deviation of what is added to the start, per client.
         loss: whether loss and gradients are compared (not for methods without either).
@@ -78,6 +79,7 @@ class Case:
     decay: float = 5e-4
     details: Mapping[str, Any] = field(default_factory=dict)
     sizes: Sequence[int] = (6, 3, 2)
+    held: Sequence[int] = ()
     names: Sequence[str] = NAMES
     templates: Sequence[str] = ("a photo of a {}.",)
     spread: float = 0.05
@@ -137,7 +139,8 @@ class World:
         weights: the towers' tensors under OpenAI's names, float64.
         trainer: our method.
         start: its untrained tensors; drawn here where the method draws them.
-        images, labels: of all clients ``[N, 3, H, W]``, ``[N]``; ``rows``: whose are which.
+        images, labels: of all clients ``[N, 3, H, W]``, ``[N]``; ``rows``: whose are which,
+            ``val``: whose validation images.
         tests: images of which logits are compared ``[TESTED, 3, H, W]``.
         shares: p_k, the clients' shares of all training images.
     """
@@ -150,13 +153,15 @@ class World:
             self.backbone, self.names, templates=tuple(case.templates), packed=not plain
         )
         self.trainer = build_trainer(case)
-        total, edge = sum(case.sizes), case.image
+        total, edge = sum(case.sizes) + sum(case.held), case.image
         self.images = draw("images", total, 3, edge, edge)
         self.tests = draw("tests", TESTED, 3, edge, edge)
         self.labels = torch.arange(total) % len(self.names)
         ends = np.cumsum([0, *case.sizes])
         self.rows = [np.arange(a, b) for a, b in zip(ends, ends[1:], strict=False)]
-        self.shares = [n / total for n in case.sizes]
+        self.shares = [n / sum(case.sizes) for n in case.sizes]
+        ends = sum(case.sizes) + np.cumsum([0, *(case.held or [0] * len(case.sizes))])
+        self.val = [np.arange(a, b) for a, b in zip(ends, ends[1:], strict=False)]
         self.start = self._start()
 
     def _start(self) -> Tree:
@@ -221,7 +226,7 @@ class World:
         After the rounds, of all clients; a client's tensor is left out where it is the shared one.
         """
         c, none = self.case, np.zeros(0, np.int64)
-        splits = [IndexSplit(rows, none, none) for rows in self.rows]
+        splits = [IndexSplit(*own, none) for own in zip(self.rows, self.val, strict=True)]
         batcher = SplitBatcher(
             self, splits, max(c.sizes), 1, 1, c.epochs, torch.device("cpu"), DTYPE
         )

@@ -123,7 +123,8 @@ def test_a_reason_is_taken_and_a_weight_held_to_the_samples(world: CheckWorld) -
     [
         ("AFL", "VARIANT published"), ("TOFA", "VARIANT published"), ("TOFA", "VARIANT fixed"),
         ("FedTV", "VARIANT fixed"), ("Hermes", "OVERLAP coverage"), ("pFedMoAP", ""),
-        ("PromptSRC", ""), ("FedPGP", ""), ("FedMGP", ""),
+        ("PromptSRC", ""), ("FedPGP", ""), ("FedMGP", "WEIGHTING samples"),
+        ("FedCLIP", "VARIANT fixed"),
     ],
 )
 def test_methods_with_weights_of_their_own_keep_it(name: str, opts: str) -> None:
@@ -142,7 +143,7 @@ def test_arithmetic() -> None:
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     sent = Updates((0, 2), {"x": rows}, torch.tensor([1.0, 3.0]))
     one = ServerRound(None, "w", "x", 1, 2, {"w": {"x": rows[0]}}, sent,  # type: ignore[arg-type]
-                      torch.tensor([True, False]), (5, 2, 9))
+                      torch.tensor([True, False]), (5, 2, 9), None)  # type: ignore[arg-type]
     assert one.mean().tolist() == [2.5, 3.5] and one.old.tolist() == [1.0, 2.0]
     assert one.total(one.sent(), one.first).tolist() == [1.0, 2.0]
     assert one.mean(by=torch.tensor([[1.0, 0.0], [1.0, 2.0]])).tolist() == [2.0, 4.0]

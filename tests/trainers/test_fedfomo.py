@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from .toys import drive, leaves, own, personal, shared
 
 FedFomo = load_trainer("FedFomo")
 W = "image.w"
+FIXED = {"VARIANT": "fixed"}
 
 
 def mixture(a: float, b: float, theta: float, others: list[float]) -> tuple[float, list[float]]:
     """Return client 0's model after mixing, and the weights before they are normalised."""
-    fed, _ = drive("FedFomo", 0, val=1)
+    fed, _ = drive("FedFomo", 0, val=1, options=FIXED)
     fed.batcher.source.streams = {"a": torch.full((2,), a).double(),
                                   "b": torch.full((2,), b).double()}
     one = {n: torch.tensor([v], dtype=torch.float64) for n, v in {
@@ -43,6 +45,18 @@ def test_weights_and_mixture_by_hand() -> None:
     assert mixture(1.0, 0.0, 4.0, [2.0, -2.0]) == (1.0, [3.0, 1.0])
 
 
+def test_as_released_the_base_is_the_model_before_the_last_training() -> None:
+    """From 4, with one's own trained model 2 and another's -2: 4 - 0.75 * 2 - 0.25 * 6."""
+    fed, _ = drive("FedFomo", 1, val=1)
+    fed.batcher.source.streams = {"a": torch.ones(2).double(), "b": torch.zeros(2).double()}
+    one = {n: torch.tensor([v], dtype=torch.float64) for n, v in {
+        W: 2.0, f"fomo.0.{W}": -2.0}.items()}
+    ctx = replace(fed.context([0], 2), newcomers=(False,))
+    first = {W: torch.tensor([4.0], dtype=torch.float64)}
+    found = fed.trainer.mixed(ctx, {"w": {W: one[W]}, "first": first}, one)
+    assert float(found[W]) == pytest.approx(1.0, abs=1e-12)
+
+
 def test_what_does_not_help_is_left_alone() -> None:
     assert mixture(1.0, 1.0, 1.0, [2.0, -2.0]) == (1.0, [0.0, 0.0])
     assert mixture(1.0, 1.0, 4.0, [4.0, 4.0]) == (4.0, [0.0, 0.0])  # equal models: no distance
@@ -51,7 +65,7 @@ def test_what_does_not_help_is_left_alone() -> None:
 
 def test_opposed_clients_keep_apart() -> None:
     """Each goes on from its own model (FedAvg would start both at 0.6); the mean is for reports."""
-    fed, state = drive("FedFomo", 2, val=1)
+    fed, state = drive("FedFomo", 2, val=1, options=FIXED)
     assert own(state) == pytest.approx([0.0, 2.04], abs=1e-12)
     assert personal(fed, state) == own(state)
     assert shared(state) == pytest.approx(1.02, abs=1e-12)
@@ -59,7 +73,7 @@ def test_opposed_clients_keep_apart() -> None:
 
 def test_alike_clients_take_the_better_model() -> None:
     """Both want 4 with a = 3; client 1 has a step more each round, so client 0 takes its model."""
-    fed, state = drive("FedFomo", 1, val=1, sizes=(2, 1), batch=1)
+    fed, state = drive("FedFomo", 1, val=1, sizes=(2, 1), batch=1, options=FIXED)
     fed.batcher.source.streams = {"a": torch.full((3,), 3.0).double(),
                                   "b": torch.full((3,), 4.0).double()}
     first = fed.round(fed.start(), 1)
@@ -69,7 +83,7 @@ def test_alike_clients_take_the_better_model() -> None:
 
 
 def test_a_client_without_validation_images_takes_its_training_images() -> None:
-    fed, state = drive("FedFomo", 0, val=1)
+    fed, state = drive("FedFomo", 0, val=1, options=FIXED)
     fed.batcher.splits[1].val = np.zeros(0, np.int64)
     fed.roster.val[1] = 0
     told: list[Any] = []

@@ -6,12 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedvlm.federation.discovery import load_trainer
 from tests.trainers.small_world import batch, method, model, tree
 
 
 @pytest.mark.parametrize("anchor", ["literal", "template"])
 def test_contrast_is_a_cross_entropy_of_two_scores(anchor: str) -> None:
     trainer = method("FedPGP", N_CTX=2, RANK=1, NUM_PROMPT=2, TEMP=0.3, MU=0.7, ANCHOR=anchor)
+    assert load_trainer("FedPGP").options["ANCHOR"].neutral == "template"
     p, b = tree(trainer), batch()
     loss, parts = trainer.loss(model(), p, b)
     own = model().text(p["text.sigma"] + p["text.U"] @ p["text.V"])
