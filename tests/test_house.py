@@ -123,7 +123,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: PyTorch, 2 s": ("fedvlm.recipes.recipe",),
         "start-up: PyTorch": (
             "fedvlm.recipes.trial", "fedvlm.sweep.cells", "fedvlm.sweep.run",
-            "fedvlm.recipes.acceptance", "fedvlm.recipes.kept",
+            "fedvlm.recipes.outlay", "fedvlm.recipes.acceptance", "fedvlm.recipes.kept",
         ),
     },
     "fedvlm/cli/site/readmit.py": {

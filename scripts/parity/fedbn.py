@@ -52,7 +52,7 @@ class Tower(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of pixels."""
-        visual = self.frozen[0].visual
+        visual: nn.Module = getattr(self.frozen[0], "visual")  # noqa: B009
         old = dict(visual.named_parameters())
         new = {at.removeprefix("visual."): old[at.removeprefix("visual.")]
                + self.bn[name.replace(".", "_")] for name, at in self.places.items()}

@@ -39,7 +39,7 @@ class Two(Net):
 
 def other(world: World, folder: Path) -> Values:
     """Return the numbers of their training function."""
-    c, batches, ends = world.case, data(world), {}
+    c, batches, ends = world.case, data(world), dict[str, Any]()
     start = Two(world)
     start.load_state_dict(network(world).state_dict())
     args = arguments(dataset="", ways=0, shots=0, stdev=0, num_users=len(batches), rounds=c.rounds,

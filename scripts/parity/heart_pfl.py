@@ -59,7 +59,8 @@ class Tower(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of pixels."""
-        visual, new = self.frozen[0].visual, {}
+        visual: nn.Module = getattr(self.frozen[0], "visual")  # noqa: B009
+        new: dict[str, Tensor] = {}
         for block in range(self.layers):
             at = f"transformer.resblocks.{block}.attn.in_proj_weight"
             q, v = (self.scale * self.adapter[f"image_lora_{block}_{site}_B"]

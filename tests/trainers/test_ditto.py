@@ -25,6 +25,13 @@ def test_fixed_point_is_papers_not_the_split_ones() -> None:
     assert shared(state) == pytest.approx(3.0, abs=1e-8)  # FedAvg's, whatever lambda
 
 
+@pytest.mark.parametrize(("weighting", "mean"), [("samples", 0.3), ("uniform", 0.6)])
+def test_the_servers_weights(weighting: str, mean: float) -> None:
+    """One step of 0 and 1.2, of 3 images and 1."""
+    _, state = drive("Ditto", 1, sizes=(3, 1), options={"WEIGHTING": weighting})
+    assert shared(state) == pytest.approx(mean, abs=1e-12)
+
+
 def test_lambda_zero_is_local_descent() -> None:
     fed, state = drive("Ditto", 50, options={"LAMBDA": 0.0})
     assert personal(fed, state)[1] == pytest.approx(3.9999999281, abs=1e-9)

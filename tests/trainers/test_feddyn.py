@@ -57,6 +57,17 @@ def test_two_steps_the_pull_is_of_the_squared_norm() -> None:
     assert abs(own(state)[1] - wrong) > 1e-2
 
 
+@pytest.mark.parametrize(("variant", "alpha"), [("published", 2.0), ("fixed", 1.0)])
+def test_a_small_client_is_pulled_harder_as_released(variant: str, alpha: float) -> None:
+    """Of 3 and 1 images the second client's alpha is the mean 2 over 1; of the paper 1."""
+    _, state = drive("FedDyn", 1, epochs=2, sizes=(3, 1), keys=TWO,
+                     options={"ALPHA": 1.0, "VARIANT": variant})
+    first = ETA * 12
+    second = first - ETA * (3 * (first - 4) + alpha * first)
+    assert own(state)[1] == pytest.approx(second, abs=1e-12)
+    assert own(state, slot="h")[1] == pytest.approx(-alpha * second, abs=1e-12)
+
+
 def test_linear_terms_and_server_after_one_round() -> None:
     _, state = drive("FedDyn", 1, options=HALF, keys=TWO)
     assert own(state) == pytest.approx([0.0, 1.2], abs=1e-12)

@@ -39,6 +39,24 @@ def test_server_weighs_by_samples_and_keeps_what_nobody_has(world: CheckWorld) -
     assert got["proto.count"].tolist() == [4.0, 5.0, 2.0]  # text features count 0, also later
 
 
+def test_as_released_clients_count_alike_and_squares_are_means(world: CheckWorld) -> None:
+    fed = world.federation(FedProto, Setup(opts={"VARIANT": "published"}))
+    zero = {"proto": {"proto.mean": torch.zeros(2, 2).double(), "proto.count": torch.zeros(2)}}
+    got = fed.trainer.aggregate(fed.server_context(1, Held()), zero, join_updates([
+        update(1, [[4.0, 0.0], [0.0, 0.0]], [3.0, 0.0]),
+        update(0, [[0.0, 4.0], [1.0, 2.0]], [1.0, 2.0]),
+    ]))["proto"]
+    assert got["proto.mean"].tolist() == [[2.0, 2.0], [1.0, 2.0]]
+    index = torch.tensor([0, 1])
+    p, x = expand(fed.p0, 1), {"features": world.features[index][None]}
+    b = Batch(x, world.labels[index][None], torch.ones(1, 2, dtype=torch.float64))
+    received = {"proto.mean": torch.zeros(1, len(BASE), EMBED, dtype=torch.float64),
+                "proto.count": torch.ones(1, len(BASE))}
+    _, parts = fed.trainer.prototype_loss(fed.model, p, b, received=received)
+    raw = fed.trainer.image_features(fed.model, p, x).square().mean()
+    assert float(parts["proto_loss"]) == pytest.approx(float(raw), abs=1e-12)
+
+
 def test_only_prototypes_travel(world: CheckWorld) -> None:
     run = world.trajectory(FedProto)
     assert run.fed.groups.shared == ()
