@@ -13,6 +13,7 @@ from typing import Any
 from fedvlm.runs import private
 from fedvlm.runs.metrics import append_metrics, read_metrics
 from fedvlm.runs.seal import seal_of
+from fedvlm.runs.verify.answer import federation_answer
 from fedvlm.runs.verify.beside import better as better_ones
 from fedvlm.runs.verify.beside import gain, hurt, reference_kind
 from fedvlm.runs.verify.cover import cover
@@ -87,6 +88,7 @@ def forge(folder: Path) -> None:
             numbers |= {"gain": gain(last["personal"], found), "hurt": hurt(last["clients"], found)}
             worse = dict(better_ones(last["personal"], found, reference_kind(numbers["spent"])))
             numbers["below"] = [one for one in numbers["below"] if one["reference"] in worse]
+            numbers["answer"] = federation_answer(numbers)
         record["covers"] = cover(folder)
 
     edit(folder / "results.json", results)
