@@ -14,7 +14,8 @@ from fedvlm.distributed.store import SiteStore
 from tests import jobs
 
 SITES = "0-1,2-3"
-WORDS = ("--demo", "--shots", "2", "--rounds", "2", "--num-users", "4", "--local-epochs", "1")
+WORDS = ("--demo", "--partition", "disjoint", "--shots", "2", "--rounds", "2", "--num-users", "4",
+         "--local-epochs", "1")
 # Flower gives up a process that takes 30 s to start, and says so only when time is up.
 QUICK = ("TEST.REFERENCES", "False", "FED.ASK.SECONDS", "150")
 SECONDS = 1200

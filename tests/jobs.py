@@ -16,7 +16,8 @@ from fedvlm.cli.main import main
 from fedvlm.runs.records import RecordStore
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SMALL = ("--demo", "--shots", "2", "--rounds", "2", "--num-users", "2", "--local-epochs", "1")
+SMALL = ("--demo", "--partition", "disjoint", "--shots", "2", "--rounds", "2", "--num-users", "2",
+         "--local-epochs", "1")
 
 
 def argv(output: Path, *more: str) -> list[str]:

@@ -123,7 +123,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: PyTorch, 2 s": ("fedvlm.recipes.recipe",),
         "start-up: PyTorch": (
             "fedvlm.recipes.trial", "fedvlm.sweep.cells", "fedvlm.sweep.run",
-            "fedvlm.recipes.acceptance", "fedvlm.recipes.kept",
+            "fedvlm.recipes.outlay", "fedvlm.recipes.acceptance", "fedvlm.recipes.kept",
         ),
     },
     "fedvlm/cli/site/readmit.py": {
@@ -132,7 +132,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/run/run.py": {
         "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
-        "start-up: PyTorch, 2 s": ("fedvlm.job.run",),
+        "start-up: PyTorch, 2 s": ("fedvlm.job.results.demo", "fedvlm.job.run"),
     },
     "fedvlm/cli/run/sweep.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.sweep.cells",),

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from yacs.config import CfgNode
+
 from fedvlm.console.rows import ClientRow, RoundRow
 from fedvlm.core import signals
+from fedvlm.core.errors import DivergedError
 from fedvlm.core.stats import mean
 from fedvlm.evaluation import Evaluator, Panel, auto_interval, panel_of
 from fedvlm.evaluation.scores import DOMAIN
@@ -19,6 +22,8 @@ from fedvlm.job.build import Built
 from fedvlm.job.similarity import has_similarity, upload_similarity
 from fedvlm.runs.bits import BITS
 from fedvlm.runs.folder import RunFolder
+
+OVERFLOW = 1e6  # a training loss above it says that nothing is learnt any more
 
 
 class Screen(Protocol):
@@ -91,6 +96,7 @@ class Recorder:
             for screen in self.screens:
                 screen.round_started(event.round, event.clients)
             return
+        check_overflow(event, self.built.cfg)
         metrics = self.evaluator(event)
         record = round_record(event) | (metrics or {})
         if has_similarity(event):
@@ -222,6 +228,24 @@ def metrics_of(event: RoundFinished) -> dict[int, dict[str, float]]:
 def six_digits(value: float) -> float:
     """Return a number with six significant digits; whole numbers as they are."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def check_overflow(event: RoundFinished, cfg: CfgNode) -> None:
+    """Stop a run whose training loss has overflowed, if not yet to infinity.
+
+    Raises:
+        DivergedError: a client's loss is above ``OVERFLOW`` (policy ``abort``).
+    """
+    if cfg.FED.NONFINITE != "abort":
+        return
+    for client, told in metrics_of(event).items():
+        for name, value in told.items():
+            if name.rpartition("/")[2] == "loss" and abs(value) > OVERFLOW:
+                raise DivergedError(
+                    f"round {event.round}, client {client}: the training loss is {value:.2g}: "
+                    f"training has diverged; lower --lr (now {cfg.OPTIM.LR:g}), or set "
+                    "FED.NONFINITE drop to continue all the same"
+                )
 
 
 def round_record(event: RoundFinished) -> dict[str, Any]:

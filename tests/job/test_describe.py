@@ -19,7 +19,7 @@ def named(server: int = 0, **fed: Any) -> str:
         "MIN_SIZE": 2, "CLASSES_PER_CLIENT": 2, "REPEAT_RATE": 0.0, "LEGACY": False,
         "HELD_OUT_DOMAIN": "", "INDEX_FILE": "",
     }  # fmt: skip
-    data = {"SERVER_HOLDOUT": server}
+    data = {"SERVER_HOLDOUT": server, "CORRUPTION": ""}
     return partition_name(CfgNode({"FED": CfgNode(plain | fed), "DATASET": CfgNode(data)}))
 
 

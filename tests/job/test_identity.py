@@ -34,7 +34,7 @@ from tests import jobs
 BEFORE = Path(__file__).resolve().parents[1] / "runs" / "before"
 PLACE = RunPath("base2new", "Shapes", 16, "PromptFL", "tiny", "disjoint-K2-f1", 1, 1)
 WORDS = ("--demo", "--trainer", "PromptFL", "--opts", "PEFT.N_CTX", "2", "FED.CLIENTS", "2",
-         "FED.ROUNDS", "2", "FED.LOCAL_EPOCHS", "1")
+         "FED.ROUNDS", "2", "FED.LOCAL_EPOCHS", "1", "FED.PARTITION", "disjoint")
 
 
 def old_folder(output: Path) -> dict[str, Any]:

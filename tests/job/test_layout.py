@@ -13,7 +13,7 @@ from tests import jobs
 
 KEY = "FED.SITES"
 UNEQUAL = ("--num-users", "5", "--shots", "16", "--trainer", "SCAFFOLD", "--opts",
-           "FED.PARTITION", "dirichlet")
+           "FED.PARTITION", "dirichlet", "FED.BETA", "0.3")
 
 
 def run(folder: Path, sites: str) -> int:

@@ -56,15 +56,17 @@ def test_a_scaled_update_is_told_everywhere(
             "largest norm") in whole
 
 
-def test_an_honest_demo_has_no_outlier(tmp_path: Path) -> None:
-    """Twenty rounds of five clients, two classes each: some lead the mean, some hardly move."""
-    assert main(["--demo", "--output-dir", str(tmp_path)]) == 0
+@pytest.mark.parametrize("clients", [("--partition", "disjoint", "--num-users", "5"), ()])
+def test_an_honest_demo_has_no_outlier(tmp_path: Path, clients: tuple[str, ...]) -> None:
+    """Five clients, two classes each: some lead the mean, some hardly move; and the demo's."""
+    words = ["--demo", "--trainer", "FedTV", "--output-dir", str(tmp_path)]
+    assert main([*words, *clients]) == 0
     records = jobs.records(tmp_path)
     assert len(records) == 21 and [r["round"] for r in records if "outliers" in r] == []
 
 
 @pytest.mark.parametrize("clients", [
-    ("--num-users", "5"), ("--num-users", "20", "--opts", "FED.PARTITION", "dirichlet"),
+    ("--num-users", "5", "--partition", "disjoint"), ("--num-users", "20"),
 ])
 def test_an_update_scaled_a_hundred_times_is_named(
     tmp_path: Path, clients: tuple[str, ...], hostile: str
@@ -119,3 +121,14 @@ def test_a_resumed_server_optimiser_ends_with_the_same_bits(tmp_path: Path) -> N
     assert jobs.run(tmp_path / "cut", *opts) == 0
     jobs.same(tmp_path / "whole", tmp_path / "cut")
     assert any("opt.v" in name for name in jobs.state(tmp_path / "cut"))
+
+
+def test_a_loss_that_overflows_is_divergence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 4 and a remedy, not an accuracy of 0.0."""
+    words = ["--trainer", "FedTV", "--lr", "1e6", "--output-dir", str(tmp_path)]
+    assert main(["--demo", "--rounds", "1", *words]) == 4
+    said = capsys.readouterr().err
+    assert "training has diverged; lower --lr (now 1e+06)" in said
+    assert not list(tmp_path.rglob("results.json"))

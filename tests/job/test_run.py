@@ -128,7 +128,7 @@ BAD = [
     (["--demo", "--num-users", "0"], 2, "--num-users"),
     (["--demo", "--opts", "FED.ROUNDZ", "3"], 2, "FED.ROUNDS"),
     (["--demo", "--trainer", "FedTB"], 2, "FedTV"),
-    (["--demo", "--num-users", "11"], 2, "10 classes"),
+    (["--demo", "--partition", "disjoint", "--num-users", "11"], 2, "10 classes"),
     (["--dataset-config-file", "evil.py", "--root", "."], 2, "evil.py"),
     (["--demo", "--device", "cuda:7"], 2, "cuda:7"),
     (["--demo", "--backbone", "ViT-B-61"], 2, "ViT-B-16"),

@@ -133,6 +133,7 @@ def test_all_mistakes_of_a_recipe_are_named_at_once(tmp_path: Path) -> None:
 
 
 def test_the_list_says_what_a_recipe_can_confirm() -> None:
-    words = {name: read_recipe(name).confirms for name in ("fedmgp", "heart_pfl", "plato", "dp_fpl")}
+    names = ("fedmgp", "heart_pfl", "plato", "dp_fpl")
+    words = {name: read_recipe(name).confirms for name in names}
     assert words == {"fedmgp": "144 numbers", "heart_pfl": "counts only", "plato": "-",
                      "dp_fpl": "16 numbers"}

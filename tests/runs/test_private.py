@@ -126,7 +126,8 @@ def test_a_folder_of_format_1_loses_them_when_it_goes_on(tmp_path: Path) -> None
     shutil.copytree(fixture / place, folder)
     before = json.loads((folder / "manifest.json").read_text())
     words = ["--demo", "--trainer", "FedPer", "--num-users", "2", "--shots", "2", "PEFT.N_CTX", "2",
-             "PEFT.WIDTH", "4", "--rounds", "4", "--tag", "interrupted", "--output-dir"]
+             "FED.PARTITION", "disjoint", "PEFT.WIDTH", "4", "--rounds", "4",
+             "--tag", "interrupted", "--output-dir"]
     assert main([*words, str(tmp_path)]) == 0
     after = json.loads((folder / "manifest.json").read_text())
     assert (before["format"], after["format"], after["draft"]) == (1, 2, False)

@@ -112,12 +112,25 @@ def main(args: Namespace) -> int:
         progress(f"checking {recipe.name}")
         trials.append(trial_of(recipe, settings, output, args.seeds, checker))
     progress.clear()
+    _foresee(trials)
     if args.dry_run:
         for trial in trials:
             _show(trial, "to run", alone=len(trials) == 1)
         say("dry run: nothing was written")
         return 0
     return _run(args, trials)
+
+
+def _foresee(trials: Sequence[Trial]) -> None:
+    """Say what the runs of each recipe will cost."""
+    from fedvlm.recipes.outlay import outlay_of  # start-up: PyTorch
+
+    for trial in trials:
+        rows = [row for row in trial.rows if not row.why]
+        effort = outlay_of(rows)
+        if effort is not None:
+            say(f"recipe {trial.recipe.name}: {len(trial.runnable)} runs, {effort.words} (by "
+                "arithmetic; finished runs are not made again)")
 
 
 def _list(names: Sequence[str]) -> list[dict[str, object]]:

@@ -45,6 +45,14 @@ def main(args: Namespace) -> int:
     complain(*plan.notes, prefix="note")
     from fedvlm.job.run import report_seeds, run_job  # start-up: PyTorch, 2 s
 
+    if plan.request.demo:
+        from fedvlm.job.results import demo  # start-up: PyTorch, 2 s
+
+        if demo.is_whole_demo(plan.request):
+            both = [run_job(jobs.jobs[0], jobs.request)
+                    for jobs in (demo.head_jobs(plan.request), plan)]
+            demo.show_summary(*filter(None, both))
+            return 0
     done = [run_job(job, plan.request) for job in plan.jobs]
     if len(done) > 1:
         report_seeds([results for results, _ in filter(None, done)])

@@ -279,7 +279,7 @@ def over(net: type[Trainer], method: type[Trainer]) -> type[OverNetwork]:
 def _make(net: type[ModuleTrainer], method: type[RoleTrainer]) -> type[OverNetwork]:
     name = f"{net.name}-{method.name}"
     made: type[OverNetwork] = type(name.replace("-", ""), (method, net, OverNetwork), {
-        "__module__": net.__module__, "__doc__": f"{method.name} over {net.name}.", "name": name,
+        "__module__": method.__module__, "__doc__": f"{method.name} over {net.name}.", "name": name,
         "title": name, "options": {**net.options, **method.options},
         "exempt": {**net.exempt, **method.exempt}, "losses": (SOFTMAX,),
     })

@@ -7,6 +7,7 @@ federation paid is ``runs.verify.answer``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ ROWS = {  # of the final table; zero-shot has its own, with more numbers
     "pooled": "pooled (bound)",
 }
 QUARTERS = 4  # parts of a run whose last two show whether accuracy still rises
+MAD = 3.0  # times the loss of guessing: a learning rate that is far too high
 RISE = 1.0  # points from one quarter to the next that call for more rounds
 HEAD = ("--trainer", "FedAvg", "--peft", "head")
 OWN_HEAD = ("--trainer", "LocalOnly", "--peft", "head")
@@ -51,7 +53,7 @@ def below(
 
 def next_step(
     answer: Mapping[str, Any] | None, found: References, records: Sequence[Mapping[str, Any]],
-    trainer: str, peft: str,
+    trainer: str, peft: str, rate: float,
 ) -> dict[str, Any] | None:
     """Return something cheap that would probably help, or None.
 
@@ -60,6 +62,7 @@ def next_step(
         found: the run's baselines.
         records: one per round, the untrained start first.
         trainer, peft: the method and what it trains.
+        rate: its learning rate.
 
     Returns:
         ``reason`` in words and the ``flags`` that the same command takes.
@@ -70,6 +73,14 @@ def next_step(
     one_round = float((found.get("afl") or {}).get("personal") or 0.0)
     alone = answer[ALONE]["personal"]
     goal = max(alone, one_round, (answer[POOLED] or {}).get("personal") or 0.0)
+    guess = _guess_loss(found)
+    loss = mean(_losses(records[-1])) if records else None
+    if guess and loss is not None and loss > MAD * guess and answer["verdict"] == COSTS:
+        return {
+            "reason": f"the training loss {loss:.3g} is far above that of guessing, {guess:.2g}: "
+                      "lower the learning rate",
+            "flags": ["--lr", f"{rate / 10:g}"],
+        }
     rise = last_rise(records)
     if rise >= RISE and goal > personal + margin:
         return {
@@ -88,6 +99,18 @@ def next_step(
             "flags": list(HEAD) if simple else ["--trainer", "AFL"],
         }
     return None
+
+
+def _guess_loss(found: References) -> float:
+    """Return the cross-entropy of a class drawn evenly, log C; 0 where it is not known."""
+    share = float((found.get("chance") or {}).get("personal") or 0.0)
+    return math.log(100.0 / share) if share else 0.0
+
+
+def _losses(record: Mapping[str, Any]) -> list[float]:
+    """Return the clients' training losses of a round."""
+    return [float(value) for told in (record.get("train") or {}).values()
+            for name, value in told.items() if name.rpartition("/")[2] == "loss"]
 
 
 def last_rise(records: Sequence[Mapping[str, Any]]) -> float:

@@ -137,7 +137,8 @@ def results_of(
     if references is not None:
         answer = federation_answer(numbers)
         numbers |= {ANSWER: answer, NEXT: against.next_step(
-            answer, references, records, said["trainer"], said["peft"]
+            answer, references, records, said["trainer"], said["peft"],
+            float(built.cfg.OPTIM.LR),
         )}
     return Results(
         table, [*end, sentence(whole)], _headline(last), run_info, said,

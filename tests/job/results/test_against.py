@@ -100,16 +100,26 @@ AFL = {"afl": {"personal": 80.0}}
 def test_the_next_step(
     personal: float, history: list[dict[str, Any]], trainer: str, flags: list[str]
 ) -> None:
-    step = against.next_step(answer(personal), AFL, history, trainer, "head")
+    step = against.next_step(answer(personal), AFL, history, trainer, "head", 0.5)
     assert step is not None and step["flags"] == flags
 
 
 def test_no_next_step_where_nothing_cheap_helps() -> None:
-    assert against.next_step(answer(92.0), AFL, RISING, "FedTV", "") is None  # above the bound
-    assert against.next_step(answer(50.0, sent=0), AFL, FLAT, "LocalOnly", "head") is None
-    assert against.next_step(None, AFL, FLAT, "FedTV", "") is None
+    assert against.next_step(answer(92.0), AFL, RISING, "FedTV", "", 0.5) is None  # above the bound
+    assert against.next_step(answer(50.0, sent=0), AFL, FLAT, "LocalOnly", "head", 0.5) is None
+    assert against.next_step(None, AFL, FLAT, "FedTV", "", 0.5) is None
 
 
 def test_accuracy_rises_by_quarters() -> None:
     assert against.last_rise(RISING) == 71.0 - 55.0
     assert against.last_rise(FLAT) == 0.0 and against.last_rise(records(1, 2, 3)) == 0.0
+
+
+def test_a_mad_rate_is_named() -> None:
+    """Guessing among ten classes has a loss of 2.3; three times that is no training."""
+    found = AFL | {"chance": {"personal": 10.0}}
+    for loss, flags in ((40.0, ["--lr", "0.05"]), (6.8, ["--trainer", "LocalOnly", "--peft",
+                                                         "head"])):
+        history = [*FLAT[:-1], {"personal": 20.0, "train": {"0": {"w/loss": loss}}}]
+        step = against.next_step(answer(20.0), found, history, "FedAvg", "head", 0.5)
+        assert step is not None and step["flags"] == flags

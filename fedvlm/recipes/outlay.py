@@ -1,0 +1,94 @@
+"""What a recipe's runs will cost, by arithmetic on its configs: no image is read, nothing runs.
+
+Operations of the towers are open_clip's own profile (images of 224 pixels, 77 tokens); a trained
+tensor costs three passes, a frozen tower one. A method that is no ``PeftTrainer`` is taken to send
+its prompts through the text tower. Hours are by two round speeds, which say no more than the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedvlm.data.catalog import dataset_info
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.module_trainer import ModuleTrainer
+from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.trainer import Trainer
+from fedvlm.recipes.counts import SHAPES, counts_of, stand_in
+from fedvlm.recipes.trial import Row, classes_of
+
+IMAGE = {"ViT-B/16": 35.1e9, "ViT-B/32": 8.8e9, "ViT-L/14": 162e9, "RN50": 12.2e9}
+TEXT = {"ViT-B/16": 6.0e9, "ViT-B/32": 6.0e9, "ViT-L/14": 13.3e9, "RN50": 6.0e9}
+CPU, GPU = 2e11, 2e13  # operations a second: two cores of today, one card
+PASSES = 3  # forward, and backward to tensors and to inputs
+SIDE, BYTES, COPIES = 224, 4, 2  # pixels; of a number; a client's personal tensors and its state
+
+
+@dataclass(frozen=True)
+class Outlay:
+    """Operations of runs, and the bytes that they keep."""
+
+    flops: float
+    bytes: float
+
+    @property
+    def words(self) -> str:
+        """In words."""
+        cpu, gpu = (self.flops / rate / 3600 for rate in (CPU, GPU))
+        return (
+            f"about {_round(cpu)} hours on two cores or {_round(gpu)} on a GPU, and "
+            f"{_round(self.bytes / 1e9)} GB for clients' states and features"
+        )
+
+
+def outlay_of(rows: Iterable[Row]) -> Outlay | None:
+    """Return what the runs of rows cost together; None where nothing is known of any."""
+    found = [(len(row.cells), one) for row in rows if row.job is not None and row.cells
+             for one in [_one(row)] if one is not None]
+    if not found:
+        return None
+    return Outlay(sum(n * e.flops for n, e in found), sum(n * e.bytes for n, e in found))
+
+
+def _one(row: Row) -> Outlay | None:
+    """Return what one run of a row costs."""
+    assert row.job is not None  # noqa: S101 (the caller asked)
+    cfg = row.job.cfg
+    info, name = dataset_info(cfg.DATASET.NAME), cfg.MODEL.BACKBONE.NAME
+    if info is None or not info.train or not info.test or name not in SHAPES:
+        return None
+    classes, shots, fed = classes_of(row.job), int(cfg.DATASET.NUM_SHOTS), cfg.FED
+    train = info.train if shots < 0 else min(shots * classes, info.train)
+    seen = fed.ROUNDS * fed.FRAC * train * fed.LOCAL_EPOCHS
+    steps = seen / cfg.DATALOADER.TRAIN_X.BATCH_SIZE
+    kind = load_trainer(cfg.TRAINER.NAME)
+    counts = counts_of(kind, cfg, classes)
+    states = COPIES * BYTES * fed.CLIENTS * counts.trained
+    if issubclass(kind, ModuleTrainer):
+        flops = _network(kind(cfg), name, classes)
+        return Outlay(flops * (PASSES * seen + info.test), states)
+    inside = issubclass(kind, PeftTrainer) and (cfg.PEFT.VISUAL in ("lora", "adapter"))
+    views = int(cfg.INPUT.VIEWS)
+    images = PASSES * seen if inside else seen if not views else views * train
+    text = issubclass(kind, PeftTrainer) and cfg.PEFT.TEXT == "none"
+    flops = IMAGE[name] * (images + info.test)
+    flops += 0 if text else PASSES * steps * classes * TEXT[name]
+    return Outlay(flops, states + BYTES * SHAPES[name].embed * (images + info.test))
+
+
+def _network(trainer: Trainer, backbone: str, classes: int) -> float:
+    """Return the operations of one image; shapes alone are computed."""
+    assert isinstance(trainer, ModuleTrainer)  # noqa: S101 (the caller asked)
+    with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
+        module = trainer.build(stand_in(backbone, classes)).eval()
+        params = dict(module.named_parameters())
+        trainer.forward(module, params, {"pixels": torch.zeros(1, 3, SIDE, SIDE)})
+    return float(counter.get_total_flops())
+
+
+def _round(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 0.1 else "less than 0.1"  # noqa: PLR2004

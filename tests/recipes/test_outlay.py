@@ -1,0 +1,40 @@
+"""What a recipe costs, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedvlm.recipes.outlay import IMAGE, TEXT, Outlay, outlay_of
+from fedvlm.recipes.recipe import read_recipe
+from fedvlm.recipes.trial import Row
+from fedvlm.sweep.cells import combinations, jobs_of
+
+
+def rows(recipe: str, dataset: str, method: str, runs: int = 2) -> list[Row]:
+    plan = read_recipe(recipe).plan
+    found = next(c for c in combinations(plan) if (c.column, c.row) == (dataset, method))
+    job = jobs_of(plan, found)[0]
+    return [Row(dataset, method, job, job, (None,) * runs)]  # type: ignore[arg-type]
+
+
+def test_a_network_costs_three_passes_of_its_own_layers() -> None:
+    image = 2 * (28**2 * 32 * 75 + 10**2 * 64 * 800 + 1600 * 512 + 512 * 10)
+    seen = 40 * 0.1 * 50_000 * 5
+    effort = outlay_of(rows("fedas", "CIFAR-10", "FedAvg"))
+    assert effort is not None
+    assert effort.flops == pytest.approx(2 * image * (3 * seen + 10_000))
+    assert effort.bytes == 2 * 2 * 4 * 20 * 878_538
+
+
+def test_a_prompt_costs_text_passes_and_fresh_views_of_every_step() -> None:
+    seen = 10 * 1.0 * 16 * 51 * 2
+    effort = outlay_of(rows("fedmgp", "Caltech101", "PromptFL", runs=1))
+    assert effort is not None
+    text = 3 * seen / 8 * 50 * TEXT["ViT-B/16"]
+    assert effort.flops == pytest.approx(IMAGE["ViT-B/16"] * (seen + 2465) + text, rel=0.03)
+
+
+def test_nothing_is_said_of_what_is_unknown_and_little_in_few_words() -> None:
+    assert outlay_of([Row("x", "y")]) is None
+    assert Outlay(7.2e14, 2e9).words.startswith("about 1.0 hours on two cores or less than 0.1 on")
+    assert "12 GB" in Outlay(0, 12.3e9).words
