@@ -129,8 +129,10 @@ class FedFomo(PeftTrainer):
         before = self.judged(ctx, w, batch)
         for one in others:
             gain = before - self.judged(ctx, w | one, batch)
-            gaps = torch.cat([(v - w[n]).reshape(len(v), -1) for n, v in one.items()], 1)
-            far = gaps.abs().sum(1) if self.released else gaps.square().sum(1).sqrt()
+            gaps = [(v - w[n]).reshape(len(v), -1) for n, v in one.items()]
+            apart = [g.abs() if self.released else g.square() for g in gaps]
+            far = torch.stack([g.sum(1) for g in apart]).sum(0)
+            far = far if self.released else far.sqrt()
             rows.append(torch.where(far > 0, gain / far, 0.0).clamp(min=0))
         return torch.stack(rows)
 

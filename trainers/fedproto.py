@@ -73,7 +73,9 @@ class FedProto(PeftTrainer):
             s.total(s.sent(COUNT)) > 0, s.total(s.sent(COUNT)), s.old
         ),
         "proto/proto.mean": lambda s: torch.where(
-            s.total(s.sent(COUNT))[:, None] > 0, s.mean(s.sent(MEAN), s.sent(COUNT)), s.old
+            s.total(s.sent(COUNT))[:, None] > 0,
+            s.mean(s.sent(MEAN), s.sent(COUNT) > 0 if s.trainer.released else s.sent(COUNT)),
+            s.old,
         ),
     }
     extras_up = extras_down = (r"proto\..*",)
