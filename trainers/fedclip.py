@@ -74,7 +74,7 @@ class FedCLIP(TemplateTrainer):
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the same for every client, ``[K, C, d]``."""
-        return self.class_texts(model).expand(len(p[f"{FIRST}.weight"]), -1, -1)
+        return self.class_texts(model).expand(len(next(iter(p.values()), (0,))), -1, -1)
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return ``a(x) x``, ``[K, B, d]``."""

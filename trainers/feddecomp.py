@@ -51,6 +51,7 @@ from fedvlm.method import (
     VLModel,
     adapters,
     peft,
+    rules,
 )
 
 DOWN, UP = "image.private.down", "image.private.up"
@@ -71,6 +72,8 @@ class FedDecomp(PeftTrainer):
 
     name = "FedDecomp"
     weighting = "uniform"
+    aggregators = rules.EVERY
+    server_optim = True
     server_rules = {"w/.*": released_mean}
     options = {
         "RANK": Option(4, "rank, or hidden width, of the private parts", low=1),

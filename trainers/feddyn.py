@@ -11,10 +11,9 @@ Frozen: both towers, the logit scale.
 Defaults: alpha 1 (the paper searches 0.001 to 0.1 with far more local steps: over rounds the linear
     term acts as a momentum of about 1 - alpha eta K, which must not come near 1 in ten rounds).
 Knobs: ALPHA 0.001 to 1 log.
-    VARIANT published: a client of n_k images has alpha over its share, as released; fixed: the
-    paper's one alpha. With equal clients both are the same.
-Departures from the paper: VARIANT published scales alpha; the uniform mean over clients is the
-    paper's, whatever their sizes.
+Departures from the paper: VARIANT published, as released: a client of n_k images has alpha over
+    its share; fixed: the paper's one alpha (with equal clients both are the same). The uniform
+    mean over clients is the paper's, whatever their sizes.
 Departures from the authors' code: none known but the protocol's: weight decay and clipping as OPTIM
     says (there a norm of 10). The quadratic term is squared (in PFLlib it is not, which makes its
     pull alpha/2 whatever the distance).

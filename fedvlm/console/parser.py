@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         self.refused: dict[str, str] = {}
         self.checks: list[Callable[[Namespace], Iterable[str]]] = []
         self.examples: Sequence[str] = ()
-        self.further: list[str] = []
+        self.further: dict[str, list[str]] = {}  # heading -> flags that are named, not explained
         self._aliases: dict[str, Action] = {}
 
     def add_help_flag(self) -> None:
@@ -139,12 +139,12 @@ class Parser(argparse.ArgumentParser):
                  for a in self._get_positional_actions()]
         self.usage = " ".join([self.prog, *words, "[flags]"])
         page = super().format_help().rstrip()
-        if self.further:
-            named = textwrap.fill(
-                " ".join(self.further), WIDTH, initial_indent="  ", subsequent_indent="  ",
+        for heading, names in self.further.items():
+            listed = textwrap.fill(
+                "  ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ",
                 break_on_hyphens=False,
             )
-            page += f"\n\nflags of a run (explained by fedvlm run --help):\n{named}"
+            page += f"\n\n{heading}:\n{listed}"
         examples = ["", "examples:", *(f"  {line}" for line in self.examples)]
         return "\n".join([page, *(examples if self.examples else [])])
 

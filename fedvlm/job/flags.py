@@ -68,6 +68,10 @@ def _v(group: str, key: str, names: str, help_: str, metavar: str = "X", **more:
     return Flag(tuple(names.split()), help_, group, key, metavar=metavar, **more)
 
 
+_METHODS = "TRAINER.*."  # keys of the chosen method's own
+_FORKS = ("--transforms", "--head", "--imbalance-train", "--split-client", "--model")
+_OF_METHODS = "options as other projects' scripts spell them (a method's own: fedvlm list METHOD)"
+_OF_A_RUN = "flags of a run (explained by fedvlm run --help)"
 _JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
     "What to run", "Federation", "Training", "Backbone", "Engine", "Run and output",
     "More flags, and spellings used by other projects",
@@ -134,8 +138,7 @@ FLAGS: tuple[Flag, ...] = (
     _v(_ENGINE, "FED.FEDERATION", "--federation", "folder made by fedvlm federation up", "FOLDER"),
     _v(_ENGINE, "FED.WORKERS", "--workers", "number of worker processes", "N"),
     _v(_ENGINE, "FED.SITES_AT", "--sites-at", "sockets of sites on this machine", "PATH,..."),
-    _v(_ENGINE, "FED.SITE_FILE", "--site-file", "the coordinator's site.json, which fedvlm site "
-       "make --public writes", "FILE"),
+    _v(_ENGINE, "FED.SITE_FILE", "--site-file", "site.json of fedvlm site make --public", "FILE"),
     _v(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
     _v(_RUN, "RESUME", "--resume", "run folder to resume", "DIR"),
     _v(_RUN, "TAG", "--tag", "a label added to the run folder's name"),
@@ -327,10 +330,11 @@ def add_flags(parser: Parser, shown: bool = True) -> None:
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         listed = shown and names[0] == flag.names[0]
-        text = flag.help if listed else argparse.SUPPRESS
+        own = shown and (flag.key.startswith(_METHODS) or names[0] in _FORKS) and not flag.group
+        text = flag.help if listed and not own else argparse.SUPPRESS
         parser.alias(_add(groups[title], flag, names[0], text), names[1:])
-        if not listed:
-            parser.further.append(names[0])
+        if not listed or own:
+            parser.further.setdefault(_OF_METHODS if own else _OF_A_RUN, []).append(names[0])
 
 
 def add_opts(parser: Parser) -> None:

@@ -14,7 +14,8 @@ from fedvlm.job.flags import parse
 from tests import jobs
 
 SMALL: dict[str, Any] = {
-    "demo": True, "shots": 2, "rounds": 2, "num_users": 2, "local_epochs": 1,
+    "demo": True, "partition": "disjoint", "shots": 2, "rounds": 2, "num_users": 2,
+    "local_epochs": 1,
 }
 
 

@@ -86,7 +86,7 @@ def moved_names(run_world: CheckWorld, name: str) -> set[str]:
         ("FedPer", "shared", {"image.adapter.down", "image.adapter.up"}),
         ("LG-FedAvg", "own", {"image.adapter.down", "image.adapter.up"}),
         ("LG-FedAvg", "personal", {"image.adapter.down", "image.adapter.up"}),
-        ("FedBABU", "own", {"text.ctx"}),  # frozen in the rounds
+        ("FedBABU", "own", {"text.ctx", "image.adapter.down", "image.adapter.up"}),  # FT_PART full
         ("FedBABU", "all", {"text.ctx", "image.adapter.down", "image.adapter.up"}),
         ("LocalOnly", "personal", {"text.ctx", "image.adapter.down", "image.adapter.up"}),
     ],

@@ -152,7 +152,8 @@ def test_stacked_equals_one_by_one_and_a_resumed_run_the_whole_one(
 # ---- methods ------------------------------------------------------------------------------------
 METHODS = [c for c in map(load_trainer, trainer_files())
            if issubclass(c, PeftTrainer) and c.name != "PromptFL"]
-OWN = {"FedAS", "FedDyn", "FedFomo", "HEART-PFL", "Hermes", "LG-FedAvg", "SCAFFOLD", "pFedMe"}
+OWN = {"FedAS", "FedDecomp", "FedDyn", "FedFomo", "HEART-PFL", "Hermes", "LG-FedAvg", "SCAFFOLD",
+       "pFedMe"}
 NONE = {"LocalOnly", "FedProto", "CLIP-LoRA"}  # they share no LoRA
 KEEP = {"Ditto", "FedALA", "APFL"}  # beside the shared model
 DIFFER = {"Ditto", "FedALA", "FedDyn", "FedFomo", "HEART-PFL", "Hermes", "SCAFFOLD", "pFedMe"}

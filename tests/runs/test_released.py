@@ -28,6 +28,8 @@ FINISHED = ("local", "workers", "sites", "flower")
 KEPT = (*FINISHED, "interrupted")
 CLOSE = 1e-4  # of a probability: another machine's kernels
 
+THEN = ("--partition", "disjoint")  # of the demo of 0.1
+
 Capture = pytest.CaptureFixture[str]
 
 
@@ -130,7 +132,7 @@ def test_an_interrupted_one_goes_on_to_the_same_numbers(tmp_path: Path, capsys: 
     expected = EXPECTED["interrupted"]
     folder = tmp_path / expected["folder"]
     shutil.copytree(folder_of("interrupted"), folder)
-    words = shlex.split(expected["command"])[1:-2]
+    words = [*shlex.split(expected["command"])[1:-2], *THEN]
     assert main([*words, "--output-dir", str(tmp_path)]) == 0
     assert "resuming after round 2" in capsys.readouterr().out
     last = json.loads((folder / "results.json").read_text())["results"]["last"]
@@ -147,7 +149,7 @@ def test_an_interrupted_one_goes_on_to_the_same_numbers(tmp_path: Path, capsys: 
 def test_a_finished_one_is_loaded_and_not_run_again(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / EXPECTED["local"]["folder"]
     shutil.copytree(folder_of("local"), folder)
-    words = shlex.split(EXPECTED["interrupted"]["command"])[1:-6]
+    words = [*shlex.split(EXPECTED["interrupted"]["command"])[1:-6], *THEN]
     assert main([*words, "--rounds", "2", "--output-dir", str(tmp_path)]) == 0
     assert "already finished" in capsys.readouterr().out
     for name in ("results.json", "manifest.json", "metrics.jsonl"):
