@@ -78,7 +78,8 @@ class Parser(argparse.ArgumentParser):
         self.refused: dict[str, str] = {}
         self.checks: list[Callable[[Namespace], Iterable[str]]] = []
         self.examples: Sequence[str] = ()
-        self.further: dict[str, list[str]] = {}  # heading -> flags that are named, not explained
+        self.further: list[str] = []
+        self.compact: set[str] = set()  # titles of groups that are one paragraph of the help page
         self._aliases: dict[str, Action] = {}
 
     def add_help_flag(self) -> None:
@@ -138,13 +139,17 @@ class Parser(argparse.ArgumentParser):
         words = [wants[a.nargs].format(a.metavar or a.dest.upper())  # type: ignore[index]
                  for a in self._get_positional_actions()]
         self.usage = " ".join([self.prog, *words, "[flags]"])
+        groups = self._action_groups
+        self._action_groups = [g for g in groups if g.title not in self.compact]
         page = super().format_help().rstrip()
-        for heading, names in self.further.items():
-            listed = textwrap.fill(
-                "  ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ",
-                break_on_hyphens=False,
-            )
-            page += f"\n\n{heading}:\n{listed}"
+        self._action_groups = groups
+        for group in groups:
+            if group.title in self.compact:
+                page += _paragraph(group.title, ";  ".join(
+                    f"{a.option_strings[0]} {a.help}" for a in group._group_actions))
+        if self.further:
+            page += _paragraph("flags of a run (explained by fedvlm run --help)",
+                               " ".join(self.further))
         examples = ["", "examples:", *(f"  {line}" for line in self.examples)]
         return "\n".join([page, *(examples if self.examples else [])])
 
@@ -340,3 +345,9 @@ def _converted(action: Action, name: str, word: str) -> Any:
         no_such = f"{name} {word}: no such {what}" if name else f"unknown {what} '{word}'"
         raise ConfigError(f"{no_such}{did_you_mean(word, known)} (known: {', '.join(known)})")
     return value
+
+
+def _paragraph(title: str, text: str) -> str:
+    """Return a heading and a filled paragraph under it."""
+    return f"\n\n{title}:\n" + textwrap.fill(
+        text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)

@@ -71,7 +71,6 @@ def _v(group: str, key: str, names: str, help_: str, metavar: str = "X", **more:
 _METHODS = "TRAINER.*."  # keys of the chosen method's own
 _FORKS = ("--transforms", "--head", "--imbalance-train", "--split-client", "--model")
 _OF_METHODS = "options as other projects' scripts spell them (a method's own: fedvlm list METHOD)"
-_OF_A_RUN = "flags of a run (explained by fedvlm run --help)"
 _JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
     "What to run", "Federation", "Training", "Backbone", "Engine", "Run and output",
     "More flags, and spellings used by other projects",
@@ -96,7 +95,7 @@ FLAGS: tuple[Flag, ...] = (
        dest="trainer_config_file"),
     _v(_JOB, "TRAINER.*.VARIANT", "--variant", "preset of the method's options", "NAME"),
     _v(_JOB, "DATASET.NUM_SHOTS", "--shots --num-shots",
-       "training images per class; -1: all (default of the Dirichlet partitions)", "N"),
+       "training images per class; -1: all (default of Dirichlet)", "N"),
     _v(_JOB, "DATASET.SUBSAMPLE_CLASSES", "--subsample-classes --subsample", "all, base or new"),
     Flag(("--demo",), "built-in data set and tiny backbone; needs no download", _JOB, dest="demo",
          kind="switch"),
@@ -112,14 +111,13 @@ FLAGS: tuple[Flag, ...] = (
     _v(_FED, "FED.FINETUNE_EPOCHS", "--finetune-epochs",
        "epochs of final fine-tuning on each client; 0: none", "N"),
     _v(_FED, "FED.FINETUNE_TRAIN", "--finetune-train", "own, all, shared, personal, body, head"),
-    _v(_TRAIN, "", "--peft", "tensors to train: prompt, feature, lora, adapter, head, text-lora",
+    _v(_TRAIN, "", "--peft", "what to train: prompt, feature, lora, adapter, head, text-lora",
        "A+B", dest="peft"),
     _v(_TRAIN, "OPTIM.LR", "--lr", "learning rate"),
     _v(_TRAIN, "DATALOADER.TRAIN_X.BATCH_SIZE", "--batch-size --train-batch-size",
        "training batch", "N"),
-    _v(_TRAIN, "INPUT.VIEWS", "--views", "1: one fixed view; n: n augmented views; 0: a new "
-                                         "random view every time",
-       "N"),
+    _v(_TRAIN, "INPUT.VIEWS", "--views",
+       "1: one fixed view; n: n augmented ones; 0: always a new one", "N"),
     _v(_TRAIN, "TEST.TARGETS", "--targets", "also test on these data sets (transfer)", "A,B"),
     _v(_TRAIN, "TEST.EVAL_EVERY", "--eval-every", "rounds between evaluations, or auto", "N"),
     _v(_TRAIN, "SEED", "--seed", "model seed", "N"),
@@ -133,8 +131,8 @@ FLAGS: tuple[Flag, ...] = (
     _v(_MODEL, "DEVICE", "--device", "auto, cpu, cuda, cuda:N, mps"),
     Flag(("--plain",), "reference implementation: no cache, no packing; slow", _MODEL, "FED.PLAIN",
          kind="switch"),
-    _v(_ENGINE, "FED.ENGINE", "--engine", "local: this process; workers: several local "
-       "processes; flower: sites reached over Flower; sites: organisations that keep their images"),
+    _v(_ENGINE, "FED.ENGINE", "--engine", "local: this process; workers: several processes; "
+       "flower: sites over Flower; sites: organisations that keep their images"),
     _v(_ENGINE, "FED.FEDERATION", "--federation", "folder made by fedvlm federation up", "FOLDER"),
     _v(_ENGINE, "FED.WORKERS", "--workers", "number of worker processes", "N"),
     _v(_ENGINE, "FED.SITES_AT", "--sites-at", "sockets of sites on this machine", "PATH,..."),
@@ -142,8 +140,7 @@ FLAGS: tuple[Flag, ...] = (
     _v(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
     _v(_RUN, "RESUME", "--resume", "run folder to resume", "DIR"),
     _v(_RUN, "TAG", "--tag", "a label added to the run folder's name"),
-    Flag(("--draft",), "for developing a method: overwrite its last draft run; tables ignore "
-                       "drafts",
+    Flag(("--draft",), "while developing a method: overwrite its last draft run",
          _RUN, "DRAFT", kind="switch"),
     _v(_RUN, "SINKS", "--sinks", "also send each round's numbers to tensorboard, wandb", "A,B"),
     Flag(("--keep-logits",), "keep the last round's logits", _RUN, "TEST.KEEP_LOGITS",
@@ -159,8 +156,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--help", "-h"), "this page", _RUN, dest="help", kind="switch"),
     Flag(("--version",), "the version of fedvlm", dest="version", kind="switch"),
     # CoOp's and Dassl's habits
-    Flag(("--eval-only",), "evaluate --model-dir without training (without --model-dir: the "
-                           "initial model)",
+    Flag(("--eval-only",), "evaluate --model-dir, or the initial model, without training",
          dest="eval_only", kind="switch"),
     _v("", "", "--model-dir", "run folder that --eval-only evaluates", "DIR",
        dest="model_dir"),
@@ -174,8 +170,8 @@ FLAGS: tuple[Flag, ...] = (
     # spellings of the CoOp family whose meaning is exact
     Flag(("--iid",), "True is --partition iid", key="DATASET.IID", kind="switch"),
     Flag(("--useall",), "True is --shots -1", key="DATASET.USEALL", kind="switch"),
-    _v("", "DATASET.TEST_SHARE", "--test-share", "share of each class used for testing if your "
-       "data set has no test images"),
+    _v("", "DATASET.TEST_SHARE", "--test-share",
+       "share of a class for testing, where there are no test images"),
     _v("", "FED.REPEAT_RATE", "--repeat-rate", "share of classes that all clients hold"),
     _v("", "DATALOADER.TEST.BATCH_SIZE", "--test-batch-size", "test batch"),
     _v("", "OPTIM.NAME", "--optim --optimizer", "sgd, adam or adamw"),
@@ -320,21 +316,22 @@ def add_flags(parser: Parser, shown: bool = True) -> None:
     parser.set_defaults(flags={}, flag_names={}, opts=[])
     parser.refused = REFUSED
     groups: dict[str, Any] = {}
+    parser.compact |= {_OF_METHODS} if shown else set()
     taken = set(parser.spellings())
     for flag in FLAGS:
         names = [name for name in flag.names if fold(name) not in taken]
         if not names or (flag.dest == "help" and not shown):
             continue
         taken |= {fold(name) for name in names}
-        title = flag.group or _OTHERS
+        fork = flag.key.startswith(_METHODS) or flag.names[0] in _FORKS
+        title = flag.group or (_OF_METHODS if fork else _OTHERS)
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         listed = shown and names[0] == flag.names[0]
-        own = shown and (flag.key.startswith(_METHODS) or names[0] in _FORKS) and not flag.group
-        text = flag.help if listed and not own else argparse.SUPPRESS
+        text = flag.help if listed else argparse.SUPPRESS
         parser.alias(_add(groups[title], flag, names[0], text), names[1:])
-        if not listed or own:
-            parser.further.setdefault(_OF_METHODS if own else _OF_A_RUN, []).append(names[0])
+        if not listed:
+            parser.further.append(names[0])
 
 
 def add_opts(parser: Parser) -> None:
