@@ -44,22 +44,25 @@ class HeadClient:
         x: ``[n, d]``, float64 or float32; n above 0.
         y: classes ``[n]`` int64.
         groups: numbers ``[n]`` int64, one for all images of a group; None: each its own.
+        times: further weights ``[n]``; None: 1.
     """
 
     x: Tensor
     y: Tensor
     groups: Tensor | None = None
+    times: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     @cached_property
     def w(self) -> Tensor:
-        """How much each image counts, ``[n]``: a group counts once."""
-        if self.groups is None:
-            return torch.ones(len(self.y), dtype=self.x.dtype, device=self.x.device)
-        _, at, sizes = self.groups.unique(return_inverse=True, return_counts=True)
-        return 1.0 / sizes[at].to(self.x)
+        """How much each image counts, ``[n]``: a group counts once, ``times`` as often."""
+        out = torch.ones(len(self.y), dtype=self.x.dtype, device=self.x.device)
+        if self.groups is not None:
+            _, at, sizes = self.groups.unique(return_inverse=True, return_counts=True)
+            out = 1.0 / sizes[at].to(self.x)
+        return out if self.times is None else out * self.times.to(out)
 
     @property
     def size(self) -> float:
@@ -69,7 +72,21 @@ class HeadClient:
     def take(self, rows: Tensor) -> HeadClient:
         """Return the client with some of its images only: indices, or a mask ``[n]``."""
         groups = None if self.groups is None else self.groups[rows]
-        return HeadClient(self.x[rows], self.y[rows], groups)
+        times = None if self.times is None else self.times[rows]
+        return HeadClient(self.x[rows], self.y[rows], groups, times)
+
+    def hold_out(self, rows: Tensor) -> HeadClient:
+        """Return the client without some of its images (mask ``[n]``), in the same class shares.
+
+        What is left of a class counts as much as all of it did: to leave out one image of three
+        would else make the very class that is asked for rarer than it is.
+        """
+        whole, rest = self.w, self.take(~rows)
+        had, left = (torch.zeros(int(self.y.max()) + 1).to(whole).index_add_(0, y, w)
+                     for y, w in ((self.y, whole), (rest.y, rest.w)))
+        times = (had / left.clamp_min(torch.finfo(left.dtype).tiny))[rest.y]
+        return HeadClient(rest.x, rest.y, rest.groups,
+                          times if rest.times is None else times * rest.times)
 
     def counts(self, classes: int) -> Tensor:
         """Return how many groups it has of each class ``[C]``."""
@@ -213,6 +230,15 @@ def ridge_head(sums: Sums, strength: float | None = None) -> Heads:
         strength = float(moments.best_ridge(sums.gram, sums.cross, sums.count))
     weights = moments.ridge(sums.gram, sums.cross, strength).mT
     return Heads(F.pad(weights, (0, 1)).unsqueeze(0), (sums.cross != 0).any(0).unsqueeze(0))
+
+
+def ridge_heads(sums: Sums, grid: Sequence[float]) -> list[Heads]:
+    """Return ``ridge_head`` for each strength of ``grid``, in traces of the sums' ``gram``."""
+    values, axes = torch.linalg.eigh(sums.gram)
+    values, turned = values.clamp_min(0), axes.mT @ sums.cross
+    seen = (sums.cross != 0).any(0).unsqueeze(0)
+    weights = ((axes @ (turned / (values + part * values.sum()).unsqueeze(1))).mT for part in grid)
+    return [Heads(F.pad(one, (0, 1)).unsqueeze(0), seen) for one in weights]
 
 
 def add_shares(heads: Heads, shares: Tensor, temper: float) -> Heads:
