@@ -61,7 +61,7 @@ def main(args: Namespace) -> int:
     plan = resolve(args)
     from fedvlm.advise.judge import judge_clients  # start-up: PyTorch, 2 s
 
-    result = judge_clients(plan.jobs[0].cfg, command_words(args), progress)
+    result = judge_clients(plan.jobs[0].cfg, words_of_run(args), progress)
     if args.json:
         say(json.dumps(result.record, indent=1))
         return 0
@@ -70,7 +70,7 @@ def main(args: Namespace) -> int:
     return 0
 
 
-def command_words(args: Namespace) -> str:
+def words_of_run(args: Namespace) -> str:
     """Return the command of a run on the same clients, without its method."""
     words = ["fedvlm", "run"]
     for dest in ("dataset", "dataset_config_file", "images"):

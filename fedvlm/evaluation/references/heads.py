@@ -159,22 +159,22 @@ def alone_heads(
 
 def shared_heads(
     clients: Sequence[HeadClient], classes: int, scale: FeatureScale,
-    grid: Sequence[float] = GRID, start: Heads | None = None,
+    grid: Sequence[float] = GRID, start: Sequence[Heads] = (),
 ) -> list[Heads]:
     """Return for each l2 of a falling ``grid`` the one head of all clients, each P = 1.
 
     Args:
         scale: of the features, ``common_scale``.
-        start: a head to begin with, of like images and l2: saves steps, changes nothing else.
+        start: heads to begin with, for each l2, of like images: saves steps, changes nothing else.
     """
     x, w = scale(torch.cat([c.x for c in clients])), torch.cat([c.w for c in clients])
     y, seen = torch.cat([c.y for c in clients]), torch.zeros(1, classes, dtype=torch.bool)
     seen[0, y] = True
     problem = Problems(x.unsqueeze(0), y.unsqueeze(0), w.unsqueeze(0), seen)
-    begin = None if start is None else _scaled(start.weights, scale)
-    out = []
-    for l2 in grid:
-        solution = solve(problem, l2, begin)
+    begin = None
+    out: list[Heads] = []
+    for i, l2 in enumerate(grid):
+        solution = solve(problem, l2, _scaled(start[i].weights, scale) if start else begin)
         begin = solution.weights
         out.append(Heads(_unscaled(solution.weights, scale), seen))
     return out
