@@ -24,7 +24,7 @@ WORDS = {
 }
 FLAGS = {  # what comes near the fixed point in a run
     AFL: "--trainer AFL --rounds 1", FEDAVG: "--trainer FedAvg --peft head --lr 0.5 --rounds 50",
-    DITTO: "--trainer Ditto --peft head --lr 0.05 --rounds 50",
+    DITTO: "--trainer Ditto --peft head --lr 0.05 --rounds 50 TRAINER.DITTO.LAMBDA 0.3",
 }
 LISTED = 6  # clients that are named
 
