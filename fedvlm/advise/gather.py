@@ -31,6 +31,7 @@ class Gathered:
 
     Attributes:
         name: of the data set.
+        ids: of each client, its name in the data or its number in a run.
         classnames: by label.
         features: of each client ``[n, d]``, float64, as the tower gives them.
         labels: of each client ``[n]`` int64.
@@ -43,6 +44,7 @@ class Gathered:
     """
 
     name: str
+    ids: Sequence[str]
     classnames: Sequence[str]
     features: Sequence[Tensor]
     labels: Sequence[Tensor]
@@ -73,7 +75,8 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         data.samples, backbone.transform_spec, 1, int(cfg.DATA_SEED), records=data.records
     )
     away = set(draw_unseen(len(data.clients), int(cfg.FED.UNSEEN_CLIENTS), int(cfg.DATA_SEED)))
-    here = [c for k, c in enumerate(data.clients) if k not in away]
+    there = [k for k in range(len(data.clients)) if k not in away]
+    here = [data.clients[k] for k in there]
     own = [np.concatenate([c.train, c.val]) for c in here]
     every = np.unique(np.concatenate(own))
     if len(every) < 2:
@@ -90,7 +93,8 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
     at = [np.searchsorted(every, some) for some in own]
     logits = _name_logits(model, rows) if backbone.has_text else None
     return Gathered(
-        data.name, data.classnames, [in_double(rows[torch.from_numpy(a)].cpu()) for a in at],
+        data.name, [str(k) for k in there], data.classnames,
+        [in_double(rows[torch.from_numpy(a)].cpu()) for a in at],
         [torch.from_numpy(data.labels[some].copy()) for some in own],
         [torch.arange(len(a)) < len(c.train) for a, c in zip(at, here, strict=True)],
         [groups[a] for a in at],

@@ -40,7 +40,7 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
     with threads_of(cfg):
         found = gather_clients(cfg, progress)
         trial = try_heads(found, progress)
-        names = [str(k) for k in trial.ids]
+        names = [found.ids[k] for k in trial.ids]
         images = [int(found.trains[k].sum()) for k in trial.ids]
         twins = 0.0 if found.grouped else twin_share(
             F.normalize(torch.cat(list(found.features)), dim=-1), torch.cat(list(found.labels)),

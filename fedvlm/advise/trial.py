@@ -198,8 +198,7 @@ class _Work:
         there, train = self.training(self.unit, f)
         held = [(self.folds[k] == f).nonzero().flatten() for k in there]
         scale = heads.common_scale(train)
-        start = self.shared[-1] if self.shared else ()
-        self.shared.append(heads.shared_heads(train, self.classes, scale, self.grid, start))
+        self.shared.append(heads.shared_heads(train, self.classes, scale, self.grid))
         self._answer(FEDAVG, self.shared[-1], there, held, self.unit)
         total = _total([Sums.of(c, self.classes) for c in self.training(self.raw, f)[1]])
         ridges = heads.ridge_heads(total, RIDGES)

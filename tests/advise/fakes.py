@@ -40,4 +40,5 @@ def made_up(
         groups = [np.arange(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
     trains = [torch.ones(len(y), dtype=torch.bool) for y in labels]
     names = [f"class {c}" for c in range(count)]
-    return Gathered("made up", names, features, labels, trains, groups, None, grouped, [])
+    ids = [str(k) for k in range(len(classes))]
+    return Gathered("made up", ids, names, features, labels, trains, groups, None, grouped, [])

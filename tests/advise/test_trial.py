@@ -54,6 +54,24 @@ def test_a_group_that_is_there_several_times_raises_no_number() -> None:
     assert leaking[t.LOGREG] > 90 > once[t.LOGREG] + 40  # what groups are for
 
 
+def test_no_head_knows_the_labels_that_it_is_asked_for(shared: Gathered) -> None:
+    """A start from another fold's solution would: solvers stop before they have forgotten it."""
+    folds = [torch.arange(len(y)) % 3 for y in shared.labels]
+
+    def said(labels: list[torch.Tensor]) -> list[torch.Tensor]:
+        clients = [heads.HeadClient(F.normalize(x, dim=-1), y)
+                   for x, y in zip(shared.features, labels, strict=True)]
+        work = t._Work(clients, clients, shared.trains, folds, 3, 4)
+        for f in range(3):
+            work.fit_together(f)
+        return [head.weights for head in work.shared[1]]
+
+    other = [torch.where(fold == 1, (y + 1) % 4, y)
+             for fold, y in zip(folds, shared.labels, strict=True)]
+    for a, b in zip(said(list(shared.labels)), said(other), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_validation_images_are_judged_and_train_nothing(shared: Gathered) -> None:
     trains = [torch.arange(len(y)) < 8 for y in shared.labels]
     found = t.try_heads(Gathered(**vars(shared) | {"trains": trains}))
@@ -78,7 +96,7 @@ def test_clients_of_one_image_are_left_out_and_none_left_is_an_error(shared: Gat
     one = made_up([[0, 1, 2, 3]], 1, seed=3)
     both = Gathered(**vars(shared) | {
         name: [*getattr(shared, name), *getattr(one, name)]
-        for name in ("features", "labels", "trains")
+        for name in ("ids", "features", "labels", "trains")
     } | {"groups": [*shared.groups, one.groups[0] + 10_000]})
     assert list(t.try_heads(both).ids) == list(range(len(SHARED)))
     with pytest.raises(DataError, match="no client has two images"):

@@ -28,10 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.evaluation.references.logistic import CHUNK_BYTES, FeatureScale
-from fedvlm.evaluation.references.softmax import GRID, Problems, path, solve
+from fedvlm.evaluation.references.softmax import GRID, Problems, path
 from fedvlm.federation.toolbox import moments
 
-PULLS = (10.0, 1.0, 1e-1, 1e-2, 1e-3)  # of personal heads, from strong to weak
+PULLS = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # of personal heads, from strong to weak
 TEMPERS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the log class shares beside a head
 SMOOTH = 0.1  # images of every class that a client is taken to have besides its own
 
@@ -159,25 +159,18 @@ def alone_heads(
 
 def shared_heads(
     clients: Sequence[HeadClient], classes: int, scale: FeatureScale,
-    grid: Sequence[float] = GRID, start: Sequence[Heads] = (),
+    grid: Sequence[float] = GRID,
 ) -> list[Heads]:
     """Return for each l2 of a falling ``grid`` the one head of all clients, each P = 1.
 
     Args:
         scale: of the features, ``common_scale``.
-        start: heads to begin with, for each l2, of like images: saves steps, changes nothing else.
     """
     x, w = scale(torch.cat([c.x for c in clients])), torch.cat([c.w for c in clients])
     y, seen = torch.cat([c.y for c in clients]), torch.zeros(1, classes, dtype=torch.bool)
     seen[0, y] = True
     problem = Problems(x.unsqueeze(0), y.unsqueeze(0), w.unsqueeze(0), seen)
-    begin = None
-    out: list[Heads] = []
-    for i, l2 in enumerate(grid):
-        solution = solve(problem, l2, _scaled(start[i].weights, scale) if start else begin)
-        begin = solution.weights
-        out.append(Heads(_unscaled(solution.weights, scale), seen))
-    return out
+    return [Heads(_unscaled(solution.weights, scale), seen) for _, solution in path(problem, grid)]
 
 
 def personal_heads(
@@ -322,9 +315,3 @@ def _unscaled(weights: Tensor, scale: FeatureScale) -> Tensor:
     """Return weights ``[..., d + 1]`` on features as given, of weights on scaled ones."""
     slope = weights[..., :-1] / scale.size
     return torch.cat([slope, weights[..., -1:] - (slope @ scale.mean).unsqueeze(-1)], -1)
-
-
-def _scaled(weights: Tensor, scale: FeatureScale) -> Tensor:
-    """Return weights on scaled features, of weights ``[..., d + 1]`` on features as given."""
-    level = weights[..., -1:] + (weights[..., :-1] @ scale.mean).unsqueeze(-1)
-    return torch.cat([weights[..., :-1] * scale.size, level], -1)

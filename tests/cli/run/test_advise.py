@@ -1,4 +1,4 @@
-"""``fedvlm advise`` from words to verdict: no test image is opened, what it prints can be pasted."""
+"""``fedvlm advise`` from words to verdict: no test image is opened, its command can be pasted."""
 
 from __future__ import annotations
 
