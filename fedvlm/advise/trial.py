@@ -31,6 +31,7 @@ OF_SHARES = (MAJORITY, OWN_NAMES, LOGREG, AFL_PRIOR, DITTO)  # who lacks a class
 TOGETHER = (AFL, FEDAVG, DITTO)  # the simplest first
 PARTS = (0.25, 0.5)  # of its training images, for a client's learning curve
 ONE = 1.5  # images of a class, or groups: about one
+JUDGES = 30  # validation images, above which they say how often a client lacks a class
 RIDGES = tuple(10 ** (-i / 2) for i in range(2, 11))  # in traces of the sums
 EXACT = 3_000  # images; beyond it float32 does
 WORK = 2e8  # images x features x classes; beyond it fewer L2 are tried
@@ -257,26 +258,33 @@ class _Work:
         return part * trace
 
     def corrected(self, right: Sequence[Tensor]) -> list[Tensor]:
-        """Return right answers, where a class vanished with what was held out: those for one left.
+        """Return right answers, where a class vanished with what was held out: partly others'.
 
         A client's only training image of a class leaves none when it is held out. If images came
         at random, as many test images would be of classes that the client lacks (Good and Turing);
-        if they are dealt in fixed shares, none. Between the two, such an image gets the mean of
-        its own answer and of the answers to all clients' images where one of the class was left
-        (``ONE``).
+        if they are dealt in fixed shares, none. Between the two, half of these images count as they
+        are, half as the mean of all clients' images where one of the class was left (``ONE``). With
+        validation images, the half is averaged with the share that they show.
         """
         left = []
+        only = lone = lacking = judges = 0.0
         for c, fold, trains in zip(self.unit, self.folds, self.trains, strict=True):
             counts = torch.zeros(self.count, self.classes, dtype=torch.float64)
             counts.index_put_((fold[trains], c.y[trains]),
                               c.take(trains).w.double(), accumulate=True)
-            left.append((counts.sum(0) - counts)[fold, c.y])
+            whole = counts.sum(0)
+            left.append((whole - counts)[fold, c.y])
+            lone += float((left[-1][trains] <= 0.01).sum())
+            only += float(trains.sum())
+            lacking += float((whole[c.y[~trains]] <= 0.01).sum())
+            judges += float((~trains).sum())
         every, w = torch.cat(left), torch.cat([c.w.double() for c in self.unit])
         few = w * ((every > 0.01) & (every <= ONE))
-        if not few.any():
+        if not few.any() or not lone:
             return list(right)
-        mean = few @ torch.cat(list(right)) / few.sum()
-        return [torch.where((n <= 0.01) & t, (mean + one) / 2, one)
+        shown = min(lacking / judges * only / lone, 1.0) if judges >= JUDGES else 0.5
+        mean, way = few @ torch.cat(list(right)) / few.sum(), 1 - (shown + 0.5) / 2
+        return [torch.where((n <= 0.01) & t, one + way * (mean - one), one)
                 for one, n, t in zip(right, left, self.trains, strict=True)]
 
     def reached(self) -> dict[str, Reached]:
