@@ -57,6 +57,28 @@ def class_shares(skew: str, clients: int, classes: int, rng: np.random.Generator
     return out
 
 
+def fit_shares(shares: Floats, count: int, supply: Labels, steps: int = 500) -> Floats:
+    """Return the class shares nearest to ``shares`` that a set has enough images for.
+
+    Iterative proportional fitting: the clients' demand for a class is scaled down to the supply,
+    each client's shares to a sum of 1 again. Where supply suffices nothing changes.
+
+    Args:
+        shares: ``[K, C]``.
+        count: images of each client.
+        supply: images of each class ``[C]``.
+    """
+    out = shares
+    for _ in range(steps):
+        demand = count * out.sum(0)
+        scale = np.minimum(1, supply / np.maximum(demand, 1e-12))
+        if (scale > 1 - 1e-6).all():
+            break
+        out = out * scale
+        out = out / out.sum(1, keepdims=True)
+    return out
+
+
 def draw(shares: Floats, count: int, labels: Labels, rng: np.random.Generator) -> list[Labels]:
     """Return ``count`` images for each client by its class shares, no image twice.
 
@@ -78,10 +100,13 @@ def draw(shares: Floats, count: int, labels: Labels, rng: np.random.Generator) -
     return out
 
 
-def deal(data: Features, clients: int, images: int, skew: str, shift: bool, seed: int) -> list[Held]:
+def deal(
+    data: Features, clients: int, images: int, skew: str, shift: bool, seed: int
+) -> list[Held]:
     """Return a cell's clients."""
     rng = numpy_stream(seed, "map", data.name, clients, images, skew)
-    shares = class_shares(skew, clients, data.classes, rng)
+    supply = np.bincount(data.train.labels, minlength=data.classes)
+    shares = fit_shares(class_shares(skew, clients, data.classes, rng), images, supply)
     train = draw(shares, images, data.train.labels, rng)
     room = len(data.val.labels) // clients
     val = draw(shares, max(1, min(round(VAL_SHARE * images), room)), data.val.labels, rng)

@@ -114,3 +114,28 @@ def find_image(root: Path, key: str) -> Path:
         if path.is_file():
             return path
     raise DataError(f"{root} has no image {key}")
+
+
+def read_features(name: str, folder: Path) -> Features:
+    """Return a set's features from the packs of ``pack_set``.
+
+    Raises:
+        DataError: a pack is missing or damaged, or lacks images.
+    """
+    clean = open_pack(folder / f"{SETS[name]}.pack.safetensors")
+    about = clean.about
+    if sum(about.unreadable):
+        raise DataError(f"{clean.path}: {sum(about.unreadable)} images did not decode")
+    rows = clean.rows(about.transform, np.arange(about.count)).astype(np.float64)
+    domains = [rows]
+    if name in SHIFTED:
+        shifted = open_pack(folder / f"{SETS[name]}-shifted.pack.safetensors")
+        place = {key: i for i, key in enumerate(shifted.keys)}
+        moved = shifted.rows(shifted.about.transform, np.arange(shifted.about.count))
+        domains += [moved[[place[f"{kind.partition(':')[0]}/{i:06}.png"]
+                           for i in range(about.count)]].astype(np.float64)
+                    for kind in SCANNERS[1:]]
+    ends = np.cumsum(about.sizes)
+    parts = [Part(np.stack([d[b:e] for d in domains]), clean.labels[b:e])
+             for b, e in zip((0, *ends[:-1]), ends, strict=True)]
+    return Features(name, len(about.classnames), *parts)
