@@ -16,7 +16,8 @@ from fedvlm.evaluation.references.heads import HeadClient, Heads
 
 ALONE, TOGETHER = "alone", "together"
 METHODS = ("shared", "shared+shares", "ridge", "ridge+shares", "personal")
-SHARING = ("shared", "shared+shares", "ridge+shares", "personal")  # together: the best of these
+# together: the best of these by validation images, the first of equal ones
+SHARING = ("shared+shares", "personal", "ridge+shares", "shared")
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def test_together_is_chosen_on_validation_images_and_hurt_is_counted() -> None:
 
     fixed = {cell.ALONE: score([50, 60], 99), "shared": score([90, 90], 10),
              "shared+shares": score([70, 59], 80), "ridge": score([95, 95], 90),
-             "ridge+shares": score([91, 92], 70), "personal": score([80, 80], 20)}
+             "ridge+shares": score([91, 92], 70), "personal": score([80, 80], 80)}
     made = Features("Made", 2, *(Part(np.ones((1, 8, 2)), np.arange(8) % 2) for _ in range(3)))
     numbers = cell.measure(made, 2, 2, EVEN, False, 1, lambda _: fixed)
     assert numbers[cell.TOGETHER] == numbers["shared+shares"]
