@@ -72,7 +72,7 @@ def _panel(
                         origin="lower", aspect="auto", interpolation="nearest")
     for (k, n), row in cells.items():
         value, error = row[metric], row[f"{metric}_se"]
-        text = f"{value:+.0f}".replace("-", "\N{MINUS SIGN}")
+        text = f"{value:+.0f}".replace("-", "\N{MINUS SIGN}") if round(value) else "0"
         if not math.isnan(error) and abs(value) < 2 * error:
             text = f"({text})"
         axes.text(clients.index(k), images.index(n), text, ha="center", va="center",

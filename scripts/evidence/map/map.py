@@ -2,8 +2,8 @@
 
 Linear heads on frozen features at their fixed points: the most that heads reach, no statement on
 rounds or prompts. Encodes each set once into FOLDER, runs the cells (each may be interrupted and
-goes on), and writes map.csv and map.png. "Alone" is each client's own logistic regression;
-"together" is the best of four ways to share a head, chosen on validation images.
+goes on), and writes a page with map.csv and map.png. "Alone" is each client's own logistic
+regression; "together" is the best of four ways to share a head, chosen on validation images.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from evidence.map.cell import measure
 from evidence.map.deal import SKEWS
 from evidence.map.figure import draw_map
 from evidence.map.images import SETS, SHIFTED, Features, pack_set, read_features
+from evidence.map.page import page_of
 from evidence.map.table import summarize, write_table
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.core.files import user_path
+from fedvlm.core.files import user_path, write_text
 
 CLIENTS = (2, 5, 10, 20, 50, 100)
 IMAGES = (5, 10, 25, 50, 100, 200)
@@ -42,7 +43,7 @@ EXAMPLES = (
 def flags(parser: Parser) -> None:
     """Add what the command takes."""
     add = parser.add_argument
-    add("folder", metavar="FOLDER", help="where map.csv and map.png go")
+    add("folder", metavar="FOLDER", help="where the page goes")
     add("--root", default="", metavar="DATA", help="folder of the data sets")
     add("--backbone", default="", metavar="NAME", help="whose image features are used")
     add("--runs", default="output/map", metavar="FOLDER", help="features and cells (output/map)")
@@ -82,8 +83,9 @@ def main(args: Namespace) -> int:
     summary = summarize(rows)
     write_table(summary, into / "map.csv")
     draw_map(summary, into)
-    say(f"{len(rows)} cells of {len({row['set'] for row in rows})} sets; wrote {into}/map.csv and "
-        "map.png")
+    write_text(into / "README.md", page_of(summary, rows))
+    say(f"{len(rows)} cells of {len({row['set'] for row in rows})} sets; wrote {into}: README.md, "
+        "map.csv, map.png, map-balanced.png")
     return 0
 
 

@@ -115,7 +115,8 @@ def test_table_and_figures_of_cells_that_were_run(
     runs.mkdir()
     rows = [{"set": "EuroSAT", "clients": k, "images": n, "skew": EVEN, "shift": False,
              "seed": s, "numbers": {m: {"personal": v + s, "balanced": v, "worst": v, "hurt": 0.0}
-                                    for m, v in (("alone", 50.0), ("together", 60.0 + s))}}
+                                    for m, v in {"alone": 50.0, "together": 60.0 + s,
+                                                 **dict.fromkeys(cell.METHODS, 60.0)}.items()}}
             for k in (2, 5) for n in (5, 10) for s in (1, 2)]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (runs / "eurosat.jsonl").write_text(text + '{"set": "Euro')  # killed while it wrote
@@ -126,6 +127,10 @@ def test_table_and_figures_of_cells_that_were_run(
                         "11.50,0.50")
     assert {"map.png", "map-balanced.png"} <= {p.name for p in (tmp_path / "out").iterdir()}
     assert summarize(rows[:1])[0]["seeds"] == 1
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "better by more than 2 points in 4 of 4 cells, worse in 0; median +11.5" in page
+    assert "EuroSAT (2 draws of each cell)" in page
+    assert "is +0.0 points from the personal head's fixed point" in page
     assert "8 cells of 1 sets" in capsys.readouterr().out
     assert main(["map", str(tmp_path / "out"), "--runs", str(tmp_path), "--table-only"]) == 2
     assert main(["map", str(tmp_path / "out"), "--sets", "EuroSet", "--table-only"]) == 2
