@@ -17,7 +17,7 @@ BEGIN, END = "<!-- points -->", "<!-- end of points -->"
 Seeds = Mapping[int, float]  # percent by seed
 
 
-def numbers_of(folder: Path) -> dict[tuple[str, str], Seeds]:
+def numbers_of(folder: Path) -> Mapping[tuple[str, str], Seeds]:
     """Return personal accuracies by (method, tag) and seed of finished runs below a folder."""
     out: dict[tuple[str, str], dict[int, float]] = {}
     for run in collect([folder]).runs:

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from evidence.map.deal import Held, deal
+from evidence.map.deal import Held, Labels, deal
 from evidence.map.images import Features, Part
 from fedvlm.evaluation.references import heads as solve
 from fedvlm.evaluation.references.heads import HeadClient, Heads
@@ -65,8 +65,8 @@ class Cell:
                 for one in self.held]
 
     @staticmethod
-    def _rows(part: Part, places: object, domain: int, unit: bool) -> Tensor:
-        rows = torch.from_numpy(part.features[domain, places])
+    def _rows(part: Part, places: Labels | slice, domain: int, unit: bool) -> Tensor:
+        rows = torch.from_numpy(part.features[domain][places])
         return torch.nn.functional.normalize(rows, dim=-1) if unit else rows
 
     @cached_property
