@@ -54,7 +54,11 @@ class Datum:
         array: uint8 ``[H, W, 3]`` where the image comes out of an archive, a ``Picture`` where it
             is read from memory when it is wanted, else None.
         packed: what a feature pack knows of it, which has no pixels; None for an image.
-        client: who holds it, where the data say so; no reader does, and the partition decides.
+        client: who holds it, by the column that DATASET.CLIENTS_BY names; empty without one, and
+            the partition decides.
+        group: what it shares with other images that are no independent evidence (a patient, a
+            slide, a video), by the column that DATASET.GROUPS names; None without one. A group
+            never stands on two sides of a split, a fold or a partition.
     """
 
     impath: str
@@ -65,6 +69,7 @@ class Datum:
     array: NDArray[np.uint8] | Picture | None = field(default=None, compare=False, repr=False)
     packed: PackedImage | None = field(default=None, compare=False, repr=False)
     client: str = ""
+    group: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def path(self) -> Path:
@@ -182,6 +187,18 @@ def labels_of(items: Sequence[Datum]) -> IntArray:
 def domains_of(items: Sequence[Datum]) -> IntArray:
     """Return the domain numbers ``[n]`` of a list."""
     return np.fromiter((d.domain for d in items), dtype=np.int64, count=len(items))
+
+
+def group_numbers(items: Sequence[Datum]) -> IntArray:
+    """Return the group numbers ``[n]`` of a list, from 0 by the groups' sorted names.
+
+    An image without a group is a group of its own, and comes after the named ones.
+    """
+    names = sorted({d.group for d in items if d.group is not None})
+    number = {name: i for i, name in enumerate(names)}
+    alone = iter(range(len(names), len(names) + len(items)))
+    rows = (next(alone) if d.group is None else number[d.group] for d in items)
+    return np.fromiter(rows, dtype=np.int64, count=len(items))
 
 
 def untested_classes(parts: Mapping[str, Sequence[Datum]]) -> list[str]:

@@ -75,7 +75,8 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
     domains = sorted({row.domain for row in rows}) if "domain" in columns else []
     data = [
         Datum(r.file or str(image_dir / r.path), label,
-              domains.index(r.domain) if domains else 0, name, r.path, client=r.client)
+              domains.index(r.domain) if domains else 0, name, r.path, client=r.client,
+              group=r.group)
         for r, (label, name) in zip(rows, labels, strict=True)
     ]
     if not {"label", "classname"} & columns:
