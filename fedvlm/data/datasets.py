@@ -46,7 +46,6 @@ MEMORY_FORMAT = "memory"  # DATASET.FORMAT of what a Python program gave (``memo
 DEFAULT_TEMPLATE = "a photo of a {}."
 
 
-@explain_refusals()
 def load_dataset(cfg: CfgNode) -> DatasetBase:
     """Read the data set that ``cfg.DATASET`` names, from its images or from a feature pack.
 
@@ -55,6 +54,13 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
             of another set.
         DataError: something is missing on disk or inconsistent; the message says what.
     """
+    data = _load(cfg)
+    check_holders(data, cfg.DATASET.get("CLIENTS_BY", ""), cfg.DATASET.get("GROUPS", ""))
+    return data
+
+
+@explain_refusals()
+def _load(cfg: CfgNode) -> DatasetBase:
     name = cfg.DATASET.NAME
     if fold(cfg.DATASET.FORMAT) == MEMORY_FORMAT:
         raise ConfigError(
@@ -227,13 +233,12 @@ def read_by_config(cfg: CfgNode, root: Path, faults: list[str] | None = None) ->
         groups=node.get("GROUPS", ""), columns=node.get("COLUMNS", ""),
         unpacked=cache_dir(cfg) / "fedvlm" / "unpacked" if form in _TABLES else None,
     ))  # fmt: skip
-    _check_holders(name, data, node.get("CLIENTS_BY", ""), node.get("GROUPS", ""), form)
     if form == "coop" and files[0].name == prepared_name(name):
         data.notes.append(f"{name}: not the published split ({files[0].name})")
     return data
 
 
-def _check_holders(name: str, data: DatasetBase, clients_by: str, groups: str, form: str) -> None:
+def check_holders(data: DatasetBase, clients_by: str, groups: str) -> None:
     """Refuse columns that this layout cannot have, groups on two sides, and less than two clients.
 
     Raises:
@@ -245,19 +250,21 @@ def _check_holders(name: str, data: DatasetBase, clients_by: str, groups: str, f
         (groups, "--groups", any(d.group is not None for d in data.all())),
     ):
         if key and not known:
+            word = "{client}" if flag == "--clients-by" else "{group}"
             raise ConfigError(
-                f"{flag} {key}: {name} is read as '{form}', where nothing says it: name a column "
-                f"of a table of the images, or a pattern of their paths ({flag} '{{client}}/*')"
+                f"{flag} {key}: {data.name} as it is read here does not say it: name a column of "
+                f"a table of its images, or a pattern of their paths ({flag} '{word}/*'); a "
+                "feature pack has no names of clients or groups"
             )
     if groups:
         from fedvlm.data.whole_groups import refuse_torn  # start-up: for groups only
 
-        refuse_torn(data.parts, name)
+        refuse_torn(data.parts, data.name)
     if clients_by:
-        data.notes += holder_notes(name, data, clients_by)
+        data.notes += holder_notes(data, clients_by)
 
 
-def holder_notes(name: str, data: DatasetBase, clients_by: str) -> list[str]:
+def holder_notes(data: DatasetBase, clients_by: str) -> list[str]:
     """Return what is odd in the clients that the data say.
 
     Raises:
@@ -266,7 +273,7 @@ def holder_notes(name: str, data: DatasetBase, clients_by: str) -> list[str]:
     everyone = {d.client for d in data.all()} - {""}
     if len(data.client_names) < 2:
         raise DataError(
-            f"{name}: --clients-by {clients_by}: there is one client only"
+            f"{data.name}: --clients-by {clients_by}: there is one client only"
             f"{' with training images' if len(everyone) > 1 else ''}; a federation needs two: "
             "name another column, or deal the images with --partition"
         )

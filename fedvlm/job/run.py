@@ -221,6 +221,8 @@ def _train(
     cfg = built.cfg
     folder.write_config(flat(cfg), origins)
     folder.write_partition(built.data.index_file())
+    if built.data.client_names:
+        folder.write_client_names(built.data.client_names)
     folder.write_text("partition.csv", partition_csv(_counted(built)))
     folder.record_facts(
         data_digest=built.data.digest, backbone_digest=built.backbone.digest,

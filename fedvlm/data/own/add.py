@@ -19,12 +19,12 @@ from fedvlm.data.own.place import Keys
 from fedvlm.data.own.shape import look
 
 FORMAT_KEY, LEAVE_OUT_KEY, NAME_KEY = "DATASET.FORMAT", "DATASET.LEAVE_OUT", "DATASET.NAME"
-CLIENTS_BY, COLUMNS = "DATASET.CLIENTS_BY", "DATASET.COLUMNS"
+CLIENTS_BY, GROUPS, COLUMNS = "DATASET.CLIENTS_BY", "DATASET.GROUPS", "DATASET.COLUMNS"
 _OF_READING = (
     NAME_KEY, FORMAT_KEY, LEAVE_OUT_KEY, "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE",
-    "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE", CLIENTS_BY, "DATASET.GROUPS",
-    COLUMNS,
+    "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE", CLIENTS_BY, GROUPS, COLUMNS,
 )  # fmt: skip
+_NAMED = 8  # clients that the first lines of a run name
 USUAL_CLIENTS, SMALLEST = 10, 4  # of default_schema; fewer classes are not dealt as classes
 
 
@@ -81,12 +81,12 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     if data.client_names:
         number = len(data.client_names)
         share = {"FED.PARTITION": "natural", "FED.CLIENTS": number}
-        notes = [f"one client for each value of {given.get(CLIENTS_BY, '')}: {number} clients "
-                 f"({first_names(data.client_names)})"]
+        notes = [f"one client for each value of {given.get(CLIENTS_BY, '')}: {number} clients"]
     elif data.domain_names or not shape.known:
         share, notes = default_sharing(data.name, data.classnames, data.domain_names)
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
-    decided = (*shape.notes, *notes)
+    names = [f"clients: {first_names(data.client_names, _NAMED)}"] if data.client_names else []
+    decided = (*shape.notes, *notes, *names)  # names of clients go to the screen, to no file
     return OwnSet(shape.what, keys | share, data, decided, tuple(dict.fromkeys(said)))
 
 

@@ -5,7 +5,8 @@ distance from it, and a constant 1 beside them (so the intercept is held as smal
 regression knows the classes of its training images and no others. Its l2 is the one of
 ``GRID`` with the most right answers on its validation images, of equals the one with the least loss
 there, then the strongest; without validation images these are images held out of the training ones:
-each of five parts in turn, or one fifth where there are more than ``LARGE``.
+each of five parts in turn, or one fifth where there are more than ``LARGE``. The parts have whole
+groups (a patient's images), where the data say them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedvlm.core.placing import folds_of
 from fedvlm.evaluation.references.softmax import GRID, Problems, Solution, path
 from fedvlm.federation.batches import IndexSplit
 from fedvlm.models.features.sources import SampleSource
@@ -34,10 +36,12 @@ class Frozen:
     Attributes:
         source: gives the stream ``features [n, d]``.
         labels: by sample index.
+        groups: by sample index, numbers of what is never divided; None where nothing is.
     """
 
     source: SampleSource
     labels: np.ndarray
+    groups: np.ndarray | None = None
 
     def x(self, indices: np.ndarray) -> Tensor:
         """Return features of unit length ``[n, d]``, float64."""
@@ -162,7 +166,10 @@ def _solved(
             right.append(counts[0])
             loss.append(counts[1])
     if val is None:
-        right, loss = _cross_validated(problems, grid)
+        parts = _parts(problems)
+        if frozen.groups is not None:
+            parts = _group_parts(parts, frozen.labels, frozen.groups, shares)
+        right, loss = _cross_validated(problems, grid, parts)
     out = []
     for k, share in enumerate(shares):
         i = max(range(len(grid)), key=lambda j: (right[j][k].item(), -loss[j][k].item(), -j))
@@ -210,11 +217,10 @@ def _rated(logits: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cross_validated(
-    problems: Problems, grid: Sequence[float]
+    problems: Problems, grid: Sequence[float], parts: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return right answers and loss on held-out training images, for each l2, ``[K]``."""
     k, n = problems.w.shape
-    parts = _parts(problems)
     folds = FOLDS if n <= LARGE else 1
     held = torch.stack([(parts == f) for f in range(folds)], 1).flatten(0, 1)  # [K * F, n]
     many = Problems(*(t.repeat_interleave(folds, 0) for t in (
@@ -240,3 +246,14 @@ def _parts(problems: Problems) -> Tensor:
     order = later.argsort(dim=1, stable=True)
     deal = (torch.arange(n, device=order.device) % FOLDS).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, deal)
+
+
+def _group_parts(
+    parts: Tensor, labels: np.ndarray, groups: np.ndarray, shares: Sequence[IndexSplit]
+) -> Tensor:
+    """Return the parts ``[K, n]`` with every group of a share in one of them."""
+    out = parts.clone()
+    for k, share in enumerate(shares):
+        at = np.asarray(share.train, dtype=np.int64)
+        out[k, : len(at)] = torch.from_numpy(folds_of(groups[at], labels[at], FOLDS)).to(out.device)
+    return out
