@@ -92,9 +92,9 @@ def refuse_torn(parts: Mapping[str, Sequence[Datum]], where: str) -> None:
         a, b, *_ = sorted(holder[torn[0]])
         raise DataError(
             f"{where}: --groups: {len(torn)} group(s) have images at two clients (first: "
-            f"{quote_name(torn[0])}, at {quote_name(a)} and {quote_name(b)}); if every client numbers "
-            "its groups anew, name both columns (--groups CLIENT_COLUMN,GROUP_COLUMN); if they are "
-            "the same, give the group to one client in the table"
+            f"{quote_name(torn[0])}, at {quote_name(a)} and {quote_name(b)}); if every client "
+            "numbers its groups anew, name both columns (--groups CLIENT_COLUMN,GROUP_COLUMN); if "
+            "they are the same, give the group to one client in the table"
         )
     torn = sorted(g for g, names in side.items() if len(names) > 1)
     if torn:

@@ -243,7 +243,8 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     notes += _clients_by(cfg, origins)
     drawn = fed.INDEX_FILE or cfg.DATASET.FEWSHOT_FILE
     natural = fed.PARTITION == NATURAL and cfg.DATASET.CLIENTS_BY
-    if (fed.PARTITION in SKEWED or natural) and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
+    whole = fed.PARTITION in SKEWED or natural
+    if whole and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
         cfg.DATASET.NUM_SHOTS = -1
         origins["DATASET.NUM_SHOTS"] = f"because FED.PARTITION is {fed.PARTITION}"
     return notes

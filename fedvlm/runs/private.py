@@ -126,7 +126,8 @@ def take_private(session: dict[str, Any]) -> dict[str, Any]:
 def read_private(folder: Path) -> dict[str, Any]:
     """Return what a run folder's ``private.json`` holds: ``sessions``, ``config``, ``clients``.
 
-    ``clients`` are the names of the clients by number, where the data say them. All are empty where there is no such file, or none that can be read: nothing depends on it.
+    ``clients`` are the names of the clients by number, where the data say them. All are empty where
+    there is no such file, or none that can be read: nothing depends on it.
     """
     try:
         record = json.loads((folder / NAME).read_bytes())

@@ -190,7 +190,7 @@ def read_header(
 
 
 def _may_be(meaning: str, lines: Sequence[Sequence[str]], at: int) -> bool:
-    """Return whether the values of a column can be what its name suggests; parts are known words."""
+    """Return whether a column's values can be what its name suggests: parts are known words."""
     if meaning != "split":
         return True
     values = {line[at].strip().lower() for line in lines if at < len(line)}

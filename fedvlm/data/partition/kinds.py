@@ -8,8 +8,8 @@ Where shots are asked for (k >= 1), "k shots per class per client" means:
 - domain_dirichlet: k per class drawn in each domain, then the partition.
 - iid: each client draws its own k per class from the full list (draws may overlap; validation
   likewise), test images are dealt.
-- n_classes, domain, natural: the full lists are partitioned, then each client draws k per class from its
-  own; clients never share an image.
+- n_classes, domain, natural: the full lists are partitioned, then each client draws k per class
+  from its own; clients never share an image.
 Without shots (k = -1) the full lists are partitioned: every training and validation image is used
 once. Draws come before the base/new cut (CoOp). A held-out domain takes no part in any draw.
 

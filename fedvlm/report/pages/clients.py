@@ -40,8 +40,9 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
     domains = any(one["domain"] for one in data.values())
     sent = [_bytes(records, way) for way in ("up", "down")]
     names = read_private(folder)["clients"]
-    heads: list[Content] = ["client", *(["name"] if names else []), *(["domain"] if domains else []), *_counts(data),
-                            "test images", "accuracy (%)", "gain on start", "over rounds",
+    heads: list[Content] = ["client", *(["name"] if names else []),
+                            *(["domain"] if domains else []), *_counts(data), "test images",
+                            "accuracy (%)", "gain on start", "over rounds",
                             *(f"{name} (%)" for name in more), "last loss", "sent", "received"]
     rows: list[Sequence[Content]] = []
     for client, one in last.items():
@@ -50,7 +51,8 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
             first.get(client, {}).get("accuracy"))
         gain = None if accuracy is None or start is None else accuracy - start
         rows.append([
-            client, *([_name(names, client)] if names else []), *([str(there.get("domain", ""))] if domains else []),
+            client, *([_name(names, client)] if names else []),
+            *([str(there.get("domain", ""))] if domains else []),
             *(there.get(key, 0) for key in _counts(data).values()), one.get("n", 0),
             cell(decimal(accuracy), accuracy),
             cell("" if gain is None else signed_text(gain), gain),
