@@ -166,10 +166,11 @@ def _solved(
             right.append(counts[0])
             loss.append(counts[1])
     if val is None:
-        parts = _parts(problems)
-        if frozen.groups is not None:
-            parts = _group_parts(parts, frozen.labels, frozen.groups, shares)
-        right, loss = _cross_validated(problems, grid, parts)
+        if frozen.groups is None:
+            right, loss = _cross_validated(problems, grid)
+        else:
+            parts = _group_parts(_parts(problems), frozen.labels, frozen.groups, shares)
+            right, loss = _cross_validated(problems, grid, parts)
     out = []
     for k, share in enumerate(shares):
         i = max(range(len(grid)), key=lambda j: (right[j][k].item(), -loss[j][k].item(), -j))
@@ -217,10 +218,11 @@ def _rated(logits: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cross_validated(
-    problems: Problems, grid: Sequence[float], parts: Tensor
+    problems: Problems, grid: Sequence[float], parts: Tensor | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return right answers and loss on held-out training images, for each l2, ``[K]``."""
     k, n = problems.w.shape
+    parts = _parts(problems) if parts is None else parts
     folds = FOLDS if n <= LARGE else 1
     held = torch.stack([(parts == f) for f in range(folds)], 1).flatten(0, 1)  # [K * F, n]
     many = Problems(*(t.repeat_interleave(folds, 0) for t in (

@@ -117,7 +117,7 @@ def flair(folder: Path) -> str:
 
 
 def camelyon(folder: Path) -> str:
-    """WILDS: an index column, no column of paths, five hospitals in ``center``, numbers as split."""
+    """WILDS: an index column, no column of paths, hospitals in ``center``, numbers as split."""
     rows = []
     for i in range(20):
         patient, center = f"{i // 4:03}", i // 4
@@ -261,8 +261,8 @@ def semicolons(folder: Path) -> str:
     rows = []
     for i in range(12):
         picture(folder / f"{i}.png")
-        rows.append([f"{i}.png", ("cat", "dog")[i % 2], f"Ward {i // 6}", "CT" if i % 4 < 2 else "MR",
-                     "1,5"])
+        scanner = "CT" if i % 4 < 2 else "MR"
+        rows.append([f"{i}.png", ("cat", "dog")[i % 2], f"Ward {i // 6}", scanner, "1,5"])
     return written(folder, "list.csv", "File,Class,Institution,scanner,mm", rows, ";")
 
 

@@ -115,7 +115,8 @@ HEAD = "path,label,classname,split"
         (f"{HEAD}\na,0,x,train\nb,1,x,test\n", "labels 0 and 1 are both called 'x'"),
         ('path,classname,split\n"a,cat,train\n', "line 2: not a CSV line"),
         (GOOD + '"c\nd.png",cat,train\n', "line 8: the cell 'path' holds a line break"),
-        ('path,"class\nnam",split\na,b,train\n', r"did you mean 'classname'\?.*--columns classname=COLUMN"),
+        ('path,"class\nnam",split\na,b,train\n',
+         r"did you mean 'classname'\?.*--columns classname=COLUMN"),
         (b"path,classname\n\xff,cat\n", "not a text file in UTF-8"),
     ],
 )
