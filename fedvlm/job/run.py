@@ -295,9 +295,13 @@ def to_the_end(
     ) if built.backbone.has_text else None
     beside = None
     if built.cfg.TEST.REFERENCES and not of_parties(built.cfg):
+        from fedvlm.job.results.near import near_duplicates  # start-up: with them
         from fedvlm.job.results.references import reference_rows  # start-up: where they are wanted
 
         beside = reference_rows(built, recorder.evaluator.panel, reference, progress, afresh)
+        if twins := near_duplicates(built, recorder.evaluator.panel, progress):
+            built.notes.append(twins)
+            _note(screens, twins)
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)

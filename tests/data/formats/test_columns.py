@@ -88,7 +88,8 @@ def test_two_files_of_one_name_at_two_hospitals(tmp_path: Path) -> None:
     written(tmp_path, "t.csv", "file,class,hospital", rows[:4])
     with pytest.raises(FedvlmError, match=r"2 files are called 'scan0.png' \(Lyon/mri/scan0"):
         read(tmp_path)
-    written(tmp_path, "t.csv", "file,class,hospital", [[f"{r[2]}/mri/{r[0]}", *r[1:]] for r in rows])
+    rows = [[f"{place}/mri/{file}", name, place] for file, name, place in rows]
+    written(tmp_path, "t.csv", "file,class,hospital", rows)
     assert read(tmp_path, CLIENTS_BY="hospital").data.client_names == ["Lyon", "Porto"]
 
 
