@@ -75,6 +75,22 @@ _CORRUPTION = Option(
 )
 
 
+_COLUMNS = {
+    "DATASET.CLIENTS_BY": Option(
+        "", "your own sets: column that names the client of each image (hospital,scanner: several),"
+        " or a pattern of paths, {client}/{class}/*; '': the partition decides", neutral="",
+    ),
+    "DATASET.GROUPS": Option(
+        "", "your own sets: column (or pattern of paths, patient{group}) of what images belong to; "
+        "a group is never on two sides of a split, a fold or a partition", neutral="",
+    ),
+    "DATASET.COLUMNS": Option(
+        "", "your own tables: what columns mean, path=img_id,classname=dx,split=- (- for none); a "
+        "path may be made of several, path={site}/{id}.png", neutral="",
+    ),
+}
+
+
 def _dataset() -> Schema:
     return {
         "DATASET.ROOT": Option("", "folder of the data sets (CoOp's $DATA), or a feature pack"),
@@ -100,19 +116,7 @@ def _dataset() -> Schema:
             0.0, "your own sets without test images: share of each class used for testing, "
             "drawn by DATA_SEED; 0: none", low=0, high=1, high_open=True, neutral=0.0,
         ),
-        "DATASET.CLIENTS_BY": Option(
-            "", "your own sets: column that names the client of each image (hospital,scanner: "
-            "several), or a pattern of paths, {client}/{class}/*; '': the partition decides",
-            neutral="",
-        ),
-        "DATASET.GROUPS": Option(
-            "", "your own sets: column (or pattern of paths, patient{group}) of what images belong "
-            "to; a group is never on two sides of a split, a fold or a partition", neutral="",
-        ),
-        "DATASET.COLUMNS": Option(
-            "", "your own tables: what columns mean, path=img_id,classname=dx,split=- (- for none);"
-            " a path may be made of several, path={site}/{id}.png", neutral="",
-        ),
+        **_COLUMNS,
         "DATASET.TEMPLATE": Option("", "prompt with {} for the class name; '': the set's own"),
         "DATASET.NUM_SHOTS": Option(
             16, "training images per class; -1: all (Dassl: -1), the default of the Dirichlet "

@@ -9,15 +9,41 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
-from fedvlm.core.placing import place_groups, table_of
 from fedvlm.core.rng import numpy_stream
 from fedvlm.core.spelling import quote_name
 from fedvlm.data.datum import PARTS, Datum, IntArray, group_numbers
 
+FloatArray = NDArray[np.float64]
 _SEED = 0
 _FIRST = 3  # groups that a message names
+
+
+def place_groups(
+    counts: IntArray, wanted: IntArray | FloatArray
+) -> IntArray:
+    """Return the place of each group, ``[G]``: greedy, the largest first, ties by their order.
+
+    Args:
+        counts: images of each group by kind, ``[G, S]``.
+        wanted: images that each place should get by kind, ``[P, S]``.
+    """
+    left = np.asarray(wanted, dtype=np.float64).copy()
+    places = np.zeros(len(counts), dtype=np.int64)
+    for g in np.argsort(-counts.sum(axis=1), kind="stable"):
+        places[g] = int((left @ counts[g]).argmax())
+        left[places[g]] -= counts[g]
+    return places
+
+
+def table_of(numbers: IntArray, kinds: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the distinct group numbers ``[G]`` and their images by kind, ``[G, S]``."""
+    distinct, at = np.unique(numbers, return_inverse=True)
+    table = np.zeros((len(distinct), int(kinds.max(initial=-1)) + 1), dtype=np.int64)
+    np.add.at(table, (at, kinds), 1)
+    return distinct, table
 
 
 def cut_whole(

@@ -24,6 +24,7 @@ from fedvlm.core.rows.store import move_state
 from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import nbytes
+from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datasets import set_name
 from fedvlm.data.datum import PARTS
 from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
@@ -295,13 +296,15 @@ def to_the_end(
     ) if built.backbone.has_text else None
     beside = None
     if built.cfg.TEST.REFERENCES and not of_parties(built.cfg):
-        from fedvlm.job.results.near import near_duplicates  # start-up: with them
         from fedvlm.job.results.references import reference_rows  # start-up: where they are wanted
 
         beside = reference_rows(built, recorder.evaluator.panel, reference, progress, afresh)
-        if twins := near_duplicates(built, recorder.evaluator.panel, progress):
-            built.notes.append(twins)
-            _note(screens, twins)
+        if not built.cfg.DATASET.GROUPS and dataset_info(built.cfg.DATASET.NAME) is None:
+            from fedvlm.job.results.near import near_duplicates  # start-up: for own sets only
+
+            if twins := near_duplicates(built, recorder.evaluator.panel, progress):
+                built.notes.append(twins)
+                _note(screens, twins)
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)

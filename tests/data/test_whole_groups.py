@@ -13,7 +13,7 @@ import pytest
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.federated import FederatedData, build_federation
-from fedvlm.data.whole_groups import cut_whole, refuse_torn
+from fedvlm.data.whole_groups import cut_whole, place_groups, refuse_torn
 from tests.data.miniatures.own import config, write_image
 
 CLASSES = ("cat", "cow", "dog", "fox")
@@ -26,6 +26,14 @@ def images(groups: int, each: int) -> list[Datum]:
               group=f"p{g}")
         for g, i in product(range(groups), range(each))
     ]
+
+
+def test_the_numbers_that_are_wanted_are_met_where_groups_allow_it() -> None:
+    counts = np.array([[4, 0], [0, 4], [2, 0], [0, 2], [2, 0], [0, 2]])
+    wanted = np.array([[4, 4], [4, 4]])
+    places = place_groups(counts, wanted)
+    got = np.array([counts[places == p].sum(axis=0) for p in (0, 1)])
+    assert got.tolist() == wanted.tolist()
 
 
 def test_a_cut_keeps_groups_and_meets_the_shares() -> None:

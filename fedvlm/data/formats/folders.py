@@ -13,9 +13,9 @@ from pathlib import Path
 
 from fedvlm.core.errors import DataError, fold
 from fedvlm.core.rng import numpy_stream
+from fedvlm.data.columns.patterns import files_of, is_pattern, mark
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.parts import OWN_SHARES, PART_NAMES, complete
-from fedvlm.data.formats.patterns import files_of, is_pattern, mark
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import (
     IMAGE_SUFFIXES,

@@ -22,8 +22,8 @@ from pathlib import Path, PurePosixPath
 
 from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.core.spelling import name_fault, show_name
-from fedvlm.data.datum import PARTS, DatasetBase, Datum
-from fedvlm.data.formats.columns import (
+from fedvlm.data.columns.find_images import find_images
+from fedvlm.data.columns.header import (
     TABLE_COLUMNS,
     Header,
     Wish,
@@ -32,10 +32,10 @@ from fedvlm.data.formats.columns import (
     read_header,
     wish_of,
 )
-from fedvlm.data.formats.find_images import find_images
+from fedvlm.data.columns.patterns import mark
+from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.folders import OWN_CUT, cut_class
 from fedvlm.data.formats.parts import OWN_SHARES, PART_NAMES, complete
-from fedvlm.data.formats.patterns import mark
 from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.formats.table_files import Lines, read_lines_of
 from fedvlm.data.layouts import CopyInfo

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedvlm.core.errors import DataError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -166,8 +168,7 @@ _SIGNS = tuple(
 
 def _pixels(path: Path, values: Sequence[Any], place: Path, number: int) -> str:
     """Write a square picture of numbers from 0 to 1 (LEAF's FEMNIST: 28 x 28)."""
-    import numpy as np  # start-up: for LEAF's files only
-    from PIL import Image
+    from PIL import Image  # start-up: for LEAF's files only
 
     try:
         flat = np.asarray(values, dtype=np.float64).reshape(-1)

@@ -16,10 +16,10 @@ from pathlib import Path
 from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import dataset_info
+from fedvlm.data.columns.find_images import DICOM, dicom_words
+from fedvlm.data.columns.patterns import is_pattern
 from fedvlm.data.formats.class_names import is_code
-from fedvlm.data.formats.find_images import DICOM, dicom_words
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
-from fedvlm.data.formats.patterns import is_pattern
 from fedvlm.data.formats.table_files import TABLES
 from fedvlm.data.layouts import TINY_IMAGENET, choose, layouts_of
 from fedvlm.data.locate import explain_refusals, is_pack, listing, read_json_file

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedvlm.core.errors import DataError
+from fedvlm.data.columns.find_images import DICOM, dicom_words, is_found
 from fedvlm.data.datum import PARTS
 from fedvlm.data.formats.class_names import has_names
-from fedvlm.data.formats.find_images import DICOM, dicom_words, is_found
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
 from fedvlm.data.formats.table import METADATA, glance, part_of_table
 from fedvlm.data.formats.table_files import TABLES, is_leaf

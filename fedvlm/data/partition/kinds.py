@@ -46,7 +46,6 @@ from fedvlm.data.partition.even import (
     natural,
 )
 from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
-from fedvlm.data.whole_groups import keep_whole
 
 Partitioner = Callable[[ImagePool, PartitionSpec], Partition]
 PARTITIONERS: Registry[Partitioner] = Registry("partition")
@@ -78,6 +77,8 @@ def make_partition(pool: ImagePool, spec: PartitionSpec) -> Partition:
     partition = PARTITIONERS.get(spec.kind)(pool, spec)
     if not pool.groups or spec.kind == "natural":
         return partition
+    from fedvlm.data.whole_groups import keep_whole  # start-up: for groups only
+
     shares = {part: partition.part(part) for part in PARTS}
     return Partition.of(keep_whole(shares, pool.groups, pool.labels))
 

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.core.placing import folds_of
 from fedvlm.evaluation.references.softmax import GRID, Problems, Solution, path
 from fedvlm.federation.batches import IndexSplit
 from fedvlm.models.features.sources import SampleSource
@@ -257,5 +256,8 @@ def _group_parts(
     out = parts.clone()
     for k, share in enumerate(shares):
         at = np.asarray(share.train, dtype=np.int64)
-        out[k, : len(at)] = torch.from_numpy(folds_of(groups[at], labels[at], FOLDS)).to(out.device)
+        fold: dict[int, int] = {}
+        for i in at[np.argsort(labels[at], kind="stable")]:
+            fold.setdefault(int(groups[i]), len(fold) % FOLDS)
+        out[k, : len(at)] = torch.tensor([fold[int(groups[i])] for i in at]).to(out.device)
     return out

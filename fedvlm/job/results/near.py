@@ -1,4 +1,4 @@
-"""Test images that are nearly a training image: a patient's, a slide's or a video's, as it seems."""
+"""Test images nearly equal to a training image: one patient, slide or video, as it seems."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.core.progress import Progress
-from fedvlm.data.catalog import dataset_info
 from fedvlm.evaluation import Panel
 from fedvlm.job.build import Built
 from fedvlm.job.results.references import features_source
@@ -22,12 +21,10 @@ _ROWS = 512
 def near_duplicates(built: Built, panel: Panel, progress: Progress | None = None) -> str:
     """Return a note on nearly equal images across the split; empty where there are few.
 
-    Only of the user's own sets, and where no groups say what belongs together. The features are
-    those that the run has or the store's; at most ``MOST_TEST`` x ``MOST_TRAIN`` are compared.
+    Asked for the user's own sets where no groups say what belongs together. The features are those
+    that the run has or the store's; at most ``MOST_TEST`` x ``MOST_TRAIN`` are compared.
     """
-    cfg, data = built.cfg, built.data
-    if cfg.DATASET.GROUPS or dataset_info(cfg.DATASET.NAME) is not None:
-        return ""
+    data = built.data
     source = features_source(built, panel, built.federation.roster.members, progress)
     clients = [data.clients[c] for c in built.federation.roster.members]
     train = _some(np.unique(np.concatenate([c.train for c in clients])), MOST_TRAIN)

@@ -10,7 +10,7 @@ import pytest
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.data.own.add import OwnSet, understand
-from tests.data.formats.publishers import picture, written
+from tests.data.columns.publishers import picture, written
 
 
 def read(folder: Path, word: str = "t.csv", **flags: str) -> OwnSet:

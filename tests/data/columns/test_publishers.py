@@ -9,7 +9,7 @@ import pytest
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS
 from fedvlm.data.own.add import OwnSet, understand
-from tests.data.formats.publishers import PUBLISHED, flair
+from tests.data.columns.publishers import PUBLISHED, flair
 
 
 def read(folder: Path, word: str, cache: Path, **flags: str) -> OwnSet:
