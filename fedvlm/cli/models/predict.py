@@ -57,7 +57,7 @@ def main(args: Namespace) -> int:
                     "probabilities": [round(p, DIGITS) for _, p in best],
                 }))
             for place, (label, p) in enumerate(best, 1):
-                row = {"image": image, "model": _shown(name, run.client_names)}
+                row: dict[str, object] = {"image": image, "model": _shown(name, run.client_names)}
                 row |= {"place": place} if args.top > 1 else {}
                 rows.append(row | {"class": label, "probability": f"{p:.3f}"})
         for image, label, probabilities in zip(

@@ -207,9 +207,10 @@ def _rows(
         if names:
             cells |= {"classname": names[at] or ""}
         row = _row(cells, where, part)
-        for word, places in (("client", header.client), ("group", header.group)):
-            if places:
-                row = row._replace(**{word: _holder(header, line, places, where)})
+        if header.client:
+            row = row._replace(client=_holder(header, line, header.client, where))
+        if header.group:
+            row = row._replace(group=_holder(header, line, header.group, where))
         if base:
             row = row._replace(path=f"{base}/{row.path}")
         if not row.target:
