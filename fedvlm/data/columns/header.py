@@ -128,7 +128,8 @@ class Header:
     def path_of(self, line: Sequence[str]) -> str:
         """Return the path that a line gives."""
         if not self.path:
-            return line[self.at["path"]].strip()
+            text = line[self.at["path"]].strip()
+            return "" if text.startswith('["') else text  # a list is no path
         cells = dict(zip(self.names, line, strict=True))
         return re.sub(r"\{([^{}]*)\}", lambda m: cells[m[1]].strip(), self.path)
 

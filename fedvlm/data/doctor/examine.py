@@ -273,7 +273,7 @@ def _check_data(
     check.classes = len({datum.label for datum in images})
     check.findings += check_lists(lists, bool(info and info.test_only), data.domain_names)
     try:
-        check_holders(data, cfg.DATASET.CLIENTS_BY, cfg.DATASET.GROUPS)
+        check_holders(data, cfg.DATASET.get("CLIENTS_BY", ""), cfg.DATASET.get("GROUPS", ""))
     except FedvlmError as error:
         check.findings.append(Finding("clients", str(error)))
     trained = {datum.key for datum in data.train_x}
