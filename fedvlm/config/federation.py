@@ -11,7 +11,7 @@ EPOCHS, STEPS = "FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS"
 WORK = (EPOCHS, STEPS)  # what a client does in a round; a number of steps counts before epochs
 PARTITIONS = (
     "iid", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "quantity", "domain",
-    "domain_dirichlet",
+    "domain_dirichlet", "natural",
 )  # fmt: skip
 PARTITION_ALIASES = {
     "pathological": "disjoint",
@@ -28,6 +28,8 @@ PARTITION_ALIASES = {
     "domains": "domain",
     "domain-dir": "domain_dirichlet",
     "domain-label-dir": "domain_dirichlet",
+    "natural-id": "natural",
+    "by-client": "natural",
 }
 
 
@@ -91,6 +93,13 @@ def _rounds() -> Schema:
             0,
             "number of clients, drawn by DATA_SEED, that never train: they are only "
             "personalised at the end, like new clients (`unseen_clients`)",
+            low=0,
+            neutral=0,
+        ),
+        "FED.MIN_IMAGES": Option(
+            0,
+            "clients with fewer training images never train and are personalised at the end, like "
+            "those of FED.UNSEEN_CLIENTS; 0: all train",
             low=0,
             neutral=0,
         ),

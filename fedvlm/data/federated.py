@@ -12,7 +12,15 @@ from yacs.config import CfgNode
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.progress import Progress
 from fedvlm.data.datasets import load_for_training, templates
-from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, domains_of, labels_of
+from fedvlm.data.datum import (
+    PARTS,
+    DatasetBase,
+    Datum,
+    IntArray,
+    domains_of,
+    group_numbers,
+    labels_of,
+)
 from fedvlm.data.draw import MOST_NAMED, DatasetDraw, spec_of
 from fedvlm.data.holdout import LISTS, SERVER_KEY, holdout_from
 from fedvlm.data.image_records import ImageRecords, records_of
@@ -64,6 +72,9 @@ class FederatedData:
         others: more test sets of the global model: the domain left out, targets of transfer.
         server: indices of the images that no client gets (``DATASET.SERVER_HOLDOUT``).
         available: training images of the run's classes and domains, before any shots.
+        client_names: of the clients in a natural partition, by number; personal data, so that they
+            are in no digest, index file, pack or public file of a run.
+        groups: int64 ``[len(samples)]``, what each image belongs to; None where nothing says it.
     """
 
     name: str
@@ -85,6 +96,8 @@ class FederatedData:
     others: list[ExtraTest] = field(default_factory=list)
     server: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     available: int = 0
+    client_names: list[str] = field(default_factory=list)
+    groups: IntArray | None = None
 
     def index_file(self) -> dict[str, Any]:
         """Return the index file's content: paths per client and part, spec, and hash."""
@@ -227,6 +240,8 @@ def _assemble(
         others=others,
         server=server,
         available=int((selection.pool.labels["train"] >= 0).sum()),
+        client_names=data.client_names if spec.kind == "natural" else [],
+        groups=group_numbers(samples) if selection.pool.groups else None,
     )
 
 

@@ -15,7 +15,7 @@ from fedvlm.config.engines import ENDED, of_parties
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Option, Schema, declare
 from fedvlm.config.read import find_config, lookup
-from fedvlm.config.sections import SKEWED
+from fedvlm.config.sections import NATURAL, SKEWED
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import canonical_domain, dataset_info
@@ -240,11 +240,40 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
             origins["FED.CLIENTS"] = "because FED.HELD_OUT_DOMAIN is set"
             notes.append(f"FED.CLIENTS {fed.CLIENTS}: {each} for each of the {number - 1} domains "
                          f"other than '{fed.HELD_OUT_DOMAIN}'")
+    notes += _clients_by(cfg, origins)
     drawn = fed.INDEX_FILE or cfg.DATASET.FEWSHOT_FILE
-    if fed.PARTITION in SKEWED and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
+    natural = fed.PARTITION == NATURAL and cfg.DATASET.CLIENTS_BY
+    whole = fed.PARTITION in SKEWED or natural
+    if whole and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
         cfg.DATASET.NUM_SHOTS = -1
         origins["DATASET.NUM_SHOTS"] = f"because FED.PARTITION is {fed.PARTITION}"
     return notes
+
+
+def _clients_by(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
+    """Set the partition and the number of clients that DATASET.CLIENTS_BY decides; return notes.
+
+    Raises:
+        ConfigError: a partition that deals the images anew.
+    """
+    fed, column = cfg.FED, cfg.DATASET.CLIENTS_BY
+    if not column or of_parties(cfg):
+        return []
+    why = "because DATASET.CLIENTS_BY is set"
+    if fed.PARTITION != NATURAL:
+        if origins["FED.PARTITION"].startswith(("flag", "opts")):
+            raise ConfigError(
+                f"--partition {fed.PARTITION} deals the images anew, and --clients-by {column} "
+                "says whose they are: drop one of the two"
+            )
+        fed.PARTITION, origins["FED.PARTITION"] = NATURAL, why
+    if origins["FED.CLIENTS"].startswith(("flag", "opts", "the folder")):
+        return []
+    number = len(load_dataset(cfg).client_names)
+    if number == fed.CLIENTS:
+        return []
+    fed.CLIENTS, origins["FED.CLIENTS"] = number, why
+    return [f"--clients-by {column}: {number} clients (FED.PARTITION {NATURAL})"]
 
 
 def _number_of_domains(cfg: CfgNode) -> int:

@@ -24,6 +24,7 @@ from fedvlm.core.rows.store import move_state
 from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import nbytes
+from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datasets import set_name
 from fedvlm.data.datum import PARTS
 from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
@@ -221,6 +222,8 @@ def _train(
     cfg = built.cfg
     folder.write_config(flat(cfg), origins)
     folder.write_partition(built.data.index_file())
+    if built.data.client_names:
+        folder.write_client_names(built.data.client_names)
     folder.write_text("partition.csv", partition_csv(_counted(built)))
     folder.record_facts(
         data_digest=built.data.digest, backbone_digest=built.backbone.digest,
@@ -296,6 +299,12 @@ def to_the_end(
         from fedvlm.job.results.references import reference_rows  # start-up: where they are wanted
 
         beside = reference_rows(built, recorder.evaluator.panel, reference, progress, afresh)
+        if not built.cfg.DATASET.GROUPS and dataset_info(built.cfg.DATASET.NAME) is None:
+            from fedvlm.job.results.near import near_duplicates  # start-up: for own sets only
+
+            if twins := near_duplicates(built, recorder.evaluator.panel, progress):
+                built.notes.append(twins)
+                _note(screens, twins)
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)

@@ -19,10 +19,12 @@ from fedvlm.data.own.place import Keys
 from fedvlm.data.own.shape import look
 
 FORMAT_KEY, LEAVE_OUT_KEY, NAME_KEY = "DATASET.FORMAT", "DATASET.LEAVE_OUT", "DATASET.NAME"
+CLIENTS_BY, GROUPS, COLUMNS = "DATASET.CLIENTS_BY", "DATASET.GROUPS", "DATASET.COLUMNS"
 _OF_READING = (
     NAME_KEY, FORMAT_KEY, LEAVE_OUT_KEY, "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE",
-    "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE",
+    "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE", CLIENTS_BY, GROUPS, COLUMNS,
 )  # fmt: skip
+_NAMED = 8  # clients that the first lines of a run name
 USUAL_CLIENTS, SMALLEST = 10, 4  # of default_schema; fewer classes are not dealt as classes
 
 
@@ -68,17 +70,23 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
         ConfigError: ``given`` is wrong.
     """
     given = dict(given or {})
-    shape = look(path, _words(given.get(LEAVE_OUT_KEY, ())), known=FORMAT_KEY not in given)
+    shape = look(path, _words(given.get(LEAVE_OUT_KEY, ())), known=FORMAT_KEY not in given,
+                 columns=str(given.get(COLUMNS, "")), pattern=str(given.get(CLIENTS_BY, "")))
     keys: Keys = {} if shape.known else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}
     keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
     cfg, _ = build_config(None, None, keys | given, [], default_schema())
     data = load_for_training(cfg)
     share: Keys = {}
     notes: list[str] = []
-    if data.domain_names or not shape.known:
+    if data.client_names:
+        number = len(data.client_names)
+        share = {"FED.PARTITION": "natural", "FED.CLIENTS": number}
+        notes = [f"one client for each value of {given.get(CLIENTS_BY, '')}: {number} clients"]
+    elif data.domain_names or not shape.known:
         share, notes = default_sharing(data.name, data.classnames, data.domain_names)
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
-    decided = (*shape.notes, *notes)
+    names = [f"clients: {first_names(data.client_names, _NAMED)}"] if data.client_names else []
+    decided = (*shape.notes, *notes, *names)  # names of clients go to the screen, to no file
     return OwnSet(shape.what, keys | share, data, decided, tuple(dict.fromkeys(said)))
 
 
