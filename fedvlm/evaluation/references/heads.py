@@ -28,10 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.evaluation.references.logistic import CHUNK_BYTES, FeatureScale
-from fedvlm.evaluation.references.softmax import GRID, Problems, path, solve
+from fedvlm.evaluation.references.softmax import GRID, Problems, path
 from fedvlm.federation.toolbox import moments
 
-PULLS = (10.0, 1.0, 1e-1, 1e-2, 1e-3)  # of personal heads, from strong to weak
+PULLS = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # of personal heads, from strong to weak
 TEMPERS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the log class shares beside a head
 SMOOTH = 0.1  # images of every class that a client is taken to have besides its own
 
@@ -44,22 +44,25 @@ class HeadClient:
         x: ``[n, d]``, float64 or float32; n above 0.
         y: classes ``[n]`` int64.
         groups: numbers ``[n]`` int64, one for all images of a group; None: each its own.
+        times: further weights ``[n]``; None: 1.
     """
 
     x: Tensor
     y: Tensor
     groups: Tensor | None = None
+    times: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     @cached_property
     def w(self) -> Tensor:
-        """How much each image counts, ``[n]``: a group counts once."""
-        if self.groups is None:
-            return torch.ones(len(self.y), dtype=self.x.dtype, device=self.x.device)
-        _, at, sizes = self.groups.unique(return_inverse=True, return_counts=True)
-        return 1.0 / sizes[at].to(self.x)
+        """How much each image counts, ``[n]``: a group counts once, ``times`` as often."""
+        out = torch.ones(len(self.y), dtype=self.x.dtype, device=self.x.device)
+        if self.groups is not None:
+            _, at, sizes = self.groups.unique(return_inverse=True, return_counts=True)
+            out = 1.0 / sizes[at].to(self.x)
+        return out if self.times is None else out * self.times.to(out)
 
     @property
     def size(self) -> float:
@@ -69,7 +72,21 @@ class HeadClient:
     def take(self, rows: Tensor) -> HeadClient:
         """Return the client with some of its images only: indices, or a mask ``[n]``."""
         groups = None if self.groups is None else self.groups[rows]
-        return HeadClient(self.x[rows], self.y[rows], groups)
+        times = None if self.times is None else self.times[rows]
+        return HeadClient(self.x[rows], self.y[rows], groups, times)
+
+    def hold_out(self, rows: Tensor) -> HeadClient:
+        """Return the client without some of its images (mask ``[n]``), in the same class shares.
+
+        What is left of a class counts as much as all of it did: to leave out one image of three
+        would else make the very class that is asked for rarer than it is.
+        """
+        whole, rest = self.w, self.take(~rows)
+        had, left = (torch.zeros(int(self.y.max()) + 1).to(whole).index_add_(0, y, w)
+                     for y, w in ((self.y, whole), (rest.y, rest.w)))
+        times = (had / left.clamp_min(torch.finfo(left.dtype).tiny))[rest.y]
+        return HeadClient(rest.x, rest.y, rest.groups,
+                          times if rest.times is None else times * rest.times)
 
     def counts(self, classes: int) -> Tensor:
         """Return how many groups it has of each class ``[C]``."""
@@ -142,25 +159,18 @@ def alone_heads(
 
 def shared_heads(
     clients: Sequence[HeadClient], classes: int, scale: FeatureScale,
-    grid: Sequence[float] = GRID, start: Heads | None = None,
+    grid: Sequence[float] = GRID,
 ) -> list[Heads]:
     """Return for each l2 of a falling ``grid`` the one head of all clients, each P = 1.
 
     Args:
         scale: of the features, ``common_scale``.
-        start: a head to begin with, of like images and l2: saves steps, changes nothing else.
     """
     x, w = scale(torch.cat([c.x for c in clients])), torch.cat([c.w for c in clients])
     y, seen = torch.cat([c.y for c in clients]), torch.zeros(1, classes, dtype=torch.bool)
     seen[0, y] = True
     problem = Problems(x.unsqueeze(0), y.unsqueeze(0), w.unsqueeze(0), seen)
-    begin = None if start is None else _scaled(start.weights, scale)
-    out = []
-    for l2 in grid:
-        solution = solve(problem, l2, begin)
-        begin = solution.weights
-        out.append(Heads(_unscaled(solution.weights, scale), seen))
-    return out
+    return [Heads(_unscaled(solution.weights, scale), seen) for _, solution in path(problem, grid)]
 
 
 def personal_heads(
@@ -213,6 +223,15 @@ def ridge_head(sums: Sums, strength: float | None = None) -> Heads:
         strength = float(moments.best_ridge(sums.gram, sums.cross, sums.count))
     weights = moments.ridge(sums.gram, sums.cross, strength).mT
     return Heads(F.pad(weights, (0, 1)).unsqueeze(0), (sums.cross != 0).any(0).unsqueeze(0))
+
+
+def ridge_heads(sums: Sums, grid: Sequence[float]) -> list[Heads]:
+    """Return ``ridge_head`` for each strength of ``grid``, in traces of the sums' ``gram``."""
+    values, axes = torch.linalg.eigh(sums.gram)
+    values, turned = values.clamp_min(0), axes.mT @ sums.cross
+    seen = (sums.cross != 0).any(0).unsqueeze(0)
+    weights = ((axes @ (turned / (values + part * values.sum()).unsqueeze(1))).mT for part in grid)
+    return [Heads(F.pad(one, (0, 1)).unsqueeze(0), seen) for one in weights]
 
 
 def add_shares(heads: Heads, shares: Tensor, temper: float) -> Heads:
@@ -296,9 +315,3 @@ def _unscaled(weights: Tensor, scale: FeatureScale) -> Tensor:
     """Return weights ``[..., d + 1]`` on features as given, of weights on scaled ones."""
     slope = weights[..., :-1] / scale.size
     return torch.cat([slope, weights[..., -1:] - (slope @ scale.mean).unsqueeze(-1)], -1)
-
-
-def _scaled(weights: Tensor, scale: FeatureScale) -> Tensor:
-    """Return weights on scaled features, of weights ``[..., d + 1]`` on features as given."""
-    level = weights[..., -1:] + (weights[..., :-1] @ scale.mean).unsqueeze(-1)
-    return torch.cat([weights[..., :-1] * scale.size, level], -1)

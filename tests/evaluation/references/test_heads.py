@@ -75,8 +75,6 @@ def test_shared_is_one_regression_on_all_and_personal_is_held_to_it(
     (shared,) = h.shared_heads(clients, CLASSES, scale, (0.01,))
     one = plain(x, y, 0.01, scale, every)
     close(shared.logits(x)[0], on(one, scale, x), every)
-    again = h.shared_heads(clients, CLASSES, scale, (0.01,), start=shared)[0]
-    assert torch.allclose(again.logits(x), shared.logits(x), atol=1e-2)
     (personal,) = h.personal_heads(clients, shared, scale, (0.1,))
     for k, client in enumerate(clients):
         want = plain(client.x, client.y, 0.1, scale, every, one)
