@@ -100,7 +100,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--demo",), "built-in data set and tiny backbone; needs no download", _JOB, dest="demo",
          kind="switch"),
     _v(_FED, "FED.CLIENTS", "--num-users --clients --users", "clients", "N"),
-    _v(_FED, "FED.ROUNDS", "--rounds --round", "communication rounds", "N"),
+    _v(_FED, "FED.ROUNDS", "--rounds --round", "communication rounds; auto: until "
+       "validation accuracy is flat (default of own images)", "N"),
     _v(_FED, "FED.LOCAL_EPOCHS", "--local-epochs --local-epoch", "epochs per round", "N"),
     _v(_FED, "FED.FRAC", "--frac", "share of clients per round"),
     _v(_FED, "FED.PARTITION", "--partition", "iid, disjoint, n_classes, dirichlet, "

@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 
 from fedvlm.config.build import DEFAULT, build_config, unused_keys, yaml_keys
 from fedvlm.config.engines import ENDED, of_parties
+from fedvlm.config.federation import AUTO_ROUNDS, MOST_ROUNDS, PATIENCE
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Option, Schema, declare
 from fedvlm.config.read import find_config, lookup
@@ -103,7 +104,8 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
         cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, target_domain(cfg))
         check_domains(cfg)
         cfg.DATASET.SOURCE_DOMAINS = cfg.DATASET.TARGET_DOMAINS = ()  # said by the held-out one
-        notes += [n for n in _follow(cfg, origins) if n not in notes]
+        followed = [*_follow(cfg, origins), *_rounds(cfg, origins)]
+        notes += [note for note in followed if note not in notes]
         cfg.freeze()
         jobs.append(Job(cfg, origins))
     if not jobs[0].cfg.DATASET.NAME.strip():
@@ -245,6 +247,26 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
         cfg.DATASET.NUM_SHOTS = -1
         origins["DATASET.NUM_SHOTS"] = f"because FED.PARTITION is {fed.PARTITION}"
     return notes
+
+
+def _rounds(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
+    """Put numbers in the place of ``--rounds auto``, the default of own images; return a note.
+
+    Over sites a number of rounds is agreed on beforehand, so that the default is one there.
+    """
+    fed = cfg.FED
+    own = bool(cfg.DATASET.NAME) and dataset_info(cfg.DATASET.NAME) is None
+    if fed.ROUNDS != AUTO_ROUNDS and not (
+        own and origins["FED.ROUNDS"] == DEFAULT and not of_parties(cfg)
+    ):
+        return []
+    usual = origins["FED.ROUNDS"] == DEFAULT
+    why = "because the images are your own" if usual else f"auto, {origins['FED.ROUNDS']}"
+    fed.ROUNDS, origins["FED.ROUNDS"] = MOST_ROUNDS, why
+    if origins["FED.PATIENCE"] == DEFAULT:
+        fed.PATIENCE, origins["FED.PATIENCE"] = PATIENCE, "because FED.ROUNDS is auto"
+    return [f"--rounds auto: training stops when the clients' validation accuracy is flat, after "
+            f"{MOST_ROUNDS} rounds at most; --rounds N sets a number"]
 
 
 def _number_of_domains(cfg: CfgNode) -> int:
