@@ -87,6 +87,8 @@ FLAGS: tuple[Flag, ...] = (
     _v(_JOB, "", "--dataset-config-file", "dataset by file", "FILE", dest="dataset_config_file"),
     _v(_JOB, "", "--images", "your own images: a folder, or a table of files", "FOLDER",
        dest="images"),
+    _v(_JOB, "DATASET.CLASSNAMES", "--classnames", "class names of your own images: a,b,c in the "
+       "order of the folders, folder=name,... or a file", "A,B"),
     _v(_JOB, "", "--trainer", "method, or ./file.py:Class (default FedTV)", "NAME",
        dest="trainer"),
     _v(_JOB, "", "--method", "with --trainer ./net.py:Net: the method that trains that network",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from fedvlm.runs.private import read_private
 
 LoadTrainer = Callable[[str], Any]
 COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
+CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
 
@@ -66,8 +67,27 @@ def resolve(
     Raises:
         ConfigError: anything that is wrong with flags or files, one line per mistake.
     """
-    request = args if isinstance(args, Request) else Request.of(args)
+    request = _read_names(args if isinstance(args, Request) else Request.of(args))
     return _merged(request, choose_data(request, given), load_trainer or _load)
+
+
+def _read_names(request: Request) -> Request:
+    """Return the request with the names in the file that ``--classnames`` may name.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    word = request.given.get(CLASSNAMES_KEY, "")
+    if not word:
+        return request
+    from fedvlm.data.formats.class_names import read_given  # start-up: for such a file only
+
+    text = read_given(word)
+    opts = request.pairs
+    if CLASSNAMES_KEY in opts:
+        pairs = opts | {CLASSNAMES_KEY: text}
+        return replace(request, opts=tuple(w for pair in pairs.items() for w in pair))
+    return replace(request, flags={**request.flags, CLASSNAMES_KEY: text})
 
 
 def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jobs:

@@ -43,7 +43,7 @@ EXAMPLES = (
 ALSO = ("dataset", "datasets", "add", "download", "prepare", "fetch", "get")
 READS = {  # command -> the flags that it reads
     "list": (),
-    "add": ("name", "to", "leave_out", "cache_dir"),
+    "add": ("name", "to", "leave_out", "classnames", "cache_dir"),
     "download": ("root", "url_base"),
     "prepare": ("root", "dir", "image_dir", "seed", "into_dataset", "cache_dir"),
 }
@@ -66,6 +66,8 @@ def flags(parser: Parser) -> None:
                                                    "folder's name)")
     add("--to", default="", metavar="FILE.yaml", help="add: file to write (NAME.yaml)")
     add("--leave-out", default="", metavar="A,B", help="add: folders to ignore")
+    add("--classnames", default="", metavar="A,B", help="add: class names, in the order of the "
+        "folders, or folder=name,..., or a file")
     parser.checks.append(_mistakes)
 
 
