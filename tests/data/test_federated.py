@@ -151,7 +151,7 @@ def test_too_many_clients_is_said_before_any_image_is_opened(root: Path) -> None
 
 def test_notes_on_short_classes_legacy_and_twins(root: Path) -> None:
     data = make(root, DATASET__NUM_SHOTS=8, FED__LEGACY=True)
-    (short,) = [n for n in data.notes if "fewer than 8 training images, at most 7: all" in n]
+    (short,) = [n for n in data.notes if "fewer than 8 training images, at most 6: all" in n]
     assert short.startswith("5 class(es)") and short.endswith("still named shots_8")
     assert any("legacy-2023 class map" in n for n in data.notes)
     images = root / "mine" / "images"

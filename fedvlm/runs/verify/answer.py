@@ -21,6 +21,7 @@ BASELINES = {  # of results["references"], in words
     "zero_shot_prior": "zero-shot (class shares)",
     "logreg": "local logistic regression",
     "afl": "AFL (ridge regression, one round)",
+    "afl_prior": "AFL plus each client's class shares (no training)",
     "pooled": "pooled logistic regression",
 }
 PAYS, COSTS, UNCLEAR, UNSHARED = "pays", "costs", "unclear", "unshared"
