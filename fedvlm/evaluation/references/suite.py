@@ -86,11 +86,11 @@ class Asked:
 def references(asked: Asked) -> dict[str, dict[str, Any]]:
     """Return the references that need no text tower, by name, as plain JSON (see ``reference``)."""
     frozen, data, clients = asked.frozen, asked.data, asked.clients
-    shares = [_share(data, c) for c in clients]
+    shares = [share_of(data, c) for c in clients]
     each = regressions(frozen, shares)
     tests = np.unique(np.concatenate([s.test for s in shares]))
     ridge = _Ridge.of(asked)
-    scored = _raw(asked, tests) @ ridge.weights
+    scored = raw_features(asked, tests) @ ridge.weights
     temper, how = ridge.temper(asked), ridge.how
     return {
         "chance": reference(ALONE, "expected of a class drawn evenly", [
@@ -128,15 +128,13 @@ def zero_shots(
     logits = _template_logits(asked.source, model, tests)
     local, prior = [], []
     for c in asked.clients:
-        share = _share(asked.data, c)
+        share = share_of(asked.data, c)
         here, counts = logits[np.searchsorted(tests, share.test)], asked.counts(c)
         local.append(np.where(counts > 0, here, -np.inf).argmax(1))
         weights = (counts + 1.0) / (counts.sum() + len(counts))
         prior.append((here + np.log(weights)).argmax(1))
     return {
-        "zero_shot": reference(ALONE, "the dataset's template prompt", [
-            {name: row[name] for name in COLUMNS} for row in rows
-        ]),
+        **template_reference(rows),
         "zero_shot_local": _of(
             asked, ALONE, "zero-shot among the classes of the client's training images", local
         ),
@@ -145,6 +143,13 @@ def zero_shots(
             "higher (Laplace)", prior,
         ),
     }
+
+
+def template_reference(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Return the reference ``zero_shot`` of the clients' lines of ``evaluator.zero_shot``."""
+    return {"zero_shot": reference(ALONE, "the dataset's template prompt", [
+        {name: row[name] for name in COLUMNS} for row in rows
+    ])}
 
 
 def reference(kind: str, how: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -180,7 +185,8 @@ def _chance(client: int, n: int, classes: int) -> Row:
     return {"client": client, "n": n, "correct": n / classes, "accuracy": share, "balanced": share}
 
 
-def _share(data: Federated, client: int) -> IndexSplit:
+def share_of(data: Federated, client: int) -> IndexSplit:
+    """Return a client's images by part."""
     split = data.clients[client]
     return IndexSplit(*(np.asarray(part, dtype=np.int64)
                         for part in (split.train, split.val, split.test)))
@@ -240,14 +246,7 @@ class _Ridge:
     @classmethod
     def of(cls, asked: Asked) -> _Ridge:
         """Return the classifier of the members' training images."""
-        classes, n = asked.classes, 0
-        gram, cross = torch.zeros(0), torch.zeros(0)
-        for c in asked.members:
-            train = np.asarray(asked.data.clients[c].train)
-            z = _raw(asked, train)
-            hot = F.one_hot(asked.frozen.y(train), classes).to(z)
-            own, n = (z.mT @ z, z.mT @ hot), n + len(train)
-            gram, cross = (gram + own[0], cross + own[1]) if gram.numel() else own
+        gram, cross, n = ridge_sums(asked)
         strength = float(moments.best_ridge(gram, cross, torch.tensor(float(n)).to(gram)))
         eye = torch.eye(len(gram)).to(gram)
         return cls(
@@ -267,7 +266,7 @@ class _Ridge:
             train = np.asarray(asked.data.clients[c].train)
             if not len(train):
                 continue
-            z, y = _raw(asked, train), asked.frozen.y(train)
+            z, y = raw_features(asked, train), asked.frozen.y(train)
             hot = F.one_hot(y, asked.classes).to(z)
             leverage = (z @ self.inverse * z).sum(1, keepdim=True)
             alone = (z @ self.weights - leverage * hot) / (1 - leverage).clamp_min(1e-6)
@@ -276,6 +275,21 @@ class _Ridge:
                 said = (alone + temper * prior).argmax(1).cpu()
                 right[i] += (said == y.cpu()).double().mean()
         return TEMPERS[int(right.argmax())]
+
+
+def ridge_sums(asked: Asked) -> tuple[Tensor, Tensor, int]:
+    """Return the members' sums of z z' ``[d, d]`` and z y' ``[d, C]``, float64, and their images.
+
+    Features z are as the tower gives them, labels y one-hot.
+    """
+    gram, cross, n = torch.zeros(0), torch.zeros(0), 0
+    for c in asked.members:
+        train = np.asarray(asked.data.clients[c].train)
+        z = raw_features(asked, train)
+        hot = F.one_hot(asked.frozen.y(train), asked.classes).to(z)
+        own, n = (z.mT @ z, z.mT @ hot), n + len(train)
+        gram, cross = (gram + own[0], cross + own[1]) if gram.numel() else own
+    return gram, cross, n
 
 
 def _log_shares(counts: Tensor) -> Tensor:
@@ -292,7 +306,7 @@ def _best(scores: Tensor) -> np.ndarray:
     return scores.argmax(1).cpu().numpy()
 
 
-def _raw(asked: Asked, indices: np.ndarray) -> Tensor:
+def raw_features(asked: Asked, indices: np.ndarray) -> Tensor:
     """Return features as the tower gives them ``[n, d]``, float64."""
     at = torch.tensor(np.asarray(indices, dtype=np.int64))
     return in_double(asked.source.fetch(at, view=0)["features"])

@@ -134,8 +134,8 @@ def _reason(results: Mapping[str, Any]) -> str:
         return ("baselines on the private images would not be covered by the run's privacy "
                 "guarantee")
     if not isinstance(results.get("references"), Mapping):
-        return ("no baselines were computed (TEST.REFERENCES is off, or the images are at their "
-                "sites)")
+        return ("no baselines were computed (TEST.REFERENCES is off, or the images are at sites "
+                "whose site.yaml does not allow baselines)")
     return "no client has test images"
 
 
