@@ -273,6 +273,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/job/resolve.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.federation.discovery",),
+        "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
     },
     "fedvlm/job/show.py": {
         "start-up: 1 s of matplotlib": (

@@ -223,6 +223,7 @@ def _assemble(
     trains = [*(client.train for client in clients), server]
     notes = [
         *data.notes, *selection.notes, *selection.class_notes(),
+        *shared_notes([client.train for client in clients]),
         *untrained_notes([(client.train, client.test) for client in clients], labels_of(samples)),
         *target_notes,
         *(duplicate_notes(trains, tests, samples, selection.records) if tested else ()),
@@ -268,6 +269,23 @@ def _others(
         others.append(other)
         samples += images
     return others, samples, notes
+
+
+def shared_notes(trains: Sequence[IntArray]) -> list[str]:
+    """Return a note on training images that several clients hold, as few shots of all classes do.
+
+    Args:
+        trains: the training images of each client, as indices.
+    """
+    held = np.concatenate(trains) if trains else np.empty(0, np.int64)
+    counts = np.unique(held, return_counts=True)[1]
+    twice = int((counts > 1).sum())
+    if not twice:
+        return []
+    return [
+        f"clients draw from the same pool: {twice:,} of the {len(counts):,} training images are "
+        "held by more than one client (--shots -1 gives each image to one client)"
+    ]
 
 
 def untrained_notes(pairs: Sequence[tuple[IntArray, IntArray]], labels: IntArray) -> list[str]:
