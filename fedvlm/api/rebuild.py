@@ -22,7 +22,7 @@ from fedvlm.core.trees import Tree, cast
 from fedvlm.data.datasets import templates
 from fedvlm.data.partition.index_file import read_index_file
 from fedvlm.federation.clients import Clients
-from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.discovery import NO_TRUST, Trust, load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import Federation, FedState, convert_format1
@@ -69,7 +69,8 @@ def run_folder(folder: str | Path) -> Path:
 
 
 def rebuild(
-    path: Path, device: str = "auto", weights: str = "", changes: Mapping[str, str] | None = None
+    path: Path, device: str = "auto", weights: str = "",
+    changes: Mapping[str, str] | None = None, trust: Trust = NO_TRUST,
 ) -> Rebuilt:
     """Return a run without its images.
 
@@ -78,14 +79,15 @@ def rebuild(
         device: ``auto``, ``cpu``, ``cuda``, ...
         weights: where the backbone's weights are now, if not where the run found them.
         changes: other values of config keys.
+        trust: what the command says of a method's own file.
 
     Raises:
         DataError: a file is missing or damaged, or the weights are others.
-        ConfigError: the method's file is not there, or no such device.
+        ConfigError: the method's file is not there or not trusted, or no such device.
     """
     manifest = read_manifest(path) or {}
     moved = {"MODEL.INIT_WEIGHTS": weights} if weights else {}
-    cfg = run_config(path, {"DEVICE": device, **moved, **(changes or {})})
+    cfg = run_config(path, {"DEVICE": device, **moved, **(changes or {})}, trust)
     trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
     index = read_index_file(str(path / "partition.json"))
     where = pick_device(cfg.DEVICE)

@@ -15,6 +15,7 @@ from fedvlm.api.rebuild import Rebuilt, check_client, rebuild, run_folder
 from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.export.trained import Facts
+from fedvlm.federation.discovery import NO_TRUST, Trust
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.finished import FinishedRun, read_finished
 from fedvlm.runs.records import read_models
@@ -33,10 +34,13 @@ class Run:
         path: the run folder.
         device: see ``load``.
         weights: see ``load``.
+        trust: what the caller says of a method's own file.
     """
 
-    def __init__(self, path: Path, device: str = "auto", weights: str = "") -> None:
-        self.path, self._device, self._weights = path, device, weights
+    def __init__(
+        self, path: Path, device: str = "auto", weights: str = "", trust: Trust = NO_TRUST
+    ) -> None:
+        self.path, self._device, self._weights, self._trust = path, device, weights, trust
         self._tuned: dict[int, Tree] | None = None
 
     # ---- models ------------------------------------------------------------------------------
@@ -128,7 +132,7 @@ class Run:
     # ---- inside ------------------------------------------------------------------------------
     @cached_property
     def _rebuilt(self) -> Rebuilt:
-        return rebuild(self.path, self._device, self._weights)
+        return rebuild(self.path, self._device, self._weights, trust=self._trust)
 
     def _kept(self) -> dict[int, Tree]:
         """Return the models that the run saved after its last round; none before that.
@@ -177,7 +181,10 @@ def _on(model: VLModel, params: Tree) -> Tree:
     return {n: v.to(model.device) for n, v in params.items()}
 
 
-def load(folder: str | Path, *, device: str = "auto", weights: str = "") -> Run:
+def load(
+    folder: str | Path, *, device: str = "auto", weights: str = "", trainer: str = "",
+    trust_code: str = "",
+) -> Run:
     """Return the run that lies in a folder; neither its images nor its command are needed.
 
     Args:
@@ -185,12 +192,17 @@ def load(folder: str | Path, *, device: str = "auto", weights: str = "") -> Run:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         weights: where the backbone's weights are now (a tag, a file, ``local-dir:FOLDER``), if
             they are not where the run found them.
+        trainer: the method's own file of a run that was made with one, ``./net.py``; it must be
+            the one that the run recorded.
+        trust_code: SHA-256 of the method's own file that the folder names: it is a program, and
+            runs only with ``trainer`` or this.
 
     Raises:
         DataError: no run folder.
-        ConfigError: ``device`` or ``weights`` is no word.
+        ConfigError: an argument is no word.
     """
-    for name, value in (("device", device), ("weights", weights)):
+    for name, value in (("device", device), ("weights", weights), ("trainer", trainer),
+                        ("trust_code", trust_code)):
         if not isinstance(value, str):
             raise ConfigError(f"{name} must be text, not {value!r}")
-    return Run(run_folder(folder), device, weights)
+    return Run(run_folder(folder), device, weights, Trust(trainer, trust_code))

@@ -21,6 +21,16 @@ def add_run(parser: Parser, default: str = "global") -> None:
     add("--device", default="auto", metavar="X", help="auto, cpu, cuda, cuda:N, mps")
     add("--weights", default="", metavar="X", help="file of the backbone's weights, if it was "
         "moved since the run")
+    add_trust(parser)
+
+
+def add_trust(parser: Parser) -> None:
+    """Add the flags that let a method's own file run, which a run folder names."""
+    add = parser.add_argument
+    add("--trainer", default="", metavar="FILE", help="the run's method, if it is a file of its "
+        "own: the file here, the one that the run recorded")
+    add("--trust-code", default="", metavar="SHA256", help="run the method's own file that the "
+        "folder names, if this is its digest")
 
 
 def open_run(args: Namespace) -> Run:
@@ -32,4 +42,5 @@ def open_run(args: Namespace) -> Run:
     progress("loading PyTorch")
     from fedvlm.api.run import load  # start-up: PyTorch, 2 s
 
-    return load(args.run, device=args.device, weights=args.weights)
+    return load(args.run, device=args.device, weights=args.weights, trainer=args.trainer,
+                trust_code=args.trust_code)

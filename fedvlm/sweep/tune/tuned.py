@@ -155,6 +155,7 @@ def trains_of(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     out = {}
     for entry in record["entries"]:
         words = {k: v for k, v in (common | entry["settings"]).items() if k.startswith(TRAINS)}
+        load_schema(entry["trainer"])  # the file names the method, no plan does
         schema, _ = _defaults(entry["trainer"], "")
         trained = _trained(entry["trainer"], words)
         out[entry["label"]] = {k: v for k, v in read_keys(trained, schema).items()
@@ -212,6 +213,6 @@ def _trained(name: str, settings: Mapping[str, str], file: str = "") -> dict[str
 @lru_cache(256)
 def _defaults(name: str, file: str) -> tuple[Any, dict[str, Any]]:
     """Return a method's keys, and their values as its file says; ``file``: not the usual one."""
-    trainer, schema = load_schema(name)
+    trainer, schema = load_schema(name, named=True)
     path = find_config(file, "trainers") if file else lookup(trainer.name, "trainers")
     return schema, read_values(path, schema)
