@@ -12,7 +12,7 @@ from PIL import Image
 
 import fedvlm
 from fedvlm.cli.main import main
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.federation.discovery import code_digest
 from fedvlm.runs.verify.cover import cover
 from tests import jobs
@@ -84,21 +84,24 @@ READERS: dict[str, Callable[[str, str, str], list[str]]] = {
 ASKS = ("replay", "predict", "export", "evaluate", "adapt", "config file")
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("form", ["{}/evil.py", "{}/evil.py:Evil", "{}/evil.py+FedAS"])
+@pytest.mark.parametrize(("reader", "form"), [
+    *((reader, "{}/evil.py") for reader in READERS),
+    *(("predict", f"{{}}/evil.py{end}") for end in (":Evil", "+FedAS", ":N+{}/a.py")),
+])
 def test_no_reader_runs_the_code_that_a_folder_names(
     run: Path, image: Path, tmp_path: Path, reader: str, form: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = copy(run, tmp_path / "run")
     (folder / "evil.py").write_text(EVIL)
-    name_code(folder, form.format(folder))
+    (folder / "a.py").write_text(EVIL)
+    name_code(folder, form.format(folder, folder))
     code = main(READERS[reader](str(folder), str(image), str(tmp_path / "to")))
     told = "".join(capsys.readouterr())
     assert not (folder / "RAN").exists() and "Traceback" not in told
     if reader in ASKS:
         assert code in (2, 3) and "which is a program: it was not run" in told
-        assert str(folder / "evil.py") in told and f"--trainer {folder}/evil.py" in told
+        assert f"--trainer {folder}/evil.py" in told
 
 
 def test_what_a_refusal_names_lets_one_go_on(tmp_path: Path, image: Path) -> None:
@@ -148,3 +151,90 @@ def test_private_json_moves_no_setting_but_to_its_place(run: Path, tmp_path: Pat
     cfg = fedvlm.load(folder).config
     assert cfg.TRAINER.NAME == "FedAvg" and cfg.OPTIM.LR != 7.0 and cfg.CACHE_DIR == ""
     assert not (folder / "RAN").exists() and not (tmp_path / "cache").exists()
+
+
+def flip_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 4
+    path.write_bytes(bytes(data))
+
+
+def unlink(path: Path) -> None:
+    path.unlink()
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "server": ("state/round_0002.safetensors", flip_bit),
+    "rows": ("state/clients/r000002.safetensors", flip_bit),
+    "rows' record": ("state/clients/r000002.json", flip_bit),
+    "state gone": ("state/round_0002.json", unlink),
+    "start": ("models/start.safetensors", flip_bit),
+    "personal": ("models/personal000000.safetensors", flip_bit),
+    "metrics": ("metrics.jsonl", flip_bit),
+    "partition": ("partition.csv", flip_bit),
+}
+USES = ("export", "evaluate", "adapt")
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with clients' rows, and models that are fine-tuned at the end."""
+    output = tmp_path_factory.mktemp("tuned")
+    assert jobs.run(output, "--trainer", "FedPer", "--finetune-epochs", "1") == 0
+    return jobs.folder(output)
+
+
+@pytest.mark.parametrize(("use", "what"), [
+    *(("predict", what) for what in DAMAGE),
+    *((use, what) for use in USES for what in ("server", "start")),
+])
+def test_a_damaged_run_hands_out_no_model(
+    tuned: Path, image: Path, tmp_path: Path, use: str, what: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without a word an older round, or another start, stood for what was damaged."""
+    folder = copy(tuned, tmp_path / "run")
+    name, damage = DAMAGE[what]
+    damage(folder / name)
+    words = READERS[use](str(folder), str(image), str(tmp_path / "to"))
+    if what == "personal":
+        words += ["--client", "0"]
+    capsys.readouterr()
+    assert main(words) == 3
+    told = "".join(capsys.readouterr())
+    assert Path(name).name in told and ("damaged" in told or "missing" in told)
+    assert not (tmp_path / "to").exists()
+
+
+def test_an_earlier_round_is_another_model_and_is_asked_for(
+    run: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copy(run, tmp_path / "run")
+    flip_bit(folder / "state" / "round_0002.safetensors")
+    assert main(["predict", str(folder), str(image)]) == 3
+    assert "--round 1" in capsys.readouterr().err
+    assert main(["predict", str(folder), str(image), "--round", "1"]) == 0
+    assert "round 1 of 2, as asked for" in capsys.readouterr().err
+    words = ["export", str(folder), "--to", str(tmp_path / "to"), "--format", "safetensors"]
+    assert main([*words, "--round", "1"]) == 0
+    assert "round 1 of 2" in (tmp_path / "to" / "README.md").read_text()
+    capsys.readouterr()
+    assert main(["predict", str(folder), str(image), "--round", "2"]) == 3
+    assert main(["predict", str(folder), str(image), "--round", "7"]) == 2
+    assert "it has those of 1, 2" in capsys.readouterr().err
+
+
+def test_tuned_models_of_earlier_rounds_are_not_made_up(tuned: Path) -> None:
+    with pytest.raises(ConfigError, match="those of earlier rounds are not kept"):
+        fedvlm.load(tuned, round=1).client(0)
+    assert fedvlm.load(tuned, round=1).global_model.facts.metrics == {}
+
+
+def test_a_personal_model_of_another_run_is_refused(tuned: Path, tmp_path: Path) -> None:
+    """Its own checksums fit; the results do not name it."""
+    folder = copy(tuned, tmp_path / "run")
+    for end in ("json", "safetensors"):
+        kept = folder / f"models/personal000000.{end}"
+        shutil.copy(kept, kept.with_stem("personal000009"))
+    with pytest.raises(DataError, match="is not a file of this run"):
+        fedvlm.load(folder).client(0)

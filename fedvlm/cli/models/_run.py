@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from fedvlm.console.parser import Parser
-from fedvlm.console.screen import progress
+from fedvlm.console.parser import Parser, whole_number
+from fedvlm.console.screen import complain, progress
 
 if TYPE_CHECKING:
     from fedvlm.api.run import Run
@@ -22,6 +22,7 @@ def add_run(parser: Parser, default: str = "global") -> None:
     add("--weights", default="", metavar="X", help="file of the backbone's weights, if it was "
         "moved since the run")
     add_trust(parser)
+    add_round(parser)
 
 
 def add_trust(parser: Parser) -> None:
@@ -33,6 +34,12 @@ def add_trust(parser: Parser) -> None:
         "folder names, if this is its digest")
 
 
+def add_round(parser: Parser) -> None:
+    """Add the flag for another round than the last."""
+    parser.add_argument("--round", type=whole_number(0), default=None, metavar="N", help="the "
+                        "model of an earlier round, if its state is kept (the last)")
+
+
 def open_run(args: Namespace) -> Run:
     """Return the run that the words name.
 
@@ -42,5 +49,8 @@ def open_run(args: Namespace) -> Run:
     progress("loading PyTorch")
     from fedvlm.api.run import load  # start-up: PyTorch, 2 s
 
-    return load(args.run, device=args.device, weights=args.weights, trainer=args.trainer,
-                trust_code=args.trust_code)
+    run = load(args.run, device=args.device, weights=args.weights, trainer=args.trainer,
+                trust_code=args.trust_code, round=args.round)
+    if args.round is not None:
+        complain(f"round {args.round} of {run.config.FED.ROUNDS}, as asked for", prefix="note")
+    return run

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from fedvlm.cli.models._run import add_trust
+from fedvlm.cli.models._run import add_round, add_trust
 from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.files import user_path
@@ -35,6 +35,7 @@ def flags(parser: Parser) -> None:
     add("--weights", default="", metavar="X", help="file of the backbone's weights, if it was "
                                                    "moved since the run")
     add_trust(parser)
+    add_round(parser)
 
 
 def main(args: Namespace) -> int:
@@ -51,7 +52,7 @@ def main(args: Namespace) -> int:
     check_target(folder, args.format)
     model, notes = adapt(
         args.run, args.images, epochs=args.epochs, device=args.device, weights=args.weights,
-        trainer=args.trainer, trust_code=args.trust_code,
+        trainer=args.trainer, trust_code=args.trust_code, round=args.round,
     )
     complain(*notes, prefix="note")
     done = model.export(folder, args.format)
