@@ -40,6 +40,7 @@ FLOORS: Mapping[str, set[str]] = {
     "export": {"core", "config", "models", "federation"},
     "job": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
             "distributed", "report"},
+    "advise": {"core", "config", "runs", "models", "data", "federation", "evaluation", "job"},
     "sweep": {"core", "config", "console", "runs", "models", "data", "federation", "report",
               "job"},
     "recipes": {"core", "config", "models", "data", "federation", "report", "runs", "job", "sweep"},
@@ -47,7 +48,7 @@ FLOORS: Mapping[str, set[str]] = {
             "report", "export", "job"},
     "cli": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
             "distributed", "report", "check", "export", "job", "api", "sweep",
-            "recipes"},
+            "recipes", "advise"},
     "evidence": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
                  "report", "job", "sweep", "cli"},  # scripts/evidence: outside the package
     "method": {"core", "config", "models", "federation"},  # fedvlm/method.py
@@ -118,6 +119,11 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/results/verify.py": {
         "start-up: NumPy, 0.15 s": ("fedvlm.cli.results._pairs",),
         "start-up: PyTorch, 2 s": ("fedvlm.api.replay",),
+    },
+    "fedvlm/cli/run/advise.py": {
+        "start-up: for the map only": ("fedvlm.advise.like",),
+        "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
+        "start-up: PyTorch, 2 s": ("fedvlm.advise.judge",),
     },
     "fedvlm/cli/run/reproduce.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.recipes.recipe",),
@@ -267,6 +273,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/job/resolve.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.federation.discovery",),
+        "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
     },
     "fedvlm/job/show.py": {
         "start-up: 1 s of matplotlib": (

@@ -36,6 +36,7 @@ from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers
 from fedvlm.job.identity import present_identity
 from fedvlm.job.resolve import run_config
 from fedvlm.job.results import Results
+from fedvlm.job.results.against import ROWS
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
@@ -194,7 +195,8 @@ def replay(
                 (path, records, _sections(run.results, run.protocol, out),
                  str(told["identity_digest"]), at_sites),
                 (again.path, read_metrics(again.metrics_path)[0] if told_rounds else [],
-                 _sections(made.numbers, made.protocol, out), again.digest, {}),
+                 _sections(of_then(made.numbers, run.results), made.protocol, out),
+                 again.digest, {}),
             )
         )
     away = _away(recorded, seen)
@@ -253,6 +255,20 @@ def _sections(
 ) -> dict[str, Any]:
     kept = {k: v for k, v in protocol.items() if k not in out}
     return {"results": results, "protocol": kept}
+
+
+def of_then(numbers: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return results without the baselines that came after the version which recorded a run."""
+    then, now = recorded.get("references"), numbers.get("references")
+    if not isinstance(then, Mapping) or not isinstance(now, Mapping):
+        return dict(numbers)
+    later = set(now) - set(then)
+    rows = {ROWS[name] for name in later if name in ROWS}
+    return {
+        **numbers, "references": {name: one for name, one in now.items() if name in then},
+        "below": [one for one in numbers["below"] if one["reference"] not in later],
+        "table": [row for row in numbers["table"] if row[""] not in rows],
+    }
 
 
 def _start(path: Path, identity: str, last: int, rounds: int) -> int | None:

@@ -176,7 +176,8 @@ class Run:
             value = rows.get(client, {}).get("accuracy") if client is not None else (
                 last.get(EVERYBODY))
             metrics = {"accuracy": float(value)} if value is not None else {}
-        notes = [f"round {state.round} of {cfg.FED.ROUNDS}, run folder {self.path.name}"]
+        most = "at most " if cfg.FED.PATIENCE else ""
+        notes = [f"round {state.round} of {most}{cfg.FED.ROUNDS}, run folder {self.path.name}"]
         answer = self.record and federation_answer(self.record.results)
         notes += [answer_sentence(answer)] if answer else []
         return Facts(owner, words, metrics, notes=tuple(notes))

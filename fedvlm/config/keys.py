@@ -26,7 +26,8 @@ def default_schema() -> Schema:
 def our_options() -> Schema:
     """Return all keys that this project reads, except the trainers' own."""
     return (
-        _job() | _dataset() | federation_options() | engine_options() | _model() | _peft()
+        _job() | _dataset() | _own_sets() | federation_options() | engine_options() | _model()
+        | _peft()
         | _optim() | _test()
     )
 
@@ -91,6 +92,27 @@ _COLUMNS = {
 }
 
 
+def _own_sets() -> Schema:
+    return {
+        "DATASET.NAMES_FILE": Option(
+            "", "your own sets: file below DIR with class names for folders or labels that are "
+            "codes: words.txt, classnames.txt or JSON", neutral="",
+        ),
+        "DATASET.CLASSNAMES": Option(
+            "", "your own sets: class names for the prompts: a,b,c in the order of the classes, or "
+            "folder=name,...; words: folder names as words (AnnualCrop: annual crop); '': as they "
+            "are", neutral="",
+        ),
+        "DATASET.LEAVE_OUT": Option(
+            (), "your own sets: names of folders to ignore", neutral=()
+        ),
+        "DATASET.TEST_SHARE": Option(
+            0.0, "your own sets without test images: share of each class used for testing, "
+            "drawn by DATA_SEED; 0: none", low=0, high=1, high_open=True, neutral=0.0,
+        ),
+    }
+
+
 def _dataset() -> Schema:
     return {
         "DATASET.ROOT": Option("", "folder of the data sets (CoOp's $DATA), or a feature pack"),
@@ -104,17 +126,6 @@ def _dataset() -> Schema:
         "DATASET.FORMAT": Option(
             "", "layout on disk; '': the set's own, or by the name of SPLIT_FILE; memory: the "
             "data given to fedvlm.train(data=...)", choices=FORMATS,
-        ),
-        "DATASET.NAMES_FILE": Option(
-            "", "your own sets: file below DIR with class names for folders or labels that are "
-            "codes: words.txt, classnames.txt or JSON", neutral="",
-        ),
-        "DATASET.LEAVE_OUT": Option(
-            (), "your own sets: names of folders to ignore", neutral=()
-        ),
-        "DATASET.TEST_SHARE": Option(
-            0.0, "your own sets without test images: share of each class used for testing, "
-            "drawn by DATA_SEED; 0: none", low=0, high=1, high_open=True, neutral=0.0,
         ),
         **_COLUMNS,
         "DATASET.TEMPLATE": Option("", "prompt with {} for the class name; '': the set's own"),

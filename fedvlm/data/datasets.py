@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -70,6 +71,8 @@ def _load(cfg: CfgNode) -> DatasetBase:
         )
     info = dataset_info(name)
     key = info.name if info else name
+    if cfg.DATASET.get("CLASSNAMES", "") and (info is not None or key in DATASET_REGISTRY):
+        raise ConfigError(f"--classnames is for your own images; {key} has published class names")
     pack = pack_of(cfg)
     if pack is not None:
         from fedvlm.data.packs.place import read_pack  # start-up: for packs only
@@ -84,7 +87,26 @@ def _load(cfg: CfgNode) -> DatasetBase:
             f"(known: {', '.join(names)}; own data: set DATASET.DIR and DATASET.FORMAT, "
             "see configs/datasets/custom_folders.yaml)"
         )
-    return _checked(name, read_by_config(cfg, find_root(cfg.DATASET.ROOT)))
+    data = _checked(name, read_by_config(cfg, find_root(cfg.DATASET.ROOT)))
+    return rename_classes(data, cfg.DATASET.get("CLASSNAMES", ""))
+
+
+def rename_classes(data: DatasetBase, text: str) -> DatasetBase:
+    """Return an own set with the class names that DATASET.CLASSNAMES says.
+
+    Raises:
+        ConfigError: names that do not fit its classes.
+        DataError: two classes of one name, or a name that is none.
+    """
+    if not text:
+        return data
+    from fedvlm.data.formats.class_names import given_names  # start-up: for such a file only
+
+    names = given_names(text, data.classnames)
+    data.parts = {part: [replace(d, classname=names[d.label]) for d in items]
+                  for part, items in data.parts.items()}
+    data.check()
+    return data
 
 
 def set_name(cfg: CfgNode) -> str:

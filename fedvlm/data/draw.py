@@ -176,12 +176,15 @@ class DatasetDraw:
     def class_notes(self) -> list[str]:
         """Return notes on the classes of the run, before anything is dealt."""
         notes, spec = [], self.spec
-        short = short_classes(self.pool.labels["train"], spec.shots)
-        names = [self.classnames[label] for label in short if label >= 0]
-        if names:
+        trained = self.pool.labels["train"]
+        short = [label for label in short_classes(trained, spec.shots) if label >= 0]
+        if short:
+            names = ", ".join(self.classnames[label] for label in short[:MOST_NAMED])
+            most = max(int((trained == label).sum()) for label in short)
             notes.append(
-                f"{len(names)} class(es) have fewer than {spec.shots} training images and give all "
-                f"they have: {', '.join(names[:MOST_NAMED])}"
+                f"{len(short)} class(es) have fewer than {spec.shots} training images, at most "
+                f"{most}: all of them are used ({names}); the results' folder is still "
+                f"named shots_{spec.shots}"
             )
         for part, word in (("train", "training"), ("test", "test")):
             bare = self.classes_without(part)

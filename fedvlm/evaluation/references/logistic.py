@@ -67,10 +67,18 @@ class FeatureScale:
     size: Tensor
 
     @classmethod
-    def of(cls, x: Tensor) -> FeatureScale:
-        """Return the scale of training images ``[n, d]``; of one alone only the mean."""
-        mean = x.mean(0)
-        size = (x - mean).square().sum(1).mean().sqrt()
+    def of(cls, x: Tensor, w: Tensor | None = None) -> FeatureScale:
+        """Return the scale of training images ``[n, d]``; of one alone only the mean.
+
+        Args:
+            w: how much each counts, ``[n]``; all the same by default.
+        """
+        if w is None:
+            mean = x.mean(0)
+            size = (x - mean).square().sum(1).mean().sqrt()
+        else:
+            mean = w @ x / w.sum()
+            size = (w @ (x - mean).square().sum(1) / w.sum()).sqrt()
         return cls(mean, torch.where(size > 0, size, 1.0))
 
     def __call__(self, x: Tensor) -> Tensor:
