@@ -218,3 +218,20 @@ def sure(standings: Sequence[Standing], facts: Mapping[str, Any]) -> list[str]:
     words.append(f"{facts['tuned']} of {cells} runs use all tuned values of their method; the "
                  "others are in no ranking.")
     return words
+
+
+def interval(seen: Contrast | None) -> str:
+    """Return a difference with its interval on these sets."""
+    if seen is None:
+        return "-"
+    words = f"{seen.mean:+.1f}"
+    return words if seen.low is None else f"{words} \\[{seen.low:+.1f}, {seen.high:+.1f}\\]"
+
+
+def ahead(seen: Contrast | None) -> str:
+    """Return the prediction for a new set; of fewer than four sources the range over the sets."""
+    if seen is None or seen.sets < 2:
+        return "-"
+    if seen.ahead:
+        return f"\\[{seen.ahead[0]:+.1f}, {seen.ahead[1]:+.1f}\\]"
+    return f"{seen.least:+.1f} to {seen.most:+.1f}"

@@ -26,7 +26,6 @@ from fedvlm.federation.cards import fields
 from fedvlm.report.collect import Collected
 from fedvlm.report.figures import client_gain, few_shot, forest, style
 from fedvlm.report.figures.selection import FigureRuns
-from fedvlm.report.statistics.contrast import Contrast
 from fedvlm.report.statistics.intervals import SEEDS
 from fedvlm.report.tables.cells import TableCell
 from fedvlm.report.tables.facts import REFERENCE_NAMES
@@ -484,23 +483,6 @@ def _environment() -> Environment:
     environment.filters["text"] = lambda value: escape_markdown(str(value))
     environment.filters["text_cells"] = lambda value: escape_markdown(str(value)).replace(
         "\\|", "|")
-    environment.filters["interval"] = _interval
-    environment.filters["ahead"] = _ahead
+    environment.filters["interval"] = headline.interval
+    environment.filters["ahead"] = headline.ahead
     return environment
-
-
-def _interval(seen: Contrast | None) -> str:
-    """Return a difference with its interval on these sets."""
-    if seen is None:
-        return "-"
-    words = f"{seen.mean:+.1f}"
-    return words if seen.low is None else f"{words} \\[{seen.low:+.1f}, {seen.high:+.1f}\\]"
-
-
-def _ahead(seen: Contrast | None) -> str:
-    """Return the prediction for a new set; of fewer than four sources the range over the sets."""
-    if seen is None or seen.sets < 2:
-        return "-"
-    if seen.ahead:
-        return f"\\[{seen.ahead[0]:+.1f}, {seen.ahead[1]:+.1f}\\]"
-    return f"{seen.least:+.1f} to {seen.most:+.1f}"
