@@ -190,9 +190,16 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: Pillow and the renderer": ("fedvlm.data.builtin.sets",),
         "start-up: for packs only": ("fedvlm.data.packs.place",),
         "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
+        "start-up: for groups only": ("fedvlm.data.whole_groups",),
     },
     "fedvlm/data/federated.py": {
         "start-up: for such a file only": ("fedvlm.data.fewshot_file",),
+    },
+    "fedvlm/data/formats/table_files.py": {
+        "start-up: for LEAF's files only": ("PIL",),
+    },
+    "fedvlm/data/partition/kinds.py": {
+        "start-up: for groups only": ("fedvlm.data.whole_groups",),
     },
     "fedvlm/data/get/annotations.py": {
         "start-up: scipy, for the annotations of two sets only": ("scipy.io",),
@@ -262,9 +269,11 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/job/run.py": {
         "start-up: for jobs that train nothing": ("fedvlm.job.dry",),
         "start-up: where they are wanted": ("fedvlm.job.results.references",),
+        "start-up: for own sets only": ("fedvlm.job.results.near",),
     },
     "fedvlm/job/resolve.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.federation.discovery",),
+        "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
     },
     "fedvlm/job/show.py": {
         "start-up: 1 s of matplotlib": (

@@ -30,12 +30,14 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.rows.away import AWAY
 from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
+from fedvlm.federation.discovery import Trust
 from fedvlm.job.build import Built, build_run
 from fedvlm.job.describe import run_path
 from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers_rows
 from fedvlm.job.identity import present_identity
 from fedvlm.job.resolve import run_config
 from fedvlm.job.results import Results
+from fedvlm.job.results.against import ROWS
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
@@ -137,7 +139,7 @@ class Replay:
 
 def replay(
     folder: str | Path, rounds: int = 1, *, points: float = POINTS,
-    changes: Mapping[str, str] | None = None,
+    changes: Mapping[str, str] | None = None, trainer: str = "", trust_code: str = "",
 ) -> Replay:
     """Run the last ``rounds`` of a finished run again and compare them with what it recorded.
 
@@ -153,6 +155,7 @@ def replay(
         rounds: as many as the run has, or more: the whole run.
         changes: other values of config keys that move no number: ``DATASET.ROOT``, ``DEVICE``,
             ``MODEL.INIT_WEIGHTS``.
+        trainer, trust_code: see ``fedvlm.load``.
 
     Raises:
         ConfigError: no such number of rounds; or data, method or settings are others than the
@@ -177,7 +180,7 @@ def replay(
     since = _start(path, str(told["identity_digest"]), last, rounds)
     first = 0 if since is None else since + 1
     with tempfile.TemporaryDirectory(prefix="fedvlm-replay-") as place:
-        cfg = _config(path, {**(changes or {}), "OUTPUT_DIR": place})
+        cfg = _config(path, {**(changes or {}), "OUTPUT_DIR": place}, Trust(trainer, trust_code))
         with threads_of(cfg):
             built = build_run(cfg, progress)
             moved = same_backbone(built.identity, told["identity"])
@@ -194,7 +197,8 @@ def replay(
                 (path, records, _sections(run.results, run.protocol, out),
                  str(told["identity_digest"]), at_sites),
                 (again.path, read_metrics(again.metrics_path)[0] if told_rounds else [],
-                 _sections(made.numbers, made.protocol, out), again.digest, {}),
+                 _sections(of_then(made.numbers, run.results), made.protocol, out),
+                 again.digest, {}),
             )
         )
     away = _away(recorded, seen)
@@ -216,13 +220,13 @@ def replay(
     )
 
 
-def _config(path: Path, changes: Mapping[str, str]) -> CfgNode:
+def _config(path: Path, changes: Mapping[str, str], trust: Trust) -> CfgNode:
     """Return the config of a run, to be run again.
 
     Raises:
         ConfigError: its clients' images are not here.
     """
-    cfg = run_config(path, {**changes, "SINKS": "()", "RESUME": ""})
+    cfg = run_config(path, {**changes, "SINKS": "()", "RESUME": ""}, trust)
     if of_parties(cfg):
         raise ConfigError(
             f"'{path}': its clients' images are at their sites, so it cannot be repeated here; "
@@ -253,6 +257,20 @@ def _sections(
 ) -> dict[str, Any]:
     kept = {k: v for k, v in protocol.items() if k not in out}
     return {"results": results, "protocol": kept}
+
+
+def of_then(numbers: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return results without the baselines that came after the version which recorded a run."""
+    then, now = recorded.get("references"), numbers.get("references")
+    if not isinstance(then, Mapping) or not isinstance(now, Mapping):
+        return dict(numbers)
+    later = set(now) - set(then)
+    rows = {ROWS[name] for name in later if name in ROWS}
+    return {
+        **numbers, "references": {name: one for name, one in now.items() if name in then},
+        "below": [one for one in numbers["below"] if one["reference"] not in later],
+        "table": [row for row in numbers["table"] if row[""] not in rows],
+    }
 
 
 def _start(path: Path, identity: str, last: int, rounds: int) -> int | None:

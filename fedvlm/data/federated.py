@@ -12,7 +12,15 @@ from yacs.config import CfgNode
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.progress import Progress
 from fedvlm.data.datasets import load_for_training, templates
-from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, domains_of, labels_of
+from fedvlm.data.datum import (
+    PARTS,
+    DatasetBase,
+    Datum,
+    IntArray,
+    domains_of,
+    group_numbers,
+    labels_of,
+)
 from fedvlm.data.draw import MOST_NAMED, DatasetDraw, spec_of
 from fedvlm.data.holdout import LISTS, SERVER_KEY, holdout_from
 from fedvlm.data.image_records import ImageRecords, records_of
@@ -64,6 +72,9 @@ class FederatedData:
         others: more test sets of the global model: the domain left out, targets of transfer.
         server: indices of the images that no client gets (``DATASET.SERVER_HOLDOUT``).
         available: training images of the run's classes and domains, before any shots.
+        client_names: of the clients in a natural partition, by number; personal data, so that they
+            are in no digest, index file, pack or public file of a run.
+        groups: int64 ``[len(samples)]``, what each image belongs to; None where nothing says it.
     """
 
     name: str
@@ -85,6 +96,8 @@ class FederatedData:
     others: list[ExtraTest] = field(default_factory=list)
     server: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     available: int = 0
+    client_names: list[str] = field(default_factory=list)
+    groups: IntArray | None = None
 
     def index_file(self) -> dict[str, Any]:
         """Return the index file's content: paths per client and part, spec, and hash."""
@@ -210,6 +223,7 @@ def _assemble(
     trains = [*(client.train for client in clients), server]
     notes = [
         *data.notes, *selection.notes, *selection.class_notes(),
+        *shared_notes([client.train for client in clients]),
         *untrained_notes([(client.train, client.test) for client in clients], labels_of(samples)),
         *target_notes,
         *(duplicate_notes(trains, tests, samples, selection.records) if tested else ()),
@@ -234,6 +248,8 @@ def _assemble(
         others=others,
         server=server,
         available=int((selection.pool.labels["train"] >= 0).sum()),
+        client_names=data.client_names if spec.kind == "natural" else [],
+        groups=group_numbers(samples) if selection.pool.groups else None,
     )
 
 
@@ -253,6 +269,23 @@ def _others(
         others.append(other)
         samples += images
     return others, samples, notes
+
+
+def shared_notes(trains: Sequence[IntArray]) -> list[str]:
+    """Return a note on training images that several clients hold, as few shots of all classes do.
+
+    Args:
+        trains: the training images of each client, as indices.
+    """
+    held = np.concatenate(trains) if trains else np.empty(0, np.int64)
+    counts = np.unique(held, return_counts=True)[1]
+    twice = int((counts > 1).sum())
+    if not twice:
+        return []
+    return [
+        f"clients draw from the same pool: {twice:,} of the {len(counts):,} training images are "
+        "held by more than one client (--shots -1 gives each image to one client)"
+    ]
 
 
 def untrained_notes(pairs: Sequence[tuple[IntArray, IntArray]], labels: IntArray) -> list[str]:
