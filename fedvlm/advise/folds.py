@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedvlm.data.datum import IntArray
+from fedvlm.job.results.near import NEAR
 
-NEAR = 0.05  # of the usual distance within a class: nearer images are nearly the same
 _PART = 1024  # rows of a table of distances at a time
 
 

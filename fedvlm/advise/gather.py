@@ -74,7 +74,10 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
     loader = ImageLoader(
         data.samples, backbone.transform_spec, 1, int(cfg.DATA_SEED), records=data.records
     )
-    away = set(draw_unseen(len(data.clients), int(cfg.FED.UNSEEN_CLIENTS), int(cfg.DATA_SEED)))
+    away = set(draw_unseen(
+        len(data.clients), int(cfg.FED.UNSEEN_CLIENTS), int(cfg.DATA_SEED),
+        int(cfg.FED.MIN_IMAGES), [len(c.train) for c in data.clients],
+    ))
     there = [k for k in range(len(data.clients)) if k not in away]
     here = [data.clients[k] for k in there]
     own = [np.concatenate([c.train, c.val]) for c in here]
@@ -85,7 +88,7 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
     rows = features_of(
         cfg, backbone, loader, every.tolist(), None, progress, Throughput(), notes
     )
-    said = [getattr(data.samples[i], "group", None) for i in every]
+    said = [data.samples[i].group for i in every]
     keys = [("group", one) if one is not None else ("image", loader.content_key(int(i)))
             for i, one in zip(every, said, strict=True)]
     numbers = {key: n for n, key in enumerate(dict.fromkeys(keys))}
@@ -93,7 +96,8 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
     at = [np.searchsorted(every, some) for some in own]
     logits = _name_logits(model, rows) if backbone.has_text else None
     return Gathered(
-        data.name, [str(k) for k in there], data.classnames,
+        data.name, [data.client_names[k] if data.client_names else str(k) for k in there],
+        data.classnames,
         [in_double(rows[torch.from_numpy(a)].cpu()) for a in at],
         [torch.from_numpy(data.labels[some].copy()) for some in own],
         [torch.arange(len(a)) < len(c.train) for a, c in zip(at, here, strict=True)],
