@@ -77,6 +77,7 @@ def words_of_run(args: Namespace) -> str:
         if getattr(args, dest):
             words += [args.spelling[dest], str(getattr(args, dest))]
     words += ["--demo"] if args.demo else []
+    words += ["--seeds", str(args.seeds[0])] if args.seeds else []  # it deals the clients
     for key, name in args.flag_names.items():
         if not key.startswith(_OURS) and name not in words:
             words += [name, str(args.flags[key])]

@@ -12,9 +12,11 @@ from PIL import Image
 
 from fedvlm.advise import trial
 from fedvlm.cli import main as cli
+from fedvlm.cli.verbs import verbs
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
 
+VERB = verbs()["advise"]
 SMALL = ("--backbone", "tiny")
 
 
@@ -62,6 +64,11 @@ def test_no_test_image_is_opened_and_the_command_is_that_of_the_same_clients(
     capsys.readouterr()
     assert cli.main([*command[1:], "--output-dir", str(photos.parent / "out")]) == 3
     assert "4.png" in (said := capsys.readouterr().err) or "not" in said  # a run opens them
+
+
+def test_a_seed_that_deals_the_clients_stays_in_the_command() -> None:
+    args = VERB.parser().parse_args(["--demo", "--seeds", "4", "5", "--trainer", "AFL"])
+    assert VERB.module().words_of_run(args) == "fedvlm run --demo --seeds 4"
 
 
 def test_the_demo_federates_and_its_page_is_short(capsys: pytest.CaptureFixture[str]) -> None:
