@@ -28,7 +28,6 @@ from fedvlm.data.datasets import set_name
 from fedvlm.data.datum import PARTS
 from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
 from fedvlm.evaluation import zero_shot
-from fedvlm.evaluation.references import order, template_reference
 from fedvlm.evaluation.scores import CONFUSION
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, convert_format1
@@ -294,14 +293,14 @@ def to_the_end(
         batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
     beside = None
-    if built.cfg.TEST.REFERENCES and not of_parties(built.cfg):
-        from fedvlm.job.results.references import reference_rows  # start-up: where they are wanted
+    if built.cfg.TEST.REFERENCES:
+        from fedvlm.job.results import references as rows  # start-up: where they are wanted
 
-        beside = reference_rows(built, recorder.evaluator.panel, reference, progress, afresh)
-    elif built.cfg.TEST.REFERENCES and clients and not promises_privacy(built):
-        beside = clients.baselines(recorder.evaluator.panel.clients)
-        if beside is not None and reference is not None:
-            beside = order(template_reference(reference["clients"]) | beside)
+        panel = recorder.evaluator.panel
+        if not of_parties(built.cfg):
+            beside = rows.reference_rows(built, panel, reference, progress, afresh)
+        elif clients and not promises_privacy(built):
+            beside = rows.with_template(clients.baselines(panel.clients), reference)
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)
