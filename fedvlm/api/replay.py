@@ -30,6 +30,7 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.rows.away import AWAY
 from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
+from fedvlm.federation.discovery import Trust
 from fedvlm.job.build import Built, build_run
 from fedvlm.job.describe import run_path
 from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers_rows
@@ -138,7 +139,7 @@ class Replay:
 
 def replay(
     folder: str | Path, rounds: int = 1, *, points: float = POINTS,
-    changes: Mapping[str, str] | None = None,
+    changes: Mapping[str, str] | None = None, trainer: str = "", trust_code: str = "",
 ) -> Replay:
     """Run the last ``rounds`` of a finished run again and compare them with what it recorded.
 
@@ -154,6 +155,7 @@ def replay(
         rounds: as many as the run has, or more: the whole run.
         changes: other values of config keys that move no number: ``DATASET.ROOT``, ``DEVICE``,
             ``MODEL.INIT_WEIGHTS``.
+        trainer, trust_code: see ``fedvlm.load``.
 
     Raises:
         ConfigError: no such number of rounds; or data, method or settings are others than the
@@ -178,7 +180,7 @@ def replay(
     since = _start(path, str(told["identity_digest"]), last, rounds)
     first = 0 if since is None else since + 1
     with tempfile.TemporaryDirectory(prefix="fedvlm-replay-") as place:
-        cfg = _config(path, {**(changes or {}), "OUTPUT_DIR": place})
+        cfg = _config(path, {**(changes or {}), "OUTPUT_DIR": place}, Trust(trainer, trust_code))
         with threads_of(cfg):
             built = build_run(cfg, progress)
             moved = same_backbone(built.identity, told["identity"])
@@ -218,13 +220,13 @@ def replay(
     )
 
 
-def _config(path: Path, changes: Mapping[str, str]) -> CfgNode:
+def _config(path: Path, changes: Mapping[str, str], trust: Trust) -> CfgNode:
     """Return the config of a run, to be run again.
 
     Raises:
         ConfigError: its clients' images are not here.
     """
-    cfg = run_config(path, {**changes, "SINKS": "()", "RESUME": ""})
+    cfg = run_config(path, {**changes, "SINKS": "()", "RESUME": ""}, trust)
     if of_parties(cfg):
         raise ConfigError(
             f"'{path}': its clients' images are at their sites, so it cannot be repeated here; "

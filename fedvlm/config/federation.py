@@ -13,7 +13,7 @@ MOST_ROUNDS, PATIENCE = 100, 5
 WORK = (EPOCHS, STEPS)  # what a client does in a round; a number of steps counts before epochs
 PARTITIONS = (
     "iid", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "quantity", "domain",
-    "domain_dirichlet",
+    "domain_dirichlet", "natural",
 )  # fmt: skip
 PARTITION_ALIASES = {
     "pathological": "disjoint",
@@ -30,6 +30,8 @@ PARTITION_ALIASES = {
     "domains": "domain",
     "domain-dir": "domain_dirichlet",
     "domain-label-dir": "domain_dirichlet",
+    "natural-id": "natural",
+    "by-client": "natural",
 }
 
 
@@ -109,6 +111,13 @@ def _clients() -> Schema:
             0,
             "number of clients, drawn by DATA_SEED, that never train: they are only "
             "personalised at the end, like new clients (`unseen_clients`)",
+            low=0,
+            neutral=0,
+        ),
+        "FED.MIN_IMAGES": Option(
+            0,
+            "clients with fewer training images never train and are personalised at the end, like "
+            "those of FED.UNSEEN_CLIENTS; 0: all train",
             low=0,
             neutral=0,
         ),

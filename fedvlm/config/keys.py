@@ -60,6 +60,7 @@ def _job() -> Schema:
 
 FORMATS = (
     "", "coop", "csv", "jsonl", "parquet", "folders", "domains", "cifar", "tiny_imagenet", "memory",
+    "json",
 )
 
 
@@ -73,6 +74,22 @@ _CORRUPTION = Option(
     pattern=f"|({'|'.join(_CORRUPTIONS)}):[1-5]", neutral="",
     pattern_help=f"one of {', '.join(_CORRUPTIONS)}, a colon and 1 to 5, or ''",
 )
+
+
+_COLUMNS = {
+    "DATASET.CLIENTS_BY": Option(
+        "", "your own sets: column that names the client of each image (hospital,scanner: several),"
+        " or a pattern of paths, {client}/{class}/*; '': the partition decides", neutral="",
+    ),
+    "DATASET.GROUPS": Option(
+        "", "your own sets: column (or pattern of paths, patient{group}) of what images belong to; "
+        "a group is never on two sides of a split, a fold or a partition", neutral="",
+    ),
+    "DATASET.COLUMNS": Option(
+        "", "your own tables: what columns mean, path=img_id,classname=dx,split=- (- for none); a "
+        "path may be made of several, path={site}/{id}.png", neutral="",
+    ),
+}
 
 
 def _own_sets() -> Schema:
@@ -110,6 +127,7 @@ def _dataset() -> Schema:
             "", "layout on disk; '': the set's own, or by the name of SPLIT_FILE; memory: the "
             "data given to fedvlm.train(data=...)", choices=FORMATS,
         ),
+        **_COLUMNS,
         "DATASET.TEMPLATE": Option("", "prompt with {} for the class name; '': the set's own"),
         "DATASET.NUM_SHOTS": Option(
             16, "training images per class; -1: all (Dassl: -1), the default of the Dirichlet "

@@ -31,6 +31,11 @@ def show_name(name: str) -> str:
     return ascii(name if len(name) <= 60 else name[:57] + "...")
 
 
+def quote_name(name: str) -> str:
+    """Return a name of others in quotes, as a message can hold it."""
+    return show_name(name) if name_fault(name) else f"'{name}'"
+
+
 def cell_text(value: Any) -> Any:
     """Return a cell that no spreadsheet runs: a text that begins a formula gets ``'`` before it."""
     if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value):

@@ -334,8 +334,13 @@ def parse_sites(text: str, clients: int) -> tuple[int, ...]:
     return tuple(sites[c] for c in range(clients)) if sites else (0,) * clients
 
 
-def draw_unseen(clients: int, count: int, data_seed: int) -> tuple[int, ...]:
+def draw_unseen(
+    clients: int, count: int, data_seed: int, least: int = 0, sizes: Sequence[int] = ()
+) -> tuple[int, ...]:
     """Return the ``FED.UNSEEN_CLIENTS`` of ``clients``, ascending: a function of the data seed.
+
+    Clients with fewer than ``least`` training images (``FED.MIN_IMAGES``; ``sizes`` has the numbers
+    of all) are of them as well.
 
     Raises:
         ConfigError: nobody would be left to train.
@@ -346,7 +351,14 @@ def draw_unseen(clients: int, count: int, data_seed: int) -> tuple[int, ...]:
             f"train; set it to at most {clients - 1}, or raise FED.CLIENTS"
         )
     order = torch.randperm(clients, generator=rng.stream(data_seed, "unseen-clients"))
-    return tuple(sorted(order[:count].tolist()))
+    small = {c for c, size in enumerate(sizes) if size < least}
+    unseen = small.union(order[:count].tolist())
+    if len(unseen) >= clients:
+        raise ConfigError(
+            f"FED.MIN_IMAGES {least}: none of the {clients} clients would be left to train; the "
+            f"largest has {max(sizes)} training images"
+        )
+    return tuple(sorted(unseen))
 
 
 class Method(Protocol):

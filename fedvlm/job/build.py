@@ -179,8 +179,12 @@ def check_tower(cfg: CfgNode, trainer: Trainer) -> None:
         )
 
 
-def make_plan(cfg: CfgNode) -> Plan:
-    """Return rounds, participation, optimiser and schedule of a config."""
+def make_plan(cfg: CfgNode, sizes: Sequence[int] = ()) -> Plan:
+    """Return rounds, participation, optimiser and schedule of a config.
+
+    Args:
+        sizes: training images of each client; FED.MIN_IMAGES reads them.
+    """
     o, epochs = cfg.OPTIM, int(cfg.FED.LOCAL_EPOCHS)
     spec = OptimSpec(
         o.NAME, o.LR, o.MOMENTUM, o.WEIGHT_DECAY, o.SGD_DAMPNING, o.SGD_NESTEROV,
@@ -203,7 +207,8 @@ def make_plan(cfg: CfgNode) -> Plan:
         int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS), cfg.FED.FRAC, epochs, cfg.FED.FIRST_ROUND_ALL,
         cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round, cfg.FED.WEIGHTING,
         aggregator, server_optim,
-        draw_unseen(int(f.CLIENTS), int(f.UNSEEN_CLIENTS), int(cfg.DATA_SEED)),
+        draw_unseen(int(f.CLIENTS), int(f.UNSEEN_CLIENTS), int(cfg.DATA_SEED),
+                    int(f.MIN_IMAGES), sizes),
         int(f.LOCAL_STEPS), span_of(f.EPOCHS_RANGE), int(f.EARLY_STOP), unreliable_of(cfg),
     )
 
@@ -348,7 +353,9 @@ def prepare_run(
     )
     check_packs(trainer, model, loader, cfg.FED.PLAIN)
     train, test = pixel_sources(loader, torch.from_numpy(data.labels.copy()))
-    plan, chunk = make_plan(cfg), chunk_of(cfg, model, trainer)
+    known = inputs.counts
+    sizes = [len(c.train) for c in data.clients] if known is None else known.train.tolist()
+    plan, chunk = make_plan(cfg, sizes), chunk_of(cfg, model, trainer)
     sites = parse_sites(cfg.FED.SITES, plan.clients)
     size = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
     batcher: SplitBatcher | Absent = SplitBatcher(
@@ -438,6 +445,9 @@ def _marks(
         marks.append(f"{trainer.name} cannot predict unseen classes: TEST.TARGETS does not apply")
     if cfg.FED.UNSEEN_CLIENTS:
         marks.append(f"{cfg.FED.UNSEEN_CLIENTS} clients never train (FED.UNSEEN_CLIENTS)")
+    if cfg.FED.MIN_IMAGES:
+        marks.append(f"clients with fewer than {cfg.FED.MIN_IMAGES} training images never train "
+                     "(FED.MIN_IMAGES)")
     words = unreliable_of(cfg).words()
     if words:
         marks.append(f"simulated unreliable clients: {words} (docs/unreliable.md)")

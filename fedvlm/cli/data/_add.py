@@ -14,6 +14,9 @@ from fedvlm.core.files import user_path
 from fedvlm.data.formats.class_names import read_given
 from fedvlm.data.own.add import (
     CLASSNAMES_KEY,
+    CLIENTS_BY,
+    COLUMNS,
+    GROUPS,
     LEAVE_OUT_KEY,
     NAME_KEY,
     OwnSet,
@@ -30,6 +33,7 @@ def add_folder(args: Namespace) -> int:
         DataError: the folder cannot be read as a data set; says how to mend it.
     """
     given = {NAME_KEY: args.name, LEAVE_OUT_KEY: args.leave_out, "CACHE_DIR": args.cache_dir,
+             CLIENTS_BY: args.clients_by, GROUPS: args.groups, COLUMNS: args.columns,
              CLASSNAMES_KEY: read_given(args.classnames)}
     own = understand(Path(args.dataset), {key: value for key, value in given.items() if value})
     place = _place(own, args.to)

@@ -9,12 +9,14 @@ import csv
 import io
 import json
 from argparse import Namespace
+from collections.abc import Sequence
 
 from fedvlm.cli.models._run import add_run, open_run
 from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError
+from fedvlm.runs.private import client_label
 
 EXAMPLES = (
     "fedvlm predict RUN photo.jpg --client 3",
@@ -55,7 +57,8 @@ def main(args: Namespace) -> int:
                     "probabilities": [round(p, DIGITS) for _, p in best],
                 }))
             for place, (label, p) in enumerate(best, 1):
-                row = {"image": image, "model": name} | ({"place": place} if args.top > 1 else {})
+                row: dict[str, object] = {"image": image, "model": _shown(name, run.client_names)}
+                row |= {"place": place} if args.top > 1 else {}
                 rows.append(row | {"class": label, "probability": f"{p:.3f}"})
         for image, label, probabilities in zip(
             said.names, said.classes, said.probabilities, strict=True
@@ -69,3 +72,10 @@ def main(args: Namespace) -> int:
     elif not args.json:
         say(*table_lines(rows))
     return 0
+
+
+def _shown(model: str, names: Sequence[str]) -> str:
+    """Return a model's name, with the client's where the data said it: ``client-3 (Utrecht)``."""
+    number = model.removeprefix("client-")
+    label = client_label(int(number), names) if number.isdigit() and names else ""
+    return label.replace("client ", "client-", 1) or model

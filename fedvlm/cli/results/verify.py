@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
+from fedvlm.cli.models._run import add_trust
 from fedvlm.cli.results._folders import run_folders
 from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import one_line
@@ -51,6 +52,7 @@ def flags(parser: Parser) -> None:
     add("--weights", default="", metavar="FILE", help="--replay: where the backbone's weights are")
     add("--tolerance", default="1", metavar="POINTS", help="--replay on another machine or with "
         "other versions: allowed difference of accuracies (1)")
+    add_trust(parser)
 
 
 def main(args: Namespace) -> int:
@@ -69,6 +71,8 @@ def main(args: Namespace) -> int:
     words = [w for w in REPLAYED if getattr(args, w)]
     if words and not rounds:
         raise ConfigError(f"--{words[0]} needs --replay N; add it, or drop --{words[0]}")
+    if (args.trainer or args.trust_code) and not rounds:
+        raise ConfigError("--trainer and --trust-code need --replay N: without it nothing is run")
     if args.sample and not rounds:
         raise ConfigError("--sample needs --replay N; add it, or drop --sample")
     run_folders(args.folders)  # says what is wrong with a word
@@ -127,7 +131,8 @@ def _replayed(args: Namespace, path: Path, rounds: int, points: float) -> bool:
 
     changes = {key: getattr(args, word) for word, key in REPLAYED.items() if getattr(args, word)}
     try:
-        seen = replay(path, rounds, points=points, changes=changes)
+        seen = replay(path, rounds, points=points, changes=changes, trainer=args.trainer,
+                      trust_code=args.trust_code)
     except FedvlmError as error:
         complain(f"not replayed: {error}")
         return False

@@ -66,7 +66,7 @@ class Asked:
     @property
     def frozen(self) -> Frozen:
         """Features and labels."""
-        return Frozen(self.source, self.data.labels)
+        return Frozen(self.source, self.data.labels, getattr(self.data, "groups", None))
 
     def true(self, client: int) -> np.ndarray:
         """Return the labels of a client's test images."""

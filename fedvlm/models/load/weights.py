@@ -19,6 +19,7 @@ from torch import nn
 from fedvlm.core.errors import DataError
 from fedvlm.models.load.torchscript import check_archive, is_torchscript, read_torchscript
 
+MOST_HEADER = 8 << 20  # bytes of a safetensors header: 100 times that of a large CLIP
 NUMPY_RATIO = 16  # what a packed .npz may unpack to; trained weights hardly shrink
 WAYS_OUT = (
     "use --backbone tiny (embedded), a local file with --weights FILE, "
@@ -39,6 +40,12 @@ def refuse_odd(path: Path) -> None:
         DataError: a tar archive (as PyTorch wrote before 0.2), TorchScript, or a zip that is no
             plain one.
     """
+    if path.suffix == ".safetensors":
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+        if size > MOST_HEADER:
+            raise DataError(f"'{path}' has a header of {size:,} bytes, far more tensors than any "
+                            f"model; at most {MOST_HEADER:,} are read")
     if is_torchscript(path):
         raise DataError(f"'{path}' is TorchScript: give it with --weights, or use safetensors")
     if zipfile.is_zipfile(path):
