@@ -250,7 +250,7 @@ def _bits(recorded: Any, seen: Any) -> int | None:
     return out
 
 
-def share_of(a: Tensor, b: Tensor) -> float:
+def norm_share(a: Tensor, b: Tensor) -> float:
     """Return how far two tensors differ, as a share of the first one's norm."""
     one, other = a.double(), b.double()
     finite = one.isfinite()  # logits of absent classes are not

@@ -113,7 +113,8 @@ def rebuild(
     counts = roster_of(path, int(cfg.FED.CLIENTS), names)
     absent = Absent(counts, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), str(path))
     federation = Federation(
-        trainer, model, absent, make_plan(cfg), engine=LocalEngine(int(cfg.FED.CHUNK) or 1)
+        trainer, model, absent, make_plan(cfg, counts.train.tolist()),
+        engine=LocalEngine(int(cfg.FED.CHUNK) or 1),
     )
     if (path / START).exists():  # its absence is said as it is read
         began = str(manifest.get("facts", {}).get("start", ""))

@@ -23,7 +23,13 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from fedvlm.api.elsewhere import LEFT_OUT, AnswerTally, compare_records, evaluate_recorded, share_of
+from fedvlm.api.elsewhere import (
+    LEFT_OUT,
+    AnswerTally,
+    compare_records,
+    evaluate_recorded,
+    norm_share,
+)
 from fedvlm.api.rebuild import run_folder
 from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
@@ -41,6 +47,7 @@ from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers
 from fedvlm.job.identity import present_identity
 from fedvlm.job.resolve import run_config
 from fedvlm.job.results import Results
+from fedvlm.job.results.against import ROWS
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
@@ -206,7 +213,7 @@ def replay(
         sides = [
             (path, records, _sections(run.results, run.protocol, out)),
             (again.path, read_metrics(again.metrics_path)[0] if told_rounds else [],
-             _sections(made.numbers, made.protocol, out)),
+             _sections(of_then(made.numbers, run.results), made.protocol, out)),
         ]
         recorded, seen = (
             _leaves(p, rows, results, first, digest, at)
@@ -351,6 +358,20 @@ def _sections(
     return {"results": results, "protocol": kept}
 
 
+def of_then(numbers: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return results without the baselines that came after the version which recorded a run."""
+    then, now = recorded.get("references"), numbers.get("references")
+    if not isinstance(then, Mapping) or not isinstance(now, Mapping):
+        return dict(numbers)
+    later = set(now) - set(then)
+    rows = {ROWS[name] for name in later if name in ROWS}
+    return {
+        **numbers, "references": {name: one for name, one in now.items() if name in then},
+        "below": [one for one in numbers["below"] if one["reference"] not in later],
+        "table": [row for row in numbers["table"] if row[""] not in rows],
+    }
+
+
 def _start(path: Path, identity: str, last: int, rounds: int) -> int | None:
     """Return the round of the newest whole state that is old enough; None: the start."""
     if not (path / "state").is_dir():
@@ -480,7 +501,7 @@ def _differences(recorded: Leaves, seen: Leaves) -> Iterator[str]:
             yield f"{place}: exists only in {'the replay' if a is _ABSENT else 'the run'}"
         elif isinstance(a, Tensor) and isinstance(b, Tensor):
             if not (a.dtype == b.dtype and a.shape == b.shape and _bits(a) == _bits(b)):
-                share = share_of(a, b) if a.shape == b.shape else float("inf")
+                share = norm_share(a, b) if a.shape == b.shape else float("inf")
                 yield f"{place}: the tensors differ by {share:.2g} of their norm"
         elif type(a) is not type(b) or a != b:
             yield f"{place}: recorded {a}, replayed {b}"
@@ -493,8 +514,8 @@ def _far_tensors(recorded: Leaves, seen: Leaves) -> Iterator[str]:
             continue
         if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.shape != b.shape:
             yield f"{place}: there is no such tensor of this form on both sides"
-        elif not share_of(a, b) <= SHARE:
-            yield f"{place}: the tensors differ by {share_of(a, b):.2g} of their norm"
+        elif not norm_share(a, b) <= SHARE:
+            yield f"{place}: the tensors differ by {norm_share(a, b):.2g} of their norm"
 
 
 def _pairs(recorded: Leaves, seen: Leaves) -> Iterator[tuple[str, Any, Any]]:

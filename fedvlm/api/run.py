@@ -12,12 +12,14 @@ from yacs.config import CfgNode
 from fedvlm.api import frames
 from fedvlm.api.model import Model
 from fedvlm.api.rebuild import Rebuilt, check_client, rebuild, run_folder
-from fedvlm.core.errors import ConfigError, DataError, fold
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.trees import Tree, unstack
+from fedvlm.data.locate import first_names
 from fedvlm.export.trained import Facts
 from fedvlm.federation.discovery import NO_TRUST, Trust
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.finished import FinishedRun, read_finished
+from fedvlm.runs.private import read_private
 from fedvlm.runs.records import read_models
 from fedvlm.runs.verify.answer import answer_sentence, federation_answer
 from fedvlm.runs.verify.models import check_models
@@ -86,9 +88,14 @@ class Run:
             return self.models()
         if fold(word) == EVERYBODY:
             return {EVERYBODY: self.global_model}
+        if word in self.client_names:
+            word = str(self.client_names.index(word))
         if not (word.isascii() and word.isdigit()):
+            names = f", a client's name ({first_names(self.client_names)})"
             raise ConfigError(
-                f"--client {word}: a client's number (0 to {self.clients - 1}), global or all"
+                f"--client {word}: a client's number (0 to {self.clients - 1})"
+                f"{names if self.client_names else ''}, global or all"
+                f"{did_you_mean(word, self.client_names)}"
             )
         return {f"client-{int(word)}": self.client(int(word))}
 
@@ -107,6 +114,11 @@ class Run:
     def clients(self) -> int:
         """Number of clients."""
         return self._rebuilt.federation.plan.clients
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """The clients' names by number, as ``DATASET.CLIENTS_BY`` gave them; empty without them."""
+        return tuple(read_private(self.path)["clients"])
 
     @property
     def classnames(self) -> tuple[str, ...]:
@@ -191,7 +203,8 @@ class Run:
             value = rows.get(client, {}).get("accuracy") if client is not None else (
                 last.get(EVERYBODY))
             metrics = {"accuracy": float(value)} if value is not None else {}
-        notes = [f"round {state.round} of {cfg.FED.ROUNDS}, run folder {self.path.name}"]
+        most = "at most " if cfg.FED.PATIENCE else ""
+        notes = [f"round {state.round} of {most}{cfg.FED.ROUNDS}, run folder {self.path.name}"]
         answer = not self._earlier and self.record and federation_answer(self.record.results)
         notes += [answer_sentence(answer)] if answer else []
         return Facts(owner, words, metrics, notes=tuple(notes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ from yacs.config import CfgNode
 
 from fedvlm.config.build import DEFAULT, build_config, unused_keys, yaml_keys
 from fedvlm.config.engines import ENDED, of_parties
+from fedvlm.config.federation import AUTO_ROUNDS, MOST_ROUNDS, PATIENCE
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Option, Schema, declare
 from fedvlm.config.read import find_config, lookup
-from fedvlm.config.sections import SKEWED
+from fedvlm.config.sections import NATURAL, SKEWED
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import canonical_domain, dataset_info
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 LoadTrainer = Callable[[str], Any]
 COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
+CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
 
@@ -69,8 +71,27 @@ def resolve(
     Raises:
         ConfigError: anything that is wrong with flags or files, one line per mistake.
     """
-    request = args if isinstance(args, Request) else Request.of(args)
+    request = _read_names(args if isinstance(args, Request) else Request.of(args))
     return _merged(request, choose_data(request, given), load_trainer or _load)
+
+
+def _read_names(request: Request) -> Request:
+    """Return the request with the names in the file that ``--classnames`` may name.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    word = request.given.get(CLASSNAMES_KEY, "")
+    if not word:
+        return request
+    from fedvlm.data.formats.class_names import read_given  # start-up: for such a file only
+
+    text = read_given(word)
+    opts = request.pairs
+    if CLASSNAMES_KEY in opts:
+        pairs = opts | {CLASSNAMES_KEY: text}
+        return replace(request, opts=tuple(w for pair in pairs.items() for w in pair))
+    return replace(request, flags={**request.flags, CLASSNAMES_KEY: text})
 
 
 def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jobs:
@@ -108,7 +129,8 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
         cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, target_domain(cfg))
         check_domains(cfg)
         cfg.DATASET.SOURCE_DOMAINS = cfg.DATASET.TARGET_DOMAINS = ()  # said by the held-out one
-        notes += [n for n in _follow(cfg, origins) if n not in notes]
+        followed = [*_follow(cfg, origins), *_rounds(cfg, origins)]
+        notes += [note for note in followed if note not in notes]
         cfg.freeze()
         jobs.append(Job(cfg, origins))
     if not jobs[0].cfg.DATASET.NAME.strip():
@@ -290,11 +312,65 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
             origins["FED.CLIENTS"] = "because FED.HELD_OUT_DOMAIN is set"
             notes.append(f"FED.CLIENTS {fed.CLIENTS}: {each} for each of the {number - 1} domains "
                          f"other than '{fed.HELD_OUT_DOMAIN}'")
+    notes += _clients_by(cfg, origins)
     drawn = fed.INDEX_FILE or cfg.DATASET.FEWSHOT_FILE
-    if fed.PARTITION in SKEWED and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
+    natural = fed.PARTITION == NATURAL and cfg.DATASET.CLIENTS_BY
+    whole = fed.PARTITION in SKEWED or natural
+    if whole and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
         cfg.DATASET.NUM_SHOTS = -1
         origins["DATASET.NUM_SHOTS"] = f"because FED.PARTITION is {fed.PARTITION}"
     return notes
+
+
+def _clients_by(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
+    """Set the partition and the number of clients that DATASET.CLIENTS_BY decides; return notes.
+
+    Raises:
+        ConfigError: a partition that deals the images anew, or images at their sites.
+    """
+    fed, column = cfg.FED, cfg.DATASET.CLIENTS_BY
+    if of_parties(cfg) and (column or cfg.DATASET.GROUPS):
+        raise ConfigError(
+            f"FED.ENGINE {fed.ENGINE}: the images are at their sites, and so are their tables: "
+            f"drop {'--clients-by' if column else '--groups'}"
+        )
+    if not column:
+        return []
+    why = "because DATASET.CLIENTS_BY is set"
+    if fed.PARTITION != NATURAL:
+        if origins["FED.PARTITION"].startswith(("flag", "opts")):
+            raise ConfigError(
+                f"--partition {fed.PARTITION} deals the images anew, and --clients-by {column} "
+                "says whose they are: drop one of the two"
+            )
+        fed.PARTITION, origins["FED.PARTITION"] = NATURAL, why
+    if origins["FED.CLIENTS"].startswith(("flag", "opts", "the folder")):
+        return []
+    number = len(load_dataset(cfg).client_names)
+    if number == fed.CLIENTS:
+        return []
+    fed.CLIENTS, origins["FED.CLIENTS"] = number, why
+    return [f"--clients-by {column}: {number} clients (FED.PARTITION {NATURAL})"]
+
+
+def _rounds(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
+    """Put numbers in the place of ``--rounds auto``, the default of own images; return a note.
+
+    Over sites a number of rounds is agreed on beforehand, so that the default is one there.
+    """
+    fed = cfg.FED
+    own = bool(cfg.DATASET.NAME) and dataset_info(cfg.DATASET.NAME) is None
+    if fed.ROUNDS != AUTO_ROUNDS and not (
+        own and origins["FED.ROUNDS"] == DEFAULT and not of_parties(cfg)
+    ):
+        return []
+    usual = origins["FED.ROUNDS"] == DEFAULT
+    why = "because the images are your own" if usual else f"auto, {origins['FED.ROUNDS']}"
+    fed.ROUNDS, origins["FED.ROUNDS"] = MOST_ROUNDS, why
+    if origins["FED.PATIENCE"] == DEFAULT:
+        fed.PATIENCE, origins["FED.PATIENCE"] = PATIENCE, "because FED.ROUNDS is auto"
+    return [f"--rounds auto: training stops when the clients' validation accuracy is flat, after "
+            f"{MOST_ROUNDS} rounds at most; --rounds N sets a number"]
 
 
 def _number_of_domains(cfg: CfgNode) -> int:

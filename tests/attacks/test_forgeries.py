@@ -17,6 +17,7 @@ import safetensors.torch
 
 from fedvlm.api.replay import Replay, replay
 from fedvlm.core.errors import FedvlmError
+from fedvlm.data.partition.index_file import canonical_hash
 from fedvlm.runs.bits import BITS, decode_bits, encode_bits
 from fedvlm.runs.cells import FILES
 from fedvlm.runs.identity import identity_digest
@@ -166,6 +167,7 @@ def dealt(folder: Path, name: str) -> None:
         clients = told["clients"]
         one, other = clients[0]["train"], clients[1]["train"]
         one[0], other[0] = other[0], one[0]
+        told["sha256"] = canonical_hash({k: v for k, v in told.items() if k != "sha256"})
         path.write_text(json.dumps(told))
     edit(folder / "results.json", lambda r: r.update(covers=cover(folder)))
 

@@ -16,7 +16,7 @@ def add_run(parser: Parser, default: str = "global") -> None:
     """Add the run and the flags that choose its models."""
     add = parser.add_argument
     add("run", metavar="RUN", help="a run folder, finished or not")
-    add("--client", default=default, metavar="N", help=f"a client's number, global, or all "
+    add("--client", default=default, metavar="N", help=f"a client's number or name, global, or all "
         f"({default})")
     add("--device", default="auto", metavar="X", help="auto, cpu, cuda, cuda:N, mps")
     add("--weights", default="", metavar="X", help="file of the backbone's weights, if it was "

@@ -95,6 +95,8 @@ def _path(built: Built, panel: Panel, members: Sequence[int]) -> Path:
         code.hexdigest(), identity["data"], identity["images"], identity["backbone"],
         identity["transform"], identity["device"], backbone.numerics, list(panel.clients),
         list(members), torch.get_num_threads(),
+        *([] if built.data.groups is None else [hashlib.sha256(built.data.groups.tobytes())
+                                                .hexdigest()]),
     ]).encode()).hexdigest()
     return (store_dir(built.cfg) or default_dir()) / FOLDER / f"{key}.json"
 
