@@ -69,7 +69,11 @@ def _v(group: str, key: str, names: str, help_: str, metavar: str = "X", **more:
 
 
 _METHODS = "TRAINER.*."  # keys of the chosen method's own
-_FORKS = ("--transforms", "--head", "--imbalance-train", "--split-client", "--model")
+_FORKS = (
+    "--transforms", "--head", "--imbalance-train", "--split-client", "--model", "--source-domains",
+    "--target-domains", "--iid", "--useall", "--no-train", "--load-epoch",
+    "--repeat-rate", "--test-batch-size", "--momentum",
+)
 _OF_METHODS = "options as other projects' scripts spell them (a method's own: fedvlm list METHOD)"
 _JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
     "What to run", "Federation", "Training", "Backbone", "Engine", "Run and output",
@@ -87,8 +91,9 @@ FLAGS: tuple[Flag, ...] = (
     _v(_JOB, "", "--dataset-config-file", "dataset by file", "FILE", dest="dataset_config_file"),
     _v(_JOB, "", "--images", "your own images: a folder, or a table of files", "FOLDER",
        dest="images"),
-    _v(_JOB, "DATASET.CLASSNAMES", "--classnames", "class names of your own images: a,b,c in the "
-       "order of the folders, folder=name,... or a file", "A,B"),
+    _v(_JOB, "DATASET.CLASSNAMES", "--classnames",
+       "names of your classes: a,b,c as the folders come, or folder=name",
+       "A,B"),
     _v(_JOB, "", "--trainer", "method, or ./file.py:Class (default FedTV)", "NAME",
        dest="trainer"),
     _v(_JOB, "", "--method", "with --trainer ./net.py:Net: the method that trains that network",
@@ -102,20 +107,20 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--demo",), "built-in data set and tiny backbone; needs no download", _JOB, dest="demo",
          kind="switch"),
     _v(_FED, "FED.CLIENTS", "--num-users --clients --users", "clients", "N"),
-    _v(_FED, "FED.ROUNDS", "--rounds --round", "communication rounds; auto: until "
-       "validation accuracy is flat (default of own images)", "N"),
+    _v(_FED, "FED.ROUNDS", "--rounds --round",
+       "communication rounds; auto: until validation accuracy is flat (default of own images)",
+       "N"),
     _v(_FED, "FED.LOCAL_EPOCHS", "--local-epochs --local-epoch", "epochs per round", "N"),
     _v(_FED, "FED.FRAC", "--frac", "share of clients per round"),
     _v(_FED, "FED.PARTITION", "--partition", "iid, disjoint, n_classes, dirichlet, "
        "superclass_dirichlet, quantity, domain, domain_dirichlet, natural"),
     _v(_FED, "FED.BETA", "--beta", "concentration of the Dirichlet split"),
     _v(_FED, "DATASET.CLIENTS_BY", "--clients-by",
-       "column of your table that says whose image it is, or a pattern, {client}/{class}/*",
-       "COLUMN"),
+       "column that says whose image it is, or {client}/{class}/*", "COLUMN"),
     _v(_FED, "DATASET.GROUPS", "--groups --groups-by",
-       "column of what images belong to (patient): never on two sides of a split", "COLUMN"),
+       "column of a patient, slide, video: kept on one side of a split", "COLUMN"),
     _v(_FED, "FED.MIN_IMAGES", "--min-images",
-       "clients with fewer training images never train: new clients at the end", "N"),
+       "clients with fewer images do not train (new clients)", "N"),
     _v(_FED, "FED.HELD_OUT_DOMAIN", "--held-out-domain --held-out",
        "domain left out of training and used for testing", "NAME"),
     _v(_FED, "FED.FINETUNE_EPOCHS", "--finetune-epochs",
@@ -141,8 +146,8 @@ FLAGS: tuple[Flag, ...] = (
     _v(_MODEL, "DEVICE", "--device", "auto, cpu, cuda, cuda:N, mps"),
     Flag(("--plain",), "reference implementation: no cache, no packing; slow", _MODEL, "FED.PLAIN",
          kind="switch"),
-    _v(_ENGINE, "FED.ENGINE", "--engine", "local: this process; workers: several processes; "
-       "flower: sites over Flower; sites: organisations that keep their images"),
+    _v(_ENGINE, "FED.ENGINE", "--engine",
+       "local: one process; workers: several; flower, sites: real sites"),
     _v(_ENGINE, "FED.FEDERATION", "--federation", "folder made by fedvlm federation up", "FOLDER"),
     _v(_ENGINE, "FED.WORKERS", "--workers", "number of worker processes", "N"),
     _v(_ENGINE, "FED.SITES_AT", "--sites-at", "sockets of sites on this machine", "PATH,..."),
