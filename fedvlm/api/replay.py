@@ -197,8 +197,7 @@ def replay(
                 (path, records, _sections(run.results, run.protocol, out),
                  str(told["identity_digest"]), at_sites),
                 (again.path, read_metrics(again.metrics_path)[0] if told_rounds else [],
-                 _sections(of_then(made.numbers, run.results), made.protocol, out),
-                 again.digest, {}),
+                 _sections(_then(made.numbers, run.results), made.protocol, out), again.digest, {}),
             )
         )
     away = _away(recorded, seen)
@@ -259,7 +258,7 @@ def _sections(
     return {"results": results, "protocol": kept}
 
 
-def of_then(numbers: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _then(numbers: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return results without the baselines that came after the version which recorded a run."""
     then, now = recorded.get("references"), numbers.get("references")
     if not isinstance(then, Mapping) or not isinstance(now, Mapping):
