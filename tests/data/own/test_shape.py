@@ -14,7 +14,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datasets import load_for_training
 from fedvlm.data.datum import PARTS
-from fedvlm.data.own.add import OwnSet, understand, yaml_text
+from fedvlm.data.own.add import OwnSet, _once, understand, yaml_text
 from tests.data.miniatures import shapes
 from tests.data.miniatures.own import shared, write_image, write_tree
 from tests.data.miniatures.shapes import CLASSES, SHAPES, WNIDS
@@ -215,3 +215,10 @@ def test_two_or_three_classes_and_one(place: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="(one class only|no class folder)"):
         shutil.rmtree(place / "dog")
         read(place, tmp_path)
+
+
+def test_a_note_is_given_once() -> None:
+    notes = ["layout 'tree'", "not the published split (tree)", "each class was cut by this "
+             "project: not a published split", "layout 'other'", "layout 'other'"]
+    assert _once(notes, "the set PACS, layout 'tree'") == (notes[2], "layout 'other'")
+    assert _once(notes[:2], "class folders") == tuple(notes[:2])
