@@ -213,7 +213,7 @@ def replay(
         sides = [
             (path, records, _sections(run.results, run.protocol, out)),
             (again.path, read_metrics(again.metrics_path)[0] if told_rounds else [],
-             _sections(of_then(made.numbers, run.results), made.protocol, out)),
+             _sections(_then(made.numbers, run.results), made.protocol, out)),
         ]
         recorded, seen = (
             _leaves(p, rows, results, first, digest, at)
@@ -358,7 +358,7 @@ def _sections(
     return {"results": results, "protocol": kept}
 
 
-def of_then(numbers: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _then(numbers: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return results without the baselines that came after the version which recorded a run."""
     then, now = recorded.get("references"), numbers.get("references")
     if not isinstance(then, Mapping) or not isinstance(now, Mapping):

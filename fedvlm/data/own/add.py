@@ -97,7 +97,17 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
     names = [f"clients: {first_names(data.client_names, _NAMED)}"] if data.client_names else []
     decided = (*shape.notes, *notes, *names)  # names of clients go to the screen, to no file
-    return OwnSet(shape.what, keys | share, data, decided, tuple(dict.fromkeys(said)))
+    return OwnSet(shape.what, keys | share, data, decided, _once(said, shape.what))
+
+
+def _once(notes: Sequence[str], what: str) -> tuple[str, ...]:
+    """Return notes without those that the first line or another note says in other words."""
+    own_cut = any(note.endswith("not a published split") for note in notes)
+    return tuple(dict.fromkeys(
+        note for note in notes
+        if not (note.startswith("layout '") and note in what)
+        and not (own_cut and note.startswith("not the published split ("))
+    ))
 
 
 def _worded(odd: Sequence[str], classes: int) -> str:

@@ -92,10 +92,10 @@ def _finish(shape: FolderShape, path: Path, leave_out: Sequence[str]) -> FolderS
     if not name:
         words = path.parts[-2:] if fold(path.name) in _PLAIN else path.parts[-1:]
         name = re.sub(r"[^\w.-]+", "_", "_".join(words)).strip("._-") or "images"
-        if dataset_info(name) is not None:
-            known = dataset_info(name)
-            notes.append(f"the name is {name}_images, since {name} is {known.name if known else ''}"
-                         " and the folder is not laid out as that set")
+        info = dataset_info(name)
+        if info is not None:
+            notes.append(f"named {name}_images: {name} is a name of the known data set "
+                         f"{info.name}, and this folder is not laid out as that set")
             name += "_images"
     keys: Keys = {"DATASET.NAME": name, "DATASET.ROOT": str(path.parent),
                   "DATASET.DIR": path.name or "."}

@@ -14,7 +14,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datasets import load_for_training
 from fedvlm.data.datum import PARTS
-from fedvlm.data.own.add import OwnSet, understand, yaml_text
+from fedvlm.data.own.add import OwnSet, _once, understand, yaml_text
 from tests.data.miniatures import shapes
 from tests.data.miniatures.own import shared, write_image, write_tree
 from tests.data.miniatures.shapes import CLASSES, SHAPES, WNIDS
@@ -36,8 +36,7 @@ def test_every_shape_is_understood(shape: str, place: Path, tmp_path: Path) -> N
     make(place)
     own = read(place, tmp_path / "cache")
     assert what in own.what and own.data.name == "my_set"
-    assert names[0] == "AnnualCrop"
-    assert own.data.classnames == ["annual crop", "Forest", "herbaceous vegetation"]
+    assert own.data.classnames == names
     assert tuple(len(own.data.parts[p]) for p in PARTS) == sizes
     for datum in own.data.all():
         with Image.open(datum.impath) as image:
@@ -191,7 +190,8 @@ def test_real_images_in_the_commonest_shapes(tmp_path: Path) -> None:
                 (tmp_path / "parts" / part / name / file.name).symlink_to(file)
     own = read(tmp_path / "parts", tmp_path)
     assert [len(own.data.parts[p]) for p in PARTS] == [18, 0, 6]
-    assert own.data.classnames == names
+    assert names[0] == "AnnualCrop"
+    assert own.data.classnames == ["annual crop", "Forest", "herbaceous vegetation"]
     whole = read(images, tmp_path)
     assert whole.data.num_classes == 10 and whole.data.name == "2750"
 
@@ -215,3 +215,10 @@ def test_two_or_three_classes_and_one(place: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="(one class only|no class folder)"):
         shutil.rmtree(place / "dog")
         read(place, tmp_path)
+
+
+def test_a_note_is_given_once() -> None:
+    notes = ["layout 'tree'", "not the published split (tree)", "each class was cut by this "
+             "project: not a published split", "layout 'other'", "layout 'other'"]
+    assert _once(notes, "the set PACS, layout 'tree'") == (notes[2], "layout 'other'")
+    assert _once(notes[:2], "class folders") == tuple(notes[:2])
