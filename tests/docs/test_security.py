@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import lzma
 import re
 from importlib.metadata import PackageNotFoundError, metadata, requires
 from pathlib import Path
@@ -63,3 +64,14 @@ def test_no_requirement_has_a_forbidden_licence() -> None:
 @pytest.mark.parametrize("word", ["GPL-3.0", "GNU General Public License", "CC-BY-NC-4.0"])
 def test_a_forbidden_licence_is_seen(word: str) -> None:
     assert FORBIDDEN.search(word) and not FORBIDDEN.search("BSD-3-Clause")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pack", sorted((ROOT / "docs/results/cells").glob("*.xz")),
+                         ids=lambda pack: pack.name)
+def test_published_runs_name_no_machine(pack: Path) -> None:
+    """scripts/scrub_cells.py took hosts, process numbers and folders out of them."""
+    text = lzma.decompress(pack.read_bytes()).decode()
+    found = re.search(
+        r'\\"(host|pid|folder)\\":|(?<![\w.])/(home|Users|root|work|tmp)/\w+', text)
+    assert found is None, found
