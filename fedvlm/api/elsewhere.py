@@ -144,8 +144,8 @@ def _record(
     """Compare a record of numbers, its clients' rows in images."""
     images, differ = 0, 0
     for key in ROWS:
-        a, b = recorded.get(key), seen.get(key)
-        if _rows(a) and _rows(b):
+        a, b = _rows(recorded.get(key)), _rows(seen.get(key))
+        if a and b:
             n, other = _images(tally, f"{place}.{key}", a, b)
             images, differ = images + n, differ + other
     bits = _bits(recorded.get(BITS), seen.get(BITS))
@@ -196,8 +196,10 @@ def _costs(tally: AnswerTally, where: str, recorded: Any, seen: Any) -> None:
         tally.problems.append(f"{where}: recorded {recorded}, here {seen}")
 
 
-def _rows(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(r, Mapping) for r in value)
+def _rows(value: Any) -> list[Mapping[str, Any]]:
+    """Return clients' rows; none where a value is no list of rows."""
+    rows = value if isinstance(value, list) else []
+    return rows if all(isinstance(row, Mapping) for row in rows) else []
 
 
 def _images(

@@ -291,9 +291,9 @@ def _in_images(
         if first <= row["round"] and row["round"] in by_round:
             told_last = saved is not None and row["round"] == end  # ``verify``: as in the results
             skipped = {"seal", *(run_last if told_last else ())}
-            compare_records(tally, f"round {row['round']}", *(
-                {k: v for k, v in one.items() if k not in skipped}
-                for one in (row, by_round[row["round"]])))
+            mine, here = ({k: v for k, v in one.items() if k not in skipped}
+                          for one in (row, by_round[row["round"]]))
+            compare_records(tally, f"round {row['round']}", mine, here)
     tally.problems += words.problems
     return tally, saved is not None
 

@@ -185,14 +185,23 @@ def _opened(raw: bytes) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any Pillow mode to 8-bit RGB; transparency is dropped, 16 bits keep the upper 8."""
+    """Convert any Pillow mode to 8-bit RGB; transparency is dropped.
+
+    Of 16 bits the upper 8 are kept; of 12 bits stored in 16 (X-rays, microscopes: no value above
+    4095) the upper 8 of those 12, and of 8 in 16 all.
+
+    Raises:
+        ValueError: pixels that are no numbers.
+    """
     if image.mode.startswith("I"):  # Pillow's own conversion would clip at 255: all white
         values = np.asarray(image).astype(np.int64)
-        deep = image.mode != "I" or values.max(initial=0) > 255
-        grey = np.clip(values >> 8 if deep else values, 0, 255).astype(np.uint8)
-        return Image.fromarray(grey).convert("RGB")
+        most = values.max(initial=0)
+        shift = 0 if most < 1 << 8 else 4 if most < 1 << 12 else 8
+        return Image.fromarray(np.clip(values >> shift, 0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
-        values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+        values = np.asarray(image, dtype=np.float64)
+        if not np.isfinite(values).all():
+            raise ValueError("it has pixels that are no numbers (NaN or infinite)")
         unit = values.max(initial=0.0) <= 1.0
         return Image.fromarray(
             np.clip(values * 255 if unit else values, 0, 255).astype(np.uint8)

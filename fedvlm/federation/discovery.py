@@ -144,8 +144,8 @@ def load_trainer(spec: str) -> type[Trainer]:
     if ".py" in spec:
         own, method = split_method(spec)
         found = _from_path(own)
-        files = trainer_sources(spec)
-        _executed.add((tuple(path.resolve() for path in files), code_digest(files)))
+        own_files = trainer_sources(spec)
+        _executed.add((tuple(path.resolve() for path in own_files), code_digest(own_files)))
         return _over(found, load_trainer(method)) if method else found
     if spec in TRAINER_REGISTRY:
         return TRAINER_REGISTRY.get(spec)

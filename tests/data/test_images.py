@@ -269,3 +269,18 @@ def test_a_cache_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     records = ImageRecords(tmp_path / "file" / "r.json")
     assert records.find_broken([datum(write_image(tmp_path / "a.png", 0))], check_decodes) == {}
+
+
+def test_twelve_bits_in_sixteen_are_not_black() -> None:
+    """X-rays and microscopes store 0..4095; the upper 8 of 16 bits would leave 0..15 of 255."""
+    for top, shift in ((65535, 8), (4096, 8), (4095, 4), (255, 0)):
+        values = np.linspace(0, top, 144).astype(np.uint16).reshape(12, 12)
+        seen = np.asarray(to_rgb(Image.fromarray(values)))[..., 0]
+        assert np.array_equal(seen, values >> shift), top
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_pixels_that_are_no_numbers_are_refused(value: float) -> None:
+    image = Image.fromarray(np.full((4, 4), value, np.float32))
+    with pytest.raises(ValueError, match="pixels that are no numbers"):
+        to_rgb(image)
