@@ -52,7 +52,7 @@ def test_differences_to_a_method_have_their_interval_over_data_sets(runs: Path) 
     assert first[0] == f"+1.0 [{1 - half:+.1f}, {1 + half:+.1f}]" and first[-1] == "0.004"
     assert apart.caption.startswith("personal minus that of FedAvg [prompt], in pairs of one seed")
     for words in ("exactly these data sets", "no sample of hospitals", "fewer than 4 independent",
-                  "Seeds: 1; a claim needs 10.", "seeds alone", "Made by: fedvlm table x."):
+                  "Seeds: 2; a claim needs 10.", "seeds alone", "Made by: fedvlm table x."):
         assert words in apart.caption
 
 
