@@ -28,7 +28,7 @@ TWINS = 0.2  # share of images with a near-duplicate above which nothing is said
 NORMAL = 1.96
 RETRAINED = 2.0  # variance over that of independent judges: folds share most of their training
 BEYOND = 4.0  # times its images: what is needed beyond is not extrapolated
-KNOWN, BLIND = 0.6, 1.5  # zero-shot: of what a head reaches; of chance
+KNOWN, BLIND = 0.9, 1.5  # zero-shot: of what a head reaches; of chance
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ def _side(trial: CrossValidation, name: str, reached: Reached) -> MethodReach:
 
 
 def _simplest(trial: CrossValidation, sides: dict[str, MethodReach]) -> MethodReach:
-    """Return the first of ``TOGETHER`` that is not clearly below the best of them."""
+    """Return the first of ``TOGETHER`` that is neither clearly nor much below the best of them."""
     best = max((sides[n] for n in TOGETHER), key=lambda side: side.personal)
     for name in TOGETHER:
         points, margin = _gain(trial, trial.reached[best.name], trial.reached[name])
-        if points <= min(margin / 2, CLEAR):
+        if points <= min(margin, SMALL):
             return sides[name]
     return best
 
@@ -222,7 +222,8 @@ def names_sentence(advice: Advice, classes: int) -> str:
     if zero < BLIND * chance:
         return f"Prompts: {says}: the backbone does not know these names; train a head."
     if zero < KNOWN * best:
-        return f"Prompts: {says}: the names help little; a head should do better than prompts."
-    return (f"Prompts: {says}: the backbone knows the names, so prompts may add to this, above all "
-            "for classes without images; try --trainer FedTV.")
+        return (f"Prompts: {says}: a head reaches more; prompts (--trainer FedTV) are for classes "
+                "without images.")
+    return (f"Prompts: {says}: the backbone knows these names, and prompts may reach more than a "
+            "head; try --trainer FedTV.")
 

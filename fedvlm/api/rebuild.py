@@ -119,9 +119,9 @@ def rebuild(
     if (path / START).exists():  # its absence is said as it is read
         began = str(manifest.get("facts", {}).get("start", ""))
         check_covered(path, START, covered.get(START, began))
-    _take_start(federation, path / START)
+    take_start(federation, path / START)
     saved = load_state(path, manifest, covered, only)
-    state = _adopt(path, str(manifest.get("identity_digest", "")), saved, federation)
+    state = adopt_state(path, str(manifest.get("identity_digest", "")), saved, federation)
     if of_parties(cfg):
         federation.clients.store = AwayStore(SITE)
     return Rebuilt(cfg, federation, state, covered)
@@ -144,7 +144,7 @@ def roster_of(path: Path, clients: int, classnames: Sequence[str]) -> Roster:
     return Roster(sizes["train"], sizes["val"], sizes["test"], classes, site)
 
 
-def _take_start(federation: Federation, file: Path) -> None:
+def take_start(federation: Federation, file: Path) -> None:
     """Let the untrained tensors be those that the run had: another machine may make others.
 
     Raises:
@@ -169,7 +169,14 @@ def _take_start(federation: Federation, file: Path) -> None:
     )
 
 
-def _adopt(path: Path, identity: str, saved: SavedState, federation: Federation) -> FedState:
+def adopt_state(
+    path: Path, identity: str, saved: SavedState, federation: Federation
+) -> FedState:
+    """Return a saved state in a federation; clients' rows stay on disk.
+
+    Raises:
+        DataError: clients' rows that workers wrote are damaged.
+    """
     server, device = move_state(saved.server, federation.model.device), federation.model.device
     if saved.records is None:  # format 1
         clients = {c: move_state(s, device) for c, s in saved.clients.items()}

@@ -326,10 +326,15 @@ def _clients_by(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     """Set the partition and the number of clients that DATASET.CLIENTS_BY decides; return notes.
 
     Raises:
-        ConfigError: a partition that deals the images anew.
+        ConfigError: a partition that deals the images anew, or images at their sites.
     """
     fed, column = cfg.FED, cfg.DATASET.CLIENTS_BY
-    if not column or of_parties(cfg):
+    if of_parties(cfg) and (column or cfg.DATASET.GROUPS):
+        raise ConfigError(
+            f"FED.ENGINE {fed.ENGINE}: the images are at their sites, and so are their tables: "
+            f"drop {'--clients-by' if column else '--groups'}"
+        )
+    if not column:
         return []
     why = "because DATASET.CLIENTS_BY is set"
     if fed.PARTITION != NATURAL:

@@ -28,8 +28,7 @@ from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datasets import set_name
 from fedvlm.data.datum import PARTS
 from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
-from fedvlm.evaluation import zero_shot
-from fedvlm.evaluation.references import order, template_reference
+from fedvlm.evaluation import Panel, zero_shot
 from fedvlm.evaluation.scores import CONFUSION
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, convert_format1
@@ -296,21 +295,7 @@ def to_the_end(
         clients.ask if clients else built.meter.template,
         batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
-    beside = None
-    if built.cfg.TEST.REFERENCES and not of_parties(built.cfg):
-        from fedvlm.job.results.references import reference_rows  # start-up: where they are wanted
-
-        beside = reference_rows(built, recorder.evaluator.panel, reference, progress, afresh)
-        if not built.cfg.DATASET.GROUPS and dataset_info(built.cfg.DATASET.NAME) is None:
-            from fedvlm.job.results.near import near_duplicates  # start-up: for own sets only
-
-            if twins := near_duplicates(built, recorder.evaluator.panel, progress):
-                built.notes.append(twins)
-                _note(screens, twins)
-    elif built.cfg.TEST.REFERENCES and clients and not promises_privacy(built):
-        beside = clients.baselines(recorder.evaluator.panel.clients)
-        if beside is not None and reference is not None:
-            beside = order(template_reference(reference["clients"]) | beside)
+    beside = _baselines(built, recorder.evaluator.panel, reference, screens, afresh, clients)
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)
@@ -322,6 +307,29 @@ def to_the_end(
         raise
     records, _ = read_metrics(folder.metrics_path)
     return results_of(built, reference, records, time.perf_counter() - began, beside)
+
+
+def _baselines(
+    built: Built, panel: Panel, template: Mapping[str, Any] | None, screens: Sequence[Any],
+    afresh: bool, clients: ClientSide | None,
+) -> dict[str, dict[str, Any]] | None:
+    """Return the baselines of a run, from its images or its sites; None: not wanted, not known."""
+    if not built.cfg.TEST.REFERENCES:
+        return None
+    from fedvlm.job.results import references as rows  # start-up: where they are wanted
+
+    if not of_parties(built.cfg):
+        found = rows.reference_rows(built, panel, template, progress, afresh)
+        if not built.cfg.DATASET.GROUPS and dataset_info(built.cfg.DATASET.NAME) is None:
+            from fedvlm.job.results.near import near_duplicates  # start-up: for own sets only
+
+            if twins := near_duplicates(built, panel, progress):
+                built.notes.append(twins)
+                _note(screens, twins)
+        return found
+    if clients is None or promises_privacy(built):
+        return None
+    return rows.with_template(clients.baselines(panel.clients), template)
 
 
 def restore(built: Built, folder: RunFolder) -> FedState | None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from fedvlm.advise.page import advice_lines, advice_record, cost_words, method_flags
 from fedvlm.advise.trial import AFL, FEDAVG, CrossValidation, try_heads
-from fedvlm.advise.verdict import ALONE_DOES, FEDERATE, UNKNOWN, Advice, conclude
+from fedvlm.advise.verdict import (
+    ALONE_DOES,
+    FEDERATE,
+    UNKNOWN,
+    Advice,
+    conclude,
+    names_sentence,
+)
 from tests.advise.fakes import made_up
 
 SHARED = [range(6)] * 6
@@ -60,6 +68,14 @@ def test_the_page_is_short_and_its_record_the_same(yes: Advice) -> None:
     assert [c["client"] for c in record["clients"]] == list("abcdef")
     for client, need in zip(record["clients"], yes.needs, strict=True):
         assert client["needs_more_than_tried"] == (need is not None and math.isinf(need))
+
+
+@pytest.mark.parametrize(("zero", "says"), [
+    (None, "no text tower"), (20.0, "does not know these names"), (40.0, "a head reaches more"),
+    (99.0, "prompts may reach more"),
+])
+def test_what_prompts_could_add(yes: Advice, zero: float | None, says: str) -> None:
+    assert says in names_sentence(replace(yes, names=zero), 6)
 
 
 def test_the_flags_of_a_method() -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 import fedvlm
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
-from fedvlm.runs.private import read_private
+from fedvlm.runs.private import read_private, write_private
 from tests import jobs
 
 HOSPITALS = ("Utrecht", "Lyon", "Porto")
@@ -85,6 +85,38 @@ def test_the_run_replays_and_resumes(
     assert main(words) == 0
     assert main([*words, "DATASET.GROUPS", ""]) == 2
     assert "DATASET.GROUPS" in capsys.readouterr().err
+
+
+def test_the_page_names_clients_and_runs_no_name(place: Path, tmp_path: Path) -> None:
+    names = read_private(place)["clients"]
+    write_private(place, clients=["<b>Lyon", *names[1:]])
+    try:
+        assert main(["report", str(place), "--into", str(tmp_path / "page.html")]) == 0
+    finally:
+        write_private(place, clients=names)
+    text = (tmp_path / "page.html").read_text()
+    assert "&lt;b&gt;Lyon" in text and "<b>Lyon" not in text and "Utrecht" in text
+    assert "this page is not for others" in text
+
+
+def test_the_doctor_finds_a_group_on_two_sides(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, *rows = table.read_text().splitlines()
+    parts = [("train", "test", "train")[i % 3] for i in range(len(rows))]
+    torn = table.with_name("torn.csv")
+    torn.write_text("\n".join([f"{header},split", *map(",".join, zip(rows, parts, strict=True))]))
+    words = ["data", "add", str(torn), "--to", str(tmp_path / "torn.yaml")]
+    assert main([*words, "--groups", "patient"]) == 3
+    assert "stand on two sides of the split" in capsys.readouterr().err
+    assert main([*words, "--groups", "patient", "--columns", "split=-"]) == 0
+    (tmp_path / "torn.yaml").unlink()
+    assert main(words) == 0
+    words = ["doctor", "--root", str(table.parent.parent), "--dataset-config-file",
+             str(tmp_path / "torn.yaml")]
+    assert main(words) == 0
+    assert main([*words, "--groups", "patient"]) != 0
+    assert "stand on two sides of the split" in capsys.readouterr().out
 
 
 def test_the_partition_is_not_dealt_anew(

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 from fedvlm.cli.models._run import add_run, open_run
 from fedvlm.console.parser import Parser, whole_number
-from fedvlm.console.rows import table_lines
+from fedvlm.console.rows import one_line, table_lines
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.spelling import cell_text
 from fedvlm.runs.private import client_label
 
 EXAMPLES = (
@@ -36,6 +37,11 @@ def flags(parser: Parser) -> None:
         "(1)")
     add("--json", action="store_true", help="JSON lines: image, client, classes, probabilities")
     add("--csv", action="store_true", help="a table with the probabilities of all classes")
+
+
+def _cell(text: str) -> str:
+    """Return a cell that no spreadsheet runs and no terminal obeys."""
+    return str(cell_text(one_line(text)))
 
 
 def main(args: Namespace) -> int:
@@ -67,7 +73,8 @@ def main(args: Namespace) -> int:
     if args.csv:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerows([["image", "model", "class", *run.classnames], *table])
+        head = ["image", "model", "class", *run.classnames]
+        writer.writerows([map(_cell, row) for row in [head, *table]])
         say(*text.getvalue().splitlines())
     elif not args.json:
         say(*table_lines(rows))

@@ -86,7 +86,8 @@ def check_natural(spec: PartitionSpec, client_names: Sequence[str]) -> None:
     if not client_names:
         raise ConfigError(
             "FED.PARTITION natural needs a column that says whose image it is: --clients-by COLUMN "
-            "(a table), or a pattern of the folders such as --clients-by '{client}/{class}/*'"
+            "(a table), or a pattern of the folders such as --clients-by '{client}/{class}/*'; "
+            "for a feature pack give the partition.json of a run as FED.INDEX_FILE"
         )
     if spec.clients != len(client_names):
         raise ConfigError(

@@ -20,7 +20,13 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
 from fedvlm.evaluation import Panel
-from fedvlm.evaluation.references import Asked, order, references, zero_shots
+from fedvlm.evaluation.references import (
+    Asked,
+    order,
+    references,
+    template_reference,
+    zero_shots,
+)
 from fedvlm.job.build import Built
 from fedvlm.job.sources import features_of, store_dir
 from fedvlm.models.features.code import PACKAGE
@@ -62,6 +68,15 @@ def reference_rows(
         if zero_shot is not None:
             plain = plain | zero_shots(asked, built.model, zero_shot["clients"])
     return order(plain)
+
+
+def with_template(
+    found: dict[str, dict[str, Any]] | None, zero_shot: Mapping[str, Any] | None
+) -> dict[str, dict[str, Any]] | None:
+    """Return what sites told of their clients with ``zero_shot``; None where they told nothing."""
+    if found is None or zero_shot is None:
+        return found
+    return order(template_reference(zero_shot["clients"]) | found)
 
 
 def features_source(

@@ -65,6 +65,8 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
         f"{len(rows)} clients after round {evaluated[-1].get('round')}; gain: on the untrained "
         f"model of round {evaluated[0].get('round')}; curves from {low:.0f} to {high:.0f} %"
     )
+    if names:
+        words += "; the names are this machine's (private.json): this page is not for others"
     return table(heads, rows, caption=words, sortable=True, tall=len(rows) > FEW,
                  key="client-table")
 

@@ -1,4 +1,4 @@
-"""Twenty metadata files in the shape in which real sets are published, each with few tiny images.
+"""Metadata files in the shape in which real sets are published, each with few tiny images.
 
 Made after the sets' documentation, none of their data is in them. A maker writes a folder and
 returns what ``look`` is given below it.
@@ -7,12 +7,14 @@ returns what ``look`` is given below it.
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 Make = Callable[[Path], str]
@@ -247,6 +249,20 @@ def imagefolder_jsonl(folder: Path) -> str:
     return ""
 
 
+def imagefolder_parquet(folder: Path) -> str:
+    """Hugging Face: ``metadata.parquet``."""
+    arrow = pytest.importorskip("pyarrow")
+    for i in range(12):
+        picture(folder / f"{i:04}.png")
+    table = arrow.table({
+        "file_name": [f"{i:04}.png" for i in range(12)],
+        "label": [("cat", "dog")[i % 2] for i in range(12)],
+        "subject": [i // 3 for i in range(12)],
+    })
+    importlib.import_module("pyarrow.parquet").write_table(table, folder / "metadata.parquet")
+    return ""
+
+
 def pandas_index(folder: Path) -> str:
     """``DataFrame.to_csv`` with its index."""
     rows = []
@@ -317,6 +333,8 @@ PUBLISHED = {
         imagefolder_csv, ("Amsel, rot", "Möwe"), {"CLIENTS_BY": "hospital"}, 2, 0, ("hospital",)),
     "imagefolder, JSON lines": Published(
         imagefolder_jsonl, ("cat", "dog"), {"CLIENTS_BY": "client_id"}, 3, 0, ("client_id",)),
+    "imagefolder, parquet": Published(
+        imagefolder_parquet, ("cat", "dog"), {"CLIENTS_BY": "subject"}, 4, 0, ("subject",)),
     "pandas with its index": Published(
         pandas_index, ("cat", "dog"), {"CLIENTS_BY": "writer"}, 4, 0, ("writer",)),
     "semicolons": Published(

@@ -129,6 +129,14 @@ def test_the_ridge_with_class_shares_is_chosen_on_images_left_out(
         found["afl_prior"]["how"])
 
 
+def test_an_image_that_is_alone_in_its_class_says_nothing_for_class_shares() -> None:
+    """Each class has one image, so without it no client has that class: shares only mislead."""
+    clients = [(pick((0, range(1)), (1, range(1))), TEST[0]),
+               (pick((2, range(1)), (3, range(1))), TEST[1])]
+    one = Asked(Source(), federated(LABELS, clients, []), [0, 1], [0, 1], CLASSES)  # type: ignore[arg-type]
+    assert suite._Ridge.of(one).temper(one) == 0.0
+
+
 def test_nobody_looks_at_who_never_works(found: dict[str, dict[str, Any]]) -> None:
     one = asked()
     suite.references(one)
