@@ -110,7 +110,7 @@ def rows(panels: Sequence[Forest]) -> list[dict[str, Any]]:
                 (one.mean - one.half, one.mean + one.half)
             lines.append({"panel": panel.title, "method": label, "metric": panel.metric,
                           "mean": one.mean, "low": low, "high": high, "seeds": one.n,
-                          "told_apart_from_best": "no" if one.peer else "yes"})
+                          "worse_than_best": "no" if one.peer else "yes"})
         lines += level_rows(panel.title, panel.levels, panel.metric)
     return lines
 
@@ -132,7 +132,7 @@ def draw(panels: Sequence[Forest], title: str = "", width: float = style.PAGE) -
                        markerfacecolor="white")
         legend = family_legend([one.family for one in every])
         if any(not one.peer for one in every):
-            legend.append((apart, "significantly different from the best"))
+            legend.append((apart, "significantly worse than the best"))
         legend_above(figure, {}, extra=[*legend, *legend_of(panel.levels for panel in panels)])
     return figure
 

@@ -211,7 +211,8 @@ def leaders(
         return None
     sign = -1 if lower else 1
     best = max(there, key=lambda at: sign * (mean(mean(v.values()) for v in whole[at]) or 0.0))
-    peers, beaten = [], []
+    peers: list[int] = []
+    beaten: list[int] = []
     for at in there:
         if at != best:
             seen = contrast(whole[at], whole[best], exact,

@@ -210,11 +210,12 @@ def _map(into: Path) -> dict[str, str]:
     """Return the map's figure and its words, where somebody made them; see ``MAP``."""
     folder = into / MAP
     if not ((folder / "map.png").is_file() and (folder / "map.csv").is_file()):
-        return {"png": "", "words": ""}
+        return {"png": "", "words": "", "page": ""}
     words = folder / "words.txt"
     told = words.read_text(encoding="utf-8") if words.is_file() else ""
-    return {"png": "map.png", "words": " ".join(told.split()) or "What federation gains: the map "
-            "of clients, images of a client, skew and feature shift."}
+    page = "map/README.md" if (folder / "README.md").is_file() else ""
+    plain = "What federation gains, by clients, images of a client, skew and feature shift."
+    return {"png": "map.png", "page": page, "words": " ".join(told.split()) or plain}
 
 
 def _costs(
@@ -433,6 +434,8 @@ def _few_shot(sources: Sources, every: Sequence[FinishedRun], into: Path) -> str
 def _draw(
     figure: Any, runs: Sequence[FinishedRun], papers: Mapping[str, Paper], into: Path, name: str
 ) -> str:
+    if len({run.protocol.get("peft") for run in runs}) == 1:  # a label need not repeat it
+        runs = [replace(run, protocol={**run.protocol, "peft": ""}) for run in runs]
     data = figure.select(FigureRuns(list(runs), "personal", papers))
     if data is None or isinstance(data, str):
         return ""

@@ -78,8 +78,8 @@ def _case(one: Standing, lane: Lane) -> Case:
     for name in names:
         sides = [Side({p: v for p, v in side.numbers.items() if p[0] == name}, side.answers)
                  for side in (alone, own, pooled)]
-        rows.append((dataset_name(name), *(_mean(side) for side in sides),
-                     difference(sides[1], sides[0])))
+        before, after, whole = map(_mean, sides)
+        rows.append((dataset_name(name), before, after, whole, difference(sides[1], sides[0])))
     configs = [run.identity_config() for run in runs]
     clients = sorted({int(config.get("FED.CLIENTS") or 0) for config in configs})
     return Case(
@@ -217,7 +217,7 @@ def win_rates(parts: Iterable[tuple[str, str, Sequence[FinishedRun]]]) -> list[M
             if value is not None:
                 key = (lane, place_of(run), seeds_of(run))
                 cells.setdefault(title, {}).setdefault(bare(run.method), {})[key] = value
-    out = []
+    out: list[Matrix] = []
     for title, methods in cells.items():
         if len(methods) < FEWEST:
             continue

@@ -20,6 +20,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.sweep.tune.space import ADAPTIVE
 
 EDGE = 0.1  # of a range, to each side
 TUNED, PART, PLAIN = "tuned", "in part", "defaults"
@@ -145,6 +146,8 @@ def chosen_edges(record: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
                 continue  # a choice of words, or not chosen
             if not high > low:
                 continue
+            if entry["values"].get(CHOICE) == "adamw" and key.endswith(".LR"):
+                value /= ADAPTIVE  # ranges are sgd's
             if span.endswith(" log"):
                 low, high, value = (math.log(x) for x in (low, high, value))
             place = (value - low) / (high - low)

@@ -58,7 +58,7 @@ def test_a_forest_has_the_tables_intervals_and_tells_the_best_apart(
         ("alone", "logistic regression", 10.0),
         ("bound", "logistic regression, pooled", 90.0)]
     table = forest.rows(panels)
-    assert table[0]["method"] == "M0" and table[0]["told_apart_from_best"] == "no"
+    assert table[0]["method"] == "M0" and table[0]["worse_than_best"] == "no"
     assert table[12]["method"] == "mean over the data sets (best without collaboration)"
 
 

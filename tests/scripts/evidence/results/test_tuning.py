@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from evidence.results.tuning import kind_of, searched
+from evidence.results.tuning import chosen_edges, kind_of, searched
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.sweep.tune.tuned import trains_of
 
@@ -62,3 +62,17 @@ def test_whose_local_work_was_searched_is_said(work: tuple[str, ...], sentence: 
                    *(["FED.LOCAL_EPOCHS 1 | 2 | 4"] if label in work else [])]}
         for label in ("A", "B")]}
     assert searched(record)[-1].startswith(f"Local work was tuned for {sentence}")
+
+
+def test_values_at_the_edge_of_their_range_are_named() -> None:
+    """On a log scale; adamw's rates are a tenth of the range; choices of words have no edge."""
+    space = ["OPTIM.NAME sgd or adamw", "OPTIM.LR 0.002 to 2 log", "OPTIM.HEAD.LR 0.002 to 2 log"]
+    plain = {"OPTIM.NAME": "sgd", "OPTIM.LR": "0.05", "OPTIM.HEAD.LR": "1.9"}
+    record = {"entries": [
+        {"label": "A", "space": space, "values": plain},
+        {"label": "B", "space": space, "values": plain | {"OPTIM.NAME": "adamw",
+                                                          "OPTIM.HEAD.LR": "0.005"}},
+        {"label": "C", "space": ["MU 0 to 5"], "values": {"MU": "4.8"}}]}
+    assert chosen_edges(record) == [("A", "OPTIM.HEAD.LR", "0.002 to 2 log", "1.9"),
+                                    ("C", "MU", "0 to 5", "4.8")]
+    assert chosen_edges({}) == []
