@@ -15,6 +15,7 @@ from fedvlm.federation import context
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.rounds import Federation
 from fedvlm.job import inputs
+from fedvlm.job.device import WORKSPACE
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
 from tests.device.tally import Tally
@@ -39,6 +40,8 @@ def pretend_card(cards: int = 1, memory: int = 80 * GIB) -> Iterator[Tally]:
     tally = Tally()
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv(WORKSPACE, ":4096:8")  # and whatever it was, again
+        stack.enter_context(_as_before())
         patch.setattr(PretendCard, "tally", tally)
         patch.setattr(inputs, "load_backbone", load_backbone)  # none that other tests share
         for name in FACTORIES:
@@ -53,6 +56,22 @@ def pretend_card(cards: int = 1, memory: int = 80 * GIB) -> Iterator[Tally]:
         _parts(patch, tally)
         stack.enter_context(PretendMode())
         yield tally
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Put back what ``job.device.compute_in_order`` sets for a whole process."""
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = torch.are_deterministic_algorithms_enabled(), products.allow_tf32
+    kept = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
+    attention = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        products.allow_tf32 = before[1]
+        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = kept
+        torch.backends.cuda.enable_cudnn_sdp(attention)
 
 
 def _factory(real: Any) -> Any:
