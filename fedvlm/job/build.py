@@ -31,7 +31,6 @@ from fedvlm.federation.reliability.unreliable import Unreliable, parse_absences
 from fedvlm.federation.rounds import Federation, check_rounds
 from fedvlm.federation.trainer import Trainer
 from fedvlm.federation.workplace import TrainingStart
-from fedvlm.job.device import compute_in_order, cuda_identity
 from fedvlm.job.identity import run_identity
 from fedvlm.job.images.packed import check_packs, foreign_origins, pack_notes, packs_of
 from fedvlm.job.inputs import Inputs
@@ -48,6 +47,7 @@ from fedvlm.job.sources import (
 )
 from fedvlm.models.adapt.peft import role_of
 from fedvlm.models.backbone import Backbone
+from fedvlm.models.device import compute_in_order, cuda_identity
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
 

@@ -15,7 +15,7 @@ from fedvlm.federation import context
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.rounds import Federation
 from fedvlm.job import inputs
-from fedvlm.job.device import WORKSPACE
+from fedvlm.models.device import WORKSPACE
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
 from tests.device.tally import Tally
@@ -60,7 +60,7 @@ def pretend_card(cards: int = 1, memory: int = 80 * GIB) -> Iterator[Tally]:
 
 @contextmanager
 def _as_before() -> Iterator[None]:
-    """Put back what ``job.device.compute_in_order`` sets for a whole process."""
+    """Put back what ``models.device.compute_in_order`` sets for a whole process."""
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = torch.are_deterministic_algorithms_enabled(), products.allow_tf32
     kept = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32

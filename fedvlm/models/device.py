@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 
 import torch
-
-from fedvlm.runs.manifest import determinism
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # read when the first product starts cuBLAS
 
@@ -30,6 +29,11 @@ def compute_in_order(device: torch.device) -> None:
 
 def cuda_identity(device: torch.device) -> dict[str, object]:
     """Return what of a CUDA device decides about bits: its name, PyTorch's build, TF32, order."""
-    told = determinism()
-    names = ("algorithms", "tf32", "cudnn_tf32", "torch", "cuda", "build")
-    return {"name": torch.cuda.get_device_name(device)} | {n: told[n] for n in names}
+    return {
+        "name": torch.cuda.get_device_name(device),
+        "algorithms": torch.are_deterministic_algorithms_enabled(),
+        "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+        "cudnn_tf32": bool(torch.backends.cudnn.allow_tf32),
+        "torch": str(torch.__version__), "cuda": torch.version.cuda,
+        "build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
+    }
