@@ -40,6 +40,7 @@ FLOORS: Mapping[str, set[str]] = {
     "export": {"core", "config", "models", "federation"},
     "job": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
             "distributed", "report"},
+    "advise": {"core", "config", "runs", "models", "data", "federation", "evaluation", "job"},
     "sweep": {"core", "config", "console", "runs", "models", "data", "federation", "report",
               "job"},
     "recipes": {"core", "config", "models", "data", "federation", "report", "runs", "job", "sweep"},
@@ -47,7 +48,7 @@ FLOORS: Mapping[str, set[str]] = {
             "report", "export", "job"},
     "cli": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
             "distributed", "report", "check", "export", "job", "api", "sweep",
-            "recipes"},
+            "recipes", "advise"},
     "evidence": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
                  "report", "job", "sweep", "cli"},  # scripts/evidence: outside the package
     "method": {"core", "config", "models", "federation"},  # fedvlm/method.py
@@ -119,6 +120,11 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: NumPy, 0.15 s": ("fedvlm.cli.results._pairs",),
         "start-up: PyTorch, 2 s": ("fedvlm.api.replay",),
     },
+    "fedvlm/cli/run/advise.py": {
+        "start-up: for the map only": ("fedvlm.advise.like",),
+        "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
+        "start-up: PyTorch, 2 s": ("fedvlm.advise.judge",),
+    },
     "fedvlm/cli/run/reproduce.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.recipes.recipe",),
         "start-up: PyTorch": (
@@ -184,9 +190,16 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: Pillow and the renderer": ("fedvlm.data.builtin.sets",),
         "start-up: for packs only": ("fedvlm.data.packs.place",),
         "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
+        "start-up: for groups only": ("fedvlm.data.whole_groups",),
     },
     "fedvlm/data/federated.py": {
         "start-up: for such a file only": ("fedvlm.data.fewshot_file",),
+    },
+    "fedvlm/data/formats/table_files.py": {
+        "start-up: for LEAF's files only": ("PIL",),
+    },
+    "fedvlm/data/partition/kinds.py": {
+        "start-up: for groups only": ("fedvlm.data.whole_groups",),
     },
     "fedvlm/data/get/annotations.py": {
         "start-up: scipy, for the annotations of two sets only": ("scipy.io",),
@@ -256,9 +269,11 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/job/run.py": {
         "start-up: for jobs that train nothing": ("fedvlm.job.dry",),
         "start-up: where they are wanted": ("fedvlm.job.results.references",),
+        "start-up: for own sets only": ("fedvlm.job.results.near",),
     },
     "fedvlm/job/resolve.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.federation.discovery",),
+        "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
     },
     "fedvlm/job/show.py": {
         "start-up: 1 s of matplotlib": (

@@ -8,7 +8,7 @@ Shared: all of PEFT
 Personal: none (the last local model stays with the client)
 Frozen: both towers, the logit scale.
 Defaults: mu 5, tau 0.5 (the paper's for CIFAR-10); a prompt and a feature adapter.
-Knobs: MU 0.1 to 10 log; TAU 0.1 to 1 log.
+Knobs: MU 0.0 | 0.01 | 0.1 | 1.0 | 5.0 | 10.0; TAU 0.1 to 1 log.
 Departures from the paper: no projection head: z is CLIP's adapted image feature.
 Departures from the authors' code: none known in what is trained: one previous model per client, as
     in the paper's algorithm. In a client's first round it is the common start (there it has none):

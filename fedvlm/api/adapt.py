@@ -24,6 +24,7 @@ from fedvlm.evaluation.metrics import accuracy
 from fedvlm.export.trained import Facts
 from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.clients import Clients
+from fedvlm.federation.discovery import Trust
 from fedvlm.federation.rounds import Federation, FedState
 from fedvlm.job.build import views_of
 from fedvlm.job.sources import pixel_sources
@@ -33,7 +34,7 @@ NEW = 0  # the only client there is
 
 def adapt(
     run: str | Path, images: str | Path, *, epochs: int | None = None, device: str = "auto",
-    weights: str = "",
+    weights: str = "", trainer: str = "", trust_code: str = "", round: int | None = None,
 ) -> tuple[Model, list[str]]:
     """Return a personal model for images that the run has never seen, and what is to be said.
 
@@ -45,7 +46,7 @@ def adapt(
         images: a folder of labelled images, of classes that the run knows. Where it has a test
             part, that is used for the accuracy before and after; otherwise all images train.
         epochs: of fine-tuning; None: as the run's settings say, the method's own by default.
-        device, weights: see ``fedvlm.load``.
+        device, weights, trainer, trust_code, round: see ``fedvlm.load``.
 
     Raises:
         ConfigError: the folder has classes that the run does not know, ``epochs`` is no number
@@ -56,7 +57,7 @@ def adapt(
     if epochs is not None and not (whole and epochs >= 0):
         raise ConfigError(f"epochs must be a whole number of at least 0, not {epochs!r}")
     changes = {} if epochs is None else {"FED.FINETUNE_EPOCHS": str(epochs)}
-    base = rebuild(run_folder(run), device, weights, changes)
+    base = rebuild(run_folder(run), device, weights, changes, Trust(trainer, trust_code), round)
     own = understand(user_path(images))
     model = base.federation.model
     table = same_classes(model.classnames, own.data.classnames)
@@ -77,8 +78,10 @@ def adapt(
     rows = _personal(base, federation, state)
     params, shared = unstack(rows, 1)[0], unstack(federation.shared(state), 1)[0]
     notes = [own.sentence, *own.decided, *_said(federation, params, shared)]
+    at = f"round {base.state.round} of {base.cfg.FED.ROUNDS}"
+    notes += [f"{at}, as asked for"] if round is not None else []
     words = f"{own.data.name}, {len(split.train)} training images"
-    facts = Facts("a new client", words, notes=(f"adapted from {Path(run).name}",))
+    facts = Facts("a new client", words, notes=(f"adapted from {Path(run).name}, {at}",))
     adapted = Model(federation.trainer, model, params, "a new client", facts)
     if len(split.test):
         before = _accuracy(Model(federation.trainer, model, shared, "global"), samples, split.test)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors
@@ -22,19 +21,20 @@ from fedvlm.core.trees import Tree, cast
 from fedvlm.data.datasets import templates
 from fedvlm.data.partition.index_file import read_index_file
 from fedvlm.federation.clients import Clients
-from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.discovery import NO_TRUST, Trust, load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import Federation, FedState, convert_format1
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import check_model, make_plan, pick_device
-from fedvlm.job.engines.states import SITE, take_workers_rows
+from fedvlm.job.engines.states import SITE, check_rows, take_workers_rows
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.resolve import run_config
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.identity import read_manifest
 from fedvlm.runs.names import read_partition
-from fedvlm.runs.state import SavedState, load_newest_state, open_records
+from fedvlm.runs.state import SavedState, open_records
+from fedvlm.runs.verify.models import START, check_covered, covered_files, load_state
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,14 @@ class Rebuilt:
     Attributes:
         cfg: its settings; device and weights may be this call's.
         federation: method, towers and clients' counts; whoever asks for images is refused.
-        state: the newest.
+        state: the last, or the one that was asked for.
+        covered: the files that the run's results vouch for, with their hashes.
     """
 
     cfg: CfgNode
     federation: Federation
     state: FedState
+    covered: Mapping[str, str]
 
 
 def run_folder(folder: str | Path) -> Path:
@@ -69,7 +71,9 @@ def run_folder(folder: str | Path) -> Path:
 
 
 def rebuild(
-    path: Path, device: str = "auto", weights: str = "", changes: Mapping[str, str] | None = None
+    path: Path, device: str = "auto", weights: str = "",
+    changes: Mapping[str, str] | None = None, trust: Trust = NO_TRUST,
+    only: int | None = None,
 ) -> Rebuilt:
     """Return a run without its images.
 
@@ -78,14 +82,17 @@ def rebuild(
         device: ``auto``, ``cpu``, ``cuda``, ...
         weights: where the backbone's weights are now, if not where the run found them.
         changes: other values of config keys.
+        trust: what the command says of a method's own file.
+        only: the round whose state is wanted; None: the last.
 
     Raises:
         DataError: a file is missing or damaged, or the weights are others.
-        ConfigError: the method's file is not there, or no such device.
+        ConfigError: the method's file is not there or not trusted, or no such device.
     """
     manifest = read_manifest(path) or {}
+    covered = covered_files(path)
     moved = {"MODEL.INIT_WEIGHTS": weights} if weights else {}
-    cfg = run_config(path, {"DEVICE": device, **moved, **(changes or {})})
+    cfg = run_config(path, {"DEVICE": device, **moved, **(changes or {})}, trust)
     trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
     index = read_index_file(str(path / "partition.json"))
     where = pick_device(cfg.DEVICE)
@@ -106,13 +113,18 @@ def rebuild(
     counts = roster_of(path, int(cfg.FED.CLIENTS), names)
     absent = Absent(counts, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), str(path))
     federation = Federation(
-        trainer, model, absent, make_plan(cfg), engine=LocalEngine(int(cfg.FED.CHUNK) or 1)
+        trainer, model, absent, make_plan(cfg, counts.train.tolist()),
+        engine=LocalEngine(int(cfg.FED.CHUNK) or 1),
     )
-    _take_start(federation, path / "models" / "start.safetensors")
-    state = state_in(path, manifest, federation)
+    if (path / START).exists():  # its absence is said as it is read
+        began = str(manifest.get("facts", {}).get("start", ""))
+        check_covered(path, START, covered.get(START, began))
+    take_start(federation, path / START)
+    saved = load_state(path, manifest, covered, only)
+    state = adopt_state(path, str(manifest.get("identity_digest", "")), saved, federation)
     if of_parties(cfg):
         federation.clients.store = AwayStore(SITE)
-    return Rebuilt(cfg, federation, state)
+    return Rebuilt(cfg, federation, state, covered)
 
 
 def roster_of(path: Path, clients: int, classnames: Sequence[str]) -> Roster:
@@ -132,7 +144,7 @@ def roster_of(path: Path, clients: int, classnames: Sequence[str]) -> Roster:
     return Roster(sizes["train"], sizes["val"], sizes["test"], classes, site)
 
 
-def _take_start(federation: Federation, file: Path) -> None:
+def take_start(federation: Federation, file: Path) -> None:
     """Let the untrained tensors be those that the run had: another machine may make others.
 
     Raises:
@@ -157,20 +169,14 @@ def _take_start(federation: Federation, file: Path) -> None:
     )
 
 
-def state_in(path: Path, manifest: dict[str, Any], federation: Federation) -> FedState:
-    """Return the newest state of a run folder; clients' rows stay on disk.
+def adopt_state(
+    path: Path, identity: str, saved: SavedState, federation: Federation
+) -> FedState:
+    """Return a saved state in a federation; clients' rows stay on disk.
 
     Raises:
-        DataError: it has none.
+        DataError: clients' rows that workers wrote are damaged.
     """
-    identity = str(manifest.get("identity_digest", ""))
-    saved, notes = load_newest_state(path / "state", identity=identity)
-    if saved is None:
-        raise DataError(f"'{path}' has no trained model yet: {'; '.join(notes) or 'no state'}")
-    return _adopt(path, identity, saved, federation)
-
-
-def _adopt(path: Path, identity: str, saved: SavedState, federation: Federation) -> FedState:
     server, device = move_state(saved.server, federation.model.device), federation.model.device
     if saved.records is None:  # format 1
         clients = {c: move_state(s, device) for c, s in saved.clients.items()}
@@ -181,6 +187,7 @@ def _adopt(path: Path, identity: str, saved: SavedState, federation: Federation)
     federation.keep_on_disk(records)
     state = federation.load(saved.round, server, records)
     take_workers_rows(path, federation, state)
+    check_rows(path, federation, state)
     return state
 
 

@@ -7,7 +7,8 @@ round is copied there, and the main job goes on from it to the end. It needs the
 
 from __future__ import annotations
 
-import re
+import csv
+import io
 import shutil
 import tempfile
 import time
@@ -22,6 +23,13 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from fedvlm.api.elsewhere import (
+    LEFT_OUT,
+    AnswerTally,
+    compare_records,
+    evaluate_recorded,
+    norm_share,
+)
 from fedvlm.api.rebuild import run_folder
 from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
@@ -30,21 +38,32 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.rows.away import AWAY
 from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
+from fedvlm.data.federated import FederatedData
+from fedvlm.data.partition.counts import cell_text, count_rows, partition_csv
+from fedvlm.federation.discovery import Trust
 from fedvlm.job.build import Built, build_run
 from fedvlm.job.describe import run_path
 from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers_rows
 from fedvlm.job.identity import present_identity
 from fedvlm.job.resolve import run_config
 from fedvlm.job.results import Results
+from fedvlm.job.results.against import ROWS
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
 from fedvlm.runs.cells import is_packable
 from fedvlm.runs.finished import find_finished
 from fedvlm.runs.folder import RunFolder
-from fedvlm.runs.identity import FORMAT, identity_plain, read_manifest, refuse_other, shorten_lines
+from fedvlm.runs.identity import (
+    FORMAT,
+    identity_plain,
+    read_json,
+    read_manifest,
+    refuse_other,
+    shorten_lines,
+)
 from fedvlm.runs.metrics import read_metrics
-from fedvlm.runs.names import RESULTS
+from fedvlm.runs.names import RESULTS, read_partition
 from fedvlm.runs.records import read_models
 from fedvlm.runs.state import (
     ALL,
@@ -56,19 +75,14 @@ from fedvlm.runs.state import (
 )
 from fedvlm.runs.verify.check import inspect
 from fedvlm.runs.verify.cover import LOGITS
-from fedvlm.runs.verify.numbers import PERCENT
 from fedvlm.runs.verify.parting import flat_leaves
 
-POINTS = 1.0  # how far an accuracy may be off on another machine, in points
-SHARE = 0.01  # how far a tensor may be off there, as a share of its norm
+SHARE = 0.01  # how far a tensor may be off on another machine, as a share of its norm
 WEIGHTS = "MODEL.INIT_WEIGHTS"
-COSTS = ("counters", "spent", "participants")  # counted, not measured; and ``bytes_...``
-LEFT_OUT = ("seconds", "outliers")  # time, and a note on updates by a rule of the version
-
 STORED = (  # what may be deleted: in `state/`, in `models/`, a file
     ("server state", "row of", "held for"), ("model of",), ("logits",))
 AT_SITE = ": at its site"
-_ROW = re.compile(r"(clients|rows)\.\d")
+_ABSENT = object()
 Leaves = dict[str, Any]  # place -> number, word or tensor
 
 
@@ -84,8 +98,9 @@ class Replay:
         compared: how many numbers and tensors of which kind.
         differences: what is not as recorded, in words; empty where all is.
         elsewhere: in what machine and versions differ from those of the run.
-        points: how far accuracies were allowed to be off; None: everything is equal bit for bit,
-            or had to be.
+        tally: what was compared in images, as the run says that it was made elsewhere; None:
+            everything is equal bit for bit, or had to be.
+        tensors: whether the tensors that the run recorded were evaluated, too.
         at_sites: how many clients' rows were not compared, as they lie at sites that are not here.
     """
 
@@ -98,7 +113,8 @@ class Replay:
     compared: Mapping[str, int]
     differences: list[str] = field(default_factory=list)
     elsewhere: list[str] = field(default_factory=list)
-    points: float | None = None
+    tally: AnswerTally | None = None
+    tensors: bool = False
     at_sites: int = 0
 
     @property
@@ -115,18 +131,20 @@ class Replay:
         out = [f"replayed {span} from {origin} in "
                f"{self.seconds:.1f} s{f' ({self.why})' if self.why else ''}"]
         if self.elsewhere:
-            out.append(f"environment differs: {shorten_lines(self.elsewhere)}")
+            out.append(f"claimed to be made elsewhere: {shorten_lines(self.elsewhere)}")
+        if self.tally is not None:
+            what = ("the recorded tensors were evaluated here" if self.tensors else
+                    "no recorded tensors are there: the rounds were compared with those made here")
+            out.append(f"{what}; {self.tally.differ:,} of {self.tally.images:,} answers differ")
         if self.differences:
             more = len(self.differences) - 8
             out += [f"NOT EQUAL, {text}" for text in self.differences[:8]]
             out += [f"and {more:,} more"] if more > 0 else []
-        elif self.points is None:
+        elif self.tally is None:
             out.append(f"equal bit for bit: {counts}")
         else:
-            out.append(
-                f"equal within {self.points:g} points of accuracy and {SHARE:.0%} of a tensor's "
-                f"norm, not bit for bit: {counts}; clients' rows were not compared"
-            )
+            out.append(f"equal but for images in doubt, and tensors within {SHARE:.0%} of their "
+                       f"norm, not bit for bit: {counts}")
         if self.at_sites:
             out.append(f"rows of {self.at_sites} clients are stored at their sites and not "
                        "in this folder's federation (FED.FEDERATION): not compared")
@@ -136,8 +154,8 @@ class Replay:
 
 
 def replay(
-    folder: str | Path, rounds: int = 1, *, points: float = POINTS,
-    changes: Mapping[str, str] | None = None,
+    folder: str | Path, rounds: int = 1, *,
+    changes: Mapping[str, str] | None = None, trainer: str = "", trust_code: str = "",
 ) -> Replay:
     """Run the last ``rounds`` of a finished run again and compare them with what it recorded.
 
@@ -145,14 +163,16 @@ def replay(
     start; a packed run (``runs.cells``) is compared by its results.
 
     On the machine and versions that made the run everything has to be equal bit for bit:
-    rows of metrics, the server's tensors, clients' rows, results. Elsewhere, where that fails,
-    accuracies may be off by ``points``.
+    rows of metrics, the server's tensors, clients' rows, results, partition. If the run says that
+    it was made elsewhere, and bits differ, the tensors that it recorded are evaluated here, and
+    the verdict counts images (``elsewhere``).
 
     Args:
         folder: a finished run.
         rounds: as many as the run has, or more: the whole run.
         changes: other values of config keys that move no number: ``DATASET.ROOT``, ``DEVICE``,
             ``MODEL.INIT_WEIGHTS``.
+        trainer, trust_code: see ``fedvlm.load``.
 
     Raises:
         ConfigError: no such number of rounds; or data, method or settings are others than the
@@ -177,10 +197,11 @@ def replay(
     since = _start(path, str(told["identity_digest"]), last, rounds)
     first = 0 if since is None else since + 1
     with tempfile.TemporaryDirectory(prefix="fedvlm-replay-") as place:
-        cfg = _config(path, {**(changes or {}), "OUTPUT_DIR": place})
+        cfg = _config(path, {**(changes or {}), "OUTPUT_DIR": place}, Trust(trainer, trust_code))
         with threads_of(cfg):
             built = build_run(cfg, progress)
             moved = same_backbone(built.identity, told["identity"])
+            _take_method(built.identity, told["identity"])
             refuse_other(path, told["identity"], identity_plain(built.identity),
                          partial(present_identity, cfg.TRAINER.NAME))
             again, made = _again(built, path, Path(place), told, since)
@@ -189,40 +210,115 @@ def replay(
                          for line in manifest.differences(session, here)]
         at_sites = site_rows(path, cfg, torch.device("cpu"))
         out = ("weights",) if moved else ()  # of the protocol: a place, the digest is compared
+        sides = [
+            (path, records, _sections(run.results, run.protocol, out)),
+            (again.path, read_metrics(again.metrics_path)[0] if told_rounds else [],
+             _sections(of_then(made.numbers, run.results), made.protocol, out)),
+        ]
         recorded, seen = (
-            _leaves(p, rows, r, first, digest, at) for p, rows, r, digest, at in (
-                (path, records, _sections(run.results, run.protocol, out),
-                 str(told["identity_digest"]), at_sites),
-                (again.path, read_metrics(again.metrics_path)[0] if told_rounds else [],
-                 _sections(made.numbers, made.protocol, out), again.digest, {}),
-            )
+            _leaves(p, rows, results, first, digest, at)
+            for (p, rows, results), digest, at in zip(
+                sides, (str(told["identity_digest"]), again.digest), (at_sites, {}), strict=True)
         )
-    away = _away(recorded, seen)
-    if run.form != FORMAT:  # an older form has fewer numbers
-        for place in [p for p in seen if p.startswith(f"{RESULTS}: ") and p not in recorded]:
-            del seen[place]
-    elsewhere = [e for e in dict.fromkeys(elsewhere) if not e.startswith("git.changed")]
-    differences = list(_differences(recorded, seen, None))
-    allowed = None
-    if differences and any(not e.startswith("git.") for e in elsewhere):
-        allowed, differences = points, list(_differences(recorded, seen, points))
+        away = _away(recorded, seen)
+        elsewhere = [e for e in dict.fromkeys(elsewhere) if not e.startswith("git.changed")]
+        claimed = any(not e.startswith("git.") for e in elsewhere)
+        differences, tally, tensors = _judge(
+            built, told, sides, (recorded, seen), first, run.form, claimed)
     wanted = last - rounds
     why = "" if wanted <= 0 or since == wanted else (
         f"asked for {rounds}, no state of round {wanted} is kept; TRAIN.KEEP_STATES keeps more"
     )
     return Replay(
         path, max(first, 1), last, since, why, time.perf_counter() - began, _counts(recorded),
-        differences, elsewhere, allowed, away,
+        differences, elsewhere, tally, tensors, away,
     )
 
 
-def _config(path: Path, changes: Mapping[str, str]) -> CfgNode:
+Side = tuple[Path, list[dict[str, Any]], dict[str, Any]]  # folder, rounds, results and protocol
+
+
+def _judge(
+    built: Built, told: Mapping[str, Any], sides: Sequence[Side], leaves: tuple[Leaves, Leaves],
+    first: int, form: int, claimed: bool,
+) -> tuple[list[str], AnswerTally | None, bool]:
+    """Return what is not as recorded; what was compared in images, if it was; and of tensors.
+
+    Args:
+        claimed: the run says that it was made elsewhere, so that other bits prove nothing.
+    """
+    (path, _, _), (recorded, seen) = sides[0], leaves
+    if form != FORMAT:  # an older form has fewer numbers
+        for leaf in [p for p in seen if p.startswith(f"{RESULTS}: ") and p not in recorded]:
+            del seen[leaf]
+    dealt = list(partition_differences(built.data, path))
+    differences = list(_differences(recorded, seen))
+    if not (differences and claimed):
+        return dealt + differences, None, False
+    tally, tensors = _in_images(built, path, told, sides, first, form)
+    return dealt + tally.problems + list(_far_tensors(recorded, seen)), tally, tensors
+
+
+def _in_images(
+    built: Built, path: Path, told: Mapping[str, Any], sides: Sequence[Side], first: int, form: int
+) -> tuple[AnswerTally, bool]:
+    """Compare a run with its replay in images; say whether recorded tensors were evaluated."""
+    (_, rounds, sections), (_, rounds_here, sections_here) = sides
+    tally, identity = AnswerTally(), str(told["identity_digest"])
+    saved, _ = load_newest_state(path / "state", identity=identity)
+    mine = files.json_ready(dict(sections["results"]))
+    here = files.json_ready(dict(sections_here["results"]))
+    if form != FORMAT:
+        here = {key: value for key, value in here.items() if key in mine}
+    last = dict(mine.pop("last", {}))
+    run_last = frozenset(last)
+    last_here = dict(here.pop("last", {}))
+    if saved is not None:
+        again = evaluate_recorded(built, path, identity, saved)
+        same = {k: v for k, v in files.json_ready(dict(again.numbers)).items()
+                if k in last and k not in ("personal_before_ft", "notes")}
+        compare_records(tally, "last", {k: last.pop(k) for k in same}, same, again.doubtful)
+        last_here = {k: v for k, v in last_here.items() if k in last}
+    compare_records(tally, "last", last, last_here)
+    compare_records(tally, "results", mine, here)
+    words = AnswerTally()
+    compare_records(words, "protocol", sections["protocol"], {
+        k: v for k, v in sections_here["protocol"].items()
+        if form == FORMAT or k in sections["protocol"]}, 0)
+    by_round = {row["round"]: row for row in rounds_here}
+    end = rounds[-1]["round"] if rounds else 0
+    for row in rounds:
+        if first <= row["round"] and row["round"] in by_round:
+            told_last = saved is not None and row["round"] == end  # ``verify``: as in the results
+            skipped = {"seal", *(run_last if told_last else ())}
+            compare_records(tally, f"round {row['round']}", *(
+                {k: v for k, v in one.items() if k not in skipped}
+                for one in (row, by_round[row["round"]])))
+    tally.problems += words.problems
+    return tally, saved is not None
+
+
+def partition_differences(data: FederatedData, path: Path) -> Iterator[str]:
+    """Yield where a run's partition is not the one that its settings give."""
+    if (path / "partition.json").exists():
+        told, here = read_json(path / "partition.json"), files.json_ready(data.index_file())
+        for key in told if isinstance(told, dict) else ():
+            if key not in here or told[key] != here[key]:
+                yield f"partition.json: {key} is not what the run's settings give"
+    if (path / "partition.csv").exists():
+        rows = list(csv.DictReader(io.StringIO(partition_csv(count_rows(data)))))
+        mine = [{k: cell_text(v) for k, v in row.items()} for row in read_partition(path)]
+        if mine != [{k: v for k, v in row.items() if k in mine[0]} for row in rows if mine]:
+            yield "partition.csv is not what the run's settings give"
+
+
+def _config(path: Path, changes: Mapping[str, str], trust: Trust) -> CfgNode:
     """Return the config of a run, to be run again.
 
     Raises:
         ConfigError: its clients' images are not here.
     """
-    cfg = run_config(path, {**changes, "SINKS": "()", "RESUME": ""})
+    cfg = run_config(path, {**changes, "SINKS": "()", "RESUME": ""}, trust)
     if of_parties(cfg):
         raise ConfigError(
             f"'{path}': its clients' images are at their sites, so it cannot be repeated here; "
@@ -248,11 +344,32 @@ def same_backbone(identity: dict[str, Any], recorded: Mapping[str, Any]) -> bool
     return True
 
 
+def _take_method(identity: dict[str, Any], recorded: Mapping[str, Any]) -> None:
+    """Give the identity the recorded place of a method's own file, if it is the same file."""
+    if "trainer" in identity and identity["trainer"] == recorded.get("trainer"):
+        name = recorded.get("config", {}).get("TRAINER.NAME", identity["config"]["TRAINER.NAME"])
+        identity["config"] = {**identity["config"], "TRAINER.NAME": name}
+
+
 def _sections(
     results: Mapping[str, Any], protocol: Mapping[str, Any], out: Sequence[str]
 ) -> dict[str, Any]:
     kept = {k: v for k, v in protocol.items() if k not in out}
     return {"results": results, "protocol": kept}
+
+
+def of_then(numbers: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return results without the baselines that came after the version which recorded a run."""
+    then, now = recorded.get("references"), numbers.get("references")
+    if not isinstance(then, Mapping) or not isinstance(now, Mapping):
+        return dict(numbers)
+    later = set(now) - set(then)
+    rows = {ROWS[name] for name in later if name in ROWS}
+    return {
+        **numbers, "references": {name: one for name, one in now.items() if name in then},
+        "below": [one for one in numbers["below"] if one["reference"] not in later],
+        "table": [row for row in numbers["table"] if row[""] not in rows],
+    }
 
 
 def _start(path: Path, identity: str, last: int, rounds: int) -> int | None:
@@ -377,60 +494,41 @@ def _numbers(place: str, value: Mapping[str, Any]) -> Leaves:
             for name, leaf in flat_leaves(value, skip=lambda key: key in LEFT_OUT)}
 
 
-def _differences(recorded: Leaves, seen: Leaves, points: float | None) -> Iterator[str]:
-    """Yield what differs: bit by bit, or by more than ``points`` allows."""
-    deleted = tuple(head for room in STORED for head in room  # as it may be: `verify` says so
-                    if not any(place.startswith(room[0]) for place in recorded))
-    for place in dict.fromkeys([*recorded, *seen]):
-        if place.startswith(deleted):
-            continue
-        if place not in recorded or place not in seen:
-            if points is None:
-                yield f"{place}: exists only in {'the replay' if place in seen else 'the run'}"
-            continue
-        a, b = recorded[place], seen[place]
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            if a.dtype == b.dtype and a.shape == b.shape and _bits(a) == _bits(b):
-                continue
-            share = _share(a, b) if a.shape == b.shape else float("inf")
-            if points is None or not share <= SHARE:
+def _differences(recorded: Leaves, seen: Leaves) -> Iterator[str]:
+    """Yield what differs, bit by bit."""
+    for place, a, b in _pairs(recorded, seen):
+        if a is _ABSENT or b is _ABSENT:
+            yield f"{place}: exists only in {'the replay' if a is _ABSENT else 'the run'}"
+        elif isinstance(a, Tensor) and isinstance(b, Tensor):
+            if not (a.dtype == b.dtype and a.shape == b.shape and _bits(a) == _bits(b)):
+                share = norm_share(a, b) if a.shape == b.shape else float("inf")
                 yield f"{place}: the tensors differ by {share:.2g} of their norm"
-        elif type(a) is type(b) and a == b:
-            continue
-        elif points is None or _is_cost(place) or (
-            _is_mean(place) and not _near(a, b, points)
-        ):
+        elif type(a) is not type(b) or a != b:
             yield f"{place}: recorded {a}, replayed {b}"
 
 
-def _is_mean(place: str) -> bool:
-    """Say whether a number is one of all clients: single ones may move by an image."""
-    name = place.rpartition(": ")[2].rpartition(".")[2]
-    return name in PERCENT and not _ROW.search(place) and not name.endswith(("worst", "decile"))
+def _far_tensors(recorded: Leaves, seen: Leaves) -> Iterator[str]:
+    """Yield tensors that differ by more than ``SHARE``, or are not there."""
+    for place, a, b in _pairs(recorded, seen):
+        if not (isinstance(a, Tensor) or isinstance(b, Tensor)):
+            continue
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.shape != b.shape:
+            yield f"{place}: there is no such tensor of this form on both sides"
+        elif not norm_share(a, b) <= SHARE:
+            yield f"{place}: the tensors differ by {norm_share(a, b):.2g} of their norm"
 
 
-def _is_cost(place: str) -> bool:
-    """Say whether a number counts work or bytes, which are equal on every machine."""
-    names = place.rpartition(": ")[2].split(".")
-    cost = any(n in COSTS or n.startswith("bytes_") for n in names)
-    return cost and names[-1] not in LEFT_OUT
-
-
-def _near(a: Any, b: Any, points: float) -> bool:
-    numbers = isinstance(a, int | float) and isinstance(b, int | float)
-    return numbers and abs(a - b) <= points
+def _pairs(recorded: Leaves, seen: Leaves) -> Iterator[tuple[str, Any, Any]]:
+    """Yield everything that is compared, but for what may be deleted of a run."""
+    deleted = tuple(head for room in STORED for head in room  # as it may be: `verify` says so
+                    if not any(place.startswith(room[0]) for place in recorded))
+    for place in dict.fromkeys([*recorded, *seen]):
+        if not place.startswith(deleted):
+            yield place, recorded.get(place, _ABSENT), seen.get(place, _ABSENT)
 
 
 def _bits(value: Tensor) -> bytes:
     return bytes(value.contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def _share(a: Tensor, b: Tensor) -> float:
-    one, other = a.double(), b.double()
-    finite = one.isfinite()  # logits of absent classes are not
-    if not torch.equal(finite, other.isfinite()):
-        return float("inf")
-    return float((one - other)[finite].norm() / one[finite].norm().clamp_min(1e-12))
 
 
 def _counts(leaves: Leaves) -> dict[str, int]:

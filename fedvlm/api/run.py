@@ -12,13 +12,17 @@ from yacs.config import CfgNode
 from fedvlm.api import frames
 from fedvlm.api.model import Model
 from fedvlm.api.rebuild import Rebuilt, check_client, rebuild, run_folder
-from fedvlm.core.errors import ConfigError, DataError, fold
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.trees import Tree, unstack
+from fedvlm.data.locate import first_names
 from fedvlm.export.trained import Facts
+from fedvlm.federation.discovery import NO_TRUST, Trust
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.finished import FinishedRun, read_finished
+from fedvlm.runs.private import read_private
 from fedvlm.runs.records import read_models
 from fedvlm.runs.verify.answer import answer_sentence, federation_answer
+from fedvlm.runs.verify.models import check_models
 
 if TYPE_CHECKING:
     import pandas
@@ -33,10 +37,16 @@ class Run:
         path: the run folder.
         device: see ``load``.
         weights: see ``load``.
+        trust: what the caller says of a method's own file.
+        round: see ``load``.
     """
 
-    def __init__(self, path: Path, device: str = "auto", weights: str = "") -> None:
-        self.path, self._device, self._weights = path, device, weights
+    def __init__(
+        self, path: Path, device: str = "auto", weights: str = "", trust: Trust = NO_TRUST,
+        round: int | None = None,
+    ) -> None:
+        self._round = round
+        self.path, self._device, self._weights, self._trust = path, device, weights, trust
         self._tuned: dict[int, Tree] | None = None
 
     # ---- models ------------------------------------------------------------------------------
@@ -78,9 +88,14 @@ class Run:
             return self.models()
         if fold(word) == EVERYBODY:
             return {EVERYBODY: self.global_model}
+        if word in self.client_names:
+            word = str(self.client_names.index(word))
         if not (word.isascii() and word.isdigit()):
+            names = f", a client's name ({first_names(self.client_names)})"
             raise ConfigError(
-                f"--client {word}: a client's number (0 to {self.clients - 1}), global or all"
+                f"--client {word}: a client's number (0 to {self.clients - 1})"
+                f"{names if self.client_names else ''}, global or all"
+                f"{did_you_mean(word, self.client_names)}"
             )
         return {f"client-{int(word)}": self.client(int(word))}
 
@@ -99,6 +114,11 @@ class Run:
     def clients(self) -> int:
         """Number of clients."""
         return self._rebuilt.federation.plan.clients
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """The clients' names by number, as ``DATASET.CLIENTS_BY`` gave them; empty without them."""
+        return tuple(read_private(self.path)["clients"])
 
     @property
     def classnames(self) -> tuple[str, ...]:
@@ -128,7 +148,7 @@ class Run:
     # ---- inside ------------------------------------------------------------------------------
     @cached_property
     def _rebuilt(self) -> Rebuilt:
-        return rebuild(self.path, self._device, self._weights)
+        return rebuild(self.path, self._device, self._weights, trust=self._trust, only=self._round)
 
     def _kept(self) -> dict[int, Tree]:
         """Return the models that the run saved after its last round; none before that.
@@ -140,14 +160,33 @@ class Run:
             federation, finished = self._rebuilt.federation, self.record is not None
             folder = self.path / "models"
             there = finished and any(folder.glob("personal??????.json"))
+            if self._earlier:
+                self._tuned = self._no_kept(federation.finetuning.epochs)
+                return self._tuned
             if finished and federation.finetuning.epochs > 0 and not there:
                 raise DataError(
                     f"'{folder}' lacks the models after the final fine-tuning (personal000000, "
                     "...): run the same command again under another --tag"
                 )
+            if there:
+                check_models(self.path, self._rebuilt.covered)
             kept = read_models(folder) if there else {}
             self._tuned = {c: _on(federation.model, p) for c, p in kept.items()}
         return self._tuned
+
+    @property
+    def _earlier(self) -> bool:
+        """Whether an earlier round than the last was asked for."""
+        return self._round is not None and self._rebuilt.state.round < int(
+            self._rebuilt.cfg.FED.ROUNDS)
+
+    def _no_kept(self, epochs: int) -> dict[int, Tree]:
+        if epochs > 0:
+            raise ConfigError(
+                f"--round {self._round}: clients' models are fine-tuned after the last round, and "
+                "those of earlier rounds are not kept; use --client global, or drop --round"
+            )
+        return {}
 
     def _model(self, params: Tree, owner: str, client: int | None = None) -> Model:
         federation, facts = self._rebuilt.federation, self._facts(owner, client)
@@ -158,14 +197,15 @@ class Run:
         cfg, metrics = self._rebuilt.cfg, dict[str, float]()
         state = self._rebuilt.state
         words = f"{cfg.DATASET.NAME}, {cfg.FED.PARTITION} over {cfg.FED.CLIENTS} clients"
-        if self.record is not None:
+        if self.record is not None and not self._earlier:
             last = self.record.last
             rows = {row["client"]: row for row in last.get("clients", ())}
             value = rows.get(client, {}).get("accuracy") if client is not None else (
                 last.get(EVERYBODY))
             metrics = {"accuracy": float(value)} if value is not None else {}
-        notes = [f"round {state.round} of {cfg.FED.ROUNDS}, run folder {self.path.name}"]
-        answer = self.record and federation_answer(self.record.results)
+        most = "at most " if cfg.FED.PATIENCE else ""
+        notes = [f"round {state.round} of {most}{cfg.FED.ROUNDS}, run folder {self.path.name}"]
+        answer = not self._earlier and self.record and federation_answer(self.record.results)
         notes += [answer_sentence(answer)] if answer else []
         return Facts(owner, words, metrics, notes=tuple(notes))
 
@@ -177,7 +217,10 @@ def _on(model: VLModel, params: Tree) -> Tree:
     return {n: v.to(model.device) for n, v in params.items()}
 
 
-def load(folder: str | Path, *, device: str = "auto", weights: str = "") -> Run:
+def load(
+    folder: str | Path, *, device: str = "auto", weights: str = "", trainer: str = "",
+    trust_code: str = "", round: int | None = None,
+) -> Run:
     """Return the run that lies in a folder; neither its images nor its command are needed.
 
     Args:
@@ -185,12 +228,20 @@ def load(folder: str | Path, *, device: str = "auto", weights: str = "") -> Run:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         weights: where the backbone's weights are now (a tag, a file, ``local-dir:FOLDER``), if
             they are not where the run found them.
+        trainer: the method's own file of a run that was made with one, ``./net.py``; it must be
+            the one that the run recorded.
+        trust_code: SHA-256 of the method's own file that the folder names: it is a program, and
+            runs only with ``trainer`` or this.
+        round: the round whose models are wanted, if a state of it is kept; None: the last.
 
     Raises:
         DataError: no run folder.
-        ConfigError: ``device`` or ``weights`` is no word.
+        ConfigError: an argument is no word, or ``round`` no number.
     """
-    for name, value in (("device", device), ("weights", weights)):
+    for name, value in (("device", device), ("weights", weights), ("trainer", trainer),
+                        ("trust_code", trust_code)):
         if not isinstance(value, str):
             raise ConfigError(f"{name} must be text, not {value!r}")
-    return Run(run_folder(folder), device, weights)
+    if round is not None and (isinstance(round, bool) or not isinstance(round, int) or round < 0):
+        raise ConfigError(f"round must be a whole number from 0, not {round!r}")
+    return Run(run_folder(folder), device, weights, Trust(trainer, trust_code), round)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,7 +44,8 @@ def train(
             ``[3, H, W]``, not normalised. In place of a dataset a tuple ``(train, test)`` or
             ``(train, val, test)``; with training images only ``test_share=0.3`` draws test images
             by ``data_seed``. All training images are used unless ``shots`` is given.
-        classnames: of ``data``, by label; not needed where the datasets name their classes.
+        classnames: of ``data``, by label, or of ``images``, in the order of the folders; not needed
+            where the datasets or folders name their classes.
         columns: of ``data``, where rows are not pairs: ``("img", "fine_label")``.
         name: of ``data`` in results and paths; ``memory`` by default.
         flags: those of ``fedvlm run``, with underscores: ``root="DATA/"``, ``dataset="eurosat"``,
@@ -58,6 +60,8 @@ def train(
         DataError: missing, broken or inconsistent data; of ``data``, client and index are named.
         DivergedError: a number is not finite.
     """
+    if data is None and flags.get("images") and classnames is not None:
+        flags, classnames = flags | {"classnames": json.dumps(list(classnames))}, None
     request = Request.of(parse(run_words(flags)))
     given = _given(request, data, classnames, columns, name)
     jobs = resolve(request, given=given)

@@ -8,10 +8,12 @@ from typing import Any
 from fedvlm.config.option import Option, Schema
 
 EPOCHS, STEPS = "FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS"
+AUTO_ROUNDS = -1  # FED.ROUNDS auto, before ``job.resolve`` puts these two in its place
+MOST_ROUNDS, PATIENCE = 100, 5
 WORK = (EPOCHS, STEPS)  # what a client does in a round; a number of steps counts before epochs
 PARTITIONS = (
     "iid", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "quantity", "domain",
-    "domain_dirichlet",
+    "domain_dirichlet", "natural",
 )  # fmt: skip
 PARTITION_ALIASES = {
     "pathological": "disjoint",
@@ -28,6 +30,8 @@ PARTITION_ALIASES = {
     "domains": "domain",
     "domain-dir": "domain_dirichlet",
     "domain-label-dir": "domain_dirichlet",
+    "natural-id": "natural",
+    "by-client": "natural",
 }
 
 
@@ -39,7 +43,7 @@ def local_work(config: Mapping[str, Any]) -> str:
 
 def federation_options() -> Schema:
     """Return all keys of ``FED`` but the engines'."""
-    return _partition() | _rounds() | _unreliable() | _aggregation()
+    return _partition() | _rounds() | _clients() | _unreliable() | _aggregation()
 
 
 def _partition() -> Schema:
@@ -83,7 +87,23 @@ def _partition() -> Schema:
 
 def _rounds() -> Schema:
     return {
-        "FED.ROUNDS": Option(10, "communication rounds", low=1, high=1_000_000),
+        "FED.ROUNDS": Option(
+            10,
+            "communication rounds; auto: until the clients' validation accuracy is flat, at most "
+            f"{MOST_ROUNDS} (the default of own images)",
+            low=1, high=1_000_000, words={"auto": AUTO_ROUNDS},
+        ),
+        "FED.PATIENCE": Option(
+            0,
+            "ends the run after so many checks of the clients' validation accuracy without a rise "
+            f"of half a point; 0: after FED.ROUNDS ({PATIENCE} under --rounds auto)",
+            low=0, neutral=0,
+        ),
+    }
+
+
+def _clients() -> Schema:
+    return {
         "FED.CLIENTS": Option(10, "clients", low=1),
         "FED.FRAC": Option(1.0, "share of clients per round", low=0, low_open=True, high=1),
         "FED.FIRST_ROUND_ALL": Option(True, "all clients train in round 1, regardless of FRAC"),
@@ -91,6 +111,13 @@ def _rounds() -> Schema:
             0,
             "number of clients, drawn by DATA_SEED, that never train: they are only "
             "personalised at the end, like new clients (`unseen_clients`)",
+            low=0,
+            neutral=0,
+        ),
+        "FED.MIN_IMAGES": Option(
+            0,
+            "clients with fewer training images never train and are personalised at the end, like "
+            "those of FED.UNSEEN_CLIENTS; 0: all train",
             low=0,
             neutral=0,
         ),

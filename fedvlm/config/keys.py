@@ -26,7 +26,8 @@ def default_schema() -> Schema:
 def our_options() -> Schema:
     """Return all keys that this project reads, except the trainers' own."""
     return (
-        _job() | _dataset() | federation_options() | engine_options() | _model() | _peft()
+        _job() | _dataset() | _own_sets() | federation_options() | engine_options() | _model()
+        | _peft()
         | _optim() | _test()
     )
 
@@ -59,6 +60,7 @@ def _job() -> Schema:
 
 FORMATS = (
     "", "coop", "csv", "jsonl", "parquet", "folders", "domains", "cifar", "tiny_imagenet", "memory",
+    "json",
 )
 
 
@@ -72,6 +74,43 @@ _CORRUPTION = Option(
     pattern=f"|({'|'.join(_CORRUPTIONS)}):[1-5]", neutral="",
     pattern_help=f"one of {', '.join(_CORRUPTIONS)}, a colon and 1 to 5, or ''",
 )
+
+
+_COLUMNS = {
+    "DATASET.CLIENTS_BY": Option(
+        "", "your own sets: column that names the client of each image (hospital,scanner: several),"
+        " or a pattern of paths, {client}/{class}/*; '': the partition decides", neutral="",
+    ),
+    "DATASET.GROUPS": Option(
+        "", "your own sets: column (or pattern of paths, patient{group}) of what images belong to; "
+        "a group is never on two sides of a split, a fold or a partition", neutral="",
+    ),
+    "DATASET.COLUMNS": Option(
+        "", "your own tables: what columns mean, path=img_id,classname=dx,split=- (- for none); a "
+        "path may be made of several, path={site}/{id}.png", neutral="",
+    ),
+}
+
+
+def _own_sets() -> Schema:
+    return {
+        "DATASET.NAMES_FILE": Option(
+            "", "your own sets: file below DIR with class names for folders or labels that are "
+            "codes: words.txt, classnames.txt or JSON", neutral="",
+        ),
+        "DATASET.CLASSNAMES": Option(
+            "", "your own sets: class names for the prompts: a,b,c in the order of the classes, or "
+            "folder=name,...; words: folder names as words (AnnualCrop: annual crop); '': as they "
+            "are", neutral="",
+        ),
+        "DATASET.LEAVE_OUT": Option(
+            (), "your own sets: names of folders to ignore", neutral=()
+        ),
+        "DATASET.TEST_SHARE": Option(
+            0.0, "your own sets without test images: share of each class used for testing, "
+            "drawn by DATA_SEED; 0: none", low=0, high=1, high_open=True, neutral=0.0,
+        ),
+    }
 
 
 def _dataset() -> Schema:
@@ -88,17 +127,7 @@ def _dataset() -> Schema:
             "", "layout on disk; '': the set's own, or by the name of SPLIT_FILE; memory: the "
             "data given to fedvlm.train(data=...)", choices=FORMATS,
         ),
-        "DATASET.NAMES_FILE": Option(
-            "", "your own sets: file below DIR with class names for folders or labels that are "
-            "codes: words.txt, classnames.txt or JSON", neutral="",
-        ),
-        "DATASET.LEAVE_OUT": Option(
-            (), "your own sets: names of folders to ignore", neutral=()
-        ),
-        "DATASET.TEST_SHARE": Option(
-            0.0, "your own sets without test images: share of each class used for testing, "
-            "drawn by DATA_SEED; 0: none", low=0, high=1, high_open=True, neutral=0.0,
-        ),
+        **_COLUMNS,
         "DATASET.TEMPLATE": Option("", "prompt with {} for the class name; '': the set's own"),
         "DATASET.NUM_SHOTS": Option(
             16, "training images per class; -1: all (Dassl: -1), the default of the Dirichlet "

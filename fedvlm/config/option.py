@@ -47,7 +47,8 @@ class Option:
         length: number of elements of a list; 0 is any.
         pattern: regex that text must match in full, with ``pattern_help`` saying it in words.
         aliases: other spellings of choices, ``{"pathological": "disjoint"}``.
-        words: words for single numbers, ``{"auto": 0}``; the number is what is kept.
+        words: words for single numbers, ``{"auto": 0}``; the number is kept, bounds or
+            not.
         used: False where nothing reads the key; it exists so that Dassl's YAML files load.
         neutral: of a key that came later: the value that means what runs did before it. At that
             value the key is no part of a run's identity, so that older folders stay theirs.
@@ -82,6 +83,8 @@ class Option:
         Raises:
             ValueError: what is wrong, as the end of a sentence that begins with the key.
         """
+        if isinstance(raw, str) and fold(raw) in self.words:
+            return self.words[fold(raw)]
         value = self._choose(self._coerce(self._decode(raw)))
         self._check_range(value)
         return value
@@ -92,8 +95,6 @@ class Option:
             return str(raw)  # YAML takes a bare yes or no for a boolean
         if not isinstance(raw, str) or self.kind is str:
             return raw  # text stays as it was typed, whatever it looks like
-        if fold(raw) in self.words:
-            return self.words[fold(raw)]
         if self.kind is tuple and not self.default and raw.strip()[:1] not in ("(", "["):
             return _names(raw)
         if self.kind is bool and raw.lower() in ("true", "false"):

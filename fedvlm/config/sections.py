@@ -48,6 +48,7 @@ def _optimiser(*kinds: str) -> Callable[[Lookup], bool]:
 
 
 SKEWED = ("dirichlet", "superclass_dirichlet", "quantity", "domain_dirichlet")
+NATURAL = "natural"
 SECTIONS = (
     Section(("DATASET.TEST_NEW",), _if("DATASET.SUBSAMPLE_CLASSES", "base")),
     Section(("INPUT.RRCROP_SCALE",), _unless("INPUT.VIEWS", 1)),

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import math
+import re
 import sys
 import textwrap
 from argparse import Action, Namespace
@@ -52,6 +53,11 @@ class Switch(argparse.Action):
         setattr(namespace, self.dest, word.lower() == "true")
 
 
+def _filled(why: str, typed: str) -> str:
+    """Return a sentence with what was typed in its places ``{word}``."""
+    return re.sub(r"\{([^}]+)\}", lambda place: typed or place[1], why)
+
+
 class Loose(argparse.Action):
     """A flag whose words are as if they stood without it: ``--opts KEY VALUE``."""
 
@@ -67,7 +73,8 @@ class Parser(argparse.ArgumentParser):
     flags given as ``dest`` -> how each was typed.
 
     Attributes:
-        refused: flag -> why there is none such, for flags that other projects have.
+        refused: flag -> why there is none such, for flags that other projects have; ``{N}`` stands
+            for the word behind the flag, and is N without one.
         checks: functions of the namespace that return further mistakes.
         examples: command lines for the end of the help page.
         further: flags that the help page names, and ``fedvlm run --help`` describes.
@@ -182,7 +189,8 @@ class Parser(argparse.ArgumentParser):
             action = table.get(fold(name))
             if action is None:
                 why = {fold(n): why for n, why in self.refused.items()}.get(fold(name))
-                mistakes.append(f"flag {name} {why}" if why else
+                typed = value or (words[0] if following else "")
+                mistakes.append(f"flag {name} {_filled(why, typed)}" if why else
                                 f"unknown flag '{name}'{self._near(name)}")
                 del words[:following]  # its values belong to it
                 continue

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from fedvlm.core.spelling import visible_text
+
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=+*%#"
 FEW = 20  # clients shown one by one; above that the worst, the best and the median
@@ -147,7 +149,7 @@ def format_number(value: object, digits: int = 1) -> str:
 
 def table_lines(rows: Iterable[Mapping[str, object]]) -> list[str]:
     """Return rows of named cells as aligned lines under a header; columns as they first appear."""
-    cells = [{k: format_number(v) for k, v in row.items()} for row in rows]
+    cells = [{one_line(k): one_line(format_number(v)) for k, v in row.items()} for row in rows]
     columns = list(dict.fromkeys(name for row in cells for name in row))
     lines = [columns, *([row.get(name, "-") for name in columns] for row in cells)]
     if len(lines) == 1:
@@ -161,6 +163,4 @@ def table_lines(rows: Iterable[Mapping[str, object]]) -> list[str]:
 
 def one_line(value: object) -> str:
     """Return ``value`` as text on one line: control characters are escaped."""
-    return "".join(
-        ch if ch.isprintable() else ch.encode("unicode_escape").decode() for ch in str(value)
-    )
+    return visible_text(str(value))

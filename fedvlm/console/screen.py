@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from fedvlm.console.notebook import PAUSE, NotebookText, in_notebook
 from fedvlm.console.rows import RoundRow, one_line, round_line, table_lines
+from fedvlm.core.spelling import visible_text
 
 if TYPE_CHECKING:
     from fedvlm.console.live import LiveTable
@@ -128,6 +129,7 @@ def say(*lines: str, stream: TextIO | None = None) -> None:
         return
     progress.clear()
     for line in lines:
+        line = visible_text(line, "\n\t")  # the one door to a terminal
         try:
             out.write(line + "\n")
         except UnicodeEncodeError:

@@ -26,9 +26,31 @@ def name_fault(name: str) -> str:
     return f"is longer than {MAX_NAME} characters" if len(name) > MAX_NAME else ""
 
 
+def visible_text(text: str, keep: str = "") -> str:
+    """Return a text of somebody else's as a terminal, a file of lines or a message can hold it.
+
+    Control characters, marks that turn the direction of text and line separators are written as
+    escapes (``\\x1b``); letters of every script stay.
+
+    Args:
+        keep: control characters that stay: line ends where lines are meant.
+    """
+    if text.isprintable() and not _TURNS.intersection(text):
+        return text
+    return "".join(
+        c if c in keep or (c.isprintable() and c not in _TURNS)
+        else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 def show_name(name: str) -> str:
     """Return a faulty name as a message can hold it."""
     return ascii(name if len(name) <= 60 else name[:57] + "...")
+
+
+def quote_name(name: str) -> str:
+    """Return a name of others in quotes, as a message can hold it."""
+    return show_name(name) if name_fault(name) else f"'{name}'"
 
 
 def cell_text(value: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.core.plugins import Registry
 from fedvlm.data.catalog import CATALOG, DatasetInfo, catalog_names, compare_sizes, dataset_info
-from fedvlm.data.datum import PARTS, DatasetBase, untested_classes
+from fedvlm.data.datum import PARTS, DatasetBase, sort_names, untested_classes
 from fedvlm.data.layouts import (
     CopyInfo,
     choose,
@@ -39,14 +40,13 @@ from fedvlm.data.locate import (
 )
 
 DATASET_REGISTRY: Registry[Callable[[CfgNode], DatasetBase]] = Registry("dataset")
-_TABLES = ("csv", "jsonl", "parquet")
+_TABLES = ("csv", "jsonl", "parquet", "json")
 FORMATS = ("coop", *_TABLES, "folders", "domains", "cifar", "tiny_imagenet")
 _HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another shape"
 MEMORY_FORMAT = "memory"  # DATASET.FORMAT of what a Python program gave (``memory/given.py``)
 DEFAULT_TEMPLATE = "a photo of a {}."
 
 
-@explain_refusals()
 def load_dataset(cfg: CfgNode) -> DatasetBase:
     """Read the data set that ``cfg.DATASET`` names, from its images or from a feature pack.
 
@@ -55,6 +55,13 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
             of another set.
         DataError: something is missing on disk or inconsistent; the message says what.
     """
+    data = _load(cfg)
+    check_holders(data, cfg.DATASET.get("CLIENTS_BY", ""), cfg.DATASET.get("GROUPS", ""))
+    return data
+
+
+@explain_refusals()
+def _load(cfg: CfgNode) -> DatasetBase:
     name = cfg.DATASET.NAME
     if fold(cfg.DATASET.FORMAT) == MEMORY_FORMAT:
         raise ConfigError(
@@ -64,6 +71,8 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
         )
     info = dataset_info(name)
     key = info.name if info else name
+    if cfg.DATASET.get("CLASSNAMES", "") and (info is not None or key in DATASET_REGISTRY):
+        raise ConfigError(f"--classnames is for your own images; {key} has published class names")
     pack = pack_of(cfg)
     if pack is not None:
         from fedvlm.data.packs.place import read_pack  # start-up: for packs only
@@ -78,7 +87,26 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
             f"(known: {', '.join(names)}; own data: set DATASET.DIR and DATASET.FORMAT, "
             "see configs/datasets/custom_folders.yaml)"
         )
-    return _checked(name, read_by_config(cfg, find_root(cfg.DATASET.ROOT)))
+    data = _checked(name, read_by_config(cfg, find_root(cfg.DATASET.ROOT)))
+    return rename_classes(data, cfg.DATASET.get("CLASSNAMES", ""))
+
+
+def rename_classes(data: DatasetBase, text: str) -> DatasetBase:
+    """Return an own set with the class names that DATASET.CLASSNAMES says.
+
+    Raises:
+        ConfigError: names that do not fit its classes.
+        DataError: two classes of one name, or a name that is none.
+    """
+    if not text:
+        return data
+    from fedvlm.data.formats.class_names import given_names  # start-up: for such a file only
+
+    names = given_names(text, data.classnames)
+    data.parts = {part: [replace(d, classname=names[d.label]) for d in items]
+                  for part, items in data.parts.items()}
+    data.check()
+    return data
 
 
 def set_name(cfg: CfgNode) -> str:
@@ -223,12 +251,68 @@ def read_by_config(cfg: CfgNode, root: Path, faults: list[str] | None = None) ->
         images = find(folder, image_dir, what, source=source if listed else "")
     data = reader_of("table" if form in _TABLES else form)(folder, CopyInfo(
         name, images, tuple(files), renames, drop, test_share=float(node.get("TEST_SHARE", 0.0)),
-        seed=int(cfg.DATA_SEED), faults=faults,
+        seed=int(cfg.DATA_SEED), faults=faults, clients_by=node.get("CLIENTS_BY", ""),
+        groups=node.get("GROUPS", ""), columns=node.get("COLUMNS", ""),
         unpacked=cache_dir(cfg) / "fedvlm" / "unpacked" if form in _TABLES else None,
     ))  # fmt: skip
     if form == "coop" and files[0].name == prepared_name(name):
         data.notes.append(f"{name}: not the published split ({files[0].name})")
     return data
+
+
+def check_holders(data: DatasetBase, clients_by: str, groups: str) -> None:
+    """Refuse columns that this layout cannot have, groups on two sides, and less than two clients.
+
+    Raises:
+        ConfigError: neither a table nor a pattern of paths.
+        DataError: the clients or groups that the data say cannot be used.
+    """
+    for key, flag, known in (
+        (clients_by, "--clients-by", any(d.client for d in data.all())),
+        (groups, "--groups", any(d.group is not None for d in data.all())),
+    ):
+        if key and not known:
+            word = "{client}" if flag == "--clients-by" else "{group}"
+            raise ConfigError(
+                f"{flag} {key}: {data.name} as it is read here does not say it: name a column of "
+                f"a table of its images, or a pattern of their paths ({flag} '{word}/*'); a "
+                "feature pack has no names of clients or groups (leave the flag out and give the "
+                "partition.json of a run as FED.INDEX_FILE)"
+            )
+    if groups:
+        from fedvlm.data.whole_groups import refuse_torn  # start-up: for groups only
+
+        refuse_torn(data.parts, data.name)
+    if clients_by:
+        data.notes += holder_notes(data, clients_by)
+
+
+def holder_notes(data: DatasetBase, clients_by: str) -> list[str]:
+    """Return what is odd in the clients that the data say.
+
+    Raises:
+        DataError: less than two of them have training images.
+    """
+    everyone = {d.client for d in data.all()} - {""}
+    if len(data.client_names) < 2:
+        raise DataError(
+            f"{data.name}: --clients-by {clients_by}: there is one client only"
+            f"{' with training images' if len(everyone) > 1 else ''}; a federation needs two: "
+            "name another column, or deal the images with --partition"
+        )
+    notes = []
+    bare = sort_names(everyone - set(data.client_names))
+    if bare:
+        notes.append(f"--clients-by {clients_by}: {len(bare)} of {len(everyone)} have no training "
+                     "image and are no clients; their images count for the shared model only")
+    classes: dict[str, set[int]] = {}
+    for d in data.train_x:
+        classes.setdefault(d.client, set()).add(d.label)
+    single = [c for c in data.client_names if len(classes[c]) == 1]
+    if single:
+        notes.append(f"--clients-by {clients_by}: {len(single)} of {len(data.client_names)} "
+                     "clients have images of one class only: they can learn no boundary alone")
+    return notes
 
 
 def _names_of(cfg: CfgNode, folder: Path) -> dict[str, str]:
@@ -243,9 +327,9 @@ def _names_of(cfg: CfgNode, folder: Path) -> dict[str, str]:
 
 def _form_of(split_file: str) -> str:
     """Return the format that a config without DATASET.FORMAT means."""
-    for form in _TABLES:
-        if split_file.lower().endswith(f".{form}"):
-            return form
+    ending = split_file.lower().rpartition(".")[2]
+    if ending in ("csv", "jsonl", "parquet"):
+        return ending
     return "coop" if split_file else "folders"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,11 @@ class Datum:
         array: uint8 ``[H, W, 3]`` where the image comes out of an archive, a ``Picture`` where it
             is read from memory when it is wanted, else None.
         packed: what a feature pack knows of it, which has no pixels; None for an image.
-        client: who holds it, where the data say so; no reader does, and the partition decides.
+        client: who holds it, by the column that DATASET.CLIENTS_BY names; empty without one, and
+            the partition decides.
+        group: what it shares with other images that are no independent evidence (a patient, a
+            slide, a video), by the column that DATASET.GROUPS names; None without one. A group
+            never stands on two sides of a split, a fold or a partition.
     """
 
     impath: str
@@ -65,6 +70,7 @@ class Datum:
     array: NDArray[np.uint8] | Picture | None = field(default=None, compare=False, repr=False)
     packed: PackedImage | None = field(default=None, compare=False, repr=False)
     client: str = ""
+    group: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def path(self) -> Path:
@@ -102,6 +108,8 @@ class DatasetBase:
     Attributes:
         parts: the lists as ``train``, ``val`` and ``test``.
         lab2cname, classnames: names by label; empty until ``check`` has passed.
+        client_names: sorted names of the clients that the data say (``Datum.client``) and that have
+            a training image; empty where the partition decides.
 
     Raises:
         DataError: as ``check``.
@@ -124,6 +132,7 @@ class DatasetBase:
         self.notes = list(notes)
         self.lab2cname: dict[int, str] = {}
         self.classnames: list[str] = []
+        self.client_names = sort_names({d.client for d in self.parts["train"]} - {""})
         if check:
             self.check()
 
@@ -169,6 +178,16 @@ class DatasetBase:
         """The test list."""
         return self.parts["test"]
 
+    def client_numbers(self) -> dict[str, IntArray]:
+        """Return by part the number of each image's client, -1 for none; empty without clients."""
+        if not self.client_names:
+            return {}
+        number = {name: i for i, name in enumerate(self.client_names)}
+        return {
+            part: np.array([number.get(d.client, -1) for d in rows], dtype=np.int64)
+            for part, rows in self.parts.items()
+        }
+
     def all(self) -> list[Datum]:
         """Return all images: train, then val, then test."""
         return [datum for part in PARTS for datum in self.parts[part]]
@@ -182,6 +201,27 @@ def labels_of(items: Sequence[Datum]) -> IntArray:
 def domains_of(items: Sequence[Datum]) -> IntArray:
     """Return the domain numbers ``[n]`` of a list."""
     return np.fromiter((d.domain for d in items), dtype=np.int64, count=len(items))
+
+
+def sort_names(names: Iterable[str]) -> list[str]:
+    """Return names in order, numbers among them by their value (``site 2`` before ``site 10``)."""
+    def key(name: str) -> list[tuple[int, int, str]]:
+        pieces = re.split(r"([0-9]+)", name)
+        return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in pieces if p]
+
+    return sorted(names, key=lambda name: (key(name), name))
+
+
+def group_numbers(items: Sequence[Datum]) -> IntArray:
+    """Return the group numbers ``[n]`` of a list, from 0 by the groups' sorted names.
+
+    An image without a group is a group of its own, and comes after the named ones.
+    """
+    names = sorted({d.group for d in items if d.group is not None})
+    number = {name: i for i, name in enumerate(names)}
+    alone = iter(range(len(names), len(names) + len(items)))
+    rows = (next(alone) if d.group is None else number[d.group] for d in items)
+    return np.fromiter(rows, dtype=np.int64, count=len(items))
 
 
 def untested_classes(parts: Mapping[str, Sequence[Datum]]) -> list[str]:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from yacs.config import CfgNode
 
-from fedvlm.data.datum import PARTS, DatasetBase, IntArray, domains_of, labels_of
+from fedvlm.core.errors import DataError
+from fedvlm.data.datum import (
+    PARTS,
+    DatasetBase,
+    IntArray,
+    domains_of,
+    group_numbers,
+    labels_of,
+)
 from fedvlm.data.fewshot import relabel, short_classes
 from fedvlm.data.holdout import draw_holdout, remove_positions
 from fedvlm.data.image_records import ImageRecords
@@ -122,9 +130,10 @@ class DatasetDraw:
             table = np.append(table, -1)  # label -1 stays -1
             domains = {p: np.where(others[p], d - (d > out), -1) for p, d in domains.items()}
             names.pop(self.held_out)
-        self.full = ImagePool(labels, data.num_classes, domains, names, data.classnames)
+        owned = (data.client_numbers(), data.client_names, _groups(data))
+        self.full = ImagePool(labels, data.num_classes, domains, names, data.classnames, *owned)
         run = {part: table[labels[part]] for part in PARTS}
-        self.pool = ImagePool(run, len(self.map), domains, names, self.classnames)
+        self.pool = ImagePool(run, len(self.map), domains, names, self.classnames, *owned)
 
     def hold_out(
         self, shots: ShotList | None = None, positions: Mapping[str, IntArray] | None = None
@@ -145,6 +154,12 @@ class DatasetDraw:
             taken = shots.positions if shots else None
             positions = draw_holdout(self.full, each, self.spec.seed, self.map, taken)
         self.server = {part: at[self.pool.labels[part][at] >= 0] for part, at in positions.items()}
+        mates = _mates(self.full, positions)
+        if mates and any(map(len, mates.values())):
+            self.full, self.pool = (remove_positions(p, mates) for p in (self.full, self.pool))
+            self.notes.append(
+                f"DATASET.GROUPS: {sum(map(len, mates.values()))} more images are of the same "
+                "groups as the server's, and no client gets them")
         self.full = remove_positions(self.full, positions)
         self.pool = remove_positions(self.pool, positions)
         train, val = len(self.server["train"]), len(self.server["val"])
@@ -161,12 +176,15 @@ class DatasetDraw:
     def class_notes(self) -> list[str]:
         """Return notes on the classes of the run, before anything is dealt."""
         notes, spec = [], self.spec
-        short = short_classes(self.pool.labels["train"], spec.shots)
-        names = [self.classnames[label] for label in short if label >= 0]
-        if names:
+        trained = self.pool.labels["train"]
+        short = [label for label in short_classes(trained, spec.shots) if label >= 0]
+        if short:
+            names = ", ".join(self.classnames[label] for label in short[:MOST_NAMED])
+            most = max(int((trained == label).sum()) for label in short)
             notes.append(
-                f"{len(names)} class(es) have fewer than {spec.shots} training images and give all "
-                f"they have: {', '.join(names[:MOST_NAMED])}"
+                f"{len(short)} class(es) have fewer than {spec.shots} training images, at most "
+                f"{most}: all of them are used ({names}); the results' folder is still "
+                f"named shots_{spec.shots}"
             )
         for part, word in (("train", "training"), ("test", "test")):
             bare = self.classes_without(part)
@@ -250,6 +268,11 @@ class DatasetDraw:
         lists = {p: [self.data.parts[p][i] for i in inside[p]] for p in PARTS}
         whole = partition_from(content, lists, self.classnames, where).translate(inside)
         partition = self._decodable(whole)
+        for part, groups in self.pool.groups.items():
+            holders = [set(groups[a].tolist()) for a in partition.part(part)]
+            if sum(map(len, holders)) > len(set().union(*holders)):
+                raise DataError(f"{where}: a group of DATASET.GROUPS stands at two clients in "
+                                f"{part}; leave --groups out, or make the partition with it")
         self.notes.append(
             f"partition read from {where}; the partition keys of FED and DATA_SEED do not change it"
         )
@@ -282,6 +305,23 @@ class DatasetDraw:
         """
         self.notes += say_broken(self.data.name, self._reasons, self.policy)
         self._reasons = []
+
+
+def _mates(pool: ImagePool, positions: Mapping[str, IntArray]) -> dict[str, IntArray]:
+    """Return the positions of the other images of the groups that some images belong to."""
+    mates = {}
+    for part, at in positions.items():
+        if part in pool.groups:
+            same = np.isin(pool.groups[part], np.unique(pool.groups[part][at]))
+            mates[part] = np.setdiff1d(np.flatnonzero(same), at)
+    return mates
+
+
+def _groups(data: DatasetBase) -> dict[str, IntArray]:
+    """Return the group number of each image by part; empty where no image has a group."""
+    if all(d.group is None for d in data.all()):
+        return {}
+    return {part: group_numbers(data.parts[part]) for part in PARTS}
 
 
 def _without(positions: IntArray, broken: set[int]) -> IntArray:

@@ -12,7 +12,15 @@ from yacs.config import CfgNode
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.progress import Progress
 from fedvlm.data.datasets import load_for_training, templates
-from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, domains_of, labels_of
+from fedvlm.data.datum import (
+    PARTS,
+    DatasetBase,
+    Datum,
+    IntArray,
+    domains_of,
+    group_numbers,
+    labels_of,
+)
 from fedvlm.data.draw import MOST_NAMED, DatasetDraw, spec_of
 from fedvlm.data.holdout import LISTS, SERVER_KEY, holdout_from
 from fedvlm.data.image_records import ImageRecords, records_of
@@ -64,6 +72,9 @@ class FederatedData:
         others: more test sets of the global model: the domain left out, targets of transfer.
         server: indices of the images that no client gets (``DATASET.SERVER_HOLDOUT``).
         available: training images of the run's classes and domains, before any shots.
+        client_names: of the clients in a natural partition, by number; personal data, so that they
+            are in no digest, index file, pack or public file of a run.
+        groups: int64 ``[len(samples)]``, what each image belongs to; None where nothing says it.
     """
 
     name: str
@@ -85,6 +96,8 @@ class FederatedData:
     others: list[ExtraTest] = field(default_factory=list)
     server: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     available: int = 0
+    client_names: list[str] = field(default_factory=list)
+    groups: IntArray | None = None
 
     def index_file(self) -> dict[str, Any]:
         """Return the index file's content: paths per client and part, spec, and hash."""
@@ -119,13 +132,15 @@ class FederatedData:
 
 
 def build_federation(
-    cfg: CfgNode, progress: Progress | None = None, data: DatasetBase | None = None
+    cfg: CfgNode, progress: Progress | None = None, data: DatasetBase | None = None, *,
+    tested: bool = True,
 ) -> FederatedData:
     """Read the set, draw shots, check the images used, and give each client its share.
 
     Args:
         progress: called with (what, done, of) while images are checked.
         data: the set, checked, where it is no folder's; otherwise the config says what to read.
+        tested: False opens no test image, and none of the server's: they are listed, unchecked.
 
     Raises:
         ConfigError: values that cannot work together; said before any image is opened.
@@ -156,19 +171,23 @@ def build_federation(
         selection.hold_out(shots)
     if content is None:
         selection.rehearse(shots)
-    targets = load_targets(cfg, data.name)
+    targets = load_targets(cfg, data.name) if tested else []
     records = records_of(data.all(), cfg)
     records.progress = progress
-    selection.drop_broken_tests(records, cfg.DATASET.ON_CORRUPT)
+    if tested:
+        selection.drop_broken_tests(records, cfg.DATASET.ON_CORRUPT)
+    else:
+        selection.records, selection.policy = records, cfg.DATASET.ON_CORRUPT
     if content is not None:
         partition = selection.partition_from_file(content, index)
     else:
         partition = selection.partition(shots)
-    return _assemble(selection, partition, prompts, targets)
+    return _assemble(selection, partition, prompts, targets, tested)
 
 
 def _assemble(
-    selection: DatasetDraw, partition: Partition, prompts: list[str], targets: Sequence[Target]
+    selection: DatasetDraw, partition: Partition, prompts: list[str], targets: Sequence[Target],
+    tested: bool,
 ) -> FederatedData:
     """Put all images that the run uses into one list, and the clients' shares as indices into it.
 
@@ -204,8 +223,10 @@ def _assemble(
     trains = [*(client.train for client in clients), server]
     notes = [
         *data.notes, *selection.notes, *selection.class_notes(),
+        *shared_notes([client.train for client in clients]),
         *untrained_notes([(client.train, client.test) for client in clients], labels_of(samples)),
-        *target_notes, *duplicate_notes(trains, tests, samples, selection.records),
+        *target_notes,
+        *(duplicate_notes(trains, tests, samples, selection.records) if tested else ()),
     ]  # fmt: skip
     return FederatedData(
         name=data.name,
@@ -227,6 +248,8 @@ def _assemble(
         others=others,
         server=server,
         available=int((selection.pool.labels["train"] >= 0).sum()),
+        client_names=data.client_names if spec.kind == "natural" else [],
+        groups=group_numbers(samples) if selection.pool.groups else None,
     )
 
 
@@ -246,6 +269,23 @@ def _others(
         others.append(other)
         samples += images
     return others, samples, notes
+
+
+def shared_notes(trains: Sequence[IntArray]) -> list[str]:
+    """Return a note on training images that several clients hold, as few shots of all classes do.
+
+    Args:
+        trains: the training images of each client, as indices.
+    """
+    held = np.concatenate(trains) if trains else np.empty(0, np.int64)
+    counts = np.unique(held, return_counts=True)[1]
+    twice = int((counts > 1).sum())
+    if not twice:
+        return []
+    return [
+        f"clients draw from the same pool: {twice:,} of the {len(counts):,} training images are "
+        "held by more than one client (--shots -1 gives each image to one client)"
+    ]
 
 
 def untrained_notes(pairs: Sequence[tuple[IntArray, IntArray]], labels: IntArray) -> list[str]:

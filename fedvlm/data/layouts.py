@@ -49,6 +49,9 @@ class CopyInfo:
         unpacked: folder for images that a table holds itself; None unpacks none.
         faults: takes an error message for each wrong row, which is then left out (the doctor's
             way); None ends the reading at the first.
+        clients_by, groups: columns (``hospital,scanner``), or a pattern of the images' paths, that
+            say who holds an image and what it belongs to; empty for none.
+        columns: what other columns mean (DATASET.COLUMNS).
     """
 
     name: str
@@ -66,6 +69,9 @@ class CopyInfo:
     seed: int = 0
     unpacked: Path | None = None
     faults: list[str] | None = None
+    clients_by: str = ""
+    groups: str = ""
+    columns: str = ""
 
 
 Reader = Callable[[Path, CopyInfo], DatasetBase]

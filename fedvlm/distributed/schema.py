@@ -117,7 +117,8 @@ VALUES: Mapping[str, Mapping[str, Check]] = {
         "counters": by(name, integer()), "towers": by(name, integer()),
     },
     "evaluate": {
-        **_trip, "tune": flag, "model": text("personal|template"), "measure": record(MEASURE),
+        **_trip, "tune": flag, "model": text("personal|template|baseline"),
+        "measure": record(MEASURE),
     },
     "evaluated": {**_back, "rows": each(row), "seconds": by(client, number)},
     "personalize": {**_trip, "tune": flag},
@@ -128,7 +129,7 @@ VALUES: Mapping[str, Mapping[str, Check]] = {
 }
 TREES: Mapping[str, re.Pattern[str]] = {
     "work": re.compile(r"down/\d{1,9}"), "evaluate": re.compile(r"down/\d{1,9}"),
-    "worked": re.compile(r"(up|extra|told|rows)/\d{1,9}"), "evaluated": re.compile("logits"),
+    "worked": re.compile(r"(up|extra|told|rows)/\d{1,9}"), "evaluated": re.compile("logits|sums"),
     "personalize": re.compile(r"down/\d{1,9}"), "personalized": re.compile(r"model/\d{1,9}"),
 }
 

@@ -26,13 +26,16 @@ from fedvlm.distributed.store import LostState, SiteStore, hold_store
 from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
 from fedvlm.evaluation.meter import ClientMeter
-from fedvlm.evaluation.scores import ABSENT
+from fedvlm.evaluation.references.parties import WEIGHTS, alone_rows, pooled_rows, site_sums
+from fedvlm.evaluation.references.suite import Asked
+from fedvlm.evaluation.scores import ABSENT, WITHHELD
 from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Measure, Question, Row, only_numbers
 
 ROUNDS = ("work", "evaluate")  # requests of a round: they go into the account
+BASELINE = "baseline"  # model of an evaluation: no model of the run
 SPENT = ".spent"  # folder among the states, for accounts of time
 WEIGHT = "weight"  # among a part's numbers; metrics are ``metric/<name>``
 METRIC = "metric/"
@@ -54,6 +57,7 @@ class Site:
         data: digest of the site's data; by default of its counts.
         say: hears what is for the site's own log.
         terms: what the site's owner allows; by default everything.
+        baselines: clients -> what their baselines are made of.
 
     Raises:
         ConfigError: the owner does not allow this very run, or clients have too few images.
@@ -63,10 +67,11 @@ class Site:
         self, federation: Federation, clients: Sequence[int], folder: Path,
         config: Mapping[str, Any], data: str = "",
         say: Callable[[str], None] = lambda words: None, terms: Terms | None = None,
+        baselines: Callable[[Sequence[int]], Asked] | None = None,
     ) -> None:
         self.federation, self.clients, self.folder = federation, sorted(clients), folder
         self.config, self.data, self.say = dict(config), data, say
-        self.terms = terms or Terms()
+        self.terms, self.baselines = terms or Terms(), baselines
         try:
             self.terms.admit(self.config)
         except Refused as error:
@@ -175,6 +180,8 @@ class Site:
         """Measure personal models, or the pretrained model; only numbers leave."""
         fed, values = self.federation, frame.values
         measure = Measure(**values["measure"])
+        if values["model"] == BASELINE:
+            return self._baseline(frame)
         told, logits = dict[str, float](), dict[str, Tree]()
         if measure.keep_logits and not self.terms.logits:
             self.say("the server requested logits; they are not sent (rule 'logits')")
@@ -204,6 +211,35 @@ class Site:
         return Frame("evaluated", {
             "nonce": values["nonce"], "round": values["round"], "rows": rows, "seconds": told,
         }, logits)
+
+    def _baseline(self, frame: Frame) -> Frame:
+        """Measure baselines on this site's images: each client alone, or a shared linear model.
+
+        What the owner does not allow is withheld: no number leaves.
+
+        Raises:
+            Refused: other clients, another config, or weights of another shape.
+        """
+        self._like(frame)
+        ids = list(by_number(frame.values["accepted"]))
+        self._mine(ids)
+        self._allow(frame)
+        rows, sums = [withheld(c) for c in ids], dict[str, Tree]()
+        if self.terms.baselines and self.baselines is not None:
+            asked = self.baselines(ids)
+            weights = next(iter(frame.trees.values()), {}).get(WEIGHTS)
+            if weights is None:
+                rows, sums = alone_rows(asked), {"sums": site_sums(asked)}
+            elif weights.shape[-1:] != (asked.classes,) or weights.dim() != 2:
+                raise Refused("the weights of a linear model have the wrong shape")
+            else:
+                rows = pooled_rows(asked, weights)
+        else:
+            self.say("the server asked for baselines; none is sent (rule 'baselines')")
+        return Frame("evaluated", {
+            "nonce": frame.values["nonce"], "round": frame.values["round"],
+            "rows": [self.terms.tell_row(row) for row in only_numbers(rows, ids)], "seconds": {},
+        }, sums)
 
     def _forget(self, frame: Frame) -> Frame:
         """Delete states but those named."""
@@ -298,6 +334,12 @@ def failure(error: Exception, say: Callable[[str], None]) -> dict[str, str]:
         return {"kind": "diverged", "text": _told(str(error))}
     name = type(error).__name__ if _WORD.fullmatch(type(error).__name__) else "an error"
     return {"kind": "failed", "text": f"{name} at the site; details are in the site's log"}
+
+
+def withheld(client: int) -> Row:
+    """Return the row of a client of which nothing is told."""
+    none: Row = dict.fromkeys(("accuracy", "balanced", "macro_f1"))
+    return none | {"client": client, "n": 0, "correct": 0, ABSENT: WITHHELD}
 
 
 def of_client(name: str) -> int | None:

@@ -36,6 +36,7 @@ _RULES: Mapping[str, _Check] = {
     "seconds": (lambda v: type(v) in (int, float) and v >= 0, "a number, 0 for no limit"),
     "count": (_is_whole(1), "a whole number from 1"),
     "logits": (lambda v: isinstance(v, bool), "true or false"),
+    "baselines": (lambda v: isinstance(v, bool), "true or false"),
 }
 _NEEDED = ("trainers", "backbones")
 
@@ -136,4 +137,5 @@ allow:
   seconds: 0            # of work for all runs of one config
   count: 5              # fewer images than these are told of no class and of no test set
   logits: false         # whether outputs for single images may leave
+  baselines: false      # whether numbers of each client alone, and one sum of features, may leave
 """

@@ -39,6 +39,8 @@ class Terms:
         seconds: of work for runs of one config altogether, over all their messages; 0: no limit.
         count: smallest number of images that may be told, above none.
         logits: whether outputs for single images, with their labels, may leave.
+        baselines: whether baselines may leave: a row of numbers for each client alone, and one sum
+            of features over the site's training images.
         weights: of a backbone, beside the published ones that a plain word names; None: all.
     """
 
@@ -50,6 +52,7 @@ class Terms:
     seconds: float = 0.0
     count: int = 1
     logits: bool = False
+    baselines: bool = False
     weights: tuple[str, ...] | None = None
 
     # ---- before work -------------------------------------------------------------------------

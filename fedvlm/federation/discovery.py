@@ -3,14 +3,21 @@
 So an installed fedvlm does not claim the top-level name ``trainers``, and
 ``--trainer ./my.py:MyMethod`` works the same way. A file that was written for another framework is
 given to the module of ``fedvlm.compat`` that names one of its imports (``FRAMEWORKS``).
+
+A file that a user names on a command line or in a call is the user's own act. A file that a run
+folder or another file names is a program of whoever wrote that folder: ``load_trusted`` loads it
+only where this command names it, too.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -24,10 +31,105 @@ from fedvlm.core.errors import (
 )
 from fedvlm.core.files import user_path
 from fedvlm.core.plugins import Plugins
-from fedvlm.federation.cards import card, split_method, trainer_files
+from fedvlm.federation.cards import card, split_method, trainer_files, trainer_sources
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
 
 FRAMEWORKS = Plugins("fedvlm.compat", "FRAMEWORKS", "framework")
+_executed: set[tuple[tuple[Path, ...], str]] = set()  # files that this process ran, their digest
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a command says of a method's own file that a run folder names.
+
+    Attributes:
+        trainer: ``--trainer FILE``: the file is here; it must be the one that the run recorded.
+        sha256: ``--trust-code SHA256``: the file that the folder names may run if this is its
+            digest.
+    """
+
+    trainer: str = ""
+    sha256: str = ""
+
+
+NO_TRUST = Trust()
+
+
+def load_trusted(
+    place: str, spec: str, recorded: str = "", trust: Trust = NO_TRUST
+) -> tuple[str, type[Trainer]]:
+    """Return name and class of the method that a folder or a file names.
+
+    Methods of fedvlm are loaded by name. A file runs only if the command names it, or if this
+    process has run it already.
+
+    Args:
+        place: what names the method, for messages: a run folder, a tuned file.
+        spec: the name there.
+        recorded: SHA-256 of the method's own files as the run recorded it; empty: unknown.
+
+    Raises:
+        ConfigError: the method's own file is not trusted; names file, digest and the ways on.
+    """
+    if ".py" not in spec:
+        if trust.trainer and fold(trust.trainer) != fold(spec):
+            raise ConfigError(f"--trainer {trust.trainer}: '{place}' was made with {spec}, a "
+                              "method of fedvlm; drop --trainer")
+        return spec, load_trainer(spec)
+    name = _renamed(trust.trainer, spec) if trust.trainer else spec
+    files = trainer_sources(name)
+    gone = next((path for path in files if not path.is_file()), None)
+    if not files or gone:
+        raise ConfigError(f"'{place}' names a method's own file, '{spec}', and there is no file "
+                          f"'{gone or name}'; give the place of the file: --trainer FILE")
+    digest = code_digest(files)
+    alone = not framework_of(files[0])  # else its neighbours are imported, too
+    seen = (tuple(path.resolve() for path in files), digest) in _executed
+    trusts = trust.sha256.strip().lower() == digest
+    shown = ", ".join(map(str, files))
+    if not (seen or trust.trainer or (trusts and alone)):
+        wrong = f"--trust-code {trust.sha256} is not its digest; " if trust.sha256 else ""
+        ways = f", or --trust-code {digest} (in Python trust_code=...)" if alone else ""
+        raise ConfigError(
+            f"'{place}' names a method's own file, {shown} (sha256 {digest}), which is a program: "
+            f"it was not run. {wrong}Read it, and to run it give --trainer {files[0]}{ways}"
+        )
+    if trust.trainer and alone and not trusts and recorded not in ("", digest):
+        raise _other_file(place, trust, digest, recorded)
+    kind = load_trainer(name)
+    if trust.trainer and not alone and recorded not in ("", code_digest(own_sources(name, kind))):
+        raise _other_file(place, trust, code_digest(own_sources(name, kind)), recorded)
+    return name, kind
+
+
+def _other_file(place: str, trust: Trust, digest: str, recorded: str) -> ConfigError:
+    return ConfigError(
+        f"--trainer {trust.trainer} has the digest {digest}, but '{place}' was made with a file of "
+        f"the digest {recorded}; give that file, or add --trust-code {digest} to use this one"
+    )
+
+
+def _renamed(file: str, spec: str) -> str:
+    """Return ``file`` with class and method of ``spec``, where it names none itself.
+
+    Raises:
+        ConfigError: it is no file.
+    """
+    if ".py" not in file:
+        raise ConfigError(f"--trainer {file}: the run was made with a method's own file, {spec}; "
+                          "give the place of that file")
+    head, suffix, rest = file.partition(".py")
+    return file if rest else head + suffix + spec.partition(".py")[2]
+
+
+def own_sources(spec: str, kind: type[Trainer]) -> Sequence[Path]:
+    """Return the files that a method given as a file consists of."""
+    return getattr(kind, "sources", None) or trainer_sources(spec)
+
+
+def code_digest(files: Sequence[Path]) -> str:
+    """Return the SHA-256 of a method's own files, one after the other, as a run records it."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def load_trainer(spec: str) -> type[Trainer]:
@@ -42,6 +144,8 @@ def load_trainer(spec: str) -> type[Trainer]:
     if ".py" in spec:
         own, method = split_method(spec)
         found = _from_path(own)
+        files = trainer_sources(spec)
+        _executed.add((tuple(path.resolve() for path in files), code_digest(files)))
         return _over(found, load_trainer(method)) if method else found
     if spec in TRAINER_REGISTRY:
         return TRAINER_REGISTRY.get(spec)

@@ -21,6 +21,8 @@ from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.reliability.unreliable import Unreliable, below_quorum, quorum_count
 
 _COVER = "ranges such as 0-4,5-7 must contain every client once"
+RISE = 0.5  # points of validation accuracy that count as a rise
+BLIND = 20  # rounds of ``--rounds auto`` without validation images
 COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # FED.BUDGET -> counter
 
 
@@ -60,6 +62,75 @@ class Budget:
         here, following = self.plain[newest - 1], self.plain[newest]
         needed = sum(self.spent.values()) * here + self.spent[newest] * following
         return newest if needed > sum(self.plain) * here else rounds
+
+
+@dataclass
+class Plateau:
+    """Where a run of ``--rounds auto`` ends: when its validation accuracy is flat.
+
+    Every ``every`` rounds the personal models are checked on the clients' own validation images
+    (mean over ``clients``). The run ends with the first check after which ``patience`` checks in a
+    row were at most ``RISE`` points above the highest before them, so after ``patience + 1`` checks
+    at the earliest, or with its last round. Without validation images it has ``BLIND`` rounds.
+
+    Attributes:
+        patience: ``FED.PATIENCE``; 0: the run goes to its last round.
+        clients: those with validation images.
+        every: rounds between checks.
+        found: round -> accuracy in percent.
+    """
+
+    patience: int = 0
+    clients: Sequence[int] = ()
+    every: int = 1
+    found: dict[int, float] = field(default_factory=dict)
+
+    def due(self, round_: int) -> bool:
+        """Say whether there is a check after a round."""
+        return bool(self.patience and self.clients and round_) and round_ % self.every == 0
+
+    def record(self, round_: int, accuracy: float | None) -> None:
+        """Enter what a check found; a round without one changes nothing."""
+        if self.due(round_) and accuracy is not None:
+            self.found[round_] = accuracy
+
+    def _flat(self) -> tuple[int, int, int]:
+        """Return the round of the highest accuracy, the newest check, and the checks between."""
+        best = newest = since = 0
+        for newest in sorted(self.found):
+            if not best or self.found[newest] > self.found[best] + RISE:
+                best, since = newest, 0
+            else:
+                since += 1
+            if since == self.patience:
+                break
+        return best, newest, since
+
+    def last(self, rounds: int) -> int:
+        """Return the number of the run's last round, as far as it is known."""
+        if not self.patience:
+            return rounds
+        if not self.clients:
+            return min(BLIND, rounds)
+        _, newest, since = self._flat()
+        return newest if since == self.patience else rounds
+
+    def sentence(self, last: int, rounds: int) -> str:
+        """Return why a run ended after round ``last`` of at most ``rounds``; empty if it is off."""
+        if not self.patience:
+            return ""
+        if not self.clients:
+            return (f"--rounds auto: no client has validation images, so the run has {last} "
+                    "rounds; --rounds N sets another number")
+        best, newest, since = self._flat()
+        if since < self.patience or newest != last:
+            return (f"--rounds auto: ended after round {last}; the clients' validation accuracy "
+                    "was not flat yet")
+        return (
+            f"--rounds auto: stopped after round {last} of at most {rounds}, because the clients' "
+            f"validation accuracy is flat: {self.found[best]:.1f} % after round {best}, and at "
+            f"most {RISE:g} points more in the {since} checks since (one every {self.every} rounds)"
+        )
 
 
 def plain_work(
@@ -263,8 +334,13 @@ def parse_sites(text: str, clients: int) -> tuple[int, ...]:
     return tuple(sites[c] for c in range(clients)) if sites else (0,) * clients
 
 
-def draw_unseen(clients: int, count: int, data_seed: int) -> tuple[int, ...]:
+def draw_unseen(
+    clients: int, count: int, data_seed: int, least: int = 0, sizes: Sequence[int] = ()
+) -> tuple[int, ...]:
     """Return the ``FED.UNSEEN_CLIENTS`` of ``clients``, ascending: a function of the data seed.
+
+    Clients with fewer than ``least`` training images (``FED.MIN_IMAGES``; ``sizes`` has the numbers
+    of all) are of them as well.
 
     Raises:
         ConfigError: nobody would be left to train.
@@ -275,7 +351,14 @@ def draw_unseen(clients: int, count: int, data_seed: int) -> tuple[int, ...]:
             f"train; set it to at most {clients - 1}, or raise FED.CLIENTS"
         )
     order = torch.randperm(clients, generator=rng.stream(data_seed, "unseen-clients"))
-    return tuple(sorted(order[:count].tolist()))
+    small = {c for c, size in enumerate(sizes) if size < least}
+    unseen = small.union(order[:count].tolist())
+    if len(unseen) >= clients:
+        raise ConfigError(
+            f"FED.MIN_IMAGES {least}: none of the {clients} clients would be left to train; the "
+            f"largest has {max(sizes)} training images"
+        )
+    return tuple(sorted(unseen))
 
 
 class Method(Protocol):

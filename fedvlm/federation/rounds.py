@@ -17,6 +17,7 @@ import torch
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
 from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.rows.store import CheckpointStore, RowStore, move_state
+from fedvlm.core.stats import mean
 from fedvlm.core.trees import State, Tree, expand, matching, pick
 from fedvlm.federation.aggregation.rules import check_rule, fewest
 from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
@@ -26,7 +27,7 @@ from fedvlm.federation.batches import Batcher
 from fedvlm.federation.engine import Engine
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.local.hooks import name_of, slots_of
-from fedvlm.federation.plan import Budget, Plan, check_footing
+from fedvlm.federation.plan import Budget, Plan, Plateau, check_footing
 from fedvlm.federation.reliability.elsewhere import aggregate_updates
 from fedvlm.federation.reliability.unreliable import AWAY, drop_kind
 from fedvlm.federation.server import (
@@ -136,6 +137,7 @@ class RoundFinished:
         seconds: wall time of the round's training and aggregation.
         report: what the aggregation rule has to tell (similarity weights, ...).
         telltale: length and direction of every update, and the outliers.
+        val: mean accuracy on the clients' validation images, where ``Plateau`` checks the round.
     """
 
     round: int
@@ -154,6 +156,7 @@ class RoundFinished:
     seconds: float = 0.0
     report: dict[str, Any] = field(default_factory=dict)
     telltale: Telltale = Telltale()
+    val: float | None = None
 
     @property
     def drawn(self) -> list[int]:
@@ -174,7 +177,7 @@ class Federation(Workplace):
             ``verify_frozen()`` is asked before and after the run.
         subscribers: called with every event, in order.
         savers: called with the state after the round's event.
-        budget: what ends the run before ``plan.rounds`` (default: nothing).
+        budget, plateau: what ends the run before ``plan.rounds`` (default: nothing).
         proxy: the server's own images, for methods that train there.
         held: where the server keeps what is one client's.
     """
@@ -182,7 +185,7 @@ class Federation(Workplace):
     def __init__(
         self, trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, *,
         engine: Engine | None = None, subscribers: Sequence[Subscriber] = (),
-        budget: Budget | None = None, proxy: Proxy | None = None,
+        budget: Budget | None = None, plateau: Plateau | None = None, proxy: Proxy | None = None,
         savers: Sequence[Saver] = (), meter: Meter | None = None,
         store: RowStore | None = None, held: RowStore | None = None,
         start: TrainingStart | None = None,
@@ -190,7 +193,8 @@ class Federation(Workplace):
         super().__init__(
             trainer, model, batcher, plan, engine=engine, meter=meter, store=store, start=start
         )
-        self.budget, self.proxy = budget or Budget(), proxy
+        self.budget, self.plateau = budget or Budget(), plateau or Plateau()
+        self.proxy = proxy
         self.subscribers, self.savers = list(subscribers), list(savers)
         self.held: RowStore = MemoryStore() if held is None else held
         check_rounds(trainer, model, batcher, plan, self.roster)
@@ -264,7 +268,8 @@ class Federation(Workplace):
     @property
     def last_round(self) -> int:
         """The number of the last round, as far as it is known."""
-        return self.budget.last(self.plan.rounds)
+        rounds = self.plan.rounds
+        return min(self.budget.last(rounds), self.plateau.last(rounds))
 
     def start(self) -> FedState:
         """Return the untrained state (round 0).
@@ -343,7 +348,7 @@ class Federation(Workplace):
     def run(self, state: FedState | None = None, until: int | None = None) -> FedState:
         """Run rounds until ``until`` (default: all) from ``state`` (default: the start).
 
-        Whoever goes on from a ``state`` enters its rounds in ``budget`` first.
+        Whoever goes on from a ``state`` enters its rounds in ``budget`` and ``plateau`` first.
 
         Raises:
             DivergedError: a number is not finite (policy ``abort``), or no client is left.
@@ -353,7 +358,7 @@ class Federation(Workplace):
         before = self._frozen()
         if state is None:
             state = self.start()
-            self._publish(state, self.plan.rounds)
+            self._publish(state)
         last = self.plan.rounds if until is None else until
         for round_ in range(state.round + 1, last + 1):
             if round_ > self.last_round:
@@ -381,7 +386,7 @@ class Federation(Workplace):
             after = FedState(round_, state.server, dict(state.versions), dict(state.held))
             self.budget.record(round_, {})
             self._publish(
-                after, self.last_round, dropped=lost, bytes_down=downloads.sizes,
+                after, dropped=lost, bytes_down=downloads.sizes,
                 seconds=time.perf_counter() - began,
             )
             return after
@@ -409,7 +414,7 @@ class Federation(Workplace):
         spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}
         self.budget.record(round_, work.counters)
         self._publish(
-            after, self.last_round, updates=updates, partial=partial,
+            after, updates=updates, partial=partial,
             dropped=dict(sorted((lost | work.dropped).items())), bytes_up=updates.bytes(),
             bytes_down=downloads.sizes,
             counters={n: work.counters[n] + spent.get(n, 0) for n in [*work.counters, *spent]},
@@ -460,18 +465,29 @@ class Federation(Workplace):
         rows = self.engine.rows(question, measure, lambda: self.measured(question, measure))
         return only_numbers(rows, clients)
 
-    def _publish(self, state: FedState, total: int, **work: Any) -> None:
+    def _publish(self, state: FedState, **work: Any) -> None:
         """Tell the subscribers of a round, then the savers; ``work`` is what was done in it."""
+        val = self._validate(state)
 
         def rows(clients: Sequence[int], measure: Measure) -> list[Row]:
             return self.rows(state, clients, measure)
 
         self._tell(RoundFinished(
-            state.round, total, state.server, self.shared(state), self.roster, rows,
-            self.finetuning_cost() if self.finetunes(state) else {}, **work,
+            state.round, self.last_round, state.server, self.shared(state), self.roster, rows,
+            self.finetuning_cost() if self.finetunes(state) else {}, val=val, **work,
         ))
         for save in self.savers:
             save(state)
+
+    def _validate(self, state: FedState) -> float | None:
+        """Return the accuracy on the clients' validation images where a check is due."""
+        if not self.plateau.due(state.round):
+            return None
+        measure = Measure(split="val", finetuned=False)
+        rows = self.rows(state, self.plateau.clients, measure)
+        found = mean(row["accuracy"] for row in rows)
+        self.plateau.record(state.round, found)
+        return found
 
     def _frozen(self) -> str:
         return self.model.verify_frozen()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.holdout import ServerImages
 from fedvlm.data.images import ImageLoader
-from fedvlm.evaluation import ClientMeter
+from fedvlm.evaluation import ClientMeter, panel_of
 from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
 from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
 from fedvlm.federation.batches import SplitBatcher
@@ -26,9 +27,17 @@ from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
 from fedvlm.federation.peft_trainer import takes_peft
-from fedvlm.federation.plan import Budget, Plan, draw_unseen, parse_sites, plain_work
+from fedvlm.federation.plan import (
+    Budget,
+    Plan,
+    Plateau,
+    draw_unseen,
+    parse_sites,
+    plain_work,
+)
 from fedvlm.federation.reliability.unreliable import Unreliable, parse_absences
 from fedvlm.federation.rounds import Federation, check_rounds
+from fedvlm.federation.server import Roster
 from fedvlm.federation.trainer import Trainer
 from fedvlm.federation.workplace import TrainingStart
 from fedvlm.job.identity import run_identity
@@ -172,8 +181,12 @@ def check_tower(cfg: CfgNode, trainer: Trainer) -> None:
         )
 
 
-def make_plan(cfg: CfgNode) -> Plan:
-    """Return rounds, participation, optimiser and schedule of a config."""
+def make_plan(cfg: CfgNode, sizes: Sequence[int] = ()) -> Plan:
+    """Return rounds, participation, optimiser and schedule of a config.
+
+    Args:
+        sizes: training images of each client; FED.MIN_IMAGES reads them.
+    """
     o, epochs = cfg.OPTIM, int(cfg.FED.LOCAL_EPOCHS)
     spec = OptimSpec(
         o.NAME, o.LR, o.MOMENTUM, o.WEIGHT_DECAY, o.SGD_DAMPNING, o.SGD_NESTEROV,
@@ -196,7 +209,8 @@ def make_plan(cfg: CfgNode) -> Plan:
         int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS), cfg.FED.FRAC, epochs, cfg.FED.FIRST_ROUND_ALL,
         cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round, cfg.FED.WEIGHTING,
         aggregator, server_optim,
-        draw_unseen(int(f.CLIENTS), int(f.UNSEEN_CLIENTS), int(cfg.DATA_SEED)),
+        draw_unseen(int(f.CLIENTS), int(f.UNSEEN_CLIENTS), int(cfg.DATA_SEED),
+                    int(f.MIN_IMAGES), sizes),
         int(f.LOCAL_STEPS), span_of(f.EPOCHS_RANGE), int(f.EARLY_STOP), unreliable_of(cfg),
     )
 
@@ -244,6 +258,19 @@ def make_budget(cfg: CfgNode, plan: Plan, batcher: SplitBatcher | Absent) -> Bud
         plan.answering(r + 1, lengths) for r in range(plan.rounds)
     ]
     return Budget(unit, plain_work(unit, cohorts, sizes, plan.effort, batcher.batch_size))
+
+
+def make_plateau(cfg: CfgNode, plan: Plan, roster: Roster) -> Plateau:
+    """Return where a run ends whose validation accuracy is flat (``FED.PATIENCE``).
+
+    A check asks everybody, so there is one for each time that everybody has worked, at most every
+    second round.
+    """
+    panel = panel_of(roster, cohort=int(cfg.TEST.COHORT), data_seed=int(cfg.DATA_SEED))
+    return Plateau(
+        int(cfg.FED.PATIENCE), [c for c in panel.clients if roster.val[c]],
+        max(2, math.ceil(panel.members / plan.cohort)),
+    )
 
 
 def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
@@ -331,7 +358,9 @@ def prepare_run(
     )
     check_packs(trainer, model, loader, cfg.FED.PLAIN)
     train, test = pixel_sources(loader, torch.from_numpy(data.labels.copy()))
-    plan, chunk = make_plan(cfg), chunk_of(cfg, model, trainer)
+    known = inputs.counts
+    sizes = [len(c.train) for c in data.clients] if known is None else known.train.tolist()
+    plan, chunk = make_plan(cfg, sizes), chunk_of(cfg, model, trainer)
     sites = parse_sites(cfg.FED.SITES, plan.clients)
     size = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
     batcher: SplitBatcher | Absent = SplitBatcher(
@@ -399,7 +428,7 @@ def complete_run(
     )
     federation = Federation(
         run.trainer, model, batcher, run.plan, engine=run.engine, meter=meter, proxy=run.proxy,
-        budget=run.budget, start=run.start,
+        budget=run.budget, plateau=make_plateau(cfg, run.plan, run.start.roster), start=run.start,
     )
     if cached:
         refuse_unequal_streams(cfg, federation, train, images[0], train_images(data))
@@ -423,9 +452,15 @@ def _marks(
         marks.append(f"{trainer.name} cannot predict unseen classes: TEST.TARGETS does not apply")
     if cfg.FED.UNSEEN_CLIENTS:
         marks.append(f"{cfg.FED.UNSEEN_CLIENTS} clients never train (FED.UNSEEN_CLIENTS)")
+    if cfg.FED.MIN_IMAGES:
+        marks.append(f"clients with fewer than {cfg.FED.MIN_IMAGES} training images never train "
+                     "(FED.MIN_IMAGES)")
     words = unreliable_of(cfg).words()
     if words:
         marks.append(f"simulated unreliable clients: {words} (docs/unreliable.md)")
+    if cfg.FED.PATIENCE and cfg.OPTIM.LR_SCHEDULER != "constant" and cfg.OPTIM.CLOCK == "run":
+        marks.append(f"OPTIM.LR_SCHEDULER {cfg.OPTIM.LR_SCHEDULER} counts on {cfg.FED.ROUNDS} "
+                     "rounds: a run that --rounds auto stops earlier has not come to its end")
     used = {role_of(name) for name in names}
     marks += [f"OPTIM.{role.upper()} is set, but no tensor is of this role: it has "
               f"{', '.join(sorted(used)) or 'none'}" for role in roles_of(cfg) if role not in used]

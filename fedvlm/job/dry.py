@@ -41,6 +41,7 @@ from fedvlm.job.sources import bank_words, check_bank, images_to_encode
 from fedvlm.runs.claim import explain_place
 from fedvlm.runs.identity import read_manifest
 from fedvlm.runs.state import SavedState, load_newest_state, open_records
+from fedvlm.runs.verify.models import covered_files, load_state
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,8 @@ def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], SavedState | None
     manifest = read_manifest(path) or {}
     identity = str(manifest.get("identity_digest", ""))
     only = int(epoch) if epoch else None
+    if only is None and (path / "state").is_dir():
+        return manifest, load_state(path, manifest, covered_files(path))
     saved, notes = load_newest_state(path / "state", identity=identity, only=only)
     if saved is None:
         newest, _ = load_newest_state(path / "state", identity=identity)

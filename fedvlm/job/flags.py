@@ -87,6 +87,8 @@ FLAGS: tuple[Flag, ...] = (
     _v(_JOB, "", "--dataset-config-file", "dataset by file", "FILE", dest="dataset_config_file"),
     _v(_JOB, "", "--images", "your own images: a folder, or a table of files", "FOLDER",
        dest="images"),
+    _v(_JOB, "DATASET.CLASSNAMES", "--classnames", "class names of your own images: a,b,c in the "
+       "order of the folders, folder=name,... or a file", "A,B"),
     _v(_JOB, "", "--trainer", "method, or ./file.py:Class (default FedTV)", "NAME",
        dest="trainer"),
     _v(_JOB, "", "--method", "with --trainer ./net.py:Net: the method that trains that network",
@@ -100,12 +102,20 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--demo",), "built-in data set and tiny backbone; needs no download", _JOB, dest="demo",
          kind="switch"),
     _v(_FED, "FED.CLIENTS", "--num-users --clients --users", "clients", "N"),
-    _v(_FED, "FED.ROUNDS", "--rounds --round", "communication rounds", "N"),
+    _v(_FED, "FED.ROUNDS", "--rounds --round", "communication rounds; auto: until "
+       "validation accuracy is flat (default of own images)", "N"),
     _v(_FED, "FED.LOCAL_EPOCHS", "--local-epochs --local-epoch", "epochs per round", "N"),
     _v(_FED, "FED.FRAC", "--frac", "share of clients per round"),
     _v(_FED, "FED.PARTITION", "--partition", "iid, disjoint, n_classes, dirichlet, "
-       "superclass_dirichlet, quantity, domain, domain_dirichlet"),
+       "superclass_dirichlet, quantity, domain, domain_dirichlet, natural"),
     _v(_FED, "FED.BETA", "--beta", "concentration of the Dirichlet split"),
+    _v(_FED, "DATASET.CLIENTS_BY", "--clients-by",
+       "column of your table that says whose image it is, or a pattern, {client}/{class}/*",
+       "COLUMN"),
+    _v(_FED, "DATASET.GROUPS", "--groups --groups-by",
+       "column of what images belong to (patient): never on two sides of a split", "COLUMN"),
+    _v(_FED, "FED.MIN_IMAGES", "--min-images",
+       "clients with fewer training images never train: new clients at the end", "N"),
     _v(_FED, "FED.HELD_OUT_DOMAIN", "--held-out-domain --held-out",
        "domain left out of training and used for testing", "NAME"),
     _v(_FED, "FED.FINETUNE_EPOCHS", "--finetune-epochs",
@@ -172,6 +182,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--useall",), "True is --shots -1", key="DATASET.USEALL", kind="switch"),
     _v("", "DATASET.TEST_SHARE", "--test-share",
        "share of a class for testing, where there are no test images"),
+    _v("", "DATASET.COLUMNS", "--columns", "what the columns of your table mean: classname=dx",
+       "A=B"),
     _v("", "FED.REPEAT_RATE", "--repeat-rate", "share of classes that all clients hold"),
     _v("", "DATALOADER.TEST.BATCH_SIZE", "--test-batch-size", "test batch"),
     _v("", "OPTIM.NAME", "--optim --optimizer", "sgd, adam or adamw"),
@@ -221,9 +233,24 @@ FLAGS: tuple[Flag, ...] = (
                  "but never uses it"),
 )  # fmt: skip
 
-REFUSED: dict[str, str] = {
-    "--gpu": "does not exist here; choose the device with --device, such as --device cuda:0",
-    "--logdir": "does not exist here; use --output-dir DIR",
+_DEVICE = "does not exist here; use --device cuda:{0}"
+_DATA = "does not exist here; --root DATA/ holds known data sets, --images FOLDER your own images"
+_OUTPUT = "does not exist here; use --output-dir {DIR}"
+REFUSED: dict[str, str] = {  # {word}: what was typed behind the flag, else this word
+    **dict.fromkeys(("--gpu", "--gpus", "--gpu-id", "--device-id", "--cuda"), _DEVICE),
+    **dict.fromkeys(("--data", "--data-dir", "--data-path", "--dataset-path"), _DATA),
+    **dict.fromkeys(("--logdir", "--save-dir", "--output", "--out", "--exp-dir"), _OUTPUT),
+    **dict.fromkeys(("--epochs", "--epoch", "--num-epochs", "--max-epoch"),
+                    "is one of two things here: --rounds {N} for communication rounds, or "
+                    "--local-epochs {N} for the epochs of a client in a round"),
+    "--learning-rate": "is called --lr here: --lr {0.01}",
+    **dict.fromkeys(("--bs", "--local-bs"), "is called --batch-size here: --batch-size {N}"),
+    "--wd": "is called --weight-decay here: --weight-decay {0.0005}",
+    **dict.fromkeys(("--algorithm", "--algo"), "is called --trainer here: --trainer {NAME}"),
+    **dict.fromkeys(("--arch", "--model-name"), "is called --backbone here: --backbone {NAME}"),
+    "--non-iid": "does not exist here; use --partition dirichlet --beta 0.3 (smaller: more "
+                 "different clients), or --partition disjoint",
+    "--name": "does not exist here; use --tag {NAME}",
     "--workers-at": ENDED["FED.WORKERS_AT"],
     "--token-file": ENDED["FED.TOKEN_FILE"],
 }

@@ -14,8 +14,7 @@ from fedvlm.config.option import declare
 from fedvlm.config.sections import read_keys
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
-from fedvlm.federation.cards import trainer_sources
-from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.discovery import code_digest, load_trainer, own_sources
 from fedvlm.models.backbone import Backbone
 from fedvlm.runs.private import public_value
 
@@ -58,10 +57,8 @@ def run_identity(
     if features:
         identity["features"] = list(features)
     if ".py" in cfg.TRAINER.NAME:
-        files = getattr(load_trainer(cfg.TRAINER.NAME), "sources",
-                        trainer_sources(cfg.TRAINER.NAME))
-        text = b"".join(path.read_bytes() for path in files)
-        identity["trainer"] = hashlib.sha256(text).hexdigest()
+        name = str(cfg.TRAINER.NAME)
+        identity["trainer"] = code_digest(own_sources(name, load_trainer(name)))
     return identity
 
 

@@ -104,7 +104,9 @@ class Recorder:
             record |= {"similarity": cosines} if cosines else {}
         if event.finetuning:
             record["seconds"] += sum(self.built.federation.finetune_seconds.values())
-        if self.by_validation:
+        if event.val is not None:
+            record["val"] = event.val
+        elif self.by_validation:
             record["val"] = self.evaluator.validate(event)
         if self.evaluator.logits:
             away = self.built.federation.engine.logits

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
 
 from fedvlm.config.build import DEFAULT, build_config, unused_keys, yaml_keys
 from fedvlm.config.engines import ENDED, of_parties
+from fedvlm.config.federation import AUTO_ROUNDS, MOST_ROUNDS, PATIENCE
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Option, Schema, declare
 from fedvlm.config.read import find_config, lookup
-from fedvlm.config.sections import SKEWED
+from fedvlm.config.sections import NATURAL, SKEWED
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import canonical_domain, dataset_info
@@ -25,10 +26,15 @@ from fedvlm.job.data_choice import DataChoice, OwnData, choose_data, no_dataset
 from fedvlm.job.flags import FLAGS
 from fedvlm.job.kinds import dataset_of, method_of
 from fedvlm.job.request import Request
-from fedvlm.runs.private import read_private
+from fedvlm.runs.identity import read_json
+from fedvlm.runs.private import public_value, read_private
+
+if TYPE_CHECKING:
+    from fedvlm.federation.discovery import Trust
 
 LoadTrainer = Callable[[str], Any]
 COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
+CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
 
@@ -65,8 +71,27 @@ def resolve(
     Raises:
         ConfigError: anything that is wrong with flags or files, one line per mistake.
     """
-    request = args if isinstance(args, Request) else Request.of(args)
+    request = _read_names(args if isinstance(args, Request) else Request.of(args))
     return _merged(request, choose_data(request, given), load_trainer or _load)
+
+
+def _read_names(request: Request) -> Request:
+    """Return the request with the names in the file that ``--classnames`` may name.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    word = request.given.get(CLASSNAMES_KEY, "")
+    if not word:
+        return request
+    from fedvlm.data.formats.class_names import read_given  # start-up: for such a file only
+
+    text = read_given(word)
+    opts = request.pairs
+    if CLASSNAMES_KEY in opts:
+        pairs = opts | {CLASSNAMES_KEY: text}
+        return replace(request, opts=tuple(w for pair in pairs.items() for w in pair))
+    return replace(request, flags={**request.flags, CLASSNAMES_KEY: text})
 
 
 def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jobs:
@@ -77,6 +102,7 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
     if fold(spec) == COOP or (file and not request.trainer and _is_coops(file, request)):
         spec = PROMPTFL
     spec = _with_method(spec, request.method)
+    _refuse_unnamed(spec, request)
     trainer = load_trainer(spec)
     node = f"TRAINER.{trainer.name.upper()}"
     foreign = dict(getattr(trainer, "foreign", {}))  # keys of other nodes that its file reads
@@ -103,7 +129,8 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
         cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, target_domain(cfg))
         check_domains(cfg)
         cfg.DATASET.SOURCE_DOMAINS = cfg.DATASET.TARGET_DOMAINS = ()  # said by the held-out one
-        notes += [n for n in _follow(cfg, origins) if n not in notes]
+        followed = [*_follow(cfg, origins), *_rounds(cfg, origins)]
+        notes += [note for note in followed if note not in notes]
         cfg.freeze()
         jobs.append(Job(cfg, origins))
     if not jobs[0].cfg.DATASET.NAME.strip():
@@ -115,36 +142,81 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
     return Jobs(tuple(jobs), schema, tuple(notes), request)
 
 
-def run_config(path: Path, changes: Mapping[str, str]) -> CfgNode:
+def run_config(
+    path: Path, changes: Mapping[str, str], trust: Trust | None = None, started: bool = False
+) -> CfgNode:
     """Return the config of a run folder, with some values changed.
 
     A key that the folder's config lacks, since it came later, has the value that means what runs
     did before it (``Option.neutral``). Folders are those of the machine that made it, where
-    ``private.json`` still says them.
+    ``private.json`` still says them; it can say no more than the config says without them.
+
+    Args:
+        trust: what the command says of a method's own file (``discovery.load_trusted``).
+        started: the run itself asks, by a process that it started: its command named the method.
 
     Raises:
-        ConfigError: this fedvlm does not know the method or a key.
+        ConfigError: this fedvlm does not know the method or a key, or the method is a file that
+            the command does not name.
         DataError: the folder has no config.
     """
+    from fedvlm.federation.discovery import NO_TRUST, load_trusted  # start-up: PyTorch, 2 s
+
     file = path / "config.yaml"
-    moved = read_private(path)["config"]
+    private = read_private(path)["config"]
     name = str(yaml_keys(file, default_schema()).get("TRAINER.NAME", ""))
-    name = str(moved.get("TRAINER.NAME", name))
+    if public_value("TRAINER.NAME", private.get("TRAINER.NAME")) == name:
+        name = str(private["TRAINER.NAME"])
     if not name:
         raise DataError(f"'{file}' names no method: the run folder is damaged, or the run never "
                         "started")
-    trainer = _load(name)
+    if started:
+        spec, trainer = name, _load(name)
+    else:
+        spec, trainer = load_trusted(str(path), name, _recorded_code(path), trust or NO_TRUST)
     foreign = dict(getattr(trainer, "foreign", {})) | dict.fromkeys(
         ENDED, Option("", "of a run of 0.1", neutral=""))
     schema = declare(
         default_schema() | foreign, f"TRAINER.{trainer.name.upper()}", trainer.options
     )
-    known = {key: value for key, value in moved.items() if key in schema}
+    there = yaml_keys(file, schema)
+    known = {key: value for key, value in private.items()
+             if key in schema and _is_public_form(schema[key], key, value, there.get(key))}
+    known |= {"TRAINER.NAME": spec} if spec != name else {}
+    known |= {} if started else {"CACHE_DIR": ""}  # a folder names no place where we write
     earlier = {key: option.neutral for key, option in schema.items() if option.neutral is not None}
     return build_config(
         None, None, {**known, **changes}, [], schema, extra_yamls=[file], dataset_keys=earlier,
         dataset_origin="a run of an earlier version",
     )[0]
+
+
+def _is_public_form(option: Option, key: str, value: Any, shown: Any) -> bool:
+    """Say whether a config may show ``shown`` for a value, so that ``private.json`` adds to it."""
+    try:
+        return bool(option.parse(public_value(key, value)) == option.parse(shown))
+    except ValueError:
+        return False
+
+
+def _recorded_code(path: Path) -> str:
+    """Return the digest of the method's own file in a run's manifest; empty where it says none."""
+    manifest = read_json(path / "manifest.json")
+    identity = manifest.get("identity") if isinstance(manifest, dict) else None
+    return str(identity.get("trainer", "")) if isinstance(identity, dict) else ""
+
+
+def _refuse_unnamed(spec: str, request: Request) -> None:
+    """Refuse a method's own file that only a config file names: the file is data.
+
+    Raises:
+        ConfigError: names the file, and how to name it.
+    """
+    if _is_path(spec) and not (request.trainer or request.pairs.get("TRAINER.NAME")):
+        raise ConfigError(
+            f"a config file names a method's own file, {spec}, which is a program: it was not "
+            f"run. Read it, and to run it add --trainer {spec}"
+        )
 
 
 def _is_coops(file: Path, request: Request) -> bool:
@@ -240,11 +312,65 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
             origins["FED.CLIENTS"] = "because FED.HELD_OUT_DOMAIN is set"
             notes.append(f"FED.CLIENTS {fed.CLIENTS}: {each} for each of the {number - 1} domains "
                          f"other than '{fed.HELD_OUT_DOMAIN}'")
+    notes += _clients_by(cfg, origins)
     drawn = fed.INDEX_FILE or cfg.DATASET.FEWSHOT_FILE
-    if fed.PARTITION in SKEWED and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
+    natural = fed.PARTITION == NATURAL and cfg.DATASET.CLIENTS_BY
+    whole = fed.PARTITION in SKEWED or natural
+    if whole and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
         cfg.DATASET.NUM_SHOTS = -1
         origins["DATASET.NUM_SHOTS"] = f"because FED.PARTITION is {fed.PARTITION}"
     return notes
+
+
+def _clients_by(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
+    """Set the partition and the number of clients that DATASET.CLIENTS_BY decides; return notes.
+
+    Raises:
+        ConfigError: a partition that deals the images anew, or images at their sites.
+    """
+    fed, column = cfg.FED, cfg.DATASET.CLIENTS_BY
+    if of_parties(cfg) and (column or cfg.DATASET.GROUPS):
+        raise ConfigError(
+            f"FED.ENGINE {fed.ENGINE}: the images are at their sites, and so are their tables: "
+            f"drop {'--clients-by' if column else '--groups'}"
+        )
+    if not column:
+        return []
+    why = "because DATASET.CLIENTS_BY is set"
+    if fed.PARTITION != NATURAL:
+        if origins["FED.PARTITION"].startswith(("flag", "opts")):
+            raise ConfigError(
+                f"--partition {fed.PARTITION} deals the images anew, and --clients-by {column} "
+                "says whose they are: drop one of the two"
+            )
+        fed.PARTITION, origins["FED.PARTITION"] = NATURAL, why
+    if origins["FED.CLIENTS"].startswith(("flag", "opts", "the folder")):
+        return []
+    number = len(load_dataset(cfg).client_names)
+    if number == fed.CLIENTS:
+        return []
+    fed.CLIENTS, origins["FED.CLIENTS"] = number, why
+    return [f"--clients-by {column}: {number} clients (FED.PARTITION {NATURAL})"]
+
+
+def _rounds(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
+    """Put numbers in the place of ``--rounds auto``, the default of own images; return a note.
+
+    Over sites a number of rounds is agreed on beforehand, so that the default is one there.
+    """
+    fed = cfg.FED
+    own = bool(cfg.DATASET.NAME) and dataset_info(cfg.DATASET.NAME) is None
+    if fed.ROUNDS != AUTO_ROUNDS and not (
+        own and origins["FED.ROUNDS"] == DEFAULT and not of_parties(cfg)
+    ):
+        return []
+    usual = origins["FED.ROUNDS"] == DEFAULT
+    why = "because the images are your own" if usual else f"auto, {origins['FED.ROUNDS']}"
+    fed.ROUNDS, origins["FED.ROUNDS"] = MOST_ROUNDS, why
+    if origins["FED.PATIENCE"] == DEFAULT:
+        fed.PATIENCE, origins["FED.PATIENCE"] = PATIENCE, "because FED.ROUNDS is auto"
+    return [f"--rounds auto: training stops when the clients' validation accuracy is flat, after "
+            f"{MOST_ROUNDS} rounds at most; --rounds N sets a number"]
 
 
 def _number_of_domains(cfg: CfgNode) -> int:

@@ -24,11 +24,11 @@ from fedvlm.core.rows.store import move_state
 from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import nbytes
+from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datasets import set_name
 from fedvlm.data.datum import PARTS
 from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
-from fedvlm.evaluation import zero_shot
-from fedvlm.evaluation.evaluator import Ask
+from fedvlm.evaluation import Panel, zero_shot
 from fedvlm.evaluation.scores import CONFUSION
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, convert_format1
@@ -42,6 +42,7 @@ from fedvlm.job.request import Request
 from fedvlm.job.resolve import Job
 from fedvlm.job.results import Results, results_of, seed_table
 from fedvlm.job.results.classes import absent_parts, matrix_file
+from fedvlm.job.results.private import promises_privacy
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs.claim import look_ahead
@@ -221,6 +222,8 @@ def _train(
     cfg = built.cfg
     folder.write_config(flat(cfg), origins)
     folder.write_partition(built.data.index_file())
+    if built.data.client_names:
+        folder.write_client_names(built.data.client_names)
     folder.write_text("partition.csv", partition_csv(_counted(built)))
     folder.record_facts(
         data_digest=built.data.digest, backbone_digest=built.backbone.digest,
@@ -259,7 +262,7 @@ def _rounds(
     title = f"{built.data.name}, {partition_name(cfg)}, data seed {cfg.DATA_SEED}"
     draw_partition(folder.path, title)
     clients.meet()
-    return to_the_end(built, folder, state, screens, sinks, began, ask=clients.ask)
+    return to_the_end(built, folder, state, screens, sinks, began, clients=clients)
 
 
 def _counted(built: Built) -> list[dict[str, Any]]:
@@ -278,24 +281,21 @@ def _note(screens: Sequence[Any], words: str) -> None:
 
 def to_the_end(
     built: Built, folder: RunFolder, state: FedState | None, screens: Sequence[Any], sinks: Sinks,
-    began: float, afresh: bool = False, ask: Ask | None = None,
+    began: float, afresh: bool = False, clients: ClientSide | None = None,
 ) -> Results:
     """Run and record the rounds after ``state`` (None: all); return what is printed at the end.
 
     Args:
         afresh: references are made again, whatever is kept of them.
-        ask: the clients' half of the reference without training, by default this process's.
+        clients: who answers for the clients' half of the baselines, by default this process.
     """
     recorder = Recorder(built, folder, screens, sinks)
     reference = zero_shot(
-        built.model, built.test, built.data, recorder.evaluator.panel, ask or built.meter.template,
+        built.model, built.test, built.data, recorder.evaluator.panel,
+        clients.ask if clients else built.meter.template,
         batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
-    beside = None
-    if built.cfg.TEST.REFERENCES and not of_parties(built.cfg):
-        from fedvlm.job.results.references import reference_rows  # start-up: where they are wanted
-
-        beside = reference_rows(built, recorder.evaluator.panel, reference, progress, afresh)
+    beside = _baselines(built, recorder.evaluator.panel, reference, screens, afresh, clients)
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)
@@ -307,6 +307,29 @@ def to_the_end(
         raise
     records, _ = read_metrics(folder.metrics_path)
     return results_of(built, reference, records, time.perf_counter() - began, beside)
+
+
+def _baselines(
+    built: Built, panel: Panel, template: Mapping[str, Any] | None, screens: Sequence[Any],
+    afresh: bool, clients: ClientSide | None,
+) -> dict[str, dict[str, Any]] | None:
+    """Return the baselines of a run, from its images or its sites; None: not wanted, not known."""
+    if not built.cfg.TEST.REFERENCES:
+        return None
+    from fedvlm.job.results import references as rows  # start-up: where they are wanted
+
+    if not of_parties(built.cfg):
+        found = rows.reference_rows(built, panel, template, progress, afresh)
+        if not built.cfg.DATASET.GROUPS and dataset_info(built.cfg.DATASET.NAME) is None:
+            from fedvlm.job.results.near import near_duplicates  # start-up: for own sets only
+
+            if twins := near_duplicates(built, panel, progress):
+                built.notes.append(twins)
+                _note(screens, twins)
+        return found
+    if clients is None or promises_privacy(built):
+        return None
+    return rows.with_template(clients.baselines(panel.clients), template)
 
 
 def restore(built: Built, folder: RunFolder) -> FedState | None:
@@ -328,6 +351,7 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
         return None
     for record in records[1:]:
         built.federation.budget.record(record["round"], record["counters"])
+        built.federation.plateau.record(record["round"], record.get("val"))
     folder.notes.append(f"resuming after round {saved.round}")
     built.federation.engine.recall(saved.extra.get("sites", {}))
     if saved.records is not None:

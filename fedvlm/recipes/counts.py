@@ -5,7 +5,7 @@ The cheapest check of a method against its paper: it needs no image and no GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ import torch
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import Tree, numel, pick
+from fedvlm.core.trees import numel, pick
 from fedvlm.federation.groups import PERSONAL, SHARED, resolve_groups
 from fedvlm.federation.module_trainer import ModuleTrainer
 from fedvlm.federation.trainer import Trainer
@@ -68,6 +68,8 @@ def stand_in(backbone: str, classes: int) -> VLModel:
         raise ConfigError(f"no shapes are known of backbone '{backbone}' ({', '.join(SHAPES)})")
     shape = SHAPES[backbone]
 
+    memo: dict[Hashable, Any] = {}
+
     def blocks(count: int, width: int) -> list[SimpleNamespace]:
         return [SimpleNamespace(index=i, shape=partial(_layer, width)) for i in range(count)]
 
@@ -75,12 +77,15 @@ def stand_in(backbone: str, classes: int) -> VLModel:
         text_width=shape.text, embed_dim=shape.embed, classnames=("x",) * classes, has_text=True,
         vision=SimpleNamespace(width=shape.vision, blocks=blocks(shape.blocks, shape.vision)),
         backbone=SimpleNamespace(
+            model=torch.nn.Module(),
             text_blocks=blocks(shape.text_blocks, shape.text),
             transform_spec=SimpleNamespace(mean=(0.0,) * COLOURS, std=(1.0,) * COLOURS),
             tokenize=_token_ids, token_ends=lambda ids: (ids > 0).sum(-1) - 1,
             embed_tokens=lambda ids: torch.zeros(*ids.shape, shape.text),
         ),
         anchor=lambda kind, n: torch.zeros(classes, shape.embed),
+        once=lambda key, make: memo[key] if key in memo else memo.setdefault(key, make()),
+        freeze=lambda module: module, device=torch.device("cpu"),
     ))
 
 
@@ -103,14 +108,11 @@ def count(trainer: Trainer, backbone: str, classes: int) -> Counts:
         ConfigError: shapes that are not known, or what the method refuses.
     """
     model = stand_in(backbone, classes)
-    tree: Tree
     if isinstance(trainer, ModuleTrainer):
-        with torch.device("meta"):
+        with torch.device("meta"):  # without numbers: its weights are not fetched
             module = trainer.build(model)
-        trainer.note_parts(module)
-        tree = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
-    else:
-        tree = trainer.trainables(model, torch.Generator())
+        vars(trainer)["build"] = lambda model: module
+    tree = trainer.trainables(model, torch.Generator())
     groups = resolve_groups(tree, trainer.rules(list(tree)), trainer.name)
     trained = [n for n in groups.names(SHARED, PERSONAL) if not n.endswith(COPIES)]
     return Counts(numel(pick(tree, trained)), numel(pick(tree, groups.shared)))

@@ -98,6 +98,10 @@ class RunFolder(ClaimedFolder):
         """Write ``partition.json``: the index file of the partition."""
         files.write_json(self._writable("partition.json"), index)
 
+    def write_client_names(self, names: Sequence[str]) -> None:
+        """Keep the clients' names in ``private.json``, the only file of a run that has them."""
+        write_private(self._writable("config.yaml").parent, clients=names)
+
     def write_text(self, name: str, text: str) -> None:
         """Write a text file of the run, ``partition.csv`` for one."""
         files.write_text(self._writable(name), text)

@@ -124,27 +124,31 @@ def take_private(session: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_private(folder: Path) -> dict[str, Any]:
-    """Return what a run folder's ``private.json`` holds: ``sessions`` and ``config``.
+    """Return what a run folder's ``private.json`` holds: ``sessions``, ``config``, ``clients``.
 
-    Both are empty where there is no such file, or none that can be read: nothing depends on it.
+    ``clients`` are the names of the clients by number, where the data say them. All are empty where
+    there is no such file, or none that can be read: nothing depends on it.
     """
     try:
         record = json.loads((folder / NAME).read_bytes())
         sessions, config = record["sessions"], record["config"]
-    except (OSError, ValueError, RecursionError, TypeError, KeyError):
-        sessions, config = [], {}
+        clients = record.get("clients", [])
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        sessions, config, clients = [], {}, []
+    named = isinstance(clients, list) and all(isinstance(c, str) for c in clients)
     return {
         "sessions": [s for s in sessions if isinstance(s, dict)]
         if isinstance(sessions, list) else [],
         "config": dict(config) if isinstance(config, dict) else {},
+        "clients": list(clients) if named else [],
     }
 
 
 def write_private(
     folder: Path, session: Mapping[str, Any] | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None, clients: Sequence[str] | None = None,
 ) -> None:
-    """Add a session to ``private.json``, or give it other values of config keys.
+    """Add a session to ``private.json``, or give it other values of config keys, or clients' names.
 
     Raises:
         DataError: it cannot be written.
@@ -154,7 +158,17 @@ def write_private(
         record["sessions"].append(dict(session))
     if config is not None:
         record["config"] = dict(config)
+    if clients is not None:
+        record["clients"] = list(clients)
+    if not record["clients"]:
+        del record["clients"]
     files.write_json(folder / NAME, files.json_ready(record))
+
+
+def client_label(number: int, names: Sequence[str]) -> str:
+    """Return ``client 3``, or ``client 3 (Utrecht)`` where its name is known; for this machine."""
+    name = names[number] if number < len(names) else ""
+    return f"client {number} ({name})" if name else f"client {number}"
 
 
 def _leaves_here(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""The commands of ``python scripts/evidence``: ``bench`` and ``publish``.
+"""The commands of ``python scripts/evidence``: ``bench``, ``coverage``, ``map``, ``publish``.
 
 Each is a file as a verb of ``fedvlm`` is (``fedvlm.cli.verbs``): a docstring that is its help,
 ``flags`` and ``main``. They stand outside the package because only this repository needs them.
@@ -23,7 +23,8 @@ from fedvlm.core.signals import install_handlers
 from fedvlm.core.threads import sleep_while_waiting
 
 PROGRAM = "python scripts/evidence"
-FOLDERS = {"bench": "bench", "publish": "results"}  # command -> the folder of its file
+# command -> the folder of its file
+FOLDERS = {"bench": "bench", "coverage": "results", "map": "map", "publish": "results"}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
     python scripts/parity promptfolio ~/PromptFolio            # prints the largest deviations
     python scripts/parity promptfolio ~/PromptFolio --write    # and stores the figures
     python scripts/parity --page docs/authors.md               # the table of stored figures
+    fedvlm sweep scripts/parity/points.yaml                    # both values of each such option
+    python scripts/parity --points output/points --page docs/authors.md
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from parity.figures import BOUND, compare  # noqa: E402
 from parity.page import write_page  # noqa: E402
+from parity.points import write_points  # noqa: E402
 
 
 def main() -> int:
@@ -30,7 +33,11 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", type=Path, help="where its authors' repository lies")
     parser.add_argument("--write", action="store_true", help="store the figures in tests/golden")
     parser.add_argument("--page", type=Path, help="a page whose table is written again")
+    parser.add_argument("--points", type=Path, help="runs of points.yaml: their table instead")
     args = parser.parse_args()
+    if args.page and args.points:
+        write_points(args.page, args.points)
+        return 0
     if args.page:
         write_page(args.page)
         return 0

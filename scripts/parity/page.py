@@ -36,11 +36,15 @@ def table() -> str:
     """Return the count and the table."""
     head = ("| method | held to | source | compared | largest deviation | set for the comparison |",
             "|---|---|---|---|---|---|")
-    return "\n".join([BEGIN, counts(), "", *head, *rows(), END])
+    return "\n".join([counts(), "", *head, *rows()])
 
 
 def write_page(path: Path) -> None:
     """Replace what stands between the page's marks."""
-    text = path.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    path.write_text(before + table() + rest.split(END)[1], encoding="utf-8")
+    replace_between(path, BEGIN, END, table())
+
+
+def replace_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Replace what stands between two marks of a file, each on a line of its own."""
+    before, rest = path.read_text(encoding="utf-8").split(begin)
+    path.write_text("\n".join([before + begin, text, end + rest.split(end)[1]]), encoding="utf-8")

@@ -57,45 +57,34 @@ def test_a_forged_and_resealed_run_is_caught(
     assert "NOT EQUAL, round 3: personal: recorded 100.0, replayed " in told
 
 
-def test_elsewhere_a_tolerance_is_allowed_and_said(
+def test_elsewhere_the_recorded_tensors_are_evaluated_again(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With other versions a mean may be off by a point, and the lines say so."""
-    real, calls = module._leaves, list[int]()
-
-    def moved(*args: Any) -> dict[str, Any]:
-        calls.append(1)
-        off = 0.5 if len(calls) == 2 else 0.0  # the replay's
-        return {k: v + off if k == "round 3: personal" else v for k, v in real(*args).items()}
-
-    monkeypatch.setattr(module, "_leaves", moved)
+    """Where bits differ and other versions are claimed, the verdict counts images."""
     monkeypatch.setattr(manifest, "versions", lambda: {"torch": "9.9"})
+    monkeypatch.setattr(module, "_differences", lambda *_: iter(["round 3: loss: a last bit"]))
     seen = module.replay(run)
-    assert seen.equal and seen.points == 1.0
-    assert "equal within 1 points of accuracy" in " ".join(seen.lines())
-    assert "versions.torch" in " ".join(seen.lines())
+    assert seen.equal and seen.tensors and seen.tally is not None
+    assert seen.tally.differ == 0 and seen.tally.images > 0
+    told = " ".join(seen.lines())
+    assert "claimed to be made elsewhere: versions." in told and "versions.torch" in told
+    assert "the recorded tensors were evaluated here; 0 of" in told and "bit for bit" in told
 
 
-def test_what_differs_bit_by_bit_and_within_a_tolerance() -> None:
+def test_what_differs_bit_by_bit_and_by_how_much_of_a_norm() -> None:
     a = {"round 3: personal": 50.0, "round 3: clients.0.accuracy": 20.0, "round 3: note": "x",
          "server state: global/w": torch.ones(4), "model of client 0: w": torch.ones(4)}
     near = a | {"round 3: personal": 50.5, "round 3: clients.0.accuracy": 40.0,
                 "server state: global/w": torch.ones(4) * 1.001}
-    assert list(module._differences(a, dict(a), None)) == []
-    assert len(list(module._differences(a, near, None))) == 3
-    assert list(module._differences(a, near, 1.0)) == []
-    (clause,) = module._differences(a, near, 0.1)
-    assert clause == "round 3: personal: recorded 50.0, replayed 50.5"
-    work = {"round 3: counters.samples": 4, "round 3: bytes_up.0": 8, "round 3: seconds": 1.0,
-            "results.json: results.spent.samples": 4, "results.json: results.spent.seconds": 1.0}
-    more = {k: v + 1 for k, v in work.items()}
-    assert len(list(module._differences(work, more, 100.0))) == 3  # work is equal everywhere
+    assert list(module._differences(a, dict(a))) == []
+    assert len(list(module._differences(a, near))) == 3
+    assert list(module._far_tensors(a, near)) == []
     far = a | {"server state: global/w": torch.ones(4) * 2}
-    (clause,) = module._differences(a, far, 1.0)
+    (clause,) = module._far_tensors(a, far)
     assert clause == "server state: global/w: the tensors differ by 1 of their norm"
     thin = {k: v for k, v in a.items() if "model" not in k}  # models/ was deleted
-    assert list(module._differences(thin, a, None)) == []
-    (clause,) = module._differences(a, thin, None)
+    assert list(module._differences(thin, a)) == []
+    (clause,) = module._differences(a, thin)
     assert clause == "model of client 0: w: exists only in the run"
 
 
@@ -123,7 +112,7 @@ def test_a_replay_with_weights_elsewhere_is_the_run(
 
     monkeypatch.setattr(module, "build_run", moved)
     seen = replay(run)
-    assert seen.equal and seen.points is None
+    assert seen.equal and seen.tally is None
 
 
 def test_what_cannot_be_replayed_says_so(run: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import fedvlm
 from fedvlm.api import rebuild
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.federated import FederatedData, build_federation
+from fedvlm.runs.seal import seal_of
 from tests import jobs
 
 METHODS = ("FedTV", "FedAvg", "LocalOnly", "Thorki", "APFL")
@@ -130,11 +131,13 @@ def test_folders_clients_and_weights_that_are_not_there(quick_run: Path, tmp_pat
     shutil.copytree(place, copy)
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["facts"]["backbone_digest"] = "0" * 64
+    manifest["seal"] = seal_of(manifest)
     (copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match="the run used other weights of tiny"):
         fedvlm.load(copy).client(0)
     shutil.rmtree(copy / "state")
     manifest["facts"]["backbone_digest"] = fedvlm.load(place).global_model.model.backbone.digest
+    manifest["seal"] = seal_of(manifest)
     (copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match="has no trained model yet"):
         fedvlm.load(copy).client(0)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import socket
 from pathlib import Path
 
 import open_clip
 import pytest
+import safetensors.torch
 import torch
 
 from fedvlm.cli.main import main
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import DataError, FedvlmError
 from fedvlm.models.load import hf_clip
 from fedvlm.models.load.openclip import load
 from fedvlm.models.load.torchscript import is_torchscript, read_torchscript
+from fedvlm.models.load.weights import refuse_odd
 from tests import jobs
 from tests.attacks.weights import FILES, PWNED, rezip, script
 from tests.models.toys import CONFIGS
@@ -145,3 +149,48 @@ def test_every_byte_of_the_pickle_may_be_wrong(
         except DataError:
             refused += 1
     assert refused > 40
+
+
+VISION = {"image_size": 32, "layers": 1, "width": 32, "patch_size": 16, "head_width": 16}
+TEXT = {"context_length": 8, "vocab_size": 100, "width": 32, "heads": 2, "layers": 1}
+
+
+@pytest.mark.parametrize(("place", "key", "value", "told"), [
+    ("vision_cfg", "timm_model_name", "hf-hub:evil/model", "nothing is downloaded"),
+    ("vision_cfg", "timm_model_name", "local-dir:/tmp", "nothing is downloaded"),
+    ("vision_cfg", "timm_model_pretrained", True, "asks for a download"),
+    ("text_cfg", "hf_model_name", "evil/model", "nothing is downloaded"),
+    ("vision_cfg", "layers", 100_000, "at most 256"),
+    ("vision_cfg", "width", 10**8, "at most 16,384"),
+    ("vision_cfg", "patch_size", 0, "above 0"),
+    ("text_cfg", "vocab_size", 10**9, "at most 4,000,000"),
+    ("text_cfg", "layers", float("nan"), "above 0"),
+    ("vision_cfg", "width", 16_000, "bytes"),
+    ("vision_cfg", "layers", "many", "open_clip"),
+    ("vision_cfg", "head_width", 7.5, "open_clip"),
+    ("", "embed_dim", [1], "open_clip"),
+])
+def test_a_folder_asks_for_no_download_and_no_giant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, key: str, value: object, told: str
+) -> None:
+    """One sentence, before anything is built; no socket is opened."""
+    arch: dict = {"embed_dim": 16, "vision_cfg": dict(VISION), "text_cfg": dict(TEXT)}
+    (arch[place] if place else arch)[key] = value
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": arch}))
+    safetensors.torch.save_file({"w": torch.zeros(4)}, tmp_path / "open_clip_model.safetensors")
+
+    def no_network(*_: object, **__: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", no_network)
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    with pytest.raises(FedvlmError) as error:
+        load(f"local-dir:{tmp_path}")
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_header_of_countless_tensors_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "w.safetensors"
+    file.write_bytes((20 << 20).to_bytes(8, "little") + b"{" + b" " * (20 << 20))
+    with pytest.raises(DataError, match="far more tensors than any model"):
+        refuse_odd(file)

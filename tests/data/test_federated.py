@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,8 @@ def test_too_many_clients_is_said_before_any_image_is_opened(root: Path) -> None
 
 def test_notes_on_short_classes_legacy_and_twins(root: Path) -> None:
     data = make(root, DATASET__NUM_SHOTS=8, FED__LEGACY=True)
-    assert any("5 class(es) have fewer than 8 training images" in n for n in data.notes)
+    (short,) = [n for n in data.notes if "fewer than 8 training images, at most 6: all" in n]
+    assert short.startswith("5 class(es)") and short.endswith("still named shots_8")
     assert any("legacy-2023 class map" in n for n in data.notes)
     images = root / "mine" / "images"
     (images / "a" / "8.png").write_bytes((images / "b" / "0.png").read_bytes())
@@ -277,3 +279,16 @@ def test_what_cannot_be_dealt_is_refused_before_an_image_is_opened(
         assert not opened, kind
     build_federation(own_split(tmp_path, tmp_path / "cache"))
     assert opened
+
+
+def test_images_that_several_clients_hold_are_counted(root: Path) -> None:
+    data = make(root, FED__PARTITION="iid", FED__CLIENTS=3, DATASET__NUM_SHOTS=4)
+    held = Counter(i for client in data.clients for i in client.train)
+    twice = sum(n > 1 for n in held.values())
+    assert twice and any(
+        note.startswith(f"clients draw from the same pool: {twice} of the {len(held)} training")
+        for note in data.notes
+    )
+    for keys in ({"DATASET__NUM_SHOTS": -1}, {"FED__PARTITION": "disjoint", "FED__CLIENTS": 2}):
+        alone = make(root, **{"FED__PARTITION": "iid", "FED__CLIENTS": 3, **keys})
+        assert not any("same pool" in note for note in alone.notes)

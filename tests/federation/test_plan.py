@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fedvlm.check.compare import same_fed
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.engine import LocalEngine
-from fedvlm.federation.plan import Chunk, parse_sites, plan_chunks
+from fedvlm.federation.plan import BLIND, RISE, Chunk, Plateau, parse_sites, plan_chunks
 from fedvlm.federation.rounds import Federation
 from tests.trainers.small_clip import federation, shares
 
@@ -82,3 +82,51 @@ def test_one_client_is_told_of_its_site_in_the_roster_only() -> None:
     )
     chunks = [ids for ids, _ in sited.personal(ends[0], list(at))]
     assert sorted(chunks) == [[c] for c in at]
+
+
+# ---- --rounds auto -------------------------------------------------------------------------------
+def rounds_until_flat(accuracies: list[float], patience: int = 2, most: int = 30) -> int:
+    """Play the loop: return how many rounds a run has that is checked every second round."""
+    plateau = Plateau(patience, (0, 1), 2)
+    for round_ in range(1, most + 1):
+        if round_ > plateau.last(most):
+            return round_ - 1
+        index = min(round_ // 2, len(accuracies)) - 1
+        plateau.record(round_, accuracies[index] if round_ % 2 == 0 else 99.0)
+    return most
+
+
+@pytest.mark.parametrize(("accuracies", "rounds"), [
+    ([50.0], 6),  # flat from the start: the first check and two more
+    ([50.0, 60.0, 60.0 + RISE, 60.0 + RISE], 8),  # a rise of RISE is none
+    ([50.0, 60.0, 60.3, 60.6, 60.6], 12),  # small rises add up to more than RISE over the best
+    ([50.0, 40.0, 51.0, 51.0], 10),
+    ([50.0, 40.0, 45.0, 90.0], 6),  # what comes after the end is not seen
+    ([float(n) for n in range(15)], 30),  # never flat: the limit
+])
+def test_a_run_ends_when_validation_is_flat(accuracies: list[float], rounds: int) -> None:
+    assert rounds_until_flat(accuracies) == rounds
+
+
+def test_without_patience_or_validation_images_nothing_is_flat() -> None:
+    off, blind = Plateau(0, (0,), 2), Plateau(2, (), 2)
+    for plateau in (off, blind):
+        for round_ in range(1, 9):
+            assert not plateau.due(round_)
+            plateau.record(round_, 50.0)
+    assert (off.last(30), off.sentence(30, 30)) == (30, "")
+    assert (blind.last(30), blind.last(3)) == (BLIND, 3)
+    assert "no client has validation images" in blind.sentence(BLIND, 30)
+
+
+def test_why_a_run_ended() -> None:
+    plateau = Plateau(2, (0,), 2)
+    plateau.record(2, 50.0)
+    assert "was not flat yet" in plateau.sentence(3, 3)
+    for round_ in (4, 6):
+        plateau.record(round_, 50.2)
+    assert plateau.sentence(6, 100) == (
+        "--rounds auto: stopped after round 6 of at most 100, because the clients' validation "
+        "accuracy is flat: 50.0 % after round 2, and at most 0.5 points more in the 2 checks since "
+        "(one every 2 rounds)"
+    )

@@ -87,8 +87,8 @@ class Watched(Federation):
     def load(self, round_: int, server: State, logs: Any) -> Seen:
         return self.seen(super().load(round_, server, logs))
 
-    def _publish(self, state: FedState, total: int, **work: Any) -> None:
-        super()._publish(self.seen(state), total, **work)
+    def _publish(self, state: FedState, **work: Any) -> None:
+        super()._publish(self.seen(state), **work)
 
 
 class Quadratic(Trainer):

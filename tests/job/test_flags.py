@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -54,9 +56,25 @@ def test_unknown_flags_are_all_named_with_the_nearest():
         "unknown flag '--num-usres'; did you mean '--num-users'?",
         "unknown flag '-q' (--help lists all)",
         "unknown flag '--zzz' (--help lists all)",
-        "--rounds needs a value (communication rounds)",
+        "--rounds needs a value (communication rounds; auto: until validation accuracy is flat "
+        "(default of own images))",
         "flag --logdir does not exist here; use --output-dir DIR",
     ]
+
+
+@pytest.mark.parametrize(("typed", "says"), [
+    ("--gpu 0", "flag --gpu does not exist here; use --device cuda:0"),
+    ("--gpus=1", "flag --gpus does not exist here; use --device cuda:1"),
+    ("--epochs 3", "flag --epochs is one of two things here: --rounds 3 for communication rounds, "
+                   "or --local-epochs 3 for the epochs of a client in a round"),
+    ("--learning_rate 0.5", "flag --learning_rate is called --lr here: --lr 0.5"),
+    ("--algo FedAvg", "flag --algo is called --trainer here: --trainer FedAvg"),
+    ("--non_iid", "flag --non_iid does not exist here; use --partition dirichlet"),
+    ("--seed 1 2", "for several seeds use --seeds, such as --seeds 1 2"),
+])
+def test_what_people_type_is_answered_with_the_command(typed, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        parse(words(typed))
 
 
 def test_switches_are_booleans():

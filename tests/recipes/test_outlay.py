@@ -38,3 +38,13 @@ def test_nothing_is_said_of_what_is_unknown_and_little_in_few_words() -> None:
     assert outlay_of([Row("x", "y")]) is None
     assert Outlay(7.2e14, 2e9).words.startswith("about 1.0 hours on two cores or less than 0.1 on")
     assert "12 GB" in Outlay(0, 12.3e9).words
+
+
+@pytest.mark.parametrize("method", [
+    "Thorki (ResNet-18)", "Thorki (CNN)", "Thorki (tower)",
+])
+def test_what_a_method_adds_to_a_network_counts(method: str) -> None:
+    effort = outlay_of(rows("thorki", "CIFAR-10", method))
+    assert effort is not None
+    own = {"Thorki (ResNet-18)": 11_173_962, "Thorki (CNN)": 0, "Thorki (tower)": 0}[method]
+    assert effort.bytes > 2 * 2 * 4 * 20 * own

@@ -68,7 +68,7 @@ def test_addresses_are_hidden() -> None:
 
 
 def test_a_private_file_that_is_gone_or_damaged_is_empty(tmp_path: Path) -> None:
-    empty = {"sessions": [], "config": {}}
+    empty = {"sessions": [], "config": {}, "clients": []}
     assert read_private(tmp_path) == empty
     for text in ("", "[]", "{", '{"sessions": 1, "config": 2}'):
         (tmp_path / NAME).write_text(text)
@@ -77,7 +77,13 @@ def test_a_private_file_that_is_gone_or_damaged_is_empty(tmp_path: Path) -> None
     write_private(tmp_path, {"command": "y"})
     assert read_private(tmp_path) == {
         "sessions": [{"command": "x"}, {"command": "y"}], "config": {"DATASET.ROOT": "/a/b"},
+        "clients": [],
     }
+    write_private(tmp_path, clients=["Graz", "Köln"])
+    write_private(tmp_path, {"command": "z"})
+    assert read_private(tmp_path)["clients"] == ["Graz", "Köln"]
+    (tmp_path / NAME).write_text('{"sessions": [], "config": {}, "clients": [1]}')
+    assert read_private(tmp_path)["clients"] == []
 
 
 def test_no_name_of_the_machine_is_published(

@@ -11,7 +11,18 @@ from fedvlm.console.screen import say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
-from fedvlm.data.own.add import LEAVE_OUT_KEY, NAME_KEY, OwnSet, understand, yaml_text
+from fedvlm.data.formats.class_names import read_given
+from fedvlm.data.own.add import (
+    CLASSNAMES_KEY,
+    CLIENTS_BY,
+    COLUMNS,
+    GROUPS,
+    LEAVE_OUT_KEY,
+    NAME_KEY,
+    OwnSet,
+    understand,
+    yaml_text,
+)
 
 
 def add_folder(args: Namespace) -> int:
@@ -21,7 +32,9 @@ def add_folder(args: Namespace) -> int:
         ConfigError: the YAML's place holds another file.
         DataError: the folder cannot be read as a data set; says how to mend it.
     """
-    given = {NAME_KEY: args.name, LEAVE_OUT_KEY: args.leave_out, "CACHE_DIR": args.cache_dir}
+    given = {NAME_KEY: args.name, LEAVE_OUT_KEY: args.leave_out, "CACHE_DIR": args.cache_dir,
+             CLIENTS_BY: args.clients_by, GROUPS: args.groups, COLUMNS: args.columns,
+             CLASSNAMES_KEY: read_given(args.classnames)}
     own = understand(Path(args.dataset), {key: value for key, value in given.items() if value})
     place = _place(own, args.to)
     there = _write(place, yaml_text(own))

@@ -35,6 +35,7 @@ from fedvlm.data.locate import find_root, read_json_file
 EXAMPLES = (
     "fedvlm data add photos/",
     "fedvlm data add birds.csv --name Birds --to my_sets/birds.yaml",
+    "fedvlm data add scans.csv --clients-by hospital --groups patient",
     "fedvlm data list",
     "fedvlm data download eurosat --root DATA/",
     "fedvlm data prepare eurosat --root DATA/",
@@ -43,7 +44,8 @@ EXAMPLES = (
 ALSO = ("dataset", "datasets", "add", "download", "prepare", "fetch", "get")
 READS = {  # command -> the flags that it reads
     "list": (),
-    "add": ("name", "to", "leave_out", "cache_dir"),
+    "add": ("name", "to", "leave_out", "classnames", "cache_dir", "clients_by", "groups",
+            "columns"),
     "download": ("root", "url_base"),
     "prepare": ("root", "dir", "image_dir", "seed", "into_dataset", "cache_dir"),
 }
@@ -66,6 +68,14 @@ def flags(parser: Parser) -> None:
                                                    "folder's name)")
     add("--to", default="", metavar="FILE.yaml", help="add: file to write (NAME.yaml)")
     add("--leave-out", default="", metavar="A,B", help="add: folders to ignore")
+    add("--clients-by", default="", metavar="COLUMN", help="add: column of a table that says whose "
+        "image it is, or a pattern of folders, {client}/{class}/*")
+    add("--groups", default="", metavar="COLUMN", help="add: column of what images belong to "
+        "(patient), never on two sides of a split")
+    add("--columns", default="", metavar="A=B", help="add: what columns of a table mean: "
+        "classname=dx,path=img_id")
+    add("--classnames", default="", metavar="A,B", help="add: class names, in the order of the "
+        "folders, or folder=name,..., or a file")
     parser.checks.append(_mistakes)
 
 

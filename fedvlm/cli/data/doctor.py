@@ -34,6 +34,8 @@ EXAMPLES = (
 )
 ALSO = ("diagnose", "status", "inspect")
 _SAMPLE = 64
+OF_TABLES = {"--clients-by": "DATASET.CLIENTS_BY", "--groups": "DATASET.GROUPS",
+             "--columns": "DATASET.COLUMNS"}
 
 
 def flags(parser: Parser) -> None:
@@ -43,6 +45,8 @@ def flags(parser: Parser) -> None:
     add("--root", default="", metavar="DATA/", help="folder that contains the data "
         "sets, or a feature pack")
     add("--dataset-config-file", action="append", default=[], metavar="FILE", help="a set of yours")
+    for flag in OF_TABLES:
+        add(flag, default="", metavar="COLUMN", help="of a --dataset-config-file, as of fedvlm run")
     add("--full", action="store_true", help="decode all images")
     add("--sample", type=whole_number(0), metavar="N",
         help=f"images of each set to decode ({_SAMPLE})")
@@ -117,9 +121,11 @@ def _configs(args: Namespace) -> list[CfgNode]:
         )[0]
         for name in dict.fromkeys(names)
     ]
+    told = {key: value for flag, key in OF_TABLES.items()
+            if (value := getattr(args, flag[2:].replace("-", "_")))}
     for word in args.dataset_config_file:
         path = find_config(word, "datasets")
-        configs.append(build_config(path, None, flags, [], default_schema())[0])
+        configs.append(build_config(path, None, flags | told, [], default_schema())[0])
     return configs
 
 

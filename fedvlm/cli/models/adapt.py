@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from fedvlm.cli.models._run import add_round, add_trust
 from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.files import user_path
@@ -33,6 +34,8 @@ def flags(parser: Parser) -> None:
     add("--device", default="auto", metavar="X", help="auto, cpu, cuda, cuda:N, mps")
     add("--weights", default="", metavar="X", help="file of the backbone's weights, if it was "
                                                    "moved since the run")
+    add_trust(parser)
+    add_round(parser)
 
 
 def main(args: Namespace) -> int:
@@ -48,7 +51,8 @@ def main(args: Namespace) -> int:
     folder = user_path(args.to)
     check_target(folder, args.format)
     model, notes = adapt(
-        args.run, args.images, epochs=args.epochs, device=args.device, weights=args.weights
+        args.run, args.images, epochs=args.epochs, device=args.device, weights=args.weights,
+        trainer=args.trainer, trust_code=args.trust_code, round=args.round,
     )
     complain(*notes, prefix="note")
     done = model.export(folder, args.format)

@@ -9,12 +9,15 @@ import csv
 import io
 import json
 from argparse import Namespace
+from collections.abc import Sequence
 
 from fedvlm.cli.models._run import add_run, open_run
 from fedvlm.console.parser import Parser, whole_number
-from fedvlm.console.rows import table_lines
+from fedvlm.console.rows import one_line, table_lines
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.spelling import cell_text
+from fedvlm.runs.private import client_label
 
 EXAMPLES = (
     "fedvlm predict RUN photo.jpg --client 3",
@@ -36,6 +39,11 @@ def flags(parser: Parser) -> None:
     add("--csv", action="store_true", help="a table with the probabilities of all classes")
 
 
+def _cell(text: str) -> str:
+    """Return a cell that no spreadsheet runs and no terminal obeys."""
+    return str(cell_text(one_line(text)))
+
+
 def main(args: Namespace) -> int:
     """Print what each chosen model says of each image.
 
@@ -55,7 +63,8 @@ def main(args: Namespace) -> int:
                     "probabilities": [round(p, DIGITS) for _, p in best],
                 }))
             for place, (label, p) in enumerate(best, 1):
-                row = {"image": image, "model": name} | ({"place": place} if args.top > 1 else {})
+                row: dict[str, object] = {"image": image, "model": _shown(name, run.client_names)}
+                row |= {"place": place} if args.top > 1 else {}
                 rows.append(row | {"class": label, "probability": f"{p:.3f}"})
         for image, label, probabilities in zip(
             said.names, said.classes, said.probabilities, strict=True
@@ -64,8 +73,16 @@ def main(args: Namespace) -> int:
     if args.csv:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerows([["image", "model", "class", *run.classnames], *table])
+        head = ["image", "model", "class", *run.classnames]
+        writer.writerows([map(_cell, row) for row in [head, *table]])
         say(*text.getvalue().splitlines())
     elif not args.json:
         say(*table_lines(rows))
     return 0
+
+
+def _shown(model: str, names: Sequence[str]) -> str:
+    """Return a model's name, with the client's where the data said it: ``client-3 (Utrecht)``."""
+    number = model.removeprefix("client-")
+    label = client_label(int(number), names) if number.isdigit() and names else ""
+    return label.replace("client ", "client-", 1) or model

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
+from fedvlm.cli.models._run import add_trust
 from fedvlm.cli.results._folders import run_folders
 from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import one_line
@@ -21,7 +22,7 @@ from fedvlm.runs.cells import names_of, runs_below
 from fedvlm.runs.identity import read_json, whole_results
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import sha256
-from fedvlm.runs.verify.check import DAMAGED, RunVerdict, inspect, one_digest_one_seed
+from fedvlm.runs.verify.check import DAMAGED, RunVerdict, equal_seeds, inspect, one_digest_one_seed
 
 EXAMPLES = (
     "fedvlm verify output",
@@ -32,6 +33,7 @@ EXAMPLES = (
     "sample",
 )
 ALSO = ("seal", "seals", "check-runs", "replay", "integrity", "audit")
+REPLAYED_EQUAL = "equal in replay"
 REPLAYED = {"root": "DATASET.ROOT", "device": "DEVICE", "weights": "MODEL.INIT_WEIGHTS"}
 
 
@@ -49,8 +51,7 @@ def flags(parser: Parser) -> None:
     add("--root", default="", metavar="DATA", help="--replay: where the images are now")
     add("--device", default="", metavar="NAME", help="--replay: where to compute (as the run did)")
     add("--weights", default="", metavar="FILE", help="--replay: where the backbone's weights are")
-    add("--tolerance", default="1", metavar="POINTS", help="--replay on another machine or with "
-        "other versions: allowed difference of accuracies (1)")
+    add_trust(parser)
 
 
 def main(args: Namespace) -> int:
@@ -65,10 +66,12 @@ def main(args: Namespace) -> int:
     """
     if args.against:
         return _against(args)
-    rounds, points = args.replay, _points(args.tolerance)
+    rounds = args.replay
     words = [w for w in REPLAYED if getattr(args, w)]
     if words and not rounds:
         raise ConfigError(f"--{words[0]} needs --replay N; add it, or drop --{words[0]}")
+    if (args.trainer or args.trust_code) and not rounds:
+        raise ConfigError("--trainer and --trust-code need --replay N: without it nothing is run")
     if args.sample and not rounds:
         raise ConfigError("--sample needs --replay N; add it, or drop --sample")
     run_folders(args.folders)  # says what is wrong with a word
@@ -81,7 +84,7 @@ def main(args: Namespace) -> int:
     verdicts = [inspect(path) for path in names]
     doubles = _doubles(verdicts)
     chosen = _sample([v.path for v in verdicts if v.finished], args.sample)
-    bad = 0
+    bad, replayed = 0, dict[Path, str]()
     for verdict in verdicts:
         clauses = [*verdict.damage, *([doubles[verdict.path]] if verdict.path in doubles else [])]
         word = DAMAGED if clauses else verdict.word
@@ -91,9 +94,15 @@ def main(args: Namespace) -> int:
         say(one_line(f"{word:<11}{names[verdict.path]}{f': {about}' if about else ''}"))
         bad += bool(clauses)
         if rounds and verdict.path in chosen and not clauses:
-            bad += not _replayed(args, verdict.path, rounds, points)
-    counts = Counter(DAMAGED if v.path in doubles else v.word for v in verdicts)
-    if len(verdicts) > 1:
+            replayed[verdict.path] = _replayed(args, verdict.path, rounds)
+            bad += replayed[verdict.path] != REPLAYED_EQUAL
+    for clause in _twins(verdicts):
+        for folder, name in places.items():
+            clause = clause.replace(str(folder), str(name))
+        complain(one_line(clause), prefix="note")
+    counts = Counter(replayed.get(v.path, DAMAGED if v.path in doubles else v.word)
+                     for v in verdicts)
+    if len(verdicts) > 1 or rounds:
         say(f"{len(verdicts)} runs: {', '.join(f'{n} {word}' for word, n in counts.items())}")
     return DataError.exit_code if bad else 0
 
@@ -121,25 +130,22 @@ def _sample(paths: list[Path], number: int) -> set[Path]:
     return set(ranked[:number] if number else ranked)
 
 
-def _replayed(args: Namespace, path: Path, rounds: int, points: float) -> bool:
-    """Replay a run and say what came out; return whether it is what it says."""
+def _twins(verdicts: list[RunVerdict]) -> list[str]:
+    """Return a sentence for runs of several seeds whose answers are equal: one may be a copy."""
+    runs = [(v.path, whole_results(read_json(v.path / RESULTS))) for v in verdicts if v.finished]
+    return equal_seeds([(path, r["protocol"], r["results"]) for path, r in runs if r is not None])
+
+
+def _replayed(args: Namespace, path: Path, rounds: int) -> str:
+    """Replay a run and say what came out; return it in a word."""
     from fedvlm.api.replay import replay  # start-up: PyTorch, 2 s
 
     changes = {key: getattr(args, word) for word, key in REPLAYED.items() if getattr(args, word)}
     try:
-        seen = replay(path, rounds, points=points, changes=changes)
+        seen = replay(path, rounds, changes=changes, trainer=args.trainer,
+                      trust_code=args.trust_code)
     except FedvlmError as error:
         complain(f"not replayed: {error}")
-        return False
-    say(*(f"{'':<11}{line}" for line in seen.lines()))
-    return seen.equal
-
-
-def _points(word: str) -> float:
-    try:
-        points = float(word)
-    except ValueError:
-        points = -1.0
-    if not 0 <= points <= 100:
-        raise ConfigError(f"--tolerance {word}: expected points of accuracy from 0 to 100")
-    return points
+        return "not replayed"
+    say(*(f"{'':<11}{one_line(line)}" for line in seen.lines()))
+    return REPLAYED_EQUAL if seen.equal else "NOT EQUAL"

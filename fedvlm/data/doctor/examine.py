@@ -17,6 +17,7 @@ from fedvlm.core.progress import Progress
 from fedvlm.data.catalog import CATALOG, DatasetInfo, dataset_info
 from fedvlm.data.datasets import (
     DATASET_REGISTRY,
+    check_holders,
     compare_with_catalog,
     folder_of,
     load_dataset,
@@ -271,6 +272,10 @@ def _check_data(
     check.sizes = {part: len(lists[part]) for part in PARTS}
     check.classes = len({datum.label for datum in images})
     check.findings += check_lists(lists, bool(info and info.test_only), data.domain_names)
+    try:
+        check_holders(data, cfg.DATASET.get("CLIENTS_BY", ""), cfg.DATASET.get("GROUPS", ""))
+    except FedvlmError as error:
+        check.findings.append(Finding("clients", str(error)))
     trained = {datum.key for datum in data.train_x}
     check.leaks = sum(len(trained & {d.key for d in lists[part]}) for part in ("val", "test"))
     if info is not None:

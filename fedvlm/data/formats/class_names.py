@@ -8,16 +8,20 @@ share gets the number of its turn behind it, in the order of the codes, as in Im
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvlm.core.errors import DataError, did_you_mean
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.core.files import user_path
 from fedvlm.data.locate import read_json_file, read_lines
 
 _CODE = re.compile(r"[A-Za-z]{0,2}[-_]?\d+|(class|cls|label|id)[-_]?\d+", re.IGNORECASE)
+_HUMPS = re.compile(r"[A-Z]{2,}(?![a-z])\d*|[A-Z]?[a-z]+\d*")  # MRI, Scan
+WORDS = "words"  # DATASET.CLASSNAMES: words of the folders' names
 
 
 def read_class_names(path: Path, codes: Sequence[str] = ()) -> dict[str, str]:
@@ -111,3 +115,98 @@ def _distinct(names: Mapping[str, str]) -> dict[str, str]:
         times[name] += 1
         distinct[code] = name if times[name] == 1 else f"{name} ({times[name]})"
     return distinct
+
+
+# ---- names for folders that are words run together, and names that the user gives ---------------
+def folder_words(name: str) -> str:
+    """Return a folder's name as words: ``AnnualCrop`` annual crop, ``MRI_scan`` MRI scan.
+
+    Words in capitals stay; others that were joined lose their capitals. Codes stay as they are, and
+    so do names of one word, and those with a piece of one letter (``iPhone``).
+    """
+    spaced = " ".join(name.replace("_", " ").split())
+    if is_code(name):
+        return name
+    return " ".join(_split_humps(word) for word in spaced.split(" "))
+
+
+def _split_humps(word: str) -> str:
+    pieces = _HUMPS.findall(word)
+    if len(pieces) < 2 or "".join(pieces) != word or any(len(p) < 2 for p in pieces):
+        return word
+    return " ".join(p if p.isupper() else p[0].lower() + p[1:] for p in pieces)
+
+
+def runs_together(names: Sequence[str]) -> list[str]:
+    """Return those of the names that ``folder_words`` takes apart at capitals."""
+    return [name for name in names if folder_words(name) != " ".join(name.split("_"))
+            and not is_code(name)]
+
+
+def read_given(word: str) -> str:
+    """Return what ``--classnames`` says as DATASET.CLASSNAMES has it: of a file its names, as JSON.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    path = user_path(word)
+    if not word or "," in word or not (path.is_file() or path.suffix in (".txt", ".json")):
+        return word
+    names = read_class_names(path)
+    in_order = list(names) == [str(n) for n in range(len(names))]
+    return json.dumps(list(names.values()) if in_order else names, ensure_ascii=False)
+
+
+def given_names(text: str, present: Sequence[str]) -> list[str]:
+    """Return the names of DATASET.CLASSNAMES, by label.
+
+    Args:
+        text: ``words``; ``a,b,c`` for all classes in their order; ``folder=name,...`` or JSON
+            ``{"folder": "name"}`` for some, where a number is a label.
+        present: the names as folders or tables have them, by label.
+
+    Raises:
+        ConfigError: too few names or too many, or a class that is not there.
+    """
+    if text == WORDS:
+        return _without_twins([folder_words(name) for name in present], present)
+    if text[:1] in ("{", "["):
+        found = _json_names(text)
+    else:
+        parts = [part.strip() for part in text.split(",")]
+        pairs = [part.partition("=") for part in parts]
+        found = {k.strip(): n.strip() for k, _, n in pairs} if "=" in text else parts
+    if isinstance(found, list):
+        if len(found) != len(present):
+            raise ConfigError(
+                f"--classnames gives {len(found)} names for {len(present)} classes; give one for "
+                f"each, in this order: {', '.join(present)} (or some: {present[0]}=NAME)"
+            )
+        return found
+    names = list(present)
+    for key, name in found.items():
+        label = present.index(key) if key in present else int(key) if key.isdecimal() else -1
+        if not 0 <= label < len(present):
+            raise ConfigError(f"--classnames: there is no class '{key}'"
+                              f"{did_you_mean(key, present)} (classes: {', '.join(present)})")
+        names[label] = name
+    return names
+
+
+def _without_twins(names: Sequence[str], present: Sequence[str]) -> list[str]:
+    """Return the names; where words make two classes one, they stay as they were."""
+    times = Counter(map(fold, names))
+    return [name if times[fold(name)] == 1 else old
+            for name, old in zip(names, present, strict=True)]
+
+
+def _json_names(text: str) -> dict[str, str] | list[str]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if isinstance(found, list):
+        return [str(name) for name in found]
+    if not isinstance(found, dict):
+        raise ConfigError('DATASET.CLASSNAMES: JSON class names are {"folder": "name"} or a list')
+    return {str(key): str(name) for key, name in found.items()}

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from fedvlm.core.errors import DataError, fold
 from fedvlm.core.rng import numpy_stream
+from fedvlm.data.columns.patterns import files_of, is_pattern, mark
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
-from fedvlm.data.formats.parts import PART_NAMES, complete
+from fedvlm.data.formats.parts import OWN_SHARES, PART_NAMES, complete
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import (
     IMAGE_SUFFIXES,
@@ -24,6 +25,7 @@ from fedvlm.data.locate import (
     image_files,
     subfolders,
 )
+from fedvlm.data.whole_groups import cut_whole
 
 READER = "folders"
 UNLABELLED = ("unlabeled", "unlabelled", "unsup", "unsupervised", "nolabel", "nolabels")
@@ -45,6 +47,8 @@ def read_folders(_folder: Path, info: CopyInfo) -> DatasetBase:
             without a label that lie like a class.
     """
     folder = info.images
+    if is_pattern(info.clients_by) and "{class}" in info.clients_by:
+        return _read_pattern(folder, info)
     parts, notes = _labelled(part_folders(folder, info.drop), info.drop)
     if not parts:
         classes = class_folders(folder, info.drop)
@@ -60,6 +64,25 @@ def read_folders(_folder: Path, info: CopyInfo) -> DatasetBase:
     lists = {p: tree_data(parts[p], folder, classes, 0, info) if p in parts else [] for p in PARTS}
     lists, more = complete(lists, info, str(folder))
     return DatasetBase.of(lists, [], notes + more)
+
+
+def _read_pattern(folder: Path, info: CopyInfo) -> DatasetBase:
+    """Read a tree whose folders name client and class in the order that a pattern says."""
+    rows = files_of(folder, info.clients_by, info.drop)
+    classes = sorted({name for _, name, _ in rows})
+    lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
+    named = {PART_NAMES.get(part.lower(), "") for _, _, part in rows}
+    for key, name, part in rows:
+        where = PART_NAMES.get(part.lower(), "train") if "" not in named else "train"
+        lists[where].append(Datum(f"{folder}/{key}", classes.index(name), 0,
+                                  info.renames.get(name, name), key))
+    lists = {part: mark(rows, info.clients_by, info.groups) for part, rows in lists.items()}
+    if "" not in named or info.test_share:
+        lists, notes = complete(lists, info, str(folder))
+        return DatasetBase.of(lists, [], notes)
+    whole = cut_whole(lists["train"], OWN_SHARES)
+    return DatasetBase.of(dict(zip(PARTS, whole, strict=True)), [],
+                          [f"{folder.name}: the tree has no train and test folders, so {OWN_CUT}"])
 
 
 def class_folders(folder: Path, drop: Sequence[str] = ()) -> list[str]:
@@ -87,10 +110,11 @@ def tree_data(
     Raises:
         DataError: an empty class folder.
     """
-    return [
+    items = [
         datum for label, name in enumerate(classes) if (place / name).is_dir()
         for datum in class_data(place / name, top, label, domain, info.renames.get(name, name))
     ]
+    return mark(items, info.clients_by, info.groups)
 
 
 def cut_tree(
@@ -103,7 +127,7 @@ def cut_tree(
     """
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     for number, (domain, path) in enumerate(groups.items()):
-        if info.test_share:
+        if info.test_share or info.groups or info.clients_by:
             lists["train"] += tree_data(path, folder, classes, number, info)
             continue
         for label, name in enumerate(classes):
@@ -114,6 +138,8 @@ def cut_tree(
                     lists[part] += share
     if info.test_share:
         return complete(lists, info, str(folder))
+    if info.groups or info.clients_by:
+        lists = dict(zip(PARTS, cut_whole(lists["train"], OWN_SHARES), strict=True))
     return lists, [f"{folder.name}: the tree has no train and test folders, so {OWN_CUT}"]
 
 

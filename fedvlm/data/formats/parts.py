@@ -14,12 +14,14 @@ from fedvlm.core.errors import DataError
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.layouts import CopyInfo
+from fedvlm.data.whole_groups import cut_whole
 
 PART_NAMES = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
 USUAL_SHARE = 0.3  # of test images: CoOp's
+OWN_SHARES = (0.5, 0.2, 0.3)  # of this project's own cut: CoOp's
 
 
 def complete(
@@ -62,17 +64,22 @@ def draw_test(
 ) -> tuple[list[Datum], list[Datum]]:
     """Return training and test images; each class and domain gives its share, both in order.
 
-    A class of two images or more gives at least one and keeps at least one.
+    A class of two images or more gives at least one and keeps at least one. Where clients are
+    known, each client's class gives its share; groups (a patient's images) are given whole.
     """
-    groups: dict[tuple[int, int], list[int]] = {}
+    if any(d.group is not None for d in items):
+        train, test = cut_whole(items, (1 - share, share), seed)
+        return train, test
+    groups: dict[tuple[str, int, int], list[int]] = {}
     order = sorted(range(len(items)), key=lambda i: items[i].key)
     for i in order:
-        groups.setdefault((items[i].domain, items[i].label), []).append(i)
+        groups.setdefault((items[i].client, items[i].domain, items[i].label), []).append(i)
     taken: set[int] = set()
-    for (domain, label), positions in sorted(groups.items()):
+    for (client, domain, label), positions in sorted(groups.items()):
         n = len(positions)
         many = min(max(round(share * n), 1), n - 1)
-        stream = numpy_stream(seed, "test-share", domain, label)
+        whose = (client,) if client else ()
+        stream = numpy_stream(seed, "test-share", *whose, domain, label)
         taken |= {positions[i] for i in stream.permutation(n)[:many]}
     return (
         [datum for i, datum in enumerate(items) if i not in taken],

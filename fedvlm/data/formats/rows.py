@@ -31,7 +31,8 @@ class ImageRow(NamedTuple):
         split: train, val, test, or empty where it is not known yet.
         where: the file and line, for messages.
         file: the image file, where it is not below the image folder.
-        client: who holds the image; no format of today has it, and the partition decides.
+        client: who holds the image; empty where the partition decides.
+        group: what it shares with images that are no independent evidence; None without one.
     """
 
     path: str
@@ -42,6 +43,7 @@ class ImageRow(NamedTuple):
     where: str
     file: str = ""
     client: str = ""
+    group: str | None = None
 
 
 def image_path(path: str, anchors: Sequence[str], domain: str, where: str) -> str:
@@ -102,7 +104,7 @@ def build_lists(rows: Iterable[ImageRow], info: CopyInfo) -> DatasetBase:
         if first is row:
             lists[row.split].append(Datum(
                 os.path.join(base, row.path), labels[row.target], domains[row.domain], row.target,
-                row.path, client=row.client,
+                row.path, client=row.client, group=row.group,
             ))
         elif first.split != row.split:
             repeats[row.split] += 1

@@ -21,22 +21,28 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from fedvlm.core.errors import DataError, did_you_mean
+from fedvlm.core.spelling import name_fault, show_name
+from fedvlm.data.columns.find_images import find_images
+from fedvlm.data.columns.header import (
+    TABLE_COLUMNS,
+    Header,
+    Wish,
+    binary_names,
+    proposals,
+    read_header,
+    wish_of,
+)
+from fedvlm.data.columns.patterns import mark
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.folders import OWN_CUT, cut_class
-from fedvlm.data.formats.parts import PART_NAMES, complete
+from fedvlm.data.formats.parts import OWN_SHARES, PART_NAMES, complete
 from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.formats.table_files import Lines, read_lines_of
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import check_relative, image_key
+from fedvlm.data.whole_groups import cut_whole
 
 READER = "table"
-TABLE_COLUMNS = ("path", "label", "classname", "split", "domain")
-SYNONYMS = {
-    "file_name": "path", "filename": "path", "file": "path", "filepath": "path",
-    "file_path": "path", "image_path": "path", "image": "path", "img": "path", "img_path": "path",
-    "class": "classname", "class_name": "classname", "category": "classname",
-    "label_name": "classname", "part": "split", "subset": "split", "site": "domain",
-}  # fmt: skip
 METADATA = "metadata"  # the file's name in an imagefolder
 _HIGHEST = 10**6
 
@@ -52,10 +58,12 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
     notes: list[str] = []
     columns: set[str] = set()
     lines: dict[str, str] = {}
+    wish = wish_of(info.clients_by, info.groups, info.columns)
     for path in paths:
         table = read_lines_of(path, info.unpacked)
         part = part_of_table(path, image_dir) if len(paths) > 1 else ""
-        more, used, others = _rows(table, path, image_dir, part)
+        more, used, others, said = _rows(table, path, image_dir, part, wish)
+        notes += [note for note in said if note not in notes]
         if columns and set(used) != columns:
             raise DataError(f"{path} has the columns {', '.join(sorted(used))}, the table before "
                             f"it has {', '.join(sorted(columns))}; give all tables the same")
@@ -65,7 +73,9 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
         for row in more:
             if row.path in lines:
                 place = lines[row.path].removeprefix(f"{path}, ")
-                raise DataError(f"{row.where}: '{row.path}' is also on {place}")
+                raise DataError(
+                    f"{row.where}: '{row.path}' is also on {place}; if two files have one name, "
+                    f"write each with its folder (hospital_a/{row.path})")
             lines[row.path] = row.where
         rows += more
     first = paths[0]
@@ -73,11 +83,15 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
         raise DataError(f"{first} holds no image; a line is {','.join(TABLE_COLUMNS)}")
     labels = _labels(rows, columns, first, info.renames)
     domains = sorted({row.domain for row in rows}) if "domain" in columns else []
+    if not rows[0].file:
+        rows = find_images(rows, image_dir)
     data = [
         Datum(r.file or str(image_dir / r.path), label,
-              domains.index(r.domain) if domains else 0, name, r.path, client=r.client)
+              domains.index(r.domain) if domains else 0, name, r.path, client=r.client,
+              group=r.group)
         for r, (label, name) in zip(rows, labels, strict=True)
     ]
+    data = mark(data, info.clients_by, info.groups)
     if not {"label", "classname"} & columns:
         notes.append(f"{first.name}: no column names a class, so it is the folder of each image")
     return _parted(rows, data, domains, notes, info)
@@ -98,27 +112,31 @@ class Glance:
     numbers: tuple[str, ...] = ()
 
 
-def glance(path: Path) -> Glance:
+def glance(path: Path, columns: str = "") -> Glance:
     """Look at a table's columns and first line; nothing is unpacked.
+
+    Args:
+        columns: what its columns mean (DATASET.COLUMNS).
 
     Raises:
         DataError: it cannot be read, has no line, or no column of paths.
     """
     table = read_lines_of(path)
-    columns, _ = _header(table.header, path, bare=True)
+    rows = [line for _, line in table.lines]
+    header = read_header(table.header, path, True, wish_of("", "", columns), rows)
     if not table.lines:
         raise DataError(f"{path} holds no image; a line is {','.join(TABLE_COLUMNS)}")
-    cells = table.lines[0][1]
-    at = columns["path"]
-    first = cells[at].strip() if at < len(cells) and not table.embedded else ""
+    first = ""
+    if len(rows[0]) == len(table.header) and not table.embedded:
+        first = header.path_of(rows[0])
     if first:
         check_relative(first, f"{path}, {table.unit} {table.lines[0][0]}")
     numbers: set[str] = set()
-    if "label" in columns and "classname" not in columns:
-        at = columns["label"]
-        labels = {line[at].strip() for _, line in table.lines if at < len(line)}
+    if "label" in header.at and "classname" not in header.at:
+        at = header.at["label"]
+        labels = {line[at].strip() for line in rows if at < len(line)}
         numbers = labels if all(label.isdecimal() for label in labels) else set()
-    labelled = bool({"label", "classname"} & set(columns))
+    labelled = bool({"label", "classname"} & set(header.at))
     return Glance(first, labelled, tuple(sorted(numbers, key=int)))
 
 
@@ -161,28 +179,84 @@ def _parted(
 
 
 def _rows(
-    table: Lines, path: Path, image_dir: Path, part: str
-) -> tuple[list[ImageRow], list[str], list[str]]:
-    """Return the checked lines, the columns that are used, and those that are not."""
+    table: Lines, path: Path, image_dir: Path, part: str, wish: Wish
+) -> tuple[list[ImageRow], list[str], list[str], list[str]]:
+    """Return the checked lines, the columns that are used, those that are not, and notes."""
     metadata = path.stem.lower() == METADATA
-    columns, others = _header(table.header, path, metadata)
+    lines = [line for _, line in table.lines]
+    header = read_header(table.header, path, metadata, wish, lines)
     if not table.lines:
-        raise DataError(f"{path} holds no image; a line is {','.join(columns)}")
+        raise DataError(f"{path} holds no image; a line is {','.join(header.at)}")
+    for number, line in table.lines:
+        if len(line) != len(table.header):
+            raise DataError(f"{path}, {table.unit} {number}: {len(line)} cells, but the header has "
+                            f"{len(table.header)}")
+    notes = [f"{path.name}: {sentence}" for sentence in proposals(header, lines)]
+    names, note = _binary(header, lines, wish)
+    notes += [f"{path.name}: {note}"] if note else []
     base = ""
     if metadata and path.parent != image_dir and path.is_relative_to(image_dir):
         base = path.parent.relative_to(image_dir).as_posix()
     rows: list[ImageRow] = []
-    for number, line in table.lines:
+    for at, (number, line) in enumerate(table.lines):
+        if names and names[at] is None:
+            continue
         where = f"{path}, {table.unit} {number}"
-        if len(line) != len(table.header):
-            raise DataError(f"{where}: {len(line)} cells, but the header has {len(table.header)}")
-        row = _row({name: line[at].strip() for name, at in columns.items()}, where, part)
+        cells = {name: line[place].strip() for name, place in header.at.items()}
+        cells["path"] = header.path_of(line)
+        if names:
+            cells |= {"classname": names[at] or ""}
+        row = _row(cells, where, part)
+        if header.client:
+            row = row._replace(client=_holder(header, line, header.client, where))
+        if header.group:
+            row = row._replace(group=_holder(header, line, header.group, where))
         if base:
             row = row._replace(path=f"{base}/{row.path}")
         if not row.target:
             row = row._replace(target=_folder_class(row))
         rows.append(row._replace(file=table.places.get(number, "")))
-    return rows, list(columns), others
+    _refuse_sets(rows)
+    return rows, header.used, header.unused(), notes
+
+
+def _binary(
+    header: Header, lines: Sequence[Sequence[str]], wish: Wish
+) -> tuple[list[str | None], str]:
+    """Return the classes of a column of 0 and 1 that was named or guessed to say the class."""
+    at = header.at.get("classname")
+    if at is None or ("classname" not in header.guessed and "classname" not in wish.columns):
+        return [], ""
+    return binary_names(header.names[at], [line[at].strip() for line in lines])
+
+
+def _holder(header: Header, line: Sequence[str], places: tuple[int, ...], where: str) -> str:
+    """Return what names a client or a group."""
+    for at in places:
+        if not line[at].strip():
+            raise DataError(f"{where}: the cell '{header.names[at]}' is empty; fill it, or take "
+                            "the line out")
+    text = header.cell(line, places)
+    if fault := name_fault(text):
+        raise DataError(f"{where}: the name {show_name(text)} {fault}")
+    return text
+
+
+def _refuse_sets(rows: Sequence[ImageRow]) -> None:
+    """Refuse cells that hold a set of labels: the text of one would become a class of its own.
+
+    Raises:
+        DataError: says how one label is chosen.
+    """
+    names = {row.target for row in rows}
+    for row in rows:
+        parts = {p.strip() for p in re.split(r"[|;]", row.target)}
+        if row.target.startswith("[") or (len(parts) > 1 and parts & names) or (
+                "|" in row.target and len(parts) > 1):
+            raise DataError(
+                f"{row.where}: the class '{row.target[:60]}' is a set of labels, and an image has "
+                "one here: give a column with one label (--columns classname=COLUMN; a column of "
+                "0 and 1 gives 'x' and 'no x')")
 
 
 def _folder_class(row: ImageRow) -> str:
@@ -191,36 +265,6 @@ def _folder_class(row: ImageRow) -> str:
         raise DataError(f"{row.where}: no column names a class, and '{row.path}' lies in no class "
                         "folder; add a column classname (or label)")
     return folder
-
-
-def _header(cells: Sequence[str], path: Path, bare: bool) -> tuple[dict[str, int], list[str]]:
-    """Return column to position, and columns that are not used.
-
-    Args:
-        bare: the class may come from the images' folders.
-    """
-    columns: dict[str, int] = {}
-    others: list[str] = []
-    cells = [" ".join(cell.split()) for cell in cells]
-    own = {cell.lower() for cell in cells}
-    for position, cell in enumerate(cells):
-        name = cell.lower()
-        meant = SYNONYMS.get(name, name)
-        if name in columns or (meant in columns and meant not in own):
-            raise DataError(f"{path}: the column '{meant}' is there twice")
-        if name in TABLE_COLUMNS or (meant in TABLE_COLUMNS and meant not in own):
-            columns[meant] = position
-        elif len(cells) > 1 and meant == name and (near := did_you_mean(name, TABLE_COLUMNS)):
-            raise DataError(f"{path}: unknown column '{cell}'{near}")
-        else:
-            others.append(cell or f"number {position + 1}")
-    if "path" not in columns or not (bare or {"label", "classname"} & set(columns)):
-        header = ",".join(cells)[:60] or "nothing"
-        raise DataError(
-            f"{path}: the first line must name the columns path and classname (or label), "
-            f"separated by commas, and may name split and domain; it is '{header}'"
-        )
-    return columns, others
 
 
 def _row(cells: Mapping[str, str], where: str, part: str) -> ImageRow:
@@ -270,14 +314,16 @@ def _number(text: str, where: str) -> int:
 
 
 def _cut(data: list[Datum], domains: list[str]) -> dict[str, list[Datum]]:
-    """Cut each class of each domain; the order of the lines moves no image."""
-    groups: dict[tuple[int, int], list[Datum]] = {}
+    """Cut each class of each client and domain, groups whole; the lines' order moves no image."""
+    if any(d.group is not None for d in data):
+        return dict(zip(PARTS, cut_whole(data, OWN_SHARES), strict=True))
+    groups: dict[tuple[str, int, int], list[Datum]] = {}
     for datum in sorted(data, key=lambda d: d.key):
-        groups.setdefault((datum.domain, datum.label), []).append(datum)
+        groups.setdefault((datum.client, datum.domain, datum.label), []).append(datum)
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
-    for number, label in sorted(groups):
-        items = groups[number, label]
-        domain = domains[number] if domains else ""
+    for client, number, label in sorted(groups):
+        items = groups[client, number, label]
+        domain = client or (domains[number] if domains else "")
         for part, share in zip(PARTS, cut_class(items, domain, items[0].classname), strict=True):
             lists[part] += share
     return lists

@@ -1,4 +1,7 @@
-"""A table's file as lines of text cells: CSV, JSON lines, parquet.
+"""A table's file as lines of text cells: CSV (with ``,``, ``;`` or tabs), JSON, parquet, LEAF.
+
+A JSON file is a list of objects, or LEAF's (FEMNIST, CelebA): ``users`` and, for each, ``x`` and
+``y``; pictures of pixels are written once into the cache, as those of parquet files are.
 
 Parquet files of Hugging Face hold the images themselves; these are written once into the cache, and
 labels that are numbers there become the names that the file's own schema has for them.
@@ -16,9 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedvlm.core.errors import DataError
 
-TABLES = (".csv", ".jsonl", ".ndjson", ".parquet")
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _MAGIC = {
     b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"BM": ".bmp", b"RIFF": ".webp",
     b"II*\0": ".tif", b"MM\0*": ".tif",
@@ -56,6 +61,8 @@ def read_lines_of(path: Path, unpacked: Path | None = None) -> Lines:
     if form == ".parquet":
         return _parquet(path, unpacked)
     try:
+        if form == ".json":
+            return _json(path, unpacked)
         return _json_lines(path) if form in (".jsonl", ".ndjson") else _csv(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
@@ -65,7 +72,10 @@ def read_lines_of(path: Path, unpacked: Path | None = None) -> Lines:
 
 def _csv(path: Path) -> Lines:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        table = csv.reader(file, strict=True)
+        first = file.readline()
+        file.seek(0)
+        signs = [] if "," in first else [sign for sign in ";\t" if sign in first]
+        table = csv.reader(file, strict=True, delimiter=(signs or [","])[0])
         try:
             header = next(table, [])
             lines = [(table.line_num, line) for line in table if any(map(str.strip, line))]
@@ -89,13 +99,99 @@ def _json_lines(path: Path) -> Lines:
             raise DataError(f'{path}, line {number}: a line is an object, {{"path": ..., '
                             '"classname": ...}')
         objects.append((number, content))
+    return _of_objects(objects, "line")
+
+
+def _of_objects(objects: Sequence[tuple[int, Mapping[str, Any]]], unit: str) -> Lines:
     header = list(dict.fromkeys(key for _, content in objects for key in content))
-    return Lines(header, [(n, [_cell(row.get(key)) for key in header]) for n, row in objects])
+    lines = [(n, [_cell(row.get(key)) for key in header]) for n, row in objects]
+    return Lines(header, lines, unit)
+
+
+def is_leaf(path: Path) -> bool:
+    """Return whether a JSON file is LEAF's; it is read for that."""
+    try:
+        return _user_data(json.loads(path.read_text(encoding="utf-8"))) is not None
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _user_data(content: Any) -> Mapping[str, Any] | None:
+    found = content.get("user_data") if isinstance(content, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def _json(path: Path, unpacked: Path | None) -> Lines:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not a JSON file: {error}") from error
+    users = _user_data(content)
+    if users is not None:
+        return _leaf(path, users, unpacked)
+    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
+        raise DataError(f"{path}: a table in JSON is a list of objects, [{{\"path\": ..., "
+                        "\"classname\": ...}]")
+    return _of_objects(list(enumerate(content, 1)), "object")
+
+
+def _leaf(path: Path, users: Mapping[str, Any], unpacked: Path | None) -> Lines:
+    """Return LEAF's samples as (image, label, user); the label of 62 FEMNIST classes is a sign."""
+    rows: list[tuple[int, list[str]]] = []
+    places: dict[int, str] = {}
+    pixels = False
+    for user, samples in users.items():
+        x, y = (samples.get(k) if isinstance(samples, dict) else None for k in "xy")
+        if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+            raise DataError(f"{path}: user '{user[:40]}' has no lists x and y of one length")
+        for image, label in zip(x, y, strict=True):
+            number = len(rows) + 1
+            key = str(image)
+            if isinstance(image, list):
+                pixels, key = True, f"{path.stem}/{number:07d}.png"
+                if unpacked is not None:
+                    places[number] = _pixels(path, image, _home(path, unpacked) / key, number)
+            rows.append((number, [key, str(label), user]))
+    if pixels and all(row[1].isdecimal() and int(row[1]) < len(_SIGNS) for _, row in rows):
+        rows = [(n, [key, _SIGNS[int(label)], user]) for n, (key, label, user) in rows]
+        return Lines(["path", "classname", "user"], rows, "sample", pixels, places)
+    return Lines(["path", "label", "user"], rows, "sample", pixels, places)
+
+
+_SIGNS = tuple(
+    f"{kind} {sign}" for kind, signs in (
+        ("the digit", "0123456789"), ("the capital letter", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
+        ("the small letter", "abcdefghijklmnopqrstuvwxyz"),
+    ) for sign in signs
+)  # fmt: skip
+
+
+def _pixels(path: Path, values: Sequence[Any], place: Path, number: int) -> str:
+    """Write a square picture of numbers from 0 to 1 (LEAF's FEMNIST: 28 x 28)."""
+    from PIL import Image  # start-up: for LEAF's files only
+
+    try:
+        flat = np.asarray(values, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}, sample {number}: its x is no picture of numbers") from error
+    side = round(len(flat) ** 0.5)
+    if not len(flat) or side * side != len(flat) or not np.isfinite(flat).all():
+        raise DataError(f"{path}, sample {number}: {len(flat)} numbers are no square picture")
+    if not place.exists():
+        scale = 255 if flat.max() <= 1 else 1
+        picture = (flat * scale).clip(0, 255).astype(np.uint8).reshape(side, side)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part = place.with_name(f"{place.name}.{os.getpid()}")
+        Image.fromarray(picture).save(part, format="PNG")
+        part.replace(place)
+    return str(place)
 
 
 def _cell(value: Any) -> str:
-    """Return a value as a cell; lists and objects are no cells of a column that is used."""
-    if value is None or isinstance(value, (dict, list)):
+    """Return a value as a cell; a list stands as JSON, an object is no cell of a used column."""
+    if isinstance(value, list):
+        return json.dumps(value)[:999]
+    if value is None or isinstance(value, dict):
         return ""
     return str(value)
 
@@ -157,13 +253,18 @@ def _named(value: Any, names: Sequence[str], path: Path) -> str:
     raise DataError(f"{path}: label {str(value)[:40]} has no name among the file's {len(names)}")
 
 
+def _home(path: Path, folder: Path) -> Path:
+    """Return the folder of a file's images in the cache."""
+    stat = path.stat()
+    digest = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
+    return folder / digest.hexdigest()[:16]
+
+
 def _unpack(
     path: Path, values: Sequence[Any], folder: Path | None
 ) -> tuple[dict[int, str], list[str]]:
     """Write a column of images, once; return the file and the key of each row."""
-    stat = path.stat()
-    digest = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
-    home = folder / digest.hexdigest()[:16] if folder else None
+    home = _home(path, folder) if folder else None
     places, keys = {}, []
     for number, value in enumerate(values):
         content = value.get("bytes") if isinstance(value, dict) else value

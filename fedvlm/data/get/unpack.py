@@ -25,6 +25,7 @@ from typing import IO, cast
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
+from fedvlm.core.spelling import name_fault, show_name
 from fedvlm.data.locate import check_relative
 
 _BLOCK = 1 << 20
@@ -126,6 +127,11 @@ class _Writer:
             raise self.refuse(f"it has more than {self.limits.members:,} members")
         if "\\" in name or not name:
             raise self.refuse(f"a member is called '{name!r}', with a backslash or no name")
+        fault = next(filter(None, map(name_fault, filter(None, name.split("/")))), "")
+        if fault:
+            raise self.refuse(f"a member's name {fault}: {show_name(name)}")
+        if ".git" in name.casefold().split("/"):
+            raise self.refuse(f"a member would be part of a git repository: {show_name(name)}")
         try:
             check_relative(name, "a member of it")
         except DataError as error:

@@ -92,6 +92,12 @@ class MemorySet:
             DataError: a label that is none or out of range, an image that is none (client and
                 index are named), no test images, or most classes without one.
         """
+        for key in ("CLIENTS_BY", "GROUPS"):
+            if cfg.DATASET.get(key, ""):
+                raise ConfigError(
+                    f"DATASET.{key}: data in memory have no columns: give a dataset for each "
+                    "client (data={'a': ..., 'b': ...}), or a table with images='list.csv'"
+                )
         info = CopyInfo(self.name, Path(), test_share=float(cfg.DATASET.TEST_SHARE),
                         seed=int(cfg.DATA_SEED))
         for member, parts in self._members.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,17 +12,23 @@ from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Value
 from fedvlm.core.errors import DataError
-from fedvlm.data.datasets import DEFAULT_TEMPLATE, load_for_training
+from fedvlm.data.datasets import DEFAULT_TEMPLATE, load_for_training, rename_classes
 from fedvlm.data.datum import PARTS, DatasetBase
+from fedvlm.data.formats.class_names import WORDS, folder_words, runs_together
 from fedvlm.data.locate import first_names
 from fedvlm.data.own.place import Keys
 from fedvlm.data.own.shape import look
 
 FORMAT_KEY, LEAVE_OUT_KEY, NAME_KEY = "DATASET.FORMAT", "DATASET.LEAVE_OUT", "DATASET.NAME"
+CLASSNAMES_KEY = "DATASET.CLASSNAMES"
+CLIENTS_BY, GROUPS, COLUMNS = "DATASET.CLIENTS_BY", "DATASET.GROUPS", "DATASET.COLUMNS"
+TREES = ("folders", "domains")  # formats whose class names are folders' names
 _OF_READING = (
     NAME_KEY, FORMAT_KEY, LEAVE_OUT_KEY, "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE",
-    "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE",
+    "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE", CLASSNAMES_KEY, CLIENTS_BY,
+    GROUPS, COLUMNS,
 )  # fmt: skip
+_NAMED = 8  # clients that the first lines of a run name
 USUAL_CLIENTS, SMALLEST = 10, 4  # of default_schema; fewer classes are not dealt as classes
 
 
@@ -68,18 +74,35 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
         ConfigError: ``given`` is wrong.
     """
     given = dict(given or {})
-    shape = look(path, _words(given.get(LEAVE_OUT_KEY, ())), known=FORMAT_KEY not in given)
+    shape = look(path, _words(given.get(LEAVE_OUT_KEY, ())), known=FORMAT_KEY not in given,
+                 columns=str(given.get(COLUMNS, "")), pattern=str(given.get(CLIENTS_BY, "")))
     keys: Keys = {} if shape.known else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}
     keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
     cfg, _ = build_config(None, None, keys | given, [], default_schema())
     data = load_for_training(cfg)
+    if not shape.known and CLASSNAMES_KEY not in given:
+        odd = runs_together(data.classnames) if cfg.DATASET.FORMAT in TREES else []
+        if odd:
+            keys[CLASSNAMES_KEY] = WORDS
+            data = rename_classes(data, WORDS)
+            shape = replace(shape, notes=(*shape.notes, _worded(odd, data.num_classes)))
     share: Keys = {}
     notes: list[str] = []
-    if data.domain_names or not shape.known:
+    if data.client_names:
+        number = len(data.client_names)
+        share = {"FED.PARTITION": "natural", "FED.CLIENTS": number}
+        notes = [f"one client for each value of {given.get(CLIENTS_BY, '')}: {number} clients"]
+    elif data.domain_names or not shape.known:
         share, notes = default_sharing(data.name, data.classnames, data.domain_names)
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
-    decided = (*shape.notes, *notes)
+    names = [f"clients: {first_names(data.client_names, _NAMED)}"] if data.client_names else []
+    decided = (*shape.notes, *notes, *names)  # names of clients go to the screen, to no file
     return OwnSet(shape.what, keys | share, data, decided, tuple(dict.fromkeys(said)))
+
+
+def _worded(odd: Sequence[str], classes: int) -> str:
+    return (f"class names in words for the prompts: {odd[0]} is read as '{folder_words(odd[0])}' "
+            f"({len(odd)} of {classes} names; --classnames a,b,c sets others)")
 
 
 def _words(value: Value) -> Sequence[str]:

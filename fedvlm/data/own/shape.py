@@ -16,6 +16,8 @@ from pathlib import Path
 from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import dataset_info
+from fedvlm.data.columns.find_images import DICOM, dicom_words
+from fedvlm.data.columns.patterns import is_pattern
 from fedvlm.data.formats.class_names import is_code
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
 from fedvlm.data.formats.table_files import TABLES
@@ -36,12 +38,17 @@ _PLAIN = ("images", "image", "imgs", "img", "data", "dataset", "jpg")  # names t
 _DEEP = 3  # folders that hold nothing but one folder
 
 @explain_refusals()
-def look(path: Path, leave_out: Sequence[str] = (), known: bool = True) -> FolderShape:
+def look(
+    path: Path, leave_out: Sequence[str] = (), known: bool = True, *, columns: str = "",
+    pattern: str = "",
+) -> FolderShape:
     """Understand a folder of images, or a table beside its images.
 
     Args:
         leave_out: names of folders that are not read.
         known: False where the user says the layout, which is then not looked for.
+        columns: what a table's columns mean (DATASET.COLUMNS).
+        pattern: of the paths (DATASET.CLIENTS_BY); one with ``{class}`` is the layout.
 
     Raises:
         DataError: it is no such thing, or could be two; says what would settle it.
@@ -51,17 +58,23 @@ def look(path: Path, leave_out: Sequence[str] = (), known: bool = True) -> Folde
         return _finish(FolderShape("read as DATASET.FORMAT says", {}), path, leave_out)
     if path.is_file():
         here = look_into(path.parent, path.parent, leave_out)
-        return _finish(in_tables(here, (path,)), path.parent, leave_out)
+        return _finish(in_tables(here, (path,), columns), path.parent, leave_out)
+    if is_pattern(pattern) and "{class}" in pattern:
+        return _finish(FolderShape(f"folders as {pattern}", {"DATASET.FORMAT": "folders"}), path,
+                       leave_out)
     shape = _known(path) or _split_file(path)
     if shape is None and not TINY_IMAGENET.missing(path):
         shape = FolderShape(TINY_IMAGENET.name, {"DATASET.FORMAT": "tiny_imagenet"})
-    return _finish(shape or _structure(_descend(path, leave_out), leave_out), path, leave_out)
+    shape = shape or _structure(_descend(path, leave_out), leave_out, columns)
+    return _finish(shape, path, leave_out)
 
 
 def _existing(path: Path) -> Path:
     path = Path(os.path.abspath(user_path(path)))
     form = path.suffix.lower()
-    if path.is_dir() or (path.is_file() and form in TABLES):
+    if form in DICOM and path.is_file():
+        raise DataError(dicom_words(path.name))
+    if path.is_dir() or (path.is_file() and form in (*TABLES, ".json")):
         return path
     if is_pack(path):
         raise DataError(f"{path} is a feature pack, which has no images: name it with --root")
@@ -138,14 +151,14 @@ def _descend(path: Path, leave_out: Sequence[str]) -> ImageFolder:
     return place
 
 
-def _structure(place: ImageFolder, leave_out: Sequence[str]) -> FolderShape:
+def _structure(place: ImageFolder, leave_out: Sequence[str], columns: str) -> FolderShape:
     here, keys = place.here, _image_dir(place)
     parts = {PART_NAMES[f.lower()]: here / f for f in place.pictures if f.lower() in PART_NAMES}
     metadata = metadata_of(place)
     if metadata:
-        return in_tables(place, metadata)
+        return in_tables(place, metadata, columns)
     if not place.pictures and not place.flat:
-        return in_parquet(place)
+        return in_parquet(place, columns)
     if "train" in parts:
         train = look_into(place.top, parts["train"], leave_out)
         if train.pictures and not train.flat:
@@ -160,7 +173,7 @@ def _structure(place: ImageFolder, leave_out: Sequence[str]) -> FolderShape:
         form = {"DATASET.FORMAT": "folders"}
         return FolderShape("class folders", keys | form | names, (*notes, *_unread(place)))
     if place.tables:
-        return in_tables(place, own_tables(place))
+        return in_tables(place, own_tables(place), columns)
     if len(place.pictures) == 1 and not place.flat and "train" not in parts:
         raise DataError(f"{here} holds one class only, {place.pictures[0]}; give the folder that "
                         "holds all class folders")

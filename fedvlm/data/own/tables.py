@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedvlm.core.errors import DataError
+from fedvlm.data.columns.find_images import DICOM, dicom_words, is_found
 from fedvlm.data.datum import PARTS
 from fedvlm.data.formats.class_names import has_names
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
 from fedvlm.data.formats.table import METADATA, glance, part_of_table
-from fedvlm.data.formats.table_files import TABLES
+from fedvlm.data.formats.table_files import TABLES, is_leaf
 from fedvlm.data.locate import IMAGE_SUFFIXES, describe_content, listing
 from fedvlm.data.own.place import FolderShape, ImageFolder, Keys
 
@@ -50,7 +51,7 @@ def own_tables(place: ImageFolder) -> tuple[Path, ...]:
                     "one to read instead of the folder")
 
 
-def in_parquet(place: ImageFolder) -> FolderShape:
+def in_parquet(place: ImageFolder, columns: str = "") -> FolderShape:
     """Return a folder without images whose parquet files hold them, as the Hub gives them.
 
     Raises:
@@ -59,13 +60,19 @@ def in_parquet(place: ImageFolder) -> FolderShape:
     paths = sorted(path for pattern in ("*.parquet", "*/*.parquet")
                    for path in place.here.glob(pattern) if not path.name.startswith("."))
     if not paths:
+        paths = [path for path in sorted(place.here.glob("*/*.json")) if is_leaf(path)]
+        if paths:
+            return in_tables(place, paths)
+        slices = next((p for e in DICOM for p in sorted(place.here.rglob(f"*{e}"))), None)
+        if slices is not None:
+            raise DataError(dicom_words(slices.name))
         content = describe_content(place.here)
         raise DataError(f"{place.here} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no table "
                         f"of images (found: {content})")
-    return in_tables(place, paths)
+    return in_tables(place, paths, columns)
 
 
-def in_tables(place: ImageFolder, paths: Sequence[Path]) -> FolderShape:
+def in_tables(place: ImageFolder, paths: Sequence[Path], columns: str = "") -> FolderShape:
     """Return a set in tables; the folder of the images is where the first line's image is.
 
     Raises:
@@ -78,9 +85,9 @@ def in_tables(place: ImageFolder, paths: Sequence[Path]) -> FolderShape:
     paths, notes = _labelled(place, paths)
     order = {part: number for number, part in enumerate(PARTS)}
     paths.sort(key=lambda path: order.get(part_of_table(path, place.here), -1))  # stable
-    first = glance(paths[0])
+    first = glance(paths[0], columns)
     images = _images_of(place, paths[0], first.first)
-    form = {".ndjson": "jsonl"}.get(forms[0], forms[0].removeprefix("."))
+    form = {".ndjson": "jsonl", ".tsv": "csv"}.get(forms[0], forms[0].removeprefix("."))
     files = ",".join(place.below(path) for path in paths)
     keys: Keys = {"DATASET.FORMAT": form, "DATASET.SPLIT_FILE": files}
     if images:
@@ -114,6 +121,8 @@ def _images_of(place: ImageFolder, path: Path, first: str) -> str:
     """
     if not first:
         return place.below(place.here)
+    if first.lower().endswith(DICOM):
+        raise DataError(dicom_words(first))
     if path.stem.lower() == METADATA:
         if (path.parent / first).is_file():
             return place.below(place.here)
@@ -122,6 +131,9 @@ def _images_of(place: ImageFolder, path: Path, first: str) -> str:
             for name in dict.fromkeys(("", *_IMAGE_FOLDERS, *place.pictures)):
                 if (base / name / first).is_file():
                     return place.below(base / name)
+    for base in dict.fromkeys((place.here, place.top)):
+        if is_found(first, base):
+            return place.below(base)
     raise DataError(f"{path} names {first}, which is not there; paths of a table start at its "
                     "folder, or at a folder of images beside it")
 

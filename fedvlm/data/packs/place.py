@@ -15,7 +15,7 @@ from fedvlm.data.packs.lists import read_pack_lists
 from fedvlm.data.packs.pack import About, Setting, open_pack, read_about
 
 # What changes the lists that a reader makes of a set; a pack was made under one setting of each.
-_STRICT = ("SPLIT_FILE", "NAMES_FILE", "LEAVE_OUT", "TEST_SHARE")
+_STRICT = ("SPLIT_FILE", "NAMES_FILE", "CLASSNAMES", "LEAVE_OUT", "TEST_SHARE")
 _LENIENT = ("FORMAT",)  # the same lists lie in several: a config need not say which
 
 

@@ -1,4 +1,4 @@
-"""Even shares: images dealt evenly to all clients (iid), or each domain to its own clients."""
+"""Images dealt evenly to all clients (iid), each domain to its own clients, or as the data say."""
 
 from __future__ import annotations
 
@@ -62,6 +62,38 @@ def domain(pool: ImagePool, spec: PartitionSpec) -> Partition:
             stream = numpy_stream(spec.seed, "partition", "domain", name, part)
             shares[part] += np.array_split(stream.permutation(at), each)
     return Partition.of(shares)
+
+
+def natural(pool: ImagePool, spec: PartitionSpec) -> Partition:
+    """Give each client the images that the data say it holds; nothing is drawn.
+
+    Raises:
+        ConfigError: the data name no clients, or another number of them than ``spec`` has.
+    """
+    check_natural(spec, pool.client_names)
+    return Partition.of({
+        part: [np.flatnonzero(clients == number) for number in range(spec.clients)]
+        for part, clients in pool.clients.items()
+    })
+
+
+def check_natural(spec: PartitionSpec, client_names: Sequence[str]) -> None:
+    """Refuse another number of clients than the data name.
+
+    Raises:
+        ConfigError: says the number, or how to name the clients.
+    """
+    if not client_names:
+        raise ConfigError(
+            "FED.PARTITION natural needs a column that says whose image it is: --clients-by COLUMN "
+            "(a table), or a pattern of the folders such as --clients-by '{client}/{class}/*'; "
+            "for a feature pack give the partition.json of a run as FED.INDEX_FILE"
+        )
+    if spec.clients != len(client_names):
+        raise ConfigError(
+            f"FED.CLIENTS {spec.clients}, but DATASET.CLIENTS_BY names {len(client_names)} "
+            f"client(s): set FED.CLIENTS {len(client_names)}, or leave it out"
+        )
 
 
 def clients_per_domain(spec: PartitionSpec, domain_names: Sequence[str]) -> int:

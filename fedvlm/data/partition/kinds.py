@@ -8,10 +8,14 @@ Where shots are asked for (k >= 1), "k shots per class per client" means:
 - domain_dirichlet: k per class drawn in each domain, then the partition.
 - iid: each client draws its own k per class from the full list (draws may overlap; validation
   likewise), test images are dealt.
-- n_classes, domain: the full lists are partitioned, then each client draws k per class from its
-  own; clients never share an image.
+- n_classes, domain, natural: the full lists are partitioned, then each client draws k per class
+  from its own; clients never share an image.
 Without shots (k = -1) the full lists are partitioned: every training and validation image is used
 once. Draws come before the base/new cut (CoOp). A held-out domain takes no part in any draw.
+
+Where images belong to groups (DATASET.GROUPS), every group goes whole to one client: the kind deals
+images one by one, and groups are then placed so that its numbers are met as nearly as they can be.
+Under iid each client then draws its shots from its own share.
 """
 
 from __future__ import annotations
@@ -34,19 +38,26 @@ from fedvlm.data.partition.dirichlet import (
     quantity,
     superclass_dirichlet,
 )
-from fedvlm.data.partition.even import clients_per_domain, domain, iid
+from fedvlm.data.partition.even import (
+    check_natural,
+    clients_per_domain,
+    domain,
+    iid,
+    natural,
+)
 from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
 Partitioner = Callable[[ImagePool, PartitionSpec], Partition]
 PARTITIONERS: Registry[Partitioner] = Registry("partition")
 for _kind in (
     iid, disjoint, n_classes, dirichlet, superclass_dirichlet, quantity, domain, domain_dirichlet,
+    natural,
 ):  # fmt: skip
     PARTITIONERS.register()(_kind)
 
 # The family's and the literature's spellings.
 ALIASES = {fold(alias): kind for alias, kind in PARTITION_ALIASES.items()}
-_DRAWS_PER_CLIENT = ("iid", "n_classes", "domain")
+_DRAWS_PER_CLIENT = ("iid", "n_classes", "domain", "natural")
 
 
 def canonical_kind(name: str) -> str:
@@ -62,8 +73,14 @@ def canonical_kind(name: str) -> str:
 
 
 def make_partition(pool: ImagePool, spec: PartitionSpec) -> Partition:
-    """Return the partition of ``spec.kind`` over all images of the pool."""
-    return PARTITIONERS.get(spec.kind)(pool, spec)
+    """Return the partition of ``spec.kind`` over all images of the pool, groups whole."""
+    partition = PARTITIONERS.get(spec.kind)(pool, spec)
+    if not pool.groups or spec.kind == "natural":
+        return partition
+    from fedvlm.data.whole_groups import keep_whole  # start-up: for groups only
+
+    shares = {part: partition.part(part) for part in PARTS}
+    return Partition.of(keep_whole(shares, pool.groups, pool.labels))
 
 
 def check_fits(spec: PartitionSpec, pool: ImagePool, all_classes: int) -> None:
@@ -80,6 +97,8 @@ def check_fits(spec: PartitionSpec, pool: ImagePool, all_classes: int) -> None:
         superclasses_of(pool.class_names)
     if spec.kind.startswith("domain"):
         clients_per_domain(spec, pool.domain_names)
+    if spec.kind == "natural":
+        check_natural(spec, pool.client_names)
 
 
 def draws_per_client(spec: PartitionSpec) -> bool:
@@ -146,13 +165,13 @@ def shortage_notes(pool: ImagePool, partition: Partition, spec: PartitionSpec) -
 
 
 def shots_per_client(pool: ImagePool, spec: PartitionSpec) -> Partition:
-    """Return the partition whose clients draw their own shots (iid, n_classes, domain)."""
+    """Return the partition whose clients draw their own shots."""
     inside = {part: np.flatnonzero(pool.labels[part] >= 0) for part in PARTS}
     whole = make_partition(pool.select(inside), spec).translate(inside)
     shares = {part: list(whole.part(part)) for part in PARTS}
     for client in range(spec.clients):
         rng = python_stream(seed_of(spec.seed, "shots", client))
         for part, shots in _shots_by_part(spec):
-            share = inside[part] if spec.kind == "iid" else shares[part][client]
+            share = inside[part] if spec.kind == "iid" and not pool.groups else shares[part][client]
             shares[part][client] = share[draw_shots(pool.labels[part][share], shots, rng)]
     return Partition.of(shares)

@@ -24,6 +24,7 @@ _USES = {
     "superclass_dirichlet": ("beta", "beta_fine", "min_size"),
     "quantity": ("beta", "min_size"),
     "domain": (),
+    "natural": (),
     "domain_dirichlet": ("beta", "min_size"),
 }
 
@@ -99,6 +100,8 @@ class ImagePool:
     """Labels and domains of the images at hand, by part; positions are into these arrays.
 
     Label -1 stands for an image that takes no part; domains are numbers into ``domain_names``.
+    ``clients`` are numbers into ``client_names``, -1 for an image that no client holds, and
+    ``groups`` number what is never divided; both are empty where the data do not say them.
     """
 
     labels: Mapping[str, IntArray]
@@ -106,6 +109,9 @@ class ImagePool:
     domains: Mapping[str, IntArray] = field(default_factory=dict)
     domain_names: Sequence[str] = ()
     class_names: Sequence[str] = ()
+    clients: Mapping[str, IntArray] = field(default_factory=dict)
+    client_names: Sequence[str] = ()
+    groups: Mapping[str, IntArray] = field(default_factory=dict)
 
     def select(self, positions: Mapping[str, IntArray]) -> ImagePool:
         """Return the pool of the given positions only."""
@@ -115,6 +121,9 @@ class ImagePool:
             {part: d[positions[part]] for part, d in self.domains.items()},
             self.domain_names,
             self.class_names,
+            {part: c[positions[part]] for part, c in self.clients.items()},
+            self.client_names,
+            {part: g[positions[part]] for part, g in self.groups.items()},
         )
 
     def class_name(self, label: int) -> str:

@@ -7,7 +7,9 @@ from fedvlm.evaluation.references.suite import (
     Asked,
     order,
     references,
+    template_reference,
     zero_shots,
 )
 
-__all__ = ["ALONE", "BOUND", "TOGETHER", "Asked", "order", "references", "zero_shots"]
+__all__ = ["ALONE", "BOUND", "TOGETHER", "Asked", "order", "references", "template_reference",
+           "zero_shots"]

@@ -5,7 +5,8 @@ distance from it, and a constant 1 beside them (so the intercept is held as smal
 regression knows the classes of its training images and no others. Its l2 is the one of
 ``GRID`` with the most right answers on its validation images, of equals the one with the least loss
 there, then the strongest; without validation images these are images held out of the training ones:
-each of five parts in turn, or one fifth where there are more than ``LARGE``.
+each of five parts in turn, or one fifth where there are more than ``LARGE``. The parts have whole
+groups (a patient's images), where the data say them.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ class Frozen:
     Attributes:
         source: gives the stream ``features [n, d]``.
         labels: by sample index.
+        groups: by sample index, numbers of what is never divided; None where nothing is.
     """
 
     source: SampleSource
     labels: np.ndarray
+    groups: np.ndarray | None = None
 
     def x(self, indices: np.ndarray) -> Tensor:
         """Return features of unit length ``[n, d]``, float64."""
@@ -64,10 +67,18 @@ class FeatureScale:
     size: Tensor
 
     @classmethod
-    def of(cls, x: Tensor) -> FeatureScale:
-        """Return the scale of training images ``[n, d]``; of one alone only the mean."""
-        mean = x.mean(0)
-        size = (x - mean).square().sum(1).mean().sqrt()
+    def of(cls, x: Tensor, w: Tensor | None = None) -> FeatureScale:
+        """Return the scale of training images ``[n, d]``; of one alone only the mean.
+
+        Args:
+            w: how much each counts, ``[n]``; all the same by default.
+        """
+        if w is None:
+            mean = x.mean(0)
+            size = (x - mean).square().sum(1).mean().sqrt()
+        else:
+            mean = w @ x / w.sum()
+            size = (w @ (x - mean).square().sum(1) / w.sum()).sqrt()
         return cls(mean, torch.where(size > 0, size, 1.0))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -162,7 +173,11 @@ def _solved(
             right.append(counts[0])
             loss.append(counts[1])
     if val is None:
-        right, loss = _cross_validated(problems, grid)
+        if frozen.groups is None:
+            right, loss = _cross_validated(problems, grid)
+        else:
+            parts = _group_parts(_parts(problems), frozen.labels, frozen.groups, shares)
+            right, loss = _cross_validated(problems, grid, parts)
     out = []
     for k, share in enumerate(shares):
         i = max(range(len(grid)), key=lambda j: (right[j][k].item(), -loss[j][k].item(), -j))
@@ -210,11 +225,11 @@ def _rated(logits: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cross_validated(
-    problems: Problems, grid: Sequence[float]
+    problems: Problems, grid: Sequence[float], parts: Tensor | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return right answers and loss on held-out training images, for each l2, ``[K]``."""
     k, n = problems.w.shape
-    parts = _parts(problems)
+    parts = _parts(problems) if parts is None else parts
     folds = FOLDS if n <= LARGE else 1
     held = torch.stack([(parts == f) for f in range(folds)], 1).flatten(0, 1)  # [K * F, n]
     many = Problems(*(t.repeat_interleave(folds, 0) for t in (
@@ -240,3 +255,17 @@ def _parts(problems: Problems) -> Tensor:
     order = later.argsort(dim=1, stable=True)
     deal = (torch.arange(n, device=order.device) % FOLDS).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, deal)
+
+
+def _group_parts(
+    parts: Tensor, labels: np.ndarray, groups: np.ndarray, shares: Sequence[IndexSplit]
+) -> Tensor:
+    """Return the parts ``[K, n]`` with every group of a share in one of them."""
+    out = parts.clone()
+    for k, share in enumerate(shares):
+        at = np.asarray(share.train, dtype=np.int64)
+        fold: dict[int, int] = {}
+        for i in at[np.argsort(labels[at], kind="stable")]:
+            fold.setdefault(int(groups[i]), len(fold) % FOLDS)
+        out[k, : len(at)] = torch.tensor([fold[int(groups[i])] for i in at]).to(out.device)
+    return out

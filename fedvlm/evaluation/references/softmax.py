@@ -31,18 +31,20 @@ class Problems:
     Attributes:
         x: ``[P, n, d]``, float64 or float32; rows of padding are zero.
         y: classes ``[P, n]`` int64; in padding any that the problem has.
-        w: 1 for a sample that counts, 0 for another one and for padding, ``[P, n]``.
+        w: how much a sample counts (1, or its share), 0 for padding, ``[P, n]``.
         classes: which classes a problem has, ``[P, C]`` bool; the others get no weight at all.
+        base: logits ``[P, n, C]`` that stand before anything is learnt; zero by default.
     """
 
     x: Tensor
     y: Tensor
     w: Tensor
     classes: Tensor
+    base: Tensor | None = None
 
     def weighted(self, w: Tensor) -> Problems:
         """Return the same problems with other weights."""
-        return Problems(self.x, self.y, w, self.classes)
+        return Problems(self.x, self.y, w, self.classes, self.base)
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class _Bowl:
 
     def __init__(self, problems: Problems, x: Tensor, l2: Tensor) -> None:
         self.y, self.l2 = problems.y.unsqueeze(-1), l2.view(-1, 1, 1)
-        self.absent = ~problems.classes.unsqueeze(1)
+        self.absent, self.base = ~problems.classes.unsqueeze(1), problems.base
         self.w = (problems.w / problems.w.sum(1, keepdim=True).clamp(min=1)).unsqueeze(-1)
         eye = torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
         self.factor = torch.linalg.cholesky((x * self.w).mT @ x / 2 + self.l2 * eye)
@@ -135,7 +137,9 @@ class _Bowl:
 
     def __call__(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """Return values ``[P]`` and gradients ``[P, C, r]``."""
-        logs = (self.x @ v.mT).masked_fill(self.absent, -torch.inf).log_softmax(-1)
+        logs = self.x @ v.mT
+        logs = logs if self.base is None else logs + self.base
+        logs = logs.masked_fill(self.absent, -torch.inf).log_softmax(-1)
         pull = v @ self.metric * self.l2
         value = -(logs.gather(-1, self.y) * self.w).sum((1, 2)) + (v * pull).sum((1, 2)) / 2
         slope = logs.exp()

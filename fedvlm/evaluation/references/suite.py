@@ -5,8 +5,9 @@ commonest class of the client's training images, of equals the first), ``zero_sh
 template prompt), ``zero_shot_local`` (restricted to the classes of the client's training images),
 ``zero_shot_prior`` (plus the log of the client's class shares, each count one higher: Laplace),
 ``logreg`` (logistic regression on the client's own features). ``together``: ``afl``, federated
-ridge regression in one round. ``bound``: ``pooled``, logistic regression on everybody's training
-images at one place, which no federation can have.
+ridge regression in one round, and ``afl_prior``, the same plus the log of the client's class
+shares, which is a personal model without training. ``bound``: ``pooled``, logistic regression on
+everybody's training images at one place, which no federation can have.
 
 Choices (l2) see training and validation images only. Views are plain, the backbone is frozen, no
 random number is drawn. A backbone without text tower has no zero-shot references.
@@ -38,6 +39,8 @@ from fedvlm.models.vlmodel import VLModel
 ALONE, TOGETHER, BOUND = "alone", "together", "bound"
 COLUMNS = ("client", "n", "correct", "accuracy", "balanced")
 BATCH = 4096
+TEMPERS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of log class shares beside a ridge's scores
+SMOOTH = 0.1  # images of every class that a client is taken to have besides its own
 # Samples x features x classes of the pooled regression; a CPU core takes two minutes for so many.
 MOST = {"cpu": 3e9, "cuda": 3e11}
 
@@ -63,7 +66,7 @@ class Asked:
     @property
     def frozen(self) -> Frozen:
         """Features and labels."""
-        return Frozen(self.source, self.data.labels)
+        return Frozen(self.source, self.data.labels, getattr(self.data, "groups", None))
 
     def true(self, client: int) -> np.ndarray:
         """Return the labels of a client's test images."""
@@ -83,10 +86,12 @@ class Asked:
 def references(asked: Asked) -> dict[str, dict[str, Any]]:
     """Return the references that need no text tower, by name, as plain JSON (see ``reference``)."""
     frozen, data, clients = asked.frozen, asked.data, asked.clients
-    shares = [_share(data, c) for c in clients]
+    shares = [share_of(data, c) for c in clients]
     each = regressions(frozen, shares)
     tests = np.unique(np.concatenate([s.test for s in shares]))
-    said, how = _afl(asked, tests)
+    ridge = _Ridge.of(asked)
+    scored = raw_features(asked, tests) @ ridge.weights
+    temper, how = ridge.temper(asked), ridge.how
     return {
         "chance": reference(ALONE, "expected of a class drawn evenly", [
             _chance(c, len(share.test), asked.classes)
@@ -97,7 +102,14 @@ def references(asked: Asked) -> dict[str, dict[str, Any]]:
             for c, s in zip(clients, shares, strict=True)
         ]),
         "logreg": _of(asked, ALONE, _said(each), [one.labels for one in each]),
-        "afl": _of(asked, TOGETHER, how, _dealt(said, tests, shares)),
+        "afl": _of(asked, TOGETHER, how, _dealt(_best(scored), tests, shares)),
+        "afl_prior": _of(
+            asked, TOGETHER, f"{how}; plus {temper:g} times the log of the client's class shares, "
+            "chosen on training images left out one by one", [
+                _best(scored[np.searchsorted(tests, s.test)]
+                      + temper * _prior(asked, c).to(scored))
+                for c, s in zip(clients, shares, strict=True)
+            ]),
         "pooled": _pooled(asked, tests, shares),
     }
 
@@ -116,15 +128,13 @@ def zero_shots(
     logits = _template_logits(asked.source, model, tests)
     local, prior = [], []
     for c in asked.clients:
-        share = _share(asked.data, c)
+        share = share_of(asked.data, c)
         here, counts = logits[np.searchsorted(tests, share.test)], asked.counts(c)
         local.append(np.where(counts > 0, here, -np.inf).argmax(1))
         weights = (counts + 1.0) / (counts.sum() + len(counts))
         prior.append((here + np.log(weights)).argmax(1))
     return {
-        "zero_shot": reference(ALONE, "the dataset's template prompt", [
-            {name: row[name] for name in COLUMNS} for row in rows
-        ]),
+        **template_reference(rows),
         "zero_shot_local": _of(
             asked, ALONE, "zero-shot among the classes of the client's training images", local
         ),
@@ -133,6 +143,13 @@ def zero_shots(
             "higher (Laplace)", prior,
         ),
     }
+
+
+def template_reference(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Return the reference ``zero_shot`` of the clients' lines of ``evaluator.zero_shot``."""
+    return {"zero_shot": reference(ALONE, "the dataset's template prompt", [
+        {name: row[name] for name in COLUMNS} for row in rows
+    ])}
 
 
 def reference(kind: str, how: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -168,7 +185,8 @@ def _chance(client: int, n: int, classes: int) -> Row:
     return {"client": client, "n": n, "correct": n / classes, "accuracy": share, "balanced": share}
 
 
-def _share(data: Federated, client: int) -> IndexSplit:
+def share_of(data: Federated, client: int) -> IndexSplit:
+    """Return a client's images by part."""
     split = data.clients[client]
     return IndexSplit(*(np.asarray(part, dtype=np.int64)
                         for part in (split.train, split.val, split.test)))
@@ -208,27 +226,87 @@ def _said(each: Sequence[Regression]) -> str:
     return f"L2 {middle:.0e}{span} chosen on {judges}{rest}"
 
 
-def _afl(asked: Asked, tests: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return the labels that AFL's classifier gives to ``tests``, and how it came about.
+@dataclass(frozen=True)
+class _Ridge:
+    """AFL's classifier: what the method AFL computes by default.
 
-    It is what the method AFL computes by default: ridge regression on features as they are, from
-    the sums of all members; its ridge by generalised cross-validation of the same sums.
+    It is ridge regression on features as they are, from the sums of all members; its ridge by
+    generalised cross-validation of the same sums.
+
+    Attributes:
+        weights: ``[d, C]``, float64.
+        inverse: of the sum of z z' with the ridge, ``[d, d]``.
+        how: how it came about.
     """
-    classes, n = asked.classes, 0
-    gram, cross = torch.zeros(0), torch.zeros(0)
+
+    weights: Tensor
+    inverse: Tensor
+    how: str
+
+    @classmethod
+    def of(cls, asked: Asked) -> _Ridge:
+        """Return the classifier of the members' training images."""
+        gram, cross, n = ridge_sums(asked)
+        strength = float(moments.best_ridge(gram, cross, torch.tensor(float(n)).to(gram)))
+        eye = torch.eye(len(gram)).to(gram)
+        return cls(
+            moments.ridge(gram, cross, strength), torch.linalg.pinv(gram + strength * eye),
+            f"AFL, ridge regression in one round: ridge {strength:.0e} by cross-validation",
+        )
+
+    def temper(self, asked: Asked) -> float:
+        """Return the factor of the log class shares that is right most often, clients alike.
+
+        Each training image is judged without itself, in the classifier and in the shares: the
+        solution without image i gives it (s_i - h_i y_i) / (1 - h_i), s_i its scores and h_i its
+        leverage. Of equals the smallest factor.
+        """
+        right = torch.zeros(len(TEMPERS), dtype=torch.float64)
+        for c in asked.members:
+            train = np.asarray(asked.data.clients[c].train)
+            if not len(train):
+                continue
+            z, y = raw_features(asked, train), asked.frozen.y(train)
+            hot = F.one_hot(y, asked.classes).to(z)
+            leverage = (z @ self.inverse * z).sum(1, keepdim=True)
+            alone = (z @ self.weights - leverage * hot) / (1 - leverage).clamp_min(1e-6)
+            prior = _log_shares(torch.from_numpy(asked.counts(c)).to(z) - hot)
+            for i, temper in enumerate(TEMPERS):
+                said = (alone + temper * prior).argmax(1).cpu()
+                right[i] += (said == y.cpu()).double().mean()
+        return TEMPERS[int(right.argmax())]
+
+
+def ridge_sums(asked: Asked) -> tuple[Tensor, Tensor, int]:
+    """Return the members' sums of z z' ``[d, d]`` and z y' ``[d, C]``, float64, and their images.
+
+    Features z are as the tower gives them, labels y one-hot.
+    """
+    gram, cross, n = torch.zeros(0), torch.zeros(0), 0
     for c in asked.members:
         train = np.asarray(asked.data.clients[c].train)
-        z = _raw(asked, train)
-        hot = F.one_hot(asked.frozen.y(train), classes).to(z)
+        z = raw_features(asked, train)
+        hot = F.one_hot(asked.frozen.y(train), asked.classes).to(z)
         own, n = (z.mT @ z, z.mT @ hot), n + len(train)
         gram, cross = (gram + own[0], cross + own[1]) if gram.numel() else own
-    strength = float(moments.best_ridge(gram, cross, torch.tensor(float(n)).to(gram)))
-    scored = _raw(asked, tests) @ moments.ridge(gram, cross, strength)
-    said = f"AFL, ridge regression in one round: ridge {strength:.0e} by cross-validation"
-    return scored.argmax(1).cpu().numpy(), said
+    return gram, cross, n
 
 
-def _raw(asked: Asked, indices: np.ndarray) -> Tensor:
+def _log_shares(counts: Tensor) -> Tensor:
+    """Return the log of class shares ``[..., C]``, each count ``SMOOTH`` higher."""
+    more = counts + SMOOTH
+    return (more / more.sum(-1, keepdim=True)).log()
+
+
+def _prior(asked: Asked, client: int) -> Tensor:
+    return _log_shares(torch.from_numpy(asked.counts(client)).double())
+
+
+def _best(scores: Tensor) -> np.ndarray:
+    return scores.argmax(1).cpu().numpy()
+
+
+def raw_features(asked: Asked, indices: np.ndarray) -> Tensor:
     """Return features as the tower gives them ``[n, d]``, float64."""
     at = torch.tensor(np.asarray(indices, dtype=np.int64))
     return in_double(asked.source.fetch(at, view=0)["features"])
@@ -253,5 +331,5 @@ def order(found: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 NAMES = (
     "chance", "majority", "zero_shot", "zero_shot_local", "zero_shot_prior", "logreg", "afl",
-    "pooled",
+    "afl_prior", "pooled",
 )

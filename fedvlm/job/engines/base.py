@@ -7,8 +7,9 @@ derives from ``ClientSide``. It is imported when a run names it (``core.plugins`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from yacs.config import CfgNode
 
@@ -82,6 +83,14 @@ class ClientSide:
     def resume(self, state: FedState | None) -> FedState | None:
         """Return the state that a run goes on from; excluded clients may be admitted again."""
         return state
+
+    def baselines(self, clients: Sequence[int]) -> dict[str, dict[str, Any]] | None:
+        """Return the baselines of clients whose images are not here; None: not known.
+
+        Args:
+            clients: whose test images are judged.
+        """
+        return None
 
     def meet(self) -> None:
         """Be ready for the first request.

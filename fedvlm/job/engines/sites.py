@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedvlm.console.screen import progress
+from fedvlm.distributed.server.baselines import ask_baselines
 from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built
 from fedvlm.job.engines.base import ClientSide, Tell
@@ -21,6 +23,7 @@ class AtParties(ClientSide):
     """Sites of parties; see ``ClientSide``."""
 
     parties: Parties
+    built: Built
 
     def check(self, inputs: Inputs | None) -> None:
         """See ``ClientSide.check``."""
@@ -37,8 +40,15 @@ class AtParties(ClientSide):
     def connect(self, built: Built, folder: RunFolder, tell: Tell) -> Iterator[None]:
         """See ``ClientSide.connect``."""
         self.parties.employ(built, folder.path, tell)
-        self.ask = self.parties.ask
+        self.ask, self.built = self.parties.ask, built
         yield
+
+    def baselines(self, clients: Sequence[int]) -> dict[str, dict[str, Any]] | None:
+        """See ``ClientSide.baselines``: as far as the sites' owners allow it."""
+        model = self.built.model
+        return ask_baselines(
+            self.parties.engine, clients, model.embed_dim, len(model.classnames)
+        )
 
     def resume(self, state: FedState | None) -> FedState | None:
         """See ``ClientSide.resume``."""

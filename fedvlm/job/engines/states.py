@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from yacs.config import CfgNode
 
-from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.core.files import user_path
 from fedvlm.core.rows.store import AWAY, RowStore
 from fedvlm.distributed.flower.place import FOLDER, read_place
-from fedvlm.distributed.store import SiteStore, new_letters
+from fedvlm.distributed.store import LostState, SiteStore, new_letters
 from fedvlm.federation.plan import parse_sites
 from fedvlm.federation.rounds import Federation, FedState
 
@@ -65,6 +65,20 @@ def stands_for_another(store: RowStore, versions: dict[int, int]) -> bool:
     for client, version in versions.items():
         return any(slot.startswith(AWAY) for slot, _ in store.form(client, version))
     return False
+
+
+def check_rows(folder: Path, federation: Federation, state: FedState) -> None:
+    """Check the clients' rows that workers wrote, of which no checkpoint has the hashes.
+
+    Raises:
+        DataError: one is gone or damaged.
+    """
+    store = federation.clients.store
+    if isinstance(store, SiteStore):
+        try:
+            store.require(state.versions)
+        except LostState as error:
+            raise DataError(f"'{folder / PLACE}': {error}") from error
 
 
 def take_workers_rows(folder: Path, federation: Federation, state: FedState) -> None:

@@ -22,6 +22,7 @@ ROWS = {  # of the final table; zero-shot has its own, with more numbers
     "zero_shot_prior": "zero-shot, class shares",
     "logreg": "logistic regression",
     "afl": "AFL (together)",
+    "afl_prior": "AFL, class shares",
     "pooled": "pooled (bound)",
 }
 QUARTERS = 4  # parts of a run whose last two show whether accuracy still rises

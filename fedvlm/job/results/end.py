@@ -247,12 +247,14 @@ def _table(rows: Mapping[str, Row], last: Row) -> list[dict[str, Any]]:
 
 
 def _end(built: Built) -> list[str]:
-    """Return what is to be said of a run that ``FED.BUDGET`` ended (nothing otherwise)."""
+    """Return why a run ended, where ``FED.BUDGET`` or ``FED.PATIENCE`` decides (else nothing)."""
     budget, last = built.federation.budget, built.federation.last_round
+    flat = built.federation.plateau.sentence(last, built.federation.plan.rounds)
+    said = [flat] if flat else []
     if not budget.plain:
-        return []
+        return said
     spent, most = sum(budget.spent.values()), sum(budget.plain)
-    return [
+    return said + [
         f"FED.BUDGET {budget.unit}: stopped after round {last} of at most {built.cfg.FED.ROUNDS}, "
         f"{spent:,} {budget.unit} used by all clients; FedAvg uses {most:,}"
     ]

@@ -7,7 +7,13 @@ from typing import Any
 
 from fedvlm.federation.batches import step_slices
 from fedvlm.federation.local.effort import Worked
+from fedvlm.federation.trainer import Trainer
 from fedvlm.job.build import Built
+
+
+def promises_privacy(built: Built) -> bool:
+    """Tell whether the method has a privacy guarantee, which baselines would not be covered by."""
+    return type(built.federation.trainer).privacy is not Trainer.privacy
 
 
 def private(built: Built, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,13 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
 from fedvlm.evaluation import Panel
-from fedvlm.evaluation.references import Asked, order, references, zero_shots
+from fedvlm.evaluation.references import (
+    Asked,
+    order,
+    references,
+    template_reference,
+    zero_shots,
+)
 from fedvlm.job.build import Built
 from fedvlm.job.sources import features_of, store_dir
 from fedvlm.models.features.code import PACKAGE
@@ -64,6 +70,15 @@ def reference_rows(
     return order(plain)
 
 
+def with_template(
+    found: dict[str, dict[str, Any]] | None, zero_shot: Mapping[str, Any] | None
+) -> dict[str, dict[str, Any]] | None:
+    """Return what sites told of their clients with ``zero_shot``; None where they told nothing."""
+    if found is None or zero_shot is None:
+        return found
+    return order(template_reference(zero_shot["clients"]) | found)
+
+
 def features_source(
     built: Built, panel: Panel, members: Sequence[int], progress: Progress | None
 ) -> SampleSource:
@@ -95,6 +110,8 @@ def _path(built: Built, panel: Panel, members: Sequence[int]) -> Path:
         code.hexdigest(), identity["data"], identity["images"], identity["backbone"],
         identity["transform"], identity["device"], backbone.numerics, list(panel.clients),
         list(members), torch.get_num_threads(),
+        *([] if built.data.groups is None else [hashlib.sha256(built.data.groups.tobytes())
+                                                .hexdigest()]),
     ]).encode()).hexdigest()
     return (store_dir(built.cfg) or default_dir()) / FOLDER / f"{key}.json"
 

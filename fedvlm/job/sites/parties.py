@@ -290,5 +290,5 @@ def left_out(cfg: CfgNode) -> list[str]:
     if not cfg.TEST.REFERENCES:
         return []
     return ["not computed, since they need the clients' images: the baselines (most frequent "
-            "class, zero-shot with own classes and with class shares, logistic regression, AFL, "
-            "pooled)"]
+            "class, zero-shot with own classes and with class shares, AFL); logistic regression "
+            "and pooled only where all sites allow them (rule 'baselines' of site.yaml)"]

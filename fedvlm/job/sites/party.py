@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from yacs.config import CfgNode
@@ -15,9 +15,12 @@ from fedvlm.distributed.facts import digest
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.site_yaml import SiteYaml
 from fedvlm.distributed.terms import Refused
+from fedvlm.evaluation import Panel
+from fedvlm.evaluation.references import Asked
 from fedvlm.job.build import build_run
 from fedvlm.job.identity import config_keys
 from fedvlm.job.inputs import SiteInputs
+from fedvlm.job.results.references import features_source
 
 
 def config_plain(cfg: CfgNode) -> dict[str, Any]:
@@ -59,6 +62,16 @@ def open_site(
         raise ConfigError(str(error)) from error
     file = read_site(owner.file)
     built = build_run(cfg, progress, inputs=SiteInputs(file, owner.images))
+
+    def baselines(clients: Sequence[int]) -> Asked:
+        """Return what baselines are made of; features are encoded when they are first asked."""
+        panel = Panel(clients, len(clients))
+        return Asked(
+            features_source(built, panel, clients, progress), built.data, clients, clients,
+            len(built.data.classnames),
+        )
+
     return Site(
-        built.federation, list(file.clients), owner.states, config, file.digest, say, owner.terms
+        built.federation, list(file.clients), owner.states, config, file.digest, say, owner.terms,
+        baselines,
     )

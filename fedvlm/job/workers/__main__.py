@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--clients", help="of a site behind Flower")
     parser.add_argument("--federation", type=Path, help="its invitation")
     args = parser.parse_args(words)
-    cfg = run_config(args.run, {})
+    cfg = run_config(args.run, {}, started=True)
     if args.clients:
         serve_clients(cfg, args.states, [int(c) for c in args.clients.split(",")],
                       args.federation, _say)

@@ -103,7 +103,7 @@ def _read(source: str, folder: Path) -> Any:
     from transformers import CLIPModel  # start-up: 2 s
 
     if folder.is_dir():
-        for file in folder.glob("*.bin"):
+        for file in (*folder.glob("*.bin"), *folder.glob("*.safetensors")):
             refuse_odd(file)
     try:
         with (

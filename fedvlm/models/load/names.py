@@ -101,11 +101,22 @@ def check_activation(name: str, build_quick_gelu: bool, weights: str, needs: boo
         return
     base = name.removesuffix("-quickgelu")
     mended = f"{base}-quickgelu" if needs else base
+    coop = next((short for short, build in COOP_NAMES.items() if build == mended), mended)
     act = {True: "QuickGELU", False: "GELU"}
     raise ConfigError(
-        f"weights '{weights}' were trained with {act[needs]}, but backbone '{name}' computes "
-        f"{act[build_quick_gelu]}, which gives wrong features: use --backbone {mended}"
+        f"--backbone {name} does not fit the weights '{weights}': they were trained with the "
+        f"activation function {act[needs]}, {name} computes {act[build_quick_gelu]}, and its "
+        f"features would be wrong. Use --backbone {coop}, which is the same network with "
+        f"{act[needs]}{_other_weights(name, build_quick_gelu)}"
     )
+
+
+def _other_weights(name: str, quick_gelu: bool) -> str:
+    """Return weights that fit a build, as the end of a sentence; empty where there are none."""
+    fit = [tag for tag, cfg in known_tags(name).items()
+           if bool(cfg.get("quick_gelu", False)) == quick_gelu]
+    large = [tag for tag in fit if tag.startswith("laion2b")] or fit
+    return f"; or keep {name} with weights that fit it, such as --weights {large[0]}" if fit else ""
 
 
 def known_tags(name: str) -> dict[str, dict[str, Any]]:

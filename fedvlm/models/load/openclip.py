@@ -24,6 +24,11 @@ from fedvlm.models.load.weights import download, load_file, quiet_hub
 LOADERS = "open_clip"
 DEFAULT_TAG = "openai"
 _CONFIG_FILE = "open_clip_config.json"
+_BOUNDS = {  # what a folder's config may ask for; the largest known CLIP has 48 layers of 6144
+    "layers": 256, "width": 16_384, "embed_dim": 16_384, "image_size": 4096, "patch_size": 512,
+    "context_length": 8192, "vocab_size": 4_000_000, "heads": 512, "head_width": 4096,
+    "mlp_ratio": 64,
+}
 
 
 def load(
@@ -146,6 +151,46 @@ def build_model(arch: dict[str, Any], seed: int = 0) -> tuple[nn.Module, dict[st
     return model, asdict(PreprocessCfg(size=size))
 
 
+def _check_folder_config(arch: Any, card: Path) -> None:
+    """Refuse the config of a folder that names a place to download from, or absurd sizes.
+
+    Raises:
+        DataError: names the key.
+    """
+    if not isinstance(arch, dict):
+        raise DataError(f"{card} is not an open_clip config: model_cfg is not a mapping")
+    parts = {"": arch, "vision_cfg.": arch.get("vision_cfg"), "text_cfg.": arch.get("text_cfg")}
+    for place, part in parts.items():
+        for key, value in part.items() if isinstance(part, dict) else ():
+            if key in ("timm_model_name", "hf_model_name") and isinstance(value, str) and (
+                    ":" in value or "/" in value):
+                raise DataError(f"{card}: {place}{key} '{value}' names another place: a folder "
+                                "brings its own weights, and nothing is downloaded for it")
+            if key == "timm_model_pretrained" and value:
+                raise DataError(f"{card}: {place}{key} asks for a download; set it to false")
+            for number in value if isinstance(value, list) else [value]:
+                if key in _BOUNDS and isinstance(number, int | float) and not (
+                        0 < number <= _BOUNDS[key]):
+                    raise DataError(f"{card}: {place}{key} is {number}; it must be above 0 and at "
+                                    f"most {_BOUNDS[key]:,}")
+
+
+def _check_amount(arch: dict[str, Any], file: Path) -> None:
+    """Refuse a config whose layers have far more numbers than the weights file has bytes.
+
+    Raises:
+        DataError: names both.
+    """
+    numbers = 0
+    for part in (arch.get("vision_cfg"), arch.get("text_cfg")):
+        layers, width = (part or {}).get("layers", 0), (part or {}).get("width", 0)
+        if isinstance(layers, int) and isinstance(width, int):
+            numbers += layers * 4 * width**2  # attention alone
+    if numbers > max(2 * file.stat().st_size, 10**7):
+        raise DataError(f"{_CONFIG_FILE} describes at least {numbers:,} weights, but '{file}' has "
+                        f"only {file.stat().st_size:,} bytes")
+
+
 def _overlay(preprocess: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     from open_clip.transform import merge_preprocess_dict  # start-up: 3 s
 
@@ -214,16 +259,22 @@ def _load_folder(source: str, build: str | None, **place: Any) -> Backbone:
     try:
         config = json.loads(card.read_text(encoding="utf-8"))
         arch = config["model_cfg"]
-        model, preprocess = build_model(arch)
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise DataError(f"{card} is not an open_clip config: {error!r}") from error
+        _check_folder_config(arch, card)
+        file = _find_checkpoint_in_dir(folder)
+        if not file:
+            raise DataError(f"no weights file (.safetensors, .bin, .pt) in '{folder}'")
+        _check_amount(arch, Path(file))
+        with quiet_hub(local=True):
+            model, preprocess = build_model(arch)
+    except (ConfigError, DataError):
+        raise
+    except Exception as error:  # open_clip and timm each have kinds of their own
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise DataError(f"{card} is not an open_clip config that can be built: {reason}") from error
     if build is not None and _normal(arch) != _normal(_builtin_config(build)):
         raise ConfigError(
             f"'{source}' has another architecture than {build}: use --backbone {source}"
         )
-    file = _find_checkpoint_in_dir(folder)
-    if not file:
-        raise DataError(f"no weights file (.safetensors, .bin, .pt) in '{folder}'")
     needs = True if names.looks_like_openai(Path(file)) else None
     names.check_activation(build or source, bool(arch.get("quick_gelu", False)), file, needs)
     load_file(model, Path(file))

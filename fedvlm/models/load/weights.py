@@ -19,11 +19,18 @@ from torch import nn
 from fedvlm.core.errors import DataError
 from fedvlm.models.load.torchscript import check_archive, is_torchscript, read_torchscript
 
+MOST_HEADER = 8 << 20  # bytes of a safetensors header: 100 times that of a large CLIP
 NUMPY_RATIO = 16  # what a packed .npz may unpack to; trained weights hardly shrink
 WAYS_OUT = (
     "use --backbone tiny (embedded), a local file with --weights FILE, "
     "or a folder with --weights local-dir:FOLDER"
 )
+
+_HUB, _HUB_FILE = "huggingface.co", "open_clip_model.safetensors"
+_GIGABYTES = {  # of float32 weights, by open_clip's name without -quickgelu
+    "RN50": 0.4, "RN101": 0.5, "ViT-B-32": 0.6, "ViT-B-16": 0.6, "ViT-L-14": 1.7,
+    "ViT-L-14-336": 1.7, "ViT-H-14": 3.9, "ViT-g-14": 5.5, "ViT-B-16-SigLIP": 0.8,
+}
 
 
 def refuse_odd(path: Path) -> None:
@@ -33,6 +40,12 @@ def refuse_odd(path: Path) -> None:
         DataError: a tar archive (as PyTorch wrote before 0.2), TorchScript, or a zip that is no
             plain one.
     """
+    if path.suffix == ".safetensors":
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+        if size > MOST_HEADER:
+            raise DataError(f"'{path}' has a header of {size:,} bytes, far more tensors than any "
+                            f"model; at most {MOST_HEADER:,} are read")
     if is_torchscript(path):
         raise DataError(f"'{path}' is TorchScript: give it with --weights, or use safetensors")
     if zipfile.is_zipfile(path):
@@ -86,9 +99,28 @@ def download(tag: str, build: str, cfg: dict[str, Any]) -> Path:
         with quiet_hub():
             return Path(download_pretrained(cfg))
     except Exception as error:  # network libraries raise many kinds
-        raise DataError(
-            f"cannot download weights '{tag}' of {build} ({type(error).__name__}): {WAYS_OUT}"
-        ) from error
+        raise DataError(absent_weights(tag, build, cfg)) from error
+
+
+def absent_weights(tag: str, build: str, cfg: dict[str, Any]) -> str:
+    """Return which file is needed, how large it is, and how to bring it here without a network."""
+    why = "the download failed" if hub_is_reachable() else "this machine has no access to the hub"
+    name = build.removesuffix("-quickgelu")
+    owner, repo, file = (*str(cfg.get("hf_hub", "")).split("/", 2), "", "")[:3]
+    url = str(cfg.get("url", ""))
+    if repo:
+        url = f"https://{_HUB}/{owner}/{repo}/resolve/main/{file.strip('/') or _HUB_FILE}"
+    if not url:
+        return f"the weights '{tag}' of {build} are not on this machine, and {why}: {WAYS_OUT}"
+    size = _GIGABYTES.get(name)
+    form = Path(url).suffix
+    here = f"{name}-{tag}{form}"
+    return (
+        f"the weights '{tag}' of {build} are not on this machine, and {why}. On a machine with "
+        f"network access run: curl -L -o {here} {url}{f' (about {size:g} GB)' if size else ''}; "
+        f"then copy {here} to this machine and add --weights FOLDER/{here} to the command. To try "
+        "fedvlm without weights: --backbone tiny"
+    )
 
 
 def hub_is_reachable() -> bool:

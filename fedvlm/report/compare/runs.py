@@ -55,7 +55,7 @@ PERSONAL = "personal|"  # before a client's number in that file
 Pairs = dict[str, tuple[float, float]]  # name of a number -> (A, B)
 
 
-class Heads(NamedTuple):
+class LastRounds(NamedTuple):
     """The rounds whose numbers are compared, and a note where that needs one."""
 
     a: int
@@ -163,21 +163,21 @@ def _pairing(a: Side, b: Side) -> tuple[bool, str]:
                   "not paired and only totals are compared"
 
 
-def _heads_of(a: Side, b: Side) -> Heads | None:
+def _heads_of(a: Side, b: Side) -> LastRounds | None:
     """Return the rounds to compare: both last ones, or the last that both evaluated."""
     if a.run is not None and b.run is not None:
         last = [int(run.last.get("round", -1)) for run in (a.run, b.run)]
         differ = f"A's last round is {last[0]}, B's is {last[1]}"
-        return Heads(last[0], last[1], differ if last[0] != last[1] else "")
+        return LastRounds(last[0], last[1], differ if last[0] != last[1] else "")
     common = a.evaluated & b.evaluated
     if not common:
         return None
     which = [x for x, side in (("A", a), ("B", b)) if side.run is None]
     verb = "is" if len(which) == 1 else "are"
-    return Heads(max(common), max(common), f"{' and '.join(which)} {verb} unfinished")
+    return LastRounds(max(common), max(common), f"{' and '.join(which)} {verb} unfinished")
 
 
-def _headline(a: Side, b: Side, heads: Heads) -> Pairs:
+def _headline(a: Side, b: Side, heads: LastRounds) -> Pairs:
     """Return the accuracies that both runs have."""
     left, right = a.record(heads.a), b.record(heads.b)
     names = [n for n in DEFINED if "." not in n and n != "seconds"]
@@ -263,7 +263,7 @@ def _runs(a: Side, b: Side) -> Topic:
     return Topic("Runs", lines)
 
 
-def _numbers(heads: Heads | None, numbers: Pairs) -> Topic:
+def _numbers(heads: LastRounds | None, numbers: Pairs) -> Topic:
     if heads is None:
         return Topic("Numbers", ["no round was evaluated in both runs: no number to compare"])
     where = f"after round {heads.a}" if heads.a == heads.b else \
@@ -288,7 +288,7 @@ def _costs(costs: Pairs) -> Topic:
     return Topic("Cost", [], rows)
 
 
-def _clients(a: Side, b: Side, heads: Heads) -> tuple[list[Topic], dict[str, Any]]:
+def _clients(a: Side, b: Side, heads: LastRounds) -> tuple[list[Topic], dict[str, Any]]:
     """Return the topics of clients and images of one partition, and their data."""
     left, right = (
         {row["client"]: row for row in one.get("clients", [])}

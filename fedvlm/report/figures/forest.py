@@ -23,13 +23,15 @@ from fedvlm.report.figures.drawing.lines import WORDS, legend_above
 from fedvlm.report.figures.drawing.strips import by_mean, family_legend, strips
 from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
 from fedvlm.report.statistics.contrast import leaders
+from fedvlm.report.statistics.images import Answers, answers_of
 
 NAME, ORDER, OF = "forest", 1, "runs"
 CAPTION = ("Personal accuracy of each method with its 95 % t-interval over seeds, the best mean on "
-           "top. Filled: the best and methods not significantly different from it (paired "
-           "interval); hollow: significantly different. The seed draws the partition, so compare "
-           "rows by the filling, not by overlap.")
+           "top. Filled: the best and methods not significantly different from it on these "
+           "sets; hollow: significantly worse (paired, corrected for choosing the best of all). "
+           "The seed draws the partition, so compare rows by the filling, not by overlap.")
 
+PERSONAL = "personal"
 Seeds = Mapping[Any, float]
 
 
@@ -67,27 +69,32 @@ def select(selection: FigureRuns) -> list[Forest] | str | None:
         return None
     metric = selection.metric
     places: dict[tuple[Any, ...], dict[str, Seeds]] = {}
+    answers: dict[tuple[Any, ...], dict[str, Mapping[Any, Answers]]] = {}
     families: dict[str, str] = {}
     for group in selection.groups:
         values = {seeds: value for seeds, run in group.runs.items()
                   if (value := run.value(metric)) is not None}
         if values:
             places.setdefault(group.place, {})[group.label] = values
+            answers.setdefault(group.place, {})[group.label] = {
+                seeds: answers_of(group.runs[seeds].last) for seeds in values
+            } if metric == PERSONAL else {}
             families[group.label] = group.family
     if not places:
         return f"no run has {metric}"
     levels = [selection.levels(place) for place in places]
     panels = [
-        Forest(title, _intervals({k: [v] for k, v in methods.items()}, families), levels[at],
-               metric)
-        for at, (title, methods) in enumerate(
-            zip(titles(list(places), PLACE), places.values(), strict=True))
+        Forest(title, _intervals({k: [v] for k, v in methods.items()},
+                                 {k: [v] for k, v in told.items()}, families), levels[at], metric)
+        for at, (title, methods, told) in enumerate(
+            zip(titles(list(places), PLACE), places.values(), answers.values(), strict=True))
     ]
     first, *others = places.values()
     shared = {label: [methods[label] for methods in places.values()] for label in first
               if all(label in methods for methods in others)}
     if others and shared:
-        average = Forest(f"average of {len(places)}", _intervals(shared, families),
+        both = {label: [told[label] for told in answers.values()] for label in shared}
+        average = Forest(f"average of {len(places)}", _intervals(shared, both, families),
                          mean_levels(levels), metric)
         panels.insert(0, average)
     return panels
@@ -156,11 +163,14 @@ def _limits(axes: Axes, panel: Forest) -> None:
 
 
 def _intervals(
-    methods: Mapping[str, Sequence[Seeds]], families: Mapping[str, str]
+    methods: Mapping[str, Sequence[Seeds]],
+    answers: Mapping[str, Sequence[Mapping[Any, Answers]]], families: Mapping[str, str],
 ) -> dict[str, MethodInterval]:
     """Return the methods' intervals; each has its seeds' values in one or several places."""
     labels = list(methods)
-    verdict = leaders([methods[label] for label in labels])
+    told = [answers[label] for label in labels]
+    whole = all(one for sets in told for one in sets)
+    verdict = leaders([methods[label] for label in labels], answers=told if whole else None)
     beaten = verdict.beaten if verdict else []
     intervals = {}
     for at, label in enumerate(labels):

@@ -12,6 +12,7 @@ from fedvlm.report.pages.grid import table
 from fedvlm.report.pages.html import Content, Html, cell, decimal, element, signed_text
 from fedvlm.report.pages.numbers import megabyte_text
 from fedvlm.runs.names import read_partition
+from fedvlm.runs.private import read_private
 
 LENGTH = 40  # points of a client's curve at most
 FEW = 30  # clients whose table is shown whole
@@ -38,8 +39,10 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
             if k not in COLUMNS and any(as_float(one.get(k)) is not None for one in last.values())]
     domains = any(one["domain"] for one in data.values())
     sent = [_bytes(records, way) for way in ("up", "down")]
-    heads: list[Content] = ["client", *(["domain"] if domains else []), *_counts(data),
-                            "test images", "accuracy (%)", "gain on start", "over rounds",
+    names = read_private(folder)["clients"]
+    heads: list[Content] = ["client", *(["name"] if names else []),
+                            *(["domain"] if domains else []), *_counts(data), "test images",
+                            "accuracy (%)", "gain on start", "over rounds",
                             *(f"{name} (%)" for name in more), "last loss", "sent", "received"]
     rows: list[Sequence[Content]] = []
     for client, one in last.items():
@@ -48,7 +51,8 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
             first.get(client, {}).get("accuracy"))
         gain = None if accuracy is None or start is None else accuracy - start
         rows.append([
-            client, *([str(there.get("domain", ""))] if domains else []),
+            client, *([_name(names, client)] if names else []),
+            *([str(there.get("domain", ""))] if domains else []),
             *(there.get(key, 0) for key in _counts(data).values()), one.get("n", 0),
             cell(decimal(accuracy), accuracy),
             cell("" if gain is None else signed_text(gain), gain),
@@ -61,8 +65,14 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
         f"{len(rows)} clients after round {evaluated[-1].get('round')}; gain: on the untrained "
         f"model of round {evaluated[0].get('round')}; curves from {low:.0f} to {high:.0f} %"
     )
+    if names:
+        words += "; the names are this machine's (private.json): this page is not for others"
     return table(heads, rows, caption=words, sortable=True, tall=len(rows) > FEW,
                  key="client-table")
+
+
+def _name(names: Sequence[str], client: int) -> str:
+    return names[client] if client < len(names) else ""
 
 
 def _holdings(folder: Path) -> dict[int, dict[str, Any]]:

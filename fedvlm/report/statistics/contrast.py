@@ -10,14 +10,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtr
 
-from fedvlm.core.stats import mean, t_interval
-from fedvlm.report.statistics.paired import wilcoxon
-from fedvlm.report.statistics.pooled import LEVEL, detectable, pooled_variance, random_effects
+from fedvlm.core.stats import mean
+from fedvlm.report.statistics.images import Answers, image_component
+from fedvlm.report.statistics.intervals import (
+    Component,
+    detectable,
+    prediction_interval,
+    quantile,
+    seed_components,
+    standard_error,
+)
 
 SetNumbers = Sequence[Mapping[Any, float]]  # per data set: seed's key -> value
+SetAnswers = Sequence[Mapping[Any, Answers]]  # per data set: seed's key -> answers by client
 ROUNDING = 1e-9  # of a difference: seeds that differ by less agree
+EXACT, BOUND, SEEDS_ALONE = "image by image", "bound", ""
 
 
 @dataclass(frozen=True)
@@ -25,15 +34,19 @@ class Contrast:
     """Differences B - A.
 
     Attributes:
-        sets, pairs: data sets with a pair; pairs in all.
-        mean: mean difference over the sets.
-        low, high: its 95 % interval: over sets where there are several, else over seeds; None of
-            one pair, and where all differences are one number other than zero: two seeds that
-            happen to agree to the last digit shown would be certain.
+        sets, pairs: data sets with a pair; pairs in all; seeds: the fewest of a set.
+        mean: mean difference over exactly these sets, each counted alike.
+        low, high: its 95 % interval on these sets; None of one pair, and where all differences are
+            one number other than zero: two seeds that happen to agree to the last digit shown
+            would be certain.
+        error, df: its standard error and degrees of freedom; None with the interval.
+        images: whether test images are in it: ``EXACT``, ``BOUND`` or ``SEEDS_ALONE``.
         detectable: the smallest true difference seen with a probability of 80 %; None with them.
         wins, ties, losses: sets where B is above, equal to, below A; of an experiment on one set
             its seeds.
-        p: Wilcoxon's signed-rank test over sets; None of fewer than six that differ.
+        sources: independent sources of data among the sets.
+        least, most: the smallest and largest mean difference of a set.
+        ahead: 95 % prediction interval of the difference on a new set; None below four sources.
     """
 
     sets: int
@@ -45,7 +58,14 @@ class Contrast:
     wins: int
     ties: int
     losses: int
-    p: float | None
+    error: float | None = None
+    df: float | None = None
+    seeds: int = 0
+    images: str = SEEDS_ALONE
+    sources: int = 1
+    least: float = 0.0
+    most: float = 0.0
+    ahead: tuple[float, float] | None = None
 
     @property
     def apart(self) -> int:
@@ -55,49 +75,99 @@ class Contrast:
         return (self.low > 0) - (self.high < 0)
 
     @property
+    def apart_ahead(self) -> int:
+        """The same of a new set."""
+        return (self.ahead[0] > 0) - (self.ahead[1] < 0) if self.ahead else 0
+
+    @property
     def chance(self) -> float | None:
         """Two-sided p of the t test that goes with the interval; None without an interval."""
-        if self.low is None or self.high is None:
+        if self.error is None or self.df is None:
             return None
-        df = self.sets - 1 if self.sets > 1 else self.pairs - 1
-        error = (self.high - self.low) / 2 / float(stdtrit(df, (1 + LEVEL) / 2))
-        if not error:
+        if not self.error:
             return 1.0 if not self.mean else 0.0
-        return 2 * float(stdtr(df, -abs(self.mean) / error))
+        return 2 * float(stdtr(self.df, -abs(self.mean) / self.error))
+
+    def apart_among(self, many: int) -> int:
+        """Return ``apart`` where this is one of ``many`` differences to one rival, by max-t."""
+        if self.error is None or self.df is None:
+            return 0
+        if abs(self.mean) <= quantile(self.df, many) * self.error:
+            return 0
+        return 1 if self.mean > 0 else -1
+
+    def apart_of_best(self, methods: int) -> int:
+        """Return ``apart`` where A or B is the best of ``methods`` by the same numbers (max-t).
+
+        The pair is chosen after looking, so it counts as one of all pairs.
+        """
+        return self.apart_among(methods * (methods - 1) // 2)
 
 
-def contrast(a: SetNumbers, b: SetNumbers, exact: bool = False) -> Contrast | None:
+def contrast(
+    a: SetNumbers, b: SetNumbers, exact: bool = False, sources: Sequence[str] = (),
+    answers: tuple[SetAnswers, SetAnswers] | None = None,
+) -> Contrast | None:
     """Return what the pairs of two methods say; None where no data set has one.
 
-    Over several sets: a random-effects mean (``pooled.random_effects``) of the sets' mean
-    differences. The variance within sets is pooled over them: the two to five seeds of one set
-    estimate none, and three seeds that happen to agree would take the whole mean.
+    On these sets: the mean of the sets' mean differences; its variance is that of the seeds within
+    each set and of the test images, degrees of freedom by Satterthwaite. On a new set: a
+    prediction interval over the sources' mean differences (``intervals``).
 
     Args:
         exact: whether the numbers are counts (bytes, steps), which agree by nature: an interval
             of no width is believed.
+        sources: per data set where its images are from; empty: each has its own.
+        answers: of both methods, where the numbers are means over clients of their accuracy in
+            percent.
     """
-    sets = [[y[seed] - x[seed] for seed in sorted(x.keys() & y.keys(), key=str)]
-            for x, y in zip(a, b, strict=True)]
-    sets = [pairs for pairs in sets if pairs]
+    places, sets = [], []
+    for at, (x, y) in enumerate(zip(a, b, strict=True)):
+        pairs = [y[seed] - x[seed] for seed in sorted(x.keys() & y.keys(), key=str)]
+        if pairs:
+            places.append(at)
+            sets.append(pairs)
     if not sets:
         return None
     means = [mean(pairs) or 0.0 for pairs in sets]
+    by_source: dict[str, list[float]] = {}
+    for at, number in zip(places, means, strict=True):
+        by_source.setdefault(sources[at] if sources else str(at), []).append(number)
     units = means if len(a) > 1 else sets[0]
-    count = sum(map(len, sets))
     signs = (sum(x > 0 for x in units), sum(x == 0 for x in units), sum(x < 0 for x in units))
-    if len(sets) == 1:
-        half = t_interval(sets[0])
-        if half is None or (not exact and _empty(half, means[0])):
-            return Contrast(1, count, means[0], None, None, None, *signs, None)
-        return Contrast(1, count, means[0], means[0] - half, means[0] + half,
-                        detectable(count - 1) * _error(sets[0]), *signs, None)
-    within = pooled_variance(sets)
-    over = random_effects(means, [within / len(pairs) for pairs in sets])
-    if over.high is not None and not exact and _empty(over.high - over.mean, over.mean):
-        return Contrast(len(sets), count, over.mean, None, None, None, *signs, wilcoxon(means))
-    return Contrast(len(sets), count, over.mean, over.low, over.high, over.detectable, *signs,
-                    wilcoxon(means))
+    centre = mean(means) or 0.0
+    images, kind = _images(answers, places)
+    seeds = seed_components(sets)
+    total = standard_error([*seeds, *images]) if seeds else None
+    error = None if total is None else total.variance**0.5
+    if total is None or error is None or (
+            not exact and error <= ROUNDING * abs(centre) and centre):
+        total = error = None
+        kind = SEEDS_ALONE
+    df = None if total is None else total.df
+    half = None if error is None or df is None else quantile(df) * error
+    return Contrast(
+        len(sets), sum(map(len, sets)), centre,
+        None if half is None else centre - half, None if half is None else centre + half,
+        None if error is None or df is None else detectable(df) * error, *signs, error, df,
+        min(map(len, sets)), kind, len(by_source), min(means), max(means),
+        prediction_interval([mean(each) or 0.0 for each in by_source.values()]),
+    )
+
+
+def _images(
+    answers: tuple[SetAnswers, SetAnswers] | None, places: Sequence[int]
+) -> tuple[list[Component], str]:
+    """Return the test images' components of the mean over some sets, and how they are known."""
+    if answers is None:
+        return [], SEEDS_ALONE
+    found = [image_component(answers[0][at], answers[1][at]) for at in places]
+    parts = [one for one in found if one is not None]
+    if len(parts) < len(places):
+        return [], SEEDS_ALONE
+    share = 1 / len(places) ** 2
+    components = [Component(one.variance * share, one.df) for one, _ in parts if one.variance]
+    return components, EXACT if all(known for _, known in parts) else BOUND
 
 
 @dataclass(frozen=True)
@@ -106,32 +176,30 @@ class Leaders:
 
     Attributes:
         best: highest mean, over the data sets and the seeds that all compared methods share.
-        peers, beaten, above: not significantly different from it by the paired interval,
-            significantly below it, and above it though their mean is not.
+        peers, beaten: not significantly different from it, and significantly below it.
         lacking: who is not compared: it has fewer than half of a data set's seeds.
     """
 
     best: int
     peers: list[int]
     beaten: list[int]
-    above: list[int]
     lacking: list[int]
 
 
 def leaders(
-    methods: Sequence[SetNumbers], lower: bool = False, exact: bool = False
+    methods: Sequence[SetNumbers], lower: bool = False, exact: bool = False,
+    answers: Sequence[SetAnswers] | None = None,
 ) -> Leaders | None:
-    """Return the best method, and who is not significantly worse.
+    """Return the best method, and who is significantly worse on these data sets.
 
-    A method differs significantly where the interval of its paired differences to the best excludes
-    zero. The best is best by itself only where all others are, each at 5 %: for a claim against
-    every other method that is an intersection-union test, which needs no correction for their
-    number (Berger, Multiparameter Hypothesis Testing and Acceptance Sampling, 1982).
+    Who is best is read off the same numbers, so a difference to it must exceed what the largest of
+    all differences between so many equal methods reaches in 95 % of experiments
+    (``Contrast.apart_of_best``): among equal methods somebody is called worse in at most 5 %.
 
     Args:
         methods: each one's numbers, over the same data sets.
         lower: whether smaller is better.
-        exact: see ``contrast``.
+        exact, answers: see ``contrast``; answers of each method.
 
     Returns:
         None where fewer than two methods share a seed of every data set.
@@ -143,12 +211,14 @@ def leaders(
         return None
     sign = -1 if lower else 1
     best = max(there, key=lambda at: sign * (mean(mean(v.values()) for v in whole[at]) or 0.0))
-    places: dict[int, list[int]] = {0: [], 1: [], -1: []}
+    peers, beaten = [], []
     for at in there:
         if at != best:
-            seen = contrast(whole[at], whole[best], exact)
-            places[seen.apart * sign if seen else 0].append(at)
-    return Leaders(best, places[0], places[1], places[-1], lacking)
+            seen = contrast(whole[at], whole[best], exact,
+                            answers=(answers[at], answers[best]) if answers else None)
+            apart = seen.apart_of_best(len(there)) * sign if seen else 0
+            (beaten if apart > 0 else peers).append(at)
+    return Leaders(best, peers, beaten, lacking)
 
 
 def lacks(one: SetNumbers, methods: Sequence[SetNumbers]) -> tuple[int, int, int] | None:
@@ -169,13 +239,3 @@ def common_seeds(methods: Sequence[SetNumbers]) -> list[list[dict[Any, float]]]:
     common = [set[Any].intersection(*map(set, column)) for column in zip(*methods, strict=True)]
     return [[{seed: one[seed] for seed in sorted(seeds, key=str)}
              for one, seeds in zip(sets, common, strict=True)] for sets in methods]
-
-
-def _empty(half: float, centre: float) -> bool:
-    """Return whether an interval is as wide as rounding and yet excludes zero."""
-    return half <= ROUNDING * abs(centre) and centre != 0
-
-
-def _error(pairs: Sequence[float]) -> float:
-    """Return the standard error of a mean."""
-    return (pooled_variance([pairs]) / len(pairs)) ** 0.5

@@ -132,14 +132,15 @@ def brief_difference(name: str, versus: str, signs: bool) -> str:
 def _marks(marked: frozenset[int], n: int) -> str:
     """Say what bold and underlined mean, or why there is neither."""
     if marked:
-        return ("bold: significantly different from every other method (95 % interval of paired "
-                "differences over seeds; in an average over data sets, random effects); "
-                "underlined: the best and those not significantly different from it; no marks in "
-                "a column: no significant difference to its best")
+        return ("bold: significantly different from every other method (paired differences on "
+                "these data sets at 5 %, corrected for choosing the best of all methods; seeds "
+                "and, of personal accuracy, test images); underlined: the best and those not "
+                "significantly different from it; no marks in a column: no significant difference "
+                "to its best")
     if n < 2:
         return "nothing is bold: one seed allows no test"
-    return ("nothing is bold: no method differs significantly from the best of its column (95 % "
-            "interval of paired differences)")
+    return ("nothing is bold: no method differs significantly from the best of its column (paired "
+            "differences on these data sets at 5 %, corrected for choosing the best of all)")
 
 
 def version_text(runs: Sequence[RunFacts]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedvlm.core.stats import mean, sample_std, t_interval
 from fedvlm.report.statistics.contrast import Leaders, leaders
+from fedvlm.report.statistics.images import Answers
 from fedvlm.report.tables.facts import METRIC
 from fedvlm.report.tables.metrics import metric
 
@@ -46,6 +47,7 @@ class TableCell:
         below: whether a reference of the method's kind has more.
         words: shown instead of the number: a difference with its interval.
         values: per data set the value by seed; of a cell of one data set one mapping.
+        answers: the same of the clients' answers that the values are means of; () of others.
     """
 
     metric: str
@@ -62,6 +64,7 @@ class TableCell:
     below: bool = False
     words: str = ""
     values: tuple[Seeds, ...] = field(default=(), repr=False, compare=False)
+    answers: tuple[Mapping[Any, Answers], ...] = field(default=(), repr=False, compare=False)
 
     @property
     def text(self) -> str:
@@ -100,17 +103,22 @@ class TableCell:
 CellRows = tuple[tuple[TableCell, ...], ...]
 
 
-def cell_of(name: str, values: Seeds, of: int, ci: bool, digits: int) -> TableCell:
+def cell_of(
+    name: str, values: Seeds, of: int, ci: bool, digits: int,
+    answers: Mapping[Any, Answers] | None = None,
+) -> TableCell:
     """Return the cell of the metric ``name``.
 
     Args:
         values: of the seeds that have it.
         of: seeds in all.
+        answers: by seed, of a metric that is the mean over clients of their accuracy.
     """
     numbers = list(values.values())
     return TableCell(
         name, mean(numbers), sample_std(numbers), t_interval(numbers) if ci else None,
         len(numbers), of, digits=digits, values=(values,),
+        answers=(answers,) if answers else (),
     )
 
 
@@ -142,6 +150,7 @@ def average(cells: Sequence[TableCell], ci: bool = False) -> TableCell:
         first.metric, mean(cell.mean for cell in cells), sample_std(seeds),
         t_interval(seeds) if ci else None, len(seeds), len(seeds), digits=first.digits,
         average=True, fewer=any(cell.fewer for cell in cells), values=values,
+        answers=tuple(one for cell in cells for one in cell.answers),
     )
 
 
@@ -163,7 +172,7 @@ def harmonic_of_averages(
     seeds = [harmonic(numbers) for numbers in zip(*columns, strict=False)]
     same = len({len(column) for column in columns}) == 1
     return replace(
-        like, mean=harmonic([cell.mean or 0.0 for cell in means]), values=(), rank=0,
+        like, mean=harmonic([cell.mean or 0.0 for cell in means]), values=(), answers=(), rank=0,
         std=sample_std(seeds) if same else None, ci=t_interval(seeds) if same and ci else None,
     )
 
@@ -213,25 +222,6 @@ def columns_without_pairs(
             if len(_rivals(cells, rivals)) > 1 and _verdict(cells, rivals) is None]
 
 
-def find_disputes(
-    grid: CellRows, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
-) -> list[tuple[int, int, list[int]]]:
-    """Return where somebody is above the highest mean in pairs: (column, best, who), see above.
-
-    Args:
-        rivals: see ``with_marks``.
-    """
-    if not _race(row_keys, col_keys):
-        return []
-    races = grid if "trainer" in col_keys else tuple(zip(*grid, strict=True))
-    out = []
-    for at, cells in enumerate(races):
-        there, verdict = _rivals(cells, rivals), _verdict(cells, rivals)
-        if verdict is not None and verdict.above:
-            out.append((at, there[verdict.best], [there[i] for i in verdict.above]))
-    return out
-
-
 def _race(row_keys: Sequence[str], col_keys: Sequence[str]) -> bool:
     """Return whether those side by side compete: the columns where they are methods, else rows."""
     return not NOT_RIVALS & {*(col_keys if "trainer" in col_keys else row_keys)}
@@ -248,17 +238,20 @@ def _verdict(cells: Sequence[TableCell], rivals: Sequence[bool]) -> Leaders | No
     if not there:
         return None
     meant = metric(cells[there[0]].metric)
-    return leaders([cells[at].values for at in there], meant.lower, meant.counted)
+    answers = [cells[at].answers for at in there]
+    whole = all(len(one) == len(cells[at].values) for one, at in zip(answers, there, strict=True))
+    return leaders([cells[at].values for at in there], meant.lower, meant.counted,
+                   answers if whole else None)
 
 
 def rank_cells(cells: Sequence[TableCell], rivals: Sequence[bool]) -> list[TableCell]:
     """Mark the best where it is significantly better than all others in pairs, else its peers.
 
-    Cells with fewer seeds do not compete. Where none is significantly worse than the best, and
-    where one is above it in pairs, there is no mark.
+    Cells with fewer seeds do not compete. Where none is significantly worse than the best there is
+    no mark.
     """
     there, verdict = _rivals(cells, rivals), _verdict(cells, rivals)
-    if verdict is None or verdict.above or not verdict.beaten:
+    if verdict is None or not verdict.beaten:
         return list(cells)
     best, peers = verdict.best, verdict.peers
     marks = {there[at]: PEER for at in (best, *peers)} if peers else {there[best]: BEST}

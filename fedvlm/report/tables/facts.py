@@ -26,6 +26,7 @@ REFERENCE_NAMES = {
     "majority": "most frequent class", "zero_shot": "zero-shot",
     "zero_shot_local": "zero-shot, own classes", "zero_shot_prior": "zero-shot, class shares",
     "logreg": "logistic regression", "afl": "federated ridge (AFL)",
+    "afl_prior": "AFL + class shares",
     "pooled": "logistic regression, pooled",
 }
 UNSEEN = ("base_all", "base_other", "new", "hm2", "hm3", "cm")  # of personal models, too

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.report.statistics.images import ClientAnswers, answers_of
 from fedvlm.report.tables.cells import TableCell, cell_of
 from fedvlm.report.tables.facts import KINDS, METRIC, RunFacts
 from fedvlm.report.tables.metrics import ROUNDS_TO, metric, metric_value
 from fedvlm.report.tables.papers import GROUPS, Paper, dataset_name
+from fedvlm.runs.bits import BITS
+
+PERSONAL = "personal"  # the metric whose test images are told by client
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,24 @@ def cell_at(runs: Sequence[RunFacts], name: str, ci: bool, digits: int) -> Table
     digits = digits if decimals is None else decimals
     if name.startswith(ROUNDS_TO) and len(values) < len(runs):  # a mean of the lucky seeds lies
         return TableCell(name, n=len(values), of=len(runs), reached=len(values), digits=digits)
-    return cell_of(name, values, len(runs), ci, digits)
+    answers = {e.seeds: _answers(e) for e in runs if e.seeds in values} \
+        if name == PERSONAL else None
+    return cell_of(name, values, len(runs), ci, digits, answers)
+
+
+def _answers(entry: RunFacts) -> dict[str, ClientAnswers]:
+    """Return what the clients of a run, or a reference of it, answered on their test images."""
+    if entry.reference:
+        return answers_of(entry.run.section("references").get(entry.reference) or {})
+    names = {}
+    if BITS in entry.run.last:
+        try:
+            index = json.loads((entry.run.path / "partition.json").read_text(encoding="utf-8"))
+            names = {str(at): list(map(str, one["test"]))
+                     for at, one in enumerate(index["clients"])}
+        except (OSError, ValueError, KeyError, TypeError):
+            names = {}  # a pack has no partition
+    return answers_of(entry.run.last, names)
 
 
 def order_table(lines: Sequence[TableRow], order: Sequence[str], averaged: bool) -> list[TableRow]:

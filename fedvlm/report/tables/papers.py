@@ -44,6 +44,19 @@ def dataset_name(word: object) -> str:
     return _DATASETS.get(fold(str(word)), str(word))
 
 
+def source_of(word: object) -> str:
+    """Return where a data set's images are from; parts of one source are one.
+
+    CIFAR-10 and CIFAR-100 share their photographs, the ImageNet sets their classes, a set's domains
+    and parts (``Caltech101/2``) the set.
+    """
+    name = dataset_name(str(word).partition("/")[0].strip()).rstrip("*")
+    for family in ("CIFAR", "ImageNet"):
+        if fold(family) in fold(name):
+            return family
+    return name
+
+
 @dataclass(frozen=True)
 class Paper:
     """What a card says of a method's paper.

@@ -29,7 +29,6 @@ from fedvlm.report.tables.cells import (
     average,
     averaged_by,
     columns_without_pairs,
-    find_disputes,
     harmonic_of_averages,
     mark_best,
 )
@@ -212,7 +211,7 @@ def _of_metrics(
                                         spec.ci, spec.digits)
     if spec.versus:
         lines, columns = difference_columns(base, lines, columns, sets, spec.versus,
-                                            tuple(spec.cols) in AVERAGED)
+                                            _pooled_axis(spec))
     most = _most(base, references)
     runs = [e for e in entries if not e.reference]
     marked = _marks(base, spec, references)
@@ -365,7 +364,7 @@ def _marks(
 def _difference_table(
     table: ReportTable, lines: Sequence[TableRow], sets: Sequence[str], spec: Spec, command: str
 ) -> ReportTable:
-    rows, columns, words = difference_rows(lines, sets, spec.versus, tuple(spec.cols) in AVERAGED)
+    rows, columns, words = difference_rows(lines, sets, spec.versus, _pooled_axis(spec))
     return ReportTable(
         table.metrics, table.corner, tuple(one.label for one in rows), tuple(columns),
         tuple(one.cells for one in rows), f"{words} Made by: {command}." if command else words,
@@ -373,6 +372,11 @@ def _difference_table(
         brief_difference(table.metrics[0], spec.versus, "detectable" in columns),
         table.made, (), tuple(one.method for one in rows),
     )
+
+
+def _pooled_axis(spec: Spec) -> str:
+    """Return what the columns are, where differences may be averaged over them; '' elsewhere."""
+    return spec.cols[0] if tuple(spec.cols) in AVERAGED else ""
 
 
 def _extra(
@@ -434,19 +438,12 @@ def _unpaired(seeds: Sequence[set[tuple[Any, ...]]]) -> list[str]:
 def _incomparable(
     lines: Sequence[TableRow], columns: Sequence[str], spec: Spec, references: Sequence[bool]
 ) -> list[str]:
-    """Say where nobody is marked because no seed is everybody's, or pairs and means disagree."""
+    """Say where nobody is marked because no seed is everybody's."""
     race = (tuple(line.cells for line in lines), spec.rows, spec.cols,
             _rivals(lines, spec, references))
-    labels = [line.label for line in lines]
-    names, rivals = (labels, columns) if "trainer" in spec.cols else (columns, labels)
+    names = [line.label for line in lines] if "trainer" in spec.cols else columns
     where = _listed([names[at] for at in columns_without_pairs(*race)])
-    notes = [f"no common seeds to pair, so not marked: {where}"] if where else []
-    words = _listed([
-        f"{names[at]} ({', '.join(rivals[i] for i in above)} above {rivals[best]})"
-        for at, best, above in find_disputes(*race)
-    ])
-    return notes + ([f"pairs and means disagree on the best, so not marked: "
-                     f"{words}"] if words else [])
+    return [f"no common seeds to pair, so not marked: {where}"] if where else []
 
 
 def _copies(copies: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ BASELINES = {  # of results["references"], in words
     "zero_shot_prior": "zero-shot (class shares)",
     "logreg": "local logistic regression",
     "afl": "AFL (ridge regression, one round)",
+    "afl_prior": "AFL plus each client's class shares (no training)",
     "pooled": "pooled logistic regression",
 }
 PAYS, COSTS, UNCLEAR, UNSHARED = "pays", "costs", "unclear", "unshared"
@@ -133,8 +134,8 @@ def _reason(results: Mapping[str, Any]) -> str:
         return ("baselines on the private images would not be covered by the run's privacy "
                 "guarantee")
     if not isinstance(results.get("references"), Mapping):
-        return ("no baselines were computed (TEST.REFERENCES is off, or the images are at their "
-                "sites)")
+        return ("no baselines were computed (TEST.REFERENCES is off, or the images are at sites "
+                "whose site.yaml does not allow baselines)")
     return "no client has test images"
 
 

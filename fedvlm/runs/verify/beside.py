@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fedvlm.runs.metrics import WORK
 from fedvlm.runs.verify.answer import ALONE, ANSWER, TOGETHER, federation_answer
 
 EXACT = 1e-9  # points; less is rounding
@@ -110,3 +111,41 @@ def _told(value: Mapping[str, Any] | None) -> str:
     short = (f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {str(v)[:40]}"
              for k, v in value.items())
     return ", ".join(short) or "nothing"
+
+
+def repeated_numbers(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield numbers that a results file says twice, and not the same.
+
+    The rows of the final table are those of its sections, and what was spent follows from the
+    totals. A packed run has no rounds to compare with.
+
+    Args:
+        record: a results file.
+    """
+    results, info = record["results"], record["run_info"]
+    sections = [v for v in results.values() if isinstance(v, Mapping)]
+    sections += [v for v in (results.get("references") or {}).values() if isinstance(v, Mapping)]
+    for row in results.get("table") or ():
+        numbers = {k: v for k, v in row.items() if k and not isinstance(v, str)}
+        if numbers and not any(numbers.items() <= _plain(one).items() for one in sections):
+            yield f"table, '{row.get('')}': its numbers are those of no section"
+    costs, totals = results.get("spent"), info.get("totals")
+    if isinstance(costs, Mapping) and isinstance(totals, Mapping):
+        for name, wanted in _spent_of(totals).items():
+            if name in costs and costs[name] != wanted:
+                yield f"spent.{name} is {costs[name]}, the totals give {wanted}"
+
+
+def _spent_of(totals: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what totals say of costs; what older ones do not have is absent."""
+    out = {name: totals[name] for name in ("bytes_up", "bytes_down", "seconds") if name in totals}
+    out |= {name: totals[told] for name, told in WORK.items() if told in totals}
+    for name, told in (("local_steps", "steps"), ("samples", "samples")):
+        final = totals.get(f"finetune_{told}")
+        if name in totals and final is not None:
+            out |= {name: totals[name] + final, f"final_{told}": final}
+    return out
+
+
+def _plain(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in section.items() if v is None or isinstance(v, int | float)}

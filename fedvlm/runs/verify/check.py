@@ -30,7 +30,7 @@ from fedvlm.runs.seal import (
     read_bytes,
     seal_of,
 )
-from fedvlm.runs.verify.beside import disagreements
+from fedvlm.runs.verify.beside import disagreements, repeated_numbers
 from fedvlm.runs.verify.cover import BARE, METRICS, TOLD, damage, missing_files
 from fedvlm.runs.verify.numbers import problems, protocol_problems, shorter
 
@@ -175,6 +175,34 @@ def one_digest_one_seed(runs: Sequence[tuple[Path, str, Mapping[str, Any]]]) -> 
     return out
 
 
+def equal_seeds(
+    runs: Sequence[tuple[Path, Mapping[str, Any], Mapping[str, Any]]]
+) -> list[str]:
+    """Return a sentence for each pair of runs of other seeds with the same answers and losses.
+
+    A method that trains nothing may give them, if all its clients' images are the same.
+
+    Args:
+        runs: folder, protocol, results.
+    """
+    first: dict[str, tuple[Path, Any]] = {}
+    out = []
+    for path, protocol, results in runs:
+        rows = results["last"].get("clients") if isinstance(results.get("last"), Mapping) else None
+        losses = [row.get("nll") for row in rows or () if isinstance(row, Mapping)]
+        if not rows or all(loss is None for loss in losses):
+            continue
+        same = {k: v for k, v in protocol.items() if k not in ("seed", "data_seed", "data_digest")}
+        key = _text([same, rows])
+        seeds = [protocol.get("seed"), protocol.get("data_seed")]
+        path_, other = first.setdefault(key, (path, seeds))
+        if other != seeds:
+            out.append(f"{path} (seed {seeds[0]}, data seed {seeds[1]}) and {path_} (seed "
+                       f"{other[0]}, data seed {other[1]}) have the same answers and losses for "
+                       "every client: one may be a copy of the other")
+    return out
+
+
 def _verdict(folder: Path, record: Mapping[str, Any], found: Iterator[str]) -> RunVerdict:
     covers = record.get("covers")
     whole_seal = isinstance(covers, Mapping) and not covers.get(BARE)
@@ -199,6 +227,7 @@ def _told(folder: Path, record: Mapping[str, Any], whole: bool) -> Iterator[str]
         yield f"{RESULTS}: {clause}"
     yield from (f"{RESULTS}: {clause}" for clause in _last(record["results"]))
     yield from (f"{RESULTS}: {clause}" for clause in disagreements(record["results"]))
+    yield from (f"{RESULTS}: {clause}" for clause in repeated_numbers(record))
     last = record["results"].get("last")
     if isinstance(last, Mapping):
         yield from (f"{RESULTS}: last.{clause}" for clause in bit_problems(last))

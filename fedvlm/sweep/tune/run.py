@@ -298,7 +298,7 @@ def knobs_of(entry: PlanEntry) -> tuple[Knob, ...]:
     Raises:
         ConfigError: its card names keys that are none.
     """
-    trainer, schema = load_schema(entry.name)
+    trainer, schema = load_schema(entry.name, named=True)
     return read_knobs(fields(card_of(entry.name)).get("Knobs", ""), trainer.name, schema)
 
 

@@ -1,7 +1,7 @@
 """What is searched: the same optimiser space for every method, and the knobs of its card.
 
 Optimiser ``sgd`` or ``adamw``; a learning rate for each role that the method trains (``peft.
-role_of``), 0.002 to 2 for sgd and a tenth of that for adamw, by orders of magnitude; local epochs
+role_of``), 0.002 to 20 for sgd and a tenth of that for adamw, by orders of magnitude; local epochs
 1, 2 or 4. A card that fixes ``OPTIM.NAME`` (plain steps) has one rate. What a plan sets itself is
 fixed: a plan with ``local-epochs: 2``, whose tables hold the local work equal, tunes none.
 """
@@ -17,7 +17,7 @@ from fedvlm.config.knobs import Knob
 
 NAME, LR = "OPTIM.NAME", "OPTIM.LR"
 OPTIMISERS = ("sgd", "adamw")
-RATES, ADAPTIVE = (0.002, 2.0), 0.1  # of sgd; adamw's are this many times those
+RATES, ADAPTIVE = (0.002, 20.0), 0.1  # of sgd; adamw's are this many times those
 LOCAL_EPOCHS = ("1", "2", "4")
 Params = dict[str, Any]  # key -> a number, or a word of choices
 

@@ -29,6 +29,7 @@ from fedvlm.sweep.tune.values import load_schema, parse_value, read_values
 
 FORMAT = 1
 BACKBONE = ("MODEL.BACKBONE.NAME", "MODEL.INIT_WEIGHTS")
+TUNED = ("OPTIM.", "TRAINER.", "PEFT.")
 TRAINS = ("PEFT.", "FED.FINETUNE_")
 SAY_WHICH = ("PEFT.", "TRAINER.", "FED.FINETUNE_", "FED.AGGREGATOR", "FED.SERVER_OPTIM")
 
@@ -59,7 +60,23 @@ def read_tuned(path: Path) -> dict[str, Any]:
             f"{path}: is damaged or was edited (its checksum does not match); fedvlm tune "
             "rewrites it from its runs"
         )
+    for entry in record["entries"]:
+        _check_values(path, entry)
     return dict(record)
+
+
+def _check_values(path: Path, entry: Mapping[str, Any]) -> None:
+    """Refuse values of keys that are not tuned: places, names, what the plan decides.
+
+    Raises:
+        DataError: names the key.
+    """
+    space = {str(knob).partition(" ")[0] for knob in entry.get("space") or ()}
+    for key in entry["values"]:
+        tunable = key in WORK or (key.startswith(TUNED) and key != "TRAINER.NAME")
+        if not tunable or (space and key not in space and not key.startswith("OPTIM.")):
+            raise DataError(f"{path}: '{entry.get('label')}' has a value for {key}, which is not "
+                            "in the space that was searched; nothing of it is used")
 
 
 def apply_tuned(
@@ -155,6 +172,7 @@ def trains_of(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     out = {}
     for entry in record["entries"]:
         words = {k: v for k, v in (common | entry["settings"]).items() if k.startswith(TRAINS)}
+        load_schema(entry["trainer"])  # the file names the method, no plan does
         schema, _ = _defaults(entry["trainer"], "")
         trained = _trained(entry["trainer"], words)
         out[entry["label"]] = {k: v for k, v in read_keys(trained, schema).items()
@@ -212,6 +230,6 @@ def _trained(name: str, settings: Mapping[str, str], file: str = "") -> dict[str
 @lru_cache(256)
 def _defaults(name: str, file: str) -> tuple[Any, dict[str, Any]]:
     """Return a method's keys, and their values as its file says; ``file``: not the usual one."""
-    trainer, schema = load_schema(name)
+    trainer, schema = load_schema(name, named=True)
     path = find_config(file, "trainers") if file else lookup(trainer.name, "trainers")
     return schema, read_values(path, schema)

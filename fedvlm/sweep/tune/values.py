@@ -11,15 +11,19 @@ from fedvlm.config.read import read_yaml
 from fedvlm.core.errors import ConfigError
 
 
-def load_schema(name: str) -> tuple[Any, Schema]:
+def load_schema(name: str, named: bool = False) -> tuple[Any, Schema]:
     """Return a method's class and the keys that its file may set.
 
-    Raises:
-        ConfigError: there is no such method.
-    """
-    from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch
+    Args:
+        named: the plan of this command names the method; else a file of results does, which may
+            name no method's own file that has not run here.
 
-    trainer = load_trainer(name)
+    Raises:
+        ConfigError: there is no such method, or it is a file that the command does not name.
+    """
+    from fedvlm.federation.discovery import load_trainer, load_trusted  # start-up: PyTorch
+
+    trainer = load_trainer(name) if named else load_trusted("tuned.json", name)[1]
     known = default_schema() | dict(getattr(trainer, "foreign", {}))
     return trainer, declare(known, f"TRAINER.{trainer.name.upper()}", trainer.options)
 

@@ -14,13 +14,18 @@ from typing import Any
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.stats import mean
+from fedvlm.report.collect import as_float
 from fedvlm.report.statistics.contrast import Contrast, contrast
+from fedvlm.report.statistics.images import Answers, ClientAnswers, answers_of
 from fedvlm.report.statistics.paired import holm
 from fedvlm.report.tables.facts import REFERENCE_NAMES
+from fedvlm.report.tables.papers import source_of
 from fedvlm.runs.finished import FinishedRun
 
 NONE = "none"
-SUPPORTED, REFUTED, UNDERPOWERED, NOT_RUN = "supported", "refuted", "underpowered", "not run"
+SUPPORTED, REFUTED, UNDECIDED, NOT_RUN = "supported", "refuted", "undecided", "not run"
+UNTRAINED = ("chance", "majority", "zero_shot", "zero_shot_local", "zero_shot_prior")
+LOCAL, PERSONAL = "LocalOnly", "personal"
 MARGIN = 1.0  # points: an interval within them says that there is no difference worth a name
 FALSE = 0.05  # of all claims together, after Holm
 _GRAMMAR = re.compile(
@@ -28,6 +33,35 @@ _GRAMMAR = re.compile(
 )
 _REFERENCES = {name: key for key, name in REFERENCE_NAMES.items()}
 Numbers = dict[Any, dict[Any, float]]  # data set -> seeds -> value
+BEST_ALONE = "best alone"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A method's numbers by place and seeds, and of a mean over clients their answers."""
+
+    numbers: Numbers
+    answers: Mapping[Any, Mapping[Any, Answers]]
+
+    def by_set(
+        self, places: Collection[Any], cells: Collection[tuple[Any, Any]]
+    ) -> list[dict[Any, Answers]]:
+        """Return the answers by data set, as ``by_set`` the numbers.
+
+        Of several columns (shots) the mean of the right answers: their test images are the same.
+        """
+        out: dict[Any, dict[Any, Answers]] = {}
+        for place in sorted(places, key=str):
+            for seed, told in self.answers.get(place, {}).items():
+                if (place, seed) in cells:
+                    here = out.setdefault(place[0], {})
+                    here[seed] = _merged(here[seed], told) if seed in here else told
+        return list(out.values())
+
+
+def _merged(a: Answers, b: Answers) -> Answers:
+    return {client: ClientAnswers(one.images, (one.right + b[client].right) / 2)
+            for client, one in a.items() if client in b and b[client].images == one.images}
 
 
 @dataclass(frozen=True)
@@ -65,14 +99,17 @@ class Answer:
     """What the runs say to a claim.
 
     Attributes:
-        verdict: ``SUPPORTED`` where the 95 % interval of the paired difference lies above zero,
-            ``REFUTED`` where it lies below, or within ``MARGIN`` of zero, ``UNDERPOWERED`` where
-            it holds zero and more; ``NOT_RUN``. Fixed before the runs.
+        verdict: on the data sets of the claim's setting: ``SUPPORTED`` where the 95 % interval of
+            the paired difference lies above zero, ``REFUTED`` where it lies below, or within
+            ``MARGIN`` of zero, ``UNDECIDED`` where it holds zero and more; ``NOT_RUN``.
         difference: method minus rival; None where nothing was compared.
+        second: of a personal claim, method minus LocalOnly with the same parts, or the best
+            baseline without collaboration; ``alone``: which; None of others.
         lane: where they were compared; steps: the method's local steps, in times the rival's, over
             the same pairs; None of a reference.
         planned: how many pairs the lane's plans have; 0 where they are not known.
         why: of ``NOT_RUN``.
+        untuned: whether the method's runs have no tuned values.
         firm: whether a supported claim stays so with Holm's correction for all answers.
     """
 
@@ -86,6 +123,9 @@ class Answer:
     why: str = ""
     firm: bool = False
     planned: int = 0
+    second: Contrast | None = None
+    alone: str = ""
+    untuned: bool = False
 
     @property
     def so_far(self) -> str:
@@ -109,7 +149,11 @@ def read_claim(text: str) -> Claim | None:
             f"'{words}' is not a claim; the card's field Claim is "
             "'METRIC is higher than METHOD's in setting NAME.' or 'none.'"
         )
-    return Claim(**match.groupdict())
+    claim = Claim(**match.groupdict())
+    if _REFERENCES.get(claim.rival) in UNTRAINED:
+        raise ConfigError(f"'{words}': nothing of {claim.rival} is trained; name a method, or "
+                          f"{REFERENCE_NAMES['logreg']}")
+    return claim
 
 
 def answers(trainer: str, claim: Claim, runs: Sequence[FinishedRun]) -> list[Answer]:
@@ -124,30 +168,48 @@ def answers(trainer: str, claim: Claim, runs: Sequence[FinishedRun]) -> list[Ans
     for label in dict.fromkeys(run.method for run in every):
         here = [run for run in every if run.method == label]
         steps = None
-        mine = numbers_of(here, lambda run: run.value(claim.metric))
+        mine = side_of(here, claim.metric)
         if claim.rival in _REFERENCES:
-            theirs, rival = _of_reference(here, claim), claim.rival
+            theirs, rival = side_of(here, claim.metric, _REFERENCES[claim.rival]), claim.rival
         else:
             others, why = _rivals(claim.rival, here[0], runs)
+            if claim.metric == "global" and others and not any(map(_sends, others)):
+                why = f"{claim.rival} shares nothing, so its shared model is the untrained start"
             if why:
                 out.append(Answer(label, claim, NOT_RUN, why=why))
                 continue
-            theirs = numbers_of(others, lambda run: run.value(claim.metric))
+            theirs = side_of(others, claim.metric)
             rival = others[0].method if others else claim.rival
-            steps = steps_ratio(here, others, pairs_of(mine, theirs))
+            steps = steps_ratio(here, others, pairs_of(mine.numbers, theirs.numbers))
         if rival != label:
-            out.append(replace(_answer(label, claim, rival, mine, theirs), steps=steps))
+            second, alone = _alone(label, claim, rival, here, runs)
+            out.append(replace(_answer(label, claim, rival, mine, theirs), steps=steps,
+                               second=second, alone=alone))
     return out or [Answer(trainer, claim, NOT_RUN, why=f"no finished run of {trainer}")]
 
 
-def _answer(label: str, claim: Claim, rival: str, mine: Numbers, theirs: Numbers) -> Answer:
-    both = [place for place in mine if place in theirs]
-    a, b = (list(by_set({p: one[p] for p in both}, pairs_of(mine, theirs)).values())
-            for one in (theirs, mine))
-    seen = contrast(a, b) if both else None
+def _sends(run: FinishedRun) -> bool:
+    return bool(run.totals().get("bytes_up"))
+
+
+def _alone(
+    label: str, claim: Claim, rival: str, here: Sequence[FinishedRun], runs: Sequence[FinishedRun]
+) -> tuple[Contrast | None, str]:
+    """Return the difference of a personal claim's method to working alone, and what that is."""
+    if claim.metric != PERSONAL or label.startswith(LOCAL):
+        return None, ""
+    others = [run for run in runs if label_of(run) == replace(label_of(here[0]), trainer=LOCAL)]
+    if others and others[0].method != rival:
+        return difference(side_of(here, PERSONAL), side_of(others, PERSONAL)), others[0].method
+    best = side_of(here, PERSONAL, BEST_ALONE)
+    return difference(side_of(here, PERSONAL), best), "best baseline without collaboration"
+
+
+def _answer(label: str, claim: Claim, rival: str, mine: Side, theirs: Side) -> Answer:
+    seen = difference(mine, theirs)
     if seen is None:
-        why = f"no run of {label} has {claim.metric}" if not mine else \
-            f"no run of {rival} has {claim.metric}" if not theirs else \
+        why = f"no run of {label} has {claim.metric}" if not mine.numbers else \
+            f"no run of {rival} has {claim.metric}" if not theirs.numbers else \
             f"{label} and {rival} have no data set and seed in common"
         return Answer(label, claim, NOT_RUN, None, rival, why=why)
     return Answer(label, claim, verdict(seen), seen, rival)
@@ -159,9 +221,9 @@ def verdict(seen: Contrast) -> str:
         return SUPPORTED
     if seen.low is None or seen.high is None:
         same = seen.mean == 0 and seen.pairs > 1
-        return REFUTED if same else UNDERPOWERED
+        return REFUTED if same else UNDECIDED
     within = seen.low > -MARGIN and seen.high < MARGIN
-    return REFUTED if seen.apart < 0 or within else UNDERPOWERED
+    return REFUTED if seen.apart < 0 or within else UNDECIDED
 
 
 def firmed(every: Sequence[Answer]) -> list[Answer]:
@@ -265,13 +327,39 @@ def numbers_of(
     return out
 
 
-def _of_reference(runs: Sequence[FinishedRun], claim: Claim) -> Numbers:
-    out: Numbers = {}
+def side_of(runs: Sequence[FinishedRun], metric: str, reference: str = "") -> Side:
+    """Return a metric of some runs, or of a reference of theirs, with the clients' answers.
+
+    Args:
+        reference: its key, or ``BEST_ALONE``: the one that a run's gain is measured from.
+    """
+    numbers: Numbers = {}
+    answers: dict[Any, dict[Any, Answers]] = {}
     for run in runs:
-        numbers: Mapping[str, Any] = run.section("references").get(_REFERENCES[claim.rival]) or {}
-        if isinstance(numbers.get(claim.metric), int | float):
-            out.setdefault(place_of(run), {})[seeds_of(run)] = float(numbers[claim.metric])
-    return out
+        key = str(run.section("gain").get("reference", "")) if reference == BEST_ALONE else \
+            reference
+        record: Mapping[str, Any] = run.last if not reference else \
+            run.section("references").get(key) or {}
+        value = run.value(metric) if not reference else as_float(record.get(metric))
+        if value is not None:
+            numbers.setdefault(place_of(run), {})[seeds_of(run)] = value
+            if metric == PERSONAL:
+                answers.setdefault(place_of(run), {})[seeds_of(run)] = answers_of(record)
+    return Side(numbers, answers)
+
+
+def difference(mine: Side, theirs: Side) -> Contrast | None:
+    """Return what the pairs of two sides say: the first minus the second; None of no pair."""
+    both = [place for place in mine.numbers if place in theirs.numbers]
+    cells = pairs_of(mine.numbers, theirs.numbers)
+    if not both or not cells:
+        return None
+    b, a = (list(by_set({p: one.numbers[p] for p in both}, cells).values())
+            for one in (mine, theirs))
+    told = [one.by_set(both, cells) for one in (theirs, mine)]
+    sources = [source_of(dataset) for dataset in by_set({p: mine.numbers[p] for p in both}, cells)]
+    whole = all(len(one) == len(a) for one in told)
+    return contrast(a, b, sources=sources, answers=(told[0], told[1]) if whole else None)
 
 
 def place_of(run: FinishedRun) -> tuple[Any, ...]:

@@ -8,24 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.special import stdtrit
-
 from evidence.results.claims import (
     NOT_RUN,
     REFUTED,
     SUPPORTED,
-    UNDERPOWERED,
+    UNDECIDED,
     Answer,
 )
-from evidence.results.lanes import bare
 from evidence.results.standing import Standing, named
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import as_float
-from fedvlm.report.statistics.contrast import contrast
+from fedvlm.report.statistics.contrast import Contrast
+from fedvlm.report.statistics.intervals import SEEDS
 from fedvlm.report.tables.papers import dataset_name
 from fedvlm.runs.finished import FinishedRun
 
-ALONE = "LocalOnly"
 SHOWN = 4  # peers of a best method that are named
 MANY = 40  # names in a sentence on claims
 
@@ -44,7 +41,8 @@ class Winner:
     peers: str
     of: int
     absent: str
-    gain: str
+    gain: Contrast | None
+    over: str
     sets: int
 
 
@@ -53,27 +51,26 @@ def winners(standings: Sequence[Standing]) -> list[Winner]:
     return [
         Winner(
             one.lane, one.title, one.short(one.best), one.means[one.best], _peers(one),
-            len(one.means), _absent(one), _gain(one), one.sets,
+            len(one.means), _absent(one), one.gains.get(one.best),
+            _over(one), one.sets,
         ) for one in standings if one.alike
     ]
 
 
-def sentences(
-    standings: Sequence[Standing], claims: Sequence[Answer], facts: Mapping[str, Any]
-) -> list[tuple[str, str]]:
-    """Return (question, answer) pairs: what was compared, what came out of it, how sure that is.
+def counts(facts: Mapping[str, Any]) -> str:
+    """Return what was compared.
 
     Args:
-        facts: ``cells``, ``wanted``, ``missing``, ``tuned``: counts of runs; ``methods``, ``sets``,
-            ``backbones``, ``lanes``: how many there are; ``seeds``: which; ``start``: see
-            ``start``.
+        facts: ``cells``: runs; ``methods``, ``sets``, ``backbones``, ``lanes``: how many there are;
+            ``seeds``: which.
     """
-    return [pair for pair in (
-        ("What was compared", _compared(facts)), ("What came out", _outcome(standings)),
-        ("What federation gains", _gains(standings)), ("Whom it hurts", _hurt(standings)),
-        ("What of the papers' claims held", _claims(claims)),
-        ("How sure", _sure(standings, facts)), ("Where it starts", facts["start"]),
-    ) if pair[1]]
+    return (
+        f"{facts['cells']:,} runs: {facts['methods']} methods on "
+        f"{_number(facts['backbones'], 'frozen backbone')}, {facts['sets']} data sets, "
+        f"{len(facts['seeds'])} seeds and {_number(facts['lanes'], 'setting')} (partition, number "
+        "of images, participation). Accuracy is personal: each client's own model on its own test "
+        "images, mean over clients."
+    )
 
 
 def start(runs: Sequence[FinishedRun]) -> str:
@@ -96,47 +93,20 @@ def start(runs: Sequence[FinishedRun]) -> str:
             ) if words else ""
 
 
-def _compared(facts: Mapping[str, Any]) -> str:
-    return (
-        f"{facts['methods']} methods on {_number(facts['backbones'], 'frozen backbone')}, "
-        f"{facts['sets']} data sets, {len(facts['seeds'])} seeds and {facts['lanes']} settings "
-        "(partition, number of images, participation). The metric is personal accuracy: each "
-        "client's own model on its own test images, mean over clients. A row of the table compares "
-        "the methods of a setting that train the same parameters, on the same clients and images."
-    )
-
-
 def _number(many: int, what: str) -> str:
     return f"one {what}" if many == 1 else f"{many} {what}s"
 
 
-def _outcome(standings: Sequence[Standing]) -> str:
-    every = [one for one in standings if one.alike]
-    with_local = [(one, local) for one in every if (local := next(
-        (m for m in one.means if bare(m) == ALONE), ""))]
-    first = sum(one.best == local for one, local in with_local)
-    won = sum(local in one.beaten for one, local in with_local)
-    some = sum(any((c := contrast(one.values[local], one.values[m])) and c.apart > 0
-                   for m in one.means if m != local) for one, local in with_local)
-    gains = [one.gains[one.best].apart for one in every if one.best in one.gains]
-    if not with_local or not gains:
-        return ""
-    return (
-        f"in {won} of {len(with_local)} rows the best method is significantly better than {ALONE} "
-        f"(the same parameters, each client trained alone); in {first} {ALONE} is best; "
-        f"{len(with_local) - won - first} are undecided. At least one method is significantly "
-        f"better than {ALONE} in {some} rows. Compared with the best baseline without "
-        f"collaboration, usually logistic regression on the same features, the best method "
-        f"that communicates is significantly better in {gains.count(1)} of {len(gains)} "
-        f"rows and significantly worse in {gains.count(-1)}."
-    )
-
-
 def _peers(one: Standing) -> str:
     names = [one.short(m) for m in one.peers]
-    above = ("; significantly better than it in pairs: "
-             f"{', '.join(map(one.short, one.above))}") if one.above else ""
-    return (_listed(names) if names else "none") + above
+    return _listed(names) if names else "none"
+
+
+def _over(one: Standing) -> str:
+    """Return how many of the others are significantly above LocalOnly, where the row has it."""
+    if not one.over_local:
+        return "-"
+    return f"{len(one.above_local(''))} of {len(one.over_local)}"
 
 
 def _absent(one: Standing) -> str:
@@ -149,51 +119,59 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _gain(one: Standing) -> str:
-    seen = one.gains.get(one.best)
-    if seen is None:
-        return "-" if one.best in one.senders else "no communication"
-    words = f"{seen.mean:+.1f}"
-    return words if seen.low is None else f"{words} [{seen.low:+.1f}, {seen.high:+.1f}]"
-
-
-def _gains(standings: Sequence[Standing]) -> str:
+def gains(standings: Sequence[Standing]) -> str:
+    """Return how many methods gain over working alone, entry by entry."""
+    standings = [one for one in standings if one.alike]
     every = [(one, m, seen) for one in standings for m, seen in one.gains.items()]
     if not every:
         return ""
     up = [e for e in every if e[2].apart > 0]
     down = [e for e in every if e[2].apart < 0]
+    new = [e for e in every if e[2].ahead]
     best = max(every, key=lambda e: e[2].mean)
     worst = min(every, key=lambda e: e[2].mean)
     return (
-        f"of {len(every)} entries (a method in a setting, without LocalOnly), {len(up)} are "
-        f"significantly better than the best baseline without collaboration, {len(down)} are "
-        f"significantly worse, {len(every) - len(up) - len(down)} are undecided. Gains range from "
+        f"Of {len(every)} entries (a tuned method in a setting, without LocalOnly), {len(up)} are "
+        "on their data sets significantly better than the best baseline without collaboration, "
+        f"{len(down)} are significantly worse, {len(every) - len(up) - len(down)} are undecided. "
+        "Gains range from "
         f"{worst[2].mean:+.1f} points ({worst[0].short(worst[1])}, {worst[0].lane}) to "
         f"{best[2].mean:+.1f} ({best[0].short(best[1])}, {best[0].lane}). On single data sets, "
-        f"with intervals over seeds alone: {sum(one.set_by_set[0] for one in standings)} of "
+        f"each by itself: {sum(one.set_by_set[0] for one in standings)} of "
         f"{sum(map(sum, (one.set_by_set for one in standings)))} better, "
         f"{sum(one.set_by_set[2] for one in standings)} worse. Each test is at the 5 % level, "
         "without correction: if federation had no effect, one test in forty would show better "
-        "and one in forty worse."
+        "and one in forty worse. Of a new data set (prediction intervals from four sources on): "
+        f"{sum(e[2].apart_ahead > 0 for e in new)} of {len(new)} better, "
+        f"{sum(e[2].apart_ahead < 0 for e in new)} worse."
     )
 
 
-def _hurt(standings: Sequence[Standing]) -> str:
+def hurt(standings: Sequence[Standing]) -> str:
+    """Return how many clients do worse than with their own classifier."""
     shares = [(value, one.short(m), one.lane)
-              for one in standings for m, value in one.hurt.items()]
+              for one in standings if one.alike for m, value in one.hurt.items()]
     if not shares:
         return ""
     middle = statistics.median(value for value, _, _ in shares)
     least, most = min(shares), max(shares)
     return (
-        f"in the median entry {middle:.0f} % of the clients do worse than with their own local "
+        f"In the median entry {middle:.0f} % of the clients do worse than with their own local "
         f"logistic regression; minimum {least[0]:.0f} % ({least[1]}, {least[2]}), "
         f"maximum {most[0]:.0f} % ({most[1]}, {most[2]})."
     )
 
 
-def _claims(claims: Sequence[Answer]) -> str:
+def claims_counted(claims: Sequence[Answer]) -> str:
+    """Return how many claims are decided, in one sentence; '' of none."""
+    number = Counter(a.verdict for a in claims)
+    return (f"Of the {len(claims)} claims of the methods' papers, one sentence each, "
+            f"{number[SUPPORTED]} are supported on these data sets, {number[REFUTED]} refuted and "
+            f"{number[UNDECIDED]} undecided.") if claims else ""
+
+
+def claims_held(claims: Sequence[Answer]) -> str:
+    """Return how many claims are decided, and how."""
     if not claims:
         return ""
     number = Counter(a.verdict for a in claims)
@@ -201,18 +179,27 @@ def _claims(claims: Sequence[Answer]) -> str:
     if not answered:
         return f"none of {len(claims)} claims was tested: their runs are missing."
     firm = [a.method for a in answered if a.firm]
+    second = [a for a in answered if a.second is not None]
+    alone = sum(bool(a.second and a.second.apart > 0) for a in second)
     early = sum(bool(a.so_far) for a in answered)
     refuted = [a.method for a in answered if a.verdict == REFUTED]
     return (
         f"{number[SUPPORTED]} of {len(answered)} tested claims are supported, {number[REFUTED]} "
-        f"refuted{named(refuted, MANY)}, {number[UNDERPOWERED]} underpowered; {number[NOT_RUN]} "
+        f"refuted{named(refuted, MANY)}, {number[UNDECIDED]} undecided; {number[NOT_RUN]} "
         f"were not run. Each test is at the 5 % level; with Holm's correction for all of them "
-        f"{len(firm)} stay supported{named(firm, MANY)}."
+        f"{len(firm)} stay supported{named(firm, MANY)}. Of {len(second)} methods with a claim "
+        f"on personal accuracy {alone} are significantly above the same parameters trained alone, "
+        "or the best baseline without collaboration."
     ) + (f" {early} of the tests have fewer pairs than planned and are preliminary."
          if early else "")
 
 
-def _sure(standings: Sequence[Standing], facts: Mapping[str, Any]) -> str:
+def sure(standings: Sequence[Standing], facts: Mapping[str, Any]) -> list[str]:
+    """Return what differences can be detected, and what runs are missing or not tuned.
+
+    Args:
+        facts: ``cells``, ``wanted``, ``missing``, ``tuned``: counts of runs.
+    """
     standings = [one for one in standings if one.alike]
     seen = [c.detectable for one in standings for c in one.apart.values()
             if c.detectable is not None]
@@ -221,20 +208,30 @@ def _sure(standings: Sequence[Standing], facts: Mapping[str, Any]) -> str:
         sets = sorted({one.sets for one in standings})
         seeds = max(one.seeds for one in standings)
         words.append(
-            f"up to {seeds} seeds on {' or '.join(map(str, sets))} data sets, paired. A "
-            "difference to the best method must be at least "
-            f"{statistics.median(seen):.1f} points to be detected with a power of 80 % "
-            f"(median; {min(seen):.1f} to {max(seen):.1f})."
-        )
-        few = sum(one.sets == 2 for one in standings)
-        if few:
-            words.append(f"{few} of {len(standings)} rows have two data sets: their interval "
-                         f"extends {float(stdtrit(1, 0.975)):.1f} standard errors to each side, so "
-                         "only differences that agree on both sets are significant.")
-        if 1 in sets:
-            words.append("An interval from one data set does not generalise to others.")
+            f"Up to {seeds} seeds on {' or '.join(map(str, sets))} data sets, paired; a claim "
+            f"needs {SEEDS}. A difference to the best method must be at least "
+            f"{statistics.median(seen):.1f} points to be detected on these sets with a power of "
+            f"80 % (median; {min(seen):.1f} to {max(seen):.1f}), test images counted.")
     wanted, cells, missing = facts["wanted"], facts["cells"], facts["missing"]
     if missing:
         words.append(f"{missing} of {wanted} planned runs are missing.")
-    words.append(f"{facts['tuned']} of {cells} runs use all tuned values of their method.")
-    return " ".join(words)
+    words.append(f"{facts['tuned']} of {cells} runs use all tuned values of their method; the "
+                 "others are in no ranking.")
+    return words
+
+
+def interval(seen: Contrast | None) -> str:
+    """Return a difference with its interval on these sets."""
+    if seen is None:
+        return "-"
+    words = f"{seen.mean:+.1f}"
+    return words if seen.low is None else f"{words} \\[{seen.low:+.1f}, {seen.high:+.1f}\\]"
+
+
+def ahead(seen: Contrast | None) -> str:
+    """Return the prediction for a new set; of fewer than four sources the range over the sets."""
+    if seen is None or seen.sets < 2:
+        return "-"
+    if seen.ahead:
+        return f"\\[{seen.ahead[0]:+.1f}, {seen.ahead[1]:+.1f}\\]"
+    return f"{seen.least:+.1f} to {seen.most:+.1f}"

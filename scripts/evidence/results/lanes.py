@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedvlm.report.tables.papers import dataset_name
 from fedvlm.runs.finished import FinishedRun
 
 OWN = "method-specific parameters"
+NOT_TUNED = ", not tuned"
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,26 @@ def trained(run: FinishedRun, card: str) -> tuple[str, ...]:
     return () if parts == (CHOICE,) else parts
 
 
-def groups(lane: Lane, cards: Callable[[str], str]) -> dict[str, list[FinishedRun]]:
-    """Return a lane's runs by what they train, in words; those that do not say it together."""
+def groups(
+    lane: Lane, cards: Callable[[str], str], untuned: Collection[str] = ()
+) -> dict[str, list[FinishedRun]]:
+    """Return a lane's runs by what they train, in words; those that do not say it together.
+
+    Args:
+        untuned: digests of runs that are in no ranking; they come last, by what they train.
+    """
     by_parts: dict[str, list[FinishedRun]] = {}
-    for run in lane.runs:
+    for run in sorted(lane.runs, key=lambda run: run.digest in untuned):
         parts = trained(run, cards(str(run.protocol["trainer"])))
-        by_parts.setdefault(family_heading(parts) or OWN, []).append(run)
+        words = family_heading(parts) or OWN
+        title = f"{words}{NOT_TUNED}" if run.digest in untuned else words
+        by_parts.setdefault(title, []).append(run)
     return by_parts
+
+
+def ranked(title: str) -> bool:
+    """Return whether the runs below a heading of ``groups`` are compared."""
+    return title != OWN and not title.endswith(NOT_TUNED)
 
 
 def protocol_rows(lane: Lane) -> list[dict[str, Any]]:

@@ -15,16 +15,18 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from evidence.results import headline, work
+from evidence.results import headline, questions, work
 from evidence.results.claims import NOT_RUN, Answer, Claim, answers, firmed, missing
-from evidence.results.lanes import OWN, Lane, groups, protocol_rows, spent_by_folder
+from evidence.results.lanes import Lane, groups, protocol_rows, ranked, spent_by_folder
 from evidence.results.standing import Standing, sentences, standing_of
-from evidence.results.tuning import Search, about
+from evidence.results.tuning import PLAIN, Search, about, chosen_edges, kind_of
 from fedvlm.core import files
 from fedvlm.core.stats import mean
+from fedvlm.federation.cards import fields
 from fedvlm.report.collect import Collected
 from fedvlm.report.figures import client_gain, few_shot, forest, style
 from fedvlm.report.figures.selection import FigureRuns
+from fedvlm.report.statistics.intervals import SEEDS
 from fedvlm.report.tables.cells import TableCell
 from fedvlm.report.tables.facts import REFERENCE_NAMES
 from fedvlm.report.tables.papers import Paper, bibliography
@@ -33,7 +35,15 @@ from fedvlm.report.tables.table import ReportTable, Spec, tables
 from fedvlm.report.tables.tex import Style, tex
 from fedvlm.runs.finished import FinishedRun
 
-FIGURES, TABLES = "figures", "tables"
+FIGURES, TABLES, SETTINGS = "figures", "tables", "settings"
+FIRST = "README.md"  # its place on the site
+PAGES = (FIRST, "should_we_federate.md", "with_what.md", "wins.md", "at_our_place.md",
+         "what_we_take_home.md", "claims.md", "tuning.md")
+MAP = "map"  # folder of map.png, map.csv and perhaps words.txt, made elsewhere; shown where it is
+COSTS = "dirichlet"  # the setting whose costs are shown
+NO_WINS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
+HOME = ("A model for each client in the form its library reads, a table and figures for the "
+        "paper, and runs that anybody can check and repeat.")
 METRICS = ("personal", "new", "hm2", "cm")  # of a lane with unseen classes
 UNSEEN = ("base_all", "new", "hm2")
 ABLATED, RIVALS = "ablation", "rivals"
@@ -94,54 +104,142 @@ class Section:
     choices: Sequence[tuple[str, Sequence[work.Choice], Sequence[str]]] = ()
 
 
-def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Path]:
-    """Write the page, its figures and LaTeX below ``into``; return the paths.
+def write_page(sources: Sources, into: Path, name: str = FIRST) -> list[Path]:
+    """Write the pages, their figures and LaTeX below ``into``; return the paths.
 
     Raises:
         ConfigError: runs of a lane cannot share a table.
         DataError: the folder cannot be written.
     """
     with files.explain_errors(into):
-        for folder in (into, into / TABLES):
+        for folder in (into, into / TABLES, into / SETTINGS):
             folder.mkdir(parents=True, exist_ok=True)
-    sections = [_section(sources, lane, into) for lane in sources.lanes if lane.runs]
+    every = [run for lane in sources.lanes for run in lane.runs]
+    untuned = _untuned(sources, every)
+    sections = [_section(sources, lane, into, untuned) for lane in sources.lanes if lane.runs]
     entries = bibliography(list({p.key: p for p in sources.papers.values() if p.key}.values()))
     files.write_text(into / TABLES / "results.bib", entries)
-    every = [run for lane in sources.lanes for run in lane.runs]
+    facts = _facts(sources, sections, every, untuned, into)
+    for page in PAGES:
+        _write(into / (name if page == FIRST else page), page, facts)
+    curve = _few_shot(sources, every, into)
+    for section in sections:
+        _write(into / SETTINGS / f"{section.lane.name}.md", "setting.md", {
+            "section": section, "curve": curve if section.lane.name == "few-shot" else ""})
+    return [into / name, into / SETTINGS, into / TABLES, into / FIGURES]
+
+
+def _write(path: Path, template: str, facts: Mapping[str, Any]) -> None:
+    text = _environment().get_template(template).render(**facts)
+    files.write_text(path, re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n")
+
+
+def _untuned(sources: Sources, every: Sequence[FinishedRun]) -> frozenset[str]:
+    """Return the digests of the runs that are in no ranking: none without a tuning.
+
+    What takes no step and has no knob on its card has nothing to tune.
+    """
+    if not sources.tuned:
+        return frozenset()
+
+    def tunable(run: FinishedRun) -> bool:
+        knobs = fields(sources.cards(str(run.protocol["trainer"]))).get("Knobs", "")
+        return bool(run.totals().get("local_steps")) or not knobs.startswith(("none", "fixed"))
+
+    return frozenset(run.digest for run in every if tunable(run)
+                     and kind_of(run, sources.tuned, sources.trains) == PLAIN)
+
+
+def _facts(
+    sources: Sources, sections: Sequence[Section], every: Sequence[FinishedRun],
+    untuned: frozenset[str], into: Path,
+) -> dict[str, Any]:
+    """Return what the pages' templates show."""
     claims, tuned = _claims(sources), about(sources.tuned, sources.lanes, sources.trains)
     standings = [one for section in sections for one in section.standings]
+    cases = questions.cases(standings, sources.lanes)
+    first = questions.first_cases(cases)
     unplanned, waiting = _absent(sources, every)
-    facts = {"cells": len(every), "wanted": sum(lane.wanted for lane in sources.lanes),
-             "missing": sum(lane.absent for lane in sources.lanes),
-             "tuned": sum(row["tuned"] for row in tuned.get("lanes", ())),
-             "lanes": len(sections), "methods": len({r.protocol["trainer"] for r in every}),
-             "backbones": len({str(r.protocol["backbone"]) for r in every}),
-             "sets": len({r.protocol["dataset"] for r in every}),
-             "seeds": sorted({r.protocol["data_seed"] for r in every}),
-             "start": headline.start(every)}
-    text = _environment().get_template("page.md").render(
-        **facts | {"tuned": tuned}, sections=sections, claims=claims,
-        curve=_few_shot(sources, every, into), winners=headline.winners(standings),
-        headline=headline.sentences(standings, claims, facts), moved=sources.moved,
-        anchors={s.lane.name: _anchor(s.lane.title) for s in sections},
-        names_of_backbones=sorted({str(r.protocol["backbone"]) for r in every}),
-        hours=[(s.lane.name, sum(float(row["seconds"]) for row in s.protocol) / 3600)
-               for s in sections],
-        by_folder=spent_by_folder(sources.lanes), search=sources.search,
-        machines=sorted({str(r.info.get("machine", {}).get("processor", "")) for r in every}),
-        unplanned=unplanned, waiting=waiting,
-        notes=[n for lane in sources.lanes for n in lane.collected.problems],
-    )
-    files.write_text(into / name, re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n")
-    return [into / name, into / TABLES, into / FIGURES]
+    numbers = {"cells": len(every), "wanted": sum(lane.wanted for lane in sources.lanes),
+               "missing": sum(lane.absent for lane in sources.lanes),
+               "tuned": sum(row["tuned"] for row in tuned.get("lanes", ())),
+               "lanes": len(sections), "methods": len({r.protocol["trainer"] for r in every}),
+               "backbones": len({str(r.protocol["backbone"]) for r in every}),
+               "sets": len({r.protocol["dataset"] for r in every}),
+               "seeds": sorted({r.protocol["data_seed"] for r in every})}
+    held = headline.claims_held(claims)
+    gained = [path for section in sections for share in section.shares
+              for _, path in share.figures if "client-gain" in path]
+    edges = chosen_edges(sources.tuned)
+    hours = {row["label"]: row["hours"] for row in tuned.get("rows", ())}
+    cost_lane = next((s.lane for s in sections if s.lane.name == COSTS), sections[0].lane)
+    return numbers | {
+        "tuned": tuned, "sections": sections, "claims": claims, "summary": held,
+        "counts": headline.counts(numbers), "cases": first, "every": cases,
+        "federate": questions.federate(cases, first),
+        "many": max((c.of for c in first), default=0),
+        "words": [w for w in (headline.gains(standings), headline.hurt(standings)) if w],
+        "methods": questions.with_what(standings, len(untuned)),
+        "place": questions.at_our_place(standings, sources.lanes),
+        "unreliable": questions.unreliable(cases), "cost_lane": cost_lane.name,
+        "costs": _costs(sources, cost_lane, untuned),
+        "home": f"{HOME} {headline.claims_counted(claims)}",
+        "sure": [*headline.sure(standings, numbers), *filter(None, [headline.start(every)])],
+        "figure": next((path for path in gained if COSTS in path), ""), "figures": gained,
+        "figure_words": client_gain.CAPTION, "map": _map(into),
+        "winners": headline.winners(standings), "needs": SEEDS,
+        "unranked": [(lane.name, sorted({run.method for run in lane.runs
+                                         if run.digest in untuned})) for lane in sources.lanes
+                     if any(run.digest in untuned for run in lane.runs)],
+        "matrices": questions.win_rates(
+            (lane.name, title, runs) for lane in sources.lanes if lane.name not in NO_WINS
+            for title, runs in groups(lane, sources.cards, untuned).items() if ranked(title)),
+        "edges": edges, "edge_hours": sum(hours.get(label, 0.0)
+                                          for label in {edge[0] for edge in edges}),
+        "hours": [(s.lane.name, sum(float(row["seconds"]) for row in s.protocol) / 3600)
+                  for s in sections],
+        "by_folder": spent_by_folder(sources.lanes), "search": sources.search,
+        "machines": sorted({str(r.info.get("machine", {}).get("processor", "")) for r in every}),
+        "names_of_backbones": sorted({str(r.protocol["backbone"]) for r in every}),
+        "moved": sources.moved, "unplanned": unplanned, "waiting": waiting,
+        "notes": [n for lane in sources.lanes for n in lane.collected.problems],
+    }
 
 
-def _section(sources: Sources, lane: Lane, into: Path) -> Section:
-    by_parts = groups(lane, sources.cards)
+def _map(into: Path) -> dict[str, str]:
+    """Return the map's figure and its words, where somebody made them; see ``MAP``."""
+    folder = into / MAP
+    if not ((folder / "map.png").is_file() and (folder / "map.csv").is_file()):
+        return {"png": "", "words": ""}
+    words = folder / "words.txt"
+    told = words.read_text(encoding="utf-8") if words.is_file() else ""
+    return {"png": "map.png", "words": " ".join(told.split()) or "What federation gains: the map "
+            "of clients, images of a client, skew and feature shift."}
+
+
+def _costs(
+    sources: Sources, lane: Lane, untuned: frozenset[str]
+) -> list[tuple[str, str]]:
+    """Return a table for each set of trained parameters: accuracy beside bytes, steps, seconds."""
+    flat = {name: replace(paper, group="") for name, paper in sources.papers.items()}
+    spec = Spec(mixed=(), order=("best",), names=True, papers=flat,
+                columns=("gain", "sent", "steps", "trainable", "seconds"))
+    out = []
+    for title, runs in groups(lane, sources.cards, untuned).items():
+        if ranked(title):
+            made = replace(tables(lane.only(runs), spec)[0], caption="", notes=())
+            out.append((title, table_markdown([made]).rstrip("\n")))
+    return out
+
+
+def _section(
+    sources: Sources, lane: Lane, into: Path, untuned: frozenset[str]
+) -> Section:
+    by_parts = groups(lane, sources.cards, untuned)
     widest = max(by_parts.values(), key=len)
     figures = {title: _figures(sources, lane, title, runs, into, runs is widest)
-               for title, runs in by_parts.items() if title != OWN}
-    standings = {title: standing_of(lane.name, title, runs, title != OWN)
+               for title, runs in by_parts.items() if ranked(title)}
+    standings = {title: standing_of(lane.name, title, runs, ranked(title))
                  for title, runs in by_parts.items()}
     if lane.name == RIVALS or len(by_parts) > KINDS_OF_PARTS:
         words = [s for title, runs in by_parts.items()
@@ -248,9 +346,9 @@ def _by_group(
 ) -> dict[str, ReportTable]:
     made = {title: tables(lane.only(runs), replace(spec, reference=()), _command(lane))[0]
             for title, runs in by_parts.items() if runs}
-    if OWN in made:  # they train nothing in common: no mark says who is best
-        cells = tuple(tuple(replace(c, rank=0) for c in row) for row in made[OWN].cells)
-        made[f"{OWN}, not compared"] = replace(made.pop(OWN), cells=cells)
+    for title in [one for one in made if not ranked(one)]:  # no mark says who is best
+        cells = tuple(tuple(replace(c, rank=0) for c in row) for row in made[title].cells)
+        made[f"{title}, not compared"] = replace(made.pop(title), cells=cells)
     return made
 
 
@@ -307,11 +405,6 @@ def _slug(*names: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", " ".join(names).lower()).strip("-")
 
 
-def _anchor(title: str) -> str:
-    """Return what a page's heading is linked by."""
-    return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip())
-
-
 def _figures(
     sources: Sources, lane: Lane, title: str, runs: list[FinishedRun], into: Path, whole: bool
 ) -> list[tuple[str, str]]:
@@ -361,6 +454,9 @@ def _claims(sources: Sources) -> list[Answer]:
         if gone and rivals and not missing(method, claim, rivals.planned):
             lane, gone = rivals, []
         for answer in answers(method, claim, lane.runs):
+            here = [run for run in lane.runs if run.method == answer.method]
+            answer = replace(answer, untuned=bool(sources.tuned) and any(
+                kind_of(run, sources.tuned, sources.trains) == PLAIN for run in here))
             if answer.verdict == NOT_RUN and gone:
                 answer = replace(answer, why=f"{' and '.join(gone)}: in no plan of this setting")
             rival = answer.method if claim.rival in REFERENCE_NAMES.values() else answer.rival
@@ -380,9 +476,13 @@ def _absent(sources: Sources, every: Sequence[FinishedRun]) -> tuple[list[str], 
 @cache
 def _environment() -> Environment:
     environment = Environment(  # noqa: S701 (Markdown; names are escaped by the filter `text`)
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined,
+        loader=FileSystemLoader(Path(__file__).parent / "pages"), undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )
     environment.filters["points"] = lambda value: "-" if value is None else f"{value:.1f}"
     environment.filters["text"] = lambda value: escape_markdown(str(value))
+    environment.filters["text_cells"] = lambda value: escape_markdown(str(value)).replace(
+        "\\|", "|")
+    environment.filters["interval"] = headline.interval
+    environment.filters["ahead"] = headline.ahead
     return environment

@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evidence.results.claims import by_set, place_of, seeds_of
+from evidence.results.claims import (
+    BEST_ALONE,
+    by_set,
+    difference,
+    place_of,
+    seeds_of,
+    side_of,
+)
 from evidence.results.lanes import bare, below
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import as_float
 from fedvlm.report.statistics.contrast import Contrast, common_seeds, contrast, lacks
+from fedvlm.report.tables.papers import source_of
 from fedvlm.runs.finished import FinishedRun
 
 CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
@@ -44,7 +52,8 @@ class Standing:
         sets, seeds: data sets; the most seeds of one; values: what ``means`` are of.
         lacking: who is left out -> why; thin: data sets left out, which few methods have yet.
         alike: whether the methods do train the same; if not, none is called the best of them.
-        senders: the methods that send anything.
+        senders: the methods that send anything; over_local: each other's paired difference to
+            LocalOnly, where the row has it.
     """
 
     lane: str
@@ -61,6 +70,7 @@ class Standing:
     thin: Sequence[str] = ()
     alike: bool = True
     senders: frozenset[str] = frozenset()
+    over_local: Mapping[str, Contrast] = field(default_factory=dict)
 
     @property
     def best(self) -> str:
@@ -69,18 +79,23 @@ class Standing:
 
     @property
     def beaten(self) -> list[str]:
-        """The methods that the best one's paired interval tells apart from it."""
-        return [m for m, seen in self.apart.items() if seen.apart > 0]
+        """The methods significantly below the best one, which was chosen among them (max-t)."""
+        return [m for m, seen in self.apart.items() if seen.apart_of_best(len(self.means)) > 0]
 
     @property
     def peers(self) -> list[str]:
-        """The methods that it does not."""
-        return [m for m, seen in self.apart.items() if seen.apart == 0]
+        """The others."""
+        return [m for m in self.apart if m not in self.beaten]
 
-    @property
-    def above(self) -> list[str]:
-        """The methods that are above the best one in their pairs, though their mean is not."""
-        return [m for m, seen in self.apart.items() if seen.apart < 0]
+    def gain_of(self, method: str) -> int:
+        """Return whether a gain is above none, below, or neither, among all gains of the row."""
+        seen = self.gains.get(method)
+        return seen.apart_among(len(self.gains)) if seen else 0
+
+    def above_local(self, local: str) -> list[str]:
+        """Return the methods significantly above LocalOnly, of all compared with it (max-t)."""
+        return [m for m, seen in self.over_local.items()
+                if m != local and seen.apart_among(len(self.over_local)) > 0]
 
     def short(self, method: str) -> str:
         """Return a label without what the method trains, where no other goes by the rest of it."""
@@ -114,20 +129,34 @@ def standing_of(
     means = {m: mean(mean(one.values()) for one in sets) or 0.0 for m, sets in whole.items()}
     means = dict(sorted(means.items(), key=lambda kv: -kv[1]))
     best = next(iter(means))
-    apart = {m: seen for m in means
-             if m != best and (seen := contrast(whole[m], whole[best])) is not None}
+    sources = [source_of(p[0]) for p in places]
+    sources = list(dict(zip((p[0] for p in places), sources, strict=True)).values())
+    sides = {m: side_of([r for r in runs if r.method == m], PERSONAL) for m in means}
+
+    def against(a: str, b: str) -> Contrast | None:
+        told = [sides[m].by_set(places, cells) for m in (a, b)]
+        full = all(len(one) == len(whole[m]) for one, m in zip(told, (a, b), strict=True))
+        return contrast(whole[a], whole[b], sources=sources,
+                        answers=(told[0], told[1]) if full else None)
+
+    apart = {m: seen for m in means if m != best and (seen := against(m, best)) is not None}
+    local = next((m for m in means if bare(m) == CONTROLS[0]), "")
+    over = {m: seen for m in means
+            if local and m != local and (seen := against(local, m)) is not None}
     senders = {run.method for run in runs if run.totals().get("bytes_up")}
     gains, single = {}, []
-    for method, sets in _by_place(runs, lambda run: run.section("gain").get("points")).items():
-        if method not in senders or method not in means or any(p not in sets for p in places):
+    for method in means:
+        here = [run for run in runs if run.method == method]
+        own, none = side_of(here, PERSONAL), side_of(here, PERSONAL, BEST_ALONE)
+        if method not in senders or any(p not in none.numbers for p in places):
             continue
-        cells = {(p, seeds) for p in places for seeds in sets[p]}
-        values = list(by_set({p: sets[p] for p in places}, cells).values())
-        none = [dict.fromkeys(one, 0.0) for one in values]
-        seen = contrast(none, values) if all(values) else None
+        own, none = (replace(one, numbers={p: one.numbers[p] for p in places})
+                     for one in (own, none))
+        seen = difference(own, none)
         if seen is not None:
             gains[method] = seen
-            alone = [contrast([a], [b]) for a, b in zip(none, values, strict=True)]
+            alone = [difference(*(replace(one, numbers={p: one.numbers[p]})
+                                  for one in (own, none))) for p in places]
             single += [one.apart for one in alone if one is not None]
     hurt = {m: mean(v for one in sets.values() for v in one.values()) or 0.0 for m, sets in
             _by_place(runs, lambda run: run.section("hurt").get("share")).items() if m in senders}
@@ -135,18 +164,16 @@ def standing_of(
     return Standing(lane, title, means, apart, gains, hurt, signs, len(whole[best]),
                     max(len(one) for sets in whole.values() for one in sets), whole, lacking,
                     sorted({str(p[0]) for p in count if p not in places}), alike,
-                    frozenset(senders))
+                    frozenset(senders), over)
 
 
 def sentences(one: Standing | None, runs: Sequence[FinishedRun]) -> list[str]:
     """Return the outcome as sentences: best method, significant differences, baselines above."""
     if one is None or not one.alike:
         return _below(one, runs)
-    out = [f"Best: {one.short(one.best)}, {one.means[one.best]:.1f}; significantly better "
-           f"(paired 95 % interval) than {len(one.beaten)} of the {len(one.apart)} others."]
-    if one.above:
-        out.append("Significantly better than it in pairs, in spite of a lower mean: "
-                   f"{', '.join(map(one.short, one.above))}.")
+    out = [f"Best: {one.short(one.best)}, {one.means[one.best]:.1f}; significantly better on these "
+           "data sets (paired, corrected for choosing the best) than "
+           f"{len(one.beaten)} of the {len(one.apart)} others."]
     if one.lacking:
         out.append("Not in this comparison nor in the first table: " + ", ".join(
             f"{m} ({why})" for m, why in one.lacking.items()) + ".")
@@ -158,8 +185,11 @@ def sentences(one: Standing | None, runs: Sequence[FinishedRun]) -> list[str]:
         if name is None or name == one.best:
             continue
         seen = {m: contrast(one.values[name], one.values[m]) for m in one.means if m != name}
-        up = [one.short(m) for m, c in seen.items() if c is not None and c.apart > 0]
-        down = [one.short(m) for m, c in seen.items() if c is not None and c.apart < 0]
+        if one.over_local and bare(name) == CONTROLS[0]:
+            seen = dict(one.over_local)
+        sign = {m: c.apart_among(len(seen)) for m, c in seen.items() if c is not None}
+        up = [one.short(m) for m in sign if sign[m] > 0]
+        down = [one.short(m) for m in sign if sign[m] < 0]
         out.append(f"Compared with {one.short(name)} ({one.means[name]:.1f}), significantly "
                    f"better: {len(up)}{named(up)}; significantly worse: {len(down)}{named(down)}.")
     return out + _below(one, runs)

@@ -7,6 +7,7 @@ be the same both ways: a run that trains more than the entry has none of its val
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from fedvlm.config.option import Schema
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.runs.finished import FinishedRun
 
+EDGE = 0.1  # of a range, to each side
 TUNED, PART, PLAIN = "tuned", "in part", "defaults"
 CHOICE, RATE = "OPTIM.NAME", "OPTIM.LR"
 BACKBONE, OPTIMISER = "MODEL.BACKBONE.NAME", "OPTIM."
@@ -128,6 +130,28 @@ def _count(lane: Lane, record: Mapping[str, Any], trains: Trains) -> dict[str, A
     methods = [f"{m} (optimiser of {loans[m]})" if m in loans else m for m in plain]
     return {"lane": lane.name, "methods": methods, "tuned": number[TUNED], "part": number[PART],
             "plain": number[PLAIN]}
+
+
+def chosen_edges(record: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return (entry, key, range, value) of each chosen value in the outer tenth of its range."""
+    out = []
+    for entry in record.get("entries", ()):
+        for words in entry.get("space", ()):
+            key, _, span = str(words).partition(" ")
+            ends = span.removesuffix(" log").split(" to ")
+            try:
+                low, high, value = (float(x) for x in (*ends, entry["values"][key]))
+            except (ValueError, KeyError):
+                continue  # a choice of words, or not chosen
+            if not high > low:
+                continue
+            if span.endswith(" log"):
+                low, high, value = (math.log(x) for x in (low, high, value))
+            place = (value - low) / (high - low)
+            if place < EDGE or place > 1 - EDGE:
+                out.append((str(entry["label"]), key, span,
+                            f"{float(entry['values'][key]):.3g}"))
+    return out
 
 
 def lender_of(run: FinishedRun, record: Mapping[str, Any]) -> str:

@@ -18,17 +18,18 @@ from scipy.stats import kendalltau
 
 from evidence.results.claims import (
     by_set,
-    numbers_of,
+    difference,
     pairs_of,
     place_of,
     seeds_of,
+    side_of,
     steps_ratio,
 )
 from evidence.results.lanes import Lane, bare
 from fedvlm.config.federation import WORK, local_work
 from fedvlm.config.keys import default_schema
 from fedvlm.core.stats import mean
-from fedvlm.report.statistics.contrast import Contrast, contrast
+from fedvlm.report.statistics.contrast import Contrast
 from fedvlm.report.tables.check import FREE, NOT_OWN, OWN
 from fedvlm.runs.finished import FinishedRun
 
@@ -113,10 +114,10 @@ def _twin(run: FinishedRun) -> str:
 
 def _choice(method: str, pairs: Sequence[tuple[FinishedRun, FinishedRun]]) -> Choice | None:
     columns = [run for run, _ in pairs], [run for _, run in pairs]
-    numbers = [numbers_of(column, lambda run: run.value(PERSONAL)) for column in columns]
-    both = pairs_of(*numbers)
-    before, after = (list(by_set(column, both).values()) for column in numbers)
-    seen = contrast(before, after)
+    sides = [side_of(column, PERSONAL) for column in columns]
+    both = pairs_of(*(one.numbers for one in sides))
+    before, after = (list(by_set(one.numbers, both).values()) for one in sides)
+    seen = difference(sides[1], sides[0])
     if seen is None:
         return None
     held, chosen = (", ".join(sorted({_work(run) for run in column})) for column in columns)

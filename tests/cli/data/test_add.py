@@ -25,7 +25,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: str) -> int:
-    return main(["run", *words, *RUN, "--output-dir", "out"])
+    return main(["run", "--output-dir", "out", *words, *RUN])
 
 
 def record(folder: str = "out") -> dict[str, object]:
@@ -142,3 +142,30 @@ def test_real_images_as_a_folder(place: Path, capsys: pytest.CaptureFixture[str]
     images = shared("eurosat") / "2750"
     assert run("--images", str(images)) == 0
     assert "2750: class folders: 10 classes" in capsys.readouterr().err
+
+
+def test_folder_names_become_words_and_are_given(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tree(place, [""], ["AnnualCrop", "SeaLake", "red_fox", "AMD"], 6)
+    assert run("--images", "photos", "--output-dir", "words") == 0
+    assert "AnnualCrop is read as 'annual crop' (2 of 4 names; --classnames a,b,c sets others)" in (
+        capsys.readouterr().err)
+    assert names_of("words") == ["AMD", "annual crop", "sea lake", "red fox"]
+    assert run("--images", "photos", "--classnames", "eye,field,lake,fox") == 0
+    assert names_of("out") == ["eye", "field", "lake", "fox"]
+    assert run("--images", "photos", "--classnames", "a,b", "--output-dir", "no") == 2
+    assert "gives 2 names for 4 classes" in capsys.readouterr().err
+    assert main(["run", "--demo", "--classnames", "a,b", "--output-dir", "no"]) == 2
+    assert "--classnames is for your own images" in capsys.readouterr().err
+    assert main(["data", "add", "photos"]) == 0
+    assert 'CLASSNAMES: "words"' in Path("photos.yaml").read_text()
+    words = Path("photos.yaml").read_text().replace('  CLASSNAMES: "words"\n', "")
+    Path("old.yaml").write_text(words)  # one that was written before the key was
+    assert run("--dataset-config-file", "old.yaml", "--output-dir", "old") == 0
+    assert names_of("old") == ["AMD", "AnnualCrop", "SeaLake", "red_fox"]
+
+
+def names_of(output: str) -> list[str]:
+    """Return the class names of a run, as its partition file has them."""
+    return json.loads((jobs.folder(Path(output)) / "partition.json").read_text())["classnames"]

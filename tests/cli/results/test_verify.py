@@ -122,8 +122,7 @@ def test_one_identity_of_two_seeds_is_no_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("words", "code", "told"), [
     (["nowhere"], 3, "is not a folder that contains runs"), (["EMPTY"], 3, "no run below"),
     (["EMPTY", "--root", "x"], 2, "--root needs --replay N"),
-    (["EMPTY", "--replay", "1", "--tolerance", "x"], 2, "--tolerance x: expected points of "
-                                                        "accuracy"),
+    (["EMPTY", "--trust-code", "x"], 2, "need --replay N"),
 ])  # fmt: skip
 def test_mistakes_are_one_sentence(
     tmp_path: Path, capsys: Capture, words: list[str], code: int, told: str

@@ -135,3 +135,18 @@ def test_tasks_are_deterministic_and_balanced(name: str) -> None:
     task, again = build_task(name, 3, seed=1), build_task(name, 3, seed=1)
     assert np.array_equal(task.images, again.images)
     assert np.array_equal(np.bincount(task.labels), np.full(len(task.names), 3))
+
+
+def test_a_changed_image_of_a_drawn_set_is_noticed_and_drawn_again(tmp_path: Path) -> None:
+    """A flipped bit moved the numbers of ``--demo`` without a word."""
+    folder = materialise("new_nouns", tmp_path)
+    image = sorted(folder.rglob("*.png"))[7]
+    before, data = image.read_bytes(), bytearray(image.read_bytes())
+    data[len(data) // 2] ^= 1
+    image.write_bytes(bytes(data))
+    assert materialise("new_nouns", tmp_path) == folder and image.read_bytes() == before
+    image.unlink()
+    assert (materialise("new_nouns", tmp_path) / image.relative_to(folder)).read_bytes() == before
+    stamp = (folder / ".version").stat().st_mtime_ns
+    materialise("new_nouns", tmp_path)
+    assert (folder / ".version").stat().st_mtime_ns == stamp  # drawn once

@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datasets import load_dataset
-from fedvlm.data.formats.class_names import has_names, is_code, read_class_names
+from fedvlm.data.formats.class_names import (
+    folder_words,
+    given_names,
+    has_names,
+    is_code,
+    read_class_names,
+    read_given,
+    runs_together,
+)
 from tests.data.miniatures.own import config, write_tree
 
 NAMES = {"n01440764": "tench", "n01443537": "goldfish"}
@@ -81,3 +89,58 @@ def test_labels_that_are_numbers_get_their_names(tmp_path: Path) -> None:
     (tmp_path / "mine" / "n.json").write_text('["zebra"]')
     with pytest.raises(DataError, match="label 1 has no name in DATASET.NAMES_FILE"):
         load_dataset(cfg)
+
+
+# ---- folders' names in words, and names that the user gives --------------------------------------
+@pytest.mark.parametrize(("name", "words"), [
+    ("AnnualCrop", "annual crop"), ("MRI_scan", "MRI scan"), ("MRIScan", "MRI scan"),
+    ("HerbaceousVegetation", "herbaceous vegetation"), ("red_fox", "red fox"),
+    ("SeaLake2", "sea lake2"), ("Forest", "Forest"), ("COVID-19", "COVID-19"), ("AMD", "AMD"),
+    ("iPhone", "iPhone"), ("n01440764", "n01440764"), ("c_12", "c_12"), ("Größe", "Größe"),
+    ("red fox", "red fox"), ("New York", "New York"), ("covidPositive", "covid positive"),
+])
+def test_a_folders_name_in_words(name: str, words: str) -> None:
+    assert folder_words(name) == words
+
+
+def test_only_names_that_run_together_call_for_words() -> None:
+    assert runs_together(["red_fox", "AnnualCrop", "AMD", "n0144", "Forest"]) == ["AnnualCrop"]
+
+
+PRESENT = ["AnnualCrop", "SeaLake", "AMD"]
+
+
+@pytest.mark.parametrize(("text", "names"), [
+    ("words", ["annual crop", "sea lake", "AMD"]),
+    ("field, lake,eye", ["field", "lake", "eye"]),
+    ("SeaLake=lake", ["AnnualCrop", "lake", "AMD"]),
+    ('{"AMD": "eye, wet", "0": "field"}', ["field", "SeaLake", "eye, wet"]),
+])
+def test_given_names_by_order_folder_and_number(text: str, names: list[str]) -> None:
+    assert given_names(text, PRESENT) == names
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("a,b", "gives 2 names for 3 classes; give one for each, in this order: AnnualCrop, SeaLake"),
+    ("SeaLak=lake", "there is no class 'SeaLak'; did you mean 'SeaLake'"),
+    ("3=lake", "there is no class '3'"), ('{"a": ', "JSON class names are"),
+])
+def test_names_that_do_not_fit(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        given_names(text, PRESENT)
+
+
+def test_words_that_make_two_classes_one_are_not_taken() -> None:
+    assert given_names("words", ["RedFox", "red_fox", "SeaLake"]) == [
+        "RedFox", "red_fox", "sea lake"]
+
+
+def test_a_file_of_names_is_read_once(tmp_path: Path) -> None:
+    file = tmp_path / "names.txt"
+    file.write_text("field, annual\nlake\neye\n")
+    assert given_names(read_given(str(file)), PRESENT) == ["field, annual", "lake", "eye"]
+    file.write_text("field\nlake\n")
+    with pytest.raises(ConfigError, match="gives 2 names for 3 classes"):
+        given_names(read_given(str(file)), PRESENT)
+    with pytest.raises(DataError, match=r"absent\.txt"):
+        read_given(str(tmp_path / "absent.txt"))

@@ -72,7 +72,7 @@ def test_chance_and_the_commonest_class(found: dict[str, dict[str, Any]]) -> Non
 def test_kinds_lines_and_means(found: dict[str, dict[str, Any]]) -> None:
     kinds = {name: one["kind"] for name, one in found.items()}
     assert kinds == {"chance": ALONE, "majority": ALONE, "logreg": ALONE, "afl": TOGETHER,
-                     "pooled": BOUND}
+                     "afl_prior": TOGETHER, "pooled": BOUND}
     assert json.loads(json.dumps(found)) == found
     for one in found.values():
         shares = [100 * r["correct"] / r["n"] for r in one["clients"]]
@@ -90,6 +90,51 @@ def test_regressions_know_what_they_were_trained_on(found: dict[str, dict[str, A
     assert "chosen on validation" in found["logreg"]["how"]
     assert found["afl"]["how"].endswith("by cross-validation")
     assert found["pooled"]["how"].startswith("centralised: L2 ")
+
+
+def test_the_ridge_with_class_shares_is_chosen_on_images_left_out(
+    found: dict[str, dict[str, Any]]
+) -> None:
+    """Each training image by the solution without it, in the sums and in the shares."""
+    one = asked()
+    ridge = suite._Ridge.of(one)
+    z = {c: one.source.features[TRAIN[c]].double() for c in (0, 1)}  # type: ignore[attr-defined]
+    y = {c: torch.tensor(LABELS)[TRAIN[c]] for c in (0, 1)}
+    hot = {c: torch.nn.functional.one_hot(y[c], CLASSES).double() for c in (0, 1)}
+    gram = sum(z[c].mT @ z[c] for c in (0, 1))
+    cross = sum(z[c].mT @ hot[c] for c in (0, 1))
+    eye = torch.linalg.inv(ridge.inverse) - gram  # the ridge
+    rates = []
+    for temper in suite.TEMPERS:
+        each = []
+        for c in (0, 1):
+            right = 0
+            for i in range(len(y[c])):
+                row = z[c][i : i + 1]
+                rest = gram - row.mT @ row + eye
+                w = torch.linalg.solve(rest, cross - row.mT @ hot[c][i : i + 1])
+                counts = hot[c].sum(0) - hot[c][i] + suite.SMOOTH
+                scores = row @ w + temper * (counts / counts.sum()).log()
+                right += int(scores.argmax() == y[c][i])
+            each.append(right / len(y[c]))
+        rates.append(np.mean(each))
+    temper = suite.TEMPERS[int(np.argmax(rates))]
+    assert ridge.temper(one) == temper > 0
+    for c, row in enumerate(found["afl_prior"]["clients"]):
+        counts = hot[c].sum(0) + suite.SMOOTH
+        test = one.source.features[TEST[c]].double()  # type: ignore[attr-defined]
+        said = (test @ ridge.weights + temper * (counts / counts.sum()).log()).argmax(1)
+        assert row["correct"] == int((said == torch.tensor(LABELS)[TEST[c]]).sum())
+    assert f"plus {temper:g} times the log of the client's class shares" in (
+        found["afl_prior"]["how"])
+
+
+def test_an_image_that_is_alone_in_its_class_says_nothing_for_class_shares() -> None:
+    """Each class has one image, so without it no client has that class: shares only mislead."""
+    clients = [(pick((0, range(1)), (1, range(1))), TEST[0]),
+               (pick((2, range(1)), (3, range(1))), TEST[1])]
+    one = Asked(Source(), federated(LABELS, clients, []), [0, 1], [0, 1], CLASSES)  # type: ignore[arg-type]
+    assert suite._Ridge.of(one).temper(one) == 0.0
 
 
 def test_nobody_looks_at_who_never_works(found: dict[str, dict[str, Any]]) -> None:

@@ -36,7 +36,7 @@ NAMES = ("site0", "site1")
 
 def make(folder: Path) -> Path:
     """Write the files of both parties and the coordinator."""
-    words = ("--demo", "--num-users", "2", "--shots", "2")
+    words = ("--demo", "--partition", "disjoint", "--num-users", "2", "--shots", "2")
     assert main(["site", "make", "--split", "0,1", "--to", str(folder), *words]) == 0
     for name in NAMES:
         (folder / name / "site.yaml").write_text(RULES)

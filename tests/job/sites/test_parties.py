@@ -15,6 +15,8 @@ import torch
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.own.site import read_site
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.job.results.private import promises_privacy
 from fedvlm.job.sites.parties import NAME, PLACE, Parties, run_name
 from tests import jobs
 from tests.job.sites.places import NAMES, federated, make, rows
@@ -123,7 +125,7 @@ def test_a_state_that_is_gone_is_made_anew_only_when_that_is_said(
     assert main(["readmit", str(folder), "1", "--anew"]) == 0
     assert "clients 1 (site1) go on anew when the run does" in capsys.readouterr().out
     assert federated(here, output, monkeypatch, *APFL, stop=("evaluate", 2))[0] == 130
-    assert "after round 1: client 1 (site1) is readmitted and goes on anew" in (
+    assert "after round 1: client 1 (site1) is readmitted and goes on from the start" in (
         capsys.readouterr().out)
     assert federated(here, output, monkeypatch, *APFL)[0] == 0
     (one,) = jobs.results(output)["readmitted"]
@@ -206,3 +208,57 @@ def test_wrong_words_of_a_coordinator_are_refused(
     assert main(["run", *words_[:2], *words_[4:]]) == 2
     assert ("--engine sites needs --num-users N (number of clients of all sites "
             "together)") in capsys.readouterr().err
+
+
+def test_alone_and_pooled_over_sites_whose_owners_allow_it(
+    place: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each client's numbers alone are those of the run that sees all; pooled is AFL's ridge."""
+    here = shutil.copytree(place, tmp_path / "parties")
+    for name, allowed in (("site0", True), ("site1", False)):
+        with (here / name / "site.yaml").open("a") as file:
+            file.write(f"  baselines: {str(allowed).lower()}\n")
+    code, line = federated(here, tmp_path / "one", monkeypatch, *APFL)
+    said = capsys.readouterr()
+    assert code == 0 and "Whether federation pays is not known" in said.out
+    assert "site1: no baselines are sent (rule 'baselines' of site.yaml)" in said.err + said.out
+    assert any("the server asked for baselines; none is sent" in words for words in line.logs)
+    assert "references" not in jobs.results(tmp_path / "one")
+
+    rules = here / "site1" / "site.yaml"
+    rules.write_text(rules.read_text().replace("baselines: false", "baselines: true"))
+    assert federated(here, tmp_path / "two", monkeypatch, *APFL)[0] == 0
+    found, ours = jobs.results(tmp_path / "two"), jobs.results(whole)
+    assert list(found["references"]) == ["zero_shot", "logreg", "pooled"]
+    for name, same_as in (("logreg", "logreg"), ("pooled", "afl")):
+        mine, theirs = found["references"][name]["clients"], ours["references"][same_as]["clients"]
+        assert [(r["client"], r["n"], r["correct"]) for r in mine] == [
+            (r["client"], r["n"], r["correct"]) for r in theirs]
+    assert found["answer"]["pooled"]["personal"] == ours["references"]["afl"]["personal"]
+    assert found["answer"]["alone"]["personal"] == max(
+        found["references"][name]["personal"] for name in ("zero_shot", "logreg"))
+    assert "all images in one place (pooled)" in capsys.readouterr().out
+    assert main(["verify", str(jobs.folder(tmp_path / "two"))]) == 0
+
+
+def test_a_guarantee_of_privacy_leaves_baselines_out() -> None:
+    for name, promises in (("DP_FPL", True), ("FedAvg", False)):
+        trainer = object.__new__(load_trainer(name))
+        built: Any = SimpleNamespace(federation=SimpleNamespace(trainer=trainer))
+        assert promises_privacy(built) is promises
+
+
+def test_rounds_auto_over_sites_ends_in_the_round_of_the_run_that_sees_all(
+    few: None, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = shutil.copytree(place, tmp_path / "parties")
+    for name in NAMES:
+        rules = here / name / "site.yaml"
+        rules.write_text(rules.read_text().replace("rounds: 5", "rounds: 0"))
+    auto = ("--rounds", "auto", "--lr", "1e-6", "FED.PATIENCE", "1")
+    assert federated(here, tmp_path / "sites", monkeypatch, *APFL, *auto)[0] == 0
+    assert jobs.run(tmp_path / "whole", *APFL, "FED.SITES", "0,1", *auto) == 0
+    ours, theirs = (jobs.records(tmp_path / n) for n in ("sites", "whole"))
+    assert [r.get("val") for r in ours] == [r.get("val") for r in theirs]
+    assert len(ours) == 5  # checks after rounds 2 and 4

@@ -66,7 +66,7 @@ def test_offline_tag_names_the_ways_out(monkeypatch: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(DataError) as caught:
         load_backbone("ViT-B/16")
     message = str(caught.value)
-    assert all(part in message for part in ("openai", "--backbone tiny", "local-dir:"))
+    assert all(part in message for part in ("openai", "--backbone tiny", "--weights FOLDER/"))
 
 
 @pytest.mark.usefixtures("builtin")
@@ -78,7 +78,7 @@ def test_weights_and_activation_must_agree(tmp_path: Path) -> None:
     save_file(state, mute)
     for file in (renamed, tagged):
         load("ViT-B/16", str(file))
-        with pytest.raises(ConfigError, match="use --backbone ViT-B-16-quickgelu"):
+        with pytest.raises(ConfigError, match="Use --backbone ViT-B/16, which"):
             load("ViT-B-16", str(file))
     with pytest.raises(ConfigError, match="QuickGELU"):
         load("ViT-B-16", "openai")
@@ -179,3 +179,34 @@ def test_custom_towers_that_cannot_take_prompts_are_refused() -> None:
     for build in ("coca_ViT-B-32", "roberta-ViT-B-32"):
         with pytest.raises(ConfigError, match="not supported"):
             load_backbone(build, allow_random=True)
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_weights_that_are_not_here_say_which_file_and_how_to_bring_it(
+    monkeypatch: pytest.MonkeyPatch, reachable: bool
+) -> None:
+    def absent(_: object) -> str:
+        raise FileNotFoundError("no such snapshot")
+
+    monkeypatch.setattr("open_clip.pretrained.download_pretrained", absent)
+    monkeypatch.setattr(weights, "hub_is_reachable", lambda: reachable)
+    build = "ViT-B-16-quickgelu"
+    with pytest.raises(DataError) as caught:
+        weights.download("openai", build, names.known_tags(build)["openai"])
+    said = str(caught.value)
+    assert ("no access to the hub" in said) is not reachable and "FileNotFound" not in said
+    assert (
+        "run: curl -L -o ViT-B-16-openai.safetensors https://huggingface.co/timm/"
+        "vit_base_patch16_clip_224.openai/resolve/main/open_clip_model.safetensors (about 0.6 GB)"
+    ) in said
+    assert "--weights FOLDER/ViT-B-16-openai.safetensors" in said
+    assert names.looks_like_openai(Path("ViT-B-16-openai.safetensors"))  # so its build is checked
+
+
+def test_another_activation_is_told_with_a_name_that_fits() -> None:
+    with pytest.raises(ConfigError) as caught:
+        names.check_activation("ViT-B-16", False, "openai", True)
+    said = str(caught.value)
+    assert "Use --backbone ViT-B/16, which is the same network with QuickGELU" in said
+    tag = said.split("--weights ")[1]
+    assert not names.known_tags("ViT-B-16")[tag].get("quick_gelu", False)

@@ -51,7 +51,7 @@ def test_a_forest_has_the_tables_intervals_and_tells_the_best_apart(
     values = [100 * right / 30 for right in (12, 13, 13)]
     assert best.n == 3 and best.mean == pytest.approx(sum(values) / 3)
     assert best.half == pytest.approx(t_interval(values))
-    assert best.peer and not other.peer, "paired, the seeds lie 13, 13 and 17 points apart"
+    assert best.peer and other.peer, "13, 13 and 17 points apart: too few seeds for 66 pairs"
     assert average.methods["M0"].mean == pytest.approx(
         (best.mean + panels[2].methods["M0"].mean) / 2)
     assert [(one.kind, one.name, one.value) for one in cifar.levels] == [
@@ -60,6 +60,20 @@ def test_a_forest_has_the_tables_intervals_and_tells_the_best_apart(
     table = forest.rows(panels)
     assert table[0]["method"] == "M0" and table[0]["told_apart_from_best"] == "no"
     assert table[12]["method"] == "mean over the data sets (best without collaboration)"
+
+
+def test_hollow_is_significantly_worse_on_these_sets(tmp_path: Path) -> None:
+    """Ten and 50 points below on every set, one of which has both sets far apart."""
+    for data, base in (("Cifar100", 700), ("EuroSAT", 900)):
+        for name, gap in (("A", 0), ("B", 2), ("C", 100), ("D", 500)):
+            for seed in range(1, 6):
+                clients = rows(base - gap + (seed * gap) % 7, base - gap, n=1000)
+                write_run(tmp_path, name, data, seed, {
+                    "personal": sum(row["accuracy"] for row in clients) / 2, "clients": clients})
+    panels = forest.select(FigureRuns(collect([tmp_path]).runs))
+    assert isinstance(panels, list)
+    for panel in panels:
+        assert [k for k, v in panel.methods.items() if v.peer] == ["A", "B"], panel.title
 
 
 def test_clients_quartiles_stand_beside_their_own_reference(many: list[FinishedRun]) -> None:

@@ -38,19 +38,38 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_differences_to_a_method_have_their_interval_over_data_sets(runs: Path) -> None:
     main, apart = made(runs, versus="fedavg")
-    assert main.columns == (*SETS, "average", "minus FedAvg [prompt] [95 %]", "+/=/-")
-    text = dict(zip(main.rows, ([c.text for c in line[-2:]] for line in main.cells), strict=True))
-    half = t.ppf(0.975, 2) * math.sqrt(7 / 3)  # of 1, 2, 6
-    assert text["B"] == [f"+3.0 [{3 - half:+.1f}, {3 + half:+.1f}]", "3/0/0"]
-    assert text["C"] == ["-10.0", "0/0/3"]  # all the same: no interval
-    assert text["FedAvg [prompt]"] == ["-", "-"] and text["D"][1] == "1/0/0"
+    assert main.columns == (*SETS, "average", "minus FedAvg [prompt], these sets [95 %]",
+                            "a new set", "+/=/-")
+    text = dict(zip(main.rows, ([c.text for c in line[-3:]] for line in main.cells), strict=True))
+    half = t.ppf(0.975, 3) * math.sqrt(0.5 / 2 / 3)  # three sets of 0.5 +- g: variance 1/2 of 1 df
+    assert text["B"] == [f"+3.0 [{3 - half:+.1f}, {3 + half:+.1f}]", "+1.0 to +6.0", "3/0/0"]
+    assert text["C"] == ["-10.0", "-10.0 to -10.0", "0/0/3"]  # all the same: no interval
+    assert text["FedAvg [prompt]"] == ["-"] * 3 and text["D"][2] == "1/0/0"
     assert apart.rows == ("B", "C", "D")
-    assert apart.columns == (*SETS, "all sets", "+/=/-", "detectable", "p (Holm)")
+    assert apart.columns == (*SETS, "these sets", "a new set", "+/=/-", "detectable", "p (Holm)")
     first = [c.text for c in apart.cells[0]]
     half = t.ppf(0.975, 1) * 0.5
-    assert first[0] == f"+1.0 [{1 - half:+.1f}, {1 + half:+.1f}]" and first[-1] == "-"
+    assert first[0] == f"+1.0 [{1 - half:+.1f}, {1 + half:+.1f}]" and first[-1] == "0.004"
     assert apart.caption.startswith("personal minus that of FedAvg [prompt], in pairs of one seed")
-    assert "random-effects mean" in apart.caption and "Made by: fedvlm table x." in apart.caption
+    for words in ("exactly these data sets", "no sample of hospitals", "fewer than 4 independent",
+                  "Seeds: 2; a claim needs 10.", "seeds alone", "Made by: fedvlm table x."):
+        assert words in apart.caption
+
+
+def test_four_sources_predict_a_fifth_and_parts_of_one_do_not(tmp_path: Path) -> None:
+    for at, name in enumerate(("Cifar10", "Cifar100", "DTD", "EuroSAT", "Pets")):
+        write_seeds(tmp_path, "A", [50.0, 60.0], name)
+        write_seeds(tmp_path, "B", [51.0 + at, 60.5 + at], name)
+    main, apart = made(tmp_path, versus="A")
+    (there,) = (line[-2].text for row, line in zip(main.rows, main.cells, strict=True)
+                if row == "B")
+    # of 0.75 + (0.5, 2, 3, 4): the two CIFAR sets are one source
+    effects = [1.25, 2.75, 3.75, 4.75]
+    half = t.ppf(0.975, 3) * math.sqrt(sum((e - 3.125) ** 2 for e in effects) / 3 * 1.25)
+    assert there == f"[{3.125 - half:+.1f}, {3.125 + half:+.1f}]"
+    assert "from 4 independent sources" in apart.caption
+    narrow, _ = made(tmp_path, versus="A", exclude=(("dataset", "Pets"),))
+    assert narrow.cells[1][-2].text == "+0.8 to +3.8"
 
 
 def test_columns_beside_are_means_over_the_data_sets(runs: Path) -> None:

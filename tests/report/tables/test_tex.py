@@ -23,7 +23,7 @@ SPLIT = re.compile(r"(?<!\\)&")
 @pytest.fixture(scope="module")
 def nasty(tmp_path_factory: pytest.TempPathFactory) -> list[ReportTable]:
     root = tmp_path_factory.mktemp("nasty")
-    values = {NASTY: [90.0, 92.0], BRACKET: [9.5, 8.5], "*": [70.0], "P": [-9.9, 81.1]}
+    values = {NASTY: [90.0, 92.0], BRACKET: [9.5, 8.5], "*": [70.0], "P": [99.0, 81.1]}
     for trainer, each in values.items():
         write_seeds(root, trainer, each, extra_data="a_b & <c>")
         write_seeds(root, trainer, [x + (0.5 if trainer == "P" else 1) for x in each], "DTD")

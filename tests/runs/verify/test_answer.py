@@ -85,7 +85,7 @@ def test_it_is_left_out_where_it_would_say_too_much_or_nothing() -> None:
     (line,) = answer_lines(whole | {"privacy": {}}, "DP-FPL")
     assert "privacy guarantee" in line
     (line,) = answer_lines(bare, "FedTV")
-    assert "at their sites" in line
+    assert "at sites whose site.yaml" in line
 
 
 def test_a_wrong_answer_is_found() -> None:

@@ -52,6 +52,6 @@ def test_the_method_as_it_comes_is_a_point_or_lies_outside() -> None:
     }
     adamw = space.point(CONFIG | {"OPTIM.NAME": "adamw"})
     assert adamw is not None and adamw["OPTIM.LR"] == pytest.approx(0.2)
-    assert space.point(CONFIG | {"OPTIM.LR": 5.0}) is None
+    assert space.point(CONFIG | {"OPTIM.LR": 50.0}) is None
     assert space.point(CONFIG | {"FED.LOCAL_EPOCHS": 3}) is None
     assert space.point(CONFIG | {"OPTIM.NAME": "adam"}) is None

@@ -182,3 +182,15 @@ def test_the_published_plans_take_what_was_tuned_for_their_like() -> None:
 def _working(label: str) -> tuple[str, ...]:
     """Return what the tuning calls an entry whose local work it searched."""
     return f"{label} (work)", label.replace("(ft)", "(ft, work)")
+
+
+@pytest.mark.parametrize("key", ["CACHE_DIR", "TRAINER.NAME", "OUTPUT_DIR", "FED.ROUNDS",
+                                 "MODEL.INIT_WEIGHTS", "TRAINER.FEDAVG.OTHER"])
+def test_values_lie_in_the_space_that_was_searched(tmp_path: Path, key: str) -> None:
+    """A tuned file names no folder and no method, and sets nothing that the plan decides."""
+    told = record()
+    told["entries"][0] |= {"space": ["OPTIM.LR 0.002 to 2 log"]}
+    told["entries"][0]["values"][key] = "/tmp/x"
+    write_tuned(tmp_path / "tuned.json", told)
+    with pytest.raises(DataError, match=f"{key}, which is not in the space"):
+        read_tuned(tmp_path / "tuned.json")

@@ -13,7 +13,7 @@ from evidence.results.claims import (
     NOT_RUN,
     REFUTED,
     SUPPORTED,
-    UNDERPOWERED,
+    UNDECIDED,
     Answer,
     Claim,
     Label,
@@ -142,8 +142,8 @@ def test_a_sentence_of_another_form_is_refused() -> None:
 @pytest.mark.parametrize(("values", "word"), [
     ([61.0, 62.0, 63.5], SUPPORTED), ([41.0, 42.0, 43.5], REFUTED),
     ([50.1, 51.0, 51.9], REFUTED), ([50.0, 51.0, 52.0], REFUTED),
-    ([40.0, 51.0, 62.0], UNDERPOWERED), ([30.0, 40.0, 50.0], UNDERPOWERED),
-    ([46.0, 50.5, 50.5], UNDERPOWERED), ([48.0, 50.0, 50.0], REFUTED),
+    ([40.0, 51.0, 62.0], UNDECIDED), ([30.0, 40.0, 50.0], UNDECIDED),
+    ([46.0, 50.5, 50.5], UNDECIDED), ([48.0, 50.0, 50.0], REFUTED),
 ])
 def test_the_interval_answers(tmp_path: Path, values: list[float], word: str) -> None:
     write_seeds(tmp_path, "FedAvg", [50.0, 51.0, 52.0], peft="head")
@@ -173,19 +173,48 @@ def test_the_verdict_depends_on_where_the_interval_lies_alone() -> None:
     assert seen is not None and seen.high == pytest.approx(2 + 2.48414, abs=1e-4)
     # t = 2 / (1 / sqrt 3) = 3.4641 with 2 degrees of freedom: p = 1 - t / sqrt(t^2 + 2)
     assert seen.chance == pytest.approx(1 - 3.4641016 / math.sqrt(14), abs=1e-6)
-    assert verdict(seen) == UNDERPOWERED
-    for low, high, word in ((0.1, 0.3, SUPPORTED), (-9.0, 0.9, UNDERPOWERED), (-0.5, 0.9, REFUTED),
-                            (-9.0, -8.0, REFUTED), (-0.1, 1.0, UNDERPOWERED)):
+    assert verdict(seen) == UNDECIDED
+    for low, high, word in ((0.1, 0.3, SUPPORTED), (-9.0, 0.9, UNDECIDED), (-0.5, 0.9, REFUTED),
+                            (-9.0, -8.0, REFUTED), (-0.1, 1.0, UNDECIDED)):
         assert verdict(replace(seen, low=low, high=high)) == word
 
 
-def test_two_sets_that_agree_and_two_that_do_not() -> None:
-    """Effects 2 and 4, no spread within: mean 3, Hartung-Knapp with 1 df, half = 12.706 * 1."""
-    flat = contrast([{1: 0.0}, {1: 0.0}], [{1: 2.0}, {1: 4.0}])
-    assert flat is not None and flat.low == pytest.approx(3 - 12.7062, abs=1e-3)
-    # t = 3 with 1 df: p = 1 - 2 atan(3) / pi
-    assert flat.chance == pytest.approx(1 - 2 * math.atan(3) / math.pi, abs=1e-6)
-    assert verdict(flat) == UNDERPOWERED
+def test_a_claim_is_answered_on_its_own_sets() -> None:
+    """Effects 2 and 40, each +- 1: sure of these two sets, whatever a third would say."""
+    far = contrast([{1: 0.0, 2: 0.0}] * 2, [{1: 1.0, 2: 3.0}, {1: 39.0, 2: 41.0}])
+    assert far is not None and far.low == pytest.approx(21 - 4.30265 * math.sqrt(2 / 2 / 2), 1e-4)
+    # t = 21 / sqrt(1/2) with 2 df: p = 1 - t / sqrt(t^2 + 2)
+    assert far.chance == pytest.approx(1 - 1 / math.sqrt(1 + 2 / (21**2 * 2)), rel=1e-6)
+    assert verdict(far) == SUPPORTED and far.ahead is None and (far.least, far.most) == (2, 40)
+    once = contrast([{1: 0.0}, {1: 0.0}], [{1: 2.0}, {1: 4.0}])
+    assert once is not None and once.low is None and verdict(once) == UNDECIDED
+
+
+def test_a_rival_that_is_not_trained_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing of zero-shot is trained"):
+        read_claim("personal is higher than zero-shot's in lane x.")
+    quiet = {"totals": {"bytes_up": 0, "bytes_down": 0}}
+    write_seeds(tmp_path, "LocalOnly", [10.0, 11.0, 12.0], peft="head", info=quiet)
+    write_seeds(tmp_path, "FedAvg", [50.0, 51.0, 52.0], peft="head")
+    (answer,) = answers("FedAvg", Claim("global", "LocalOnly", "x"), collect([tmp_path]).runs)
+    assert answer.verdict == NOT_RUN
+    assert answer.why == "LocalOnly shares nothing, so its shared model is the untrained start"
+
+
+def test_a_personal_claim_is_held_against_working_alone_too(tmp_path: Path) -> None:
+    """Ditto is 10 above FedAvg, 6 below LocalOnly and 5 below logistic regression."""
+    write_seeds(tmp_path / "a", "FedAvg", [50.0, 51.0, 52.0], peft="head")
+    write_seeds(tmp_path / "a", "Ditto", [60.0] * 3, peft="head", sections={
+        "references": {"logreg": reference("alone", 6, 7)}, "gain": {
+            "points": -5.0, "reference": "logreg", "personal": 65.0, "untuned": "method"}})
+    claim = Claim("personal", "FedAvg", "x")
+    (answer,) = answers("Ditto", claim, collect([tmp_path / "a"]).runs)
+    assert answer.alone == "best baseline without collaboration" and answer.second is not None
+    assert answer.second.mean == pytest.approx(-5.0)
+    write_seeds(tmp_path / "a", "LocalOnly", [65.0, 66.5, 67.1], peft="head")
+    (answer,) = answers("Ditto", claim, collect([tmp_path / "a"]).runs)
+    assert answer.verdict == SUPPORTED and answer.alone == "LocalOnly [head]"
+    assert answer.second is not None and answer.second.apart == -1
 
 
 def test_holm_holds_for_all_answers_together() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,11 @@ def published(output: Path, into: Path, *more: str) -> bytes:
     return b"".join(str(p.relative_to(into)).encode() + p.read_bytes() for p in files)
 
 
+def words_of(page: Path) -> str:
+    """Return the text of all pages, the first screen first."""
+    return "".join(path.read_text() for path in sorted(page.rglob("*.md")))
+
+
 def test_a_page_comes_of_its_cells_alone(
     output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,20 +80,28 @@ def test_a_page_comes_of_its_cells_alone(
     again.mkdir()
     (page / "cells").rename(again / "cells")
     assert published(output, again) == first
-    text = (again / "README.md").read_text()
-    assert "12 runs of 18 planned, seeds 1, 2, in 1 setting." in text
-    minute = text.partition("## How it was made")[0]
-    assert "| [dirichlet](#a-lane) | image feature and linear head | 57.5 | Ditto |" in minute
-    assert minute.index("**What was compared**: 3 methods on one") < minute.index("| setting |")
-    assert "**What of the papers' claims held**: " in minute and "**How sure**: " in minute
-    assert "(so far: 4 of 6 pairs)" in text
-    assert "## A lane\nOf two sets." in text and "6 of the planned runs are missing" in text
+    first = (again / "README.md").read_text()
+    assert first.startswith("# Results\n12 runs: 3 methods on one frozen backbone, 2 data sets, 2 "
+                            "seeds and one setting")
+    assert [line for line in first.splitlines() if line.startswith("## ")] == [
+        "## Should my clients federate?", "## With what?", "## Does it run at my place?",
+        "## What do I take home?"]
+    text = words_of(again)
+    assert "| [dirichlet](settings/dirichlet.md) | image feature and linear head | 57.5 | Ditto |" \
+        in (again / "with_what.md").read_text()
+    assert "(so far: 4 of 6 pairs)" in text and "A claim needs 10 seeds" in text
+    assert "# A lane\nOf two sets." in text and "6 of the planned runs are missing" in text
     assert "| Ditto \\[feature+head\\] | personal\\_worst is higher than FedAvg's" in text
-    assert "is\\_" not in text.partition("## Claims")[0]
     assert "| FedPer | personal is higher than FedAvg's in setting disjoint | FedPer and FedAvg: " \
         "in" in text, "the lane has no plan here"
     assert "client-gain-dirichlet" in text and "Planned methods without a finished run" not in text
     assert "below local logistic regression" in text and "forest-dirichlet" in text
+    wins = (again / "wins.md").read_text()  # Ditto is above both in each of 4 cells
+    assert "| Ditto | 100 | 4 of 4 |   | 100 | 100 |" in wins and "| FedAvg | 0 | 4 of 4 |" in wins
+    assert "missing: these runs did not record it" in (again / "at_our_place.md").read_text()
+    for path in again.rglob("*.md"):
+        for link in re.findall(r"\]\(([\w./-]+\.(?:md|svg|tex|csv))\)", path.read_text()):
+            assert (path.parent / link).is_file() or link.startswith("../"), (path.name, link)
     assert "\\begin{table" in next((again / "tables").glob("*.tex")).read_text()
     assert cli.main(["table", str(again / "cells")]) == 0
 
@@ -117,15 +131,15 @@ def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
             (path / "config.yaml").write_text("SEED: 1\n")
     (tmp_path / "plans").mkdir()
     published(tmp_path, tmp_path / "page", "--from", str(tmp_path / "out"))
-    text = (tmp_path / "page" / "README.md").read_text()
-    table = text.partition("### rivals: by what is trained")[2].partition("<details")[0]
+    text = words_of(tmp_path / "page")
+    table = text.partition("## rivals: by what is trained")[2].partition("<details")[0]
     head = next(line for line in table.splitlines() if line.startswith("| trainer"))
     assert head == ("| trainer | Caltech101 | gain (points) | balanced | before | steps "
                     "| trainable | sent (kB) | seconds (s) |")
     order = [line.split(" |")[0] for line in table.splitlines() if line.startswith("| ")]
     assert order.index("| *prompt*") < order.index("| PromptFL") and order.count("| FedAvg") == 3
     assert order.count("| logistic regression") == 1
-    assert "- prompt: Best: PromptFL, 7.3; significantly better (paired" in table
+    assert "- prompt: Best: PromptFL, 7.3; significantly better on these" in table
     assert "\n| PromptFL | 7.3 ± 0.3↓ | - | - | - | 3 | 896 | 2.0 | 2.0 ± 0.0 |\n" in table
     assert "Caltech101 / new" in table and "47.0" in table
     assert "\\begin{table" in next((tmp_path / "page/tables").glob("rivals*.tex")).read_text()
@@ -146,7 +160,7 @@ def test_what_tuning_cost_stands_on_the_page(
                                           "digest": "d" * 64})
     words = ("--from", str(output / "out"), "--tuned", str(tmp_path / "tuned.json"))
     published(output, tmp_path / "page", *words)
-    text = (tmp_path / "page" / "README.md").read_text()
+    text = words_of(tmp_path / "page")
     assert "| Ditto \\[x\\] | 2 | 61.2 | 1.50 |" in text and "![Best validation" not in text
     assert "Each of 1 entries had 2 trials" in text
     assert "Exceptions: Ditto \\[x\\] had a fixed optimiser" in text
@@ -157,7 +171,7 @@ def test_what_tuning_cost_stands_on_the_page(
     (tmp_path / "runs.jsonl").write_text("".join(
         json.dumps(line | {"seal": seal_of(line)}) + "\n" for line in lines))
     first = published(output, tmp_path / "page", *words)
-    text = (tmp_path / "page" / "README.md").read_text()
+    text = words_of(tmp_path / "page")
     assert "| Ditto \\[x\\] | 2 | 61.2 | 61.2 ± 1.0 | 2.0 | - | 2 | 2,000 | 1.50 |" in text
     assert "(figures/tuning-by-seconds.svg)" in text and "(tables/hyperparameters.tex)" in text
     assert "\\begin{table" in (tmp_path / "page/tables/hyperparameters.tex").read_text()
@@ -173,9 +187,24 @@ def test_what_tuning_cost_stands_on_the_page(
     (tmp_path / "page" / "tuning.jsonl.xz").write_bytes(b"no")
     assert main(["publish", str(tmp_path / "page"), "--plans", str(output / "plans")]) == 3
     assert "tuning.jsonl.xz: is not a packed record of a tuning" in capsys.readouterr().err
-    text = text.partition("## Tuning")[2]
-    assert "**Runs of this page share with the search** seeds 2." in text
+    assert "**Published runs share with the search** seeds 2." in text
     assert "| dirichlet | 0 | 0 | 12 | Ditto" in text  # by their configs, none has the values
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_the_map_is_shown_where_somebody_made_it(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    page = tmp_path / "page"
+    published(output, page, "--from", str(output / "out"))
+    assert "map.png" not in (page / "README.md").read_text()
+    (page / "map").mkdir()
+    for name, words in (("map.png", ""), ("map.csv", "a,b\n"), ("words.txt", "Who gains.\n")):
+        (page / "map" / name).write_text(words)
+    published(output, page)
+    first = (page / "README.md").read_text()
+    assert "![Who gains.](map/map.png)" in first and "client-gain" not in first
 
 
 @pytest.mark.usefixtures("no_drawings")
@@ -225,8 +254,9 @@ def test_plans_of_folders_below_belong_to_their_lanes(
         LANE.replace("A lane: of two sets", "Textures: one set more").replace("pets, ", ""))
     words = ["publish", str(tmp_path / "page"), "--from", str(output / "out")]
     assert main([*words, "--plans", str(plans)]) == 0
-    text = (tmp_path / "page" / "README.md").read_text()
-    assert "12 runs of 18 planned" in text and "## Textures\nOne set more. Of two sets." in text
+    text = words_of(tmp_path / "page")
+    assert "6 of 18 planned runs are missing" in text
+    assert "# Textures\nOne set more. Of two sets." in text
     assert " By folder of plans: `plans` 6 runs in 6.0 h, `plans/more` 6 runs in 6.0 h. " \
         "Backbone" in text
     (plans / "1.yaml").write_text(  # of the same name, with other tensors: not these runs
@@ -234,11 +264,11 @@ def test_plans_of_folders_below_belong_to_their_lanes(
     (plans / "more" / "0_more.yaml").write_text(
         LANE.replace("[FedAvg, Ditto, FedPer]", "[{name: FedAvg, peft: feature+head}]"))
     assert main([*words, "--plans", str(plans)]) == 0
-    text = (tmp_path / "page" / "README.md").read_text()
+    text = words_of(tmp_path / "page")
     assert " By folder of plans: `plans` 8 runs in 8.0 h, `plans/more` 4 runs in 4.0 h. " \
         "Backbone" in text
     assert main([*words, "--plans", str(output / "plans")]) == 0
-    text = (tmp_path / "page" / "README.md").read_text()
+    text = words_of(tmp_path / "page")
     assert "By folder of plans" not in text, "there is one folder"
 
 

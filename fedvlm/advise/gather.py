@@ -1,0 +1,112 @@
+"""The clients of a run with the same flags, as frozen features; no test image is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from yacs.config import CfgNode
+
+from fedvlm.config.engines import of_parties
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.progress import Progress
+from fedvlm.core.trees import in_double
+from fedvlm.data.datum import IntArray
+from fedvlm.data.federated import build_federation
+from fedvlm.data.images import ImageLoader
+from fedvlm.federation.plan import draw_unseen
+from fedvlm.job.build import check_model, pick_device
+from fedvlm.job.inputs import Inputs
+from fedvlm.job.sources import features_of
+from fedvlm.models.features.decode import Throughput
+from fedvlm.models.vlmodel import VLModel
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Training and validation images of clients, as one tower sees them.
+
+    Attributes:
+        name: of the data set.
+        ids: of each client, its name in the data or its number in a run.
+        classnames: by label.
+        features: of each client ``[n, d]``, float64, as the tower gives them.
+        labels: of each client ``[n]`` int64.
+        trains: of each client ``[n]`` bool: a training image; the others are for validation.
+        groups: of each client, numbers ``[n]``; an image without a group is alone in its own, with
+            others of the same bytes.
+        names: logits ``[n, C]`` of the class names in the set's template; None without text tower.
+        grouped: whether the data say which images belong together.
+        notes: of the data.
+    """
+
+    name: str
+    ids: Sequence[str]
+    classnames: Sequence[str]
+    features: Sequence[Tensor]
+    labels: Sequence[Tensor]
+    trains: Sequence[Tensor]
+    groups: Sequence[IntArray]
+    names: Sequence[Tensor] | None
+    grouped: bool
+    notes: Sequence[str]
+
+
+def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
+    """Return the clients of the run of a config; what is not in the feature cache is encoded.
+
+    Raises:
+        ConfigError: images that are at their sites, or whatever of the config cannot work.
+        DataError: missing or broken data.
+    """
+    if of_parties(cfg):
+        raise ConfigError(
+            f"advise needs the images of all clients in one place; drop --engine {cfg.FED.ENGINE}"
+        )
+    data = build_federation(cfg, progress, tested=False)
+    device = pick_device(cfg.DEVICE)
+    check_model(cfg, device)
+    backbone = Inputs().backbone(cfg, device)
+    model = VLModel(backbone, data.classnames, templates=data.templates)
+    loader = ImageLoader(
+        data.samples, backbone.transform_spec, 1, int(cfg.DATA_SEED), records=data.records
+    )
+    away = set(draw_unseen(len(data.clients), int(cfg.FED.UNSEEN_CLIENTS), int(cfg.DATA_SEED)))
+    there = [k for k in range(len(data.clients)) if k not in away]
+    here = [data.clients[k] for k in there]
+    own = [np.concatenate([c.train, c.val]) for c in here]
+    every = np.unique(np.concatenate(own))
+    if len(every) < 2:
+        raise DataError(f"{data.name}: there are fewer than two training images")
+    notes: list[str] = []
+    rows = features_of(
+        cfg, backbone, loader, every.tolist(), None, progress, Throughput(), notes
+    )
+    said = [getattr(data.samples[i], "group", None) for i in every]
+    keys = [("group", one) if one is not None else ("image", loader.content_key(int(i)))
+            for i, one in zip(every, said, strict=True)]
+    numbers = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+    groups = np.array([numbers[key] for key in keys], dtype=np.int64)
+    at = [np.searchsorted(every, some) for some in own]
+    logits = _name_logits(model, rows) if backbone.has_text else None
+    return Gathered(
+        data.name, [str(k) for k in there], data.classnames,
+        [in_double(rows[torch.from_numpy(a)].cpu()) for a in at],
+        [torch.from_numpy(data.labels[some].copy()) for some in own],
+        [torch.arange(len(a)) < len(c.train) for a, c in zip(at, here, strict=True)],
+        [groups[a] for a in at],
+        None if logits is None else [logits[torch.from_numpy(a)] for a in at],
+        any(one is not None for one in said), [*data.notes, *notes],
+    )
+
+
+def _name_logits(model: VLModel, rows: Tensor) -> Tensor:
+    """Return the logits ``[n, C]`` of the template prompt, on the host."""
+    with torch.no_grad():
+        anchor = model.anchor("template", n_ctx=0).unsqueeze(0)
+        parts = [model.logits(z.to(anchor.device, anchor.dtype).unsqueeze(0), anchor)[0]
+                 for z in rows.split(4096)]
+    return torch.cat(parts).double().cpu()

@@ -1,0 +1,53 @@
+"""From a config to an advice: gather, cross-validate, conclude, word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from yacs.config import CfgNode
+
+from fedvlm.advise.folds import twin_share
+from fedvlm.advise.gather import gather_clients
+from fedvlm.advise.page import advice_lines, advice_record, cost_words, method_flags
+from fedvlm.advise.trial import AFL, try_heads
+from fedvlm.advise.verdict import Advice, conclude
+from fedvlm.core.progress import Progress
+from fedvlm.job.run import threads_of
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An advice with its page."""
+
+    advice: Advice
+    lines: list[str]
+    record: dict[str, Any]
+
+
+def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) -> Judged:
+    """Return the advice on the clients of a run's config.
+
+    Args:
+        words: command of a run on the same clients, without its method.
+
+    Raises:
+        ConfigError, DataError: as ``gather.gather_clients``.
+    """
+    with threads_of(cfg):
+        found = gather_clients(cfg, progress)
+        trial = try_heads(found, progress)
+        names = [found.ids[k] for k in trial.ids]
+        images = [int(found.trains[k].sum()) for k in trial.ids]
+        twins = 0.0 if found.grouped else twin_share(
+            F.normalize(torch.cat(list(found.features)), dim=-1), torch.cat(list(found.labels)),
+            np.concatenate(found.groups))
+    advice = conclude(trial, images, twins)
+    keep = trial.ridge if advice.method == AFL else None
+    command = f"{words} {method_flags(advice.method, keep)}"
+    cost = cost_words(advice.method, found.features[0].shape[1], trial.classes)
+    parts = (advice, trial, images, names, command, cost)
+    return Judged(advice, advice_lines(*parts), advice_record(*parts))

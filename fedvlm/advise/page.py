@@ -1,0 +1,160 @@
+"""The advice as lines of text and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedvlm.advise.trial import AFL, AFL_PRIOR, DITTO, FEDAVG, LOGREG, CrossValidation
+from fedvlm.advise.verdict import (
+    ALONE_DOES,
+    ENOUGH,
+    FEDERATE,
+    UNKNOWN,
+    Advice,
+    MethodReach,
+    names_sentence,
+)
+from fedvlm.runs.verify.answer import BASELINES
+
+WORDS = {
+    AFL: "AFL, ridge regression in one round", AFL_PRIOR: "the same plus own class shares",
+    FEDAVG: "FedAvg, one shared linear head", DITTO: "Ditto, personal heads",
+}
+FLAGS = {  # what comes near the fixed point in a run
+    AFL: "--trainer AFL --rounds 1", FEDAVG: "--trainer FedAvg --peft head --lr 0.5 --rounds 50",
+    DITTO: "--trainer Ditto --peft head --lr 0.05 --rounds 50 TRAINER.DITTO.LAMBDA 0.3",
+}
+LISTED = 6  # clients that are named
+
+
+def method_flags(method: str, keep: float | None = None) -> str:
+    """Return the flags of a run of a method; ``keep``: AFL's ridge."""
+    return FLAGS[method] + (f" TRAINER.AFL.KEEP {keep:.3g}" if method == AFL and keep else "")
+
+
+def cost_words(method: str, width: int, classes: int) -> str:
+    """Return the bytes that a client sends and gets in a round."""
+    head = 4 * width * classes
+    if method == AFL:
+        return (f"{8 * width * (width + classes):,} bytes up and {head:,} down per client, once "
+                "(sums in float64)")
+    return f"{head:,} bytes up and {head:,} down per client and round"
+
+
+def advice_lines(
+    advice: Advice, trial: CrossValidation, images: Sequence[int], names: Sequence[str],
+    command: str, cost: str,
+) -> list[str]:
+    """Return the page of an advice, at most 25 lines.
+
+    Args:
+        images: training images of each client.
+        names: of the clients.
+        command: to paste.
+        cost: see ``cost_words``.
+    """
+    rows = [
+        (f"each client alone ({BASELINES[advice.alone.name]})", advice.alone),
+        *((f"together: {WORDS[s.name]}", s) for s in _in_order(advice)),
+        ("all images in one place (pooled)", advice.pooled),
+    ]
+    wide = max(len(words) for words, _ in rows)
+    low, high = advice.points - advice.margin, advice.points + advice.margin
+    size = (f"{WORDS[advice.method].split(',')[0]} gains {advice.points:+.1f} points over working "
+            f"alone (95 % interval {low:+.1f} to {high:+.1f}), class-balanced "
+            f"{advice.together.balanced - advice.alone.balanced:+.1f}")
+    return [
+        f"{len(images)} clients, {_span(images)} training images each, {trial.classes} classes; "
+        f"{trial.folds} folds of these; no test image was opened",
+        f"{'accuracy (%), heads at the end of training':<{wide}}  personal  balanced  worst client",
+        *(f"{words:<{wide}}  {s.personal:>8.1f}  {s.balanced:>8.1f}  {s.worst:>12.1f}"
+          for words, s in rows),
+        f"Verdict: {advice.verdict}: {advice.why}. {size}.",
+        _clients(advice, names),
+        *_needed(advice, images, names),
+        names_sentence(advice, trial.classes),
+        *_end(advice, command, cost),
+    ]
+
+
+def advice_record(
+    advice: Advice, trial: CrossValidation, images: Sequence[int], names: Sequence[str],
+    command: str, cost: str,
+) -> dict[str, Any]:
+    """Return the advice as plain JSON; arguments as of ``advice_lines``."""
+    sides = (advice.alone, *_in_order(advice), advice.pooled)
+    return {
+        "verdict": advice.verdict, "why": advice.why, "method": advice.method,
+        "alone": advice.alone.name, "points": advice.points, "margin": advice.margin,
+        "reached": {s.name: {"personal": s.personal, "balanced": s.balanced, "worst": s.worst}
+                    for s in sides},
+        "clients": [
+            {"client": name, "images": n, "judged_by": size, "alone": a, "together": b,
+             "margin": m, "needs_alone": None if need is None or math.isinf(need) else need,
+             "needs_more_than_tried": need is not None and math.isinf(need)}
+            for name, n, size, a, b, m, need in zip(
+                names, images, advice.sizes, advice.alone.clients, advice.together.clients,
+                advice.margins, advice.needs, strict=True)
+        ],
+        "zero_shot": advice.names, "near_duplicates": advice.twins, "folds": trial.folds,
+        "command": command, "cost": cost,
+    }
+
+
+def _in_order(advice: Advice) -> list[MethodReach]:
+    sides = {s.name: s for s in (advice.together, *advice.others, advice.prior)}
+    return [sides[name] for name in (AFL, AFL_PRIOR, FEDAVG, DITTO)]
+
+
+def _span(images: Sequence[int]) -> str:
+    low, high = min(images), max(images)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _listed(clients: Sequence[int], names: Sequence[str], values: Sequence[float]) -> str:
+    some = sorted(clients, key=lambda k: -abs(values[k]))[:LISTED]
+    words = ", ".join(f"{names[k]} {values[k]:+.0f}" for k in some)
+    return f" ({words}{', ...' if len(clients) > LISTED else ''})" if some else ""
+
+
+def _clients(advice: Advice, names: Sequence[str]) -> str:
+    """Return who gains and who loses."""
+    judged, gain, lose = advice.judged, advice.gaining, advice.losing
+    few = len(advice.sizes) - len(judged)
+    rest = f"; {few} have fewer than {ENOUGH} images, too few to tell one by one" if few else ""
+    if not judged:
+        up = sum(g > 0 for g in advice.gains)
+        return (f"Clients: all have fewer than {ENOUGH} images, too few to tell one by one; {up} "
+                f"of {len(advice.gains)} did better together")
+    return (f"Clients: {len(gain)} gain{_listed(gain, names, advice.gains)}, {len(lose)} lose"
+            f"{_listed(lose, names, advice.gains)}, {len(judged) - len(gain) - len(lose)} not "
+            f"clear{rest}")
+
+
+def _needed(advice: Advice, images: Sequence[int], names: Sequence[str]) -> list[str]:
+    """Return how many images alone would take."""
+    if advice.verdict == ALONE_DOES or advice.alone.name != LOGREG:
+        return []
+    need = [(k, n) for k, n in enumerate(advice.needs) if n is not None]
+    if not need:
+        return []
+    some = ", ".join(
+        f"{names[k]} {'more than ' if math.isinf(n) else 'about '}"
+        f"{4 * images[k] if math.isinf(n) else round(n)} (has {images[k]})"
+        for k, n in need[:4])
+    return [f"To reach the same alone a client would need, in images: {some}"
+            f"{', ...' if len(need) > 4 else ''}"]
+
+
+def _end(advice: Advice, command: str, cost: str) -> list[str]:
+    if advice.verdict == FEDERATE:
+        return [f"Next: {command}", f"It costs {cost}."]
+    if advice.verdict == UNKNOWN:
+        return [f"To try it all the same: {command}", f"It costs {cost}."]
+    more = advice.together.balanced - advice.alone.balanced
+    rare = (f" If rare classes matter more than own shares: class-balanced {more:+.1f}."
+            if more > 5 else "")
+    return [f"Each client trains on its own images.{rare} To check with a run: {command}",
+            f"It would cost {cost}."]

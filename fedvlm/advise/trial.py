@@ -1,0 +1,319 @@
+"""What each kind of head reaches on images held out, client by client.
+
+Every training image is held out once, with all of its group, at all clients at once; validation
+images are judged likewise and train nothing, as in a run. Settings (L2, pull) are
+those that are best on the *other* folds, so that no image judges a setting that it chose. A group
+counts once, in training and in judging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvlm.advise.folds import deal_folds, fold_count
+from fedvlm.advise.gather import Gathered
+from fedvlm.core.errors import DataError
+from fedvlm.evaluation.references import heads
+from fedvlm.evaluation.references.heads import HeadClient, Heads, Sums
+from fedvlm.evaluation.references.softmax import GRID
+
+MAJORITY, LOGREG, NAMES = "majority", "logreg", "zero_shot"
+OWN_NAMES, NAME_SHARES = "zero_shot_local", "zero_shot_prior"
+FEDAVG, DITTO, AFL, AFL_PRIOR, POOLED = "FedAvg", "Ditto", "AFL", "afl_prior", "pooled"
+ALONE = (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES, LOGREG)
+OF_SHARES = (MAJORITY, OWN_NAMES, LOGREG, AFL_PRIOR, DITTO)  # who lacks a class answers it less
+TOGETHER = (AFL, FEDAVG, DITTO)  # the simplest first
+PARTS = (0.25, 0.5)  # of its training images, for a client's learning curve
+ONE = 1.5  # images of a class, or groups: about one
+JUDGES = 30  # validation images, above which they say how often a client lacks a class
+RIDGES = tuple(10 ** (-i / 2) for i in range(2, 11))  # in traces of the sums
+EXACT = 3_000  # images; beyond it float32 does
+WORK = 2e8  # images x features x classes; beyond it fewer L2 are tried
+FEW_L2 = GRID[2:5]
+SIDE_BYTES = 128 << 20  # of heads of clients alone that are fitted side by side
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a method reaches on the images that were held out.
+
+    Attributes:
+        right: of each client, 1 for a right answer ``[n]``, float64; see
+            ``_Work.corrected``.
+    """
+
+    right: Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """The cross-validation of a federation.
+
+    Attributes:
+        clients: with features of unit length, all that can be judged.
+        ids: their numbers.
+        classes: C.
+        folds: how many.
+        reached: by method (``ALONE``, ``TOGETHER``, ``AFL_PRIOR``, ``POOLED``).
+        ridge: strength of AFL's ridge that is best on all folds, for sums of all training images.
+        curve: what logistic regression alone reaches with ``PARTS`` of the images, by part.
+    """
+
+    clients: Sequence[HeadClient]
+    ids: Sequence[int]
+    classes: int
+    folds: int
+    reached: dict[str, Reached]
+    ridge: float
+    curve: dict[float, Reached] = field(default_factory=dict)
+
+    def personal(self, reached: Reached) -> Tensor:
+        """Return each client's accuracy in percent ``[K]``: a group counts once."""
+        pairs = zip(self.clients, reached.right, strict=True)
+        return torch.stack([100 * (c.w.double() @ right) / c.w.sum() for c, right in pairs])
+
+    def balanced(self, reached: Reached) -> Tensor:
+        """Return each client's accuracy averaged over its classes, percent ``[K]``."""
+        out = []
+        for c, right in zip(self.clients, reached.right, strict=True):
+            counts, w = c.counts(self.classes).double(), c.w.double()
+            hits = torch.zeros_like(counts).index_add_(0, c.y, w * right)
+            out.append(100 * (hits[counts > 0] / counts[counts > 0]).mean())
+        return torch.stack(out)
+
+
+def try_heads(
+    found: Gathered, told: Callable[[str, int, int], None] | None = None
+) -> CrossValidation:
+    """Cross-validate every kind of head on clients' features.
+
+    Args:
+        told: called with (what, done, of).
+    """
+    classes = len(found.classnames)
+    kept = [k for k, g in enumerate(found.groups) if len(np.unique(g)) > 1]
+    if not kept:
+        raise DataError("no client has two images: there is nothing to judge by")
+    total = sum(map(len, found.labels))
+    exact = torch.float64 if total <= EXACT else torch.float32
+    groups = [torch.from_numpy(g) for g in found.groups]
+    raw = [HeadClient(x, y, g) for x, y, g in zip(
+        found.features, found.labels, groups, strict=True)]
+    unit = [HeadClient(F.normalize(c.x, dim=-1).to(exact), c.y, c.groups) for c in raw]
+    count = fold_count(len(np.unique(np.concatenate(found.groups))))
+    folds = [torch.from_numpy(f) for f in deal_folds(
+        found.groups, [y.numpy() for y in found.labels], count)]
+    count = int(torch.cat(folds).max()) + 1
+    work = _Work(raw, unit, found.trains, folds, count, classes)
+    reached = work.untrained(found.names)
+    heavy = 8 * len(raw) * classes * (raw[0].x.shape[1] + 1) * len(GRID)
+    several = max(1, SIDE_BYTES // heavy)
+    for f in range(count):
+        if told is not None:
+            told("cross-validation", f, count)
+        if f % several == 0:
+            work.fit_alone(range(f, min(f + several, count)))
+        work.fit_together(f)
+    reached |= work.reached()
+    curve = {part: work.chosen(f"part {part}", alone=True) for part in PARTS}
+    if told is not None:
+        told("cross-validation", count, count)
+
+    def only(one: Reached, own: bool = True) -> Reached:
+        right = work.corrected(one.right) if own else one.right
+        return Reached([right[k] for k in kept])
+
+    return CrossValidation([unit[k] for k in kept], kept, classes, count,
+                 {name: only(one, name in OF_SHARES) for name, one in reached.items()},
+                 work.ridge(),
+                 {part: only(one) for part, one in curve.items()})
+
+
+class _Work:
+    """Fits fold by fold, and keeps what each setting of each method says of what is held out."""
+
+    def __init__(
+        self, raw: Sequence[HeadClient], unit: Sequence[HeadClient], trains: Sequence[Tensor],
+        folds: Sequence[Tensor], count: int, classes: int,
+    ) -> None:
+        self.raw, self.unit, self.trains, self.folds = raw, unit, trains, folds
+        self.count, self.classes = count, classes
+        self.hits: dict[str, list[Tensor]] = {}  # [settings, n] for each client
+        self.loss: dict[str, list[Tensor]] = {}
+        images = sum(map(len, unit)) * unit[0].x.shape[1] * classes
+        self.grid = GRID if images <= WORK else FEW_L2
+        self.shared: list[list[Heads]] = []
+
+    def training(self, clients: Sequence[HeadClient], f: int) -> tuple[list[int], list[HeadClient]]:
+        """Return who has training images outside fold f, and these, in the same class shares."""
+        there, out = [], []
+        for k, client in enumerate(clients):
+            held = self.folds[k][self.trains[k]] == f
+            if not held.all():
+                there.append(k)
+                out.append(client.take(self.trains[k]).hold_out(held))
+        return there, out
+
+    def untrained(self, names: Sequence[Tensor] | None) -> dict[str, Reached]:
+        """Return the commonest class, and where there are names, zero-shot."""
+        rows = []
+        for k, c in enumerate(self.unit):
+            right = torch.zeros(4, len(c), dtype=torch.float64)
+            for fold in self.folds[k].unique():
+                held = self.folds[k] == fold
+                rest = self.trains[k] & ~held
+                if not rest.any():
+                    continue
+                own = c.take(self.trains[k]).hold_out(held[self.trains[k]])
+                counts = own.counts(self.classes).double().round(decimals=6)
+                right[0, held] = (c.y[held] == counts.argmax()).double()
+                if names is None:
+                    continue
+                said = names[k][held]
+                prior = (counts + 1).log().to(said)
+                for row, scores in ((1, said), (2, said.masked_fill(counts == 0, -torch.inf)),
+                                    (3, said + prior)):
+                    right[row, held] = (scores.argmax(1) == c.y[held]).double()
+            rows.append(right)
+        kinds = (MAJORITY,) if names is None else (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES)
+        return {kind: Reached([r[i] for r in rows]) for i, kind in enumerate(kinds)}
+
+    def fit_alone(self, folds: Sequence[int]) -> None:
+        """Train each client alone without each of some folds, side by side, and answer these."""
+        each = [(f, *self.training(self.unit, f)) for f in folds]
+        there = [k for _, ids, _ in each for k in ids]
+        train = [c for _, _, some in each for c in some]
+        held = [(self.folds[k] == f).nonzero().flatten() for f, ids, _ in each for k in ids]
+        for name, part in ((LOGREG, 1.0), *((f"part {part}", part) for part in PARTS)):
+            some = train if part == 1.0 else [_part_of(c, part) for c in train]
+            self._answer(name, heads.alone_heads(some, self.classes, GRID), there, held, self.unit)
+
+    def fit_together(self, f: int) -> None:
+        """Train what clients share without fold f, and answer its images."""
+        there, train = self.training(self.unit, f)
+        held = [(self.folds[k] == f).nonzero().flatten() for k in there]
+        scale = heads.common_scale(train)
+        self.shared.append(heads.shared_heads(train, self.classes, scale, self.grid))
+        self._answer(FEDAVG, self.shared[-1], there, held, self.unit)
+        total = _total([Sums.of(c, self.classes) for c in self.training(self.raw, f)[1]])
+        ridges = heads.ridge_heads(total, RIDGES)
+        self._answer(AFL, ridges, there, held, self.raw)
+        shares = torch.stack([c.shares(self.classes, heads.SMOOTH) for c in train])
+        prior = [heads.add_shares(ridge, shares, t)
+                 for ridge in ridges[2:7:2] for t in heads.TEMPERS]
+        self._answer(AFL_PRIOR, prior, there, held, self.raw)
+
+    def _answer(
+        self, name: str, settings: Sequence[Heads], there: Sequence[int], held: Sequence[Tensor],
+        clients: Sequence[HeadClient],
+    ) -> None:
+        """Note whether each setting's heads are right on held-out images, and their loss."""
+        if name not in self.hits:
+            shape = len(settings)
+            for table in (self.hits, self.loss):
+                table[name] = [torch.zeros(shape, len(c), dtype=torch.float64) for c in clients]
+        for i, setting in enumerate(settings):
+            for p, (k, at) in enumerate(zip(there, held, strict=True)):
+                if not len(at):
+                    continue
+                logits, y = setting.one(p).logits(clients[k].x[at])[0], clients[k].y[at]
+                self.hits[name][k][i, at] = (logits.argmax(1) == y).double()
+                logs = logits.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
+                self.loss[name][k][i, at] = -logs.clamp_min(-20).double()
+
+    def best(self, name: str, f: int, clients: Sequence[int]) -> int:
+        """Return the setting with the most right answers outside fold f, clients counting alike."""
+        right = loss = torch.zeros(len(self.hits[name][0]), dtype=torch.float64)
+        for k in clients:
+            w = self.unit[k].w.double() * (self.folds[k] != f)
+            w = w / w.sum().clamp_min(1e-12)
+            right, loss = right + self.hits[name][k] @ w, loss + self.loss[name][k] @ w
+        rows = zip(right.tolist(), loss.tolist(), strict=True)
+        return min(((-round(a, 9), b, i) for i, (a, b) in enumerate(rows)))[2]
+
+    def chosen(self, name: str, alone: bool = False) -> Reached:
+        """Return what settings say that are chosen fold by fold: by each client, or by all."""
+        out = [torch.zeros(len(c), dtype=torch.float64) for c in self.unit]
+        every = range(len(self.unit))
+        for f in range(self.count):
+            common = None if alone else self.best(name, f, every)
+            for k in every:
+                at = self.folds[k] == f
+                if at.any():
+                    i = self.best(name, f, [k]) if common is None else common
+                    out[k][at] = self.hits[name][k][i, at]
+        return Reached(out)
+
+    def ridge(self) -> float:
+        """Return the ridge of AFL with the most right answers, for all training images."""
+        part = RIDGES[self.best(AFL, -1, range(len(self.unit)))]
+        trace = sum(float(c.x[t].double().square().sum())
+                    for c, t in zip(self.raw, self.trains, strict=True))
+        return part * trace
+
+    def corrected(self, right: Sequence[Tensor]) -> list[Tensor]:
+        """Return right answers, where a class vanished with what was held out: partly others'.
+
+        A client's only training image of a class leaves none when it is held out. If images came
+        at random, as many test images would be of classes that the client lacks (Good and Turing);
+        if they are dealt in fixed shares, none. Between the two, half of these images count as they
+        are, half as the mean of all clients' images where one of the class was left (``ONE``). With
+        validation images, the half is averaged with the share that they show.
+        """
+        left = []
+        only = lone = lacking = judges = 0.0
+        for c, fold, trains in zip(self.unit, self.folds, self.trains, strict=True):
+            counts = torch.zeros(self.count, self.classes, dtype=torch.float64)
+            counts.index_put_((fold[trains], c.y[trains]),
+                              c.take(trains).w.double(), accumulate=True)
+            whole = counts.sum(0)
+            left.append((whole - counts)[fold, c.y])
+            lone += float((left[-1][trains] <= 0.01).sum())
+            only += float(trains.sum())
+            lacking += float((whole[c.y[~trains]] <= 0.01).sum())
+            judges += float((~trains).sum())
+        every, w = torch.cat(left), torch.cat([c.w.double() for c in self.unit])
+        few = w * ((every > 0.01) & (every <= ONE))
+        if not few.any() or not lone:
+            return list(right)
+        shown = min(lacking / judges * only / lone, 1.0) if judges >= JUDGES else 0.5
+        mean, way = few @ torch.cat(list(right)) / few.sum(), 1 - (shown + 0.5) / 2
+        return [torch.where((n <= 0.01) & t, one + way * (mean - one), one)
+                for one, n, t in zip(right, left, self.trains, strict=True)]
+
+    def reached(self) -> dict[str, Reached]:
+        """Return what all trained heads reach; fits the personal ones around the shared."""
+        for f in range(self.count):
+            there, train = self.training(self.unit, f)
+            scale = heads.common_scale(train)
+            shared = self.shared[f][self.best(FEDAVG, f, range(len(self.unit)))]
+            held = [(self.folds[k] == f).nonzero().flatten() for k in there]
+            self._answer(DITTO, heads.personal_heads(train, shared, scale), there, held, self.unit)
+        out = {LOGREG: self.chosen(LOGREG, alone=True)}
+        out |= {name: self.chosen(name) for name in (AFL, AFL_PRIOR, FEDAVG, DITTO)}
+        return out | {POOLED: out[FEDAVG]}
+
+
+def _total(each: Sequence[Sums]) -> Sums:
+    total = each[0]
+    for one in each[1:]:
+        total = total + one
+    return total
+
+
+def _part_of(client: HeadClient, part: float) -> HeadClient:
+    """Return a client with a part of its groups, class by class, at least one."""
+    order = client.y.argsort(stable=True)
+    groups = (torch.arange(len(client)) if client.groups is None else client.groups)[order]
+    names = list(dict.fromkeys(groups.tolist()))
+    step = 1 / part
+    kept = {names[int(i * step)] for i in range(max(1, round(len(names) * part)))
+            if int(i * step) < len(names)}
+    rows = torch.tensor([int(g) in kept for g in groups])
+    return client.take(order[rows].sort().values)

@@ -1,0 +1,85 @@
+"""Whether your clients should federate, and with what; opens no test image.
+
+Takes the data flags of a run (--images, --dataset, --root, --demo, --partition, --num-users, ...),
+deals the same clients, and cross-validates linear heads on frozen features within their training
+and validation images: each client alone, one round of ridge regression, one shared head, personal
+heads, all images in one place. --like reads the published map instead of images.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from argparse import Namespace
+
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import complain, progress, say
+from fedvlm.core.errors import ConfigError
+from fedvlm.job.flags import add_flags, add_opts
+
+EXAMPLES = (
+    "fedvlm advise --images FOLDER --partition dirichlet --num-users 10",
+    "fedvlm advise --root DATA/ --dataset eurosat --shots 4 --partition iid --num-users 10",
+    "fedvlm advise --demo",
+    'fedvlm advise --like "10 clients, 4 images, skew 0.3"',
+)
+ALSO = ("recommend", "should", "whether", "advice")
+# Flags and keys that say how to train or where to write: the advice decides them.
+_OURS = ("PEFT.", "OPTIM.", "TRAINER.", "OUTPUT_DIR", "TAG", "RESUME", "FED.ROUNDS",
+         "FED.LOCAL_EPOCHS", "FED.FRAC", "FED.FINETUNE", "DRAFT", "SINKS", "TEST.", "SEED")
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add = parser.add_argument
+    add("--like", default="", metavar="TEXT", help='a case in words: "10 clients, 4 images, skew '
+        '0.3" (skew: the beta of a Dirichlet split, iid or disjoint)')
+    add("--map", default="", metavar="FILE", help="--like: the map to read (default: docs/results/"
+                                                  "map of the checkout)")
+    add("--json", action="store_true", help="the full result as JSON")
+    add_flags(parser, shown=False)
+    add_opts(parser)
+
+
+def main(args: Namespace) -> int:
+    """Judge, and say what follows.
+
+    Raises:
+        ConfigError: whatever is wrong with the flags.
+        DataError: missing or broken data, or a damaged map.
+    """
+    if args.like:
+        from fedvlm.advise.like import find_map, like_lines  # start-up: for the map only
+
+        say(*like_lines(args.like, find_map(args.map)))
+        return 0
+    if args.map:
+        raise ConfigError("--map needs --like")
+    from fedvlm.job.resolve import resolve  # start-up: NumPy, 0.15 s
+
+    progress("loading PyTorch")
+    plan = resolve(args)
+    from fedvlm.advise.judge import judge_clients  # start-up: PyTorch, 2 s
+
+    result = judge_clients(plan.jobs[0].cfg, words_of_run(args), progress)
+    if args.json:
+        say(json.dumps(result.record, indent=1))
+        return 0
+    complain(*plan.notes, prefix="note")
+    say(*result.lines)
+    return 0
+
+
+def words_of_run(args: Namespace) -> str:
+    """Return the command of a run on the same clients, without its method."""
+    words = ["fedvlm", "run"]
+    for dest in ("dataset", "dataset_config_file", "images"):
+        if getattr(args, dest):
+            words += [args.spelling[dest], str(getattr(args, dest))]
+    words += ["--demo"] if args.demo else []
+    for key, name in args.flag_names.items():
+        if not key.startswith(_OURS) and name not in words:
+            words += [name, str(args.flags[key])]
+    pairs = zip(args.opts[::2], args.opts[1::2], strict=False)
+    words += [w for key, value in pairs if not key.startswith(_OURS) for w in (key, value)]
+    return shlex.join(words)

@@ -1,0 +1,290 @@
+"""What the columns of a table mean: image, class, part, domain, client, group.
+
+Words that say one thing only are read as they are (``file_name``, ``class``). Words that may say it
+(``image_id``, ``dx``) count where no better column is there. Columns that usually say whose image
+it is, or which images belong together, are proposed and never used unasked. Any other is skipped.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedvlm.core.errors import DataError, did_you_mean, fold
+from fedvlm.core.spelling import quote_name
+from fedvlm.data.formats.parts import PART_NAMES
+
+TABLE_COLUMNS = ("path", "label", "classname", "split", "domain")
+SYNONYMS = {
+    "file_name": "path", "filename": "path", "file": "path", "filepath": "path",
+    "file_path": "path", "image_path": "path", "image": "path", "img": "path", "img_path": "path",
+    "class": "classname", "class_name": "classname", "category": "classname",
+    "label_name": "classname", "part": "split", "subset": "split", "site": "domain",
+}  # fmt: skip
+# In this order, where no column of the words above is there.
+_PERHAPS = {
+    "path": ("img_filename", "image_name", "image_id", "img_id", "isic_id", "dicom_id", "photo_id"),
+    "classname": (
+        "dx", "diagnosis", "diagnostic", "species", "scientific_name", "common_name", "disease",
+        "finding", "tumor", "tumour", "malignant", "celebrity", "landmark_id", "target", "y",
+    ),
+    "split": ("partition", "phase", "stage", "set"),
+}  # fmt: skip
+_BARE = ("target", "y", "landmark_id")  # of these no class can be named
+CLIENT_WORDS = (
+    "client", "client_id", "user", "user_id", "site", "site_id", "hospital", "hospital_id",
+    "center", "centre", "center_id", "institution", "writer", "writer_id", "observer", "subject",
+)  # fmt: skip
+GROUP_WORDS = (
+    "patient", "patient_id", "patientid", "subject_id", "participant", "participant_id", "person",
+    "case", "case_id", "lesion_id", "lesion", "slide", "slide_id", "study_id", "video", "video_id",
+    "camera", "camera_trap", "camera_id", "location", "sequence", "sequence_id", "seq_id",
+)  # fmt: skip
+_BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+_UNKNOWN = ("", "-1", "-1.0")  # of a column of 0 and 1: not said, uncertain
+_NEAR = 0.8  # how like a column must be to a known word for a hint
+_MOST = 9  # columns that a message lists
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user says of columns.
+
+    Attributes:
+        clients_by: columns that together name a client; empty where the partition decides.
+        groups: columns that together name a group.
+        columns: ``path``, ``classname``, ... to the column that says it, or for ``path`` a text
+            with ``{column}`` in it; ``-`` for none.
+    """
+
+    clients_by: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+def wish_of(clients_by: str, groups: str, columns: str) -> Wish:
+    """Return what DATASET.CLIENTS_BY, GROUPS and COLUMNS say; patterns (with ``{``) are no columns.
+
+    Raises:
+        DataError: COLUMNS names what no column can say, or a word without ``=``.
+    """
+    named: dict[str, str] = {}
+    for word in _words(columns):
+        meaning, equals, column = word.partition("=")
+        if not equals or meaning not in TABLE_COLUMNS:
+            raise DataError(
+                f"DATASET.COLUMNS '{word}'{did_you_mean(meaning, TABLE_COLUMNS)}: write "
+                f"classname=COLUMN, with one of {', '.join(TABLE_COLUMNS)} before the ="
+            )
+        named[meaning] = column
+    by, whole = ("" if "{" in text else text for text in (clients_by, groups))
+    return Wish(_words(by), _words(whole), named)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+@dataclass(frozen=True)
+class Header:
+    """Where a table says what.
+
+    Attributes:
+        at: ``path``, ``label``, ``classname``, ``split``, ``domain`` to a position.
+        client, group: positions whose cells together name them.
+        names: all columns, as they are written, blanks aside.
+        path: text with ``{column}`` that makes the path; empty where a column has it.
+        guessed: of ``at``, those that were taken from words that may say something else.
+    """
+
+    at: Mapping[str, int]
+    client: tuple[int, ...]
+    group: tuple[int, ...]
+    names: tuple[str, ...]
+    path: str = ""
+    guessed: frozenset[str] = frozenset()
+
+    @property
+    def used(self) -> list[str]:
+        """What the table says."""
+        more = [word for word, at in (("client", self.client), ("group", self.group)) if at]
+        return [*(["path"] if self.path else []), *self.at, *more]
+
+    def unused(self) -> list[str]:
+        """Return the columns that are not read, with a hint where one is nearly a known word."""
+        read = {*self.at.values(), *self.client, *self.group}
+        read |= {i for i, name in enumerate(self.names) if f"{{{name}}}" in self.path}
+        others = [name for i, name in enumerate(self.names) if i not in read and name]
+        return [name + _hint(name, self.at) for name in others]
+
+    def cell(self, line: Sequence[str], at: tuple[int, ...]) -> str:
+        """Return the text of several cells; empty where one of them is."""
+        cells = [line[i].strip() for i in at]
+        return ", ".join(cells) if all(cells) else ""
+
+    def path_of(self, line: Sequence[str]) -> str:
+        """Return the path that a line gives."""
+        if not self.path:
+            text = line[self.at["path"]].strip()
+            return "" if text.startswith('["') else text  # a list is no path
+        cells = dict(zip(self.names, line, strict=True))
+        return re.sub(r"\{([^{}]*)\}", lambda m: cells[m[1]].strip(), self.path)
+
+
+def _hint(name: str, used: Mapping[str, int]) -> str:
+    known = [word for word in (*TABLE_COLUMNS, *SYNONYMS) if SYNONYMS.get(word, word) not in used]
+    near = difflib.get_close_matches(name.lower(), known, 1, _NEAR)
+    return f" (did you mean '{near[0]}'?)" if near else ""
+
+
+def read_header(
+    cells: Sequence[str], path: Path, bare: bool, wish: Wish | None = None,
+    lines: Sequence[Sequence[str]] = (),
+) -> Header:
+    """Return what the columns of a table mean.
+
+    Args:
+        bare: the class may come from the images' folders.
+        wish: what the user says of them.
+        lines: cells of the table's lines, where a column's values decide.
+
+    Raises:
+        DataError: no column of paths or classes, two of them, or one that is named and not there.
+    """
+    wish = wish or Wish()
+    names = tuple(" ".join(cell.split()) for cell in cells)
+    at = _certain(names, path, wish)
+    guessed: set[str] = set()
+    named = {meaning: _find(names, word, path, f"DATASET.COLUMNS {meaning}=")
+             for meaning, word in wish.columns.items() if word != "-" and "{" not in word}
+    template = next((word for word in wish.columns.values() if "{" in word), "")
+    for inner in re.findall(r"\{([^{}]*)\}", template):
+        if inner not in names:
+            raise _absent(inner, names, path, "DATASET.COLUMNS path=")
+    for meaning, word in wish.columns.items():
+        at.pop(meaning, None)
+        if meaning in ("label", "classname") and word != "-":
+            at.pop("label", None)
+            at.pop("classname", None)
+    at |= named
+    client = tuple(_find(names, word, path, "--clients-by") for word in wish.clients_by)
+    group = tuple(_find(names, word, path, "--groups") for word in wish.groups)
+    lower = {name.lower(): i for i, name in reversed(list(enumerate(names)))}
+    for meaning, words in _PERHAPS.items():
+        there = meaning in at or meaning in wish.columns
+        if there or (meaning == "classname" and "label" in at) or (meaning == "path" and template):
+            continue
+        place = next((lower[w] for w in words if w in lower and _may_be(meaning, lines, lower[w])),
+                     None)
+        if place is not None and place not in (*client, *group):
+            bare_word = meaning == "classname" and names[place].lower() in _BARE
+            at["label" if bare_word else meaning] = place
+            guessed.add("label" if bare_word else meaning)
+    if at.get("domain") in (*client, *group):
+        del at["domain"]
+    if ("path" not in at and not template) or not (bare or {"label", "classname"} & set(at)):
+        raise _incomplete(names, at, path, template)
+    return Header(at, client, group, names, template, frozenset(guessed))
+
+
+def _may_be(meaning: str, lines: Sequence[Sequence[str]], at: int) -> bool:
+    """Return whether a column's values can be what its name suggests: parts are known words."""
+    if meaning != "split":
+        return True
+    values = {line[at].strip().lower() for line in lines if at < len(line)}
+    return bool(values) and values <= set(PART_NAMES)
+
+
+def _certain(names: Sequence[str], path: Path, wish: Wish) -> dict[str, int]:
+    """Return the columns whose words say one thing only."""
+    at: dict[str, int] = {}
+    own = {name.lower() for name in names}
+    asked = {fold(word) for word in (*wish.clients_by, *wish.groups)}
+    for position, cell in enumerate(names):
+        name = cell.lower()
+        meant = SYNONYMS.get(name, name)
+        if fold(name) in asked and meant == "domain":
+            continue
+        if name in at or (meant in at and meant not in own and meant not in wish.columns):
+            raise DataError(f"{path}: the column '{meant}' is there twice")
+        if name in TABLE_COLUMNS or (meant in TABLE_COLUMNS and meant not in own):
+            at[meant] = position
+    return at
+
+
+def _find(names: Sequence[str], word: str, path: Path, flag: str) -> int:
+    for key in (str, str.lower, fold):
+        found = [i for i, name in enumerate(names) if key(name) == key(word)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise DataError(f"{path}: {flag} {word}: the column '{names[found[0]]}' is there twice")
+    raise _absent(word, names, path, flag)
+
+
+def _absent(word: str, names: Sequence[str], path: Path, flag: str) -> DataError:
+    there = [name for name in names if name]
+    blank = "" if flag.endswith("=") else " "
+    more = f" and {len(there) - _MOST} more" if len(there) > _MOST else ""
+    return DataError(f"{flag}{blank}{word}: {path} has no column '{word}'"
+                     f"{did_you_mean(word, there)} (it has {', '.join(there[:_MOST])}{more})")
+
+
+def _incomplete(
+    names: Sequence[str], at: Mapping[str, int], path: Path, template: str
+) -> DataError:
+    header = ",".join(names)[:60] or "nothing"
+    hints = [name + _hint(name, at) for name in names]
+    near = next((hint.removeprefix(name) for name, hint in zip(names, hints, strict=True)
+                 if hint != name), "")
+    lacks = "classname" if "path" in at or template else "path"
+    return DataError(
+        f"{path}: the first line must name the columns path and classname (or label), "
+        f"separated by commas, and may name split and domain; it is '{header}'{near}; where a "
+        f"column has another name, say so: --columns {lacks}=COLUMN"
+    )
+
+
+def binary_names(column: str, cells: Sequence[str]) -> tuple[list[str | None], str]:
+    """Return the classes of a column of 0 and 1, None where it does not say, and a note.
+
+    ``tumor`` with 1 and 0 is read as ``tumor`` and ``no tumor``. The note is empty where the column
+    has other values; then the list is empty, too.
+    """
+    known = {cell for cell in cells if cell not in _UNKNOWN}
+    if not known or not {cell.lower() for cell in known} <= set(_BINARY):
+        return [], ""
+    word = column.replace("_", " ").strip().lower()
+    said = (f"no {word}", word)
+    names = [None if c in _UNKNOWN else said[_BINARY[c.lower()]] for c in cells]
+    left = names.count(None)
+    note = f"the column '{column}' of 0 and 1 gives the classes '{said[0]}' and '{said[1]}'"
+    return names, note + (f"; {left} image(s) without a value were left out" if left else "")
+
+
+def proposals(header: Header, lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return one sentence for a column that may name clients, and one for groups, if not asked."""
+    sentences = []
+    lower = {name.lower(): i for i, name in reversed(list(enumerate(header.names)))}
+    client = next((lower[w] for w in CLIENT_WORDS if w in lower), None)
+    group = next((lower[w] for w in GROUP_WORDS if w in lower), None)
+    used = {i for word, i in header.at.items() if word != "domain"}
+    if client is not None and not header.client and client not in used:
+        n = len({line[client].strip() for line in lines})
+        what = "as it is, each is a domain" if header.at.get("domain") == client else (
+            "without it they are dealt to clients by --partition, whoever they belong to")
+        sentences.append(
+            f"the column {quote_name(header.names[client])} ({n} values) seems to say whose images "
+            f"they are: --clients-by {header.names[client]} gives each its own client; {what}")
+    taken = {*used, *header.client}
+    if group is not None and not header.group and group not in taken:
+        n = len({line[group].strip() for line in lines})
+        sentences.append(
+            f"the column {quote_name(header.names[group])} ({n} values) seems to say which images "
+            f"belong together: --groups {header.names[group]} keeps them on one side of train, "
+            "validation and test")
+    return sentences
+

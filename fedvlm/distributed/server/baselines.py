@@ -1,0 +1,68 @@
+"""Baselines of clients at sites, as a coordinator asks for them: two questions at most.
+
+The first brings each client's numbers alone and a sum over each site's training images; the second
+takes the ridge regression of all sums to the sites and brings its numbers. A site whose owner does
+not allow it (rule ``baselines``) sends nothing, and then nothing is known of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fedvlm.core.trees import Tree
+from fedvlm.distributed.server.remote import RemoteEngine
+from fedvlm.distributed.server.rows import RowAnswers
+from fedvlm.distributed.site import BASELINE
+from fedvlm.distributed.wire import Frame
+from fedvlm.evaluation.references.parties import (
+    WEIGHTS,
+    pooled_weights,
+    site_references,
+    sound_sums,
+)
+from fedvlm.federation.server import Measure, Question, Row
+
+
+def ask_baselines(
+    engine: RemoteEngine, clients: Sequence[int], width: int, classes: int
+) -> dict[str, dict[str, Any]] | None:
+    """Return ``logreg`` and ``pooled`` of clients at sites; None where a site does not tell.
+
+    Args:
+        width, classes: of the features and the setting.
+    """
+    none: Tree = {}
+    alone, trees = _ask(engine, clients, none)
+    if alone is None:
+        return None
+    silent = [site for site in sorted({engine.members.home[c] for c in clients})
+              if not sound_sums(trees.get(site, none), width, classes)]
+    if silent:
+        engine.say(f"{', '.join(silent)}: no baselines are sent (rule 'baselines' of site.yaml), "
+                   "so what the clients reach alone is not known")
+        return None
+    weights = pooled_weights([trees[site] for site in sorted(trees)])
+    pooled, _ = _ask(engine, clients, {WEIGHTS: weights})
+    return None if pooled is None else site_references(alone, pooled)
+
+
+def _ask(
+    engine: RemoteEngine, clients: Sequence[int], download: Tree
+) -> tuple[list[Row] | None, Mapping[str, Tree]]:
+    """Return a row of each client, None where one is lacking, and the sums of each site."""
+    measure, start = Measure(), dict.fromkeys(clients, 0)
+    question = Question(0, clients, dict.fromkeys(clients, download), start)
+    answers = RowAnswers(question, measure, engine.members, engine.say)
+    trips = engine.requests.trips(
+        "evaluate", 0, start, question.downloads, engine.members.home,
+        lambda ids: {"tune": False, "model": BASELINE, "measure": asdict(measure)},
+    )
+    sums: dict[str, Tree] = {}
+    for site, reply in engine.requests.ask(trips).items():
+        answers.take(site, reply, {int(c) for c in trips[site].values["accepted"]})
+        if isinstance(reply, Frame) and "sums" in reply.trees:
+            sums[site] = reply.trees["sums"]
+    rows = None if answers.missing else [answers.rows[c] for c in clients]
+    return rows, sums

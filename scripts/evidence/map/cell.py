@@ -1,0 +1,142 @@
+"""One cell of the map: what linear heads reach for K clients of n images, at their fixed points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from evidence.map.deal import Held, Labels, deal
+from evidence.map.images import Features, Part
+from fedvlm.evaluation.references import heads as solve
+from fedvlm.evaluation.references.heads import HeadClient, Heads
+
+ALONE, TOGETHER = "alone", "together"
+METHODS = ("shared", "shared+shares", "ridge", "ridge+shares", "personal")
+# together: the best of these by validation images, the first of equal ones
+SHARING = ("shared+shares", "personal", "ridge+shares", "shared")
+
+
+@dataclass(frozen=True)
+class Score:
+    """What the clients of a cell reach, percent.
+
+    Attributes:
+        clients: accuracy of each client ``[K]``: recall of each class on all test images, weighed
+            by the client's class shares.
+        balanced: ``[K]``, the same with all classes alike.
+        val: ``[K]``, on the client's own validation images.
+    """
+
+    clients: Tensor
+    balanced: Tensor
+    val: Tensor
+
+    @classmethod
+    def join(cls, each: Sequence[Score]) -> Score:
+        """Return the score of clients ``k`` by ``each[k]``."""
+        return cls(*(torch.stack([getattr(s, name)[k] for k, s in enumerate(each)])
+                     for name in ("clients", "balanced", "val")))
+
+    def numbers(self, alone: Score) -> dict[str, float]:
+        """Return means over clients, the worst client, and the percentage worse than alone."""
+        return {
+            "personal": float(self.clients.mean()), "balanced": float(self.balanced.mean()),
+            "worst": float(self.clients.min()),
+            "hurt": float((self.clients < alone.clients - 1e-9).double().mean() * 100),
+        }
+
+
+class Cell:
+    """The clients of a cell and their images, unit features for regressions, raw ones for a ridge.
+    """
+
+    def __init__(self, data: Features, held: Sequence[Held]) -> None:
+        self.data, self.held = data, held
+        self.shares = torch.stack([torch.from_numpy(one.shares) for one in held])
+        self.raw, self.unit = self._clients(False), self._clients(True)
+
+    def _clients(self, unit: bool) -> list[HeadClient]:
+        return [HeadClient(self._rows(self.data.train, one.train, one.domain, unit),
+                           torch.from_numpy(self.data.train.labels[one.train]))
+                for one in self.held]
+
+    @staticmethod
+    def _rows(part: Part, places: Labels | slice, domain: int, unit: bool) -> Tensor:
+        rows = torch.from_numpy(part.features[domain][places])
+        return torch.nn.functional.normalize(rows, dim=-1) if unit else rows
+
+    @cached_property
+    def prior(self) -> Tensor:
+        """Log-smoothed class shares by each client's own counts ``[K, C]``."""
+        return torch.stack([one.shares(self.data.classes, solve.SMOOTH) for one in self.raw])
+
+    def score(self, found: Heads, unit: bool) -> Score:
+        """Judge heads: one of all, or one for each client."""
+        test, val = self.data.test, self.data.val
+        accuracy = torch.empty(len(self.held), dtype=torch.float64)
+        balanced, own = torch.empty_like(accuracy), torch.empty_like(accuracy)
+        labels = torch.tensor(test.labels)
+        for domain in sorted({one.domain for one in self.held}):
+            at = [k for k, one in enumerate(self.held) if one.domain == domain]
+            x = self._rows(test, slice(None), domain, unit)
+            some = found if len(found) == 1 else Heads(found.weights[at], found.seen[at])
+            recall = solve.recalls(some, x, labels)
+            accuracy[at] = 100 * solve.by_shares(recall.expand(len(at), -1), self.shares[at])
+            balanced[at] = 100 * solve.by_classes(recall)
+        for k, one in enumerate(self.held):
+            x = self._rows(val, one.val, one.domain, unit)
+            right = found.one(k).logits(x)[0].argmax(-1) == torch.from_numpy(val.labels[one.val])
+            own[k] = 100 * right.double().mean()
+        return Score(accuracy, balanced, own)
+
+    def best(self, candidates: Sequence[Heads], unit: bool) -> tuple[Heads, Score]:
+        """Return the heads with the best mean validation accuracy, the first of equal ones."""
+        scores = [self.score(one, unit) for one in candidates]
+        at = max(range(len(scores)), key=lambda i: (float(scores[i].val.mean()), -i))
+        return candidates[at], scores[at]
+
+    def alone(self) -> Score:
+        """Return each client's own logistic regression, its l2 by its own validation images."""
+        scores = [self.score(one, True)
+                  for one in solve.alone_heads(self.unit, self.data.classes)]
+        values = torch.stack([s.val for s in scores])
+        return Score.join([scores[int(values[:, k].argmax())] for k in range(len(self.held))])
+
+
+def measure(
+    data: Features, clients: int, images: int, skew: str, shift: bool, seed: int,
+    heads: Callable[[Cell], Mapping[str, Score]] | None = None,
+) -> dict[str, dict[str, float]]:
+    """Return the numbers of a cell by method, ``ALONE`` and ``TOGETHER`` among them.
+
+    ``TOGETHER`` is the method of ``SHARING`` with the best mean validation accuracy.
+    """
+    cell = Cell(data, deal(data, clients, images, skew, shift, seed))
+    scores = dict((heads or fit)(cell))
+    alone = scores[ALONE]
+    best = max(SHARING, key=lambda name: float(scores[name].val.mean()))
+    scores[TOGETHER] = scores[best]
+    return {name: score.numbers(alone) for name, score in scores.items()}
+
+
+def fit(cell: Cell) -> dict[str, Score]:
+    """Return the scores of all methods."""
+    classes = cell.data.classes
+    scale = solve.common_scale(cell.unit)
+    shared, score = cell.best(solve.shared_heads(cell.unit, classes, scale), True)
+    tempered = [solve.add_shares(shared, cell.prior, t) for t in (0.25, 0.5, 1.0)]
+    personal = solve.personal_heads(cell.unit, shared, scale)
+    total = solve.Sums.of(cell.raw[0], classes)
+    for one in cell.raw[1:]:
+        total = total + solve.Sums.of(one, classes)
+    ridge = solve.ridge_head(total)
+    shifted = [solve.add_shares(ridge, cell.prior, t) for t in solve.TEMPERS]
+    return {
+        ALONE: cell.alone(), "shared": score,
+        "shared+shares": cell.best(tempered, True)[1], "ridge": cell.score(ridge, False),
+        "ridge+shares": cell.best(shifted, False)[1], "personal": cell.best(personal, True)[1],
+    }

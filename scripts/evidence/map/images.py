@@ -1,0 +1,141 @@
+"""Features of the map's data sets, and of the same images as other scanners would show them.
+
+A pack of each set is what ``fedvlm features --pack`` writes. For feature shift every image of a set
+is written again once for each of ``SCANNERS``, with a table that names its domain.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedvlm.cli import main as cli
+from fedvlm.core.errors import DataError
+from fedvlm.data.corruption import corrupt
+from fedvlm.data.packs.pack import open_pack
+
+SETS = {"EuroSAT": "eurosat", "DescribableTextures": "dtd", "Caltech101": "caltech101",
+        "CIFAR100": "cifar100"}  # name on the map -> name for --dataset
+SHIFTED = ("EuroSAT", "DescribableTextures")  # read again once for each scanner
+SCANNERS = ("clean", "brightness:4", "contrast:3", "gaussian_blur:5", "jpeg:5")
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The images of a split.
+
+    Attributes:
+        features: ``[D, n, d]``, one slice for each domain; the same images in the same order.
+        labels: ``[n]``.
+    """
+
+    features: Floats
+    labels: Labels
+
+
+@dataclass(frozen=True)
+class Features:
+    """A data set's features, centred and scaled by those of the clean training images.
+
+    Attributes:
+        name: of the set.
+        classes: how many there are.
+    """
+
+    name: str
+    classes: int
+    train: Part
+    val: Part
+    test: Part
+
+
+def pack_set(name: str, root: str, backbone: str, into: Path) -> list[Path]:
+    """Write the pack of a set, and of its shifted images; return the files.
+
+    Raises:
+        DataError: the images cannot be read.
+    """
+    clean = into / f"{SETS[name]}.pack.safetensors"
+    out = [clean]
+    words = ["--backbone", backbone, "--pack"]
+    if not clean.is_file():
+        _encode(["--root", root, "--dataset", SETS[name], *words, str(clean)])
+    if name in SHIFTED:
+        shifted = into / f"{SETS[name]}-shifted.pack.safetensors"
+        out.append(shifted)
+        if not shifted.is_file():
+            table = write_shifted(clean, Path(root), into / f"{SETS[name]}-shifted")
+            _encode(["--images", str(table), *words, str(shifted)])
+    return out
+
+
+def _encode(words: list[str]) -> None:
+    code = cli.main(["features", *words])
+    if code:
+        raise DataError(f"fedvlm features {' '.join(words)} ended with code {code}")
+
+
+def write_shifted(pack: Path, root: Path, into: Path) -> Path:
+    """Write each image of a pack as each of ``SCANNERS`` but the first; return the table."""
+    about = open_pack(pack)
+    keys, labels = about.keys, about.labels
+    ends = np.cumsum(about.about.sizes)
+    rows = []
+    for domain in SCANNERS[1:]:
+        kind, _, severity = domain.partition(":")
+        for i, key in enumerate(keys):
+            split = ("train", "val", "test")[int(np.searchsorted(ends, i, side="right"))]
+            path = into / kind / f"{i:06}.png"
+            if not path.is_file():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with Image.open(find_image(root, key)) as image:
+                    corrupt(image.convert("RGB"), kind, int(severity), key).save(path)
+            rows.append([path.relative_to(into), about.about.classnames[labels[i]], split, kind])
+    table = into / "images.csv"
+    with table.open("w", newline="", encoding="utf-8") as out:
+        csv.writer(out).writerows([["file", "class", "split", "domain"], *rows])
+    return table
+
+
+def find_image(root: Path, key: str) -> Path:
+    """Return the file of a pack's image.
+
+    Raises:
+        DataError: it is not below ``root``.
+    """
+    for path in (root / key, *root.glob(f"*/{key}"), *root.glob(f"*/*/{key}")):
+        if path.is_file():
+            return path
+    raise DataError(f"{root} has no image {key}")
+
+
+def read_features(name: str, folder: Path) -> Features:
+    """Return a set's features from the packs of ``pack_set``.
+
+    Raises:
+        DataError: a pack is missing or damaged, or lacks images.
+    """
+    clean = open_pack(folder / f"{SETS[name]}.pack.safetensors")
+    about = clean.about
+    if sum(about.unreadable):
+        raise DataError(f"{clean.path}: {sum(about.unreadable)} images did not decode")
+    rows = clean.rows(about.transform, np.arange(about.count)).astype(np.float64)
+    domains = [rows]
+    if name in SHIFTED:
+        shifted = open_pack(folder / f"{SETS[name]}-shifted.pack.safetensors")
+        place = {key: i for i, key in enumerate(shifted.keys)}
+        moved = shifted.rows(shifted.about.transform, np.arange(shifted.about.count))
+        domains += [moved[[place[f"{kind.partition(':')[0]}/{i:06}.png"]
+                           for i in range(about.count)]].astype(np.float64)
+                    for kind in SCANNERS[1:]]
+    ends = np.cumsum(about.sizes)
+    parts = [Part(np.stack([d[b:e] for d in domains]), clean.labels[b:e])
+             for b, e in zip((0, *ends[:-1]), ends, strict=True)]
+    return Features(name, len(about.classnames), *parts)

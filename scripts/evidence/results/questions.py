@@ -1,0 +1,245 @@
+"""What the first screen and the pages behind it say: the four questions, answered from standings.
+
+Every number is of the cells; a sentence is made of counts and of the rows that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evidence.results.claims import (
+    BEST_ALONE,
+    PERSONAL,
+    Side,
+    difference,
+    place_of,
+    seeds_of,
+    side_of,
+)
+from evidence.results.lanes import Lane, bare
+from evidence.results.standing import Standing
+from fedvlm.core.stats import mean
+from fedvlm.report.statistics.contrast import Contrast
+from fedvlm.report.tables.papers import dataset_name
+from fedvlm.runs.finished import FinishedRun
+
+BALANCED, WORST = "personal_balanced", "personal_worst"
+VARIANTS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
+FEWEST = 3  # methods of a matrix
+
+
+@dataclass(frozen=True)
+class Case:
+    """The best method that communicates, of a row of a setting, beside alone and pooled.
+
+    Attributes:
+        lane, title: where, and what is trained; clients: in words.
+        method: short label, of how many that communicate; sure: of its gain among all (max-t).
+        alone, together, pooled: personal accuracy in percent, mean over the sets.
+        gain, balanced, worst: method minus the best baseline without collaboration.
+        hurt: share of clients below their own classifier, in percent.
+        by_set: data set, alone, together, pooled, gain.
+    """
+
+    lane: str
+    title: str
+    clients: str
+    method: str
+    of: int
+    sure: int
+    alone: float | None
+    together: float | None
+    pooled: float | None
+    gain: Contrast
+    balanced: Contrast | None
+    worst: Contrast | None
+    hurt: float | None
+    by_set: Sequence[tuple[str, float | None, float | None, float | None, Contrast | None]] = \
+        field(default_factory=tuple)
+
+
+def cases(standings: Sequence[Standing], lanes: Sequence[Lane]) -> list[Case]:
+    """Return a row for each standing of methods that train the same and communicate."""
+    by_name = {lane.name: lane for lane in lanes}
+    return [_case(one, by_name[one.lane]) for one in standings
+            if one.alike and one.gains and one.lane not in VARIANTS]
+
+
+def _case(one: Standing, lane: Lane) -> Case:
+    method = max(one.gains, key=lambda m: one.means[m])
+    runs = [run for run in lane.runs if run.method == method]
+    own, alone, pooled = (side_of(runs, PERSONAL, key) for key in ("", BEST_ALONE, "pooled"))
+    beside = [difference(side_of(runs, metric), side_of(runs, metric, BEST_ALONE))
+              for metric in (BALANCED, WORST)]
+    names = dict.fromkeys(place[0] for place in sorted(own.numbers, key=str))
+    rows = []
+    for name in names:
+        sides = [Side({p: v for p, v in side.numbers.items() if p[0] == name}, side.answers)
+                 for side in (alone, own, pooled)]
+        rows.append((dataset_name(name), *(_mean(side) for side in sides),
+                     difference(sides[1], sides[0])))
+    configs = [run.identity_config() for run in runs]
+    clients = sorted({int(config.get("FED.CLIENTS") or 0) for config in configs})
+    return Case(
+        one.lane, one.title, " to ".join(map(str, dict.fromkeys((clients[0], clients[-1])))),
+        one.short(method), len(one.gains), one.gain_of(method), _mean(alone), _mean(own),
+        _mean(pooled), one.gains[method], beside[0], beside[1], one.hurt.get(method), rows)
+
+
+def _mean(side: Side) -> float | None:
+    sets: dict[Any, list[float]] = {}
+    for place, numbers in side.numbers.items():
+        sets.setdefault(place[0], []).append(mean(numbers.values()) or 0.0)
+    return mean(mean(each) for each in sets.values())
+
+
+def first_cases(every: Sequence[Case]) -> list[Case]:
+    """Return of each setting the row that reaches the most together."""
+    best: dict[str, Case] = {}
+    for case in every:
+        if case.lane not in best or (case.together or 0) > (best[case.lane].together or 0):
+            best[case.lane] = case
+    return list(best.values())
+
+
+def federate(every: Sequence[Case], first: Sequence[Case]) -> str:
+    """Answer whether clients should federate, from the settings' best rows."""
+    if not first:
+        return "No setting has methods that communicate and a baseline without collaboration."
+    up = [c for c in first if c.sure > 0]
+    down = [c for c in first if c.sure < 0]
+    words = [
+        f"In {len(up)} of {len(first)} settings the best method that communicates is "
+        "significantly better on its data sets than the best that each client reaches alone"
+        + _named(up) + f"; significantly worse in {len(down)}" + _named(down)
+        + f"; {len(first) - len(up) - len(down)} undecided."]
+    balanced = [c for c in first if c.balanced is not None]
+    if balanced:
+        gains = [c.balanced.mean for c in balanced if c.balanced]
+        better = sum(bool(c.balanced and c.balanced.apart > 0) for c in balanced)
+        words.append(f"Class-balanced accuracy, which counts rare classes like common ones, moves "
+                     f"by {min(gains):+.1f} to {max(gains):+.1f} points, significantly up in "
+                     f"{better} of {len(balanced)}.")
+    hurt = [c for c in first if c.hurt is not None]
+    if hurt:
+        least, most = (f(hurt, key=lambda c: c.hurt or 0.0) for f in (min, max))
+        words.append(f"Clients that lose against working alone: {least.hurt:.0f} % "
+                     f"({least.method}, {least.lane}) to {most.hurt:.0f} % ({most.method}, "
+                     f"{most.lane}).")
+    new = [c for c in every if c.gain.ahead]
+    sure = [c for c in new if c.gain.apart_ahead > 0]
+    words.append(f"Of a data set not yet seen nothing can be promised in {len(every) - len(sure)} "
+                 f"of {len(every)} rows." if len(sure) < len(every) else "")
+    return " ".join(filter(None, words))
+
+
+def with_what(standings: Sequence[Standing], unranked: int) -> str:
+    """Answer which method to take: who is best where, and who is as good."""
+    every = [one for one in standings if one.alike]
+    if not every:
+        return "No setting has tuned methods that train the same."
+    with_local = [one for one in every if one.over_local]
+    above = [one for one in with_local if one.above_local("")]
+    wins: dict[str, int] = {}
+    for one in every:
+        for method in (one.best, *one.peers):
+            wins[one.short(method)] = wins.get(one.short(method), 0) + 1
+    places = {name: sum(name in map(one.short, one.means) for one in every) for name in wins}
+    most = sorted(wins, key=lambda name: (-wins[name], places[name], name))[:4]
+    return (
+        f"Of {len(every)} rows (a setting and what is trained), somebody is significantly better "
+        f"than LocalOnly (the same parameters, each client alone) in {len(above)} of "
+        f"{len(with_local)}. Best or not significantly different from the best: "
+        + ", ".join(f"{name} in {wins[name]} of its {places[name]} rows" for name in most)
+        + "." + (f" {unranked} runs were not tuned and are in no ranking." if unranked else ""))
+
+
+def at_our_place(standings: Sequence[Standing], lanes: Sequence[Lane]) -> str:
+    """Answer what a run costs: bytes as sent, seconds, over the best rows."""
+    by_name = {lane.name: lane for lane in lanes}
+    costs = []
+    for one in standings:
+        if not one.alike or one.lane in VARIANTS or one.best not in one.senders:
+            continue
+        runs = [run for run in by_name[one.lane].runs if run.method == one.best]
+        sent = [s for run in runs if (s := sent_of(run)) is not None]
+        if sent:
+            costs.append((mean(sent) or 0.0, mean(run.seconds for run in runs) or 0.0,
+                          one.short(one.best), one.lane))
+    if not costs:
+        return "No run of these settings sent anything."
+    least, most = min(costs), max(costs)
+    seconds = sorted(cost[1] for cost in costs)
+    return (f"The best methods send {least[0]:,.0f} kB ({least[2]}, {least[3]}) to {most[0]:,.0f} "
+            f"kB ({most[2]}, {most[3]}) for each client and round, and a run of all clients takes "
+            f"{seconds[0]:.0f} to {seconds[-1]:.0f} seconds on one core, as the backbone is frozen "
+            "and encodes each image once. A processor is enough; one process, several, and sites "
+            "that keep their images run the same command.")
+
+
+def sent_of(run: FinishedRun) -> float | None:
+    """Return the kilobytes up and down that a client sends in a round; None of no round."""
+    totals = run.totals()
+    rounds = totals.get("client_rounds")
+    if not rounds:
+        return None
+    return (totals.get("bytes_up", 0) + totals.get("bytes_down", 0)) / rounds / 1000
+
+
+def unreliable(every: Sequence[Case]) -> str:
+    """Say what is left of the gain where only a part of the clients answers in a round."""
+    pairs = [(next((c for c in every if c.lane == "dirichlet" and c.title == part.title), None),
+              part) for part in every if part.lane == "participation"]
+    return " ".join(
+        f"Where a part of the clients answers in each round ({part.title}), {part.method} is best "
+        f"with a gain of {part.gain.mean:+.1f} points; with all of them {whole.method}, "
+        f"{whole.gain.mean:+.1f}." for whole, part in pairs if whole)
+
+
+Matrix = tuple[str, Sequence[str], Sequence[tuple[str, str, str, Sequence[str]]]]
+
+
+def win_rates(parts: Iterable[tuple[str, str, Sequence[FinishedRun]]]) -> list[Matrix]:
+    """Return a win-rate matrix for each set of trained parameters.
+
+    Args:
+        parts: (setting, what is trained, its ranked runs).
+
+    Returns:
+        Title, short names, and for each method its name, mean rate, cells and rates, as text.
+    """
+    cells: dict[str, dict[str, dict[Any, float]]] = {}
+    for lane, title, runs in parts:
+        for run in runs:
+            value = run.value(PERSONAL)
+            if value is not None:
+                key = (lane, place_of(run), seeds_of(run))
+                cells.setdefault(title, {}).setdefault(bare(run.method), {})[key] = value
+    out = []
+    for title, methods in cells.items():
+        if len(methods) < FEWEST:
+            continue
+        every = {key for numbers in methods.values() for key in numbers}
+        rates = {a: {b: _rate(methods[a], methods[b]) for b in methods if b != a} for a in methods}
+        means = {a: mean(rate for rate in row.values()) for a, row in rates.items()}
+        order = sorted(methods, key=lambda m: (-(means[m] or 0.0), m))
+        rows = [(a, _percent(means[a]), f"{len(methods[a])} of {len(every)}",
+                 [" " if a == b else _percent(rates[a][b]) for b in order]) for a in order]
+        out.append((title, order, rows))
+    return out
+
+
+def _rate(a: Mapping[Any, float], b: Mapping[Any, float]) -> float | None:
+    both = a.keys() & b.keys()
+    return mean((a[key] > b[key]) + 0.5 * (a[key] == b[key]) for key in sorted(both, key=str))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}"
+
+
+def _named(rows: Sequence[Case]) -> str:
+    names = ", ".join(f"{c.lane}: {c.method} {c.gain.mean:+.1f}" for c in rows)
+    return f" ({names} points)" if rows else ""

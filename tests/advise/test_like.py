@@ -1,0 +1,88 @@
+"""The map read for a case in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedvlm.advise import like
+from fedvlm.cli import main as cli
+from fedvlm.core.errors import ConfigError, DataError
+
+HEAD = ("set,clients,images,skew,shift,method,seeds,personal,balanced,worst,hurt,gain,gain_se,"
+        "balanced_gain,balanced_gain_se\n")
+
+
+def cell(name: str, clients: int, images: int, skew: str, alone: float, gain: float) -> str:
+    start = f"{name},{clients},{images},{skew},no"
+    return (f"{start},alone,20,{alone},40,30,0,0,0,0,0\n"
+            f"{start},together,20,{alone + gain},{alone + 2 * gain},50,5,{gain},0.4,9,0.5\n")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    file = tmp_path / "map.csv"
+    file.write_text(HEAD + cell("EuroSAT", 10, 5, "0.3", 60, 9.5)
+                    + cell("EuroSAT", 50, 50, "0.3", 70, 1) + cell("DTD", 10, 5, "0.3", 40, 7)
+                    + cell("EuroSAT", 10, 5, "two classes", 96, -0.5)
+                    + cell("DTD", 10, 5, "even", 50, 20) + cell("EuroSAT", 10, 5, "even", 50, 0))
+    return file
+
+
+@pytest.mark.parametrize(("text", "case"), [
+    ("10 clients, 4 images, skew 0.3", like.Case(10, 4, "0.3")),
+    ("2 clients; 100 images each; iid", like.Case(2, 100, "even")),
+    ("50 users, 10 samples a client, skew disjoint, shift", like.Case(50, 10, "two classes", True)),
+    ("5 sites, 8 images, beta 0.7", like.Case(5, 8, "1")),
+    ("5 clients, 8 images, skew .12", like.Case(5, 8, "0.1")),
+])
+def test_a_case_in_words(text: str, case: like.Case) -> None:
+    assert like.read_case(text) == case
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("10 clients, skew 0.3", "--like lacks images"), ("10 hens", "does not understand '10 hens'"),
+    ("1 client, 3 images, iid", "at least 2 clients"), ("", "lacks clients and images and skew"),
+])
+def test_a_case_that_is_none(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        like.read_case(text)
+
+
+def test_the_nearest_cell_of_each_set_decides(table: Path) -> None:
+    yes = like.like_lines("12 clients, 4 images, skew 0.3", table)
+    assert any("10 x 5" in x and "EuroSAT" in x and "+9.5 +- 0.8" in x for x in yes)
+    assert "Verdict: federate: together is clearly better on 2 of 2 sets." in yes
+    no = like.like_lines("10 clients, 5 images, disjoint", table)
+    assert any(line.startswith("Verdict: do not federate") for line in no)
+    open_ = like.like_lines("10 clients, 5 images, iid", table)
+    assert any(line.startswith("Verdict: cannot say") for line in open_)
+    far = like.like_lines("100 clients, 200 images, skew 0.3", table)
+    assert any("no cell near" in line for line in far) and any("cannot say" in x for x in far)
+
+
+def test_a_map_that_is_none_is_a_data_error(tmp_path: Path, table: Path) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="lacks the column"):
+        like.read_map(bad)
+    table.write_text(table.read_text().replace("9.5", "much", 1))
+    with pytest.raises(DataError, match="cannot be read as a map"):
+        like.read_map(table)
+
+
+def test_where_the_map_lies_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(like, "PLACE", Path("no/such/place/map.csv"))
+    assert cli.main(["advise", "--like", "10 clients, 5 images, iid"]) == 2
+    assert "not part of an installed package" in capsys.readouterr().err
+    assert cli.main(["advise", "--like", "10 clients, 5 images, iid", "--map", "x.csv"]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def test_the_verb_reads_it(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["advise", "--like", "10 clients, 5 images, skew 0.3", "--map", str(table)]
+    assert cli.main(words) == 0
+    assert "Verdict: federate" in capsys.readouterr().out

@@ -1,0 +1,149 @@
+"""A hospital's table from a CSV to one client's model; whose names stay on this machine."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedvlm
+from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError
+from fedvlm.runs.private import read_private, write_private
+from tests import jobs
+
+HOSPITALS = ("Utrecht", "Lyon", "Porto")
+FLAGS = ("--clients-by", "hospital", "--groups", "patient", "--trainer", "FedAvg", "--peft", "head",
+         "--backbone", "tiny", "--rounds", "1", "--local-epochs", "1")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ward")
+    dice = np.random.default_rng(0)
+    lines = ["file,diagnosis,hospital,patient"]
+    for p, i in product(range(18), range(3)):
+        if p % 3 == 2 and p > 12:
+            continue
+        said = ("mole", "melanoma")[(p // 3 + i) % 2]
+        pixels = dice.integers(0, 90, (32, 32, 3)) + 80 * (said == "melanoma")
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{p}_{i}.png")
+        lines.append(f"{p}_{i}.png,{said},{HOSPITALS[p % 3]},P{p}")
+    (folder / "ward.csv").write_text("\n".join(lines))
+    return folder / "ward.csv"
+
+
+@pytest.fixture(scope="module")
+def place(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("runs")
+    words = ["--images", str(table), *FLAGS, "--min-images", "9", "--output-dir", str(output)]
+    assert main(words) == 0
+    return jobs.folder(output)
+
+
+def test_names_are_in_the_private_file_alone(place: Path) -> None:
+    assert read_private(place)["clients"] == ["Lyon", "Porto", "Utrecht"]
+    for file in place.rglob("*"):
+        if file.is_file() and file.name != "private.json":
+            assert not any(name.encode() in file.read_bytes() for name in HOSPITALS), file
+
+
+def test_a_small_client_is_a_new_one(place: Path) -> None:
+    results = jobs.results(place.parents[6])
+    assert [row["client"] for row in results["last"]["unseen_clients_rows"]] == [1]
+    assert {row["client"] for row in results["last"]["clients"]} == {0, 2}
+    log = (place / "log.txt").read_text()
+    assert "clients with fewer than 9 training images never train" in log
+
+
+def test_a_model_is_asked_for_by_name(place: Path, table: Path, capsys: pytest.CaptureFixture[str]
+                                      ) -> None:
+    image = str(table.parent / "0_0.png")
+    assert main(["predict", str(place), image, "--client", "Utrecht"]) == 0
+    assert "client-2 (Utrecht)" in capsys.readouterr().out
+    run = fedvlm.load(place)
+    assert run.client_names == ("Lyon", "Porto", "Utrecht")
+    with pytest.raises(ConfigError, match=r"a client's name \(Lyon, Porto, Utrecht\).*did you mean "
+                                          r"'Porto'"):
+        run.named("Portu")
+    (place / "private.json").rename(place / "away")
+    try:
+        assert fedvlm.load(place).client_names == ()
+    finally:
+        (place / "away").rename(place / "private.json")
+
+
+def test_the_run_replays_and_resumes(
+    place: Path, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(place), "--replay", "1"]) == 0, capsys.readouterr()
+    words = ["--images", str(table), *FLAGS, "--min-images", "9", "--resume", str(place),
+             "--output-dir", str(place.parents[6])]
+    assert main(words) == 0
+    assert main([*words, "DATASET.GROUPS", ""]) == 2
+    assert "DATASET.GROUPS" in capsys.readouterr().err
+
+
+def test_the_page_names_clients_and_runs_no_name(place: Path, tmp_path: Path) -> None:
+    names = read_private(place)["clients"]
+    write_private(place, clients=["<b>Lyon", *names[1:]])
+    try:
+        assert main(["report", str(place), "--into", str(tmp_path / "page.html")]) == 0
+    finally:
+        write_private(place, clients=names)
+    text = (tmp_path / "page.html").read_text()
+    assert "&lt;b&gt;Lyon" in text and "<b>Lyon" not in text and "Utrecht" in text
+    assert "this page is not for others" in text
+
+
+def test_the_doctor_finds_a_group_on_two_sides(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, *rows = table.read_text().splitlines()
+    parts = [("train", "test", "train")[i % 3] for i in range(len(rows))]
+    torn = table.with_name("torn.csv")
+    torn.write_text("\n".join([f"{header},split", *map(",".join, zip(rows, parts, strict=True))]))
+    words = ["data", "add", str(torn), "--to", str(tmp_path / "torn.yaml")]
+    assert main([*words, "--groups", "patient"]) == 3
+    assert "stand on two sides of the split" in capsys.readouterr().err
+    assert main([*words, "--groups", "patient", "--columns", "split=-"]) == 0
+    (tmp_path / "torn.yaml").unlink()
+    assert main(words) == 0
+    words = ["doctor", "--root", str(table.parent.parent), "--dataset-config-file",
+             str(tmp_path / "torn.yaml")]
+    assert main(words) == 0
+    assert main([*words, "--groups", "patient"]) != 0
+    assert "stand on two sides of the split" in capsys.readouterr().out
+
+
+def test_the_partition_is_not_dealt_anew(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--images", str(table), *FLAGS, "--output-dir", str(tmp_path)]
+    assert main([*words, "--partition", "dirichlet"]) == 2
+    assert "drop one of the two" in capsys.readouterr().err
+    assert main([*words, "--min-images", "99"]) == 2
+    assert "FED.MIN_IMAGES 99: none of the 3 clients" in capsys.readouterr().err
+    assert main(["--demo", "--clients-by", "hospital", "--output-dir", str(tmp_path)]) == 2
+    assert "name a column of a table of its images" in capsys.readouterr().err
+
+
+def test_the_yaml_of_data_add_is_the_same_run(
+    table: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    yaml = tmp_path / "ward.yaml"
+    words = ["--clients-by", "hospital", "--groups", "patient"]
+    assert main(["data", "add", str(table), *words, "--to", str(yaml)]) == 0
+    text = yaml.read_text()
+    assert 'CLIENTS_BY: "hospital"' in text and 'GROUPS: "patient"' in text
+    assert not any(name in text for name in HOSPITALS)
+    root = str(table.parent.parent)
+    assert main(["doctor", "--root", root, "--dataset-config-file", str(yaml)]) == 0
+    words = ["--dataset-config-file", str(yaml), *FLAGS[4:], "--min-images", "9"]
+    assert main([*words, "--output-dir", str(tmp_path / "out")]) == 0
+    again = jobs.results(tmp_path / "out")
+    first = jobs.results(place.parents[6])
+    assert again["last"]["personal"] == first["last"]["personal"]

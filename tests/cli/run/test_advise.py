@@ -1,0 +1,84 @@
+"""``fedvlm advise`` from words to verdict: no test image is opened, its command can be pasted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedvlm.advise import trial
+from fedvlm.cli import main as cli
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
+
+SMALL = ("--backbone", "tiny")
+
+
+@pytest.fixture(autouse=True)
+def few_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "fold_count", lambda groups: 4)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four classes of colours; the test images are no images."""
+    root, draw = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for c, colour in enumerate(((200, 40, 40), (40, 200, 40), (40, 40, 200), (180, 180, 40))):
+        for part, count in (("train", 12), ("test", 4)):
+            folder = root / part / f"colour {c}"
+            folder.mkdir(parents=True)
+            for i in range(count):
+                if part == "test":
+                    (folder / f"{i}.png").write_bytes(b"not an image")
+                    continue
+                pixels = draw.normal(colour, 30, (24, 24, 3)).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    return root
+
+
+def advised(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    assert cli.main(["advise", "--json", *words]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_no_test_image_is_opened_and_the_command_is_that_of_the_same_clients(
+    photos: Path, capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--images", str(photos), *SMALL, "--partition", "iid", "--num-users", "2",
+             "--data-seed", "3", "--shots", "6", "--lr", "0.9", "DATASET.ON_CORRUPT", "refuse"]
+    found = advised(words, capsys)
+    assert [c["images"] for c in found["clients"]] == [24, 24]  # type: ignore[attr-defined]
+    command = shlex.split(str(found["command"]))
+    assert command[:2] == ["fedvlm", "run"] and "0.9" not in command
+    mine, theirs = (resolve(parse(w)).jobs[0].cfg for w in (words, command[2:]))
+    assert mine.DATASET == theirs.DATASET and mine.DATA_SEED == theirs.DATA_SEED == 3
+    for key in ("PARTITION", "CLIENTS", "BETA"):
+        assert mine.FED[key] == theirs.FED[key]
+    capsys.readouterr()
+    assert cli.main([*command[1:], "--output-dir", str(photos.parent / "out")]) == 3
+    assert "4.png" in (said := capsys.readouterr().err) or "not" in said  # a run opens them
+
+
+def test_the_demo_federates_and_its_page_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["advise", "--demo"]) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert len(lines) <= 25 and lines[0].startswith("20 clients, 5 to 10 training images each")
+    assert any(line.startswith("Verdict: federate: ") for line in lines)
+    next_ = next(line for line in lines if line.startswith("Next: "))
+    assert next_.startswith("Next: fedvlm run --demo --trainer ")
+    assert "bytes up" in lines[-1]
+
+
+def test_clients_at_their_sites_cannot_be_judged_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["advise", "--demo", "--engine", "sites", "--sites-at", "a.sock"]) == 2
+    assert "advise needs the images of all clients in one place" in capsys.readouterr().err
+
+
+def test_a_map_alone_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["advise", "--map", "x.csv"]) == 2
+    assert "--map needs --like" in capsys.readouterr().err

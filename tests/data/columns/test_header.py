@@ -1,0 +1,135 @@
+"""What the columns of a table mean, and bad input: one sentence that says where and what to do."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from fedvlm.core.errors import FedvlmError
+from fedvlm.data.own.add import OwnSet, understand
+from tests.data.columns.publishers import picture, written
+
+
+def read(folder: Path, word: str = "t.csv", **flags: str) -> OwnSet:
+    given = {f"DATASET.{key}": value for key, value in flags.items()}
+    return understand(folder / word, {"CACHE_DIR": str(folder / ".cache")} | given)
+
+
+def ward(folder: Path, header: str = "file,class,hospital,patient", **cells: str) -> Path:
+    """A table of 12 images; ``cells`` replace a row's cell, ``hospital3=""`` that of row 3."""
+    rows = []
+    for i in range(12):
+        picture(folder / f"{i}.png", i)
+        row = {"file": f"{i}.png", "class": ("cat", "dog")[i % 2],
+               "hospital": ("Lyon", "Porto")[i // 6], "patient": f"P{i // 2}"}
+        row |= {k: cells[f"{k}{i}"] for k in row if f"{k}{i}" in cells}
+        rows.append([row.get(k, "x") for k in header.split(",")])
+    written(folder, "t.csv", header, rows)
+    return folder
+
+
+def test_the_reported_hospital_table_is_read(tmp_path: Path) -> None:
+    """It was refused once, with "did you mean 'split'?"."""
+    own = read(ward(tmp_path))
+    assert own.keys["FED.PARTITION"] == "iid"
+    notes = "\n".join(own.notes)
+    assert "the column 'hospital' (2 values) seems to say whose images they are" in notes
+    assert "columns not used: hospital, patient" in notes and "did you mean 'split'" not in notes
+    own = read(tmp_path, CLIENTS_BY="hospital")
+    assert own.data.client_names == ["Lyon", "Porto"]
+    assert own.keys["FED.PARTITION"] == "natural" and own.keys["FED.CLIENTS"] == 2
+    assert "--clients-by" not in "\n".join(own.notes)
+
+
+@pytest.mark.parametrize(("flags", "cells", "says"), [
+    ({"CLIENTS_BY": "hopital"}, {}, r"--clients-by hopital: .* has no column 'hopital'; did you "
+                                    r"mean 'hospital'\? \(it has file, class, hospital, patient\)"),
+    ({"GROUPS": "patent"}, {}, r"--groups patent: .*did you mean 'patient'\?"),
+    ({"CLIENTS_BY": "hospital"}, {"hospital3": ""}, r"line 5: the cell 'hospital' is empty"),
+    ({"GROUPS": "hospital,patient"}, {"patient3": " "}, r"line 5: the cell 'patient' is empty"),
+    ({"CLIENTS_BY": "hospital"}, {f"hospital{i}": "Lyon" for i in range(12)},
+     "there is one client only; a federation needs two"),
+    ({"CLIENTS_BY": "hospital", "GROUPS": "patient"}, {"patient1": "P4"},
+     r"'P4', at 'Lyon' and 'Porto'"),
+    ({"COLUMNS": "clas=dx"}, {}, r"DATASET.COLUMNS 'clas=dx'; did you mean 'classname'\?"),
+    ({"COLUMNS": "classname=dx"}, {}, r"DATASET.COLUMNS classname=dx: .* has no column 'dx'"),
+    ({"COLUMNS": "path={ward}/{file}"}, {}, "has no column 'ward'"),
+    ({}, {f"class{i}": "cat" for i in range(12)}, "there is one class only, cat"),
+    ({}, {"class3": "cat|dog"}, r"line 5: the class 'cat\|dog' is a set of labels"),
+    ({}, {"class3": "cat; dog"}, r"line 5: the class 'cat; dog' is a set of labels"),
+    ({}, {"class3": '["cat", "dog"]'}, "is a set of labels"),
+    ({}, {"file3": "0.png"}, r"'0.png' is also on line 2; if two files have one name, write each "
+                             r"with its folder"),
+    ({}, {"file0": "a.dcm"}, r"a.dcm is a DICOM file.*docs/own_data.md, 'DICOM'"),
+    ({"CLIENTS_BY": "{client}/{class}"}, {}, "does not say it|is not of that form"),
+    ({"GROUPS": "scan{group}.png"}, {}, r"--groups 'scan\{group\}.png': '0.png' is not of that"),
+])  # fmt: skip
+def test_bad_input_is_one_sentence(
+    flags: dict[str, str], cells: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    ward(tmp_path, **cells)
+    with pytest.raises(FedvlmError, match=says) as caught:
+        read(tmp_path, **flags)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_files_of_one_name_at_two_hospitals(tmp_path: Path) -> None:
+    """The folder in the column tells them; a name that two files have is asked for."""
+    rows = []
+    for place, i in product(("Lyon", "Porto"), range(4)):
+        picture(tmp_path / place / "mri" / f"scan{i}.png", i)
+        rows.append([f"scan{i}.png", ("cat", "dog")[i % 2], place])
+    written(tmp_path, "t.csv", "file,class,hospital", rows)
+    with pytest.raises(FedvlmError, match=r"'scan0.png' is also on line 2; if two files"):
+        read(tmp_path)
+    written(tmp_path, "t.csv", "file,class,hospital", rows[:4])
+    with pytest.raises(FedvlmError, match=r"2 files are called 'scan0.png' \(Lyon/mri/scan0"):
+        read(tmp_path)
+    rows = [[f"{place}/mri/{file}", name, place] for file, name, place in rows]
+    written(tmp_path, "t.csv", "file,class,hospital", rows)
+    assert read(tmp_path, CLIENTS_BY="hospital").data.client_names == ["Lyon", "Porto"]
+
+
+def test_a_folder_of_dicom_files(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.dcm").write_bytes(b"DICM")
+    with pytest.raises(FedvlmError, match="1.dcm is a DICOM file"):
+        understand(tmp_path)
+
+
+def test_a_client_of_one_class_is_said_and_allowed(tmp_path: Path) -> None:
+    cells = {f"class{i}": "dog" for i in range(6)}
+    own = read(ward(tmp_path, **cells), CLIENTS_BY="hospital")
+    assert "1 of 2 clients have images of one class only" in "\n".join(own.notes)
+
+
+def test_a_client_with_test_images_only_is_no_client(tmp_path: Path) -> None:
+    rows = []
+    for i in range(12):
+        picture(tmp_path / f"{i}.png", i)
+        place = ("Lyon", "Porto", "Graz")[i // 4]
+        split = "test" if place == "Graz" or i % 4 == 3 else "train"
+        rows.append([f"{i}.png", ("cat", "dog")[i // 2 % 2], place, split])
+    written(tmp_path, "t.csv", "file,class,hospital,split", rows)
+    own = read(tmp_path, CLIENTS_BY="hospital")
+    assert own.data.client_names == ["Lyon", "Porto"]
+    assert "1 of 3 have no training image and are no clients" in "\n".join(own.notes)
+
+
+def test_names_count_by_their_numbers(tmp_path: Path) -> None:
+    cells = {f"hospital{i}": f"site {i // 3 * 5}" for i in range(12)}
+    own = read(ward(tmp_path, **cells), CLIENTS_BY="hospital")
+    assert own.data.client_names == ["site 0", "site 5", "site 10", "site 15"]
+
+
+def test_a_name_that_no_screen_can_show_is_refused(tmp_path: Path) -> None:
+    rows = [{"file": f"{i}.png", "class": "ab"[i % 2], "user": f"u{i // 2}"} for i in range(8)]
+    rows[3]["user"] = "e\u202evil"
+    for i in range(8):
+        picture(tmp_path / f"{i}.png", i)
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(FedvlmError, match=r"line 4: the name 'e\\u202evil' holds a mark"):
+        read(tmp_path, "t.jsonl", CLIENTS_BY="user")

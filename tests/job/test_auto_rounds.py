@@ -1,0 +1,142 @@
+"""``--rounds auto`` in the real job: where it ends, resumed and over workers, and what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedvlm.cli.main import main
+from fedvlm.config.federation import MOST_ROUNDS, PATIENCE
+from fedvlm.core import files
+from tests import jobs
+from tests.data.miniatures.own import write_tree
+from tests.data.miniatures.shapes import CLASSES
+
+AUTO = ("--trainer", "FedAvg", "--peft", "head", "--rounds", "auto", "--lr", "1e-5",
+        "--finetune-epochs", "1", "FED.PATIENCE", "2")
+
+
+@pytest.fixture(autouse=True)
+def no_hook_left() -> Iterator[None]:
+    yield
+    files.on_write_point = None
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A run that ends when validation is flat, and the number of its write points."""
+    output, seen = tmp_path_factory.mktemp("whole"), []
+    assert jobs.run(tmp_path_factory.mktemp("first"), *AUTO) == 0  # the caches are written once
+    files.on_write_point = seen.append
+    assert jobs.run(output, *AUTO) == 0
+    files.on_write_point = None
+    return output, len(seen)
+
+
+def test_it_ends_flat_and_its_last_round_is_a_true_one(whole: tuple[Path, int]) -> None:
+    records = jobs.records(whole[0])
+    assert [r["round"] for r in records] == list(range(7))  # checks after rounds 2, 4, 6
+    assert ["val" in r for r in records] == [False, False, True, False, True, False, True]
+    assert [r["round"] for r in records if "finetune" in r] == [6]
+    assert "base_all" in records[-1] and "base_all" not in records[4]
+    info = json.loads((jobs.folder(whole[0]) / "results.json").read_text())["run_info"]
+    (said,) = [note for note in info["notes"] if note.startswith("--rounds auto")]
+    assert "stopped after round 6 of at most 100" in said
+    assert said in (jobs.folder(whole[0]) / "log.txt").read_text()
+
+
+def test_a_check_sees_validation_images_only_and_moves_no_bit(
+    whole: tuple[Path, int], tmp_path: Path
+) -> None:
+    words = [w for w in AUTO if w not in ("FED.PATIENCE", "2", "auto")]
+    words[words.index("--rounds") + 1:words.index("--rounds") + 1] = ["6"]
+    assert jobs.run(tmp_path, *words, "TEST.SELECT", "val") == 0
+    plain, auto = jobs.records(tmp_path), jobs.records(whole[0])
+    for a, b in zip(plain, auto, strict=True):
+        assert (a["train"], a["bytes_up"]) == (b["train"], b["bytes_up"])
+        assert a["val"] == b.get("val", a["val"])  # as selection by validation measures it
+    assert plain[-1]["clients"] == auto[-1]["clients"]
+
+
+@pytest.mark.usefixtures("pictures")  # as ``whole``, whose write points are counted
+@pytest.mark.parametrize("share", [0.7, 0.95, *(
+    pytest.param(s, marks=pytest.mark.slow) for s in (0.4, 0.55, 0.8, 0.9))])
+def test_a_stopped_run_ends_in_the_same_round_with_the_same_bits(
+    whole: tuple[Path, int], tmp_path: Path, share: float
+) -> None:
+    left = [int(share * whole[1])]
+
+    def hook(_name: str) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+
+    files.on_write_point = hook
+    assert jobs.run(tmp_path, *AUTO) == 130
+    files.on_write_point = None
+    assert jobs.run(tmp_path, *AUTO) == 0
+    jobs.same(whole[0], tmp_path)
+
+
+def test_workers_end_in_the_same_round_and_a_replay_is_equal(
+    whole: tuple[Path, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.run(tmp_path, *AUTO, "--engine", "workers", "--workers", "2") == 0
+    assert [r.get("val") for r in jobs.records(tmp_path)] == [
+        r.get("val") for r in jobs.records(whole[0])]
+    assert main(["verify", str(jobs.folder(whole[0])), "--replay", "9"]) == 0
+    assert "equal bit for bit" in capsys.readouterr().out
+
+
+def test_patience_belongs_to_the_identity(
+    whole: tuple[Path, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.run(whole[0], *AUTO[:-1], "3") == 2
+    assert "config.FED.PATIENCE: 2 -> 3" in capsys.readouterr().err
+
+
+def test_a_schedule_counts_on_the_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.run(tmp_path, *AUTO, "OPTIM.LR_SCHEDULER", "cosine", "--no-train") == 0
+    assert f"OPTIM.LR_SCHEDULER cosine counts on {MOST_ROUNDS} rounds" in capsys.readouterr().out
+
+
+def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """Return values and origins that ``--print-config`` shows of the two keys."""
+    assert main([*words, "--print-config"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {line.split()[0]: " ".join(line.split()[1:]) for line in lines
+            if line.startswith(("FED.ROUNDS", "FED.PATIENCE"))}
+
+
+@pytest.mark.parametrize(("more", "rounds", "patience"), [
+    ([], MOST_ROUNDS, PATIENCE), (["--rounds", "7"], 7, 0), (["--rounds", "auto"], 100, PATIENCE),
+    (["FED.ROUNDS", "auto", "FED.PATIENCE", "3"], 100, 3), (["--trainer", "AFL"], 1, 0),
+])
+def test_own_images_are_trained_until_flat_unless_somebody_gives_rounds(
+    tmp_path: Path, more: list[str], rounds: int, patience: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    photos = tmp_path / "photos"
+    write_tree(photos, [""], CLASSES, 4)
+    shown = printed(["--images", str(photos), "--backbone", "tiny", *more], capsys)
+    assert shown["FED.ROUNDS"].startswith(f"{rounds} (")
+    assert shown["FED.PATIENCE"].startswith(f"{patience} (")
+
+
+@pytest.mark.parametrize("words", [["--demo"], ["--root", "x", "--dataset", "eurosat"]])
+def test_known_sets_keep_their_rounds(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = printed(words, capsys)
+    assert shown["FED.PATIENCE"].startswith("0 (") and not shown["FED.ROUNDS"].startswith("100")
+
+
+@pytest.mark.parametrize("word", ["-1", "0", "soon"])
+def test_other_words_are_no_rounds(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--demo", "--rounds", word]) == 2
+    assert "FED.ROUNDS" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""The map: its clients, its numbers against plain computations, its table and figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from evidence.commands import main
+from evidence.map import cell
+from evidence.map.deal import EVEN, SKEWS, TWO, class_shares, deal, draw, fit_shares
+from evidence.map.images import Features, Part
+from evidence.map.map import keys_of, read_rows
+from evidence.map.table import summarize
+
+
+@pytest.fixture(scope="module")
+def made() -> Features:
+    """Six classes around six directions, two domains that differ by a shift."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(6, 12))
+
+    def part(n: int) -> Part:
+        labels = np.arange(n) % 6
+        x = centres[labels] + 1.2 * rng.normal(size=(n, 12))
+        return Part(np.stack([x, x + 0.5 * rng.normal(size=12)]), labels)
+
+    return Features("Made", 6, part(240), part(96), part(300))
+
+
+@pytest.mark.parametrize("skew", SKEWS)
+def test_clients_hold_distinct_images_of_their_own_shares(made: Features, skew: str) -> None:
+    held = deal(made, 8, 15, skew, True, 3)
+    for name in ("train", "val"):
+        places = np.concatenate([getattr(one, name) for one in held])
+        assert len(set(places.tolist())) == len(places)
+    for one in held:
+        assert len(one.train) == 15
+        assert one.shares.sum() == pytest.approx(1)
+        assert (one.shares[made.train.labels[one.train]] > 0).all()
+    assert [one.domain for one in held] == [0, 1] * 4
+    if skew == TWO:
+        assert all((one.shares == 0.5).sum() == 2 for one in held)
+    if skew == EVEN:
+        assert all(np.allclose(one.shares, 1 / 6) for one in held)
+
+
+def test_a_seed_is_a_draw_and_the_skew_is_the_papers(made: Features) -> None:
+    a, b, c = (deal(made, 4, 10, "0.3", False, seed) for seed in (1, 1, 2))
+    assert all((x.train == y.train).all() for x, y in zip(a, b, strict=True))
+    assert any((x.train != y.train).any() for x, y in zip(a, c, strict=True))
+    rng = np.random.default_rng(1)
+    variances = [class_shares(skew, 4000, 6, rng)[:, 0].var() for skew in ("0.1", "0.3", "1")]
+    wanted = [(1 / 6) * (5 / 6) / (6 * beta + 1) for beta in (0.1, 0.3, 1.0)]
+    assert variances == pytest.approx(wanted, rel=0.08)
+
+
+def test_shares_are_fitted_to_what_there_is() -> None:
+    shares = np.array([[0.9, 0.1, 0.0], [0.9, 0.05, 0.05]])
+    fitted = fit_shares(shares, 10, np.array([10, 20, 20]))
+    assert (10 * fitted.sum(0) <= np.array([10, 20, 20]) * 1.001).all()
+    assert fitted.sum(1) == pytest.approx([1, 1])
+    assert fitted[0, 2] == 0
+    assert (fit_shares(shares, 10, np.array([50, 50, 50])) == shares).all()
+    labels = np.repeat([0, 1, 2], [3, 20, 20])
+    got = draw(np.array([[1.0, 0, 0]]), 5, labels, np.random.default_rng(0))
+    assert (labels[got[0]] == 0).sum() == 3  # what is missing comes from other classes
+    assert len(got[0]) == 5
+
+
+def test_scores_equal_a_plain_count(made: Features) -> None:
+    held = deal(made, 4, 12, "0.3", True, 1)
+    one = cell.Cell(made, held)
+    heads = cell.solve.shared_heads(one.unit, 6, cell.solve.common_scale(one.unit))[0]
+    score = one.score(heads, True)
+    for k, client in enumerate(held):
+        x = torch.nn.functional.normalize(
+            torch.from_numpy(made.test.features[client.domain]), dim=1)
+        weights = heads.weights[0]
+        answers = (x @ weights[:, :-1].T + weights[:, -1]).argmax(1).numpy()
+        recall = [(answers[made.test.labels == c] == c).mean() for c in range(6)]
+        assert float(score.clients[k]) == pytest.approx(100 * np.dot(client.shares, recall))
+        assert float(score.balanced[k]) == pytest.approx(100 * np.mean(recall))
+
+
+def test_together_is_chosen_on_validation_images_and_hurt_is_counted() -> None:
+    def score(clients: list[float], val: float) -> cell.Score:
+        tensor = torch.tensor(clients, dtype=torch.float64)
+        return cell.Score(tensor, tensor, torch.full_like(tensor, val))
+
+    fixed = {cell.ALONE: score([50, 60], 99), "shared": score([90, 90], 10),
+             "shared+shares": score([70, 59], 80), "ridge": score([95, 95], 90),
+             "ridge+shares": score([91, 92], 70), "personal": score([80, 80], 80)}
+    made = Features("Made", 2, *(Part(np.ones((1, 8, 2)), np.arange(8) % 2) for _ in range(3)))
+    numbers = cell.measure(made, 2, 2, EVEN, False, 1, lambda _: fixed)
+    assert numbers[cell.TOGETHER] == numbers["shared+shares"]
+    assert numbers[cell.TOGETHER] == {"personal": 64.5, "balanced": 64.5, "worst": 59.0,
+                                      "hurt": 50.0}
+
+
+def test_few_images_of_shared_classes_gain_and_many_own_ones_do_not(made: Features) -> None:
+    few = cell.measure(made, 8, 6, EVEN, False, 1)
+    assert few[cell.TOGETHER]["personal"] > few[cell.ALONE]["personal"] + 10
+    own = cell.measure(made, 2, 60, TWO, False, 1)
+    assert own[cell.TOGETHER]["personal"] < own[cell.ALONE]["personal"] + 2
+
+
+def test_table_and_figures_of_cells_that_were_run(
+    made: Features, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    rows = [{"set": "EuroSAT", "clients": k, "images": n, "skew": EVEN, "shift": False,
+             "seed": s, "numbers": {m: {"personal": v + s, "balanced": v, "worst": v, "hurt": 0.0}
+                                    for m, v in {"alone": 50.0, "together": 60.0 + s,
+                                                 **dict.fromkeys(cell.METHODS, 60.0)}.items()}}
+            for k in (2, 5) for n in (5, 10) for s in (1, 2)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (runs / "eurosat.jsonl").write_text(text + '{"set": "Euro')  # killed while it wrote
+    assert read_rows(runs / "eurosat.jsonl") == rows
+    assert main(["map", str(tmp_path / "out"), "--runs", str(runs), "--table-only"]) == 0
+    table = (tmp_path / "out" / "map.csv").read_text().splitlines()
+    assert table[2] == ("EuroSAT,2,5,even,no,together,2,63.00,61.50,61.50,0.00,11.50,0.50,"
+                        "11.50,0.50")
+    assert {"map.png", "map-balanced.png"} <= {p.name for p in (tmp_path / "out").iterdir()}
+    assert summarize(rows[:1])[0]["seeds"] == 1
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "better by more than 2 points in 4 of 4 cells, worse in 0; median +11.5" in page
+    assert "EuroSAT (2 draws of each cell)" in page
+    assert "is +0.0 points from the personal head's fixed point" in page
+    assert "8 cells of 1 sets" in capsys.readouterr().out
+    assert main(["map", str(tmp_path / "out"), "--runs", str(tmp_path), "--table-only"]) == 2
+    assert main(["map", str(tmp_path / "out"), "--sets", "EuroSet", "--table-only"]) == 2
+    assert "did you mean 'EuroSAT'" in capsys.readouterr().err
+
+
+def test_cells_have_room_in_the_set() -> None:
+    keys = list(keys_of("Caltech101", 250, 2))
+    assert max(k[0] * k[1] for k in keys) == 250
+    assert not any(shift for _, _, _, shift, _ in keys)
+    assert [k[-1] for k in keys] == sorted(k[-1] for k in keys)
