@@ -120,7 +120,7 @@ class FedMVP(Trainer):
         else:
             x = attention.cross_attend(p, NET, int(self.cfg.HEADS), patches, texts)
         flat = x.flatten(0, 1).transpose(-1, -2)
-        pooled = F.adaptive_avg_pool1d(flat, int(self.cfg.TOKENS)).transpose(-1, -2)
+        pooled = mean_in_parts(flat, int(self.cfg.TOKENS)).transpose(-1, -2)
         return pooled.unflatten(0, rows.shape[:2])
 
     def released(self, p: Tree, patches: Tensor, texts: Tensor, held: Tensor | None) -> Tensor:
@@ -183,3 +183,18 @@ class FedMVP(Trainer):
         apart = 1 - F.cosine_similarity(z, model.image(b.x), -1)
         near = self.cfg.ALPHA * (apart * b.w).sum(1) / b.w.sum(1)
         return cls + near, {"cls_loss": cls, "near_loss": near}
+
+
+def mean_in_parts(x: Tensor, parts: int) -> Tensor:
+    """Return the means of ``x [..., M]`` over ``parts`` windows, as ``adaptive_avg_pool1d``.
+
+    On a GPU as a product: the pooling's backward has no fixed order there.
+    """
+    if x.device.type != "cuda":
+        return F.adaptive_avg_pool1d(x, parts)
+    m = x.shape[-1]
+    at = torch.arange(m, device=x.device).unsqueeze(1)
+    part = torch.arange(parts, device=x.device)
+    first, end = part * m // parts, -(-(part + 1) * m // parts)
+    inside = ((at >= first) & (at < end)).to(x.dtype)
+    return x @ (inside / (end - first))

@@ -13,7 +13,14 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from fedvlm.console.screen import complain
-from fedvlm.core.errors import ConfigError, FedvlmError, MethodError, own_line
+from fedvlm.core.errors import (
+    NO_MEMORY,
+    ConfigError,
+    FedvlmError,
+    MethodError,
+    out_of_memory,
+    own_line,
+)
 from fedvlm.core.signals import exit_code
 
 
@@ -43,6 +50,9 @@ def exit_code_of(call: Callable[[], int], words: Sequence[str]) -> int:
         complain(_lacks(error))
         return ConfigError.exit_code
     except Exception as error:  # the last resort: a bug gets a message too
+        if out_of_memory(error):
+            complain(NO_MEMORY)
+            return ConfigError.exit_code
         return _bug(error, words)
 
 

@@ -74,8 +74,22 @@ def fold(name: str) -> str:
     return "".join(ch for ch in name.lower() if ch not in "-_ ")
 
 
+NO_MEMORY = (
+    "the GPU's memory does not suffice: set FED.CHUNK below the number of clients computed at once "
+    "(--dry-run shows it) or a smaller --batch-size, with another --tag, since both may change the "
+    "last bits; the state after the last whole round is as it was"
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether a GPU's memory did not suffice (``torch.OutOfMemoryError``)."""
+    return type(error).__name__ == "OutOfMemoryError"
+
+
 def failure_text(error: Exception) -> str:
     """Return what a method's own code failed with, on one line; a bare key gets words."""
+    if out_of_memory(error):
+        return NO_MEMORY
     text = " ".join(str(error).split()) or "no message"
     missing = "there is no " if isinstance(error, KeyError) else ""
     return f"{type(error).__name__}: {missing}{text}"

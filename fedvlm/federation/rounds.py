@@ -21,11 +21,12 @@ from fedvlm.core.stats import mean
 from fedvlm.core.trees import State, Tree, expand, matching, pick
 from fedvlm.federation.aggregation.rules import check_rule, fewest
 from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
-from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, telltale
+from fedvlm.federation.aggregation.telltale import Telltale
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batcher
 from fedvlm.federation.engine import Engine
 from fedvlm.federation.groups import SERVER, SHARED
+from fedvlm.federation.local.hooks import name_of, slots_of
 from fedvlm.federation.plan import Budget, Plan, Plateau, check_footing
 from fedvlm.federation.reliability.elsewhere import aggregate_updates
 from fedvlm.federation.reliability.unreliable import AWAY, drop_kind
@@ -277,7 +278,9 @@ class Federation(Workplace):
             ConfigError: the method has a slot of the server optimiser's name.
         """
         held = Held(self.held)
-        server = self.trainer.init_server(self.server_context(0, held), self.p0)
+        hook = name_of(self.trainer, "init_server")
+        made = slots_of(hook, self.trainer.init_server(self.server_context(0, held), self.p0))
+        server = move_state(made, self.model.device)
         taken = [s for s in SLOTS if s in server]
         if taken and self.plan.server_optim.kind != NONE:
             raise ConfigError(
@@ -403,13 +406,9 @@ class Federation(Workplace):
                 f"round {round_}: every client was dropped ({'; '.join(work.dropped.values())})"
             )
         held = Held(self.held, state.held)
-        ctx, told = self.server_context(round_, held), telltale(updates)
-        try:
-            origin = self.engine.origin(updates.clients)
-            server = aggregate_updates(self.trainer, ctx, state.server, updates, origin)
-        except DivergedError as error:
-            words = [outlier_sentence(round_, row) for row in told.rows()]
-            raise DivergedError("; ".join([str(error), *words])) from error
+        ctx = self.server_context(round_, held)
+        origin = self.engine.origin(updates.clients)
+        server, told = aggregate_updates(self.trainer, ctx, state.server, updates, origin)
         server = self._moved(state.server, server, round_)
         after = FedState(round_, server, state.versions | work.versions, held.commit(round_))
         spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}

@@ -16,7 +16,7 @@ import numpy as np
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.rows.memory import MemoryStore
-from fedvlm.core.rows.store import RowStore
+from fedvlm.core.rows.store import RowStore, move_state
 from fedvlm.core.trees import State, Tree, cast
 from fedvlm.federation.batches import Batcher
 from fedvlm.federation.clients import Clients
@@ -212,7 +212,8 @@ class Workplace:
     def _init_client(self, client: int) -> State:
         hook = name_of(self.trainer, "init_client")
         with explain_hook(f"client {client}: {hook}"):
-            return slots_of(hook, self.trainer.init_client(self.context([client]), self.p0))
+            state = self.trainer.init_client(self.context([client]), self.p0)
+            return move_state(slots_of(hook, state), self.model.device)
 
     def _models(self, ctx: Context, question: Question) -> Tree:
         """Return the personal models of a chunk, made from copies of its own."""

@@ -56,12 +56,14 @@ from fedvlm.job.sources import (
 )
 from fedvlm.models.adapt.peft import role_of
 from fedvlm.models.backbone import Backbone
+from fedvlm.models.device import compute_in_order, cuda_identity
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
 
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
 RESNET = re.compile(r"RN\d+.*")  # OpenAI's and open_clip's names of CLIP's ResNets
 MAX_CHUNK, FEATURES_CHUNK = 16, 64  # the second where a step is a few small products
+CUDA_CHUNK, CUDA_SHARE = 256, 0.3  # on a GPU: clients, and the share of its memory
 
 
 @dataclass
@@ -293,8 +295,10 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
         tower = model.vision
         rows = batch * tower.tokens * (len(tower.blocks) - block)
         per_client += 24 * tower.width * 4 * rows
-    most = MAX_CHUNK if sets or block is not None else FEATURES_CHUNK
-    return max(1, min(most, CHUNK_BYTES // max(1, per_client)))
+    most, room = MAX_CHUNK if sets or block is not None else FEATURES_CHUNK, CHUNK_BYTES
+    if model.device.type == "cuda":  # all of its memory, not what is free: bits do not move
+        most, room = CUDA_CHUNK, int(CUDA_SHARE * torch.cuda.mem_get_info(model.device)[1])
+    return max(1, min(most, room // max(1, per_client)))
 
 
 def build_run(
@@ -338,6 +342,7 @@ def prepare_run(
             "or TEST.SELECT last"
         )
     device = pick_device(cfg.DEVICE)
+    compute_in_order(device)
     check_model(cfg, device)
     check_tower(cfg, trainer)
     backbone = inputs.backbone(cfg, device)
@@ -377,6 +382,8 @@ def prepare_run(
         cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else "",
         foreign_origins(data.samples, backbone),
     )
+    if device.type == "cuda":
+        identity["cuda"] = cuda_identity(device)
     if cfg.FED.SITES:
         model.notes.append(f"clients of {len(set(sites))} site(s) are computed site by site")
     return Prepared(

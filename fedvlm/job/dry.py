@@ -99,6 +99,7 @@ def dry_run(cfg: CfgNode) -> int:
                      f"1, {sent * uploads:,} up in the whole run if all are like it",
             "personal": f"{numel(personal):,} numbers stay with each client",
             "steps": f"{sum(steps):,} client steps per round with all clients",
+            "chunk": f"{federation.engine.chunk} clients computed at once (FED.CHUNK)",
             "time": f"at most {seconds[-1]:.2f} s per client step (one client, images encoded "
                     f"on the way), {whole:.0f} s "
                     f"for all rounds; {images:,} images to encode once",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from fedvlm.core.rows.store import Form, form_of, missing_row
 from fedvlm.core.trees import State
@@ -41,19 +42,31 @@ class RowTable:
 
     def write(self, at: Sequence[int], state: State) -> None:
         """Put the rows of ``state`` at ``at``."""
-        rows = torch.tensor(at, dtype=torch.int64)
+        rows = _places(at)
         for slot, tree in state.items():
             for name, v in tree.items():
                 leaf = self.leaves[slot][name]
-                leaf.index_copy_(0, rows.to(leaf.device), v.detach().to(leaf.device))
+                leaf.index_copy_(0, rows(leaf.device), v.detach().to(leaf.device))
 
     def read(self, at: Sequence[int]) -> State:
         """Return copies of the rows ``at``; strides are those of ``torch.stack`` of the rows."""
-        rows = torch.tensor(at, dtype=torch.int64)
+        rows = _places(at)
         return {
-            s: {n: v.index_select(0, rows.to(v.device)) for n, v in t.items()}
+            s: {n: v.index_select(0, rows(v.device)) for n, v in t.items()}
             for s, t in self.leaves.items()
         }
+
+
+def _places(at: Sequence[int]) -> Callable[[torch.device], Tensor]:
+    """Return who gives the rows ``at`` on a device; they are copied there once."""
+    rows, there = torch.tensor(at, dtype=torch.int64), dict[torch.device, Tensor]()
+
+    def on(device: torch.device) -> Tensor:
+        if device not in there:
+            there[device] = rows.to(device, non_blocking=True)
+        return there[device]
+
+    return on
 
 
 class MemoryStore:

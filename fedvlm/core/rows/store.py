@@ -97,8 +97,15 @@ def missing_row(client: int, version: int) -> FedvlmError:
 
 
 def move_state(state: State, device: torch.device) -> State:
-    """Return ``state`` with its tensors on ``device``; types stay."""
-    return {s: {n: v.to(device) for n, v in tree.items()} for s, tree in state.items()}
+    """Return ``state`` with its tensors on ``device``; types stay.
+
+    Apple's mps has no float64: such tensors stay where they are.
+    """
+    mps = device.type == "mps"
+    return {
+        s: {n: v if mps and v.dtype is torch.float64 else v.to(device) for n, v in tree.items()}
+        for s, tree in state.items()
+    }
 
 
 def order_rows(

@@ -10,6 +10,7 @@ from statistics import median as middle
 from statistics import median_low
 
 import torch
+from torch import Tensor
 
 from fedvlm.federation.aggregation.rules import lengths, moves
 from fedvlm.federation.aggregation.updates import Updates
@@ -67,30 +68,56 @@ class Telltale:
 
 def telltale(updates: Updates) -> Telltale:
     """Return lengths, directions and outliers of a round's updates; they are read once."""
+    return tell(updates, measured_moves(updates).tolist())
+
+
+def measured_moves(updates: Updates) -> Tensor:
+    """Return the lengths of the updates and their cosines to the mean move, ``[2, K]``, float64.
+
+    Nothing is read; where nothing is shared, there are none, ``[2, 0]``.
+    """
     if not updates.params:
-        return Telltale()
+        return torch.zeros(2, 0)
     size = len(updates) * sum(v[0].numel() for v in updates.params.values())
     kept = list(moves(updates)) if size <= FEW else None  # else they are made twice
     norm = lengths(moves(updates) if kept is None else kept).clamp_max(sys.float_info.max)
-    weight = updates.weight
-    counted = weight > 0 if bool((weight > 0).any()) else torch.ones_like(weight, dtype=torch.bool)
+    weight, counted = updates.weight, _counted(updates)
     share = torch.where(counted, weight.clamp_min(torch.finfo(weight.dtype).tiny), 0.0)
-    measured = counted.to(norm.device) & (norm > 0)
+    measured = counted.to(norm.device, non_blocking=True) & (norm > 0)
     typical = torch.where(measured, norm, torch.nan).nanquantile(0.5)
-    share = (share / share.sum()).to(norm) * torch.where(norm > typical, typical / norm, 1.0)
+    share = (share / share.sum()).to(norm, non_blocking=True)
+    share = share * torch.where(norm > typical, typical / norm, 1.0)
     inner, square = torch.zeros_like(norm), torch.zeros_like(norm[0])
     for move in moves(updates) if kept is None else kept:
         way = share @ move
         inner, square = inner + move @ way, square + way @ way
     length = norm * square.sqrt()
     cosine = torch.where(length > 0, inner / length, 0.0).nan_to_num(0.0).clamp(-1, 1)
-    sizes, angles = torch.stack([norm, cosine]).tolist()
-    at = find_outliers(sizes, angles, counted.tolist())
+    return torch.stack([norm, cosine])
+
+
+def tell(updates: Updates, moves_read: Sequence[Sequence[float]]) -> Telltale:
+    """Return the telltale of a round.
+
+    Args:
+        moves_read: ``measured_moves``, as the host has read them.
+    """
+    sizes, angles = moves_read
+    if not sizes:
+        return Telltale()
+    counted = _counted(updates).tolist()
+    at = find_outliers(sizes, angles, counted)
     return Telltale(
         updates.clients, tuple(sizes), tuple(angles),
-        middle([n for n, c in zip(sizes, counted.tolist(), strict=True) if c and n] or [0.0]),
+        middle([n for n, c in zip(sizes, counted, strict=True) if c and n] or [0.0]),
         tuple(updates.clients[k] for k in at),
     )
+
+
+def _counted(updates: Updates) -> Tensor:
+    """Return whose updates count, ``[K]``: all but those of weight zero, unless all are."""
+    weight = updates.weight
+    return weight > 0 if bool((weight > 0).any()) else torch.ones_like(weight, dtype=torch.bool)
 
 
 def find_outliers(

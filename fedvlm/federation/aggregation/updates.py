@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from fedvlm.core import foreach
 from fedvlm.core.errors import DivergedError, FedvlmError
-from fedvlm.core.trees import Tree, cat, first_non_finite, in_double
+from fedvlm.core.trees import Tree, cat, first_non_finite, in_double, largest
 
 T = TypeVar("T")
 PIECE = 1 << 22  # numbers of float64 weights at a time
+_LATER: ContextVar[list[Tree] | None] = ContextVar("later", default=None)
 NOTHING = "no update has a weight above zero: nothing to average"
 
 
@@ -338,11 +342,62 @@ def similarity_aware(
 
 
 def require_finite(tree: Tree) -> Tree:
-    """Return ``tree`` if all of it is finite.
+    """Return ``tree`` if all of it is finite; within ``finite_later`` that is asked at its end.
 
     Raises:
         DivergedError: a leaf is not; the message names it.
     """
+    later = _LATER.get()
+    if later is not None:
+        later.append(tree)
+        return tree
+    return _finite(tree)
+
+
+@contextmanager
+def finite_later() -> Iterator[list[Tree]]:
+    """Put off the question of ``require_finite``, so that one read of the device answers it.
+
+    Yields:
+        The trees to ask about, which the caller hands to ``refuse_odd`` after the block.
+
+    Raises:
+        DivergedError: the block fails, and one of the trees is not finite: that is the reason.
+    """
+    trees = list[Tree]()
+    before = _LATER.set(trees)
+    try:
+        yield trees
+    except DivergedError:
+        raise
+    except Exception:
+        for tree in trees:
+            _finite(tree)
+        raise
+    finally:
+        _LATER.reset(before)
+
+
+def refuse_odd(trees: Sequence[Tree], largest_norm: float) -> None:
+    """Look for the leaf that is not finite, if one is.
+
+    Args:
+        largest_norm: of all leaves of all trees (``tensor_norms``), as it was read.
+
+    Raises:
+        DivergedError: see ``require_finite``.
+    """
+    for tree in trees if not math.isfinite(largest_norm) else ():
+        _finite(tree)
+
+
+def largest_norm(trees: Sequence[Tree]) -> Tensor:
+    """Return the largest length of a leaf, 0-d: not finite if a number is not."""
+    leaves = [v for tree in trees for v in tree.values() if v.is_floating_point()]
+    return largest(foreach.tensor_norms(leaves)) if leaves else torch.zeros(())
+
+
+def _finite(tree: Tree) -> Tree:
     bad = first_non_finite(tree)
     if bad is not None:
         raise DivergedError(f"the aggregate of '{bad}' is not finite; lower --lr")

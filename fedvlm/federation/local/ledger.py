@@ -88,7 +88,7 @@ class Means:
         if len(self._runs) == 1 and self._runs[0].k == self._k and not self._runs[0].ordered:
             (run,) = self._runs  # clients of one size: no row ends before another
             new = in_double(torch.cat(run.values)).view(-1, len(run.names), run.k)
-            last = new[0] if len(new) == 1 else new.cumsum(0)[-1]
+            last = new[0] if len(new) == 1 else _sum_in_order(new)
             return dict(zip(run.names, (last / len(new)).unbind(), strict=True))
         groups: dict[tuple[tuple[str, ...], bool], _Sums] = {}
         for run in self._runs:
@@ -111,6 +111,14 @@ class Means:
         return {n: v / count[n] for n, v in total.items()}
 
 
+def _sum_in_order(values: Tensor) -> Tensor:
+    """Return the sum over the first axis, one row after the other.
+
+    On a GPU as a plain sum: its cumsum of floats has no fixed order in older PyTorch.
+    """
+    return values.cumsum(0)[-1] if values.device.type in ("cpu", "mps") else values.sum(0)
+
+
 class _Sums:
     """Sums ``[names, K]`` and how many numbers are in them, by client."""
 
@@ -131,5 +139,5 @@ class _Sums:
             whole = new.new_zeros(steps, new.shape[1], len(self.counts))
             whole[:, :, list(places)] = new
             new, k = whole, len(self.counts)
-        after = torch.cat([self.total[None, :, :k], new]).cumsum(0)[-1]
+        after = _sum_in_order(torch.cat([self.total[None, :, :k], new]))
         self.total = torch.cat([after, self.total[:, k:]], 1)

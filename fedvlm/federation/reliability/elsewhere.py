@@ -8,13 +8,52 @@ from __future__ import annotations
 
 from fedvlm.core.errors import DivergedError, FedvlmError, failure_text
 from fedvlm.core.trees import State, first_non_finite
-from fedvlm.federation.aggregation.updates import Updates
+from fedvlm.federation.aggregation.telltale import (
+    Telltale,
+    measured_moves,
+    outlier_sentence,
+    tell,
+)
+from fedvlm.federation.aggregation.updates import (
+    Updates,
+    finite_later,
+    largest_norm,
+    refuse_odd,
+)
+from fedvlm.federation.local.guard import read_numbers
 from fedvlm.federation.local.hooks import explain_hook, name_of, slots_of
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer
 
 
 def aggregate_updates(
+    trainer: Trainer, ctx: ServerContext, server: State, updates: Updates, origin: str
+) -> tuple[State, Telltale]:
+    """Return the server's state after a round, and the updates' telltale: one read for both.
+
+    Args:
+        origin: from which places the updates came (``Engine.origin``); empty: all from here.
+
+    Raises:
+        DivergedError: the global model is not finite; the message names the outliers.
+        MethodError, FedvlmError: as ``_aggregated``.
+    """
+    moves = measured_moves(updates)
+    try:
+        if origin:  # what came from other places is looked at at once
+            after = _aggregated(trainer, ctx, server, updates, origin)
+            return after, tell(updates, moves.tolist())
+        with finite_later() as trees:
+            after = _aggregated(trainer, ctx, server, updates, origin)
+        *read, (norm,) = read_numbers([*moves, largest_norm(trees)])
+        refuse_odd(trees, norm)
+    except DivergedError as error:
+        words = [outlier_sentence(ctx.round, r) for r in tell(updates, moves.tolist()).rows()]
+        raise DivergedError("; ".join([str(error), *words])) from error
+    return after, tell(updates, read)
+
+
+def _aggregated(
     trainer: Trainer, ctx: ServerContext, server: State, updates: Updates, origin: str
 ) -> State:
     """Return the server's state after a round.

@@ -1,0 +1,39 @@
+"""How a CUDA device computes in a run: in a fixed order, without TF32; nothing of it on a CPU."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import torch
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # read when the first product starts cuBLAS
+
+
+def compute_in_order(device: torch.device) -> None:
+    """Ask a CUDA device for kernels that give the same bits each time, in this whole process.
+
+    Attention's backward runs in a fixed order then, too (PyTorch 2.2), and cuDNN's attention, which
+    has no such order, is left out. TF32 is off: without it a patch embedding in fp32 differs from a
+    CPU's by 1e-3. An operation without such a kernel stops the run.
+    """
+    if device.type != "cuda":
+        return
+    os.environ.setdefault(WORKSPACE, ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    cudnn = torch.backends.cudnn
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def cuda_identity(device: torch.device) -> dict[str, object]:
+    """Return what of a CUDA device decides about bits: its name, PyTorch's build, TF32, order."""
+    return {
+        "name": torch.cuda.get_device_name(device),
+        "algorithms": torch.are_deterministic_algorithms_enabled(),
+        "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+        "cudnn_tf32": bool(torch.backends.cudnn.allow_tf32),
+        "torch": str(torch.__version__), "cuda": torch.version.cuda,
+        "build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
+    }

@@ -1,0 +1,56 @@
+"""Every method's whole job on a pretend CUDA device: devices, waits and kernels, by line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import jobs
+from tests.device.methods import READS, check_bounds, on_card, trainer_names
+
+SOME = ("FedTV", "pFedMoAP", "SCAFFOLD")  # of every `make test`
+
+
+@pytest.mark.parametrize("method", SOME)
+def test_some_methods(tmp_path: Path, method: str) -> None:
+    check_bounds(method, on_card(tmp_path, method))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("method", trainer_names())
+def test_all_methods(tmp_path: Path, method: str, precision: str) -> None:
+    check_bounds(method, on_card(tmp_path, method, "MODEL.PREC", precision))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["pFedMoAP", "FedMGP", "APFL"])
+def test_states_on_disk(tmp_path: Path, method: str) -> None:
+    check_bounds(method, on_card(tmp_path, method, "FED.STORE", "disk"))
+
+
+def test_the_numbers_are_those_of_the_cpu(tmp_path: Path) -> None:
+    on_card(tmp_path / "card", "FedAvg")
+    words = ("--num-users", "3", "--batch-size", "2", "--eval-every", "2", "--device", "cpu")
+    assert jobs.run(tmp_path / "cpu", "--trainer", "FedAvg", *words) == 0
+    ours, theirs = jobs.state(tmp_path / "card"), jobs.state(tmp_path / "cpu")
+    assert ours.keys() == theirs.keys()
+    for name, v in theirs.items():
+        torch.testing.assert_close(ours[name], v, rtol=0, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["FedAvg", "FedTV"])
+def test_kernels_outside_the_steps_grow_little_with_clients(tmp_path: Path, method: str) -> None:
+    spent = []
+    for clients in (4, 10):
+        tally = on_card(tmp_path / str(clients), method, "--num-users", str(clients))
+        assert tally.rounds == 2 and tally.clients == 2 * clients
+        spent.append(tally.kernels["work"] + tally.kernels["round"])
+    assert spent[1] - spent[0] <= 4 * 2 * (10 - 4)
+
+
+def test_every_exception_is_a_method() -> None:
+    assert READS.keys() <= set(trainer_names())

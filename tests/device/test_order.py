@@ -1,0 +1,62 @@
+"""On CUDA a run computes in a fixed order, says on what, and says what to do without memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedvlm.federation.discovery import load_trainer
+from tests import jobs
+from tests.device.card import GIB, pretend_card
+from tests.device.methods import SMALL
+from tests.device.tensor import host_of
+
+
+def test_a_run_says_on_what_and_leaves_a_cpu_alone(tmp_path: Path) -> None:
+    with pretend_card():
+        assert jobs.run(tmp_path, "--trainer", "LocalOnly", *SMALL) == 0
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cudnn.allow_tf32
+    assert not torch.are_deterministic_algorithms_enabled()
+    told = json.loads((jobs.folder(tmp_path) / "manifest.json").read_text())["identity"]
+    assert told["device"] == "cuda" and told["cuda"]["name"] == "pretend"
+    assert told["cuda"]["algorithms"] is True and told["cuda"]["cudnn_tf32"] is False
+    assert told["chunk"] > 16
+
+
+@pytest.mark.parametrize("memory", [80 * GIB, GIB // 256])
+def test_chunks_are_the_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], memory: int
+) -> None:
+    with pretend_card(memory=memory):
+        assert jobs.run(tmp_path, *SMALL, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert ("256 clients" in said) == (memory > GIB), said
+
+
+def test_no_memory_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(load_trainer("FedAvg"), "loss", full)
+    with pretend_card():
+        assert jobs.run(tmp_path, "--trainer", "FedAvg", *SMALL) == 2
+    said = capsys.readouterr().err
+    assert "FED.CHUNK" in said and "Traceback" not in said and not list(tmp_path.rglob("round_1*"))
+
+
+@pytest.mark.parametrize(("size", "parts"), [(49, 8), (16, 5), (7, 7), (3, 5)])
+def test_pooling_by_a_product(size: int, parts: int) -> None:
+    mean = sys.modules[load_trainer("FedMVP").__module__].mean_in_parts
+    x = torch.randn(2, 3, size, dtype=torch.float64)
+    with pretend_card() as tally:
+        there = host_of(mean(x.to("cuda"), parts))
+    assert torch.allclose(there, F.adaptive_avg_pool1d(x, parts), atol=1e-14)
+    assert not tally.unsure
