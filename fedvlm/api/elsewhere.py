@@ -49,11 +49,13 @@ class AnswerTally:
     Attributes:
         images: how many answers were compared; differ: how many are others.
         problems: what is not as recorded, in words.
+        skipped: baselines that this version computes otherwise than the run says: not compared.
     """
 
     images: int = 0
     differ: int = 0
     problems: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,17 @@ def compare_records(
             tally.problems.append(f"{place}: recorded {recorded}, here {seen}")
     elif type(recorded) is not type(seen) or recorded != seen:
         tally.problems.append(f"{place}: recorded {recorded}, here {seen}")
+
+
+def drop_changed(tally: AnswerTally, recorded: dict[str, Any], seen: dict[str, Any]) -> None:
+    """Take the baselines out of two results that say that they were computed in different ways."""
+    then, now = recorded.get("references"), seen.get("references")
+    if not isinstance(then, Mapping) or not isinstance(now, Mapping):
+        return
+    ways = {n: [one[n].get("how") for one in (then, now)] for n in then if n in now}
+    tally.skipped += [name for name, (a, b) in ways.items() if a != b]
+    for results, found in ((recorded, then), (seen, now)):
+        results["references"] = {k: v for k, v in found.items() if k not in tally.skipped}
 
 
 def _record(

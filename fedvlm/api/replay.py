@@ -27,6 +27,7 @@ from fedvlm.api.elsewhere import (
     LEFT_OUT,
     AnswerTally,
     compare_records,
+    drop_changed,
     evaluate_recorded,
     norm_share,
 )
@@ -145,6 +146,9 @@ class Replay:
         else:
             out.append(f"equal but for images in doubt, and tensors within {SHARE:.0%} of their "
                        f"norm, not bit for bit: {counts}")
+        if self.tally is not None and self.tally.skipped:
+            out.append("baselines computed otherwise by this version, not compared: "
+                       f"{', '.join(self.tally.skipped)}")
         if self.at_sites:
             out.append(f"rows of {self.at_sites} clients are stored at their sites and not "
                        "in this folder's federation (FED.FEDERATION): not compared")
@@ -280,6 +284,7 @@ def _in_images(
         compare_records(tally, "last", {k: last.pop(k) for k in same}, same, again.doubtful)
         last_here = {k: v for k, v in last_here.items() if k in last}
     compare_records(tally, "last", last, last_here)
+    drop_changed(tally, mine, here)
     compare_records(tally, "results", mine, here)
     words = AnswerTally()
     compare_records(words, "protocol", sections["protocol"], {
