@@ -359,7 +359,7 @@ def finite_later() -> Iterator[list[Tree]]:
     """Put off the question of ``require_finite``, so that one read of the device answers it.
 
     Yields:
-        The trees to ask about, which the caller hands to ``refuse_odd`` after the block.
+        The trees to ask about, which the caller hands to ``refuse_non_finite`` after the block.
 
     Raises:
         DivergedError: the block fails, and one of the trees is not finite: that is the reason.
@@ -378,7 +378,7 @@ def finite_later() -> Iterator[list[Tree]]:
         _LATER.reset(before)
 
 
-def refuse_odd(trees: Sequence[Tree], largest_norm: float) -> None:
+def refuse_non_finite(trees: Sequence[Tree], largest_norm: float) -> None:
     """Look for the leaf that is not finite, if one is.
 
     Args:

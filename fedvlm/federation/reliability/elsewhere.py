@@ -18,7 +18,7 @@ from fedvlm.federation.aggregation.updates import (
     Updates,
     finite_later,
     largest_norm,
-    refuse_odd,
+    refuse_non_finite,
 )
 from fedvlm.federation.local.guard import read_numbers
 from fedvlm.federation.local.hooks import explain_hook, name_of, slots_of
@@ -46,7 +46,7 @@ def aggregate_updates(
         with finite_later() as trees:
             after = _aggregated(trainer, ctx, server, updates, origin)
         *read, (norm,) = read_numbers([*moves, largest_norm(trees)])
-        refuse_odd(trees, norm)
+        refuse_non_finite(trees, norm)
     except DivergedError as error:
         words = [outlier_sentence(ctx.round, r) for r in tell(updates, moves.tolist()).rows()]
         raise DivergedError("; ".join([str(error), *words])) from error
