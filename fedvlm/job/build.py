@@ -56,7 +56,6 @@ from fedvlm.job.sources import (
 )
 from fedvlm.models.adapt.peft import role_of
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.device import compute_in_order, cuda_identity
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
 
@@ -121,11 +120,20 @@ class Built:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device that ``DEVICE`` means.
+    """Return the device that ``DEVICE`` means; a CUDA device computes in a fixed order from here on.
 
     Raises:
         ConfigError: it is not there.
     """
+    device = _find_device(name)
+    if device.type == "cuda":
+        from fedvlm.models.device import compute_in_order  # start-up: on a GPU only
+
+        compute_in_order(device)
+    return device
+
+
+def _find_device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -342,7 +350,6 @@ def prepare_run(
             "or TEST.SELECT last"
         )
     device = pick_device(cfg.DEVICE)
-    compute_in_order(device)
     check_model(cfg, device)
     check_tower(cfg, trainer)
     backbone = inputs.backbone(cfg, device)
@@ -383,6 +390,8 @@ def prepare_run(
         foreign_origins(data.samples, backbone),
     )
     if device.type == "cuda":
+        from fedvlm.models.device import cuda_identity  # start-up: on a GPU only
+
         identity["cuda"] = cuda_identity(device)
     if cfg.FED.SITES:
         model.notes.append(f"clients of {len(set(sites))} site(s) are computed site by site")

@@ -28,7 +28,7 @@ def said(capsys: pytest.CaptureFixture[str], words: list[str], code: int) -> str
 
 def job(root: Path, dataset: str, *more: str) -> list[str]:
     return ["--root", str(root), "--dataset", dataset, "--backbone", "tiny", "--num-users", "2",
-            "--output-dir", str(root / "out"), *more]
+            "--rounds", "1", "--output-dir", str(root / "out"), *more]
 
 
 def test_parts_are_no_domains_and_domains_no_classes(

@@ -44,7 +44,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("eurosat", "a data set: --dataset eurosat"), ("pets", "--dataset oxford_pets"),
     ("mine.yaml", "--dataset-config-file mine.yaml"), ("my.py", "fedvlm check my.py"),
     ("output", "fedvlm table output for runs"), ("optim.lr", "in capitals: OPTIM.LR VALUE"),
-    ("qqqqqq", "unknown command 'qqqqqq' (known: run, reproduce, sweep,"),
+    ("qqqqqq", "unknown command 'qqqqqq' (known: run, advise, reproduce, sweep,"),
 ])
 def test_unknown_verbs(
     word: str, told: str, runs: Path, capsys: pytest.CaptureFixture[str]

@@ -303,7 +303,7 @@ def test_config_runs(stem: str, kind: str, tmp_path: Path) -> None:
 def test_every_reader_is_found_by_its_mark_and_named_by_a_format_or_a_layout() -> None:
     formats = Path(readers.__file__).parent.glob("*.py")
     marked = {path.stem for path in formats if "\nREADER = " in path.read_text(encoding="utf-8")}
-    tables = {"csv": "table", "jsonl": "table", "parquet": "table"}
+    tables = dict.fromkeys(("csv", "json", "jsonl", "parquet"), "table")
     named = {tables.get(form, form) for form in FORMATS}
     named |= {layout.reader for layouts in LAYOUTS_BY_SET.values() for layout in layouts}
     assert named == marked
