@@ -120,7 +120,7 @@ class Built:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device that ``DEVICE`` means; a CUDA device computes in a fixed order from here on.
+    """Return the device of ``DEVICE``; a CUDA device computes in a fixed order from then on.
 
     Raises:
         ConfigError: it is not there.
