@@ -113,9 +113,13 @@ def measure(
 ) -> dict[str, dict[str, float]]:
     """Return the numbers of a cell by method, ``ALONE`` and ``TOGETHER`` among them.
 
+    Empty where the set has too few images of the clients' classes.
     ``TOGETHER`` is the method of ``SHARING`` with the best mean validation accuracy.
     """
-    cell = Cell(data, deal(data, clients, images, skew, shift, seed))
+    held = deal(data, clients, images, skew, shift, seed)
+    if not held:
+        return {}
+    cell = Cell(data, held)
     scores = dict((heads or fit)(cell))
     alone = scores[ALONE]
     best = max(SHARING, key=lambda name: float(scores[name].val.mean()))

@@ -16,6 +16,7 @@ Labels = NDArray[np.int64]
 TWO = "two classes"  # each client has two classes, evenly
 EVEN = "even"  # each client has all classes, evenly
 SKEWS = (TWO, "0.1", "0.3", "1", EVEN)  # the others: concentration of a Dirichlet distribution
+SLACK = 1.02  # of the demand for a class above what there is
 VAL_SHARE = 0.4  # validation images for each training image, as CoOp's split of EuroSAT and DTD
 
 
@@ -103,10 +104,12 @@ def draw(shares: Floats, count: int, labels: Labels, rng: np.random.Generator) -
 def deal(
     data: Features, clients: int, images: int, skew: str, shift: bool, seed: int
 ) -> list[Held]:
-    """Return a cell's clients."""
+    """Return a cell's clients; none where the set has too few images of their classes."""
     rng = numpy_stream(seed, "map", data.name, clients, images, skew)
     supply = np.bincount(data.train.labels, minlength=data.classes)
     shares = fit_shares(class_shares(skew, clients, data.classes, rng), images, supply)
+    if (images * shares.sum(0) > SLACK * supply + 1).any():
+        return []
     train = draw(shares, images, data.train.labels, rng)
     room = len(data.val.labels) // clients
     val = draw(shares, max(1, min(round(VAL_SHARE * images), room)), data.val.labels, rng)

@@ -23,7 +23,7 @@ from evidence.map.cell import measure
 from evidence.map.deal import SKEWS
 from evidence.map.figure import draw_map
 from evidence.map.images import SETS, SHIFTED, Features, pack_set, read_features
-from evidence.map.page import page_of
+from evidence.map.page import page_of, words_of
 from evidence.map.table import summarize, write_table
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
@@ -84,6 +84,7 @@ def main(args: Namespace) -> int:
     write_table(summary, into / "map.csv")
     draw_map(summary, into)
     write_text(into / "README.md", page_of(summary, rows))
+    write_text(into / "words.txt", words_of(summary) + "\n")
     say(f"{len(rows)} cells of {len({row['set'] for row in rows})} sets; wrote {into}: README.md, "
         "map.csv, map.png, map-balanced.png")
     return 0

@@ -38,6 +38,32 @@ def page_of(rows: Sequence[Row], cells: Sequence[Row]) -> str:
     )
 
 
+def words_of(rows: Sequence[Row]) -> str:
+    """Return the map in two sentences, for pages that show its figure."""
+    some = [row for row in rows if row["method"] == TOGETHER]
+    better, worse = _certain(some)
+    sets = len({row["set"] for row in some})
+    clients = sorted({row["clients"] for row in some})
+    skews = [skew for skew in SKEWS if any(row["skew"] == skew for row in some)]
+
+    def usual(name: str, value: object) -> str:
+        return f"{median(row['gain'] for row in some if row[name] == value):+.1f}"
+
+    return (
+        f"Gain in personal accuracy of linear heads by clients, images a client and label skew, on "
+        f"{sets} data sets: together is better than alone by more than {SURE:g} points in "
+        f"{len(better)} of {len(some)} cells and worse in {len(worse)}. Median gain: "
+        f"{usual('clients', clients[0])} points for {clients[0]} clients, "
+        f"{usual('clients', clients[-1])} for {clients[-1]}; {usual('skew', skews[0])} with "
+        f"{_word(skews[0])}, {usual('skew', skews[-1])} with {_word(skews[-1])}.")
+
+
+def _certain(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the rows with a gain, and with a loss, that count (``SURE``)."""
+    return ([row for row in rows if row["gain"] > max(SURE, SURE * row["gain_se"])],
+            [row for row in rows if row["gain"] < -max(SURE, SURE * row["gain_se"])])
+
+
 def _span(seeds: Sequence[int]) -> str:
     return str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
 
@@ -55,8 +81,7 @@ def _findings(rows: Sequence[Row]) -> list[str]:
             if not some:
                 continue
             gains = [row["gain"] for row in some]
-            better = [row for row in some if row["gain"] > max(SURE, SURE * row["gain_se"])]
-            worse = [row for row in some if row["gain"] < -max(SURE, SURE * row["gain_se"])]
+            better, worse = _certain(some)
             best = max(some, key=lambda row: float(row["gain"]))
             out.append(
                 f"- **{_word(skew)}{', a scanner each' if shift else ''}**: better by more than "
@@ -84,11 +109,11 @@ def _methods(rows: Sequence[Row]) -> str:
 
 def _prior(cells: Sequence[Row]) -> str:
     gaps = {metric: [cell["numbers"]["ridge+shares"][metric] - cell["numbers"]["personal"][metric]
-                     for cell in cells] for metric in ("personal", "balanced")}
-    spread = stdev(gaps["personal"]) if len(cells) > 1 else 0.0
+                     for cell in cells if cell["numbers"]] for metric in ("personal", "balanced")}
+    spread = stdev(gaps["personal"]) if len(gaps["personal"]) > 1 else 0.0
     return (
         "**A personal head has to beat this**: one ridge (one round) plus the log of the client's "
         f"class shares is {fmean(gaps['personal']):+.1f} points from the personal head's fixed "
-        f"point in personal accuracy (standard deviation {spread:.1f} over {len(cells)} draws), "
-        f"and {fmean(gaps['balanced']):+.1f} in class-balanced accuracy, for which it is not told "
-        "that all classes count alike.")
+        f"point in personal accuracy (standard deviation {spread:.1f} over "
+        f"{len(gaps['personal'])} draws), and {fmean(gaps['balanced']):+.1f} in class-balanced "
+        "accuracy, for which it is not told that all classes count alike.")

@@ -27,7 +27,8 @@ def summarize(cells: Sequence[Row]) -> list[Row]:
     several: dict[tuple[Any, ...], list[dict[str, dict[str, float]]]] = defaultdict(list)
     for cell in cells:
         key = tuple(cell[name] for name in COLUMNS[:5])
-        several[key].append(cell["numbers"])
+        if cell["numbers"]:
+            several[key].append(cell["numbers"])
     out = []
     for key, draws in several.items():
         for method in draws[0]:

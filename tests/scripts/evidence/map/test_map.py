@@ -137,6 +137,12 @@ def test_table_and_figures_of_cells_that_were_run(
     assert "did you mean 'EuroSAT'" in capsys.readouterr().err
 
 
+def test_a_cell_without_enough_images_of_its_classes_is_empty(made: Features) -> None:
+    assert deal(made, 2, 100, TWO, False, 1) == []  # 40 images a class
+    assert cell.measure(made, 2, 100, TWO, False, 1) == {}
+    assert len(deal(made, 2, 100, EVEN, False, 1)) == 2
+
+
 def test_cells_have_room_in_the_set() -> None:
     keys = list(keys_of("Caltech101", 250, 2))
     assert max(k[0] * k[1] for k in keys) == 250
