@@ -255,6 +255,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/federation/toolbox/privacy.py": {
         "optional: fedvlm[dp]": ("dp_accounting", "dp_accounting.rdp"),
     },
+    "fedvlm/job/build.py": {
+        "start-up: on a GPU only": ("fedvlm.models.device",),
+    },
     "fedvlm/job/data_choice.py": {
         "start-up: for folders of images only": ("fedvlm.data.own.add",),
         "start-up: for packs only": ("fedvlm.data.packs.place",),
