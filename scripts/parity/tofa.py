@@ -1,4 +1,4 @@
-"""TOFA beside an implementation from the paper's equations, in plain loops over clients and classes.
+"""TOFA beside an implementation from the paper's equations, in plain loops.
 
 Features of a class are normal with a mean of its own and one covariance. The server pools the
 clients' counts, means and scatters; a client weighs these by ``alpha`` and adds its own (the power
@@ -16,12 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parity.figures import PAPER, Source, Values
+from parity.figures import READING, Source, Values
 from parity.world import DTYPE, Case, World
 
 SOURCE = Source(
-    "TOFA", PAPER, "Zhang et al., TOFA: Training-Free One-Shot Federated Adaptation for "
-    "Vision-Language Models, AAAI 2026",
+    "TOFA", READING, "Zhang et al., TOFA: Training-Free One-Shot Federated Adaptation for "
+    "Vision-Language Models, AAAI 2026", equal="each client's logits after the one round",
+    differs="from the abstract and a public summary of the equations, which leave open: equal "
+    "chances of the classes, a covariance moved by SHRINK to the identity, TEMP, a sum of "
+    "the texts that is not normalised again (on both sides as our card gives them); VARIANT "
+    "published (fixed is the default); plain templates in the place of a language model's "
+    "sentences",
 )
 ALPHA, SHARE, TEMPERATURE = 0.5, 0.1, 0.1
 TEXTS = ("a blurry photo of a {}.", "{}.")
@@ -125,7 +130,7 @@ def other(world: World, folder: Path) -> Values:
         tests = F.normalize(world.backbone.encode_image(world.tests), dim=-1)
     texts = text_features(world)
     mix = (importance(world, z, texts) / TEMPERATURE).softmax(-1)
-    text = torch.stack([F.normalize(mix[c] @ texts[:, c], dim=-1) for c in range(classes)])
+    text = torch.stack([mix[c] @ texts[:, c] for c in range(classes)])
     own = [moments(x, world.labels[rows], classes) for x, rows in zip(z, world.rows, strict=True)]
     common, logits = posterior([(1.0, m) for m in own]), []
     for m in own:
