@@ -41,6 +41,7 @@ from torch import Tensor
 from fedvlm.method import (
     TRAINER_REGISTRY,
     Batch,
+    ConfigError,
     Context,
     Option,
     PeftTrainer,
@@ -87,6 +88,19 @@ class APFL(PeftTrainer):
     def weighting(self) -> str:
         """``uniform`` or ``samples``, by the option ``VARIANT``."""
         return "uniform" if self.cfg.VARIANT == "published" else "samples"
+
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
+        """Return what ``PEFT`` asks for, or a network's tensors.
+
+        Raises:
+            ConfigError: logits are to be mixed, of a network that computes its own loss.
+        """
+        if self.network and self.cfg.VARIANT == "published":
+            raise ConfigError(
+                f"{self.name} with VARIANT published mixes the logits of two models, and a network "
+                "is one with a loss of its own: use VARIANT fixed, which mixes their tensors"
+            )
+        return super().trainables(model, generator)
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> logits``: of both models where ``p`` holds both, mixed by its share."""

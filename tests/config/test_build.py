@@ -8,7 +8,7 @@ import pytest
 
 from fedvlm.config.build import build_config, config_lines
 from fedvlm.config.keys import default_schema
-from fedvlm.config.option import Option, declare
+from fedvlm.config.option import Option, Schema, declare
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
 from tests.config.layers import SCHEMA, build, mistakes, write
@@ -68,12 +68,15 @@ def test_epochs_of_promptsrc_are_shares(
         "OPTIM:\n  MAX_EPOCH: 20\n")
     node, path = "TRAINER.PROMPTSRC", write(tmp_path / "t.yaml", text)
     schema = declare(default_schema(), node, load_trainer("PromptSRC").options)
-    cfg = build_config(None, path, {}, [], schema)[0].TRAINER.PROMPTSRC
-    assert [cfg.GPA_MEAN, cfg.GPA_STD] == list(found)
+
+    def shares(schema: Schema) -> tuple[float, float]:
+        read = build_config(None, path, {}, [], schema)[0].TRAINER.PROMPTSRC
+        return read.GPA_MEAN, read.GPA_STD
+
+    assert shares(schema) == found
     epochs = dict.fromkeys(("GPA_MEAN", "GPA_STD"), Option(1.0, ""))
     theirs = declare(default_schema(), node, epochs)
-    cfg = build_config(None, path, {}, [], theirs)[0].TRAINER.PROMPTSRC
-    assert [cfg.GPA_MEAN, cfg.GPA_STD] == [float(mean), 1.0]
+    assert shares(theirs) == (float(mean), 1.0)
     bare = write(tmp_path / "b.yaml", text.partition("OPTIM")[0])
     if float(mean) > 1:
         with pytest.raises(ConfigError, match=r"b.yaml:3: .*GPA_MEAN must be at least 0 and at"):

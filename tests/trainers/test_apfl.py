@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState
+from tests.jobs import REPOSITORY
 
-from .toys import drive, leaves, own, personal, shared, toy
+from .toys import config, drive, leaves, own, personal, shared, toy
 
 FIXED = {"ALPHA_LR": 0.0}
 
@@ -206,3 +208,9 @@ def test_the_published_variant_mixes_logits() -> None:
     assert {n: v.tolist() for n, v in found.items()} == {
         "image.w": [2.0], "private.image.w": [0.0], "alpha": [0.25]
     }
+
+
+def test_over_a_network_tensors_are_mixed() -> None:
+    cls = load_trainer(f"{REPOSITORY}/configs/recipes/cnn4.py:CNN4+APFL")
+    with pytest.raises(ConfigError, match="a network is one with a loss of its own: use VARIANT f"):
+        cls(config(cls, {"VARIANT": "published"})).trainables(None, torch.Generator())
