@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +36,8 @@ CASES = {"learnt share": net_case("APFL", {
 }, rate=RATE, loss=False)}
 
 
-def aggregated(module: Any, server: torch.nn.Module, clients: list[torch.nn.Module]) -> None:
+def aggregated(module: Any, server: torch.nn.Module, clients: Sequence[torch.nn.Module]
+               ) -> None:
     """Put the mean that their ``fedavg_aggregation`` computes into ``server``.
 
     Each client's difference goes through their function in turn; its gather is a list of one.
