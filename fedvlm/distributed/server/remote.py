@@ -111,8 +111,9 @@ class RemoteEngine:
             strangers = [s for s in self.carrier.sites() if s not in members.met]
             for site, reply in self.requests.ask(dict.fromkeys(strangers, hello)).items():
                 if isinstance(reply, str):
-                    raise ConfigError(f"site {site} cannot take part: {reply}")
-                members.welcome(site, reply.values)
+                    self._turn_away(site, reply)
+                else:
+                    members.welcome(site, reply.values)
             late = time.monotonic() >= until
             if late and set(range(clients)) - set(members.home):
                 members.count_absent(before, self.say)
@@ -126,6 +127,10 @@ class RemoteEngine:
                 )
             time.sleep(PAUSE)
         members.number(clients, before, self.carrier.sites())
+
+    def _turn_away(self, site: str, why: str) -> None:
+        """Go on without a site that does not answer a hello well, or end the start."""
+        raise ConfigError(f"site {site} cannot take part: {why}")
 
     def join(self, fed: Federation) -> None:
         """Let the clients of ``fed`` be at the sites that were met.

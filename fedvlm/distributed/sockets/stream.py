@@ -27,6 +27,7 @@ NONCE = PROOF = 32
 LENGTH = struct.Struct("<Q")
 _PEER = struct.Struct("3i")  # process, user, group
 PATIENCE = 10.0  # seconds for the whole greeting
+EVER = 30 * 86400.0  # seconds, where another sign than time ends a wait
 ALONE = 0o77  # bits of a mode that let others in
 _PIECE = 1 << 20
 

@@ -85,6 +85,12 @@ class PoolEngine(RemoteEngine):
         super().meet(clients, seconds)
         self.members.sites = tuple(self.layout)
 
+    def _turn_away(self, site: str, why: str) -> None:
+        """See ``RemoteEngine._turn_away``: the carrier replaces a worker that is gone."""
+        if site not in self.requests.silent:
+            super()._turn_away(site, why)
+        self.say(f"{site} cannot take part: {why}")
+
     def join(self, fed: Federation) -> None:
         """See ``RemoteEngine.join``; states that ``fed`` knows of stay known."""
         if not isinstance(fed.clients.store, AwayStore):
