@@ -11,9 +11,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedvlm.distributed.schema import LIMIT
 from fedvlm.distributed.sockets.stream import EVER, LENGTH, StreamError, read_length, reason
 
 _PIECE = 1 << 20
+GRACE = 120.0  # seconds more for a process that begins: it has to load PyTorch before
 SILENT = "no sign of life for"
 LOOK = 1.0  # seconds between looks for signs of life; a longer pause was this process's own
 
@@ -34,7 +36,7 @@ class Pulses:
         """Listen to a worker from now on."""
         sock.setblocking(False)
         self._sockets[name] = sock
-        self.heard(name)
+        self._silent[name] = -GRACE
 
     def heard(self, name: str) -> None:
         """Note that a worker is alive, or that its silence counts from now."""
@@ -63,12 +65,19 @@ class _Talk:
     """A frame on its way to a worker, or the answer on its way back."""
 
     left: memoryview
+    most: int = LIMIT
     data: bytearray = field(default_factory=bytearray)
     size: int = -1
 
     def write(self, sock: socket.socket) -> bool:
-        """Send what can be sent; say whether all of it is."""
-        self.left = self.left[sock.send(self.left[:_PIECE]) :]
+        """Send what can be sent; say whether all of it is, or the other side reads no more.
+
+        It may have said why (the message is too long, for instance) before it closed.
+        """
+        try:
+            self.left = self.left[sock.send(self.left[:_PIECE]) :]
+        except (BrokenPipeError, ConnectionResetError):
+            return True
         return not self.left
 
     def read(self, sock: socket.socket) -> bool:
@@ -82,7 +91,7 @@ class _Talk:
             raise StreamError("it closed the connection")
         self.data += piece
         if self.size < 0 and len(self.data) >= LENGTH.size:
-            self.size = read_length(bytes(self.data[: LENGTH.size]))
+            self.size = read_length(bytes(self.data[: LENGTH.size]), self.most)
         if self.size >= 0 and len(self.data) > self.size + LENGTH.size:
             raise StreamError("it sent more than was requested")
         return self.size >= 0 and len(self.data) == self.size + LENGTH.size
@@ -90,7 +99,7 @@ class _Talk:
 
 def exchange(
     lines: Mapping[str, socket.socket], frames: Mapping[str, bytes], seconds: float,
-    pulses: Pulses | None = None,
+    pulses: Pulses | None = None, most: int = LIMIT,
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """Send each worker its frame; return the answers, and why there is none of the others.
 
@@ -101,13 +110,14 @@ def exchange(
         lines: a connection to each worker of ``frames``, greeted.
         seconds: for all of it; with ``pulses`` without a sign of life.
         pulses: of all of them: they may take as long as they are at work.
+        most: bytes of an answer.
     """
     answers, failures = dict[str, bytes](), dict[str, str]()
     until = time.monotonic() + (EVER if pulses else seconds)
     with selectors.DefaultSelector() as selector:
         for name, data in frames.items():
             lines[name].setblocking(False)
-            talk = _Talk(memoryview(LENGTH.pack(len(data)) + data))
+            talk = _Talk(memoryview(LENGTH.pack(len(data)) + data), most)
             events = selectors.EVENT_READ | selectors.EVENT_WRITE
             selector.register(lines[name], events, (name, talk))
             if pulses:

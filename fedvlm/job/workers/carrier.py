@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.distributed.schema import LIMIT
 from fedvlm.distributed.sockets.lines import SILENT, Pulses, exchange
 from fedvlm.distributed.sockets.stream import StreamError, answer_hello
 
@@ -43,6 +44,7 @@ class WorkerProcesses:
         say: Callable[[str], None] = lambda words: None, silence: float = 600.0,
     ) -> None:
         self._command, self._logs, self._environ = command, logs, environ
+        self.most = LIMIT
         self._say, self._silence, self._pulses = say, silence, Pulses()
         self._count, self._number = count, 0
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -58,11 +60,15 @@ class WorkerProcesses:
         with theirs, beat, self.log(name).open("wb") as log:
             self.processes[name] = subprocess.Popen(  # noqa: S603
                 list(self._command(slot, theirs.fileno())), pass_fds=(theirs.fileno(),),
-                stdin=beat, stdout=log, stderr=subprocess.STDOUT,
+                stdin=beat.fileno(), stdout=log, stderr=subprocess.STDOUT,
                 env=dict(self._environ(slot)), start_new_session=True,  # Ctrl-C is for us alone
             )
         self._starting[name], self._slots[name] = ours, slot
         self._pulses.watch(name, pulse)
+
+    def key(self, site: str) -> str:
+        """See ``Carrier.key``: the socket pair is proof."""
+        return ""
 
     def log(self, name: str) -> Path:
         """Return where what a worker says is kept."""
@@ -111,7 +117,7 @@ class WorkerProcesses:
             seconds: without a sign of life; who is at work may take any time.
         """
         there = {n: f for n, f in frames.items() if n in self._lines}
-        answers, failures = exchange(self._lines, there, seconds, self._pulses)
+        answers, failures = exchange(self._lines, there, seconds, self._pulses, self.most)
         for name, why in failures.items():
             self._lines.pop(name).close()
             self._bury(name, why)

@@ -57,7 +57,7 @@ def begun(
     return WorkerProcesses(
         lambda slot, handle: (sys.executable, "-S", "-c", WORKER, str(handle), word or str(slot),
                               *more),
-        count, tmp_path, say=(said if said is not None else []).append, silence=0.5,
+        count, tmp_path, say=(said if said is not None else []).append, silence=1.0,
     )
 
 
@@ -121,16 +121,17 @@ def test_a_worker_that_shows_no_sign_of_life_is_ended_and_replaced(
 
 
 @pytest.mark.parametrize(("event", "why"), [
-    (signal.SIGKILL, "it ended"), (signal.SIGSTOP, "no sign of life for 0.5 s"),
+    (signal.SIGKILL, "it ended"), (signal.SIGSTOP, "no sign of life for 1 s"),
 ])  # fmt: skip
 def test_a_worker_lost_while_it_builds_is_replaced(
-    tmp_path: Path, event: signal.Signals, why: str
+    tmp_path: Path, event: signal.Signals, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fedvlm.distributed.sockets.lines.GRACE", 3.0)
     said, go = list[str](), tmp_path / "go"
     carrier = begun(tmp_path, 1, "", str(go), said=said)
     try:
         os.kill(carrier.processes["worker0"].pid, event)
-        threading.Timer(2.0, go.touch).start()
+        threading.Timer(4.5, go.touch).start()
         carrier.open(30)
         assert carrier.sites() == ["worker1"]
         assert said and said[0].startswith(
