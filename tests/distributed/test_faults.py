@@ -325,6 +325,10 @@ def test_a_state_that_is_gone_stops_the_run_and_is_not_made_anew(
     assert "restore it from a backup" in str(told.value) and str(tmp_path) not in str(told.value)
 
 
+def boast(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    values["counters"] = dict.fromkeys(values["counters"], 2**53)
+
+
 def failed(kind: str, text: str) -> Callable[[Faulty, Out], bytes]:
     """The answer of a site that fails for good."""
     def answer(carrier: Faulty, out: Out) -> bytes:
@@ -378,9 +382,6 @@ def test_numbers_of_a_site_that_fails_for_good_are_lacking_above_the_quorum(
 def test_what_a_site_counts_is_capped_by_what_it_was_asked_for(
     world: CheckWorld, tmp_path: Path
 ) -> None:
-    def boast(trees: dict[str, Tree], values: dict[str, Any]) -> None:
-        values["counters"] = dict.fromkeys(values["counters"], 2**53)
-
     def spent(fault: Any, folder: Path) -> tuple[dict[str, int], list[str]]:
         counted: dict[str, int] = {}
         run = Outcome(world, folder, fault)

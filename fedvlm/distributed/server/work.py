@@ -145,11 +145,9 @@ class RoundAnswers:
             self._refuse(site, {c: why for c, why in odd.items() if home[c] == site})
         left = [(site, without(part, odd)) for site, part in self.parts]
         self.parts = [(site, part) for site, part in left if part is not None]
-        for client, why in self.refused.items():
-            if client in self.grave and why == f"{home[client]}: {self.grave[client]}":
-                self.say(f"round {self.ctx.round}: without client {client} ({why})")
-                continue
-            self.say(f"round {self.ctx.round}: the update of client {client} is refused ({why})")
+        for client in [c for c in self.refused if c not in self.grave]:
+            self.say(f"round {self.ctx.round}: the update of client {client} is refused "
+                     f"({self.refused[client]})")
 
     def check(self, members: Membership) -> None:
         """Hold the round to its quorum.
@@ -163,6 +161,8 @@ class RoundAnswers:
         for why in self.grave.values():
             if len(self.missing) <= spare < len(self.missing) + len(self.grave):
                 raise why.error
+        for client in self.grave:
+            self.say(f"round {round_}: without client {client} ({self.refused[client]})")
         kept = f"the state of round {round_ - 1} is kept; run the same command again to continue"
         if len(self.missing) > spare:
             raise QuorumError(

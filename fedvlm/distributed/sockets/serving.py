@@ -156,16 +156,22 @@ def end_with(sock: socket.socket, beat: socket.socket | None = None) -> None:
     Args:
         beat: gets a byte in each second in which another thread of this process did something.
     """
+    def tell() -> None:
+        with contextlib.suppress(OSError):  # full: the other side is busy
+            if beat is not None:
+                beat.send(b".", socket.MSG_DONTWAIT)
+
     def look() -> None:
-        poll, done = select.poll(), -1.0
+        poll, done = select.poll(), 0.0
         poll.register(sock, _GONE)
         while not poll.poll(_LOOK):
             spent = time.process_time() - time.thread_time()  # others': who hangs spends none
-            if beat is not None and spent - done >= _WORK:
+            if spent - done >= _WORK:
                 done = spent
-                with contextlib.suppress(OSError):  # full: the other side is busy
-                    beat.send(b".", socket.MSG_DONTWAIT)
+                tell()
         os._exit(0)
+
+    tell()
 
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH, signal.SIGKILL)
