@@ -257,6 +257,12 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/job/build.py": {
         "start-up: on a GPU only": ("fedvlm.models.device",),
+        "start-up: runs with attackers only": (
+            "fedvlm.federation.reliability.hostile", "fedvlm.evaluation.backdoor",
+        ),
+        "start-up: runs with client-level privacy only": (
+            "fedvlm.federation.aggregation.client_privacy",
+        ),
     },
     "fedvlm/job/data_choice.py": {
         "start-up: for folders of images only": ("fedvlm.data.own.add",),
