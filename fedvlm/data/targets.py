@@ -177,5 +177,6 @@ def _cost(targets: Sequence[ExtraTest]) -> list[str]:
 
 def split_digest(data: DatasetBase) -> str:
     """Return the sha256 of a set's lists: keys, labels, domains, class and domain names."""
-    rows = {part: [[d.key, d.label, d.domain] for d in data.parts[part]] for part in PARTS}
+    rows = {part: [[d.key, d.label, d.domain, *([] if d.labels is None else [d.labels])]
+                   for d in data.parts[part]] for part in PARTS}
     return canonical_hash([data.classnames, data.domain_names, rows])

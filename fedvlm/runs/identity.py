@@ -26,7 +26,8 @@ from fedvlm.runs.seal import seal_of
 
 FORMAT = 2  # of manifest.json and results.json
 FORMATS = (FORMAT, 1)  # that are read
-LABEL = "label"  # the kind of target of all runs so far: one class of each image
+LABEL = "label"  # the kind of target: one class of each image,
+LABELS = "labels"  # or a set of labels
 _LIMIT = 60  # bytes of one part; the longest folder name has two of them
 _PLAIN = "._-+=,"
 _ABSENT = object()

@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlm.core.stats import mean
-from fedvlm.runs.verify.answer import ALONE, BASELINES, COSTS, POOLED, TOGETHER, UNSHARED
+from fedvlm.runs.verify.answer import (
+    ALONE,
+    BASELINES,
+    COSTS,
+    POOLED,
+    TOGETHER,
+    UNSHARED,
+    measure_word,
+)
 from fedvlm.runs.verify.beside import References, better
 
 _BOUND = "bound"  # kind of a reference that is not compared (``evaluation.references``)
@@ -47,7 +55,8 @@ def below(
     """
     return [
         {"reference": name, "kind": found[name]["kind"], "personal": value, "sentence":
-         f"{method} personal accuracy {personal:.1f} is below {BASELINES[name]} {value:.1f}"}
+         f"{method} personal {measure_word(found[name])} {personal:.1f} is below "
+         f"{BASELINES[name]} {value:.1f}"}
         for name, value in better(personal, found, kind)
     ]
 
