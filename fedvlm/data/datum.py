@@ -188,20 +188,6 @@ class DatasetBase:
         """The test list."""
         return self.parts["test"]
 
-    def require_classes(self, what: str) -> None:
-        """Refuse images that have sets of labels.
-
-        Args:
-            what: asks; begins the sentence.
-
-        Raises:
-            ConfigError: they have.
-        """
-        if self.label_names:
-            raise ConfigError(
-                f"{what} needs one class for each image, and {self.name} has sets of labels "
-                "(DATASET.LABELS): give a table column of one class without --labels")
-
     def client_numbers(self) -> dict[str, IntArray]:
         """Return by part the number of each image's client, -1 for none; empty without clients."""
         if not self.client_names:
@@ -215,6 +201,21 @@ class DatasetBase:
     def all(self) -> list[Datum]:
         """Return all images: train, then val, then test."""
         return [datum for part in PARTS for datum in self.parts[part]]
+
+
+def refuse_sets(sets: object, what: str) -> None:
+    """Refuse images that have sets of labels.
+
+    Args:
+        sets: something true where they have.
+        what: asks; begins the sentence.
+
+    Raises:
+        ConfigError: they have.
+    """
+    if sets:
+        raise ConfigError(f"{what} needs one class for each image, and these have sets of labels "
+                          "(DATASET.LABELS)")
 
 
 def labels_of(items: Sequence[Datum]) -> IntArray:

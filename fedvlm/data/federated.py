@@ -22,6 +22,7 @@ from fedvlm.data.datum import (
     domains_of,
     group_numbers,
     labels_of,
+    refuse_sets,
 )
 from fedvlm.data.draw import MOST_NAMED, DatasetDraw, spec_of
 from fedvlm.data.holdout import LISTS, SERVER_KEY, holdout_from
@@ -168,7 +169,7 @@ def build_federation(
     spec, prompts = spec_of(cfg), templates(cfg)
     data = load_for_training(cfg) if data is None else data
     if data.label_names:
-        _check_sets(cfg, data)
+        _check_sets(cfg)
     selection = DatasetDraw(data, spec, cfg.DATASET.TEST_NEW)
     index = cfg.FED.INDEX_FILE
     content = read_index_file(index) if index else None
@@ -284,7 +285,7 @@ def number_sets(items: Sequence[Datum], classes: int) -> tuple[IntArray, NDArray
     return np.fromiter(rows, dtype=np.int64, count=len(items)), table
 
 
-def _check_sets(cfg: CfgNode, data: DatasetBase) -> None:
+def _check_sets(cfg: CfgNode) -> None:
     """Refuse settings that ask for one class of each image.
 
     Raises:
@@ -301,8 +302,7 @@ def _check_sets(cfg: CfgNode, data: DatasetBase) -> None:
         "TEST.PER_IMAGE": bool(cfg.TEST.PER_IMAGE),
     }
     for key, given in asked.items():
-        if given:
-            data.require_classes(key)
+        refuse_sets(given, key)
 
 
 def _others(
