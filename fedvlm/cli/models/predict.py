@@ -58,7 +58,8 @@ def main(args: Namespace) -> int:
     if args.json and args.csv:
         raise ConfigError("give --json or --csv, not both")
     run = open_run(args)
-    rows, table = [], []
+    rows: list[dict[str, object]] = []
+    table = []
     for name, model in run.named(args.client).items():
         said = model.predict(args.images)
         if said.sets and not args.csv:
@@ -105,8 +106,10 @@ def _say_sets(
                 "thresholds": dict(zip(said.classnames, limits, strict=True)),
             }))
             continue
-        each = {f"{c} (>= {t:.2f})": f"{p:.3f}"
-                for c, t, p in zip(said.classnames, limits, row, strict=True)}
+        each: dict[str, object] = {
+            f"{c} (>= {t:.2f})": f"{p:.3f}"
+            for c, t, p in zip(said.classnames, limits, row, strict=True)
+        }
         rows.append({"image": image, "model": shown, "labels": labels or "none"} | each)
 
 

@@ -139,8 +139,8 @@ def glance(path: Path, columns: str = "", labels: str = "") -> Glance:
     numbers: set[str] = set()
     if "label" in header.at and "classname" not in header.at:
         at = header.at["label"]
-        labels = {line[at].strip() for line in rows if at < len(line)}
-        numbers = labels if all(label.isdecimal() for label in labels) else set()
+        codes = {line[at].strip() for line in rows if at < len(line)}
+        numbers = codes if all(code.isdecimal() for code in codes) else set()
     labelled = bool(header.labels or {"label", "classname"} & set(header.at))
     return Glance(first, labelled, tuple(sorted(numbers, key=int)))
 

@@ -83,7 +83,8 @@ def next_step(
     one_round = float((found.get("afl") or {}).get("personal") or 0.0)
     alone = answer[ALONE]["personal"]
     goal = max(alone, one_round, (answer[POOLED] or {}).get("personal") or 0.0)
-    guess = _guess_loss(found)
+    sets = "measure" in answer  # of labels: another loss, and no AFL to run
+    guess = 0.0 if sets else _guess_loss(found)
     loss = mean(_losses(records[-1])) if records else None
     if guess and loss is not None and loss > MAD * guess and answer["verdict"] == COSTS:
         return {
@@ -103,6 +104,8 @@ def next_step(
                 "flags": list(OWN_HEAD)}
     if one_round > personal + margin:
         simple = peft != "head" or trainer != HEAD[1]
+        if sets and not simple:
+            return None
         return {
             "reason": f"a linear head on the same features reaches {one_round:.1f} in one round "
                       "of AFL: train a head",
