@@ -191,6 +191,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: for packs only": ("fedvlm.data.packs.place",),
         "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
         "start-up: for groups only": ("fedvlm.data.whole_groups",),
+        "start-up: for joined parts only": ("fedvlm.data.formats.parts",),
     },
     "fedvlm/data/federated.py": {
         "start-up: for such a file only": ("fedvlm.data.fewshot_file",),
