@@ -1,4 +1,4 @@
-"""The commands of ``python scripts/evidence``: ``bench``, ``coverage``, ``map``, ``publish``.
+"""The commands of ``python scripts/evidence``: bench, coverage, map, methods, publish.
 
 Each is a file as a verb of ``fedvlm`` is (``fedvlm.cli.verbs``): a docstring that is its help,
 ``flags`` and ``main``. They stand outside the package because only this repository needs them.
@@ -24,7 +24,8 @@ from fedvlm.core.threads import sleep_while_waiting
 
 PROGRAM = "python scripts/evidence"
 # command -> the folder of its file
-FOLDERS = {"bench": "bench", "coverage": "results", "map": "map", "publish": "results"}
+FOLDERS = {"bench": "bench", "coverage": "results", "map": "map", "methods": "map",
+           "publish": "results"}
 
 
 @dataclass(frozen=True)
