@@ -24,7 +24,7 @@ from fedvlm.core.threads import sleep_while_waiting
 
 PROGRAM = "python scripts/evidence"
 # command -> the folder of its file
-FOLDERS = {"bench": "bench", "coverage": "results", "map": "map", "methods": "map",
+FOLDERS = {"bench": "bench", "coverage": "results", "map": "map", "methods": "methods",
            "publish": "results"}
 
 

@@ -15,7 +15,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected, collect
 from fedvlm.runs.cells import ENDING
 
-MAP = "map"  # folder of plans with a page of their own (``evidence.map.methods``)
+MAP = "map"  # folder of plans with a page of their own (``evidence.methods.methods``)
 
 
 def read_lanes(packs: Sequence[Path], plans: Path) -> list[Lane]:

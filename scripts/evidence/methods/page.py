@@ -9,10 +9,10 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from evidence.map.images import SETS
-from evidence.map.methods_figure import CELLS, gains
-from evidence.map.runs import MapPlan, Row
+from evidence.methods.figure import CELLS, gains
+from evidence.methods.runs import MapPlan, Row
 
-TEXT = Path(__file__).with_name("methods.md")
+TEXT = Path(__file__).with_suffix(".md")
 NEAR = 1.0  # points below the best that count as equal to it
 AXES = ("map-axes", "map-new-clients", "map-unseen")
 CSC = " (CSC)"

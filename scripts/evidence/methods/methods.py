@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence.map.methods_figure import draw_fixed, draw_methods
-from evidence.map.methods_page import page_of
-from evidence.map.real import PLAN, read_real, write_plan
-from evidence.map.runs import COLUMNS, read_plans, rows_of
+from evidence.methods.figure import draw_fixed, draw_methods
+from evidence.methods.page import page_of
+from evidence.methods.real import PLAN, read_real, write_plan
+from evidence.methods.runs import COLUMNS, read_plans, rows_of
 from fedvlm.cli import main as cli
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say

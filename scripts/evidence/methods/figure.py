@@ -11,7 +11,7 @@ import numpy as np
 
 from evidence.map.figure import GREY, LIMIT
 from evidence.map.images import SETS
-from evidence.map.runs import MapPlan, Row
+from evidence.methods.runs import MapPlan, Row
 from fedvlm.report.figures import style
 
 CELLS = ("map-heads", "map-prompts", "map-towers")  # plans of the twelve cells

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evidence.map import methods_page, real
 from evidence.map.deal import EVEN, Held
 from evidence.map.images import Features, Part
 from evidence.map.map import keys_of
-from evidence.map.methods_figure import draw_fixed, draw_methods, gains
-from evidence.map.runs import COLUMNS, read_plans, rows_of
+from evidence.methods import page as methods_page
+from evidence.methods import real
+from evidence.methods.figure import draw_fixed, draw_methods, gains
+from evidence.methods.runs import COLUMNS, read_plans, rows_of
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.runs.bits import BITS, encode_bits
