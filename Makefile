@@ -15,7 +15,7 @@ TUNED  ?= $(wildcard docs/results/tuned.json)
 FAST   := tests/test_house.py tests/test_packaging.py $(addprefix tests/,core config console evaluation federation runs report/statistics report/tables report/pages)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test fast test-all test-flower mutants share wheel-test check docs results results-more publish bench clean
+.PHONY: help install demo test fast test-all test-flower mutants share wheel-test check docs results results-more publish bench gpu-hour clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -86,6 +86,9 @@ endif
 
 bench: $(STAMP) ## speed of FedTV against the reference recipe (ViT-B/16, 50 classes)
 	$(BIN)/python scripts/evidence bench fedtv --backbone ViT-B/16 --classes 50
+
+gpu-hour: $(STAMP) ## on a machine with a GPU: does it work, are the bits equal, how fast is it; build/gpu has the table
+	$(BIN)/python scripts/evidence gpu-hour build/gpu
 
 clean: ## remove .venv and caches (never runs or data)
 	rm -rf $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

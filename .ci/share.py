@@ -5,8 +5,8 @@
 
 Which tenth it is follows from the number of commits, so ten runs of CI on consecutive commits take
 all. A test that fails is run once more by itself; one that fails again is run on the parent commit.
-What fails there too, or passes by itself, is reported and does not block. Exit code 1: something
-blocks.
+What fails there too, or passes by itself, is reported and does not block; nor does a test that was
+running when time was up and cannot be looked at any more. Exit code 1: something blocks.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ MUTANTS, FLOWER = "tests/mutants/run.py", ".venv-flower"
 SLOW, OF_FLOWER = "slow and not flower", "flower"  # pytest's marks
 STOPPED = -1  # the exit code of what was stopped because its time was up
 AGAIN, PARENT, BLOCKS = "passes by itself", "fails on the parent too", "BLOCKS"
+NO_TIME = "no time to look"
 
 
 @dataclass
@@ -76,7 +77,8 @@ class Report:
     """What became of the tests of one kind.
 
     Attributes:
-        failed: those that failed, and those that had not ended when time was up.
+        failed: those that failed.
+        cut: those that had begun and not ended when time was up.
         unreached: those that time did not suffice for.
         problem: why nothing was run.
         blocks: whether that is this commit's doing.
@@ -85,6 +87,7 @@ class Report:
     kind: str
     tests: Sequence[str] = ()
     failed: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
     seconds: float = 0.0
     problem: str = ""
@@ -94,8 +97,9 @@ class Report:
         """Return the report on one line."""
         if self.problem:
             return f"{BLOCKS if self.blocks else 'not run'}: {self.kind}: {self.problem}"
-        left = f", {len(self.unreached)} not reached" if self.unreached else ""
-        good = len(self.tests) - len(self.failed) - len(self.unreached)
+        counts = {"not ended": len(self.cut), "not reached": len(self.unreached)}
+        left = "".join(f", {count} {what}" for what, count in counts.items() if count)
+        good = len(self.tests) - len(self.failed) - sum(counts.values())
         return (f"{self.kind}: {good} of {len(self.tests)} good, {len(self.failed)} failed{left} "
                 f"({self.seconds / 60:.1f} min)")
 
@@ -126,14 +130,16 @@ def share_of(tests: Sequence[str], part: int, parts: int = PARTS) -> list[str]:
     return list(tests[part - 1 :: parts])
 
 
-def read_outcomes(path: Path, tests: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (failed or not ended, never begun) of tests, by the lines of ``.ci/outcomes.py``."""
+def read_outcomes(path: Path, tests: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return (failed, begun and not ended, never begun) of tests, by ``.ci/outcomes.py``."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     seen: dict[str, list[str]] = {}
     for test, what in map(json.loads, lines):
         seen.setdefault(test, []).append(what)
-    failed = [test for test, what in seen.items() if "failed" in what or "ended" not in what]
-    return failed, [test for test in tests if test not in seen and not _file_in(test, failed)]
+    failed = [test for test, what in seen.items() if "failed" in what]
+    cut = [test for test, what in seen.items() if "failed" not in what and "ended" not in what]
+    never = [test for test in tests if test not in seen and not _file_in(test, failed)]
+    return failed, cut, never
 
 
 def _file_in(test: str, failed: Sequence[str]) -> bool:
@@ -158,9 +164,10 @@ def run_tests(tree: Tree, kind: str, tests: Sequence[str], limit: float, *more: 
             path = Path(folder) / "outcomes.jsonl"
             words = ["-p", "outcomes", *more, *tests]
             code, out = tree.pytest(words, limit, OUTCOMES=str(path))
-            report.failed, report.unreached = read_outcomes(path, tests)
+            report.failed, report.cut, report.unreached = read_outcomes(path, tests)
         if code not in (0, STOPPED):
             print(out[-6000:])
+            report.failed, report.cut = [*report.failed, *report.cut], []  # a test ended pytest
         if code not in (0, 1, STOPPED) and not report.failed:
             report.failed, report.unreached = list(tests), []
     report.seconds = time.monotonic() - began
@@ -211,10 +218,12 @@ def parent_tree(tree: Tree) -> Iterator[Tree | None]:
             tree.run(["git", "worktree", "remove", "--force", str(root)], ALONE)
 
 
-def judge(test: str, tree: Tree, parent: Tree | None, clock: Clock) -> str:
-    """Return what a failure means: one of AGAIN, PARENT, BLOCKS."""
+def judge(
+    test: str, tree: Tree, parent: Tree | None, clock: Clock, failed: bool = True
+) -> str:
+    """Return what a failure, or a test that did not end, means: AGAIN, PARENT, BLOCKS, NO_TIME."""
     if clock.limit(ALONE) < ALONE / 2:
-        return BLOCKS  # no time to look; it failed once
+        return BLOCKS if failed else NO_TIME
     if good_alone(tree, test, clock.limit(ALONE)):
         return AGAIN
     old = parent is not None and is_in(parent, test)
@@ -268,12 +277,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         reports.append(step())
         print(reports[-1].line(), flush=True)
-    failed = [test for report in reports for test in report.failed]
+    look = {test: True for report in reports for test in report.failed}
+    look.update({test: False for report in reports for test in report.cut})
     found: dict[str, str] = {}
-    if failed:
+    if look:
         with parent_tree(tree) as parent:
-            for test in failed:
-                found[test] = judge(test, tree, parent, clock)
+            for test, failed in look.items():
+                found[test] = judge(test, tree, parent, clock, failed)
                 print(f"{found[test]}: {test}", flush=True)
     blocking = BLOCKS in found.values() or any(report.blocks for report in reports)
     print(f"share {part}/{parts}: {'something blocks' if blocking else 'nothing blocks'} "

@@ -38,16 +38,16 @@ def test_ten_commits_take_every_test_once() -> None:
             share.read_part(wrong)
 
 
-def test_what_had_begun_when_time_was_up_has_failed(tmp_path: Path) -> None:
+def test_what_had_begun_when_time_was_up_has_not_ended(tmp_path: Path) -> None:
     lines = [("a.py::one", "began"), ("a.py::one", "ended"), ("a.py::two", "began"),
              ("a.py::two", "failed"), ("a.py::two", "ended"), ("b.py::hangs", "began"),
              ("c.py", "failed")]
     path = tmp_path / "outcomes"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     tests = ["a.py::one", "a.py::two", "b.py::hangs", "b.py::never", "c.py::unread"]
-    assert share.read_outcomes(path, tests) == (["a.py::two", "b.py::hangs", "c.py"],
+    assert share.read_outcomes(path, tests) == (["a.py::two", "c.py"], ["b.py::hangs"],
                                                 ["b.py::never"])
-    assert share.read_outcomes(tmp_path / "none", tests) == ([], tests)
+    assert share.read_outcomes(tmp_path / "none", tests) == ([], [], tests)
 
 
 def test_what_the_mutants_runner_prints_is_understood() -> None:
@@ -77,11 +77,19 @@ def test_only_what_this_commit_broke_blocks(
     assert share.judge("tests/a.py::one", here, parent, share.Clock()) == means
     assert next(answers, None) is None, "both were asked, or one was enough"
     assert share.judge("x", here, parent, share.Clock(1)) == share.BLOCKS  # no time to look
+    assert share.judge("x", here, parent, share.Clock(1), failed=False) == share.NO_TIME
     monkeypatch.setattr(share, "good_alone", lambda *_: False)
     assert share.judge("x", here, None, share.Clock()) == share.BLOCKS  # no parent
 
 
 TOY = """import os
+import time
+
+def test_slow():
+    time.sleep(60)
+
+def test_ends_pytest():
+    os._exit(3)
 
 def test_good():
     pass
@@ -113,6 +121,10 @@ def test_a_failure_is_looked_for_on_the_parent_commit(tmp_path: Path) -> None:
     report = share.run_tests(tree, "toy", ["tests/test_toy.py::test_good", test], 60)
     assert (report.failed, report.unreached) == ([test], [])
     assert tree.run(["sleep", "60"], 0.2) == (share.STOPPED, "")
+    slow, ends = ("tests/test_toy.py::test_slow", "tests/test_toy.py::test_ends_pytest")
+    report = share.run_tests(tree, "toy", ["tests/test_toy.py::test_good", slow], 10)
+    assert (report.failed, report.cut) == ([], [slow]) and "1 of 2 good" in report.line()
+    assert share.run_tests(tree, "toy", [ends], 60).failed == [ends]
     with share.parent_tree(tree) as parent:
         assert parent is not None and (parent.root / "good").exists()
         assert share.judge(test, tree, parent, share.Clock()) == share.BLOCKS

@@ -44,6 +44,10 @@ def _job() -> Schema:
                              "this flag"),
         "CACHE_DIR": Option("", "folder of caches; '' is $FEDVLM_CACHE, else ~/.cache"),
         "TAG": Option("", "a label added to the run folder's name"),
+        "CONTINUE_ELSEWHERE": Option(
+            False, "go on with a folder that another kind of device began (a GPU's on a CPU, or "
+            "back); the numbers are equal within rounding, not to the bit", neutral=False,
+        ),
         "DRAFT": Option(
             False, "for developing a method: each draft run overwrites the last one in a "
             "separate folder; tables ignore drafts", neutral=False,

@@ -155,6 +155,8 @@ FLAGS: tuple[Flag, ...] = (
     _v(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
     _v(_RUN, "RESUME", "--resume", "run folder to resume", "DIR"),
     _v(_RUN, "TAG", "--tag", "a label added to the run folder's name"),
+    Flag(("--continue-elsewhere",), "resume on another kind of device (GPU or CPU) than the "
+         "folder's", _RUN, "CONTINUE_ELSEWHERE", kind="switch"),
     Flag(("--draft",), "while developing a method: overwrite its last draft run",
          _RUN, "DRAFT", kind="switch"),
     _v(_RUN, "SINKS", "--sinks", "also send each round's numbers to tensorboard, wandb", "A,B"),

@@ -16,11 +16,12 @@ from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.discovery import code_digest, load_trainer, own_sources
 from fedvlm.models.backbone import Backbone
+from fedvlm.runs.identity import DEVICE_KEYS
 from fedvlm.runs.private import public_value
 
 # Keys that move no number: where things lie, how much is printed. All others make the identity.
 WHERE = (
-    "TRAIN.KEEP_STATES", "DRAFT",
+    "TRAIN.KEEP_STATES", "DRAFT", "CONTINUE_ELSEWHERE",
     "OUTPUT_DIR", "RESUME", "CACHE_DIR", "TAG", "DATASET.ROOT", "VERBOSE", "USE_CUDA", "VERSION",
     "DATALOADER.NUM_WORKERS", "TRAIN.PRINT_FREQ", "TRAIN.CHECKPOINT_FREQ", "TEST.KEEP_LOGITS",
     "FED.UNRELIABLE.QUORUM", "FED.ASK.REACH",  # only end a run sooner
@@ -99,9 +100,16 @@ def present_config(trainer: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return _without_folders(_read_keys(trainer, config))
 
 
-def present_identity(trainer: str, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return of an identity, perhaps an older one, what counts today (see ``present_config``)."""
-    return {**identity, "config": present_config(trainer, identity.get("config", {}))}
+def present_identity(
+    trainer: str, identity: Mapping[str, Any], *, elsewhere: bool = False
+) -> dict[str, Any]:
+    """Return of an identity, perhaps an older one, what counts today (see ``present_config``).
+
+    Args:
+        elsewhere: whether the device may be another (``CONTINUE_ELSEWHERE``).
+    """
+    kept = {k: v for k, v in identity.items() if not elsewhere or k not in DEVICE_KEYS}
+    return {**kept, "config": present_config(trainer, identity.get("config", {}))}
 
 
 def _read_keys(trainer: str, config: Mapping[str, Any]) -> dict[str, Any]:

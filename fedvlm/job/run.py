@@ -47,6 +47,7 @@ from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs.claim import look_ahead
 from fedvlm.runs.folder import RunFolder
+from fedvlm.runs.identity import Present
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import method_name
 from fedvlm.runs.state import clear_states
@@ -127,7 +128,7 @@ def _built_and_trained(
     _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
     folder = RunFolder.claim(
         cfg.OUTPUT_DIR, place, prepared.identity,
-        present=partial(present_identity, cfg.TRAINER.NAME), draft=bool(cfg.DRAFT),
+        present=_present(cfg), draft=bool(cfg.DRAFT),
     )
     folder.keep = int(cfg.TRAIN.KEEP_STATES)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
@@ -186,8 +187,7 @@ def _look_ahead(cfg: CfgNode, choice: str) -> Path:
     path = Path(cfg.OUTPUT_DIR) / place.relative()
     _check_resume(cfg, path)
     look_ahead(
-        cfg.OUTPUT_DIR, place, identity_config(cfg), partial(present_identity, cfg.TRAINER.NAME),
-        bool(cfg.DRAFT),
+        cfg.OUTPUT_DIR, place, identity_config(cfg), _present(cfg), bool(cfg.DRAFT),
     )
     return path
 
@@ -372,6 +372,12 @@ def on_disk(built: Built) -> bool:
             size += 2 * sum(nbytes(federation.p0).values())
         return size * federation.plan.clients > MEMORY_BYTES
     return bool(choice == "disk")
+
+
+def _present(cfg: CfgNode) -> Present:
+    return partial(
+        present_identity, cfg.TRAINER.NAME, elsewhere=bool(cfg.CONTINUE_ELSEWHERE)
+    )
 
 
 def _check_resume(cfg: CfgNode, path: Path) -> None:

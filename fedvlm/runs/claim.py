@@ -16,9 +16,11 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.runs import lock, manifest, metrics, private, state
 from fedvlm.runs.identity import (
+    DEVICE_KEYS,
     FORMAT,
     Present,
     RunPath,
+    device_words,
     earlier_results,
     identity_digest,
     identity_plain,
@@ -290,8 +292,11 @@ class ClaimedFolder:
         if self.draft:
             self._clear()
             earlier = None
+        moved: dict[str, Any] = {}
         if earlier is not None:
-            self.identity, self.digest = earlier["identity"], earlier["identity_digest"]
+            old, new = earlier["identity"], self.identity
+            moved = {k: new.get(k) for k in DEVICE_KEYS if new.get(k) != old.get(k)}
+            self.identity, self.digest = old, earlier["identity_digest"]
             if earlier.get("seal", seal_of(earlier)) != seal_of(earlier):
                 self.notes.append(
                     "manifest.json was changed since the last session; the run's identity in it is "
@@ -312,6 +317,13 @@ class ClaimedFolder:
                     "environment: "
                     + shorten_lines(changed)
                 )
+        if moved:  # CONTINUE_ELSEWHERE; verify reads it in the session
+            session["machine"].update(moved)
+            self.notes.append(
+                f"begun on {device_words(self.identity)}, continued on "
+                f"{device_words(self.identity | moved)}: the numbers agree with an uninterrupted "
+                "run within rounding, not to the bit"
+            )
         record["sessions"].append(session)
         self._write_manifest(record)
         private.write_private(self.path, private.private_session(argv))

@@ -25,6 +25,8 @@ from fedvlm.runs.private import public_text
 from fedvlm.runs.seal import seal_of
 
 FORMAT = 2  # of manifest.json and results.json
+# What of an identity says on what was computed: another device gives other bits.
+DEVICE_KEYS = ("device", "cuda", "chunk")
 FORMATS = (FORMAT, 1)  # that are read
 LABEL = "label"  # the kind of target of all runs so far: one class of each image
 _LIMIT = 60  # bytes of one part; the longest folder name has two of them
@@ -32,6 +34,13 @@ _PLAIN = "._-+=,"
 _ABSENT = object()
 _SHOWN = 8
 Present = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # an identity -> what counts today
+
+
+def device_words(identity: Mapping[str, Any]) -> str:
+    """Return on what an identity's run computes: ``cpu, 16 clients at once``."""
+    cuda = identity.get("cuda")
+    name = f" ({cuda.get('name')})" if isinstance(cuda, Mapping) else ""
+    return f"{identity.get('device')}{name}, {identity.get('chunk')} clients at once"
 
 
 @dataclass(frozen=True)
@@ -247,10 +256,13 @@ def refuse_other(
     old, new = present(old), present(new)
     if identity_digest(old) == identity_digest(new):
         return
+    differ = {k for k in {*old, *new} if old.get(k) != new.get(k)}
     raise ConfigError(
         f"'{folder}' holds another run, which is not overwritten; settings that differ "
         f"(existing -> this command): {shorten_lines(identity_difference(old, new))}; choose "
         "another --tag or --output-dir, or repeat the existing settings to resume"
+        + ("; --continue-elsewhere resumes it on this device, with numbers equal within rounding"
+           if differ <= set(DEVICE_KEYS) else "")
     )
 
 

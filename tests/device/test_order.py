@@ -52,6 +52,37 @@ def test_no_memory_is_a_sentence(
     assert "FED.CHUNK" in said and "Traceback" not in said and not list(tmp_path.rglob("round_1*"))
 
 
+def test_a_folder_goes_on_elsewhere_only_on_purpose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--trainer", "FedAvg", *SMALL)
+    for place in ("stopped", "whole"):
+        assert jobs.run(tmp_path / place, *words, "--device", "cpu") == 0
+    path = jobs.folder(tmp_path / "stopped")
+    (path / "results.json").unlink()
+    for file in path.glob("state/round_*2.*"):
+        file.unlink()
+    capsys.readouterr()
+    with pretend_card():
+        assert jobs.run(tmp_path / "stopped", *words) == 2
+        said = capsys.readouterr().err
+        assert "holds another run" in said and "--continue-elsewhere" in said
+        assert jobs.run(tmp_path / "stopped", *words, "--batch-size", "4",
+                        "--continue-elsewhere") == 2
+        assert "BATCH_SIZE" in capsys.readouterr().err
+        assert jobs.run(tmp_path / "stopped", *words, "--continue-elsewhere") == 0
+    said = capsys.readouterr()
+    assert "begun on cpu, 16 clients at once, continued on cuda (pretend), 256" in said.out
+    assert "resuming after round 1" in said.out
+    told = json.loads((path / "manifest.json").read_text())
+    assert told["identity"]["device"] == "cpu"
+    assert told["sessions"][1]["machine"]["cuda"]["name"] == "pretend"
+    ours, theirs = jobs.state(tmp_path / "stopped"), jobs.state(tmp_path / "whole")
+    assert ours.keys() == theirs.keys()
+    for name, v in theirs.items():
+        torch.testing.assert_close(ours[name], v, rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize(("size", "parts"), [(49, 8), (16, 5), (7, 7), (3, 5)])
 def test_pooling_by_a_product(size: int, parts: int) -> None:
     mean = sys.modules[load_trainer("FedMVP").__module__].mean_in_parts

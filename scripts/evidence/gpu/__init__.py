@@ -1,0 +1,1 @@
+"""``gpu-hour``: what a GPU computes, how exactly, and how fast."""

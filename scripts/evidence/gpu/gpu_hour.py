@@ -1,0 +1,155 @@
+"""An hour on a GPU: does it work, are the bits equal, how fast is it.
+
+Runs on the machine that has the card and needs nothing but this repository. Five kinds of parts,
+each a process of its own of at most ten minutes that leaves a JSON file: what the card can do;
+every method twice on the card and once on the processor; FedTV, PromptFL, CLIP-LoRA and HEART-PFL
+at ViT-B/16 with 100 clients in fp32 and bf16. Parts that are there are not run again. Ends with a
+table, also in FOLDER/README.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shlex
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evidence.commands import PROGRAM
+from evidence.gpu import measure
+from evidence.gpu.table import page_of
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import say
+from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.files import user_path, write_json, write_text
+from fedvlm.federation.cards import trainer_files
+
+SPEED = ("FedTV", "PromptFL", "CLIP-LoRA", "HEART-PFL")
+PRECISIONS = ("fp32", "bf16")
+LIMIT = 600  # seconds of a part
+PARTS = ("card", "methods", *(f"{name}-{p}" for name in SPEED for p in PRECISIONS))
+EXAMPLES = tuple(f"{PROGRAM} gpu-hour {words}" for words in (
+    "build/gpu  # everything, at most an hour and a half",
+    "build/gpu --only card FedTV-bf16",
+    "build/gpu --beside 'FLiP=python /code/flip/main.py --rounds 1'  # wall time of other code",
+    "build/gpu-pretend --pretend  # the whole way without a card: numbers of no meaning",
+))
+
+
+def flags(parser: Parser) -> None:
+    """Add what the command takes."""
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", help="where the JSON files and the table go")
+    add("--device", default="cuda", metavar="NAME", help="which card (cuda)")
+    add("--only", nargs="+", default=[], metavar="PART", help=f"of {', '.join(PARTS)} (all)")
+    add("--methods", nargs="+", default=[], metavar="NAME",
+        help="of the part 'methods' (all 52)")
+    add("--beside", nargs="+", default=[], metavar="NAME=COMMAND",
+        help="commands of other projects to time as they are")
+    add("--pretend", action="store_true",
+        help="use the pretend device of tests/device, small: shows that the parts run")
+    parser.checks.append(_mistakes)
+
+
+def _mistakes(args: Namespace) -> list[str]:
+    out = [f"--only has no '{name}'{did_you_mean(name, PARTS)} ({', '.join(PARTS)})"
+           for name in args.only if name not in PARTS]
+    return out + [f"--beside '{word}': NAME=COMMAND" for word in args.beside
+                  if not all(word.partition("=")[::2])]
+
+
+def main(args: Namespace) -> int:
+    """Run the parts that are missing and write the table; 1 where one failed or bits differ.
+
+    Raises:
+        ConfigError: there is no such card.
+    """
+    into = user_path(args.folder)
+    into.mkdir(parents=True, exist_ok=True)
+    if len(args.only) == 1 and not args.beside:
+        with _card(args):
+            write_json(into / f"{args.only[0]}.json", _measure(args.only[0], args))
+    else:
+        with _card(args):
+            pass  # refused before anything is run
+        for part in args.only or PARTS:
+            _run_part(part, args, into)
+        for word in args.beside:
+            name, _, command = word.partition("=")
+            write_json(into / f"beside-{name}.json", _time_other(name, command))
+    records = {path.stem: json.loads(path.read_text(encoding="utf-8"))
+               for path in sorted(into.glob("*.json"))}
+    page, good = page_of(records, args.pretend)
+    write_text(into / "README.md", page)
+    say(*page.splitlines(), f"wrote {into}/README.md")
+    return 0 if good else 1
+
+
+@contextmanager
+def _card(args: Namespace) -> Iterator[None]:
+    if args.pretend:
+        root = str(Path(__file__).resolve().parents[3])
+        if root not in sys.path:
+            sys.path.append(root)
+        card = importlib.import_module("tests.device.card")  # not part of what is installed
+        with card.pretend_card():
+            yield
+        return
+    if not torch.cuda.is_available():
+        raise ConfigError("this machine has no CUDA device that PyTorch can use; --pretend walks "
+                          "through the parts without one")
+    yield
+
+
+def _measure(part: str, args: Namespace) -> dict[str, Any]:
+    size = measure.PRETEND if args.pretend else measure.REAL
+    if part == "card":
+        return measure.measure_card(args.device, size)
+    if part == "methods":
+        names = args.methods or sorted(trainer_files())
+        return measure.try_methods(args.device, names, size, LIMIT - 60, say)
+    method, _, precision = part.rpartition("-")
+    return measure.measure_speed(args.device, method, precision, size)
+
+
+def _run_part(part: str, args: Namespace, into: Path) -> None:
+    """Run a part in a process of its own, unless its file is there; a failure is a file, too."""
+    path = into / f"{part}.json"
+    if path.is_file() and "failed" not in json.loads(path.read_text(encoding="utf-8")):
+        say(f"{part}: already there")
+        return
+    words = [sys.executable, str(Path(__file__).resolve().parents[1]), "gpu-hour", args.folder,
+             "--only", part, "--device", args.device, *(["--pretend"] if args.pretend else []),
+             *(["--methods", *args.methods] if args.methods else [])]
+    say(f"{part}: running (at most {LIMIT // 60} minutes)")
+    began = time.monotonic()
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)  # noqa: S603
+        problem = "" if path.is_file() and done.returncode in (0, 1) else _last(done.stderr)
+    except subprocess.TimeoutExpired:
+        problem = f"not done after {LIMIT // 60} minutes"
+    if problem:
+        write_json(path, {"part": part, "failed": problem})
+    say(f"{part}: {problem or 'done'} ({time.monotonic() - began:.0f} s)")
+
+
+def _time_other(name: str, command: str) -> dict[str, Any]:
+    began = time.monotonic()
+    try:
+        code = subprocess.run(shlex.split(command), timeout=LIMIT, check=False).returncode  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"part": name, "failed": str(error)}
+    out = {"part": name, "command": command, "seconds": time.monotonic() - began}
+    return out | ({"failed": f"exit code {code}"} if code else {})
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or ["it ended without a word"])[-1]

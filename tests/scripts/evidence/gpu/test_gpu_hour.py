@@ -1,0 +1,103 @@
+"""``gpu-hour``: its parts run on the pretend device, and what is wrong shows on the page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evidence.commands import main
+from evidence.gpu import gpu_hour, measure
+from evidence.gpu.table import page_of
+from tests.device.card import pretend_card
+
+GOOD = {"same_bits": True, "loss": 1e-6, "seconds": 1.0, "cpu_seconds": 2.0}
+
+
+def test_the_card_and_two_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("card", "methods"):
+        assert main(["gpu-hour", str(tmp_path), "--pretend", "--only", part,
+                     "--methods", "FedAvg", "LocalOnly"]) == 0
+    rows = json.loads((tmp_path / "methods.json").read_text())["rows"]
+    assert list(rows) == ["FedAvg", "LocalOnly"]
+    for row in rows.values():
+        assert row["same_bits"] and 0 <= row["loss"] < measure.LOSS and row["seconds"] > 0
+    assert set(json.loads((tmp_path / "card.json").read_text())["rates"]) == {
+        "fp32", "tf32", "bf16"}
+    page = capsys.readouterr().out
+    assert "2 with equal bits" in page and "mean nothing" in page
+
+
+def test_a_round_is_counted_and_timed() -> None:
+    size = replace(measure.PRETEND, clients=2, plain=1)
+    with pretend_card():
+        row = measure.measure_speed("cuda", "FedAvg", "fp32", size)
+    assert row["fast"]["clients"] == 2 and row["plain"]["clients"] == 1
+    assert row["fast"]["chunk"] == 256 and row["plain"]["chunk"] == 1
+    assert 0 < row["fast"]["flops"] < 2 * row["plain"]["flops"]  # packed texts, cached images
+    assert row["fast"]["steps"] == 2 * row["plain"]["steps"] > 0
+    page, good = page_of({"card": {}, "FedAvg-fp32": row})
+    assert good and "| FedAvg | fp32 | 2 | 256 |" in page
+
+
+def test_bits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, calls = measure._run, []
+
+    def second_differs(name: str, device: str) -> measure.Trial:
+        calls.append(device)
+        trial = run(name, "cpu")
+        key = next(iter(trial.fingerprint))
+        moved = trial.fingerprint | {key: trial.fingerprint[key] + (len(calls) == 2) * 1e-6}
+        return replace(trial, fingerprint=moved)
+
+    monkeypatch.setattr(measure, "_run", second_differs)
+    record = measure.try_methods("cuda", ["FedAvg"], measure.PRETEND, 60, lambda _: None)
+    assert calls == ["cuda", "cuda", "cpu"] and not record["rows"]["FedAvg"]["same_bits"]
+    page, good = page_of({"methods": record})
+    assert not good and "Bits differ: FedAvg." in page
+
+
+@pytest.mark.parametrize(("record", "word"), [
+    ({"part": "methods", "failed": "not done after 10 minutes"}, "not done after 10 minutes"),
+    ({"part": "methods", "rows": {"FedTV": {"failed": "RuntimeError: x"}}, "unreached": []},
+     "FedTV failed: RuntimeError: x"),
+])
+def test_failures_are_on_the_page(record: dict[str, Any], word: str) -> None:
+    page, good = page_of({"methods": record})
+    assert not good and word in page
+
+
+def test_what_is_far_or_unreached_is_named() -> None:
+    rows = {"FedAvg": GOOD, "Ditto": GOOD | {"loss": 3e-3}}
+    page, good = page_of({"methods": {"rows": rows, "unreached": ["hermes"]}})
+    assert good and "1 above 0.0001: Ditto 3.0e-03" in page and "Not reached" in page
+
+
+def test_parts_that_are_there_are_kept_and_failures_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = []
+
+    def run(words: list[str], **_: object) -> Any:
+        ran.append(words[words.index("--only") + 1])
+        return type("Done", (), {"returncode": 4, "stderr": "no\nerror: no memory\n"})()
+
+    monkeypatch.setattr(gpu_hour.subprocess, "run", run)
+    (tmp_path / "card.json").write_text(json.dumps({"part": "card"}))
+    (tmp_path / "methods.json").write_text(json.dumps({"part": "methods", "failed": "x"}))
+    assert main(["gpu-hour", str(tmp_path), "--pretend", "--only", "card", "methods"]) == 1
+    assert ran == ["methods"]
+    assert "error: no memory" in capsys.readouterr().out
+
+
+def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["--only", "cart"], "did you mean 'card'"), (["--beside", "FLiP"], "NAME=COMMAND"),
+        *([([], "no CUDA device")] if not torch.cuda.is_available() else []),
+    ):
+        assert main(["gpu-hour", str(tmp_path), *words]) == 2
+        assert said in capsys.readouterr().err
