@@ -297,7 +297,7 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     sets = trainer.prompt_sets(batch)
     # Tokens of two prompt sets, roughly: packed, or one full-length text per class.
     packed = 24 + 6 * len(model.classnames)
-    if cfg.PEFT.CSC:  # every class brings a context of its own
+    if cfg.PEFT.CSC or getattr(trainer.cfg, "CSC", False):  # a context of its own for each class
         packed += int(cfg.PEFT.N_CTX) * len(model.classnames)
     backbone = model.backbone
     tokens = packed if backbone.causal else 2 * len(model.classnames) * backbone.context_length
