@@ -563,8 +563,8 @@ def check_sets(cfg: CfgNode, trainer: Trainer) -> None:
             "sets of labels (DATASET.LABELS) run in one place only: --engine local or workers")
     if cfg.FED.HOSTILE and cfg.FED.ATTACK in ("label_flip", "backdoor"):
         raise ConfigError(
-            f"FED.ATTACK {cfg.FED.ATTACK} changes the class of an image, and these images have sets "
-            "of labels (DATASET.LABELS): choose sign, scale, constant or alie")
+            f"FED.ATTACK {cfg.FED.ATTACK} changes the class of an image, and these images have "
+            "sets of labels (DATASET.LABELS): choose sign, scale, constant or alie")
 
 
 def label_table(data: FederatedData, model: VLModel) -> torch.Tensor | None:
