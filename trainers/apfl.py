@@ -66,6 +66,7 @@ class APFL(PeftTrainer):
     """See the module's card."""
 
     name = "APFL"
+    label_sets = True
     classic = True
     metrics = (r"(mixture/)?loss",)
     trains_by = "loop"

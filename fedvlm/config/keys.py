@@ -89,6 +89,11 @@ _COLUMNS = {
         "", "your own sets: column (or pattern of paths, patient{group}) of what images belong to; "
         "a group is never on two sides of a split, a fold or a partition", neutral="",
     ),
+    "DATASET.LABELS": Option(
+        "", "your own tables: an image has a set of labels: the column whose cells list them (a|b, "
+        "a;b, JSON), or the columns of 0 and 1, one for each label (edema,effusion); '': one class "
+        "for each image", neutral="",
+    ),
     "DATASET.COLUMNS": Option(
         "", "your own tables: what columns mean, path=img_id,classname=dx,split=- (- for none); a "
         "path may be made of several, path={site}/{id}.png", neutral="",
