@@ -197,8 +197,9 @@ class ClientMeter:
         return self._rows(replace(measure, keep_logits=False), clients, same, self._new(measure))
 
     def _truth(self, measure: Measure) -> np.ndarray | None:
-        """Return the labels, where confidence and loss are asked for."""
-        return self.data.labels if measure.calibration else None
+        """Return the labels, where confidence and loss are asked for; not of sets of labels."""
+        sets = getattr(self.data, "label_sets", None)
+        return self.data.labels if measure.calibration and sets is None else None
 
     def _new(self, measure: Measure) -> VLModel | None:
         """Return the model with the unseen classes, where they are asked for."""
@@ -238,6 +239,8 @@ class ClientMeter:
         self, measure: Measure, clients: Sequence[int], answers: Answers, new: VLModel | None
     ) -> list[Row]:
         """Return the rows of one chunk."""
+        if getattr(self.data, "label_sets", None) is not None:
+            return self._set_rows(measure, clients, answers)
         tests = [np.asarray(getattr(self.data.clients[c], measure.split)) for c in clients]
         each = answers.own(tests, measure.keep_logits)
         rows = []
@@ -257,6 +260,31 @@ class ClientMeter:
                 row[scores.UNSEEN] = metrics.accuracy(true, one.labels)
                 if measure.keep_logits:
                     self._keep_labels(scores.UNSEEN, row, one)
+        return rows
+
+    def _set_rows(
+        self, measure: Measure, clients: Sequence[int], answers: Answers
+    ) -> list[Row]:
+        """Return the rows of one chunk where an image has a set of labels."""
+        from fedvlm.evaluation import label_rows  # start-up: for sets of labels only
+
+        def said(split: str) -> list[tuple[np.ndarray, np.ndarray]]:
+            at = [np.asarray(getattr(self.data.clients[c], split), dtype=np.int64) for c in clients]
+            truths = [label_rows.truth_of(self.data, one) for one in at]
+            return [
+                (t, np.zeros(t.shape) if p.logits is None else p.logits.double().numpy())
+                for t, p in zip(truths, answers.own(at, True), strict=True)
+            ]
+
+        fixed: list[label_rows.Fixed | None] = [None] * len(clients)
+        if measure.calibration:
+            fixed = [label_rows.fix(*one) for one in said("val")]
+        rows = []
+        for c, (truth, logits), one in zip(clients, said(measure.split), fixed, strict=True):
+            rows.append(label_rows.set_row(c, truth, logits, one))
+            if measure.keep_logits:
+                self.logits[f"personal|{c}"] = torch.from_numpy(logits).float()
+                self.logits[f"true|personal|{c}"] = torch.from_numpy(truth)
         return rows
 
     def _cross(

@@ -78,6 +78,8 @@ class Batch:
         clients: ids of the clients.
         moment: of a loop's step; None elsewhere.
         counts: samples per client, known to the host; (): a batch that was made by hand.
+        sets: the sets of labels that there are, ``[S, C]`` of 0 and 1, where a sample has a set of
+            them: ``y`` is then the row of its set; None: ``y`` is its class.
     """
 
     x: Mapping[str, Tensor]
@@ -88,6 +90,7 @@ class Batch:
     clients: tuple[int, ...] = ()
     moment: Moment | None = None
     counts: tuple[int, ...] = ()
+    sets: Tensor | None = None
 
     @property
     def samples(self) -> int:
@@ -325,6 +328,7 @@ class SplitBatcher:
     plain: SampleSource | None = None
     poison: Callable[[Batch], Batch] | None = None
     secrets: Mapping[int, bytes] = field(default_factory=dict)
+    sets: Tensor | None = None
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """See ``Batcher.sizes``."""
@@ -440,5 +444,6 @@ class SplitBatcher:
         batch = Batch(
             {s: v.to(self.device) for s, v in x.items()}, block.of(plan.labels),
             block.of(plan.mask), clients=clients, moment=moment, counts=block.counts,
+            sets=self.sets,
         )
         return batch if self.poison is None else self.poison(batch)

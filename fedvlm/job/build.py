@@ -12,6 +12,7 @@ import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
+from fedvlm.config.engines import of_parties
 from fedvlm.config.keys import ROLES, default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
@@ -296,7 +297,7 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     sets = trainer.prompt_sets(batch)
     # Tokens of two prompt sets, roughly: packed, or one full-length text per class.
     packed = 24 + 6 * len(model.classnames)
-    if cfg.PEFT.CSC:  # every class brings a context of its own
+    if cfg.PEFT.CSC or getattr(trainer.cfg, "CSC", False):  # a context of its own for each class
         packed += int(cfg.PEFT.N_CTX) * len(model.classnames)
     backbone = model.backbone
     tokens = packed if backbone.causal else 2 * len(model.classnames) * backbone.context_length
@@ -360,8 +361,10 @@ def prepare_run(
     backbone = inputs.backbone(cfg, device)
     model = VLModel(
         backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,
-        bf16_text=cfg.MODEL.PREC == "bf16",
+        bf16_text=cfg.MODEL.PREC == "bf16", sets=data.label_sets is not None,
     )
+    if data.label_sets is not None:
+        check_sets(cfg, trainer)
     if backbone.has_text:
         model.check_texts()
     loader = ImageLoader(
@@ -377,7 +380,7 @@ def prepare_run(
     size = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
     batcher: SplitBatcher | Absent = SplitBatcher(
         train, data.clients, size, int(cfg.SEED), loader.views, plan.epochs, model.device,
-        model.dtype, plain=test,
+        model.dtype, plain=test, sets=label_table(data, model),
     ) if inputs.counts is None else Absent(inputs.counts, size, "the server")
     source = trainer.proxy_source if inputs.serves else ""
     if source == CLIENTS and inputs.counts is not None:
@@ -545,6 +548,26 @@ def complete_run(
     return Built(
         cfg, data, run.backbone, model, federation, meter, test, run.loader, run.identity, notes
     )
+
+
+def check_sets(cfg: CfgNode, trainer: Trainer) -> None:
+    """Refuse a run on sets of labels whose method or engine needs one class of each image.
+
+    Raises:
+        ConfigError: names the method or the key.
+    """
+    trainer.check_sets()
+    if of_parties(cfg):
+        raise ConfigError(
+            f"FED.ENGINE {cfg.FED.ENGINE}: what a site tells of its images is by class, so that "
+            "sets of labels (DATASET.LABELS) run in one place only: --engine local or workers")
+
+
+def label_table(data: FederatedData, model: VLModel) -> torch.Tensor | None:
+    """Return the sets of labels ``[S, C]`` where the model works; None: one class per image."""
+    if data.label_sets is None:
+        return None
+    return torch.from_numpy(data.label_sets.copy()).to(model.device, model.dtype)
 
 
 def _marks(
