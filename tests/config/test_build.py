@@ -69,11 +69,11 @@ def test_epochs_of_promptsrc_are_shares(
     node, path = "TRAINER.PROMPTSRC", write(tmp_path / "t.yaml", text)
     schema = declare(default_schema(), node, load_trainer("PromptSRC").options)
     cfg = build_config(None, path, {}, [], schema)[0].TRAINER.PROMPTSRC
-    assert [cfg.GPA_MEAN, cfg.GPA_STD] == list(found)
+    assert list(found) == [cfg.GPA_MEAN, cfg.GPA_STD]
     epochs = dict.fromkeys(("GPA_MEAN", "GPA_STD"), Option(1.0, ""))
     theirs = declare(default_schema(), node, epochs)
     cfg = build_config(None, path, {}, [], theirs)[0].TRAINER.PROMPTSRC
-    assert [cfg.GPA_MEAN, cfg.GPA_STD] == [float(mean), 1.0]
+    assert [float(mean), 1.0] == [cfg.GPA_MEAN, cfg.GPA_STD]
     bare = write(tmp_path / "b.yaml", text.partition("OPTIM")[0])
     if float(mean) > 1:
         with pytest.raises(ConfigError, match=r"b.yaml:3: .*GPA_MEAN must be at least 0 and at"):
