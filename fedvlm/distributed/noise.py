@@ -62,6 +62,7 @@ def client_keys(
         key = hashlib.sha256(secret + repr((run, round_, client, version)).encode())
         for name, leaf in sorted(downloads[client].items()):
             key.update(repr((name, str(leaf.dtype), tuple(leaf.shape))).encode())
-            key.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            flat = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            key.update(flat.numpy().tobytes())
         out[client] = key.digest()
     return out
