@@ -565,6 +565,10 @@ def check_sets(cfg: CfgNode, trainer: Trainer) -> None:
         raise ConfigError(
             f"FED.ENGINE {cfg.FED.ENGINE}: what a site tells of its images is by class, so that "
             "sets of labels (DATASET.LABELS) run in one place only: --engine local or workers")
+    if cfg.FED.HOSTILE and cfg.FED.ATTACK in ("label_flip", "backdoor"):
+        raise ConfigError(
+            f"FED.ATTACK {cfg.FED.ATTACK} changes the class of an image, and these images have "
+            "sets of labels (DATASET.LABELS): choose sign, scale, constant or alie")
 
 
 def label_table(data: FederatedData, model: VLModel) -> torch.Tensor | None:
