@@ -392,7 +392,7 @@ def prepare_run(
     if inputs.serves:
         trainer.check_proxy(proxy)
     start = TrainingStart.of(trainer, model, batcher, plan, sites)  # may refuse
-    plan, said = _adversaries(cfg, plan, start, sites, backbone, trainer, inputs, data)
+    plan, said = _adversaries(cfg, plan, start, sites, backbone, trainer, inputs)
     if plan.hostile is not None and isinstance(batcher, SplitBatcher):
         batcher = replace(batcher, poison=plan.hostile.poison)
     check_rounds(trainer, model, batcher, plan, start.roster)
@@ -415,13 +415,12 @@ def prepare_run(
 
 def _adversaries(
     cfg: CfgNode, plan: Plan, start: TrainingStart, sites: Sequence[int], backbone: Backbone,
-    trainer: Trainer, inputs: Inputs, data: FederatedData,
+    trainer: Trainer, inputs: Inputs,
 ) -> tuple[Plan, list[str]]:
     """Return the plan with who attacks and what is hidden of clients, and remarks on both."""
     remarks = list[str]()
     if cfg.FED.HOSTILE:
-        many = data.label_sets is not None
-        hostile, said = hostile_of(cfg, plan, start, sites, backbone, inputs, many)
+        hostile, said = hostile_of(cfg, plan, start, sites, backbone, inputs)
         plan, remarks = replace(plan, hostile=hostile), said
     if any((cfg.FED.DP.CLIP, cfg.FED.DP.NOISE, cfg.FED.DP.EPSILON)):
         dp, words = privacy_of(cfg, plan, start, trainer, inputs)
@@ -464,12 +463,9 @@ def privacy_of(
 
 def hostile_of(
     cfg: CfgNode, plan: Plan, start: TrainingStart, sites: Sequence[int], backbone: Backbone,
-    inputs: Inputs, many: bool,
+    inputs: Inputs,
 ) -> tuple[Hostile, list[str]]:
     """Return who attacks the run (``FED.HOSTILE``), and what is to be said of it.
-
-    Args:
-        many: an image has a set of labels.
 
     Raises:
         ConfigError: clients are real, or the attack has nothing to attack.
@@ -485,7 +481,7 @@ def hostile_of(
     classes = start.roster.classes.shape[1]
     room.check_attack(
         f.ATTACK, shared=bool(start.groups.shared), method=cfg.TRAINER.NAME, pixels=cfg.FED.PLAIN,
-        target=int(f.ATTACK_TARGET), classes=classes, many=many,
+        target=int(f.ATTACK_TARGET), classes=classes,
     )
     by_site = sites if f.HOSTILE_BY == "site" else ()
     clients = room.draw_hostile(f.HOSTILE, plan.members, plan.seed, by_site)

@@ -180,8 +180,7 @@ class Hostile:
 
 
 def check_attack(
-    kind: str, *, shared: bool, method: str, pixels: bool, target: int, classes: int,
-    many: bool = False,
+    kind: str, *, shared: bool, method: str, pixels: bool, target: int, classes: int
 ) -> None:
     """Refuse an attack that has nothing to attack.
 
@@ -189,7 +188,6 @@ def check_attack(
         shared: the method's clients send shared tensors.
         pixels: batches are of pixels (``FED.PLAIN``).
         target: class of a backdoor, of so many ``classes``.
-        many: an image has a set of labels.
 
     Raises:
         ConfigError: such an attack.
@@ -198,11 +196,6 @@ def check_attack(
         raise ConfigError(
             f"FED.ATTACK {kind}: it changes shared tensors, and the clients of {method} send none; "
             f"use FED.ATTACK {LABEL_FLIP}"
-        )
-    if many and kind not in UPDATES:
-        raise ConfigError(
-            f"FED.ATTACK {kind}: it changes one label of an image, and the images of this run have "
-            f"sets of labels; use one of {', '.join(UPDATES)}"
         )
     if kind != BACKDOOR:
         return

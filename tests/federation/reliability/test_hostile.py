@@ -161,7 +161,6 @@ def test_an_assumption_that_does_not_hold_is_said(spec: AggregateSpec, words: st
     ({"kind": "sign", "shared": False}, "the clients of AFL send none"),
     ({"kind": "backdoor", "pixels": False}, "add FED.PLAIN True"),
     ({"kind": "backdoor", "target": 4}, "numbered 0 to 3"),
-    ({"kind": "label_flip", "many": True}, "sets of labels; use one of sign"),
 ])
 def test_what_has_nothing_to_attack_is_refused(given: dict, words: str) -> None:
     usual = {"shared": True, "method": "AFL", "pixels": True, "target": 0, "classes": 4}
