@@ -119,6 +119,11 @@ def _own_sets() -> Schema:
             0.0, "your own sets without test images: share of each class used for testing, "
             "drawn by DATA_SEED; 0: none", low=0, high=1, high_open=True, neutral=0.0,
         ),
+        "DATASET.JOIN_TEST": Option(
+            0.0, "join training and test images, and draw this share of each class as test images "
+            "by DATA_SEED, as PFLlib does with 0.25; 0: the set's own test images",
+            low=0, high=1, high_open=True, neutral=0.0,
+        ),
     }
 
 

@@ -140,6 +140,10 @@ def load_for_training(cfg: CfgNode) -> DatasetBase:
             f"{data.name} has test images only and cannot be trained on: train on another set, "
             f"such as ImageNet, and name {data.name} in TEST.TARGETS"
         )
+    if cfg.DATASET.get("JOIN_TEST", 0.0):
+        from fedvlm.data.formats.parts import join_test  # start-up: for joined parts only
+
+        join_test(data, float(cfg.DATASET.JOIN_TEST), int(cfg.DATA_SEED))
     refuse_untestable(data)
     words = cfg.DATASET.get("CORRUPTION", "")
     if not words:

@@ -24,6 +24,9 @@ What the numbers mean:
 * At start and last round ``personal_nll`` and ``personal_ece``: how sure the personal models are,
   mean over clients (``metrics.calibration_error``; 15 bins of equal width). They read a method's
   logits as it gives them: those of a method that does not train log-probabilities mean little.
+* ``backdoor``: with a simulated trigger (``FED.ATTACK backdoor``), at start and last round: share
+  of the clients' test images of other classes that are taken for the attackers' class once they
+  have the trigger, mean over clients.
 * Logits range over all classes of the setting. Nothing is chosen on test; view 0 only.
 
 It draws no random number and changes no state: training goes on as if it had not been there.
@@ -167,6 +170,9 @@ class Evaluator:
         if len(rows) < self.panel.members:
             result["personal_clients"] = len(rows)
         result |= scores.cross_scores(rows, result["personal"])
+        struck = [row["backdoor"] for row in rows if row.get("backdoor") is not None]
+        if struck:
+            result["backdoor"] = mean(struck)
         return result | {"clients": rows, "notes": scores.notes(rows)}
 
     def validate(self, event: RoundFinished) -> float | None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.federation.workplace import PersonalModels
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
+
+if TYPE_CHECKING:
+    from fedvlm.evaluation.backdoor import Backdoor
 
 UNASKED = -2  # no label, and not ``scores.BROKEN`` either; memory holds labels above it, 0 is it
 Build = Callable[[VLModel], Predictor]
@@ -147,6 +151,8 @@ class ClientMeter:
             true labels under ``true|personal|<client>``, and predicted labels (int64) under
             ``labels|base_all|<client>``, ``labels|new|<client>``, ``labels|unseen|<client>``.
             Samples in the partition's order.
+        backdoor: where attackers train a trigger: how its success is measured, where calibration
+            is asked for.
     """
 
     def __init__(
@@ -155,6 +161,7 @@ class ClientMeter:
     ) -> None:
         self.model, self.trainer, self.data, self.fold = model, trainer, federated, fold
         self.logits: dict[str, Tensor] = {}
+        self.backdoor: Backdoor | None = None
         self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
 
     def __call__(self, measure: Measure, models: PersonalModels) -> list[Row]:
@@ -174,7 +181,11 @@ class ClientMeter:
                 answers = known[1]
             else:
                 answers = Stacked(self.model, self._build(params), self._batches, truth)
-            rows += self._rows(measure, clients, answers, new)
+            found = self._rows(measure, clients, answers, new)
+            if self.backdoor is not None and measure.calibration:
+                tests = [np.asarray(getattr(self.data.clients[c], measure.split)) for c in clients]
+                self.backdoor.add(found, tests, partial(self._build(params), self.model))
+            rows += found
         return rows
 
     def template(self, measure: Measure, clients: Sequence[int]) -> list[Row]:

@@ -8,7 +8,7 @@ numbers from both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, overload
 
@@ -298,7 +298,8 @@ class SplitBatcher:
 
     Shuffles depend on (seed, tag, round, client, epoch) only. The augmented view of a local
     epoch is its number in the whole run, modulo ``views``. Samples of ``whole`` and ``draw`` come
-    un-augmented from ``plain``; without it from ``source``, first view.
+    un-augmented from ``plain``; without it from ``source``, first view. ``poison`` is what hostile
+    clients do to theirs.
     """
 
     source: SampleSource
@@ -310,6 +311,7 @@ class SplitBatcher:
     device: torch.device
     dtype: torch.dtype
     plain: SampleSource | None = None
+    poison: Callable[[Batch], Batch] | None = None
     sets: Tensor | None = None
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
@@ -420,8 +422,9 @@ class SplitBatcher:
         moment: Moment | None,
     ) -> Batch:
         x = plan.streams(block, views)
-        return Batch(
+        batch = Batch(
             {s: v.to(self.device) for s, v in x.items()}, block.of(plan.labels),
             block.of(plan.mask), clients=clients, moment=moment, counts=block.counts,
             sets=self.sets,
         )
+        return batch if self.poison is None else self.poison(batch)

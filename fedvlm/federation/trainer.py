@@ -25,7 +25,16 @@ from fedvlm.federation.aggregation.rules import EVERY, combine
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import FIT, SAMPLES, Context, Upload
-from fedvlm.federation.groups import PERSONAL, SERVER, SHARED, TAG, Finetune, Groups, Rule
+from fedvlm.federation.groups import (
+    PERSONAL,
+    SERVER,
+    SHARED,
+    TAG,
+    Finetune,
+    Groups,
+    Releases,
+    Rule,
+)
 from fedvlm.federation.local.effort import Worked
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.server import Proxy, ServerContext
@@ -396,6 +405,14 @@ class Trainer:
         ``ctx.fit``, ``grad`` and ``upload`` keep to it, so that ``client_update`` need not.
         """
         return WHOLE
+
+    def releases(self, groups: Groups) -> Releases:
+        """Return what leaves a client of this method in a run.
+
+        By default the shared group, ``extras_up`` and ``metrics``. What a round brings beside it
+        ends the run.
+        """
+        return Releases(groups.shared, tuple(self.extras_up), tuple(self.metrics))
 
     def extra_forms(self, ctx: Context, start: Tree) -> Tree | None:
         """Return of which names, shapes and types a client's extras are in a round.

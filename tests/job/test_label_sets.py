@@ -145,6 +145,7 @@ def test_methods_that_need_one_class_refuse(
     (("--subsample", "base"), "DATASET.SUBSAMPLE_CLASSES needs one class"),
     (("--opts", "TEST.COMPUTE_CMAT", "True"), "TEST.COMPUTE_CMAT needs one class"),
     (("--opts", "DATASET.SERVER_HOLDOUT", "1"), "DATASET.SERVER_HOLDOUT needs one class"),
+    (("FED.HOSTILE", "0.4", "FED.ATTACK", "label_flip"), "FED.ATTACK label_flip changes the class"),
 ])
 def test_what_asks_for_one_class_is_refused(
     more: tuple[str, ...], says: str, chest: Path, tmp_path: Path,

@@ -39,7 +39,7 @@ METRICS = (
     "hm3", "cm", "personal_before_ft", "unseen", "unseen_personal", "targets", "unseen_clients",
     "unseen_clients_std", "unseen_clients_worst", "personal_balanced", "personal_q1",
     "personal_median", "personal_q3", "personal_nll", "personal_ece", "personal_auroc",
-    "personal_sensitivity", "global_auroc",
+    "personal_sensitivity", "global_auroc", "backdoor",
 )
 COLUMNS = (
     "personal", "personal_before_ft", "personal_worst", "global", "base_all", "base_other", "new",
@@ -93,7 +93,8 @@ def results_of(
     Its ``numbers``: ``untrained``, ``last``, ``zero_shot``, ``selected``, ``references``,
     ``answer``, ``next``, ``below``, ``gain``, ``hurt``, ``spent``, ``per_class``, ``confusion``,
     ``table`` (``docs/references.md``), ``lost``, ``partial`` (``docs/unreliable.md``), ``privacy``
-    (``docs/privacy.md``), ``readmitted`` (``docs/deployment.md``).
+    (``docs/privacy.md``), ``readmitted`` (``docs/deployment.md``), ``attack``
+    (``docs/attacks.md``).
     """
     start, last = records[0], records[-1]
     numbers: dict[str, Any] = {
@@ -123,13 +124,16 @@ def results_of(
     taken = [one for one in memory.get("readmitted", ()) if VOID not in one]
     if taken:
         numbers["readmitted"] = taken
+    hostile = built.federation.plan.hostile
+    if hostile is not None:
+        numbers["attack"] = hostile.report(last["clients"])
     spoken = private(built, records)
     if spoken:
         numbers["privacy"] = spoken
     end = [
         *_end(built), *readmissions(taken),
         *([f"privacy: {spoken['words']}"] if spoken else []), *losses(records),
-        *outliers(records),
+        *outliers(records), *attack_lines(numbers),
     ]
     run_info = {
         "seconds_this_session": seconds, "seconds_rounds": whole["seconds"],
@@ -286,6 +290,16 @@ def losses(records: Sequence[Row]) -> list[str]:
              ] if kinds else []
     parts += [f"{said['partial']} partial"] if "partial" in said else []
     return [f"client rounds: {drawn + count}, of these {', '.join(parts)}"] if parts else []
+
+
+def attack_lines(numbers: Row) -> list[str]:
+    """Return what the simulated attack left of the numbers, in a sentence."""
+    attack, last = numbers.get("attack"), numbers["last"]
+    if attack is None or attack["personal_honest"] is None:
+        return []
+    words = f"honest clients reach {attack['personal_honest']:.1f} under the attack"
+    hit = last.get("backdoor")
+    return [words if hit is None else f"{words}; the trigger succeeds on {hit:.1f} %"]
 
 
 def readmissions(taken: Sequence[Row]) -> list[str]:
