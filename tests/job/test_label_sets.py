@@ -86,6 +86,9 @@ def test_a_run_says_map_everywhere(whole: Path, capsys: pytest.CaptureFixture[st
     assert record["protocol"]["target"] == "labels"
     assert main(["verify", str(jobs.folder(whole))]) == 0
     assert main(["verify", str(jobs.folder(whole)), "--replay", "1"]) == 0
+    capsys.readouterr()
+    assert main(["table", str(whole)]) == 0
+    assert "An image has a set of labels" in capsys.readouterr().out
     assert main(["table", str(whole), "--metric", "personal_auroc"]) == 0
     assert main(["report", str(jobs.folder(whole))]) == 0
     page = (jobs.folder(whole) / "report.html").read_text()
