@@ -252,6 +252,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/federation/discovery.py": {
         "start-up: torch.fx, for a method over a network": ("fedvlm.federation.toolbox.networks",),
+        "start-up: for networks only": ("fedvlm.federation.module_trainer",),
     },
     "fedvlm/federation/toolbox/privacy.py": {
         "optional: fedvlm[dp]": ("dp_accounting", "dp_accounting.rdp"),
