@@ -4,7 +4,7 @@
 
 Reads the finished runs of ``configs/sweeps/attacks.yaml``. A number is the mean over seeds of the
 mean accuracy of the clients that are not drawn as hostile (also in runs without attackers, so that
-all numbers are of the same clients); the interval is Student's, 95 %, over the seeds.
+all numbers are of the same clients); the interval is Student's, 95 %, over three seeds or more.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def cells(folder: Path) -> tuple[Cells, float]:
 
 
 def number(values: Sequence[float]) -> str:
-    """Return mean and half the width of the interval."""
-    if len(values) < 2:
-        return f"{mean(values):.1f}"
+    """Return mean and half the width of the interval; of fewer than three seeds their number."""
+    if len(values) < 3:
+        return f"{mean(values):.1f} ({len(values)})"
     half = student.ppf(0.975, len(values) - 1) * sample_std(values) / len(values) ** 0.5
     return f"{mean(values):.1f} ± {half:.1f}"
 

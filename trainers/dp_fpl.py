@@ -15,7 +15,8 @@ Defaults: N_CTX 16, RANK 8, CLIP 10, SIGMA 1, DELTA 1e-5, ACCOUNTANT gaussian, F
     shown: it would be an exact number of private images.
 Knobs: RANK 2 to 16 log.
 Departures from the paper: all noise is added by the client, to p_G too (there by the server, to the
-    average): the server need not be trusted; several local steps are allowed (there one a round);
+    average): over sites, whose noise is a secret, the server need not be trusted (in a simulation
+    the seed gives the noise away); several local steps are allowed (there one a round);
     sigma is given and epsilon follows (docs/privacy.md), for one image replaced by another.
 Departures from the authors' code: gradients are clipped sample by sample (there the batch's, which
     bounds no sample's part: CLIPPING batch, whose epsilon is none); plain SGD (there momentum and

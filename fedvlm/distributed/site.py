@@ -21,6 +21,7 @@ from fedvlm.core.errors import ConfigError, DataError, DivergedError
 from fedvlm.core.trees import Tree, matching
 from fedvlm.distributed.facts import digest, facts, likeness, odd_keys
 from fedvlm.distributed.ledger import Ledger
+from fedvlm.distributed.noise import client_keys
 from fedvlm.distributed.schema import LINE, by_number, words
 from fedvlm.distributed.store import LostState, SiteStore, hold_store
 from fedvlm.distributed.terms import Refused, Terms
@@ -30,6 +31,7 @@ from fedvlm.evaluation.references.parties import WEIGHTS, alone_rows, pooled_row
 from fedvlm.evaluation.references.suite import Asked
 from fedvlm.evaluation.scores import ABSENT, WITHHELD
 from fedvlm.federation.aggregation.arrival import Upload
+from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Measure, Question, Row, only_numbers
@@ -58,6 +60,7 @@ class Site:
         say: hears what is for the site's own log.
         terms: what the site's owner allows; by default everything.
         baselines: clients -> what their baselines are made of.
+        secret: of the noise of its clients (``distributed.noise``); by default the run's seed.
 
     Raises:
         ConfigError: the owner does not allow this very run, or clients have too few images.
@@ -67,8 +70,9 @@ class Site:
         self, federation: Federation, clients: Sequence[int], folder: Path,
         config: Mapping[str, Any], data: str = "",
         say: Callable[[str], None] = lambda words: None, terms: Terms | None = None,
-        baselines: Callable[[Sequence[int]], Asked] | None = None,
+        baselines: Callable[[Sequence[int]], Asked] | None = None, secret: bytes = b"",
     ) -> None:
+        self.secret = secret
         self.federation, self.clients, self.folder = federation, sorted(clients), folder
         self.config, self.data, self.say = dict(config), data, say
         self.terms, self.baselines = terms or Terms(), baselines
@@ -159,6 +163,10 @@ class Site:
             round_, list(accepted), fed.batcher.lengths(list(accepted), 1)
         )
         self._allow(frame, steps)
+        if self.secret and isinstance(fed.batcher, SplitBatcher):
+            fed.batcher = replace(fed.batcher, secrets=client_keys(
+                self.secret, values["run"], round_, accepted, downloads
+            ))
         with self._states(values["run"], accepted) as store:
             done = fed.engine.run(
                 fed.trainer, lambda some: fed.context(some, round_, worked), downloads,

@@ -8,8 +8,9 @@ numbers from both.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, overload
 
 import numpy as np
@@ -53,6 +54,7 @@ class Moment:
         tag: of the fit.
         step: 1-based local step.
         part: which of the step's disjoint batches, from 0.
+        secrets: of clients whose noise is to be nobody's else.
     """
 
     seed: int
@@ -60,6 +62,7 @@ class Moment:
     tag: str
     step: int
     part: int
+    secrets: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,18 @@ class Batch:
         return rng.seed_of(
             m.seed, f"{purpose}/{m.tag}", m.round, self.clients[row], m.step, m.part
         )
+
+    def secret(self, purpose: str, row: int) -> bytes:
+        """Return a key of ``purpose`` for one client of a loop's step that only its site knows.
+
+        Empty where the client has no secret, as in every simulation.
+        """
+        m = self.moment
+        own = m.secrets.get(self.clients[row], b"") if m is not None else b""
+        if m is None or not own:
+            return b""
+        place = (f"{purpose}/{m.tag}", m.round, self.clients[row], m.step, m.part)
+        return hashlib.sha256(own + repr(place).encode()).digest()
 
 
 def single_samples(params: Tree, batch: Batch, size: int) -> Iterator[tuple[Batch, Tree]]:
@@ -299,7 +314,7 @@ class SplitBatcher:
     Shuffles depend on (seed, tag, round, client, epoch) only. The augmented view of a local
     epoch is its number in the whole run, modulo ``views``. Samples of ``whole`` and ``draw`` come
     un-augmented from ``plain``; without it from ``source``, first view. ``poison`` is what hostile
-    clients do to theirs.
+    clients do to theirs, ``secrets`` what a site's clients draw noise from.
     """
 
     source: SampleSource
@@ -312,6 +327,7 @@ class SplitBatcher:
     dtype: torch.dtype
     plain: SampleSource | None = None
     poison: Callable[[Batch], Batch] | None = None
+    secrets: Mapping[int, bytes] = field(default_factory=dict)
     sets: Tensor | None = None
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
@@ -347,7 +363,10 @@ class SplitBatcher:
             yield Step(
                 active, t, step.epochs, sum(sum(block.counts) for block in step.blocks),
                 tuple(
-                    self._batch(plan, block, step.views, ids, Moment(self.seed, round_, tag, t, j))
+                    self._batch(
+                        plan, block, step.views, ids,
+                        Moment(self.seed, round_, tag, t, j, self.secrets),
+                    )
                     for j, block in enumerate(step.blocks)
                 ),
             )

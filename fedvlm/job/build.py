@@ -12,7 +12,6 @@ import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
-from fedvlm.config.engines import of_parties
 from fedvlm.config.keys import ROLES, default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
@@ -557,10 +556,11 @@ def check_sets(cfg: CfgNode, trainer: Trainer) -> None:
         ConfigError: names the method or the key.
     """
     trainer.check_sets()
-    if of_parties(cfg):
+    if cfg.FED.ENGINE != "local":
         raise ConfigError(
-            f"FED.ENGINE {cfg.FED.ENGINE}: what a site tells of its images is by class, so that "
-            "sets of labels (DATASET.LABELS) run in one place only: --engine local or workers")
+            f"FED.ENGINE {cfg.FED.ENGINE}: what another process tells of its clients is checked "
+            "as counts of right answers, which sets of labels (DATASET.LABELS) do not have: use "
+            "--engine local")
     if cfg.FED.HOSTILE and cfg.FED.ATTACK in ("label_flip", "backdoor"):
         raise ConfigError(
             f"FED.ATTACK {cfg.FED.ATTACK} changes the class of an image, and these images have "

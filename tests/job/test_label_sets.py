@@ -14,6 +14,7 @@ from PIL import Image
 import fedvlm
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
+from fedvlm.evaluation import label_rows
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.trainer import cross_entropy
 from fedvlm.job.resolve import run_config
@@ -85,10 +86,14 @@ def test_a_run_says_map_everywhere(whole: Path, capsys: pytest.CaptureFixture[st
     assert record["protocol"]["target"] == "labels"
     assert main(["verify", str(jobs.folder(whole))]) == 0
     assert main(["verify", str(jobs.folder(whole)), "--replay", "1"]) == 0
+    capsys.readouterr()
+    assert main(["table", str(whole)]) == 0
+    assert "An image has a set of labels" in capsys.readouterr().out
     assert main(["table", str(whole), "--metric", "personal_auroc"]) == 0
     assert main(["report", str(jobs.folder(whole))]) == 0
     page = (jobs.folder(whole) / "report.html").read_text()
-    assert "mAP (%)" in page and "AUROC" in page
+    assert page.count("mAP (%)") == 2 and "sensitivity at 90 % specificity" in page
+    assert "positives (%)" not in page and ">accuracy (%)<" not in page
     capsys.readouterr()
 
 
@@ -114,6 +119,35 @@ def test_what_a_client_takes_home(
     assert card["sets"] == {"temperature": fixed["temperature"],
                             "thresholds": fixed["thresholds"]}
     assert "sigmoid(logit / " in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_thresholds_are_those_of_validation_images(whole: Path) -> None:
+    """The run's own numbers again: the client's model on its validation images, through the API."""
+    run, built = fedvlm.load(jobs.folder(whole)), jobs.results(whole)["labels"]["clients"]
+    model = run.client(1)
+    index = json.loads((jobs.folder(whole) / "partition.json").read_text())
+    folder = Path(run.config.DATASET.ROOT) / run.config.DATASET.DIR
+    keys = index["clients"][1]["val"]
+    cells = dict(line.split(",")[::2] for line in
+                 (folder / "scans.csv").read_text().splitlines()[1:])
+    truth = np.array([[name in cells[key].split("|") for name in NAMES] for key in keys])
+    logits = model.predict([folder / key for key in keys]).logits.numpy()
+    fixed = label_rows.fix(truth, logits)
+    assert built[1]["temperature"] == pytest.approx(fixed.temperature)
+    assert built[1]["thresholds"] == pytest.approx(fixed.thresholds.tolist(), abs=1e-4)
+
+
+def test_a_logit_is_compared_with_that_of_a_neutral_prompt(whole: Path) -> None:
+    """A cosine times 100 is far above 0 for every image; less a neutral prompt's it says yes or no.
+    """
+    model = fedvlm.load(jobs.folder(whole)).client(0).model
+    with torch.no_grad():
+        text = model.anchor("template", 0)
+        neutral = model.with_classes(["something"]).anchor("template", 0)
+        z = torch.randn(1, 9, model.embed_dim, generator=torch.Generator().manual_seed(0))
+        logits = model.logits(z, text[None])[0]
+    unit = F.normalize(z[0], dim=-1)
+    torch.testing.assert_close(logits, model.scale * (unit @ text.T - unit @ neutral.T))
 
 
 TAKE = (
@@ -145,6 +179,7 @@ def test_methods_that_need_one_class_refuse(
     (("--subsample", "base"), "DATASET.SUBSAMPLE_CLASSES needs one class"),
     (("--opts", "TEST.COMPUTE_CMAT", "True"), "TEST.COMPUTE_CMAT needs one class"),
     (("--opts", "DATASET.SERVER_HOLDOUT", "1"), "DATASET.SERVER_HOLDOUT needs one class"),
+    (("--engine", "workers"), "FED.ENGINE workers: what another process tells of its clients"),
     (("FED.HOSTILE", "0.4", "FED.ATTACK", "label_flip"), "FED.ATTACK label_flip changes the class"),
 ])
 def test_what_asks_for_one_class_is_refused(

@@ -35,7 +35,7 @@ AUTO, MEAN, KRUM, MULTI_KRUM = "auto", "mean", "krum", "multi_krum"
 SIMILARITY, CLIPPED_MEAN = "similarity", "clipped_mean"
 GEOMETRIC_MEDIAN, MEDIAN, TRIMMED_MEAN = "geometric_median", "median", "trimmed_mean"
 PIECE = 1 << 18  # numbers of a piece of ``moves``
-SMOOTH, PASSES, SETTLED = 1e-6, 1000, 1e-12  # of the geometric median
+SMOOTH, PASSES, SETTLED = 1e-6, 1000, 1e-13  # of the geometric median
 
 
 @dataclass(frozen=True)
@@ -153,21 +153,22 @@ def geometric_median(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Repor
     """Return sum_k c_k w_k, near the point with the least weighted distance to all moves.
 
     Smoothed Weiszfeld steps v = sum_k c_k x_k, c_k ~ p_k / max(|x_k - v|, s) on the moves x_k, all
-    tensors as one vector, from c = p until no c moves; s is a millionth of the median length. Does
-    not depend on the axes: of LoRA, whose factors A and B may be rotated against each other without
-    a change of B A, the rotated median is the median of the rotated. Source: Pillutla et al.,
-    Robust Aggregation for Federated Learning, IEEE TSP 2022, algorithm 2.
+    tensors as one vector, from c = p until no c moves; s is a millionth of the median length of
+    those that moved. It turns with the axes: of LoRA, whose A and B may be rotated against each
+    other without a change of B A, the median of rotated updates is the rotated median. Source:
+    Pillutla et al., Robust Aggregation for Federated Learning, IEEE TSP 2022, algorithm 2.
     """
     gram = move_products(updates)
     if not bool(torch.isfinite(gram).all()):
         return weighted_mean(updates), {}  # refuses it by name
     square = gram.diagonal()
+    apart = (square[:, None] + square - 2 * gram).clamp_min(0).fill_diagonal_(0)
+    norms = [n for n in square.clamp_min(0).sqrt().tolist() if n > 0]
     share = updates.weight.double().cpu() / float(updates.weight.sum())
-    least = max(SMOOTH * middle(square.clamp_min(0).sqrt().tolist()), torch.finfo(gram.dtype).tiny)
-    part = share
+    least, part = SMOOTH * middle(norms or [1.0]), share
     for _ in range(PASSES):
-        inner = gram @ part
-        far = (square - 2 * inner + part @ inner).clamp_min(0).sqrt()
+        near = apart @ part  # |x_k - v|^2 + sum_ij c_i c_j |x_i - x_j|^2 / 2, for c of sum 1
+        far = (near - part @ near / 2).clamp_min(0).sqrt()
         new = share / far.clamp_min(least)
         new = new / new.sum()
         moved, part = float((new - part).abs().max()), new

@@ -8,19 +8,23 @@ mechanism, whose epsilon is exact (Balle and Wang 2018, theorem 8; Dong et al. 2
 Where a round takes one step, its batch is a uniform draw without replacement, and Renyi accounting
 may use that (Wang et al. 2019), by the package dp-accounting.
 
-The noise comes from the run's seeds, in floating point: this measures what privacy costs in
-accuracy. Whoever knows the seed can subtract it (docs/privacy.md).
+In a simulation the noise comes from the run's seeds: this measures what privacy costs in accuracy,
+and whoever knows the seed can subtract it. A site with images of its own draws it from a secret
+that never leaves it (``distributed.noise``), by SHAKE-256. Either is floating-point noise
+(docs/privacy.md).
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from scipy.special import erfcx, ndtr
+from scipy.special import erfcx, ndtr, ndtri
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError
@@ -67,8 +71,9 @@ def mean_gradient(grads: Tree, batch: Batch) -> Tree:
 def add_noise(tree: Tree, batch: Batch, std: float, purpose: str) -> Tree:
     """Return the tree plus N(0, (std / B_k)^2) in every number, B_k the samples of client k.
 
-    The draws are a function of model seed, purpose, fit, round, client and step; no client shares
-    any with another. Without noise (``std`` 0) the tree comes back as it is.
+    The draws are a function of model seed (or the client's secret, ``Batch.secret``), purpose, fit,
+    round, client and step; no client shares any with another. Without noise (``std`` 0) the tree
+    comes back as it is.
 
     Raises:
         ValueError: the batch is of no loop's step, so that nothing says which noise is due.
@@ -80,15 +85,30 @@ def add_noise(tree: Tree, batch: Batch, std: float, purpose: str) -> Tree:
         seed = batch.seed(purpose, row)
         if seed is None:
             raise ValueError("noise can be drawn only within a step of a loop")
-        stream = torch.Generator().manual_seed(seed)
+        stream, secret = torch.Generator().manual_seed(seed), batch.secret(purpose, row)
         for n in sorted(tree):
-            draws[n].append(torch.randn(tree[n].shape[1:], generator=stream, dtype=torch.float64))
+            shape = tree[n].shape[1:]
+            draws[n].append(
+                secret_normal(secret + n.encode(), shape) if secret
+                else torch.randn(shape, generator=stream, dtype=torch.float64)
+            )
     count = batch.w.sum(1)
     out = {}
     for n, v in tree.items():
         z = torch.stack(draws[n]).to(v.dtype).to(v.device, non_blocking=True)
         out[n] = v + per_client((std / count).to(v.dtype), v) * z
     return out
+
+
+def secret_normal(key: bytes, shape: Sequence[int]) -> Tensor:
+    """Return numbers ~ N(0, 1) in float64 that only who has ``key`` can draw.
+
+    SHAKE-256 of the key, 53 bits a number, through the normal quantile function.
+    """
+    count = math.prod(shape)
+    raw = np.frombuffer(hashlib.shake_256(key).digest(8 * count), dtype="<u8")
+    uniform = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    return torch.from_numpy(ndtri(uniform)).reshape(tuple(shape))
 
 
 def multiplier(sigma: float, parts: int = 1) -> float:

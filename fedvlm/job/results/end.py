@@ -24,7 +24,7 @@ from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting_name, trained_words
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
-from fedvlm.job.results.private import private
+from fedvlm.job.results.private import HIDDEN, private
 from fedvlm.runs.identity import LABEL, LABELS
 from fedvlm.runs.metrics import sentence, spent, totals
 from fedvlm.runs.names import method_name
@@ -132,7 +132,7 @@ def results_of(
         numbers["privacy"] = spoken
     end = [
         *_end(built), *readmissions(taken),
-        *([f"privacy: {spoken['words']}"] if spoken else []), *losses(records),
+        *privacy_lines(spoken), *losses(records),
         *outliers(records), *attack_lines(numbers),
     ]
     run_info = {
@@ -300,6 +300,17 @@ def attack_lines(numbers: Row) -> list[str]:
     words = f"honest clients reach {attack['personal_honest']:.1f} under the attack"
     hit = last.get("backdoor")
     return [words if hit is None else f"{words}; the trigger succeeds on {hit:.1f} %"]
+
+
+def privacy_lines(spoken: Row) -> list[str]:
+    """Return what a run promises of its clients' privacy, and where its noise comes from."""
+    if not spoken:
+        return []
+    words = f"privacy: {spoken['words']}"
+    if "simulation" in words or HIDDEN in words or spoken["epsilon"] is None:
+        return [words]
+    return [words, "privacy: the noise is drawn from the seed: a simulation; whoever has the seed "
+                   "can subtract it (docs/privacy.md)"]
 
 
 def readmissions(taken: Sequence[Row]) -> list[str]:

@@ -15,6 +15,7 @@ from fedvlm.job.build import Built
 Row = Mapping[str, Any]
 
 
+HIDDEN = "noise from each site's own secret"
 HERE = "a server on the same machine (a simulation)"
 AWAY = "the server of the run, from sites with their own images"
 NEVER = ("images", "labels of single images", "personal tensors", "optimisers' states")
@@ -82,10 +83,13 @@ def private(built: Built, records: Sequence[Mapping[str, Any]]) -> dict[str, Any
             drawn, effort.whole(record["round"], drawn, lengths), strict=True
         ):
             steps.setdefault(client, []).append(n)
-    return dict(federation.trainer.privacy([
+    spoken = dict(federation.trainer.privacy([
         Worked(
             tuple(each), len(slices[c]), int(sizes[c]),
             max((stop - start for step in slices[c] for start, stop in step), default=0),
         )
         for c, each in sorted(steps.items())
     ]))
+    if spoken and of_parties(built.cfg):
+        spoken["words"] = f"{spoken['words']}; {HIDDEN}"
+    return spoken

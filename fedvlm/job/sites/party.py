@@ -12,6 +12,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.own.site import read_site
 from fedvlm.distributed.facts import digest
+from fedvlm.distributed.noise import site_secret
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.site_yaml import SiteYaml
 from fedvlm.distributed.terms import Refused
@@ -73,5 +74,5 @@ def open_site(
 
     return Site(
         built.federation, list(file.clients), owner.states, config, file.digest, say, owner.terms,
-        baselines,
+        baselines, site_secret(owner.states),
     )

@@ -20,10 +20,12 @@ def run_page(run: FinishedRun, card: str = "", title: str = "", origin: str = ""
     """
     records = run.rounds()
     intro = join_content([numbers.introduction(run), numbers.box(numbers.caveats(run, records))])
+    labels = numbers.label_content(run)
     parts = [
         PageSection("answer", "Does federation pay?", numbers.answer_content(run)),
         PageSection("headline", "Headline", numbers.headline_content(run)),
         PageSection("numbers", "All numbers", numbers.all_numbers(run)),
+        *([PageSection("labels", "Labels", labels)] if labels else []),
         PageSection("figures", "Figures", figures.of_run(run)),
         PageSection("clients-section", "Clients", client_table(run.path, records)),
         PageSection("work", "Work and traffic", join_content([
