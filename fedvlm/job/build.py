@@ -372,7 +372,7 @@ def prepare_run(
     size = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
     batcher: SplitBatcher | Absent = SplitBatcher(
         train, data.clients, size, int(cfg.SEED), loader.views, plan.epochs, model.device,
-        model.dtype, plain=test,
+        model.dtype, plain=test, groups=getattr(data, "groups", None),
     ) if inputs.counts is None else Absent(inputs.counts, size, "the server")
     source = trainer.proxy_source if inputs.serves else ""
     if source == CLIENTS and inputs.counts is not None:

@@ -46,7 +46,7 @@ def bins_of(scores: Scores) -> list[Bin]:
             for b in range(BINS) if (mask := at == b).any()]
 
 
-def calibration_error(bins: Sequence[Bin]) -> float:
+def ece_of_bins(bins: Sequence[Bin]) -> float:
     """Return the expected calibration error in percent (Guo et al. 2017, eq. 3)."""
     total = sum(b.count for b in bins)
     return 100 * sum(b.count / total * abs(b.accuracy - b.confidence) for b in bins)
@@ -75,7 +75,7 @@ def draw(bins: Sequence[Bin], title: str = "", width: float = style.PAGE) -> Fig
             below.bar(b.low, 100 * b.count / total, b.high - b.low, align="edge", color=style.REST,
                       edgecolor="white", linewidth=0.6)
         top.plot([0, 1], [0, 1], color=style.INK, linewidth=0.7, linestyle=(0, (4, 2)))
-        top.text(0.04, 0.92, f"ECE {calibration_error(bins):.1f} %", transform=top.transAxes)
+        top.text(0.04, 0.92, f"ECE {ece_of_bins(bins):.1f} %", transform=top.transAxes)
         top.set_ylabel("accuracy")
         top.set_ylim(0, 1)
         top.set_xlim(0, 1)

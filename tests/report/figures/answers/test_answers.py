@@ -37,10 +37,10 @@ def test_calibration_by_hand(kept: FigureRuns) -> None:
     assert (one.count, one.low) == (40, pytest.approx(11 / 15))
     assert one.confidence == pytest.approx(sure, rel=1e-6)
     assert one.accuracy == pytest.approx(0.8)
-    assert reliability.calibration_error([one]) == pytest.approx(100 * abs(0.8 - sure), rel=1e-5)
+    assert reliability.ece_of_bins([one]) == pytest.approx(100 * abs(0.8 - sure), rel=1e-5)
     assert len(reliability.draw([one], "A run").axes) == 2
     two = [reliability.Bin(0, 0.1, 30, 0.5, 0.4), reliability.Bin(0.1, 0.2, 10, 0.5, 0.9)]
-    assert reliability.calibration_error(two) == pytest.approx(17.5)
+    assert reliability.ece_of_bins(two) == pytest.approx(17.5)
 
 
 def test_confusion_counts_every_image_once(kept: FigureRuns) -> None:
