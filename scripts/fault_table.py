@@ -135,6 +135,7 @@ def frames(bench: Bench) -> list[str]:
         outcome(bench, "SCAFFOLD: control variates in float8", Outcome(
             bench.world, bench.place(), faults.once(lambda carrier, out: edited(
                 out["site1"], faults.eighths)), KEEP_ON, method=load_trainer("scaffold"))),
+        change("2^53 local steps in the account of an answer", faults.boast),
         change("an update of norm 1e6, above FED.ASK.MAX_NORM 100", faults.far),
         outcome(bench, "an update of another shape in each round, four rounds", Outcome(
             bench.world, bench.place(), always, KEEP_ON, Setup(rounds=4))),
@@ -194,12 +195,15 @@ def greetings(bench: Bench) -> list[str]:
         setup = replace(grid.setup, poisoned=(2,))
         grid.sites["site1"].federation = federation(bench.world, METHOD, setup)
 
+    spoilt = Outcome(bench.world, bench.place(), lambda *given: given[-1], KEEP_ON)
+    poison(spoilt.grid)
     return [
         met("a site with another learning rate", config),
         met("a site with another PyTorch", version),
         met("a site that is not there at the start", alone),
         met("two sites with the same clients", twin),
         met("a loss that is not finite at a site", poison, began=True),
+        outcome(bench, "the same, quorum 0.5", spoilt),
     ]
 
 

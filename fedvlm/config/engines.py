@@ -59,7 +59,8 @@ def engine_options() -> Schema:
             neutral=300.0,
         ),
         "FED.ASK.SECONDS": Option(
-            600.0, "seconds that a site may take to answer", low=1, neutral=600.0
+            600.0, "seconds that a site may take to answer, and that a worker may show no sign "
+            "of life", low=1, neutral=600.0
         ),
         "FED.ASK.RETRIES": Option(
             2, "how often a site that did not answer is asked again", low=0, neutral=2

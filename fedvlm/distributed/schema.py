@@ -174,6 +174,11 @@ def misfit(op: str, values: Any, trees: Mapping[str, Mapping[str, Any]]) -> str:
     return ""
 
 
+def too_long(size: int, most: int) -> str:
+    """Return why a message of so many bytes is not read: a clause."""
+    return f"a frame of {size} bytes is above the limit of {most}"
+
+
 def by_number(values: Mapping[str, Any]) -> dict[int, Any]:
     """Return a mapping by client with the clients as numbers, ascending."""
     return {int(c): values[c] for c in sorted(values, key=int)}

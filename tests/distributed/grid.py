@@ -184,15 +184,17 @@ class Grid:
         }
         self.carrier.answers = {name: site.answer for name, site in self.sites.items()}
 
-    def server(self) -> tuple[Federation, RemoteEngine]:
-        """Return a server that knows counts only, and has met its sites."""
+    def server(
+        self, before: Mapping[str, Mapping[str, Any]] = {}
+    ) -> tuple[Federation, RemoteEngine]:
+        """Return a server that knows counts only, and has met its sites (``RemoteEngine.meet``)."""
         fed = federation(self.world, self.trainer, self.setup)
         fed.meter = None
         fed.batcher = Absent(fed.roster, BATCH, "the server")
         engine = RemoteEngine(
             self.carrier, CONFIG, CHUNK, self.policy, RUN, say=self.said.append
         )
-        engine.meet(len(SITES), 0)
+        engine.meet(len(SITES), 0, before)
         engine.join(fed)
         return fed, engine
 

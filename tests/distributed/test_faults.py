@@ -17,9 +17,10 @@ import torch
 from fedvlm.check.compare import same_fed
 from fedvlm.check.disk import read_state, write_state
 from fedvlm.check.world import CheckWorld, Setup
-from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError, QuorumError
+from fedvlm.core.errors import ConfigError, DataError, DivergedError, FedvlmError, QuorumError
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.server.policy import Policy
+from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.wire import WIRE, Frame, pack, unpack
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
@@ -322,6 +323,127 @@ def test_a_state_that_is_gone_stops_the_run_and_is_not_made_anew(
     with pytest.raises(FedvlmError, match="site1: client 2: the state of round 1, which") as told:
         run.end()
     assert "restore it from a backup" in str(told.value) and str(tmp_path) not in str(told.value)
+
+
+def boast(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    values["counters"] = dict.fromkeys(values["counters"], 2**53)
+
+
+def failed(kind: str, text: str) -> Callable[[Faulty, Out], bytes]:
+    """The answer of a site that fails for good."""
+    def answer(carrier: Faulty, out: Out) -> bytes:
+        assert isinstance(out["site1"], bytes)
+        nonce = unpack(out["site1"]).values["nonce"]
+        return pack(Frame("failed", {"nonce": nonce, "kind": kind, "text": text}))
+
+    return answer
+
+
+GRAVE = [("diverged", "round 2, client 2: loss is not finite", DivergedError),
+         ("lost", "client 2: the state of round 1 is not at this site", DataError)]
+
+
+@pytest.mark.parametrize(("kind", "text", "error"), GRAVE)
+def test_a_site_that_fails_for_good_ends_a_run_only_below_the_quorum(
+    world: CheckWorld, tmp_path: Path, kind: str, text: str, error: type[FedvlmError]
+) -> None:
+    """Above it the failure is that site's: its clients are left out by name, and not asked again
+    in the round; the round after takes them back."""
+    fault = once(failed(kind, text))
+    with pytest.raises(error, match=f"site1: {text}"):
+        Outcome(world, tmp_path / "strict", fault).end()
+    run = Outcome(world, tmp_path / "quorum", fault, KEEP_ON)
+    end = run.end()
+    assert run.dropped[2] == dict.fromkeys((2, 3), f"site1: {text}")
+    assert end.worked == dict.fromkeys(range(4), 3) and run.carrier.attempts[2] == 1
+    assert run.grid.said == [f"round 2: without client {c} (site1: {text})" for c in (2, 3)]
+
+
+@pytest.mark.parametrize(("kind", "text", "error"), GRAVE)
+def test_numbers_of_a_site_that_fails_for_good_are_lacking_above_the_quorum(
+    world: CheckWorld, tmp_path: Path, kind: str, text: str, error: type[FedvlmError]
+) -> None:
+    def fault(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
+        data = out.get("site1")
+        if not isinstance(data, bytes) or unpack(data).op != "evaluated":
+            return out
+        return out | {"site1": failed(kind, text)(carrier, out)}
+
+    strict = Outcome(world, tmp_path / "strict", fault)
+    measured(strict.fed)
+    with pytest.raises(error, match=f"site1: {text}"):
+        strict.end()
+    run = Outcome(world, tmp_path / "quorum", fault, KEEP_ON)
+    told = measured(run.fed)
+    run.end()
+    assert all([row["n"] > 0 for row in rows] == [True, True, False, False] for rows in told)
+
+
+def test_what_a_site_counts_is_capped_by_what_it_was_asked_for(
+    world: CheckWorld, tmp_path: Path
+) -> None:
+    def spent(fault: Any, folder: Path) -> tuple[dict[str, int], list[str]]:
+        counted: dict[str, int] = {}
+        run = Outcome(world, folder, fault)
+        run.fed.subscribers.append(lambda event: counted.update(getattr(event, "counters", {}))
+                                   if getattr(event, "round", 0) == 2 else None)
+        run.end()
+        return counted, run.grid.said
+
+    true, silent = spent(lambda *given: given[-1], tmp_path / "true")
+    told, said = spent(once(lambda carrier, out: edited(out["site1"], boast)), tmp_path / "boast")
+    assert not silent
+    assert any("site1 counts 9007199254740992 steps, more than its" in words for words in said)
+    assert told["steps"] < 1000 * true["steps"] and told["samples"] < 1000 * true["samples"]
+
+
+class Keyed(OverSockets):
+    """A carrier that makes sure of keys."""
+
+    def __init__(self, keys: Mapping[str, str]) -> None:
+        super().__init__()
+        self.keys = keys
+
+    def key(self, site: str) -> str:
+        return self.keys[site]
+
+
+def test_a_client_belongs_to_the_key_that_brought_it(world: CheckWorld, tmp_path: Path) -> None:
+    """A site with another key that claims it later takes no part; the rest goes on."""
+    def met(keys: Mapping[str, str], before: Mapping[str, Any], policy: Policy) -> Grid:
+        grid = Grid(world, METHOD, tmp_path, policy=policy)
+        grid.carrier = Keyed(keys)
+        grid.restart()
+        engine = RemoteEngine(grid.carrier, CONFIG, 4, policy, RUN, say=grid.said.append)
+        engine.meet(4, 0, before)
+        grid.engine = engine  # type: ignore[attr-defined]
+        return grid
+
+    first = met({"site0": "A", "site1": "B"}, {}, KEEP_ON)
+    told = first.engine.members.welcomes()  # type: ignore[attr-defined]
+    assert {site: one["key"] for site, one in told.items()} == {"site0": "A", "site1": "B"}
+    stranger = {"site0": "A", "site1": "C"}
+    with pytest.raises(ConfigError, match="site1 says that it has client 2, which a site with ano"):
+        met(stranger, told, Policy(wait=0))
+    grid = met(stranger, told, KEEP_ON)
+    members = grid.engine.members  # type: ignore[attr-defined]
+    assert members.askable(range(4)) == [0, 1] and members.shut == {"site1"}
+    assert "takes no part in this session" in grid.said[0]
+    assert members.welcomes()["site0"]["key"] == "A"
+
+
+def test_above_the_quorum_a_site_that_fits_no_more_is_left_out_of_a_run_that_goes_on(
+    world: CheckWorld, tmp_path: Path
+) -> None:
+    grid = Grid(world, METHOD, tmp_path, policy=KEEP_ON)
+    _, engine = grid.server()
+    before = engine.members.welcomes()
+    grid.sites["site1"].facts |= {"torch": "1.0"}
+    with pytest.raises(ConfigError, match="site1 cannot take part: it differs in torch"):
+        grid.server()  # a run that begins needs all
+    fed, engine = grid.server(before)
+    assert engine.members.askable(range(4)) == [0, 1]
+    assert "it differs in torch" in grid.said[-1] and "takes no part" in grid.said[-1]
 
 
 def test_a_site_with_another_config_is_refused_by_its_keys(

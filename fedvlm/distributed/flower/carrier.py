@@ -20,7 +20,9 @@ from fedvlm.core.repository import PACKAGE
 from fedvlm.core.version import __version__
 from fedvlm.distributed.flower import commands, conversation, processes
 from fedvlm.distributed.flower.commands import LINK
+from fedvlm.distributed.flower.invitation import PublicKey
 from fedvlm.distributed.flower.place import Place
+from fedvlm.distributed.schema import LIMIT
 from fedvlm.distributed.sockets.stream import StreamError
 
 SUBMIT = 120.0  # seconds for a relay to come
@@ -52,7 +54,7 @@ class Flower:
         self.place, self.say = place, say
         self.order = [site.name for site in place.sites]
         self.nodes = {name: node for name in self.order if (node := place.node(name))}
-        self.submissions = 0
+        self.submissions, self.most = 0, LIMIT
         self._ended = 0  # relays in a row that ended at once
         self._folder = Path(tempfile.mkdtemp(prefix="fedvlm-driver-"))  # its owner's alone
         self._token = secrets.token_hex(32).encode()
@@ -124,13 +126,20 @@ class Flower:
         try:
             relay = self._connected()
             try:
-                out = conversation.ask(relay, self.nodes, frames, seconds, self._runs)
+                out = conversation.ask(relay, self.nodes, frames, seconds, self._runs,
+                                       self.most)
             except StreamError as error:
                 raise self._gone(error) from None
         except Lost as error:
             return dict.fromkeys(frames, str(error))
         self._ended = 0
         return out
+
+    def key(self, site: str) -> str:
+        """See ``Carrier.key``: the SuperLink lets nobody in without the registered key."""
+        path = self.place.public(site)
+        words = path.read_text(encoding="utf-8").split() if path.is_file() else []
+        return PublicKey(site, " ".join(words[:2])).fingerprint if words else ""
 
     def close(self) -> None:
         """Hang up, which ends the relay."""

@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 
+from fedvlm.distributed.schema import LIMIT
 from fedvlm.distributed.sockets.stream import StreamError, answer_hello, receive, send
 
 SLACK = 30.0  # seconds more than a site's that the relay has
+EVERY = 0.1  # seconds between looks whether a caller has proved itself
 LOOK = 1.0  # seconds between looks whether an answer can come
 
 
 def meet(door: socket.socket, token: bytes, seconds: float) -> socket.socket | None:
     """Return the connection of a relay that has the token; None if none comes in the time.
 
-    Who comes without the token is hung up on, and the next is heard.
+    Who comes without the token is hung up on; all are heard at once.
     """
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        door.settimeout(left)
-        try:
-            sock, _ = door.accept()
-        except TimeoutError:
-            return None
+    until, greeted = time.monotonic() + seconds, queue.SimpleQueue[socket.socket]()
+
+    def hear(sock: socket.socket) -> None:
         try:
             answer_hello(sock, token)
         except StreamError:
             sock.close()
         else:
-            return sock
+            greeted.put(sock)
+
+    while (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(queue.Empty):
+            return greeted.get_nowait()
+        door.settimeout(min(left, EVERY))
+        with contextlib.suppress(TimeoutError):
+            sock, _ = door.accept()
+            threading.Thread(target=hear, args=(sock,), daemon=True).start()
     return None
 
 
-def _hear(relay: socket.socket) -> bytes:
+def _hear(relay: socket.socket, most: int = LIMIT) -> bytes:
     """Return what the relay says next.
 
     Raises:
         StreamError: it is gone.
     """
-    data = receive(relay)
+    data = receive(relay, most)
     if data is None:
         raise StreamError("it closed the connection")
     return data
@@ -62,12 +71,13 @@ def online(relay: socket.socket, nodes: Mapping[str, int]) -> dict[str, int]:
 
 def ask(
     relay: socket.socket, nodes: Mapping[str, int], frames: Mapping[str, bytes], seconds: float,
-    runs: Callable[[], bool],
+    runs: Callable[[], bool], most: int = LIMIT,
 ) -> dict[str, bytes | str]:
     """Return each site's answer, or why there is none; see ``Carrier.ask``.
 
     Args:
         runs: whether that still runs without which no answer can come.
+        most: bytes of an answer.
 
     Raises:
         StreamError: the relay is gone, or that.
@@ -82,7 +92,7 @@ def ask(
     out: dict[str, bytes | str] = {}
     for name in frames:
         why = told[name]
-        out[name] = _hear(relay) if why is None else str(why)
+        out[name] = _hear(relay, most) if why is None else str(why)
     relay.settimeout(None)
     return out
 

@@ -23,6 +23,9 @@ class Membership:
         counts: what the sites said of their clients' images.
         met, data: what each site said that it is; digests of its data.
         before: digest of the data of each client's site when the run began, where it goes on.
+        keys: what each site proved that it has (``Carrier.key``); of sites without one nothing.
+        bound: the key of the site that brought each client when the run began.
+        shut: sites that take no part in this session: they did not fit when they were met.
         sites: each client's site as a number, in the carrier's order.
         refusals: rounds in a row in which something of a site was refused.
         excluded: sites that are asked no more.
@@ -34,24 +37,40 @@ class Membership:
     met: dict[str, dict[str, str]] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
     before: dict[int, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    bound: dict[int, str] = field(default_factory=dict)
+    shut: set[str] = field(default_factory=set)
     sites: Sequence[int] = ()
     refusals: Counter[str] = field(default_factory=Counter)
     excluded: set[str] = field(default_factory=set)
     readmitted: list[dict[str, Any]] = field(default_factory=list)
 
     # ---- handshake ---------------------------------------------------------------------------
-    def welcome(self, site: str, values: Mapping[str, Any]) -> None:
-        """Take a site in by the values of its ``welcome``.
+    def welcome(self, site: str, values: Mapping[str, Any], key: str = "") -> None:
+        """Take a site in by the values of its ``welcome``; one that does not fit leaves no trace.
+
+        Args:
+            key: what it proved that it has.
 
         Raises:
-            ConfigError: another site has one of its clients, or its data are not those of before.
+            ConfigError: a client was another site's when the run began, by their keys; another site
+                has one of its clients; or its data are not those of before.
         """
-        self.met[site], self.data[site] = dict(values["facts"]), values["data"]
-        for client, count in by_number(values["clients"]).items():
+        clients = by_number(values["clients"])
+        for client in clients:
+            if self.bound.get(client, key) != key:
+                raise ConfigError(f"site {site} says that it has client {client}, which a site "
+                                  "with another key brought when this run began (if that site "
+                                  "made a new key, delete sites/met.json of the run's folder)")
             if client in self.home:
                 raise ConfigError(f"sites {self.home[client]} and {site} both have client {client}")
-            self.home[client], self.counts[client] = site, count
-        self._compare(site)
+        if any(self.before.get(c, values["data"]) != values["data"] for c in clients):
+            raise _other_data(site)
+        self.met[site], self.data[site] = dict(values["facts"]), values["data"]
+        self.home |= dict.fromkeys(clients, site)
+        self.counts |= clients
+        if key:
+            self.keys[site] = key
 
     def count_absent(
         self, before: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]
@@ -66,6 +85,8 @@ class Membership:
             self.home |= dict.fromkeys(counts, site)
             self.counts |= counts
             self.data[site] = str(told["data"])
+            if told.get("key"):
+                self.keys[site] = str(told["key"])
             say(f"{site} is not connected: clients {sorted(counts)[:8]} count as before")
 
     def number(
@@ -95,11 +116,18 @@ class Membership:
         """Return what each site told of itself, as JSON values (for a later start of the run)."""
         at = dict(enumerate(self.sites))
         order = sorted(self.home, key=lambda c: at.get(c, 0))
-        return {
+        out: dict[str, dict[str, Any]] = {
             site: {"data": self.data[site], "clients": {
                 str(c): self.counts[c] for c, home in sorted(self.home.items()) if home == site
             }} for site in dict.fromkeys(self.home[c] for c in order)
         }
+        for site in out.keys() & self.keys.keys():
+            out[site]["key"] = self.keys[site]
+        return out
+
+    def widest(self) -> int:
+        """Return of how many classes a client at most has told."""
+        return max((len(counts["classes"]) for counts in self.counts.values()), default=0)
 
     def roster(self) -> Roster:
         """Return what the sites say of their clients: counts, and nothing else."""
@@ -115,7 +143,7 @@ class Membership:
     # ---- who counts --------------------------------------------------------------------------
     def askable(self, clients: Iterable[int]) -> list[int]:
         """Return those of some clients whose sites are not excluded."""
-        return [c for c in clients if self.home[c] not in self.excluded]
+        return [c for c in clients if self.home[c] not in self.excluded | self.shut]
 
     def judge(
         self, asked: Iterable[int], guilty: Collection[str], most: int
@@ -188,7 +216,9 @@ class Membership:
     def _compare(self, site: str) -> None:
         ours = [c for c, home in self.home.items() if home == site]
         if any(self.before.get(c, self.data[site]) != self.data[site] for c in ours):
-            raise ConfigError(
-                f"site {site} has other data than when this run began: restore the old data, or "
-                "start a new run with another --tag"
-            )
+            raise _other_data(site)
+
+
+def _other_data(site: str) -> ConfigError:
+    return ConfigError(f"site {site} has other data than when this run began: restore the old "
+                       "data, or start a new run with another --tag")

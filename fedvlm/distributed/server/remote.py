@@ -23,8 +23,8 @@ from fedvlm.distributed.facts import facts, likeness, odd_facts
 from fedvlm.distributed.schema import by_number
 from fedvlm.distributed.server.membership import Membership
 from fedvlm.distributed.server.policy import Policy
-from fedvlm.distributed.server.requests import Requests
-from fedvlm.distributed.server.rows import RowAnswers
+from fedvlm.distributed.server.requests import Grave, Requests
+from fedvlm.distributed.server.rows import RowAnswers, most_row_bytes
 from fedvlm.distributed.server.work import RoundAnswers, silence
 from fedvlm.distributed.wire import Frame
 from fedvlm.federation.clients import Clients
@@ -97,22 +97,28 @@ class RemoteEngine:
         Args:
             before: what the sites told when the run began (``Membership.welcomes``). A site that
                 told and is away now counts as it did; the quorum decides whether the run can go on
-                without it.
+                without it. With a quorum below 1 so does one that fits no more.
 
         Raises:
             ConfigError: a site's config or data differ (it names the keys), two sites claim a
                 client, or clients are nowhere after ``seconds``.
         """
         members, until = self.members, time.monotonic() + seconds
+        members.bound |= {int(c): str(told["key"]) for told in before.values()
+                          for c in told["clients"] if told.get("key")}
         members.remember({site: told["data"] for site, told in before.items()},
                          {site: [int(c) for c in told["clients"]] for site, told in before.items()})
         while True:
             hello = self.requests.hello(self.config)
-            strangers = [s for s in self.carrier.sites() if s not in members.met]
+            strangers = [s for s in self.carrier.sites() if s not in members.met.keys() |
+                         members.shut]
             for site, reply in self.requests.ask(dict.fromkeys(strangers, hello)).items():
-                if isinstance(reply, str):
-                    raise ConfigError(f"site {site} cannot take part: {reply}")
-                members.welcome(site, reply.values)
+                try:
+                    if isinstance(reply, str):
+                        raise ConfigError(f"site {site} cannot take part: {reply}")
+                    members.welcome(site, reply.values, self.carrier.key(site))
+                except ConfigError as error:
+                    self._turn_away(site, error, bool(before))
             late = time.monotonic() >= until
             if late and set(range(clients)) - set(members.home):
                 members.count_absent(before, self.say)
@@ -126,6 +132,17 @@ class RemoteEngine:
                 )
             time.sleep(PAUSE)
         members.number(clients, before, self.carrier.sites())
+
+    def _turn_away(self, site: str, why: ConfigError, known: bool) -> None:
+        """Go on without a site that does not fit, or end the start.
+
+        Args:
+            known: whether its clients' counts are, of when the run began.
+        """
+        if not known or self.policy.quorum == 1:
+            raise why
+        self.members.shut.add(site)
+        self.say(f"{why}: it takes no part in this session")
 
     def join(self, fed: Federation) -> None:
         """Let the clients of ``fed`` be at the sites that were met.
@@ -141,7 +158,10 @@ class RemoteEngine:
         for site, theirs in self.members.met.items():
             odd = odd_facts(theirs, ours)
             if odd:
-                raise ConfigError(f"site {site} cannot take part: it differs in {odd}")
+                known = any(home == site and c in self.members.before
+                            for c, home in self.members.home.items())
+                self._turn_away(site, ConfigError(
+                    f"site {site} cannot take part: it differs in {odd}"), known)
         for n in ("train", "val", "test", "classes"):
             if not _same_counts(getattr(roster, n), getattr(fed.roster, n)):
                 raise ConfigError(f"the sites now report other image counts ({n}) than at the "
@@ -157,9 +177,9 @@ class RemoteEngine:
         """See ``Engine.run``; sites that do not answer are asked again, then the quorum decides.
 
         Raises:
-            DivergedError: policy ``abort`` at a site.
+            DivergedError: policy ``abort`` at a site without which too few are left.
             QuorumError: too few answered.
-            DataError: a site has lost a state that was accepted.
+            DataError: such a site has lost a state that was accepted.
         """
         ctx, members = make(sorted(accepted)), self.members
         job = RoundAnswers(ctx, downloads, dict(accepted), trainer.extra_forms(ctx, clients.blank),
@@ -195,9 +215,13 @@ class RemoteEngine:
             "work", job.ctx.round, versions, job.downloads, home, lambda ids: {
                 "floor": {str(c): oldest[c] for c in ids}, "seconds": float(self.policy.deadline),
             })
-        for site, reply in self.requests.ask(trips).items():
+        for site, reply in self.requests.ask(
+            trips, end=False, most=job.most_bytes()
+        ).items():
             ids = [int(c) for c in trips[site].values["accepted"]]
-            if isinstance(reply, str):
+            if isinstance(reply, Grave):
+                job.fail(site, reply, ids)
+            elif isinstance(reply, str):
                 self._failed.add(site)
                 why = silence(reply) if site in self.requests.silent else reply
                 job.why |= dict.fromkeys(ids, f"{site}: {why}")
@@ -240,19 +264,21 @@ class RemoteEngine:
         job = RowAnswers(question, measure, members, self.say)
         for _ in self._attempts():
             self._place_rows(question, sorted(job.missing), model)
-            versions = {c: question.versions.get(c, 0) for c in members.askable(job.missing)}
+            left = members.askable(job.missing - job.grave.keys())
+            versions = {c: question.versions.get(c, 0) for c in left}
             trips = self.requests.trips(
                 "evaluate", question.round, versions, question.downloads, members.home,
                 lambda ids: {"tune": question.tune, "model": model, "measure": plain},
             )
-            for site, reply in self.requests.ask(trips).items():
+            most = most_row_bytes(measure, len(left), members.widest())
+            for site, reply in self.requests.ask(trips, end=False, most=most).items():
                 ids = {int(c) for c in trips[site].values["accepted"]}
                 if not job.take(site, reply, ids):
                     self._failed.add(site)
                 if not isinstance(reply, str):
                     seconds = by_number(reply.values["seconds"])
                     self.tuning |= {c: float(s) for c, s in seconds.items() if c in ids and s}
-            if not members.askable(job.missing):
+            if not members.askable(job.missing - job.grave.keys()):
                 break
         if measure.keep_logits:
             self.logits = job.logits

@@ -8,12 +8,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedvlm.core.errors import DataError, DivergedError
+from fedvlm.core.errors import DataError, DivergedError, FedvlmError
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import Carrier
-from fedvlm.distributed.schema import ANSWERS
+from fedvlm.distributed.schema import ANSWERS, LIMIT
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
 from fedvlm.federation.reliability.unreliable import NO_ANSWER
+
+
+class Grave(str):
+    """Why a site failed in a way that asking again does not mend; ``error`` ends a run that cannot
+    do without it."""
+
+    error: FedvlmError
+
+    @classmethod
+    def of(cls, error: FedvlmError, words: str) -> Grave:
+        """Return the failure of a site."""
+        out = cls(words)
+        out.error = error
+        return out
 
 
 @dataclass
@@ -78,18 +92,29 @@ class Requests:
     def _about(self) -> dict[str, Any]:
         return {"run": self.run_id, "like": self.like, "nonce": secrets.token_hex(8)}
 
-    def ask(self, frames: Mapping[str, Frame]) -> dict[str, Frame | str]:
+    def ask(
+        self, frames: Mapping[str, Frame], *, end: bool = True, most: int = LIMIT
+    ) -> dict[str, Frame | str]:
         """Return each site's answer, or why there is none that fits.
 
+        Args:
+            most: bytes of an answer.
+            end: whether a ``Grave`` failure of one site is raised; else it is returned as others.
+
         Raises:
-            DivergedError, DataError: a failure at a site that ends the run.
+            DivergedError, DataError: such a failure.
         """
         sent = {site: pack(frame) for site, frame in frames.items()}
         self.traffic["down"] += sum(map(len, sent.values()))
+        self.carrier.most = min(most, LIMIT)
         replies = self.carrier.ask(sent, self.deadline) if sent else {}
         told = {site: replies.get(site, NO_ANSWER) for site in frames}
         self.silent = {site for site, data in told.items() if isinstance(data, str)}
-        return {site: self._read(site, frames[site], data) for site, data in told.items()}
+        out = {site: self._read(site, frames[site], data) for site, data in told.items()}
+        for reply in out.values():
+            if end and isinstance(reply, Grave):
+                raise reply.error
+        return out
 
     def _read(self, site: str, asked: Frame, data: bytes | str) -> Frame | str:
         if isinstance(data, str):
@@ -101,11 +126,12 @@ class Requests:
             return str(error)
         values = reply.values
         if reply.op == "failed" and values["nonce"] in ("", asked.values["nonce"]):
+            words = str(values["text"])
             if values["kind"] == "diverged":
-                raise DivergedError(f"{site}: {values['text']}")
+                return Grave.of(DivergedError(f"{site}: {words}"), words)
             if values["kind"] == "lost":
-                raise DataError(f"{site}: {values['text']}{self.remedy}")
-            return str(values["text"])
+                return Grave.of(DataError(f"{site}: {words}{self.remedy}"), words)
+            return words
         if values["nonce"] != asked.values["nonce"]:
             return "a late answer to another request"
         if reply.op != ANSWERS[asked.op] or values.get("round") != asked.values.get("round"):

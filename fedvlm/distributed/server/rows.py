@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 
 from fedvlm.core.errors import QuorumError
 from fedvlm.core.trees import Tree
+from fedvlm.distributed.schema import LIMIT
 from fedvlm.distributed.server.membership import Membership
 from fedvlm.distributed.server.policy import Policy
+from fedvlm.distributed.server.requests import Grave
 from fedvlm.distributed.server.work import join_reasons
 from fedvlm.distributed.site import of_client
 from fedvlm.distributed.wire import Frame
@@ -27,6 +29,7 @@ _CELL = re.compile(rf"{CONFUSION}\.(\d{{1,6}})\.(-1|\d{{1,6}})")  # -1: ``scores
 _RARE = {"broken", ABSENT}  # in some rows only
 _SLACK = 1e-6  # percent, or nats
 _MOST = 1e300
+SLACK, SLACK_ROW, CELL = 1 << 20, 1 << 14, 32  # bytes of a frame's rest, of a row, of a cell
 
 
 def odd_row(row: Row, images: int, measure: Measure) -> str:
@@ -101,6 +104,18 @@ def find_outvoted_rows(rows: Mapping[int, Row]) -> dict[int, str]:
                "rows" for c, n in names.items() if n != most}
 
 
+def most_row_bytes(measure: Measure, clients: int, classes: int) -> int:
+    """Return how many bytes an answer with the rows of so many clients has at most.
+
+    Args:
+        classes: of the setting, as far as they are known; cells are of pairs of them.
+    """
+    if measure.keep_logits:
+        return LIMIT
+    cells = max(classes, 1000) ** 2 if measure.confusion else 0
+    return SLACK + clients * (SLACK_ROW + CELL * cells)
+
+
 @dataclass
 class RowAnswers:
     """The answers to a question for rows of numbers.
@@ -113,6 +128,7 @@ class RowAnswers:
 
     Attributes:
         missing: clients without a row; ``why`` says why not.
+        grave: clients of sites that failed for good.
         logits: those that sites sent and were asked for.
     """
 
@@ -123,6 +139,7 @@ class RowAnswers:
     rows: dict[int, Row] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
     why: dict[int, str] = field(default_factory=dict)
+    grave: dict[int, Grave] = field(default_factory=dict)
     logits: Tree = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -137,6 +154,8 @@ class RowAnswers:
         """
         about = f"numbers of round {self.question.round}, {site}"
         if isinstance(reply, str):
+            if isinstance(reply, Grave):
+                self.grave |= dict.fromkeys(ids, reply)
             self.why |= dict.fromkeys(ids, f"{site}: {reply}")
             self.say(f"{about}: {reply}")
             return False
@@ -172,6 +191,7 @@ class RowAnswers:
         """Return a row of each client, in their order.
 
         Raises:
+            DivergedError, DataError: too few are left without sites that failed for good.
             QuorumError: too few answered.
         """
         lone, rows, missing = find_outvoted_rows(self.rows), dict(self.rows), set(self.missing)
@@ -180,7 +200,11 @@ class RowAnswers:
             self.why |= {c: f"{self.members.home[c]}: {words}" for c, words in lone.items()}
             rows, missing = {c: r for c, r in rows.items() if c not in lone}, missing | set(lone)
         total, home = len(self.question.clients), self.members.home
-        if len(missing) > total - policy.needed(total) or (missing and not rows):
+        spare = total - policy.needed(total)
+        for why in self.grave.values():
+            if len(missing) > spare >= len(missing - self.grave.keys()):
+                raise why.error
+        if len(missing) > spare or (missing and not rows):
             raise QuorumError(
                 f"round {self.question.round}: no numbers of {len(missing)} of {total} clients "
                 f"({join_reasons(self.why.get(c, f'{home[c]}: excluded') for c in missing)}), "

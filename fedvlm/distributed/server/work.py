@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedvlm.core.errors import QuorumError
-from fedvlm.core.trees import Tree
-from fedvlm.distributed.schema import by_number
+from fedvlm.core.trees import Tree, nbytes
+from fedvlm.distributed.schema import LIMIT, by_number
 from fedvlm.distributed.server.membership import Membership
 from fedvlm.distributed.server.policy import (
     NOT_FINITE,
@@ -18,11 +18,16 @@ from fedvlm.distributed.server.policy import (
     weigh,
     without,
 )
+from fedvlm.distributed.server.requests import Grave
 from fedvlm.distributed.wire import Frame
 from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.context import Context
 from fedvlm.federation.engine import RoundWork
 from fedvlm.federation.reliability.unreliable import NO_ANSWER
+
+MORE, SLACK, SLACK_ROW = 4, 1 << 20, 1 << 16  # of the bytes asked for; bytes of a frame, a client
+PASSES = 100  # over a client's work, more than any method makes
+INSIDE = 100_000  # tokens and blocks of a tower for one sample or class
 
 
 @dataclass
@@ -41,6 +46,7 @@ class RoundAnswers:
         parts: updates, each with its site.
         missing: clients of which nothing is settled yet; ``why`` says why not.
         guilty: sites of which something was refused.
+        grave: clients of sites that failed for good in this round.
     """
 
     ctx: Context
@@ -56,10 +62,40 @@ class RoundAnswers:
     guilty: set[str] = field(default_factory=set)
     counters: Counter[str] = field(default_factory=Counter)
     missing: set[int] = field(default_factory=set)
+    grave: dict[int, Grave] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Wait for all clients."""
         self.missing = set(self.accepted)
+
+    def most_bytes(self) -> int:
+        """Return how many bytes an answer has at most: four times what the tensors asked for have.
+
+        What a method of a user's own sends beside them is not known: then it is a frame's limit.
+        """
+        if self.forms is None:
+            return LIMIT
+        extra = sum(nbytes(self.forms).values())
+        tensors = sum(extra + sum(nbytes(self.downloads[c]).values()) for c in self.missing)
+        return SLACK + MORE * (tensors + SLACK_ROW * len(self.missing))
+
+    def _count(self, site: str, told: Mapping[str, int], ids: Sequence[int]) -> None:
+        """Add what a site counted, at most ``PASSES`` times what its clients were asked for."""
+        ctx, size = self.ctx, dict(zip(self.ctx.clients, self.ctx.sizes.tolist(), strict=True))
+        images = [int(size[c]) for c in ids]
+        each = [ctx.epochs * n for n in images]  # a step has one image at least
+        if ctx.effort is not None:
+            each = ctx.effort.totals(ctx.round, ids, images)
+        steps = PASSES * (sum(each) + len(ids))
+        samples = PASSES * sum((t + 1) * n for t, n in zip(each, images, strict=True))
+        inside = (samples + steps * len(ctx.model.classnames)) * INSIDE
+        for name, n in told.items():
+            plain = {"steps": steps, "gradients": steps, "samples": samples}
+            most = plain.get(name, samples if name.endswith("_samples") else inside)
+            if n > most:
+                self.say(f"round {ctx.round}: {site} counts {n} {name}, more than its clients "
+                         f"could be asked for: {most} are counted")
+            self.counters[name] += min(n, most)
 
     def take(self, site: str, reply: Frame, ids: Sequence[int]) -> None:
         """Take the updates of an answer that keep the contract.
@@ -69,7 +105,7 @@ class RoundAnswers:
         """
         values = reply.values
         for counters in (values["counters"], values["towers"]):
-            self.counters.update(counters)
+            self._count(site, counters, ids)
         parts, refused, foreign = read_parts(reply, self.ctx, self.downloads, ids, self.forms)
         told = by_number(values["dropped"])
         foreign += sorted(set(told) - set(ids))
@@ -90,6 +126,12 @@ class RoundAnswers:
         self.dropped |= {c: f"{site}: {why}" for c, why in dropped.items()}
         self.missing -= {*dropped, *refused, *(c for part in parts for c in part.clients)}
 
+    def fail(self, site: str, why: Grave, ids: Sequence[int]) -> None:
+        """Do without a site's clients in this round, if the quorum allows it (``check``)."""
+        self.grave |= dict.fromkeys(ids, why)
+        self._refuse(site, dict.fromkeys(ids, str(why)))
+        self.missing -= set(ids)
+
     def _refuse(self, site: str, why: Mapping[int, str]) -> None:
         """Note whose updates are not taken."""
         self.refused |= {c: f"{site}: {words}" for c, words in why.items()}
@@ -103,18 +145,26 @@ class RoundAnswers:
             self._refuse(site, {c: why for c, why in odd.items() if home[c] == site})
         left = [(site, without(part, odd)) for site, part in self.parts]
         self.parts = [(site, part) for site, part in left if part is not None]
-        for client, why in self.refused.items():
-            self.say(f"round {self.ctx.round}: the update of client {client} is refused ({why})")
+        for client in [c for c in self.refused if c not in self.grave]:
+            self.say(f"round {self.ctx.round}: the update of client {client} is refused "
+                     f"({self.refused[client]})")
 
     def check(self, members: Membership) -> None:
         """Hold the round to its quorum.
 
         Raises:
+            DivergedError, DataError: too few are left without sites that failed for good.
             QuorumError: too few answered, or no update is left for more than divergence.
         """
         round_, total = self.ctx.round, len(self.accepted)
+        spare = total - self.policy.needed(total)
+        for why in self.grave.values():
+            if len(self.missing) <= spare < len(self.missing) + len(self.grave):
+                raise why.error
+        for client in self.grave:
+            self.say(f"round {round_}: without client {client} ({self.refused[client]})")
         kept = f"the state of round {round_ - 1} is kept; run the same command again to continue"
-        if len(self.missing) > total - self.policy.needed(total):
+        if len(self.missing) > spare:
             raise QuorumError(
                 f"round {round_}: {len(self.missing)} of {total} clients did not answer "
                 f"({join_reasons(self.why[c] for c in self.missing)}), and the quorum is "

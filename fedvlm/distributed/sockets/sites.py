@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.distributed.schema import LIMIT
 from fedvlm.distributed.sockets.lines import exchange
 from fedvlm.distributed.sockets.stream import PATIENCE, StreamError, connect
 
@@ -29,6 +30,11 @@ class SiteSockets:
         self._pauses: dict[str, float] = {}
         self._lines: dict[str, socket.socket] = {}
         self.why: dict[str, str] = {}
+        self.most = LIMIT
+
+    def key(self, site: str) -> str:
+        """See ``Carrier.key``: any process of this user could have it."""
+        return ""
 
     def open(self, seconds: float) -> None:
         """Reach all of them, or as many as can be reached within ``seconds``.
@@ -81,7 +87,7 @@ class SiteSockets:
         if not frames.keys() <= self._lines.keys():
             self._reach(HURRY, LONGEST)
         there = {n: f for n, f in frames.items() if n in self._lines}
-        answers, failures = exchange(self._lines, there, seconds)
+        answers, failures = exchange(self._lines, there, seconds, most=self.most)
         for name, why in failures.items():
             self._lines.pop(name).close()
             self._away[name] = time.monotonic()

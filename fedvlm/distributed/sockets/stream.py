@@ -20,19 +20,32 @@ import time
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.distributed.schema import LIMIT
+from fedvlm.distributed.schema import LIMIT, too_long
 
 HELLO = b"fedvlm-socket/1\n"
 NONCE = PROOF = 32
 LENGTH = struct.Struct("<Q")
 _PEER = struct.Struct("3i")  # process, user, group
 PATIENCE = 10.0  # seconds for the whole greeting
+EVER = 30 * 86400.0  # seconds, where another sign than time ends a wait
 ALONE = 0o77  # bits of a mode that let others in
 _PIECE = 1 << 20
 
 
 class StreamError(FedvlmError):
     """The other side is gone, or does not keep to the protocol: one clause."""
+
+
+class TooLong(StreamError):
+    """A frame above a limit, of which only the length was read.
+
+    Attributes:
+        size: in bytes, as its sender says.
+    """
+
+    def __init__(self, size: int, most: int) -> None:
+        super().__init__(too_long(size, most))
+        self.size = size
 
 
 def greet(sock: socket.socket, token: bytes, seconds: float | None = None) -> None:
@@ -104,28 +117,31 @@ def send(sock: socket.socket, data: bytes) -> None:
         raise StreamError(reason(error)) from None
 
 
-def receive(sock: socket.socket) -> bytes | None:
+def receive(sock: socket.socket, most: int = LIMIT) -> bytes | None:
     """Read a frame; None where the other side has closed the connection between two.
+
+    Args:
+        most: bytes of it; a longer one is refused at its length.
 
     Raises:
         StreamError: it is gone within a frame, or the frame is above the limit.
     """
     try:
         head = _exactly(sock, LENGTH.size, end=True)
-        return _exactly(sock, read_length(head)) if head else None
+        return _exactly(sock, read_length(head, most)) if head else None
     except OSError as error:
         raise StreamError(reason(error)) from None
 
 
-def read_length(head: bytes) -> int:
+def read_length(head: bytes, most: int = LIMIT) -> int:
     """Return the length that a frame's first bytes tell.
 
     Raises:
-        StreamError: above the limit.
+        TooLong: above the limit.
     """
     size: int = LENGTH.unpack(head)[0]
-    if size > LIMIT:
-        raise StreamError(f"a frame of {size} bytes is above the limit of {LIMIT}")
+    if size > most:
+        raise TooLong(size, most)
     return size
 
 

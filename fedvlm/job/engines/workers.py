@@ -37,7 +37,6 @@ from fedvlm.runs.folder import RunFolder
 
 ENGINE = "workers"
 START = 600.0  # seconds for workers to be built
-EVER = 30 * 86400.0  # seconds for an answer: a worker that dies is heard of without
 
 
 class Workers(ClientSide):
@@ -60,8 +59,8 @@ class Workers(ClientSide):
         self.built, self.carrier = built, self.workers_of(folder.path, tell)
         self.engine = PoolEngine(
             self.carrier, plain, federation.engine.chunk,
-            Policy(deadline=EVER, wait=0.0), run, tell, layout=federation.engine.sites,
-            beside=shared_facts(built.identity),
+            Policy(deadline=float(self.cfg.FED.ASK.SECONDS), wait=0.0), run, tell,
+            layout=federation.engine.sites, beside=shared_facts(built.identity),
         )
         self.ask = self.engine.template
         leave_images(built)
@@ -97,7 +96,8 @@ class Workers(ClientSide):
                 f"the last bits may differ; with OMP_NUM_THREADS={threads} both are identical"
             )
         return WorkerProcesses(partial(_command, folder, place), count, place,
-                               partial(worker_environment, cfg, threads))
+                               partial(worker_environment, cfg, threads), tell,
+                               float(cfg.FED.ASK.SECONDS))
 
 
 def _command(folder: Path, place: Path, slot: int, handle: int) -> Sequence[str]:

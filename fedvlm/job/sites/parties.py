@@ -43,7 +43,9 @@ PLACE = "sites"  # in the run's folder
 NAME, MET, FRAMES = "run", "met.json", "frames.json"
 _NETWORK = re.compile(r"[^/]*:\d{1,5}")
 _FIRST = 1.0  # seconds after which those who are not are named
-_MET = by(text("[^/]+", 200), record({"data": hexes, "clients": by(client, record(COUNTS))}))
+_SITE = {"data": hexes, "clients": by(client, record(COUNTS))}
+_MET = by(text("[^/]+", 200), lambda v: any(
+    record(fields)(v) for fields in (_SITE, _SITE | {"key": text("[!-~]+", 200)})))
 Tell = Callable[[str], None]
 
 
@@ -287,8 +289,13 @@ def read_met(path: Path) -> Mapping[str, Any]:
 
 def left_out(cfg: CfgNode) -> list[str]:
     """Return what a run over sites cannot say, since the clients' images are not here."""
+    told = ["as the sites told them, since the clients' images are not here: image counts, rows of "
+            "right answers and all means of them, weights, losses, steps and samples (at most 100 "
+            "times what was asked for), seconds of fine-tuning"]
     if not cfg.TEST.REFERENCES:
-        return []
-    return ["not computed, since they need the clients' images: the baselines (most frequent "
-            "class, zero-shot with own classes and with class shares, AFL); logistic regression "
-            "and pooled only where all sites allow them (rule 'baselines' of site.yaml)"]
+        return told
+    told.append("not computed, since they need the clients' images: the baselines (most frequent "
+                "class, zero-shot with own classes and with class shares, AFL); logistic "
+                "regression and pooled only where all sites allow them (rule 'baselines' of "
+                "site.yaml)")
+    return told

@@ -26,7 +26,7 @@ from fedvlm.core.progress import Progress
 from fedvlm.data.own.site import SiteFile, read_site
 from fedvlm.distributed.facts import odd_keys
 from fedvlm.distributed.flower.outpost import Outpost
-from fedvlm.distributed.schema import by, hexes, name, record, setting
+from fedvlm.distributed.schema import LIMIT, by, hexes, name, record, setting, too_long
 from fedvlm.distributed.site import Site, failure
 from fedvlm.distributed.site_yaml import SiteYaml
 from fedvlm.distributed.sockets.serving import serve
@@ -80,6 +80,14 @@ class Resident:
             return pack(Frame("failed", {"nonce": nonce} | failure(error, self.say)))
         with threads_of(cfg):
             return site.answer(data)
+
+    def refuse(self, size: int) -> bytes:
+        """Return the reply to a message of so many bytes, which is not read."""
+        try:
+            self.owner.terms.allow_size(size)
+            raise Refused(too_long(size, LIMIT))
+        except Refused as error:
+            return pack(Frame("failed", {"nonce": ""} | failure(error, self.say)))
 
     def _site_of(self, frame: Frame) -> tuple[Site, CfgNode]:
         """Return the site that works for the run of a request.
@@ -236,4 +244,4 @@ def serve_site(
         say(f"ready at {where}: {site.file.dataset}, clients "
             f"{', '.join(map(str, site.file.clients))}; waiting for coordinators")
         with outpost or contextlib.nullcontext():
-            serve(door, token, site.answer, say)
+            serve(door, token, site.answer, say, owner.terms.bytes or LIMIT, site.refuse)

@@ -41,7 +41,7 @@ class _Personal(NamedTuple):
 class PoolMembership(Membership):
     """Workers of a pool: each has all clients; ``home`` is who is asked for a client next."""
 
-    def welcome(self, site: str, values: Mapping[str, Any]) -> None:
+    def welcome(self, site: str, values: Mapping[str, Any], key: str = "") -> None:
         """See ``Membership.welcome``.
 
         Raises:
@@ -84,6 +84,12 @@ class PoolEngine(RemoteEngine):
         """See ``RemoteEngine.meet``."""
         super().meet(clients, seconds)
         self.members.sites = tuple(self.layout)
+
+    def _turn_away(self, site: str, why: ConfigError, known: bool) -> None:
+        """See ``RemoteEngine._turn_away``: the carrier replaces a worker that is gone."""
+        if site not in self.requests.silent:
+            raise why
+        self.say(str(why))
 
     def join(self, fed: Federation) -> None:
         """See ``RemoteEngine.join``; states that ``fed`` knows of stay known."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from fedvlm.distributed.flower.network import READY
 from fedvlm.distributed.flower.outpost import Outpost
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.sockets.serving import converse, end_with, serve
-from fedvlm.distributed.sockets.stream import listen
+from fedvlm.distributed.sockets.stream import EVER, listen
 from fedvlm.distributed.terms import Terms
 from fedvlm.job.build import Built, build_run
 from fedvlm.job.run import threads_of
@@ -36,7 +38,7 @@ def serve_driver(cfg: CfgNode, states: Path, handle: int, say: Say) -> None:
         FedvlmError: whatever of the run cannot be built.
     """
     with _given(handle) as sock, threads_of(cfg):
-        converse(sock, b"", worker_of(build_run(cfg), states, say).answer)
+        converse(sock, b"", worker_of(build_run(cfg), states, say).answer, EVER)
 
 
 def serve_clients(
@@ -66,6 +68,8 @@ def _about(cfg: CfgNode, clients: int) -> str:
 def _given(handle: int) -> socket.socket:
     """Return the socket that a server left open; this process ends with its other end.
 
+    Standard input is a socket, too, that tells the server of each second of work.
+
     Raises:
         ConfigError: there is none.
     """
@@ -74,7 +78,7 @@ def _given(handle: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"--handle {handle} is not a socket: workers are started only by a "
                           "run") from error
-    end_with(sock)
+    end_with(sock, socket.socket(fileno=os.dup(0)) if stat.S_ISSOCK(os.fstat(0).st_mode) else None)
     return sock
 
 

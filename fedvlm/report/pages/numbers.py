@@ -26,6 +26,7 @@ from fedvlm.runs.verify.answer import (
     COSTS,
     NEXT,
     PAYS,
+    answer_columns,
     answer_lines,
     answer_sentence,
     answer_table,
@@ -106,7 +107,7 @@ def answer_content(run: FinishedRun) -> Html:
     words = [_sentence(answer_sentence(answer)), _sentence(next_sentence(run.results.get(NEXT)))]
     kind = {PAYS: "up", COSTS: "down"}.get(answer["verdict"])
     return join_content([
-        table(["accuracy (%)", "personal", "class-balanced"], rows,
+        table(list(answer_columns(answer)), rows,
               caption="Mean over clients, on their own test images"),
         *(element("p", text, class_=kind if not at else None)
           for at, text in enumerate(words) if text),

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.distributed.sockets import lines, sites, stream
+from fedvlm.distributed.sockets import lines, serving, sites, stream
 from fedvlm.distributed.sockets.lines import exchange
 from fedvlm.distributed.sockets.serving import converse, serve
 from fedvlm.distributed.sockets.sites import SiteSockets
@@ -230,3 +230,63 @@ def test_who_stays_away_is_tried_ever_less_often_and_in_haste(
     times = [at for at, _ in tries[2:]]
     assert [b - a for a, b in zip(times, times[1:], strict=False)] == [
         5, 5, 10, 20, 40, 80, 160, 300, 300, 300]
+
+
+def test_twenty_silent_and_slow_callers_delay_nobody(tmp_path: Path) -> None:
+    """Some never greet, some greet and say nothing, some stop within a frame."""
+    path, said = tmp_path / "private" / "s", list[str]()
+    with site(path, lambda frame: frame[::-1], said), contextlib.ExitStack() as there:
+        for at in range(20):
+            if at % 3:
+                line = there.enter_context(connect(path, b""))
+                line.sendall((LENGTH.pack(1000) + b"x")[: 9 * (at % 3 - 1)])
+            else:
+                there.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
+        began = time.monotonic()
+        with connect(path, b"") as line:
+            stream.send(line, b"abc")
+            assert stream.receive(line) == b"cba"
+        assert time.monotonic() - began < 2
+
+
+def test_where_callers_are_too_many_the_longest_silent_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "CALLERS", 3)
+    path, said = tmp_path / "private" / "s", list[str]()
+    with site(path, lambda frame: frame[::-1], said), contextlib.ExitStack() as there:
+        lines_ = [there.enter_context(connect(path, b"")) for _ in range(4)]
+        for line in lines_[1:]:
+            stream.send(line, b"abc")
+            assert stream.receive(line) == b"cba"
+        assert stream.receive(lines_[0]) is None
+
+
+def test_a_frame_above_the_owners_rule_is_refused_at_its_length(tmp_path: Path) -> None:
+    """Unread: what it says of the rule comes while the frame is still on its way."""
+    path, asked = tmp_path / "private" / "s", list[bytes]()
+    door = listen(path)
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            serve(door, b"", lambda frame: asked.append(frame) or frame,  # type: ignore[func-returns-value]
+                  lambda words: None, 1000, lambda size: b"at most 1000, not %d" % size)
+
+    threading.Thread(target=run, daemon=True).start()
+    with connect(path, b"") as line:
+        answers, failures = exchange({"a": line}, {"a": bytes(1 << 24)}, 10)
+    assert answers == {"a": b"at most 1000, not 16777216"} and not failures and not asked
+    door.close()
+
+
+def test_an_answer_above_what_was_asked_for_is_refused_at_its_length(tmp_path: Path) -> None:
+    path = tmp_path / "private" / "s"
+    with site(path, lambda frame: bytes(5000), []):
+        carrier = SiteSockets([path])
+        carrier.open(0)
+        carrier.most = 4000
+        said = carrier.ask({"site0": b"abc"}, 10)["site0"]
+        assert said == "a frame of 5000 bytes is above the limit of 4000"
+        carrier.most = 5000
+        assert carrier.ask({"site0": b"abc"}, 10) == {"site0": bytes(5000)}
+        carrier.close()

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.repository import PACKAGE
 from fedvlm.job.workers.carrier import WorkerProcesses
 
-# A worker without PyTorch: it says its number and what it was asked, and dies of "die".
-WORKER = """
-import hashlib, hmac, socket, struct, sys
+# A worker without PyTorch: it says its number and what it was asked, and dies of "die". Until its
+# file "go" is there it is being built; signs of life come from the package's own thread.
+WORKER = f"""
+import hashlib, hmac, os, pathlib, socket, struct, sys, time
+sys.path.insert(0, {str(PACKAGE.parent)!r})
+from fedvlm.distributed.sockets import serving
 s = socket.socket(fileno=int(sys.argv[1]))
+serving._LOOK = 50
+serving.end_with(s, socket.socket(fileno=os.dup(0)))
+def spin(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until: pass
 def read(n):
     out = b""
     while len(out) < n:
@@ -24,6 +36,7 @@ def read(n):
     return out
 if sys.argv[2] == "broken":
     print("error: no such data set"); sys.exit(3)
+while len(sys.argv) > 3 and not pathlib.Path(sys.argv[3]).exists(): spin(0.01)
 nonce = bytes(32)
 s.sendall(b"fedvlm-socket/1\\n" + nonce)
 said = read(64)
@@ -31,15 +44,20 @@ s.sendall(hmac.new(b"", b"worker" + nonce + said[:32], hashlib.sha256).digest())
 while True:
     words = read(struct.unpack("<Q", read(8))[0])
     if words == b"die": sys.exit(9)
+    if words == b"hang": time.sleep(600)
+    if words == b"work": spin(1.5)
     answer = sys.argv[2].encode() + b" " + words
     s.sendall(struct.pack("<Q", len(answer)) + answer)
 """
 
 
-def begun(tmp_path: Path, count: int, word: str = "") -> WorkerProcesses:
+def begun(
+    tmp_path: Path, count: int, word: str = "", *more: str, said: list[str] | None = None
+) -> WorkerProcesses:
     return WorkerProcesses(
-        lambda slot, handle: (sys.executable, "-S", "-c", WORKER, str(handle), word or str(slot)),
-        count, tmp_path,
+        lambda slot, handle: (sys.executable, "-S", "-c", WORKER, str(handle), word or str(slot),
+                              *more),
+        count, tmp_path, say=(said if said is not None else []).append, silence=1.0,
     )
 
 
@@ -75,5 +93,62 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
     try:
         with pytest.raises(ConfigError, match="worker0 did not start: exit code 3; error: no such"):
             carrier.open(30)
+    finally:
+        carrier.close()
+
+
+@pytest.mark.parametrize("how", ["hang", "stop"])
+def test_a_worker_that_shows_no_sign_of_life_is_ended_and_replaced(
+    tmp_path: Path, how: str
+) -> None:
+    """In time, whether it waits for ever or is stopped; who works for longer is left alone."""
+    carrier = begun(tmp_path, 2)
+    try:
+        carrier.open(30)
+        if how == "stop":
+            os.kill(carrier.processes["worker0"].pid, signal.SIGSTOP)
+        began = time.monotonic()
+        out = carrier.ask({"worker0": how.encode(), "worker1": b"work"}, 1.0)
+        assert time.monotonic() - began < 6  # of which the answer takes 1.5
+        assert out["worker1"] == b"1 work" and str(out["worker0"]).startswith(
+            "no sign of life for 1 s (killed by SIGKILL; ")
+        until = time.monotonic() + 30
+        while "worker2" not in carrier.sites() and time.monotonic() < until:
+            time.sleep(0.02)
+        assert carrier.ask({"worker2": b"you"}, 5) == {"worker2": b"0 you"}
+    finally:
+        carrier.close()
+
+
+@pytest.mark.parametrize(("event", "why"), [
+    (signal.SIGKILL, "it ended"), (signal.SIGSTOP, "no sign of life for 1 s"),
+])  # fmt: skip
+def test_a_worker_lost_while_it_builds_is_replaced(
+    tmp_path: Path, event: signal.Signals, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedvlm.distributed.sockets.lines.GRACE", 3.0)
+    said, go = list[str](), tmp_path / "go"
+    carrier = begun(tmp_path, 1, "", str(go), said=said)
+    try:
+        os.kill(carrier.processes["worker0"].pid, event)
+        threading.Timer(4.5, go.touch).start()
+        carrier.open(30)
+        assert carrier.sites() == ["worker1"]
+        assert said and said[0].startswith(
+            f"worker0, as it built the run: {why} (killed by SIGKILL; ")
+    finally:
+        carrier.close()
+
+
+def test_a_busy_driver_kills_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks for longer than a worker may be silent, at its start and over a question."""
+    monkeypatch.setattr("fedvlm.distributed.sockets.lines.LOOK", 0.1)
+    carrier = begun(tmp_path, 1)
+    try:
+        time.sleep(1.5)
+        carrier.open(30)
+        time.sleep(1.5)
+        assert carrier.ask({"worker0": b"hello"}, 0.3) == {"worker0": b"0 hello"}
+        assert set(carrier.processes) == {"worker0"}
     finally:
         carrier.close()
