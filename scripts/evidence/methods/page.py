@@ -170,13 +170,15 @@ def _axes(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
         for name, case, method in dict.fromkeys((s, c, m) for s, c, m, _ in plan.planned()):
             some = [r for r in rows if (r["plan"], r["set"], r["case"], r["method"]) == (
                 plan.name, name, case, method)]
+            if not some:
+                continue  # among the missing ones
             above = [r["personal"] - r["alone"] for r in some if r["alone"] is not None]
             own = _number(_mean(some, "personal"))
             rest = " | ".join(_number(_mean(some, metric)) for metric in (
                 "balanced", "worst", "hurt", "unseen_clients", "new"))
             lines.append(f"| {name} | {case} | {method} | {len(some)} | {own} | "
                          f"{_points(fmean(above) if above else None)} | {rest} |")
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else "Not run."  # noqa: PLR2004 (the head)
 
 
 def _missing(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
