@@ -110,9 +110,10 @@ def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> 
     lines = ["| method | cells | personal gain | class-balanced gain | best in | worst client | "
              "clients that lose | kB a round |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
     balanced = gains(rows, "balanced")
-    tops = Counter(max((m for m in methods if place in places[m]),
-                       key=lambda m, p=place: found[(*p, m)])
-                   for place in set().union(*places.values()))
+    tops: Counter[str] = Counter()
+    for place in set().union(*places.values()):
+        here = {m: found[(*place, m)] for m in methods if place in places[m]}
+        tops[max(here, key=lambda m: here[m])] += 1
     for method in sorted(methods, key=lambda m: -fmean(found[(*p, m)] for p in places[m])):
         some = [r for r in rows if r["method"] == method and r["plan"] in CELLS]
         lines.append(

@@ -79,9 +79,10 @@ def draw(data: Points, title: str = "", width: float = style.PAGE) -> Figure:
             colour = style.PALETTE[i % len(style.PALETTE)] if named else style.PALETTE[0]
             shape = style.MARKERS[(i // len(style.PALETTE)) % len(style.MARKERS)]
             good, bad = mine & data.right, mine & ~data.right
-            axes.scatter(*data.at[good].T, s=7, color=colour, marker=shape, linewidths=0,
+            x, y = data.at.T
+            axes.scatter(x[good], y[good], s=7, color=colour, marker=shape, linewidths=0,
                          alpha=0.75)
-            axes.scatter(*data.at[bad].T, s=13, color=colour, marker="x", linewidths=0.8)
+            axes.scatter(x[bad], y[bad], s=13, color=colour, marker="x", linewidths=0.8)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.grid(visible=False)
