@@ -337,6 +337,8 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/report/compare/runs.py": {
         "start-up: 0.1 s where no logits were kept": ("safetensors", "safetensors.numpy"),
     },
+    "fedvlm/report/figures/answers/tsne.py": {
+        "start-up: 1 s, for runs that kept their scores": ("sklearn.manifold",)},
     "fedvlm/report/statistics/paired.py": {
         "start-up: 1 s of comparisons without a test": ("scipy.stats",),
     },

@@ -22,6 +22,7 @@ from fedvlm.core.errors import DataError
 from fedvlm.evaluation.references import heads
 from fedvlm.evaluation.references.heads import HeadClient, Heads, Sums
 from fedvlm.evaluation.references.softmax import GRID
+from fedvlm.evaluation.references.suite import SMOOTH, TEMPERS
 
 MAJORITY, LOGREG, NAMES = "majority", "logreg", "zero_shot"
 OWN_NAMES, NAME_SHARES = "zero_shot_local", "zero_shot_prior"
@@ -204,9 +205,9 @@ class _Work:
         total = _total([Sums.of(c, self.classes) for c in self.training(self.raw, f)[1]])
         ridges = heads.ridge_heads(total, RIDGES)
         self._answer(AFL, ridges, there, held, self.raw)
-        shares = torch.stack([c.shares(self.classes, heads.SMOOTH) for c in train])
+        shares = torch.stack([c.shares(self.classes, SMOOTH) for c in train])
         prior = [heads.add_shares(ridge, shares, t)
-                 for ridge in ridges[2:7:2] for t in heads.TEMPERS]
+                 for ridge in ridges[2:7:2] for t in TEMPERS]
         self._answer(AFL_PRIOR, prior, there, held, self.raw)
 
     def _answer(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
+from fedvlm.api.arguments import TrainArguments
 from fedvlm.api.run import Run
 from fedvlm.config.read import config_names
 from fedvlm.console.screen import complain
@@ -32,7 +33,7 @@ NOT_HERE = {
 
 def train(
     *, data: Any = None, classnames: Sequence[str] | None = None,
-    columns: Sequence[Any] | None = None, name: str = "", **flags: Any,
+    columns: Sequence[Any] | None = None, name: str = "", **flags: Unpack[TrainArguments],
 ) -> Run:
     """Train one method on one data set and return the run; a finished one is only loaded.
 
@@ -60,9 +61,10 @@ def train(
         DataError: missing, broken or inconsistent data; of ``data``, client and index are named.
         DivergedError: a number is not finite.
     """
+    words: dict[str, Any] = dict(flags)
     if data is None and flags.get("images") and classnames is not None:
-        flags, classnames = flags | {"classnames": json.dumps(list(classnames))}, None
-    request = Request.of(parse(run_words(flags)))
+        words["classnames"], classnames = json.dumps(list(classnames)), None
+    request = Request.of(parse(run_words(words)))
     given = _given(request, data, classnames, columns, name)
     jobs = resolve(request, given=given)
     complain(*jobs.notes, prefix="note")

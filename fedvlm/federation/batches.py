@@ -290,12 +290,24 @@ def step_slices(n: int, batch: int, per_step: int) -> list[list[tuple[int, int]]
     return steps
 
 
-def stratify(labels: Tensor, ratio: float, seed: int) -> tuple[Tensor, Tensor]:
+def stratify(
+    labels: Tensor, ratio: float, seed: int, groups: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return positions (fit, adaptation) of ``labels [n]``, both ascending.
 
     Stratified: of n samples of a class round(ratio n) adapt, at least one and never all; a class
     with one sample stays in fit. Ratio 0 takes none. Equal labels and seeds give equal splits.
+
+    Args:
+        groups: numbers ``[n]``; samples of one number stay together and count as one sample, of
+            the class of the first of them.
     """
+    if groups is not None:
+        _, unit = groups.unique(return_inverse=True)
+        first = torch.stack([labels[unit == u][0] for u in range(int(unit.max()) + 1)])
+        fit, adapts = stratify(first, ratio, seed)
+        return (torch.isin(unit, fit).nonzero().flatten(),
+                torch.isin(unit, adapts).nonzero().flatten())
     generator = rng.stream(seed, "adaptation")
     adapts = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique().tolist() if ratio > 0 else []:
@@ -314,7 +326,8 @@ class SplitBatcher:
     Shuffles depend on (seed, tag, round, client, epoch) only. The augmented view of a local
     epoch is its number in the whole run, modulo ``views``. Samples of ``whole`` and ``draw`` come
     un-augmented from ``plain``; without it from ``source``, first view. ``poison`` is what hostile
-    clients do to theirs, ``secrets`` what a site's clients draw noise from.
+    clients do to theirs, ``secrets`` what a site's clients draw noise from; ``groups``: by sample,
+    numbers of what ``subset`` never divides.
     """
 
     source: SampleSource
@@ -329,6 +342,7 @@ class SplitBatcher:
     poison: Callable[[Batch], Batch] | None = None
     secrets: Mapping[int, bytes] = field(default_factory=dict)
     sets: Tensor | None = None
+    groups: np.ndarray | None = None
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """See ``Batcher.sizes``."""
@@ -412,8 +426,9 @@ class SplitBatcher:
             dict(self.splits))
         for c in clients:
             train = self._part(c, "train")
+            groups = None if self.groups is None else torch.from_numpy(self.groups[train])
             fit, held = stratify(
-                self.source.labels[torch.from_numpy(train)], share, self.seed
+                self.source.labels[torch.from_numpy(train)], share, self.seed, groups
             )
             chosen, other = (fit, held) if part == "fit" else (held, fit)
             splits[c] = IndexSplit(

@@ -380,6 +380,7 @@ def prepare_run(
     batcher: SplitBatcher | Absent = SplitBatcher(
         train, data.clients, size, int(cfg.SEED), loader.views, plan.epochs, model.device,
         model.dtype, plain=test, sets=label_table(data, model),
+        groups=getattr(data, "groups", None),
     ) if inputs.counts is None else Absent(inputs.counts, size, "the server")
     source = trainer.proxy_source if inputs.serves else ""
     if source == CLIENTS and inputs.counts is not None:

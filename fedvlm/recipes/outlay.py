@@ -70,7 +70,7 @@ def speed_here() -> float:
     return 2.0 * ROWS * WIDE * 4 * WIDE / best
 
 
-def worth(rows: Iterable[Row], confirmed: int) -> float:
+def worth(rows: Iterable[Row], confirmed: float) -> float:
     """Return how many published numbers an hour of a GPU confirms; 0 where nothing is known.
 
     Args:

@@ -153,3 +153,19 @@ def test_a_sample_without_cached_features_is_refused() -> None:
     source = FeatureSource.of(torch.zeros(1, 2, 3), torch.tensor([0, 2]), torch.zeros(4).long())
     with pytest.raises(FedvlmError, match="sample 1 has no cached features"):
         source.fetch(torch.tensor([0, 1]), 0)
+
+
+def test_parts_of_a_client_divide_no_group() -> None:
+    labels = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 1, 1])
+    groups = np.array([7, 7, 3, 3, 5, 5, 2, 2, 9, 9])
+    source = ToySource({"i": torch.arange(10)}, labels)
+    made = SplitBatcher(source, [ToySplit(np.arange(10))], 4, 1, 1, 1, torch.device("cpu"),
+                        torch.float64, groups=groups)
+    parts = {part: set(made.subset([0], part, 0.34)._part(0, "train").tolist())
+             for part in ("fit", "held")}
+    assert parts["fit"] | parts["held"] == set(range(10))
+    assert not parts["fit"] & parts["held"]
+    for number in set(groups.tolist()):
+        mine = set(np.flatnonzero(groups == number).tolist())
+        assert mine <= parts["fit"] or mine <= parts["held"]
+    assert len(parts["held"]) == 4  # one group of each class

@@ -32,8 +32,6 @@ from fedvlm.evaluation.references.softmax import GRID, Problems, path
 from fedvlm.federation.toolbox import moments
 
 PULLS = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # of personal heads, from strong to weak
-TEMPERS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the log class shares beside a head
-SMOOTH = 0.1  # images of every class that a client is taken to have besides its own
 
 
 @dataclass(frozen=True)
@@ -239,7 +237,7 @@ def add_shares(heads: Heads, shares: Tensor, temper: float) -> Heads:
 
     Args:
         heads: P = 1, or K heads.
-        shares: above 0 (``HeadClient.shares`` with ``SMOOTH``).
+        shares: above 0 (``HeadClient.shares`` with ``suite.SMOOTH``).
         temper: 1 where scores are log probabilities; less for a ridge, whose scores are shares.
     """
     weights = heads.weights.repeat(len(shares) // len(heads), 1, 1)

@@ -92,6 +92,15 @@ def next_step(
                       "lower the learning rate",
             "flags": ["--lr", f"{rate / 10:g}"],
         }
+    start = records[0].get("personal") if records else None
+    if guess and loss is not None and loss > guess and start is not None \
+            and personal < start - margin:
+        return {
+            "reason": f"training made the models worse than untrained ones ({start:.1f}), and the "
+                      f"loss {loss:.3g} is above that of guessing, {guess:.2g}: lower the learning "
+                      "rate",
+            "flags": ["--lr", f"{rate / 10:g}"],
+        }
     rise = last_rise(records)
     if rise >= RISE and goal > personal + margin:
         return {

@@ -342,7 +342,7 @@ def _image_tests(a: Side, b: Side) -> tuple[dict[str, McNemar], str]:
         return {}, f"{lacking} kept no logits, so there is no paired test over test images; run " \
                    "it with --keep-logits under another --tag" if any(there) else ""
     try:
-        left, right = (_read_logits(side.path / LOGITS) for side in (a, b))
+        left, right = (read_logits(side.path / LOGITS) for side in (a, b))
         names = sorted((k for k in left if k.startswith(PERSONAL)),
                        key=lambda k: int(k[len(PERSONAL):]))
         tests = {"personal": _image_test(left, right, names)} if names else {}
@@ -353,7 +353,7 @@ def _image_tests(a: Side, b: Side) -> tuple[dict[str, McNemar], str]:
     return tests, "an image that is in the test splits of several clients counts once for each"
 
 
-def _read_logits(path: Path) -> Mapping[str, Any]:
+def read_logits(path: Path) -> Mapping[str, Any]:
     """Return the tensors of a file.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Figures. One is one module of this folder; a new file is all that a new figure takes.
+"""Figures. One is one module here or in ``settings/``, ``answers/``; a new file makes a new figure.
 
 A module is a figure if it declares ``NAME``; ``catalog`` finds it, ``fedvlm figures`` writes it and
 the pages of runs and sweeps show it. It has:

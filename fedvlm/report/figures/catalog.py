@@ -41,14 +41,14 @@ class FigureModule(Protocol):
 
 
 def all_figures() -> list[FigureModule]:
-    """Return the figures by order and name.
+    """Return the figures of this folder and those below by order and name.
 
     Raises:
         TypeError: a module names itself a figure and lacks a part of one.
     """
     modules = []
-    for info in pkgutil.iter_modules(folder.__path__):
-        module = importlib.import_module(f"{folder.__name__}.{info.name}")
+    for info in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
+        module = importlib.import_module(info.name)
         if not hasattr(module, "NAME"):
             continue
         lacking = [name for name in MEMBERS if not hasattr(module, name)]

@@ -13,6 +13,7 @@ from evidence.map.deal import Held, Labels, deal
 from evidence.map.images import Features, Part
 from fedvlm.evaluation.references import heads as solve
 from fedvlm.evaluation.references.heads import HeadClient, Heads
+from fedvlm.evaluation.references.suite import SMOOTH, TEMPERS
 
 ALONE, TOGETHER = "alone", "together"
 METHODS = ("shared", "shared+shares", "ridge", "ridge+shares", "personal")
@@ -72,7 +73,7 @@ class Cell:
     @cached_property
     def prior(self) -> Tensor:
         """Log-smoothed class shares by each client's own counts ``[K, C]``."""
-        return torch.stack([one.shares(self.data.classes, solve.SMOOTH) for one in self.raw])
+        return torch.stack([one.shares(self.data.classes, SMOOTH) for one in self.raw])
 
     def score(self, found: Heads, unit: bool) -> Score:
         """Judge heads: one of all, or one for each client."""
@@ -138,7 +139,7 @@ def fit(cell: Cell) -> dict[str, Score]:
     for one in cell.raw[1:]:
         total = total + solve.Sums.of(one, classes)
     ridge = solve.ridge_head(total)
-    shifted = [solve.add_shares(ridge, cell.prior, t) for t in solve.TEMPERS]
+    shifted = [solve.add_shares(ridge, cell.prior, t) for t in TEMPERS]
     return {
         ALONE: cell.alone(), "shared": score,
         "shared+shares": cell.best(tempered, True)[1], "ridge": cell.score(ridge, False),

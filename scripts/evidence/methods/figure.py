@@ -62,7 +62,7 @@ def draw_methods(plans: Sequence[MapPlan], rows: Sequence[Row], into: Path) -> N
         bar = figure.colorbar(drawn, ax=axes.tolist(), shrink=0.6, aspect=30, pad=0.01,
                               extend="both")
         bar.set_label("personal accuracy above alone, points")
-        bar.outline.set_visible(False)
+        bar.outline.set_visible(False)  # type: ignore[operator]
         style.write_figure(into, "methods", figure, None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -37,9 +37,15 @@ def _counts(
     methods = {row["method"] for row in cells}
     seeds = Counter((row["set"], row["case"], row["method"]) for row in cells)
     return (f"{len(cells)} runs of {len(methods)} methods in twelve cells, "
-            f"{min(seeds.values(), default=0)} to {max(seeds.values(), default=0)} seeds each; "
+            f"{_span(seeds.values())} each; "
             f"{len(rows) - len(cells)} on further axes; {len(real)} in every fourth cell of the "
             f"map. {sum(len(p.planned()) for p in plans) - len(rows)} planned runs are missing.")
+
+
+def _span(counts: Iterable[int]) -> str:
+    some = sorted(set(counts)) or [0]
+    return (f"{some[0]} seed{'s' * (some[0] != 1)}" if len(some) == 1 else
+            f"{some[0]} to {some[-1]} seeds")
 
 
 def _points(value: float | None) -> str:
@@ -79,7 +85,22 @@ def _best(
             f"{here[top]:+.1f} | {', '.join(near) or '-'} | {_number(_mean(some, 'hurt'))} | "
             f"{_number(_mean(some, 'worst'))} | {_points(fmean(prior) if prior else None)} | "
             f"{(_mean(some, 'bytes') or 0) / 1e3:.0f} |")
-    return "\n".join(lines)
+    gaps = [gap for name, case in places for gap in [_beside_prior(name, case, found, rows)]
+            if gap is not None]
+    words = (f"In {sum(gap <= 0 for gap in gaps)} of {len(gaps)} cells no method beats the "
+             f"one-round baseline; the best method is {fmean(gaps):+.1f} points from it in the "
+             "mean.") if gaps else ""
+    return "\n".join([*lines, "", words])
+
+
+def _beside_prior(
+    name: str, case: str, found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]
+) -> float | None:
+    """Return how far the best method of a cell is above the one-round baseline, in points."""
+    prior = [r["prior"] - r["alone"] for r in rows if (r["set"], r["case"]) == (name, case)
+             and r["plan"] in CELLS and r["prior"] is not None and r["alone"] is not None]
+    here = [gain for (s, c, _), gain in found.items() if (s, c) == (name, case)]
+    return max(here) - fmean(prior) if here and prior else None
 
 
 def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> str:
@@ -89,9 +110,10 @@ def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> 
     lines = ["| method | cells | personal gain | class-balanced gain | best in | worst client | "
              "clients that lose | kB a round |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
     balanced = gains(rows, "balanced")
-    tops = Counter(max((m for m in methods if place in places[m]),
-                       key=lambda m, p=place: found[(*p, m)])
-                   for place in set().union(*places.values()))
+    tops: Counter[str] = Counter()
+    for place in set().union(*places.values()):
+        here = {m: found[(*place, m)] for m in methods if place in places[m]}
+        tops[max(here, key=lambda m: here[m])] += 1
     for method in sorted(methods, key=lambda m: -fmean(found[(*p, m)] for p in places[m])):
         some = [r for r in rows if r["method"] == method and r["plan"] in CELLS]
         lines.append(
@@ -120,9 +142,11 @@ def _contexts(rows: Sequence[Row]) -> str:
 
 
 def _fixed(real: Sequence[Mapping[str, Any]]) -> str:
-    lines = []
+    figure = "![Gain of real runs by the gain of their fixed points](fixed.png)"
+    lines = [figure, ""] if real else []
     for method in ("FedAvg", "Ditto"):
-        some = [r for r in real if r["method"] == method and None not in (r["fixed"], r["alone"])]
+        some = [r for r in real if r["method"] == method
+                and None not in (r["fixed"], r["alone"])]
         if not some:
             lines.append(f"- {method}: not run.")
             continue
@@ -147,13 +171,15 @@ def _axes(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
         for name, case, method in dict.fromkeys((s, c, m) for s, c, m, _ in plan.planned()):
             some = [r for r in rows if (r["plan"], r["set"], r["case"], r["method"]) == (
                 plan.name, name, case, method)]
+            if not some:
+                continue  # among the missing ones
             above = [r["personal"] - r["alone"] for r in some if r["alone"] is not None]
             own = _number(_mean(some, "personal"))
             rest = " | ".join(_number(_mean(some, metric)) for metric in (
                 "balanced", "worst", "hurt", "unseen_clients", "new"))
             lines.append(f"| {name} | {case} | {method} | {len(some)} | {own} | "
                          f"{_points(fmean(above) if above else None)} | {rest} |")
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else "Not run."  # noqa: PLR2004 (the head)
 
 
 def _missing(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:

@@ -30,7 +30,7 @@ class MapPlan:
     """A plan as its file has it.
 
     Attributes:
-        name: of the plan; about: its comment.
+        name: of the plan; about: its comment; backbone: of its runs.
         cases: data-set entries; methods: trainer entries, each with its ``label``.
     """
 
@@ -39,6 +39,7 @@ class MapPlan:
     cases: Sequence[Mapping[str, Any]]
     methods: Sequence[Mapping[str, Any]]
     seeds: Sequence[int]
+    backbone: str
 
     def planned(self) -> list[tuple[str, str, str, int]]:
         """Return (set, case, method, seed) of every run."""
@@ -50,7 +51,7 @@ class MapPlan:
         config = run.identity_config()
         case = next((c for c in self.cases if _is_case(c, run, config)), None)
         method = next((m for m in self.methods if _is_method(m, run)), None)
-        if case is None or method is None:
+        if case is None or method is None or run.protocol.get("backbone") != self.backbone:
             return None
         return case["name"], _short(case), method["label"]
 
@@ -69,7 +70,8 @@ def read_plans(folder: Path) -> list[MapPlan]:
             about = " ".join(x.lstrip("# ") for x in text.splitlines() if x.startswith("#"))
             methods = [{"name": m} if isinstance(m, str) else dict(m) for m in plan["trainers"]]
             out.append(MapPlan(plan["name"], about, plan["datasets"],
-                               [{"label": m["name"]} | m for m in methods], plan["seeds"]))
+                               [{"label": m["name"]} | m for m in methods], plan["seeds"],
+                               plan["common"]["backbone"]))
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: not a plan of the map ({error})") from None
     if not out:

@@ -210,12 +210,14 @@ def _map(into: Path) -> dict[str, str]:
     """Return the map's figure and its words, where somebody made them; see ``MAP``."""
     folder = into / MAP
     if not ((folder / "map.png").is_file() and (folder / "map.csv").is_file()):
-        return {"png": "", "words": "", "page": ""}
+        return {"png": "", "words": "", "page": "", "methods": ""}
     words = folder / "words.txt"
     told = words.read_text(encoding="utf-8") if words.is_file() else ""
     page = "map/README.md" if (folder / "README.md").is_file() else ""
+    methods = "map/methods.md" if (folder / "methods.md").is_file() else ""
     plain = "What federation gains, by clients, images of a client, skew and feature shift."
-    return {"png": "map.png", "page": page, "words": " ".join(told.split()) or plain}
+    return {"png": "map.png", "page": page, "methods": methods,
+            "words": " ".join(told.split()) or plain}
 
 
 def _costs(

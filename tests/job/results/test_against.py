@@ -123,3 +123,13 @@ def test_a_mad_rate_is_named() -> None:
         history = [*FLAT[:-1], {"personal": 20.0, "train": {"0": {"w/loss": loss}}}]
         step = against.next_step(answer(20.0), found, history, "FedAvg", "head", 0.5)
         assert step is not None and step["flags"] == flags
+
+
+def test_models_worse_than_untrained_ones_say_a_lower_rate() -> None:
+    found = AFL | {"chance": {"personal": 10.0}}
+    for start, loss, flags in ((60.0, 2.8, ["--lr", "0.05"]), (60.0, 1.0, None), (20.0, 2.8, None)):
+        history = [{"personal": start}, *FLAT[1:-1],
+                   {"personal": 20.0, "train": {"0": {"w/loss": loss}}}]
+        step = against.next_step(answer(20.0), found, history, "FedAvg", "head", 0.5)
+        assert step is not None
+        assert step["flags"] == (flags or ["--trainer", "LocalOnly", "--peft", "head"])

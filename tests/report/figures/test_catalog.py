@@ -112,8 +112,9 @@ def test_a_figure_that_lacks_a_part_is_named(folder: Path) -> None:
 def test_every_figure_of_the_folder_is_whole_and_named_once() -> None:
     every = catalog.all_figures()
     assert [one.NAME for one in every] == [
-        "forest", "distribution", "client_gain", "few_shot", "convergence", "clients", "partition",
-        "similarity", "similarity_to_global", "pareto", "traffic",
+        "forest", "distribution", "client_gain", "few_shot", "axis", "ablation", "convergence",
+        "clients", "partition", "similarity", "reliability", "confusion", "tsne",
+        "similarity_to_global", "pareto", "traffic",
     ]
     assert all(one.OF in ("run", "runs", "both") and one.CAPTION.endswith(".") for one in every)
 

@@ -110,7 +110,8 @@ def test_a_run_finds_its_case_and_method() -> None:
 
     last = {"round": 20, "participants": [0, 1], "personal": 70.0}
     run = Run(Path("x"), {"dataset": "EuroSAT", "trainer": "FedAvg", "tag": "csc", "seed": 1,
-                          "peft": "prompt+feature+csc"},
+                          "peft": "prompt+feature+csc",
+                          "backbone": "local-dir:../shared/weights/realfeat"},
               {"last": last, "spent": {"bytes_up": 80.0}}, {})
     (found,) = rows_of(plans, [run])
     assert (found["plan"], found["case"], found["method"]) == (

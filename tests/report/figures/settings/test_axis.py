@@ -1,0 +1,44 @@
+"""Accuracy over a numeric setting: which runs a line joins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedvlm.report.figures.selection import FigureRuns
+from fedvlm.report.figures.settings import axis
+from tests.report.figures.runs import make
+
+
+def test_a_line_joins_runs_that_differ_in_one_setting_alone(tmp_path: Path) -> None:
+    runs = [make(tmp_path, "A", seed, [0, 40 + clients + seed], folder=f"r{clients}",
+                 config={"FED.CLIENTS": clients, "OPTIM.MOMENTUM": 0.3})
+            for clients in (2, 4, 64) for seed in (1, 2)]
+    runs.append(make(tmp_path, "B", 1, [0, 90], config={"FED.CLIENTS": 4, "OPTIM.MOMENTUM": 0.9}))
+    (panel,) = axis.select(FigureRuns(runs))
+    assert panel.title == "Set: clients"
+    (line,) = panel.lines  # B has one value, and another momentum
+    assert (line.label, line.x, line.n) == ("A", [2, 4, 64], [2, 2, 2])
+    assert line.mean == pytest.approx([43.5, 45.5, 105.5])
+    axes = axis.draw([panel]).axes[0]
+    assert axes.get_xscale() == "log"
+    assert [row["value"] for row in axis.rows([panel])] == [2, 4, 64]
+
+
+def test_the_words_of_a_tag_that_all_have_stay_in_the_name(tmp_path: Path) -> None:
+    runs = [make(tmp_path, "A", 1, [0, 50.0 + n], folder=f"{tag}{n}", config={
+        "FED.ROUNDS": n, "TRAINER.A.PART": part})
+        for tag, n, part in (("", 2, True), ("long", 6, True), ("no-part", 2, False),
+                             ("long-no-part", 6, False))]
+    for run, tag in zip(runs, ("", "long", "no-part", "long-no-part"), strict=True):
+        run.protocol["tag"] = tag  # type: ignore[index]
+    (panel,) = axis.select(FigureRuns(runs))
+    assert [(line.label, line.x) for line in panel.lines] == [
+        ("A", [2, 6]), ("A (no-part)", [2, 6])]
+
+
+def test_nothing_differs(tmp_path: Path) -> None:
+    runs = [make(tmp_path, "A", seed, [0, 5]) for seed in (1, 2)]
+    assert axis.select(FigureRuns(runs)) == (
+        "no two runs of a method differ in one numeric setting alone")
