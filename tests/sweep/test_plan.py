@@ -41,12 +41,12 @@ def test_a_part_called_by_a_number_is_refused(tmp_path: Path) -> None:
         read_plan(plan_file(tmp_path, "1: x\ndatasets: [digits]\ntrainers: [FedAvg]\n"))
 
 
-@pytest.mark.parametrize("more", ["", "common: {data-seed: 7}\n", "common: {tag: SEED}\n"])
+@pytest.mark.parametrize("more", ["", "common: {DATA_SEED: 7}\n", "common: {tag: SEED}\n"])
 def test_cells_of_later_seeds_are_those_of_their_own_configs(tmp_path: Path, more: str) -> None:
     """A plan of many seeds merges its config files once."""
     plan = read_plan(plan_file(tmp_path, f"""{more}
 datasets: [digits]
-trainers: [FedAvg, {{name: fedprox, config: fedprox}}]
+trainers: [FedAvg, {{name: fedavg, tag: slow, lr: 0.1}}]
 axes: {{FED.ROUNDS: [1, 2]}}
 seeds: [4, 5, 11]
 """))

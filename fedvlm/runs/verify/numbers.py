@@ -182,9 +182,10 @@ def protocol_problems(
     pairs = [(key, identity[other]) for key, other in DIGESTS.items() if other in identity]
     if isinstance(config, Mapping):
         pairs += [(key, config[other]) for key, other in PROTOCOL.items() if other in config]
-        pairs += list(_meant(config, protocol))
-    if "proxy" in protocol and bool(protocol["proxy"]) != bool(identity.get("proxy")):
-        pairs.append(("proxy", "another"))
+        if "DATASET.SUBSAMPLE_CLASSES" in config:  # as in every whole config
+            pairs += list(_meant(config, protocol))
+            if "proxy" in protocol and bool(protocol["proxy"]) != bool(identity.get("proxy")):
+                pairs.append(("proxy", "another"))
     for key, wanted in pairs:
         if key in protocol and protocol[key] != wanted:
             yield f"protocol.{key} is {protocol[key]!r}, the manifest says {wanted!r}"
