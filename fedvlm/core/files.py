@@ -117,7 +117,7 @@ def remove_leftovers(folder: Path, name: str = "") -> None:
             says that nobody does.
     """
     with explain_errors(folder):
-        for path in folder.glob(f".{escape(name) or '*'}*{_TEMPORARY}"):
+        for path in folder.glob(f".{escape(name)}*{_TEMPORARY}"):
             if not name or not _at_work(path):
                 path.unlink(missing_ok=True)
 

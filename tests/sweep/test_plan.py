@@ -41,16 +41,18 @@ def test_a_part_called_by_a_number_is_refused(tmp_path: Path) -> None:
         read_plan(plan_file(tmp_path, "1: x\ndatasets: [digits]\ntrainers: [FedAvg]\n"))
 
 
-@pytest.mark.parametrize("more", ["", "common: {DATA_SEED: 7}\n", "common: {tag: SEED}\n"])
-def test_cells_of_later_seeds_are_those_of_their_own_configs(tmp_path: Path, more: str) -> None:
+@pytest.mark.parametrize("more", [{}, {"DATA_SEED": "7"}, {"TAG": "SEED"}], ids=str)
+def test_cells_of_later_seeds_are_those_of_their_own_configs(
+    tmp_path: Path, more: dict[str, str]
+) -> None:
     """A plan of many seeds merges its config files once."""
-    plan = read_plan(plan_file(tmp_path, f"""{more}
+    plan = read_plan(plan_file(tmp_path, """
 datasets: [digits]
-trainers: [FedAvg, {{name: fedavg, tag: slow, lr: 0.1}}]
-axes: {{FED.ROUNDS: [1, 2]}}
+trainers: [FedAvg, {name: fedavg, tag: slow, lr: 0.1}]
+axes: {FED.ROUNDS: [1, 2]}
 seeds: [4, 5, 11]
 """))
-    plan, checker = replace(plan, override={"MODEL.BACKBONE.NAME": "tiny"}), Checker()
+    plan, checker = replace(plan, override={"MODEL.BACKBONE.NAME": "tiny"} | more), Checker()
     found = {(c.dataset, c.method, c.seed): replace(c, number=0) for c in cells_of(plan)}
     assert len(found) == 12
     for one in combinations(plan):
