@@ -77,8 +77,12 @@ endif
 results-more: ## the same from configs/results/more: all methods side by side, local work chosen, two plans more (about 2 hours more)
 	$(MAKE) results PLANS="$(MORE)"
 
-publish: ## docs/results from its cells alone: no runs, data or weights
+publish: $(STAMP) ## docs/results from its cells alone; TAKE=PACK ROOT=DATA/ takes runs of fedvlm reproduce after a replay
+ifdef TAKE
+	$(BIN)/python scripts/evidence publish docs/results --take $(TAKE) $(if $(ROOT),--root $(ROOT)) $(if $(WEIGHTS),--weights $(WEIGHTS))
+else
 	$(MAKE) results PAGE_ONLY=1
+endif
 
 bench: $(STAMP) ## speed of FedTV against the reference recipe (ViT-B/16, 50 classes)
 	$(BIN)/python scripts/evidence bench fedtv --backbone ViT-B/16 --classes 50

@@ -191,6 +191,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: for packs only": ("fedvlm.data.packs.place",),
         "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
         "start-up: for groups only": ("fedvlm.data.whole_groups",),
+        "start-up: for joined parts only": ("fedvlm.data.formats.parts",),
     },
     "fedvlm/data/federated.py": {
         "start-up: for such a file only": ("fedvlm.data.fewshot_file",),
@@ -251,12 +252,31 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/federation/discovery.py": {
         "start-up: torch.fx, for a method over a network": ("fedvlm.federation.toolbox.networks",),
+        "start-up: for networks only": ("fedvlm.federation.module_trainer",),
     },
     "fedvlm/federation/toolbox/privacy.py": {
         "optional: fedvlm[dp]": ("dp_accounting", "dp_accounting.rdp"),
     },
+    "fedvlm/evaluation/evaluator.py": {
+        "start-up: for sets of labels only": ("fedvlm.evaluation.label_rows",),
+    },
+    "fedvlm/evaluation/meter.py": {
+        "start-up: for sets of labels only": ("fedvlm.evaluation.label_rows",),
+    },
+    "fedvlm/evaluation/scores.py": {
+        "start-up: for sets of labels only": ("fedvlm.evaluation.label_rows",),
+    },
+    "fedvlm/job/results/references.py": {
+        "start-up: for sets of labels only": ("fedvlm.evaluation.references.by_label",),
+    },
     "fedvlm/job/build.py": {
         "start-up: on a GPU only": ("fedvlm.models.device",),
+        "start-up: runs with attackers only": (
+            "fedvlm.federation.reliability.hostile", "fedvlm.evaluation.backdoor",
+        ),
+        "start-up: runs with client-level privacy only": (
+            "fedvlm.federation.aggregation.client_privacy",
+        ),
     },
     "fedvlm/job/data_choice.py": {
         "start-up: for folders of images only": ("fedvlm.data.own.add",),

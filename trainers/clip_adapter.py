@@ -36,6 +36,7 @@ class CLIPAdapter(TemplateTrainer):
     """See the module's card."""
 
     name = "CLIP-Adapter"
+    label_sets = True
     groups = ((r"image\.adapter\.fc[12]\.weight", "personal"),)
     options = {
         "RATIO": Option(0.2, "weight of the adapter's output", low=0.0, high=1.0),

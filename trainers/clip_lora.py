@@ -34,6 +34,7 @@ class CLIPLoRA(PeftTrainer):
     """An empty shared group, LoRA in both towers (see the card)."""
 
     name = "CLIP-LoRA"
+    label_sets = True
     roles = {peft.BODY: "personal", peft.HEAD: "personal"}
     options = {
         "SCALE": Option(

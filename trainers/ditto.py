@@ -44,6 +44,7 @@ class Ditto(PeftTrainer):
     """See the module's card."""
 
     name = "Ditto"
+    label_sets = True
     classic = True
     losses = ("softmax", "sigmoid")
     metrics = (r"(v/)?loss",)

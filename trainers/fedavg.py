@@ -30,4 +30,5 @@ class FedAvg(PeftTrainer):
     """The base class with every role shared (see the card)."""
 
     name = "FedAvg"
+    label_sets = True
     classic = True

@@ -57,6 +57,7 @@ class FedBABU(PeftTrainer):
     """FedAvg of the body under a fixed head; each client's copy is fine-tuned (see the card)."""
 
     name = "FedBABU"
+    label_sets = True
     classic = True
     roles = {peft.BODY: "shared", peft.HEAD: "frozen"}
     needs = (peft.BODY, peft.HEAD)

@@ -34,6 +34,7 @@ class FedBN(PeftTrainer):
     """FedAvg with personal normalisation layers (see the card)."""
 
     name = "FedBN"
+    label_sets = True
     classic = True
     weighting = "uniform"
 

@@ -56,6 +56,7 @@ class FedDyn(PeftTrainer):
     """See the module's card. Slot ``h`` holds the linear term, on clients and server."""
 
     name = "FedDyn"
+    label_sets = True
     classic = True
     same_basis = True
     weighting = "uniform"

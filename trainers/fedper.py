@@ -32,6 +32,7 @@ class FedPer(PeftTrainer):
     """Joint local training of both roles; the head stays (see the card)."""
 
     name = "FedPer"
+    label_sets = True
     classic = True
     roles = {peft.BODY: "shared", peft.HEAD: "personal"}
     needs = (peft.BODY, peft.HEAD)

@@ -39,6 +39,7 @@ class FedProx(PeftTrainer):
     """See the module's card."""
 
     name = "FedProx"
+    label_sets = True
     classic = True
     losses = ("softmax", "sigmoid")
     options = {"MU": Option(0.1, "strength of the pull to the received model", low=0.0)}

@@ -51,6 +51,7 @@ class FedRep(PeftTrainer):
     """Head epochs, then body epochs (see the card)."""
 
     name = "FedRep"
+    label_sets = True
     classic = True
     roles = {peft.BODY: "shared", peft.HEAD: "personal"}
     needs = (peft.BODY, peft.HEAD)

@@ -91,6 +91,8 @@ class FedTV(Trainer):
         "VARIANT": Option("published", "published or fixed: sets all switches left at auto",
                           choices=tuple(VARIANTS)),
         "N_CTX": Option(16, "context tokens", low=1),
+        "CSC": Option(False, "a shared context for each class, as PEFT.CSC (unseen classes then "
+                      "have none)", neutral=False),
         "NUM_PROMPT": Option(1, "prompt sets per client, averaged", low=1),
         "RANK": Option(8, "rank of the personal prompt part", low=1),
         "HIDDEN": Option(64, "width of query and key in the fusion", low=1),
@@ -123,17 +125,29 @@ class FedTV(Trainer):
             f"TRAINER.FEDTV.RANK {c.RANK} is above {most}, the smaller of N_CTX and the text "
             "width; lower it or raise N_CTX",
         )
+        prompt = contexts.low_rank_prompt(
+            c.NUM_PROMPT, c.N_CTX, model.text_width, c.RANK, generator,
+            len(model.classnames) if c.CSC else 0)
         return {
-            **contexts.low_rank_prompt(c.NUM_PROMPT, c.N_CTX, model.text_width, c.RANK, generator),
+            **prompt,
             **visual.gate_adapter("image.shared_adapter", d, self.mode["ADAPTER"], generator),
             **visual.gate_adapter("image.personal_adapter", d, self.mode["ADAPTER"], generator),
             **visual.fusion_weights("image.fusion", d, c.HIDDEN, self.mode["KEY_BIAS"] == "yes",
                              generator),
         }
 
+    @property
+    def open_vocabulary(self) -> bool:
+        """Whether the shared context is of no class."""
+        return not self.cfg.CSC
+
+    def texts(self, model: VLModel, ctx: Tensor) -> Tensor:
+        """Return text features ``[..., C, d]`` of contexts, of every class where they have it."""
+        return (model.text_by_class if self.cfg.CSC else model.text)(ctx)
+
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the personal classifier ``[K, C, d]``."""
-        return mean_prompt(model.text(contexts.personal_prompt(p)))
+        return mean_prompt(self.texts(model, contexts.personal_prompt(p)))
 
     def vision(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return fused features ``[K, B, d]`` and the fusion weights ``[K, B, 3]``."""
@@ -156,7 +170,7 @@ class FedTV(Trainer):
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss ``[K]`` and its parts, named as in the authors' log."""
-        both = model.text(torch.stack([contexts.personal_prompt(p), p["text.sigma"]], 1))
+        both = self.texts(model, torch.stack([contexts.personal_prompt(p), p["text.sigma"]], 1))
         own, general = both.unbind(1)  # [K, N, C, d]
         fused, weights = self.vision(model, p, b.x)
         cls = cross_entropy(model.logits(fused, mean_prompt(own)), b)

@@ -61,6 +61,7 @@ class HetLoRA(PeftTrainer):
     """See the module's card."""
 
     name = "HetLoRA"
+    label_sets = True
     aggregators = (rules.MEAN,)
     server_optim = False
     lora_taken = (RULE, "RANKS")

@@ -64,6 +64,7 @@ class LGFedAvg(PeftTrainer):
     """The head is shared, the body stays (see the card)."""
 
     name = "LG-FedAvg"
+    label_sets = True
     classic = True
     roles = {peft.BODY: "personal", peft.HEAD: "shared"}
     needs = (peft.BODY, peft.HEAD)

@@ -28,5 +28,6 @@ class LocalOnly(PeftTrainer):
     """An empty shared group (see the card)."""
 
     name = "LocalOnly"
+    label_sets = True
     classic = True
     roles = {peft.BODY: "personal", peft.HEAD: "personal"}

@@ -48,6 +48,7 @@ class MaPLe(Trainer):
     """See the module's card."""
 
     name = "MaPLe"
+    label_sets = True
     title = "MaPLe (FedAvg)"
     groups = ((r"text\.ctx|text\.prompt\.\d+|image\.couple\.\d+\.(weight|bias)", "shared"),)
     options = {

@@ -65,6 +65,7 @@ class PerFedAvg(PeftTrainer):
     """See the module's card."""
 
     name = "Per-FedAvg"
+    label_sets = True
     classic = True
     weighting = "uniform"
     trains_by = "descent"

@@ -55,6 +55,7 @@ class PFedMe(PeftTrainer):
     """See the module's card."""
 
     name = "pFedMe"
+    label_sets = True
     classic = True
     same_basis = True
     aggregators = rules.EVERY

@@ -40,6 +40,7 @@ class PFedMMA(Trainer):
     """See the module's card."""
 
     name = "pFedMMA"
+    label_sets = True
     groups = (
         (r"both\.mm_adapter\..*", "shared"), (r"(image|text)\.mm_adapter\..*", "personal"),
     )

@@ -28,4 +28,5 @@ class PromptFL(PeftTrainer):
     """FedAvg over whatever ``PEFT`` builds; by default a context (see the card)."""
 
     name = "PromptFL"
+    label_sets = True
     must_train = "prompt"

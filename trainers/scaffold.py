@@ -54,6 +54,7 @@ class SCAFFOLD(PeftTrainer):
     """See the module's card. Slot ``c`` holds the control variate, on clients and server."""
 
     name = "SCAFFOLD"
+    label_sets = True
     classic = True
     same_basis = True
     extras_up = extras_down = (r"control\..*",)

@@ -44,6 +44,7 @@ class VPT(TemplateTrainer):
     """See the module's card."""
 
     name = "VPT"
+    label_sets = True
     title = "VPT (FedAvg)"
     groups = ((r"image\.prompt\.\d+", "shared"),)
     options = {

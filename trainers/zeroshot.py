@@ -28,6 +28,7 @@ class ZeroShot(TrainingFree):
     """No tensors: rounds pass without work (see the card)."""
 
     name = "ZeroShot"
+    label_sets = True
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the template's text features ``[1, C, d]``, the same for every client."""

@@ -4,7 +4,7 @@ Equations: v(x) = v + W z, z = x/|x|; logits_c = scale z . T_c(v(x)) (after Zhou
     CoCoOp, with one linear map); server: the means of v and W.
 Shared: text.ctx (v), text.net.weight (W)
 Personal: none
-Command: fedvlm run --demo --rounds 1 --shots 2 --trainer docs/cookbook/image_prompt.py:ImagePrompt
+Command: fedvlm run --demo --rounds 1 --shots 4 --trainer docs/cookbook/image_prompt.py:ImagePrompt
 """
 
 import torch

@@ -17,7 +17,7 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.trees import Tree, unstack
-from fedvlm.data.datum import Datum, labels_of
+from fedvlm.data.datum import Datum, labels_of, refuse_sets
 from fedvlm.data.images import ImageLoader
 from fedvlm.data.own.add import OwnSet, understand
 from fedvlm.evaluation.metrics import accuracy
@@ -58,8 +58,9 @@ def adapt(
         raise ConfigError(f"epochs must be a whole number of at least 0, not {epochs!r}")
     changes = {} if epochs is None else {"FED.FINETUNE_EPOCHS": str(epochs)}
     base = rebuild(run_folder(run), device, weights, changes, Trust(trainer, trust_code), round)
-    own = understand(user_path(images))
     model = base.federation.model
+    refuse_sets(model.sets, "fedvlm adapt")
+    own = understand(user_path(images))
     table = same_classes(model.classnames, own.data.classnames)
     if table is None:
         known = same_classes(own.data.classnames, model.classnames) or ()

@@ -37,15 +37,22 @@ class Predictions:
         classnames: by label, C of them.
         logits: ``[n, C]`` float32 on the CPU.
         names: file of each image; empty for what came from memory.
+        sets: an image has a set of labels: probabilities are each label's own.
+        temperature, thresholds: of such a model (``export.trained.Facts``).
     """
 
     classnames: tuple[str, ...]
     logits: Tensor
     names: tuple[str, ...]
+    sets: bool = False
+    temperature: float = 1.0
+    thresholds: tuple[float, ...] = ()
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """Softmax of the logits, ``[n, C]`` float64."""
+        """Softmax of the logits, of sets of labels the sigmoid, ``[n, C]`` float64."""
+        if self.sets:
+            return (self.logits.double() / self.temperature).sigmoid().numpy()
         return self.logits.double().softmax(-1).numpy()
 
     @property
@@ -54,8 +61,17 @@ class Predictions:
         return self.logits.argmax(-1).numpy()
 
     @property
+    def found(self) -> np.ndarray:
+        """Whether each label reaches its threshold, ``[n, C]`` bool; of sets of labels."""
+        return self.probabilities >= np.array(self.thresholds or (0.5,) * len(self.classnames))
+
+    @property
     def classes(self) -> list[str]:
-        """The name of the likeliest class of each image."""
+        """The name of the likeliest class of each image; of sets of labels those found, by ``|``.
+        """
+        if self.sets:
+            return ["|".join(n for n, yes in zip(self.classnames, row, strict=True) if yes)
+                    for row in self.found]
         return [self.classnames[i] for i in self.labels]
 
     def top(self, k: int = 5) -> list[list[tuple[str, float]]]:
@@ -136,7 +152,12 @@ class Model:
                 self._predictor({"pixels": pixels})[0].float().cpu()
                 for pixels in self._pixels(found)
             ]
-        return Predictions(self.classnames, torch.cat(rows), tuple(names))
+        return self._predictions(torch.cat(rows), tuple(names))
+
+    def _predictions(self, logits: Tensor, names: tuple[str, ...]) -> Predictions:
+        facts, sets = self.facts, self.model.sets
+        return Predictions(self.classnames, logits, names, sets, facts.temperature,
+                           facts.thresholds)
 
     def predict_features(self, features: Tensor) -> Predictions:
         """Return what the model says of images by their features.
@@ -151,7 +172,7 @@ class Model:
                 self._predictor({"features": part[None].to(where.device, where.dtype)})[0]
                 .float().cpu() for part in features.split(BATCH)
             ]
-        return Predictions(self.classnames, torch.cat(rows), ("",) * len(features))
+        return self._predictions(torch.cat(rows), ("",) * len(features))
 
     def features(self, images: Images) -> Tensor:
         """Return image features ``[n, d]`` float32, not normalised, with the model's adaptation.

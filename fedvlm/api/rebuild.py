@@ -19,6 +19,7 @@ from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.rows.store import move_state
 from fedvlm.core.trees import Tree, cast
 from fedvlm.data.datasets import templates
+from fedvlm.data.datum import NO_LABEL
 from fedvlm.data.partition.index_file import read_index_file
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.discovery import NO_TRUST, Trust, load_trainer
@@ -108,7 +109,7 @@ def rebuild(
     names = [str(name) for name in index["classnames"]]
     model = VLModel(
         backbone, names, templates=templates(cfg), packed=not cfg.FED.PLAIN,
-        bf16_text=cfg.MODEL.PREC == "bf16",
+        bf16_text=cfg.MODEL.PREC == "bf16", sets=bool(cfg.DATASET.LABELS),
     )
     counts = roster_of(path, int(cfg.FED.CLIENTS), names)
     absent = Absent(counts, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), str(path))
@@ -136,6 +137,8 @@ def roster_of(path: Path, clients: int, classnames: Sequence[str]) -> Roster:
         try:
             client, images = int(row["client"]), int(row["images"])
             sizes[row["part"]][client] += images
+            if row["class"] == NO_LABEL and NO_LABEL not in label:
+                continue  # an image with an empty set of labels
             if row["part"] == "train" and row["class"]:  # empty where a site did not tell
                 classes[client, label[row["class"]]] += images
         except (KeyError, ValueError, IndexError) as error:

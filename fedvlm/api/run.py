@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
 
@@ -19,9 +19,10 @@ from fedvlm.export.trained import Facts
 from fedvlm.federation.discovery import NO_TRUST, Trust
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.finished import FinishedRun, read_finished
+from fedvlm.runs.identity import LABELS
 from fedvlm.runs.private import read_private
 from fedvlm.runs.records import read_models
-from fedvlm.runs.verify.answer import answer_sentence, federation_answer
+from fedvlm.runs.verify.answer import answer_sentence, federation_answer, measure_word
 from fedvlm.runs.verify.models import check_models
 
 if TYPE_CHECKING:
@@ -195,6 +196,7 @@ class Run:
     def _facts(self, owner: str, client: int | None) -> Facts:
         """Return what a card says: the data in words, the model's own accuracy."""
         cfg, metrics = self._rebuilt.cfg, dict[str, float]()
+        fixed: tuple[float, tuple[float, ...]] = (1.0, ())
         state = self._rebuilt.state
         words = f"{cfg.DATASET.NAME}, {cfg.FED.PARTITION} over {cfg.FED.CLIENTS} clients"
         if self.record is not None and not self._earlier:
@@ -202,15 +204,26 @@ class Run:
             rows = {row["client"]: row for row in last.get("clients", ())}
             value = rows.get(client, {}).get("accuracy") if client is not None else (
                 last.get(EVERYBODY))
-            metrics = {"accuracy": float(value)} if value is not None else {}
+            metrics = {measure_word(last): float(value)} if value is not None else {}
+            fixed = fixed_of(self.record.results, client)
         most = "at most " if cfg.FED.PATIENCE else ""
         notes = [f"round {state.round} of {most}{cfg.FED.ROUNDS}, run folder {self.path.name}"]
         answer = not self._earlier and self.record and federation_answer(self.record.results)
         notes += [answer_sentence(answer)] if answer else []
-        return Facts(owner, words, metrics, notes=tuple(notes))
+        return Facts(owner, words, metrics, "", "", tuple(notes), *fixed)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
+
+
+def fixed_of(
+    results: Mapping[str, Any], client: int | None
+) -> tuple[float, tuple[float, ...]]:
+    """Return a client's temperature and thresholds of a run on sets of labels; else 1 and none."""
+    for line in results.get(LABELS, {}).get("clients", ()):
+        if line["client"] == client:
+            return float(line["temperature"]), tuple(map(float, line["thresholds"]))
+    return 1.0, ()
 
 
 def _on(model: VLModel, params: Tree) -> Tree:

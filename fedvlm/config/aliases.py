@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from fedvlm.config.dassl import family_options
 from fedvlm.config.engines import ENDED
-from fedvlm.config.option import Option, Value, short_repr
+from fedvlm.config.option import Option, Schema, Value, short_repr
+from fedvlm.config.read import Assignment
+
+GPA = ("TRAINER.PROMPTSRC.GPA_MEAN", "TRAINER.PROMPTSRC.GPA_STD")
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,26 @@ def native_aliases() -> dict[str, Alias]:
         "TRAINER.PROMPTSRC.N_CTX_TEXT": Alias(number, "TRAINER.PROMPTSRC.N_CTX"),
         "TRAINER.PROMPTSRC.N_CTX_VISION": Alias(number, "TRAINER.PROMPTSRC.N_CTX"),
     }
+
+
+def shares_of_epochs(entries: Sequence[Assignment], schema: Schema) -> list[Assignment]:
+    """Return a file's entries with PromptSRC's ``GPA_MEAN`` and ``GPA_STD`` as shares.
+
+    The authors' files give both in epochs, of which the same file says ``MAX_EPOCH``; ours are
+    shares of the run. A mean of at most 1 is a share already; the authors' own file of the method
+    has another schema and reads epochs.
+    """
+    if GPA[0] not in schema or schema[GPA[0]].high != 1:
+        return list(entries)
+    values = {e.key: e.value for e in entries}
+    epochs, mean = values.get("OPTIM.MAX_EPOCH"), values.get(GPA[0])
+    numbers = (int, float)
+    if not (isinstance(epochs, numbers) and isinstance(mean, numbers) and 1 < mean <= epochs):
+        return list(entries)
+    return [
+        replace(e, value=e.value / epochs) if e.key in GPA and isinstance(e.value, numbers) else e
+        for e in entries
+    ]
 
 
 def _precision(given: Value) -> Value:

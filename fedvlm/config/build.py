@@ -13,7 +13,12 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from fedvlm.config.aliases import family_aliases, native_aliases, refused_keys
+from fedvlm.config.aliases import (
+    family_aliases,
+    native_aliases,
+    refused_keys,
+    shares_of_epochs,
+)
 from fedvlm.config.option import Schema, Value, nodes, present_key, short_repr
 from fedvlm.config.read import Assignment, read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean
@@ -144,7 +149,7 @@ class _Merge:
         except ConfigError as error:
             entries, mistakes = [], [str(error)]
         self.mistakes += mistakes
-        return entries
+        return shares_of_epochs(entries, self.schema)
 
     def opts(self, opts: Sequence[str]) -> list[Assignment]:
         """Return trailing ``KEY VALUE`` pairs as entries."""

@@ -34,6 +34,8 @@ PARTITION_ALIASES = {
     "by-client": "natural",
 }
 
+ATTACKS = ("sign", "scale", "constant", "alie", "label_flip", "backdoor")
+
 
 def local_work(config: Mapping[str, Any]) -> str:
     """Return a client's local work of a round in words, ``2 epochs``, by values of ``WORK``."""
@@ -43,7 +45,10 @@ def local_work(config: Mapping[str, Any]) -> str:
 
 def federation_options() -> Schema:
     """Return all keys of ``FED`` but the engines'."""
-    return _partition() | _rounds() | _clients() | _unreliable() | _aggregation()
+    return (
+        _partition() | _rounds() | _clients() | _unreliable() | _hostile() | _privacy()
+        | _aggregation()
+    )
 
 
 def _partition() -> Schema:
@@ -235,6 +240,57 @@ def _unreliable() -> Schema:
     }
 
 
+def _hostile() -> Schema:
+    """Return what ``docs/attacks.md`` explains."""
+    return {
+        "FED.HOSTILE": Option(
+            0.0, "share of the clients that are hostile, drawn by SEED for the whole run; a "
+                 "simulation; 0: none", low=0, high=1, neutral=0.0,
+        ),
+        "FED.HOSTILE_BY": Option(
+            "client", "hostile clients are drawn one by one, or all clients of drawn sites "
+            "(FED.SITES)", choices=("client", "site"), neutral="client",
+        ),
+        "FED.ATTACK": Option(
+            "sign", "what hostile clients do: send their update with the opposite sign, send it "
+            "scaled, add one number to every value, send a little less than the honest mean "
+            "(alie), train on flipped labels, or train a trigger on pixels (backdoor)",
+            choices=ATTACKS, neutral="sign",
+        ),
+        "FED.ATTACK_SCALE": Option(
+            0.0, "factor of sign and scale, number of constant, standard deviations of alie; "
+                 "0: 1, 10, 1, and alie's own formula", low=0, neutral=0.0,
+        ),
+        "FED.ATTACK_TARGET": Option(
+            0, "backdoor: class (by number) that images with the trigger are taken for", low=0,
+            neutral=0,
+        ),
+    }
+
+
+def _privacy() -> Schema:
+    """Return what ``docs/privacy.md`` explains."""
+    node = "FED.DP."
+    return {
+        node + "CLIP": Option(
+            0.0, "client-level differential privacy: longest move of a client in a round, all "
+                 "shared tensors together; 0: no such privacy", low=0, neutral=0.0,
+        ),
+        node + "EPSILON": Option(
+            0.0, "epsilon of the whole run, by which the noise is chosen; 0: FED.DP.NOISE is given",
+            low=0, neutral=0.0,
+        ),
+        node + "NOISE": Option(
+            0.0, "standard deviation of the noise on the sum of a round's moves, in FED.DP.CLIP",
+            low=0, neutral=0.0,
+        ),
+        node + "DELTA": Option(
+            0.0, "delta of (epsilon, delta); has to be given, below one over the clients", low=0,
+            high=1, high_open=True, neutral=0.0,
+        ),
+    }
+
+
 def _aggregation() -> Schema:
     return {
         "FED.STORE": Option(
@@ -254,7 +310,7 @@ def _aggregation() -> Schema:
             "median and Krum ignore weights)",
             choices=(
                 "auto", "mean", "similarity", "median", "trimmed_mean", "krum", "multi_krum",
-                "clipped_mean",
+                "clipped_mean", "geometric_median",
             ),
             neutral="auto",
         ),

@@ -89,6 +89,11 @@ _COLUMNS = {
         "", "your own sets: column (or pattern of paths, patient{group}) of what images belong to; "
         "a group is never on two sides of a split, a fold or a partition", neutral="",
     ),
+    "DATASET.LABELS": Option(
+        "", "your own tables: an image has a set of labels: the column whose cells list them (a|b, "
+        "a;b, JSON), or the columns of 0 and 1, one for each label (edema,effusion); '': one class "
+        "for each image", neutral="",
+    ),
     "DATASET.COLUMNS": Option(
         "", "your own tables: what columns mean, path=img_id,classname=dx,split=- (- for none); a "
         "path may be made of several, path={site}/{id}.png", neutral="",
@@ -113,6 +118,11 @@ def _own_sets() -> Schema:
         "DATASET.TEST_SHARE": Option(
             0.0, "your own sets without test images: share of each class used for testing, "
             "drawn by DATA_SEED; 0: none", low=0, high=1, high_open=True, neutral=0.0,
+        ),
+        "DATASET.JOIN_TEST": Option(
+            0.0, "join training and test images, and draw this share of each class as test images "
+            "by DATA_SEED, as PFLlib does with 0.25; 0: the set's own test images",
+            low=0, high=1, high_open=True, neutral=0.0,
         ),
     }
 

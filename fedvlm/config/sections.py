@@ -64,6 +64,16 @@ SECTIONS = (
     Section(
         ("FED.UNRELIABLE.CLOCK", "FED.UNRELIABLE.LATE"), _unless("FED.UNRELIABLE.DEADLINE", 0)
     ),
+    Section(("FED.HOSTILE_BY", "FED.ATTACK"), _unless("FED.HOSTILE", 0)),
+    Section(
+        ("FED.ATTACK_SCALE",),
+        lambda get: get("FED.HOSTILE") > 0
+        and get("FED.ATTACK") in ("sign", "scale", "constant", "alie"),
+    ),
+    Section(
+        ("FED.ATTACK_TARGET",),
+        lambda get: get("FED.HOSTILE") > 0 and get("FED.ATTACK") == "backdoor",
+    ),
     Section(("FED.CHUNK",), _if("FED.PLAIN", False)),
     Section(("FED.FINETUNE_TRAIN", "FED.FINETUNE_LR"), _unless("FED.FINETUNE_EPOCHS", 0)),
     Section(("FED.TRIM",), _if("FED.AGGREGATOR", "trimmed_mean")),

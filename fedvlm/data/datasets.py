@@ -57,6 +57,10 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
     """
     data = _load(cfg)
     check_holders(data, cfg.DATASET.get("CLIENTS_BY", ""), cfg.DATASET.get("GROUPS", ""))
+    if cfg.DATASET.get("LABELS", "") and not data.label_names:
+        raise ConfigError(
+            f"--labels {cfg.DATASET.LABELS} names columns of a table of your own images, and "
+            f"{data.name} as it is read here is none (nor does a feature pack have sets of labels)")
     return data
 
 
@@ -102,6 +106,10 @@ def rename_classes(data: DatasetBase, text: str) -> DatasetBase:
         return data
     from fedvlm.data.formats.class_names import given_names  # start-up: for such a file only
 
+    if data.label_names:
+        data.label_names = given_names(text, data.label_names)
+        data.check()
+        return data
     names = given_names(text, data.classnames)
     data.parts = {part: [replace(d, classname=names[d.label]) for d in items]
                   for part, items in data.parts.items()}
@@ -132,6 +140,10 @@ def load_for_training(cfg: CfgNode) -> DatasetBase:
             f"{data.name} has test images only and cannot be trained on: train on another set, "
             f"such as ImageNet, and name {data.name} in TEST.TARGETS"
         )
+    if cfg.DATASET.get("JOIN_TEST", 0.0):
+        from fedvlm.data.formats.parts import join_test  # start-up: for joined parts only
+
+        join_test(data, float(cfg.DATASET.JOIN_TEST), int(cfg.DATA_SEED))
     refuse_untestable(data)
     words = cfg.DATASET.get("CORRUPTION", "")
     if not words:
@@ -253,6 +265,7 @@ def read_by_config(cfg: CfgNode, root: Path, faults: list[str] | None = None) ->
         name, images, tuple(files), renames, drop, test_share=float(node.get("TEST_SHARE", 0.0)),
         seed=int(cfg.DATA_SEED), faults=faults, clients_by=node.get("CLIENTS_BY", ""),
         groups=node.get("GROUPS", ""), columns=node.get("COLUMNS", ""),
+        labels=node.get("LABELS", ""),
         unpacked=cache_dir(cfg) / "fedvlm" / "unpacked" if form in _TABLES else None,
     ))  # fmt: skip
     if form == "coop" and files[0].name == prepared_name(name):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.spelling import name_fault, show_name
 from fedvlm.data.locate import first_names
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 IntArray = NDArray[np.int64]
 PARTS = ("train", "val", "test")
+NO_LABEL = "no label"  # the class by which images without a label are dealt
 _FIRST = 5  # labels that a message lists
 _MOST = 0.5  # of the classes: where more of them have no test image there is no test
 
@@ -60,6 +61,9 @@ class Datum:
         group: what it shares with other images that are no independent evidence (a patient, a
             slide, a video), by the column that DATASET.GROUPS names; None without one. A group
             never stands on two sides of a split, a fold or a partition.
+        labels: its set of labels, ascending and perhaps empty, by the columns that DATASET.LABELS
+            names; None where it has one class. ``label`` is then the rarest of them, by which
+            images are dealt and drawn, and the number of labels for an image without one.
     """
 
     impath: str
@@ -71,6 +75,7 @@ class Datum:
     packed: PackedImage | None = field(default=None, compare=False, repr=False)
     client: str = ""
     group: str | None = field(default=None, compare=False, repr=False)
+    labels: tuple[int, ...] | None = None
 
     @property
     def path(self) -> Path:
@@ -108,6 +113,8 @@ class DatasetBase:
     Attributes:
         parts: the lists as ``train``, ``val`` and ``test``.
         lab2cname, classnames: names by label; empty until ``check`` has passed.
+        label_names: of all labels where an image has a set of them (``Datum.labels``), set by the
+            reader; else empty. ``classnames`` is then these, and ``NO_LABEL`` where one has none.
         client_names: sorted names of the clients that the data say (``Datum.client``) and that have
             a training image; empty where the partition decides.
 
@@ -130,6 +137,7 @@ class DatasetBase:
         self.name = name
         self.domain_names = list(domain_names)
         self.notes = list(notes)
+        self.label_names: list[str] = []
         self.lab2cname: dict[int, str] = {}
         self.classnames: list[str] = []
         self.client_names = sort_names({d.client for d in self.parts["train"]} - {""})
@@ -153,9 +161,11 @@ class DatasetBase:
             DataError: labels with gaps, a label with two names, a name with two labels or that
                 is none, or an image that is in two parts or twice in one.
         """
-        if faults := list_faults(self.parts, self.domain_names):
+        if faults := list_faults(self.parts, self.domain_names, self.label_names):
             raise DataError(f"{self.name}: {faults[0].text}")
         self.lab2cname = {d.label: d.classname for d in self.all()}
+        if self.label_names:
+            self.lab2cname |= dict(enumerate(self.label_names))
         self.classnames = [self.lab2cname[label] for label in sorted(self.lab2cname)]
 
     @property
@@ -191,6 +201,21 @@ class DatasetBase:
     def all(self) -> list[Datum]:
         """Return all images: train, then val, then test."""
         return [datum for part in PARTS for datum in self.parts[part]]
+
+
+def refuse_sets(sets: object, what: str) -> None:
+    """Refuse images that have sets of labels.
+
+    Args:
+        sets: something true where they have.
+        what: asks; begins the sentence.
+
+    Raises:
+        ConfigError: they have.
+    """
+    if sets:
+        raise ConfigError(f"{what} needs one class for each image, and these have sets of labels "
+                          "(DATASET.LABELS)")
 
 
 def labels_of(items: Sequence[Datum]) -> IntArray:
@@ -233,16 +258,36 @@ def untested_classes(parts: Mapping[str, Sequence[Datum]]) -> list[str]:
 
 
 def list_faults(
-    parts: Mapping[str, Sequence[Datum]], domain_names: Sequence[str] = ()
+    parts: Mapping[str, Sequence[Datum]], domain_names: Sequence[str] = (),
+    label_names: Sequence[str] = (),
 ) -> list[ListFault]:
-    """Return why no run can use lists, one fault of a kind; none where one can."""
+    """Return why no run can use lists, one fault of a kind; none where one can.
+
+    Args:
+        label_names: of all labels, where images have sets of them.
+    """
     at: dict[tuple[int, str], str] = {}  # (label, name) -> first image
     for part in PARTS:
         for d in parts[part]:
             at.setdefault((d.label, d.classname), d.key)
     if not at:
         return [ListFault("no_images", "no images at all")]
+    if label_names:
+        named = dict.fromkeys(enumerate(label_names), "")
+        sides = [] if len(parts["train"]) == 0 else _one_sided(parts["train"], label_names)
+        return [*_wrong_names(named, domain_names), *_wrong_labels(named), *sides, *_repeats(parts)]
     return [*_wrong_names(at, domain_names), *_wrong_labels(at), *_repeats(parts)]
+
+
+def _one_sided(train: Sequence[Datum], names: Sequence[str]) -> Iterator[ListFault]:
+    """Yield labels that no training image has, or all have: nothing can be learnt of them."""
+    counts = Counter(label for d in train for label in d.labels or ())
+    odd = [name for i, name in enumerate(names) if counts[i] in (0, len(train))]
+    if odd:
+        i = list(names).index(odd[0])
+        yield ListFault("one_sided_labels", f"the label '{odd[0]}' is on "
+                        f"{'all' if counts[i] else 'none'} of the {len(train)} training images"
+                        f"{_more(odd)}: leave it out, or give another split", len(odd))
 
 
 def _wrong_names(

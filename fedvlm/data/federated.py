@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.progress import Progress
 from fedvlm.data.datasets import load_for_training, templates
 from fedvlm.data.datum import (
+    NO_LABEL,
     PARTS,
     DatasetBase,
     Datum,
@@ -20,6 +22,7 @@ from fedvlm.data.datum import (
     domains_of,
     group_numbers,
     labels_of,
+    refuse_sets,
 )
 from fedvlm.data.draw import MOST_NAMED, DatasetDraw, spec_of
 from fedvlm.data.holdout import LISTS, SERVER_KEY, holdout_from
@@ -63,6 +66,8 @@ class FederatedData:
         global_test: indices of all test images of the run's classes.
         new_test: indices of the new classes' test images.
         labels, domains: int64 ``[len(samples)]``; a target's images have its labels and domain -1.
+        label_sets: uint8 ``[S, C]``, the sets of labels that occur, where an image has a set of
+            them: ``labels`` is then the row of its set; else None.
         domain_names: by domain number; empty for a set without domains.
         spec: how it was partitioned.
         skipped: keys of images that do not decode.
@@ -98,6 +103,16 @@ class FederatedData:
     available: int = 0
     client_names: list[str] = field(default_factory=list)
     groups: IntArray | None = None
+    label_sets: NDArray[np.uint8] | None = None
+
+    def dealt_as(self) -> tuple[IntArray, list[str]]:
+        """Return the class ``[len(samples)]`` by which an image was dealt, and the classes' names.
+
+        It is the label, and of a set of labels the rarest (``NO_LABEL`` of an empty set).
+        """
+        if self.label_sets is None:
+            return self.labels, self.classnames
+        return labels_of(self.samples), [*self.classnames, NO_LABEL]
 
     def index_file(self) -> dict[str, Any]:
         """Return the index file's content: paths per client and part, spec, and hash."""
@@ -153,6 +168,8 @@ def build_federation(
         )
     spec, prompts = spec_of(cfg), templates(cfg)
     data = load_for_training(cfg) if data is None else data
+    if data.label_names:
+        _check_sets(cfg)
     selection = DatasetDraw(data, spec, cfg.DATASET.TEST_NEW)
     index = cfg.FED.INDEX_FILE
     content = read_index_file(index) if index else None
@@ -228,16 +245,19 @@ def _assemble(
         *target_notes,
         *(duplicate_notes(trains, tests, samples, selection.records) if tested else ()),
     ]  # fmt: skip
+    labels, sets = labels_of(samples), None
+    if data.label_names:
+        labels, sets = number_sets(samples, len(data.label_names))
     return FederatedData(
         name=data.name,
         samples=samples,
-        classnames=selection.classnames,
+        classnames=data.label_names or selection.classnames,
         new_classnames=[data.classnames[old] for old in new_map],
         templates=prompts,
         clients=clients,
         global_test=global_test,
         new_test=new_test,
-        labels=labels_of(samples),
+        labels=labels,
         domains=domains,
         domain_names=data.domain_names,
         spec=spec,
@@ -250,7 +270,39 @@ def _assemble(
         available=int((selection.pool.labels["train"] >= 0).sum()),
         client_names=data.client_names if spec.kind == "natural" else [],
         groups=group_numbers(samples) if selection.pool.groups else None,
+        label_sets=sets,
     )
+
+
+def number_sets(items: Sequence[Datum], classes: int) -> tuple[IntArray, NDArray[np.uint8]]:
+    """Return the number of each image's set of labels ``[n]``, and the sets ``[S, C]``, sorted."""
+    found = sorted({d.labels or () for d in items})
+    number = {labels: i for i, labels in enumerate(found)}
+    table = np.zeros((len(found), classes), dtype=np.uint8)
+    for row, labels in zip(table, found, strict=True):
+        row[list(labels)] = 1
+    rows = (number[d.labels or ()] for d in items)
+    return np.fromiter(rows, dtype=np.int64, count=len(items)), table
+
+
+def _check_sets(cfg: CfgNode) -> None:
+    """Refuse settings that ask for one class of each image.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    asked = {
+        "DATASET.SUBSAMPLE_CLASSES": cfg.DATASET.SUBSAMPLE_CLASSES != "all",
+        "DATASET.SERVER_HOLDOUT": bool(cfg.DATASET.get("SERVER_HOLDOUT", 0)),
+        "DATASET.FEWSHOT_FILE": bool(cfg.DATASET.get("FEWSHOT_FILE", "")),
+        "TEST.TARGETS": bool(cfg.TEST.TARGETS),
+        "FED.HELD_OUT_DOMAIN": bool(cfg.FED.HELD_OUT_DOMAIN),
+        "TEST.PER_CLASS_RESULT": bool(cfg.TEST.PER_CLASS_RESULT),
+        "TEST.COMPUTE_CMAT": bool(cfg.TEST.COMPUTE_CMAT),
+        "TEST.PER_IMAGE": bool(cfg.TEST.PER_IMAGE),
+    }
+    for key, given in asked.items():
+        refuse_sets(given, key)
 
 
 def _others(

@@ -52,6 +52,7 @@ class CopyInfo:
         clients_by, groups: columns (``hospital,scanner``), or a pattern of the images' paths, that
             say who holds an image and what it belongs to; empty for none.
         columns: what other columns mean (DATASET.COLUMNS).
+        labels: columns that say an image's set of labels (DATASET.LABELS); empty for one class.
     """
 
     name: str
@@ -72,6 +73,7 @@ class CopyInfo:
     clients_by: str = ""
     groups: str = ""
     columns: str = ""
+    labels: str = ""
 
 
 Reader = Callable[[Path, CopyInfo], DatasetBase]

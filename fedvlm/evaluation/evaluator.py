@@ -24,6 +24,9 @@ What the numbers mean:
 * At start and last round ``personal_nll`` and ``personal_ece``: how sure the personal models are,
   mean over clients (``metrics.calibration_error``; 15 bins of equal width). They read a method's
   logits as it gives them: those of a method that does not train log-probabilities mean little.
+* ``backdoor``: with a simulated trigger (``FED.ATTACK backdoor``), at start and last round: share
+  of the clients' test images of other classes that are taken for the attackers' class once they
+  have the trigger, mean over clients.
 * Logits range over all classes of the setting. Nothing is chosen on test; view 0 only.
 
 It draws no random number and changes no state: training goes on as if it had not been there.
@@ -91,6 +94,7 @@ class Evaluator:
         self.keep_logits, self.confusion = keep_logits, confusion
         self.open = trainer.open_vocabulary
         self.cross = scores.has_new(tests) if cross is None else cross
+        self.sets = getattr(tests, "label_sets", None) is not None
         self.logits: dict[str, Tensor] = {}
         self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
 
@@ -131,7 +135,10 @@ class Evaluator:
             keep_logits=keep, calibration=ends, confusion=last and self.confusion,
         ))
         counts = scores.pool_confusion(rows) if last and self.confusion else None
+        by_label = _by_label(rows, self.model.classnames) if self.sets else None
         result = self.combine(event.round, rows)
+        if by_label is not None:
+            result["labels"] = by_label
         shared, numbers = self._global(event.shared, ends, keep)
         result |= numbers
         if counts is not None:
@@ -163,6 +170,9 @@ class Evaluator:
         if len(rows) < self.panel.members:
             result["personal_clients"] = len(rows)
         result |= scores.cross_scores(rows, result["personal"])
+        struck = [row["backdoor"] for row in rows if row.get("backdoor") is not None]
+        if struck:
+            result["backdoor"] = mean(struck)
         return result | {"clients": rows, "notes": scores.notes(rows)}
 
     def validate(self, event: RoundFinished) -> float | None:
@@ -179,7 +189,7 @@ class Evaluator:
     ) -> tuple[Predictions, dict[str, Any]]:
         """Return what the shared model says of the whole test set, and its numbers on all sets."""
         predict = self._predictor(self.model, params)
-        shared = self._batches.shared(predict, self.data.global_test, 1, keep)[0]
+        shared = self._batches.shared(predict, self.data.global_test, 1, keep or self.sets)[0]
         beside = scores.other_predictions(
             self.data, self._batches, self.model, lambda model: self._predictor(model, params),
             predict, targets=ends and self.open, keep_logits=keep,
@@ -206,6 +216,13 @@ class Evaluator:
 
     def _keep_labels(self, name: str, indices: np.ndarray) -> None:
         self.logits[f"true|{name}"] = torch.from_numpy(self.data.labels[indices])
+
+
+def _by_label(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any] | None:
+    """Take the numbers by label out of clients' lines (``label_rows.take_labels``)."""
+    from fedvlm.evaluation import label_rows  # start-up: for sets of labels only
+
+    return label_rows.take_labels(rows, names)
 
 
 def _before(event: RoundFinished, rows: Sequence[Row]) -> float | None:
@@ -237,8 +254,11 @@ def zero_shot(
         away=scores.unseen_of(tests) is not None, calibration=True,
     )
     rows = only_numbers(ask(wide, panel.clients), panel.clients)
+    sets = getattr(tests, "label_sets", None) is not None
+    if sets:
+        _by_label(rows, ())
     predict = template_predictor(model)
-    base = batches.shared(predict, tests.global_test, 1)[0]
+    base = batches.shared(predict, tests.global_test, 1, sets)[0]
     beside = scores.other_predictions(
         tests, batches, model, template_predictor, predict, targets=True
     )

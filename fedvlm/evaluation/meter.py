@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.federation.workplace import PersonalModels
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
+
+if TYPE_CHECKING:
+    from fedvlm.evaluation.backdoor import Backdoor
 
 UNASKED = -2  # no label, and not ``scores.BROKEN`` either; memory holds labels above it, 0 is it
 Build = Callable[[VLModel], Predictor]
@@ -147,6 +151,8 @@ class ClientMeter:
             true labels under ``true|personal|<client>``, and predicted labels (int64) under
             ``labels|base_all|<client>``, ``labels|new|<client>``, ``labels|unseen|<client>``.
             Samples in the partition's order.
+        backdoor: where attackers train a trigger: how its success is measured, where calibration
+            is asked for.
     """
 
     def __init__(
@@ -155,6 +161,7 @@ class ClientMeter:
     ) -> None:
         self.model, self.trainer, self.data, self.fold = model, trainer, federated, fold
         self.logits: dict[str, Tensor] = {}
+        self.backdoor: Backdoor | None = None
         self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
 
     def __call__(self, measure: Measure, models: PersonalModels) -> list[Row]:
@@ -174,7 +181,11 @@ class ClientMeter:
                 answers = known[1]
             else:
                 answers = Stacked(self.model, self._build(params), self._batches, truth)
-            rows += self._rows(measure, clients, answers, new)
+            found = self._rows(measure, clients, answers, new)
+            if self.backdoor is not None and measure.calibration:
+                tests = [np.asarray(getattr(self.data.clients[c], measure.split)) for c in clients]
+                self.backdoor.add(found, tests, partial(self._build(params), self.model))
+            rows += found
         return rows
 
     def template(self, measure: Measure, clients: Sequence[int]) -> list[Row]:
@@ -186,8 +197,9 @@ class ClientMeter:
         return self._rows(replace(measure, keep_logits=False), clients, same, self._new(measure))
 
     def _truth(self, measure: Measure) -> np.ndarray | None:
-        """Return the labels, where confidence and loss are asked for."""
-        return self.data.labels if measure.calibration else None
+        """Return the labels, where confidence and loss are asked for; not of sets of labels."""
+        sets = getattr(self.data, "label_sets", None)
+        return self.data.labels if measure.calibration and sets is None else None
 
     def _new(self, measure: Measure) -> VLModel | None:
         """Return the model with the unseen classes, where they are asked for."""
@@ -227,6 +239,8 @@ class ClientMeter:
         self, measure: Measure, clients: Sequence[int], answers: Answers, new: VLModel | None
     ) -> list[Row]:
         """Return the rows of one chunk."""
+        if getattr(self.data, "label_sets", None) is not None:
+            return self._set_rows(measure, clients, answers)
         tests = [np.asarray(getattr(self.data.clients[c], measure.split)) for c in clients]
         each = answers.own(tests, measure.keep_logits)
         rows = []
@@ -246,6 +260,31 @@ class ClientMeter:
                 row[scores.UNSEEN] = metrics.accuracy(true, one.labels)
                 if measure.keep_logits:
                     self._keep_labels(scores.UNSEEN, row, one)
+        return rows
+
+    def _set_rows(
+        self, measure: Measure, clients: Sequence[int], answers: Answers
+    ) -> list[Row]:
+        """Return the rows of one chunk where an image has a set of labels."""
+        from fedvlm.evaluation import label_rows  # start-up: for sets of labels only
+
+        def said(split: str) -> list[tuple[np.ndarray, np.ndarray]]:
+            at = [np.asarray(getattr(self.data.clients[c], split), dtype=np.int64) for c in clients]
+            truths = [label_rows.truth_of(self.data, one) for one in at]
+            return [
+                (t, np.zeros(t.shape) if p.logits is None else p.logits.double().numpy())
+                for t, p in zip(truths, answers.own(at, True), strict=True)
+            ]
+
+        fixed: list[label_rows.Fixed | None] = [None] * len(clients)
+        if measure.calibration:
+            fixed = [label_rows.fix(*one) for one in said("val")]
+        rows = []
+        for c, (truth, logits), one in zip(clients, said(measure.split), fixed, strict=True):
+            rows.append(label_rows.set_row(c, truth, logits, one))
+            if measure.keep_logits:
+                self.logits[f"personal|{c}"] = torch.from_numpy(logits).float()
+                self.logits[f"true|personal|{c}"] = torch.from_numpy(truth)
         return rows
 
     def _cross(

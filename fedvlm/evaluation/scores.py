@@ -313,6 +313,11 @@ def new_row(federated: TestSets, predicted: Predictions) -> Row:
 
 def global_scores(federated: TestSets, predicted: Predictions) -> dict[str, Any]:
     """Return the numbers of one model on the whole test set."""
+    if getattr(federated, "label_sets", None) is not None:
+        from fedvlm.evaluation import label_rows  # start-up: for sets of labels only
+
+        truth = label_rows.truth_of(federated, federated.global_test)
+        return dict(label_rows.shared_scores(truth, predicted.logits))
     true = federated.labels[federated.global_test]
     return {
         "global": metrics.accuracy(true, predicted.labels),
@@ -324,8 +329,12 @@ def personal_scores(rows: Sequence[Row]) -> dict[str, Any]:
     """Return mean, spread and pooled accuracy over all clients that have test samples.
 
     And quartiles of the accuracies over clients, the mean of the class-balanced ones, and where the
-    lines have them the means of ``nll`` and ``ece``.
+    lines have them the means of ``nll`` and ``ece``. Of sets of labels ``label_rows.set_scores``.
     """
+    if any("auroc" in row for row in rows):
+        from fedvlm.evaluation import label_rows  # start-up: for sets of labels only
+
+        return label_rows.set_scores(rows)
     values = [row["accuracy"] for row in rows]
     low, middle, high = metrics.quartiles(values)
     sure = {f"personal_{name}": mean(row.get(name) for row in rows) for name in ("nll", "ece")

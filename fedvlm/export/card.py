@@ -70,6 +70,12 @@ def _rows(recipe: ExportRecipe, trained: TrainedModel, base: str) -> Mapping[str
         "Licence of the base weights": facts.licence or "unknown to fedvlm: ask the authors",
         "Backbone digest": backbone.digest,
     }
+    if "sets" in recipe.card:
+        sets = recipe.card["sets"]
+        limits = zip(recipe.card["classnames"], sets["thresholds"], strict=True)
+        rows["Labels"] = ("a set of labels for each image: sigmoid(logit / "
+                          f"{sets['temperature']:.3g}) at least the label's threshold: "
+                          + ", ".join(f"{name} {limit:.3f}" for name, limit in limits))
     if trained.trainer.extra_data:
         rows["Extra data"] = trained.trainer.extra_data
     return rows

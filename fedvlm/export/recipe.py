@@ -116,7 +116,8 @@ class ExportRecipe:
                 keep = bool(needs & set(part.group(1).split()))
             elif keep and line.strip():
                 lines += [""] * line.startswith(("class ", "def ")) + [line]
-        text = "\n".join(lines) + "\n" + runner.TAIL
+        text = "\n".join(lines) + "\n" + (
+            runner.SETS_TAIL if "sets" in self.card else runner.TAIL)
         return text if text.count("\n") <= 60 else re.sub(r"\n\n+", "\n", text)
 
     def module(self, model: VLModel) -> nn.Module:
@@ -154,6 +155,8 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
         steps.append(("cosine", "text"))
         with torch.no_grad():
             text = trainer.text_features(model, expand(_placed(trained), 1))
+        if model.sets and model.has_text:  # scale * z . (text - neutral)
+            text = text - model.neutral
         tensors["text"] = text[0].detach().cpu().float().contiguous().clone()
     if "gate.on" in p:
         kind = forms.get("gate", "") if float(p["gate.on"]) > 0 else "average"
@@ -172,7 +175,7 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
         "scale": float(model.scale), "adapted": adapted, "steps": steps, "forms": forms,
         "lora": _lora_scale(trained, who) if any(".lora." in n for n in p) else 0.0,
         "towers": 2 if two else 1, "small": small, "transform": transform_of(model),
-        "tower": _tower(model),
+        "tower": _tower(model), **sets_card(trained),
     }
     if adapted:  # where the tower keeps what they change
         path = image_blocks(model.backbone.model.visual)
@@ -180,6 +183,15 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
         card |= {"blocks": path, "places": places_of(block)}
     lora = {n: v for n, v in p.items() if re.fullmatch(r"(image|text)\.lora\..*", n)}
     return _prove(ExportRecipe(card, tensors, lora), trained, who)
+
+
+def sets_card(trained: TrainedModel) -> dict[str, Any]:
+    """Return what a card says of sets of labels: temperature and thresholds; else nothing."""
+    if not trained.model.sets:
+        return {}
+    facts = trained.facts
+    limits = facts.thresholds or (0.5,) * len(trained.classnames)
+    return {"sets": {"temperature": facts.temperature, "thresholds": list(limits)}}
 
 
 def _refuse(trained: TrainedModel, who: str) -> None:

@@ -160,4 +160,16 @@ if __name__ == "__main__":
         name = model.card["classnames"][logits.index(max(logits))]
         print(json.dumps({"image": image, "class": name, "logits": logits}))
 """
+SETS_TAIL = """
+if __name__ == "__main__":
+    model = load(Path(__file__).resolve().parent)
+    look = image_transform_v2(PreprocessCfg(**model.card["transform"]), is_train=False)
+    sets = model.card["sets"]
+    for image in sys.argv[1:]:
+        logits = model(look(Image.open(image).convert("RGB"))[None])[0]
+        each = torch.sigmoid(logits / sets["temperature"]).tolist()
+        p = dict(zip(model.card["classnames"], each))
+        names = [n for n, t in zip(p, sets["thresholds"]) if p[n] >= t]
+        print(json.dumps({"image": image, "labels": names, "probabilities": p}))
+"""
 _USED_BY_TAIL = (Image, PreprocessCfg, image_transform_v2, Path, sys)

@@ -19,7 +19,14 @@ from torch.overrides import TorchFunctionMode
 
 from fedvlm.core import rng
 from fedvlm.core.trees import expand
-from fedvlm.export.recipe import PROBES, ExportRecipe, Unheld, transform_of, wanted_of
+from fedvlm.export.recipe import (
+    PROBES,
+    ExportRecipe,
+    Unheld,
+    sets_card,
+    transform_of,
+    wanted_of,
+)
 from fedvlm.export.towers import plain_clip, plain_visual
 from fedvlm.export.trained import TrainedModel
 from fedvlm.models.load.vit import VisionOnly
@@ -99,6 +106,7 @@ def trace(trained: TrainedModel, why: Unheld) -> Traced:
     card = {
         "format": "fedvlm 1", "method": why.who, "classnames": list(trained.classnames),
         "adapted": [], "steps": [(STEP, "")], "transform": transform_of(model),
+        **sets_card(trained),
     }
     logits = wanted_of(trained, pixels)
     return Traced(card, {}, {}, 0.0, pixels, logits, of=trained)
@@ -114,7 +122,7 @@ def plain_model(model: VLModel) -> VLModel:
     )
     whole = VLModel(
         plain, model.classnames, templates=model.templates, packed=model.packed,
-        image_chunk=AT_ONCE,
+        image_chunk=AT_ONCE, sets=model.sets,
     )
     whole.counters = Deaf()  # a count of images that are not a number yet would enter the graph
     return whole

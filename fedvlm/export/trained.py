@@ -21,6 +21,8 @@ class Facts:
         licence: of the base weights, as the Hub writes it (``mit``, ``apache-2.0``).
         base: the base model's name on the Hub; empty: by the backbone's name where it is known.
         notes: more sentences.
+        temperature, thresholds: of a model over sets of labels, as its client's validation images
+            fixed them; without thresholds 0.5 for each label.
     """
 
     owner: str = ""
@@ -29,6 +31,8 @@ class Facts:
     licence: str = ""
     base: str = ""
     notes: tuple[str, ...] = ()
+    temperature: float = 1.0
+    thresholds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ numbers from both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, overload
 
@@ -75,6 +75,8 @@ class Batch:
         clients: ids of the clients.
         moment: of a loop's step; None elsewhere.
         counts: samples per client, known to the host; (): a batch that was made by hand.
+        sets: the sets of labels that there are, ``[S, C]`` of 0 and 1, where a sample has a set of
+            them: ``y`` is then the row of its set; None: ``y`` is its class.
     """
 
     x: Mapping[str, Tensor]
@@ -85,6 +87,7 @@ class Batch:
     clients: tuple[int, ...] = ()
     moment: Moment | None = None
     counts: tuple[int, ...] = ()
+    sets: Tensor | None = None
 
     @property
     def samples(self) -> int:
@@ -295,7 +298,8 @@ class SplitBatcher:
 
     Shuffles depend on (seed, tag, round, client, epoch) only. The augmented view of a local
     epoch is its number in the whole run, modulo ``views``. Samples of ``whole`` and ``draw`` come
-    un-augmented from ``plain``; without it from ``source``, first view.
+    un-augmented from ``plain``; without it from ``source``, first view. ``poison`` is what hostile
+    clients do to theirs.
     """
 
     source: SampleSource
@@ -307,6 +311,8 @@ class SplitBatcher:
     device: torch.device
     dtype: torch.dtype
     plain: SampleSource | None = None
+    poison: Callable[[Batch], Batch] | None = None
+    sets: Tensor | None = None
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """See ``Batcher.sizes``."""
@@ -416,7 +422,9 @@ class SplitBatcher:
         moment: Moment | None,
     ) -> Batch:
         x = plan.streams(block, views)
-        return Batch(
+        batch = Batch(
             {s: v.to(self.device) for s, v in x.items()}, block.of(plan.labels),
             block.of(plan.mask), clients=clients, moment=moment, counts=block.counts,
+            sets=self.sets,
         )
+        return batch if self.poison is None else self.poison(batch)

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from torch import nn
+
 from fedvlm.core.errors import (
     ConfigError,
     FedvlmError,
@@ -166,6 +168,12 @@ def _over(net: type[Trainer], method: type[Trainer]) -> type[Trainer]:
     return over(net, method)
 
 
+def _network(kind: type[nn.Module]) -> type[Trainer]:
+    from fedvlm.federation.module_trainer import train_network  # start-up: for networks only
+
+    return train_network(kind)
+
+
 def _from_path(spec: str) -> type[Trainer]:
     file, _, name = spec.partition(":")
     path = user_path(file)
@@ -179,6 +187,8 @@ def _from_path(spec: str) -> type[Trainer]:
     if not name:
         return _only_trainer(module, path)
     found = getattr(module, name, None)
+    if inspect.isclass(found) and issubclass(found, nn.Module):
+        return _network(found)
     if not (inspect.isclass(found) and issubclass(found, Trainer)):
         names = [c.__name__ for c in _trainers_in(module)]
         raise ConfigError(

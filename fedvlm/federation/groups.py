@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import matching
 from fedvlm.models.adapt import peft
 
 SHARED, PERSONAL, FROZEN, SERVER = "shared", "personal", "frozen", "server"
@@ -53,6 +54,45 @@ class Groups:
     def names(self, *groups: str) -> tuple[str, ...]:
         """Return the names in any of ``groups``."""
         return tuple(n for n, g in self.of.items() if g in groups)
+
+
+@dataclass(frozen=True)
+class Releases:
+    """What leaves a client in a run, and nothing else does: the one list (``Trainer.releases``).
+
+    The server holds every round's updates against it; ``released.json`` and client-level privacy
+    are made from it.
+
+    Attributes:
+        shared: names of tensors that an upload carries.
+        extras: full-match patterns of tensors beside them.
+        metrics: full-match patterns of numbers that travel with an upload.
+        counts: what is told of a client's images at the start.
+        rows: whether numbers of an evaluation leave, by client.
+        references: whether numbers of baselines made of its images leave.
+    """
+
+    shared: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ("train", "val", "test", "classes")
+    rows: bool = True
+    references: bool = True
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """Those of ``metrics`` that let a training loss pass, an exact function of images."""
+        return tuple(p for p in self.metrics if matching(("loss", "v/loss"), (p,)))
+
+    def outside(
+        self, params: Iterable[str], extras: Iterable[str], metrics: Iterable[str]
+    ) -> list[str]:
+        """Return the names of tensors and numbers of an update that the list does not have."""
+        stray = [n for n in params if n not in self.shared]
+        for names, patterns in ((list(extras), self.extras), (list(metrics), self.metrics)):
+            known = set(matching(names, patterns))
+            stray += [n for n in names if n not in known]
+        return stray
 
 
 def resolve_groups(names: Iterable[str], rules: Sequence[Rule], owner: str) -> Groups:

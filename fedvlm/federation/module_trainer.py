@@ -13,9 +13,11 @@ draws anew for each client and local step, from seeds of the run: nothing of it 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -327,6 +329,42 @@ class ModuleTrainer(Trainer):
                     f"the module of {self.name or type(self).__name__} modifies {what} in "
                     "its forward, which would affect the next client; compute a new tensor instead"
                 )
+
+
+@cache
+def train_network(kind: type[nn.Module]) -> type[ModuleTrainer]:
+    """Return FedAvg over a plain torch network, which is built with the number of classes.
+
+    It reads pixels ``[B, 3, S, S]`` and returns logits ``[B, C]``, or an object that has them.
+
+    Raises:
+        ConfigError: its constructor wants more.
+    """
+    name = kind.__name__
+    try:
+        inspect.signature(kind).bind(2)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name} is a torch network whose constructor does not take the number of classes "
+            f"alone ({error}): write a ModuleTrainer, whose build(self, model) returns it "
+            "(docs/own_method.md)"
+        ) from None
+
+    class Network(ModuleTrainer):
+        """FedAvg over the network."""
+
+        def streams(self, model: VLModel) -> tuple[str, ...]:
+            return ("pixels",)
+
+        def build(self, model: VLModel) -> nn.Module:
+            return kind(len(model.classnames))
+
+        def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Any:
+            return functional_call(module, dict(params), (x["pixels"],))
+
+    Network.name = Network.__name__ = Network.__qualname__ = name
+    Network.__module__ = kind.__module__
+    return Network
 
 
 def _buffers(module: nn.Module) -> list[Tensor]:

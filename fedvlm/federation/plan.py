@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -19,6 +19,10 @@ from fedvlm.federation.context import DESCENT, FIT, LOOP
 from fedvlm.federation.local.effort import Effort, samples_of
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.reliability.unreliable import Unreliable, below_quorum, quorum_count
+
+if TYPE_CHECKING:
+    from fedvlm.federation.aggregation.client_privacy import ClientPrivacy
+    from fedvlm.federation.reliability.hostile import Hostile
 
 _COVER = "ranges such as 0-4,5-7 must contain every client once"
 RISE = 0.5  # points of validation accuracy that count as a rise
@@ -174,6 +178,8 @@ class Plan:
         epochs_range: fewest and most epochs, drawn per client and round; (): ``epochs``.
         early_stop: epochs without a better validation loss that end a client's fit; 0: none do.
         unreliable: who does not answer in time.
+        hostile: who attacks, and how; None: nobody.
+        dp: client-level privacy, by which rounds are drawn, too; None: none.
     """
 
     rounds: int
@@ -194,6 +200,8 @@ class Plan:
     epochs_range: tuple[int, ...] = ()
     early_stop: int = 0
     unreliable: Unreliable = field(default_factory=Unreliable)
+    hostile: Hostile | None = None
+    dp: ClientPrivacy | None = None
 
     @property
     def effort(self) -> Effort:
@@ -217,6 +225,8 @@ class Plan:
     def sample(self, round_: int) -> list[int]:
         """Return the clients of a round, ascending, drawn without replacement."""
         members = self.members
+        if self.dp is not None:
+            return self.dp.draw(round_, members)
         if self.frac >= 1 or (round_ == 1 and self.first_round_all):
             return list(members)
         generator = rng.stream(self.seed, "sample", round_)

@@ -24,7 +24,7 @@ from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
 from fedvlm.federation.aggregation.telltale import Telltale
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batcher
-from fedvlm.federation.engine import Engine
+from fedvlm.federation.engine import Engine, RoundWork
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.local.hooks import name_of, slots_of
 from fedvlm.federation.plan import Budget, Plan, Plateau, check_footing
@@ -382,7 +382,7 @@ class Federation(Workplace):
         self._tell(RoundStarted(round_, self.plan.rounds, chosen))
         began, towers = time.perf_counter(), dict(self.model.counters)
         downloads = self.downloads(state, round_, there)
-        if not chosen:  # nobody answers: the model stays as it was
+        if not chosen and self.plan.dp is None:  # nobody answers: the model stays as it was
             after = FedState(round_, state.server, dict(state.versions), dict(state.held))
             self.budget.record(round_, {})
             self._publish(
@@ -394,33 +394,58 @@ class Federation(Workplace):
         work = self.engine.run(
             self.trainer, lambda ids: self.context(ids, round_, state.versions), downloads,
             self.clients, {c: state.versions.get(c, 0) for c in chosen},
-        )
+        ) if chosen else RoundWork()
         self.clients.store.seal(round_)
         if _versions(state.server) != versions:
             raise FedvlmError(
                 f"trainer {self.trainer.name} changed server tensors during client work"
             )
-        updates = work.updates
+        dp, updates = self.plan.dp, self._arrived(work.updates)
+        sent, public = updates.bytes() if updates else {}, updates
+        if dp is not None:
+            home = pick(self.trainer.shared(state.server), self.groups.shared)
+            public = updates and Updates(updates.clients, {}, updates.weight)
+            updates = dp.release(updates, home, round_)
         if updates is None:
             raise DivergedError(
                 f"round {round_}: every client was dropped ({'; '.join(work.dropped.values())})"
             )
         held = Held(self.held, state.held)
         ctx = self.server_context(round_, held)
-        origin = self.engine.origin(updates.clients)
+        origin = "" if dp else self.engine.origin(updates.clients)
         server, told = aggregate_updates(self.trainer, ctx, state.server, updates, origin)
         server = self._moved(state.server, server, round_)
         after = FedState(round_, server, state.versions | work.versions, held.commit(round_))
         spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}
         self.budget.record(round_, work.counters)
         self._publish(
-            after, updates=updates, partial=partial,
-            dropped=dict(sorted((lost | work.dropped).items())), bytes_up=updates.bytes(),
+            after, updates=public, partial=partial,
+            dropped=dict(sorted((lost | work.dropped).items())), bytes_up=sent,
             bytes_down=downloads.sizes,
             counters={n: work.counters[n] + spent.get(n, 0) for n in [*work.counters, *spent]},
-            seconds=time.perf_counter() - began, report=dict(ctx.report), telltale=told,
+            seconds=time.perf_counter() - began, report=dict(ctx.report),
+            telltale=Telltale() if dp else told,
         )
         return after
+
+    def _arrived(self, updates: Updates | None) -> Updates | None:
+        """Return a round's updates with what hostile clients send, if they hold what is declared.
+
+        Raises:
+            FedvlmError: an update has more than ``Trainer.releases`` says.
+        """
+        if updates is None:
+            return None
+        stray = self.trainer.releases(self.groups).outside(
+            updates.params, updates.extras, updates.metrics
+        )
+        if stray:
+            raise FedvlmError(
+                f"trainer {self.trainer.name}: an update holds {', '.join(map(repr, stray[:3]))}, "
+                "which its list of releases does not have (Trainer.releases)"
+            )
+        hostile = self.plan.hostile
+        return updates if hostile is None else hostile.corrupt(updates)
 
     def finetunes(self, state: FedState) -> bool:
         """Say whether the personal models of ``state`` are fine-tuned: after the last round."""
@@ -517,7 +542,7 @@ def check_aggregation(trainer: Trainer, plan: Plan, lengths: Sequence[int] = ())
         ConfigError: such a rule or optimiser, or rounds of too few clients for Krum.
     """
     name, kind = trainer.name or type(trainer).__name__, plan.server_optim.kind
-    smallest = len(plan.sample(plan.rounds))
+    smallest = plan.cohort if plan.dp else len(plan.sample(plan.rounds))
     if plan.unreliable.active and fewest(plan.aggregator) > 1:
         rounds = (len(plan.answering(r, lengths)) for r in range(1, plan.rounds + 1))
         smallest = min((n for n in rounds if n), default=smallest)

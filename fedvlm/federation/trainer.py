@@ -25,7 +25,16 @@ from fedvlm.federation.aggregation.rules import EVERY, combine
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import FIT, SAMPLES, Context, Upload
-from fedvlm.federation.groups import PERSONAL, SERVER, SHARED, TAG, Finetune, Groups, Rule
+from fedvlm.federation.groups import (
+    PERSONAL,
+    SERVER,
+    SHARED,
+    TAG,
+    Finetune,
+    Groups,
+    Releases,
+    Rule,
+)
 from fedvlm.federation.local.effort import Worked
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.server import Proxy, ServerContext
@@ -72,6 +81,8 @@ class Trainer:
             ``OPTIM.KEEP_STATE``; or ``descent``, plain steps: no ``OPTIM.CLIP``, no roles either.
         open_vocabulary: unseen classes stay defined.
         extra_data: what is used beside the clients' training images, in words for results.
+        label_sets: it trains on sets of labels, too: its loss is ``cross_entropy`` and nothing in
+            it reads ``Batch.y``. A class says so itself; it is not inherited.
         exempt: invariants of ``fedvlm check`` that do not hold, with the reason; not those of
             privacy and order.
     """
@@ -87,6 +98,7 @@ class Trainer:
     batched: bool = True
     phases: bool = False
     losses: Sequence[str] = (SOFTMAX, SIGMOID)
+    label_sets: ClassVar[bool] = False
     exempt: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -332,6 +344,27 @@ class Trainer:
             "logit: use a SigLIP backbone, or OPTIM.LOSS softmax",
         )
 
+    def check_sets(self) -> None:
+        """Refuse images with sets of labels where the method needs one class of each.
+
+        Called before the first image is encoded.
+
+        Raises:
+            ConfigError: it does.
+        """
+        who = self.name or type(self).__name__
+        self.require(
+            bool(vars(type(self)).get("label_sets")),
+            f"{who} needs one class for each image (its loss, its prototypes or its aggregation "
+            "are defined by classes), and DATASET.LABELS gives sets of labels: take a method whose "
+            "loss is a plain cross-entropy, such as FedAvg, FedPer, Ditto, PromptFL or CLIP-LoRA",
+        )
+        self.require(
+            self.loss_kind == SOFTMAX,
+            f"OPTIM.LOSS {self.loss_kind} pairs images with classes; with DATASET.LABELS leave it "
+            "out: the loss of a set of labels is a binary cross-entropy for each label",
+        )
+
     # ---- client ---------------------------------------------------------------------------
     def init_client(self, ctx: Context, start: Tree) -> State:
         """Return the state of the new client ``ctx.clients[0]``, without client axis."""
@@ -372,6 +405,14 @@ class Trainer:
         ``ctx.fit``, ``grad`` and ``upload`` keep to it, so that ``client_update`` need not.
         """
         return WHOLE
+
+    def releases(self, groups: Groups) -> Releases:
+        """Return what leaves a client of this method in a run.
+
+        By default the shared group, ``extras_up`` and ``metrics``. What a round brings beside it
+        ends the run.
+        """
+        return Releases(groups.shared, tuple(self.extras_up), tuple(self.metrics))
 
     def extra_forms(self, ctx: Context, start: Tree) -> Tree | None:
         """Return of which names, shapes and types a client's extras are in a round.
@@ -444,8 +485,16 @@ TRAINER_REGISTRY: Registry[type[Trainer]] = Registry("trainer")
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the mean cross-entropy per client ``[K]`` of ``logits [K, B, C]``; padding is out."""
+    """Return the mean cross-entropy per client ``[K]`` of ``logits [K, B, C]``; padding is out.
+
+    Of sets of labels (``Batch.sets``) the binary cross-entropy, summed over the labels: minus the
+    log probability of the set, labels being independent.
+    """
     k, n, c = logits.shape
+    if batch.sets is not None:
+        truth = batch.sets[batch.y].to(logits.dtype)
+        both = F.binary_cross_entropy_with_logits(logits, truth, reduction="none").sum(-1)
+        return (both * batch.w).sum(1) / batch.w.sum(1)
     each = F.cross_entropy(logits.reshape(k * n, c), batch.y.reshape(-1), reduction="none")
     return (each.reshape(k, n) * batch.w).sum(1) / batch.w.sum(1)
 

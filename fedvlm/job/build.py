@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from yacs.config import CfgNode
@@ -19,6 +19,7 @@ from fedvlm.data.federated import FederatedData
 from fedvlm.data.holdout import ServerImages
 from fedvlm.data.images import ImageLoader
 from fedvlm.evaluation import ClientMeter, panel_of
+from fedvlm.evaluation.scores import Batches
 from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
 from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
 from fedvlm.federation.batches import SplitBatcher
@@ -26,7 +27,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
-from fedvlm.federation.peft_trainer import takes_peft
+from fedvlm.federation.peft_trainer import PeftTrainer, takes_peft
 from fedvlm.federation.plan import (
     Budget,
     Plan,
@@ -58,6 +59,10 @@ from fedvlm.models.adapt.peft import role_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
+
+if TYPE_CHECKING:
+    from fedvlm.federation.aggregation.client_privacy import ClientPrivacy
+    from fedvlm.federation.reliability.hostile import Hostile
 
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
 RESNET = re.compile(r"RN\d+.*")  # OpenAI's and open_clip's names of CLIP's ResNets
@@ -291,7 +296,7 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     sets = trainer.prompt_sets(batch)
     # Tokens of two prompt sets, roughly: packed, or one full-length text per class.
     packed = 24 + 6 * len(model.classnames)
-    if cfg.PEFT.CSC:  # every class brings a context of its own
+    if cfg.PEFT.CSC or getattr(trainer.cfg, "CSC", False):  # a context of its own for each class
         packed += int(cfg.PEFT.N_CTX) * len(model.classnames)
     backbone = model.backbone
     tokens = packed if backbone.causal else 2 * len(model.classnames) * backbone.context_length
@@ -355,8 +360,10 @@ def prepare_run(
     backbone = inputs.backbone(cfg, device)
     model = VLModel(
         backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,
-        bf16_text=cfg.MODEL.PREC == "bf16",
+        bf16_text=cfg.MODEL.PREC == "bf16", sets=data.label_sets is not None,
     )
+    if data.label_sets is not None:
+        check_sets(cfg, trainer)
     if backbone.has_text:
         model.check_texts()
     loader = ImageLoader(
@@ -372,7 +379,7 @@ def prepare_run(
     size = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
     batcher: SplitBatcher | Absent = SplitBatcher(
         train, data.clients, size, int(cfg.SEED), loader.views, plan.epochs, model.device,
-        model.dtype, plain=test,
+        model.dtype, plain=test, sets=label_table(data, model),
     ) if inputs.counts is None else Absent(inputs.counts, size, "the server")
     source = trainer.proxy_source if inputs.serves else ""
     if source == CLIENTS and inputs.counts is not None:
@@ -384,6 +391,9 @@ def prepare_run(
     if inputs.serves:
         trainer.check_proxy(proxy)
     start = TrainingStart.of(trainer, model, batcher, plan, sites)  # may refuse
+    plan, said = _adversaries(cfg, plan, start, sites, backbone, trainer, inputs)
+    if plan.hostile is not None and isinstance(batcher, SplitBatcher):
+        batcher = replace(batcher, poison=plan.hostile.poison)
     check_rounds(trainer, model, batcher, plan, start.roster)
     identity = run_identity(
         cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else "",
@@ -398,8 +408,92 @@ def prepare_run(
     return Prepared(
         cfg, data, backbone, model, trainer, start, plan, batcher, LocalEngine(chunk, sites),
         make_budget(cfg, plan, batcher), proxy, loader, identity,
-        [*_marks(cfg, loader, trainer, start.p0), *proxy_notes],
+        [*_marks(cfg, loader, trainer, start.p0), *said, *proxy_notes],
     )
+
+
+def _adversaries(
+    cfg: CfgNode, plan: Plan, start: TrainingStart, sites: Sequence[int], backbone: Backbone,
+    trainer: Trainer, inputs: Inputs,
+) -> tuple[Plan, list[str]]:
+    """Return the plan with who attacks and what is hidden of clients, and remarks on both."""
+    remarks = list[str]()
+    if cfg.FED.HOSTILE:
+        hostile, said = hostile_of(cfg, plan, start, sites, backbone, inputs)
+        plan, remarks = replace(plan, hostile=hostile), said
+    if any((cfg.FED.DP.CLIP, cfg.FED.DP.NOISE, cfg.FED.DP.EPSILON)):
+        dp, words = privacy_of(cfg, plan, start, trainer, inputs)
+        plan, remarks = replace(plan, dp=dp), [*remarks, words]
+    return plan, remarks
+
+
+def privacy_of(
+    cfg: CfgNode, plan: Plan, start: TrainingStart, trainer: Trainer, inputs: Inputs
+) -> tuple[ClientPrivacy, str]:
+    """Return the client-level privacy of a run (``FED.DP``), and what is to be said of it.
+
+    Raises:
+        ConfigError: it is incomplete, or does not cover the run.
+    """
+    # start-up: runs with client-level privacy only
+    from fedvlm.federation.aggregation import client_privacy as room
+
+    f, kind = cfg.FED, type(trainer)
+    if inputs.counts is not None or not inputs.serves:
+        raise ConfigError(
+            "FED.DP: its noise is drawn from the seed, which every site knows, and a federation of "
+            f"sites has fewer than the {room.FEW} clients it needs; drop FED.DP, or simulate with "
+            "FED.ENGINE local"
+        )
+    released = trainer.releases(start.groups)
+    room.check_cover(
+        cfg.TRAINER.NAME, rule=f.AGGREGATOR, allowed=trainer.aggregators, extras=released.extras,
+        own_download=kind.download not in (Trainer.download, PeftTrainer.download),
+        shared=len(released.shared),
+        own_privacy=kind.privacy is not Trainer.privacy, patience=int(f.PATIENCE),
+        proxy=trainer.proxy_source,
+    )
+    dp = room.make_privacy(
+        clip=f.DP.CLIP, noise=f.DP.NOISE, epsilon=f.DP.EPSILON, delta=f.DP.DELTA, rate=f.FRAC,
+        clients=len(plan.members), rounds=plan.rounds, seed=plan.seed,
+    )
+    return dp, room.drowned(dp, sum(start.p0[n].numel() for n in released.shared))
+
+
+def hostile_of(
+    cfg: CfgNode, plan: Plan, start: TrainingStart, sites: Sequence[int], backbone: Backbone,
+    inputs: Inputs,
+) -> tuple[Hostile, list[str]]:
+    """Return who attacks the run (``FED.HOSTILE``), and what is to be said of it.
+
+    Raises:
+        ConfigError: clients are real, or the attack has nothing to attack.
+    """
+    from fedvlm.federation.reliability import hostile as room  # start-up: runs with attackers only
+
+    f, spec = cfg.FED, backbone.transform_spec
+    if inputs.counts is not None or not inputs.serves:
+        raise ConfigError(
+            f"FED.HOSTILE {f.HOSTILE:g}: attackers are simulated, but the clients of this run are "
+            "parties with images of their own; drop FED.HOSTILE, or simulate with FED.ENGINE local"
+        )
+    classes = start.roster.classes.shape[1]
+    room.check_attack(
+        f.ATTACK, shared=bool(start.groups.shared), method=cfg.TRAINER.NAME, pixels=cfg.FED.PLAIN,
+        target=int(f.ATTACK_TARGET), classes=classes,
+    )
+    by_site = sites if f.HOSTILE_BY == "site" else ()
+    clients = room.draw_hostile(f.HOSTILE, plan.members, plan.seed, by_site)
+    white = tuple((1 - m) / s for m, s in zip(spec.mean, spec.std, strict=True))
+    hostile = room.Hostile(
+        f.ATTACK, clients, f.ATTACK_SCALE, classes,
+        room.Trigger(white, int(f.ATTACK_TARGET)) if f.ATTACK == room.BACKDOOR else None,
+    )
+    cohort = plan.cohort
+    broken = room.broken_assumption(
+        plan.aggregator, cohort, min(len(clients), cohort), cfg.TRAINER.NAME
+    )
+    return hostile, [hostile.words(len(plan.members)), *([broken] if broken else [])]
 
 
 def complete_run(
@@ -431,10 +525,16 @@ def complete_run(
     batcher = run.batcher
     if isinstance(batcher, SplitBatcher):
         batcher = replace(batcher, source=train, plain=test)
+    size = int(cfg.DATALOADER.TEST.BATCH_SIZE)
     meter = ClientMeter(
-        model, run.trainer, test, data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE),
-        fold=not cfg.FED.PLAIN,
+        model, run.trainer, test, data, batch_size=size, fold=not cfg.FED.PLAIN,
     )
+    if run.plan.hostile is not None and run.plan.hostile.trigger is not None:
+        from fedvlm.evaluation import backdoor  # start-up: runs with attackers only
+
+        trigger = run.plan.hostile.trigger
+        stamped = Batches(backdoor.Stamped(test, trigger.stamp), size, model.device)
+        meter.backdoor = backdoor.Backdoor(stamped, data.labels, trigger.target)
     federation = Federation(
         run.trainer, model, batcher, run.plan, engine=run.engine, meter=meter, proxy=run.proxy,
         budget=run.budget, plateau=make_plateau(cfg, run.plan, run.start.roster), start=run.start,
@@ -447,6 +547,31 @@ def complete_run(
     return Built(
         cfg, data, run.backbone, model, federation, meter, test, run.loader, run.identity, notes
     )
+
+
+def check_sets(cfg: CfgNode, trainer: Trainer) -> None:
+    """Refuse a run on sets of labels whose method or engine needs one class of each image.
+
+    Raises:
+        ConfigError: names the method or the key.
+    """
+    trainer.check_sets()
+    if cfg.FED.ENGINE != "local":
+        raise ConfigError(
+            f"FED.ENGINE {cfg.FED.ENGINE}: what another process tells of its clients is checked "
+            "as counts of right answers, which sets of labels (DATASET.LABELS) do not have: use "
+            "--engine local")
+    if cfg.FED.HOSTILE and cfg.FED.ATTACK in ("label_flip", "backdoor"):
+        raise ConfigError(
+            f"FED.ATTACK {cfg.FED.ATTACK} changes the class of an image, and these images have "
+            "sets of labels (DATASET.LABELS): choose sign, scale, constant or alie")
+
+
+def label_table(data: FederatedData, model: VLModel) -> torch.Tensor | None:
+    """Return the sets of labels ``[S, C]`` where the model works; None: one class per image."""
+    if data.label_sets is None:
+        return None
+    return torch.from_numpy(data.label_sets.copy()).to(model.device, model.dtype)
 
 
 def _marks(

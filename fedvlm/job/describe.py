@@ -79,7 +79,8 @@ def header(built: Built) -> dict[str, object]:
     unseen = f", {len(roster.unseen)} of them never train" if roster.unseen else ""
     return {
         "method": cfg.TRAINER.NAME,
-        "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} classes "
+        "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} "
+                   f"{'classes' if built.data.label_sets is None else 'labels'} "
                    f"({cfg.DATASET.SUBSAMPLE_CLASSES}), shots {cfg.DATASET.NUM_SHOTS}",
         "clients": f"{len(roster)}, {partition_name(cfg)}{unseen}",
         "images": images_line(built.data, roster),

@@ -119,6 +119,8 @@ FLAGS: tuple[Flag, ...] = (
        "column that says whose image it is, or {client}/{class}/*", "COLUMN"),
     _v(_FED, "DATASET.GROUPS", "--groups --groups-by",
        "column of a patient, slide, video: kept on one side of a split", "COLUMN"),
+    _v(_FED, "DATASET.LABELS", "--labels",
+       "several labels per image: column of a|b cells, or columns of 0 and 1", "COLUMN"),
     _v(_FED, "FED.MIN_IMAGES", "--min-images",
        "clients with fewer images do not train (new clients)", "N"),
     _v(_FED, "FED.HELD_OUT_DOMAIN", "--held-out-domain --held-out",

@@ -316,6 +316,8 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     drawn = fed.INDEX_FILE or cfg.DATASET.FEWSHOT_FILE
     natural = fed.PARTITION == NATURAL and cfg.DATASET.CLIENTS_BY
     whole = fed.PARTITION in SKEWED or natural
+    if cfg.DATASET.LABELS and origins["DATASET.NUM_SHOTS"] == DEFAULT:
+        cfg.DATASET.NUM_SHOTS, origins["DATASET.NUM_SHOTS"] = -1, "because DATASET.LABELS is set"
     if whole and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
         cfg.DATASET.NUM_SHOTS = -1
         origins["DATASET.NUM_SHOTS"] = f"because FED.PARTITION is {fed.PARTITION}"

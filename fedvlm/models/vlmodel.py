@@ -19,6 +19,7 @@ from fedvlm.models.towers.text_path import ClassPrompts, TextPath
 from fedvlm.models.towers.vision import PATCHES, PREFIX, VisionTower, pick_stream
 
 ANCHORS = ("literal", "template", "raw")
+NEUTRAL = "something"  # in the place of a class name: what every label of a set is compared with
 Family = tuple[tuple[str, ...], tuple[str, ...]]  # class names, templates
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
@@ -34,6 +35,8 @@ class VLModel:
         packed: use the shared-prefix text tower where the backbone allows it.
         image_chunk: most images per pass through the image tower.
         bf16_text: bfloat16 linear layers in the packed text tower.
+        sets: images have sets of labels: a label's logit is then its own, less that of
+            ``neutral``, so that above 0 means yes.
 
     Attributes:
         counters: passes through the towers, of training and evaluation.
@@ -54,6 +57,7 @@ class VLModel:
         packed: bool = True,
         image_chunk: int = 64,
         bf16_text: bool = False,
+        sets: bool = False,
     ) -> None:
         bad = [t for t in templates if "{}" not in t]
         if bad or not templates or not classnames:
@@ -66,6 +70,7 @@ class VLModel:
         self.classnames = tuple(classnames)
         self.templates = tuple(templates)
         self.packed, self.image_chunk, self.bf16_text = packed, image_chunk, bf16_text
+        self.sets = sets
         self.scale = backbone.logit_scale
         self.text_width, self.embed_dim = backbone.text_width, backbone.embed_dim
         self.dtype, self.device = backbone.feature_dtype, backbone.device
@@ -374,10 +379,22 @@ class VLModel:
         """Logits [K, B, C] = scale * normalise(z [K, B, d]) . t [K, C, d] (``t`` normalised).
 
         Where ``classes`` [K, C] is False they are -inf: a cross-entropy of labels that are True is
-        then one over the client's own classes, with a gradient of zero for the others.
+        then one over the client's own classes, with a gradient of zero for the others. With
+        ``sets`` the logit of ``neutral`` is taken from each.
         """
-        out = self.scale * F.normalize(z, dim=-1) @ t.transpose(-1, -2)
+        unit = F.normalize(z, dim=-1)
+        out = self.scale * unit @ t.transpose(-1, -2)
+        if self.sets and self.has_text:
+            out = out - self.scale * (unit @ self.neutral).unsqueeze(-1)
         return out if classes is None else out.masked_fill(~classes.unsqueeze(-2), -torch.inf)
+
+    @property
+    def neutral(self) -> Tensor:
+        """Text feature ``[d]`` of the templates with ``NEUTRAL`` for the name, normalised.
+
+        What an image of anything is like: a label of a set is there where its text is nearer.
+        """
+        return self.with_classes((NEUTRAL,)).anchor("template", 0)[0]
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what ``make`` gave for ``key`` on this model; it is called the first time only.
@@ -415,7 +432,7 @@ class VLModel:
         """Return the same model with counters, notes and memory of its own: for a trial."""
         return VLModel(
             self.backbone, self.classnames, templates=self.templates, packed=self.packed,
-            image_chunk=self.image_chunk, bf16_text=self.bf16_text,
+            image_chunk=self.image_chunk, bf16_text=self.bf16_text, sets=self.sets,
         )
 
     def with_classes(
@@ -435,6 +452,7 @@ class VLModel:
                 packed=self.packed,
                 image_chunk=self.image_chunk,
                 bf16_text=self.bf16_text,
+                sets=self.sets,
             )
             other.counters, other.constants = self.counters, self.constants
             other.notes, other._family = self.notes, self._family

@@ -1,14 +1,18 @@
 """What a recipe's runs will cost, by arithmetic on its configs: no image is read, nothing runs.
 
 Operations of the towers are open_clip's own profile (images of 224 pixels, 77 tokens); a trained
-tensor costs three passes, a frozen tower one. A method that is no ``PeftTrainer`` is taken to send
-its prompts through the text tower. Hours are by two round speeds, which say no more than the order.
+tensor costs three passes, a frozen tower one. Texts are packed as they are in a run: one prefix and
+context for all names (``models.towers.text_path``). A method that is no ``PeftTrainer`` is taken to
+send its prompts through the text tower. Hours are by what this machine's matrix products were seen
+to do (``speed_here``), on a GPU by a round number.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -23,7 +27,9 @@ from fedvlm.recipes.trial import Row, classes_of
 
 IMAGE = {"ViT-B/16": 35.1e9, "ViT-B/32": 8.8e9, "ViT-L/14": 162e9, "RN50": 12.2e9}
 TEXT = {"ViT-B/16": 6.0e9, "ViT-B/32": 6.0e9, "ViT-L/14": 13.3e9, "RN50": 6.0e9}
-CPU, GPU = 2e11, 2e13  # operations a second: two cores of today, one card
+GPU = 2e13  # operations a second of one card
+CONTEXT, NAME, FULL = 17, 3.5, 77  # tokens: before the names, of a name and its end, of a text
+TRIES, WIDE, ROWS = 5, 768, 2048  # of ``speed_here``: products of a ViT-B's first MLP layer
 PASSES = 3  # forward, and backward to tensors and to inputs
 SIDE, BYTES, COPIES = 224, 4, 2  # pixels; of a number; a client's personal tensors and its state
 
@@ -35,14 +41,44 @@ class Outlay:
     flops: float
     bytes: float
 
-    @property
-    def words(self) -> str:
-        """In words."""
-        cpu, gpu = (self.flops / rate / 3600 for rate in (CPU, GPU))
+    def __add__(self, other: Outlay) -> Outlay:
+        """Return the sum."""
+        return Outlay(self.flops + other.flops, self.bytes + other.bytes)
+
+    def words(self, speed: float) -> str:
+        """In words.
+
+        Args:
+            speed: operations a second of this machine.
+        """
+        here, gpu = (self.flops / rate / 3600 for rate in (speed, GPU))
         return (
-            f"about {_round(cpu)} hours on two cores or {_round(gpu)} on a GPU, and "
+            f"about {_round(here)} hours here or {_round(gpu)} on a GPU, and "
             f"{_round(self.bytes / 1e9)} GB for clients' states and features"
         )
+
+
+@cache
+def speed_here() -> float:
+    """Return the operations a second of this machine's float32 products: the best of five."""
+    left, right = torch.ones(ROWS, WIDE), torch.ones(WIDE, 4 * WIDE)
+    best = float("inf")
+    for _ in range(TRIES):
+        begun = time.perf_counter()
+        left @ right
+        best = min(best, time.perf_counter() - begun)
+    return 2.0 * ROWS * WIDE * 4 * WIDE / best
+
+
+def worth(rows: Iterable[Row], confirmed: int) -> float:
+    """Return how many published numbers an hour of a GPU confirms; 0 where nothing is known.
+
+    Args:
+        rows: runs that are made for them.
+        confirmed: numbers that they can confirm.
+    """
+    outlay = outlay_of(rows)
+    return 0.0 if outlay is None else confirmed / max(outlay.flops / GPU / 3600, 1e-6)
 
 
 def outlay_of(rows: Iterable[Row]) -> Outlay | None:
@@ -51,7 +87,7 @@ def outlay_of(rows: Iterable[Row]) -> Outlay | None:
              for one in [_one(row)] if one is not None]
     if not found:
         return None
-    return Outlay(sum(n * e.flops for n, e in found), sum(n * e.bytes for n, e in found))
+    return sum((Outlay(n * e.flops, n * e.bytes) for n, e in found), Outlay(0.0, 0.0))
 
 
 def _one(row: Row) -> Outlay | None:
@@ -64,7 +100,8 @@ def _one(row: Row) -> Outlay | None:
     classes, shots, fed = classes_of(row.job), int(cfg.DATASET.NUM_SHOTS), cfg.FED
     train = info.train if shots < 0 else min(shots * classes, info.train)
     seen = fed.ROUNDS * fed.FRAC * train * fed.LOCAL_EPOCHS
-    steps = seen / cfg.DATALOADER.TRAIN_X.BATCH_SIZE
+    batch = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
+    steps = seen / batch
     kind = load_trainer(cfg.TRAINER.NAME)
     counts = counts_of(kind, cfg, classes)
     states = COPIES * BYTES * fed.CLIENTS * counts.trained
@@ -76,7 +113,10 @@ def _one(row: Row) -> Outlay | None:
     images = PASSES * seen if inside else seen if not views else views * train
     text = issubclass(kind, PeftTrainer) and cfg.PEFT.TEXT == "none"
     flops = IMAGE[name] * (images + info.test)
-    flops += 0 if text else PASSES * steps * classes * TEXT[name]
+    if not text:
+        tokens = (classes if cfg.PEFT.CSC else 1) * CONTEXT + classes * NAME
+        sets = max(1, kind(cfg).prompt_sets(batch))
+        flops += PASSES * steps * sets * tokens / FULL * TEXT[name]
     return Outlay(flops, states + BYTES * SHAPES[name].embed * (images + info.test))
 
 

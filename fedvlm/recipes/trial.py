@@ -17,10 +17,18 @@ from fedvlm.job.identity import WHERE
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.resolve import Job
 from fedvlm.recipes.counts import Counts, counts_of
-from fedvlm.recipes.recipe import AVERAGE, H_OF_AVERAGES, Numbers, Published, Recipe
+from fedvlm.recipes.recipe import (
+    AVERAGE,
+    H_OF_AVERAGES,
+    NO_TARGET,
+    Numbers,
+    Published,
+    Recipe,
+)
 from fedvlm.recipes.verdict import Line, judge
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.metrics import DEFINED
+from fedvlm.runs.cells import ENDING, pack_runs
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.identity import safe_name
 from fedvlm.sweep.cells import Cell, Checker, combinations, jobs_of
@@ -36,6 +44,7 @@ TOY = "not comparable with papers"  # what a run on the tiny backbone or a cut s
 MOST = 3  # differences named
 HM2 = ("base_all", "new")
 BYTES = 4  # of a number that travels
+SEALED = "sealed"  # folder of the pack: beside the runs it would stand for them
 DIGITS = 12  # of a backbone's digest
 
 
@@ -95,6 +104,13 @@ class Trial:
         mine = {id(cell) for row in self.rows if not row.why for cell in row.cells}
         return [cell for cell in self.cells if id(cell) in mine]
 
+    def confirmed(self, row: Row) -> float:
+        """Return how many published numbers the runs of a row confirm; an average counts in parts.
+        """
+        return sum(1 / max(1, len(cell.of)) for cell in self.recipe.published
+                   if cell.method == row.method and NO_TARGET not in cell.remark
+                   and (cell.dataset == row.dataset or row.dataset in cell.of))
+
     @property
     def folder(self) -> Path:
         """Its OUTPUT_DIR, which holds the acceptance file, too."""
@@ -112,6 +128,18 @@ class Trial:
             line = judge(cell, values, self.recipe.tolerance, why, changed, cell in wanted)
             lines.append(replace(line, weights=measured.weights(cell) if values else ""))
         return lines
+
+    def pack(self) -> Path | None:
+        """Pack its finished runs (``runs.cells``) into its folder; None without runs."""
+        mine = {cell.folder.resolve() for cell in self.cells}
+        runs = [run.path for run in collect([self.folder]).runs if run.path.resolve() in mine] \
+            if self.folder.is_dir() else []
+        path = self.folder / SEALED / f"{safe_name(self.recipe.name)}{ENDING}"
+        if not runs:
+            return None
+        path.parent.mkdir(exist_ok=True)
+        pack_runs([(run.relative_to(self.folder).as_posix(), run) for run in runs], path)
+        return path
 
     def tallies(self, measured: Measured) -> list[Tally]:
         """Return what the recipe says of trained and sent numbers, and what they are here."""
@@ -335,14 +363,26 @@ def _first(text: str) -> str:
     return f"{first} (and {len(more)} more)" if more else first
 
 
-def seeds_of(trials: Iterable[Trial]) -> Iterator[list[tuple[Trial, list[Cell]]]]:
-    """Yield the runs seed by seed: the first seed of all recipes, then the second of all."""
+def seeds_of(
+    trials: Iterable[Trial], value: Mapping[int, float] | None = None
+) -> Iterator[list[tuple[Trial, list[Cell]]]]:
+    """Yield the runs seed by seed: the first seed of all recipes, then the second of all.
+
+    Args:
+        value: of a row, by its id: recipes with the best row come first, and in each the rows by
+            their value. Without it, and of equal ones, the order is the recipes' own.
+    """
+    value = value or {}
     trials = list(trials)
+    place = {id(cell): value.get(id(row), 0.0)
+             for trial in trials for row in trial.rows for cell in row.cells}
+    trials.sort(key=lambda trial: -max((place[id(cell)] for cell in trial.runnable), default=0.0))
     for at in range(max((len(t.plan.seeds) for t in trials), default=0)):
         pass_: list[tuple[Trial, list[Cell]]] = []
         for trial in trials:
             seed = trial.plan.seeds[at] if at < len(trial.plan.seeds) else None
-            cells = [c for c in trial.runnable if c.seed == seed]
+            cells = sorted((c for c in trial.runnable if c.seed == seed),
+                           key=lambda cell: -place[id(cell)])
             pass_ += [(trial, cells)] if cells else []
         if pass_:
             yield pass_

@@ -106,6 +106,10 @@ class RunFolder(ClaimedFolder):
         """Write a text file of the run, ``partition.csv`` for one."""
         files.write_text(self._writable(name), text)
 
+    def write_json(self, name: str, data: Mapping[str, Any]) -> None:
+        """Write a JSON file of the run, ``released.json`` for one."""
+        files.write_json(self._writable(name), data)
+
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Append one line to ``metrics.jsonl``; see ``runs.metrics``."""
         path = self._writable("metrics.jsonl")

@@ -28,7 +28,8 @@ FORMAT = 2  # of manifest.json and results.json
 # What of an identity says on what was computed: another device gives other bits.
 DEVICE_KEYS = ("device", "cuda", "chunk")
 FORMATS = (FORMAT, 1)  # that are read
-LABEL = "label"  # the kind of target of all runs so far: one class of each image
+LABEL = "label"  # the kind of target: one class of each image,
+LABELS = "labels"  # or a set of labels
 _LIMIT = 60  # bytes of one part; the longest folder name has two of them
 _PLAIN = "._-+=,"
 _ABSENT = object()

@@ -41,6 +41,11 @@ class _Anything(ModuleType):
         return object if name[:1].isupper() else (lambda *a, **k: None)
 
 
+def shell(name: str) -> ModuleType:
+    """Return a module whose every name exists and does nothing."""
+    return _Anything(name)
+
+
 def _but_to_a_gpu(move: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``to``, which does nothing where a GPU is named."""
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,7 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  # their roots are the patterns' frequenci
 BOUND = 1e-10  # of two sides, relative to the tensor's norm
 FLOOR = 1e-12  # norms below it are rounding
 
-AUTHORS, OTHERS, PAPER = "authors' code", "others' code", "paper"
+AUTHORS, OTHERS, PAPER, READING = "authors' code", "others' code", "paper", "our reading"
 
 Values = dict[str, Tensor]
 
@@ -36,10 +36,11 @@ class Source:
 
     Attributes:
         method: ours.
-        kind: the authors' released code, code of others, or an implementation written from the
-            paper by somebody who had not read ours.
-        repository, commit: ``owner/name`` and hash on GitHub; of ``PAPER`` the paper's title and
-            year, and an empty hash.
+        kind: the authors' released code, code of others, an implementation written from the paper
+            by somebody who had not read ours, or, where no more than an abstract or a summary
+            is to be had, a second one of our own reading of it.
+        repository, commit: ``owner/name`` and hash on GitHub; of ``PAPER`` and ``READING`` the
+            paper's title and year, and an empty hash.
         files: that were run.
         equal: what is compared, in words.
         differs: what is not equal, or set differently for the comparison, and why.

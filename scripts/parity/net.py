@@ -83,10 +83,10 @@ class Net(nn.Module):
         return out
 
 
-def network(world: World) -> Net:
-    """Return the network at the world's start."""
+def network(world: World, start: Tree | None = None) -> Net:
+    """Return the network at the world's start, or at the given tensors."""
     net = Net(world)
-    put(net, world.start)
+    put(net, world.start if start is None else start)
     return net
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parity.figures import AUTHORS, GOLDEN, OTHERS, PAPER, read_golden, stored_deviation
+from parity.figures import AUTHORS, GOLDEN, OTHERS, PAPER, READING, read_golden, stored_deviation
 
 BEGIN, END = "<!-- table -->", "<!-- end -->"
 GITHUB = "https://github.com"
@@ -29,7 +29,8 @@ def counts() -> str:
     kinds = [read_golden(path)[0].kind for path in GOLDEN.glob("*.json")]
     return (f"{len(kinds)} methods: {kinds.count(AUTHORS)} with their authors' code, "
             f"{kinds.count(OTHERS)} with code of others, {kinds.count(PAPER)} with an "
-            "implementation from the paper alone.")
+            f"implementation from the paper alone, {kinds.count(READING)} with a second one of our "
+            "own reading of an abstract or a summary, since no more is to be had here.")
 
 
 def table() -> str:

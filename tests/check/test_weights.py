@@ -124,7 +124,7 @@ def test_a_reason_is_taken_and_a_weight_held_to_the_samples(world: CheckWorld) -
         ("AFL", "VARIANT published"), ("TOFA", "VARIANT published"), ("TOFA", "VARIANT fixed"),
         ("FedTV", "VARIANT fixed"), ("Hermes", "OVERLAP coverage"), ("pFedMoAP", ""),
         ("PromptSRC", ""), ("FedPGP", ""), ("FedMGP", "WEIGHTING samples"),
-        ("FedCLIP", "VARIANT fixed"),
+        ("FedCLIP", "VARIANT fixed"), ("APFL", "VARIANT published"),
     ],
 )
 def test_methods_with_weights_of_their_own_keep_it(name: str, opts: str) -> None:

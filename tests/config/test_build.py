@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedvlm.config.build import build_config, config_lines
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Option, declare
+from fedvlm.core.errors import ConfigError
+from fedvlm.federation.discovery import load_trainer
 from tests.config.layers import SCHEMA, build, mistakes, write
 
 
@@ -53,3 +57,24 @@ def test_printed_config_hides_unused_defaults_and_gives_origins():
     text = "\n".join(lines)
     assert "TRAIN.PRINT_FREQ 3" in text and "(opts, not used)" in text and "GN_MEAN" not in text
     assert any(line.startswith("FED.ROUNDS 10 ") and line.endswith("(default)") for line in lines)
+
+
+@pytest.mark.parametrize(("mean", "found"), [("15", (0.75, 0.05)), ("0.5", (0.5, 1.0))])
+def test_epochs_of_promptsrc_are_shares(
+    tmp_path: Path, mean: str, found: tuple[float, float]
+) -> None:
+    """The authors' files say the epochs of the Gaussian's mean and width; theirs reads them so."""
+    text = f"TRAINER:\n  PROMPTSRC:\n    GPA_MEAN: {mean}\n    GPA_STD: 1\n" + (
+        "OPTIM:\n  MAX_EPOCH: 20\n")
+    node, path = "TRAINER.PROMPTSRC", write(tmp_path / "t.yaml", text)
+    schema = declare(default_schema(), node, load_trainer("PromptSRC").options)
+    cfg = build_config(None, path, {}, [], schema)[0].TRAINER.PROMPTSRC
+    assert list(found) == [cfg.GPA_MEAN, cfg.GPA_STD]
+    epochs = dict.fromkeys(("GPA_MEAN", "GPA_STD"), Option(1.0, ""))
+    theirs = declare(default_schema(), node, epochs)
+    cfg = build_config(None, path, {}, [], theirs)[0].TRAINER.PROMPTSRC
+    assert [float(mean), 1.0] == [cfg.GPA_MEAN, cfg.GPA_STD]
+    bare = write(tmp_path / "b.yaml", text.partition("OPTIM")[0])
+    if float(mean) > 1:
+        with pytest.raises(ConfigError, match=r"b.yaml:3: .*GPA_MEAN must be at least 0 and at"):
+            build_config(None, bare, {}, [], schema)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ from fedvlm.check.world import BASE, EPOCHS, NEW, CheckWorld, Setup
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree, expand
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.module_trainer import ModuleTrainer
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.rounds import Federation
 from fedvlm.models.vlmodel import VLModel
+from tests import jobs
 
 
 class OnFeatures(nn.Module):
@@ -536,3 +539,21 @@ def test_export_gives_a_tied_tensor_under_each_of_its_names(world: CheckWorld) -
     assert "inner.0.2.weight" not in end
     file = run.fed.trainer.export(run.fed.model, end)
     assert torch.equal(file["inner.0.2.weight"], end["inner.0.0.weight"])
+
+
+def test_a_plain_network_is_trained_by_fedavg(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(
+        "from torch import nn\n\n\nclass Net(nn.Sequential):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 8),\n"
+        "                         nn.Linear(8, classes))\n"
+        "\n\nclass Wide(nn.Linear):\n    pass\n"
+    )
+    assert load_trainer(f"{path}:Net") is load_trainer(f"{path}:Net")
+    for method in ((), ("--method", "FedPer")):
+        assert jobs.run(tmp_path / "out", "--trainer", f"{path}:Net", *method) == 0
+    two = {p.parent for p in (tmp_path / "out").rglob("manifest.json")}
+    assert {next(s for s in p.parts if s.startswith("Net")) for p in two} == {"Net", "Net-FedPer"}
+    with pytest.raises(ConfigError, match="Wide is a torch network .* write a ModuleTrainer"):
+        load_trainer(f"{path}:Wide")

@@ -54,7 +54,7 @@ def test_files_of_a_run(quick_run: Path) -> None:
     assert relative == "base2new/Shapes/shots_2/FedTV/tiny/disjoint-K2-f1/seed1-data1"
     assert {p.name for p in folder.iterdir()} >= {
         "config.yaml", "manifest.json", "log.txt", "metrics.jsonl", "partition.json",
-        "results.json", "state",
+        "results.json", "state", "released.json",
     }
     assert not (folder / "RUNNING").exists()
     log = (folder / "log.txt").read_text()

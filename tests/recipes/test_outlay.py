@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlm.recipes.outlay import IMAGE, TEXT, Outlay, outlay_of
+from fedvlm.recipes.outlay import IMAGE, TEXT, Outlay, outlay_of, speed_here, worth
 from fedvlm.recipes.recipe import read_recipe
 from fedvlm.recipes.trial import Row
 from fedvlm.sweep.cells import combinations, jobs_of
@@ -30,14 +30,24 @@ def test_a_prompt_costs_text_passes_and_fresh_views_of_every_step() -> None:
     seen = 10 * 1.0 * 16 * 51 * 2
     effort = outlay_of(rows("fedmgp", "Caltech101", "PromptFL", runs=1))
     assert effort is not None
-    text = 3 * seen / 8 * 50 * TEXT["ViT-B/16"]
+    text = 3 * seen / 8 * (17 + 50 * 3.5) / 77 * TEXT["ViT-B/16"]  # packed: one context, names
     assert effort.flops == pytest.approx(IMAGE["ViT-B/16"] * (seen + 2465) + text, rel=0.03)
 
 
 def test_nothing_is_said_of_what_is_unknown_and_little_in_few_words() -> None:
     assert outlay_of([Row("x", "y")]) is None
-    assert Outlay(7.2e14, 2e9).words.startswith("about 1.0 hours on two cores or less than 0.1 on")
-    assert "12 GB" in Outlay(0, 12.3e9).words
+    words = Outlay(7.2e14, 2e9).words(2e11)
+    assert words.startswith("about 1.0 hours here or less than 0.1 on")
+    assert "12 GB" in Outlay(0, 12.3e9).words(2e11)
+    assert Outlay(1.0, 2.0) + Outlay(3.0, 4.0) == Outlay(4.0, 6.0)
+    assert 1e9 < speed_here() == speed_here() < 1e14
+
+
+def test_what_an_hour_confirms() -> None:
+    (cheap,) = rows("fedmgp", "Caltech101", "PromptFL", runs=1)
+    (dear,) = rows("fedmgp", "Caltech101", "PromptFL", runs=3)
+    assert worth([cheap], 2) == pytest.approx(3 * worth([dear], 2))
+    assert worth([cheap], 0) == worth([Row("x", "y")], 5) == 0
 
 
 @pytest.mark.parametrize("method", [

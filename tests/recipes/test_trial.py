@@ -58,8 +58,10 @@ def test_from_words_to_the_acceptance_file(
     words = ["reproduce", recipe_file(tmp_path), "--output-dir", str(tmp_path / "out"),
              "--root", str(tmp_path)]
 
-    def record(*more: str) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
-        assert main([*words, *more]) == 0
+    def record(
+        *more: str, code: int = 0
+    ) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
+        assert main([*words, *more]) == code
         whole = json.loads((tmp_path / "out/small/acceptance.json").read_text())
         return whole, {(c["dataset"], c["method"]): c for c in whole["cells"]
                        if c["metric"] == "personal"}
@@ -67,7 +69,7 @@ def test_from_words_to_the_acceptance_file(
     assert main([*words, "--dry-run"]) == 0
     assert "not run: to run" in capsys.readouterr().out and not (tmp_path / "out").exists()
 
-    whole, cells = record("--budget", "1e-9", "--seeds", "1")
+    whole, cells = record("--budget", "1e-9", "--seeds", "1", code=2)  # nothing was run
     assert "the budget of 1e-09 hours was used by other runs" in cells["shapes", "ZeroShot"]["why"]
     assert not list(tmp_path.glob("out/small/*/*/shots_1/ZeroShot"))
     assert "does not exist" in cells["Elsewhere", "Learnt"]["why"]
@@ -75,7 +77,7 @@ def test_from_words_to_the_acceptance_file(
         "shapes and 1 more of 2" in cells["average", "ZeroShot"]["why"])
     assert cells["shapes", "Unknown"]["why"] == "no code"
 
-    assert main([*words, "--seeds", "1", "--weights", "x.pt"]) == 3
+    assert main([*words, "--seeds", "1", "--weights", "x.pt"]) == 2
     told = capsys.readouterr()
     assert "has its own weights: drop --weights" in told.out and "acceptance: " in told.out
     assert "no row of 1 recipe(s) can run here: " in told.err

@@ -193,3 +193,16 @@ def test_lora_is_mixed_by_its_products() -> None:
         assert float((found - wanted).abs().max()) < 1e-12
     both = {n: 0.5 * (v[n] + w[n]) for n in v}
     assert float((product(both) - 0.5 * (product(v) + product(w))).abs().max()) > 0.1
+
+
+def test_the_published_variant_mixes_logits() -> None:
+    """Both models and the share are evaluated; as in the authors' code the mean is even."""
+    trainer = toy("APFL", options={"VARIANT": "published", "ALPHA": 0.25})
+    assert (trainer.weighting, toy("APFL").weighting) == ("uniform", "samples")
+    alpha = torch.tensor([0.25], dtype=torch.float64)
+    state = {"w": {"image.w": torch.ones(1)}, "v": {"image.w": torch.zeros(1)},
+             "mix": {"alpha": alpha}}
+    found = trainer.personalize(None, state, {"image.w": torch.full((1,), 2.0)})
+    assert {n: v.tolist() for n, v in found.items()} == {
+        "image.w": [2.0], "private.image.w": [0.0], "alpha": [0.25]
+    }

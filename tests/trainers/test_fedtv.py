@@ -76,6 +76,29 @@ def test_prompt_is_sigma_plus_low_rank() -> None:
     assert float(spread["text.sigma"].std()) == pytest.approx(0.02, rel=0.05)
 
 
+def test_contexts_by_class_equal_the_shared_one_where_they_are_equal(world: CheckWorld) -> None:
+    """CSC: sigma [N, C, n, w]; a class's own sigma moves that class's text alone."""
+    plain, own, model = fedtv(world), fedtv(world, CSC=True), world.model()
+    tree = start(plain, model)
+    classes = len(model.classnames)
+    wide = tree | {"text.sigma": tree["text.sigma"].unsqueeze(2).expand(
+        -1, -1, classes, -1, -1).clone()}
+    drawn = own.trainables(model, generator(1))["text.sigma"]
+    assert drawn.shape == wide["text.sigma"].shape[1:]
+    assert not torch.equal(drawn[:, 0], drawn[:, 1])
+    one, same = (t.text_features(model, x) for t, x in ((plain, tree), (own, wide)))
+    assert torch.allclose(one, same, atol=1e-9)
+    batch = batch_of(world, [0, 1, 2, 3])
+    assert torch.allclose(plain.loss(model, tree, batch)[0],
+                          own.loss(model, wide, batch)[0], atol=1e-9)
+    wide["text.sigma"][:, :, 0] *= -2  # a constant would not pass the LayerNorm
+    moved = own.text_features(model, wide)
+    assert not torch.allclose(moved[:, 0], same[:, 0])
+    assert torch.allclose(moved[:, 1:], same[:, 1:], atol=1e-9)
+    assert plain.open_vocabulary
+    assert not own.open_vocabulary
+
+
 def test_orthogonality_closed_form() -> None:
     """U'U = 4 I for client 0, I for client 1; V orthonormal: sqrt(sum 9) = 3 sqrt(r)."""
     r = 3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity.figures import BOUND, GOLDEN, WHOLE, digest, distance, read_golden
+from parity.figures import BOUND, GOLDEN, PAPER, READING, WHOLE, digest, distance, read_golden
 from parity.world import World, draw
 
 from fedvlm.federation.discovery import load_trainer
@@ -43,7 +43,7 @@ def test_a_file_names_its_source(path: Path) -> None:
     source, cases = read_golden(path)
     assert load_trainer(source.method).name == source.method
     assert source.repository
-    assert source.kind == "paper" or (len(source.commit) == 40 and source.files)
+    assert source.kind in (PAPER, READING) or (len(source.commit) == 40 and source.files)
     assert cases
     assert path.name == f"{source.method.lower().replace('-', '_')}.json"
 

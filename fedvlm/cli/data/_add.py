@@ -17,6 +17,7 @@ from fedvlm.data.own.add import (
     CLIENTS_BY,
     COLUMNS,
     GROUPS,
+    LABELS,
     LEAVE_OUT_KEY,
     NAME_KEY,
     OwnSet,
@@ -34,6 +35,7 @@ def add_folder(args: Namespace) -> int:
     """
     given = {NAME_KEY: args.name, LEAVE_OUT_KEY: args.leave_out, "CACHE_DIR": args.cache_dir,
              CLIENTS_BY: args.clients_by, GROUPS: args.groups, COLUMNS: args.columns,
+             LABELS: args.labels,
              CLASSNAMES_KEY: read_given(args.classnames)}
     own = understand(Path(args.dataset), {key: value for key, value in given.items() if value})
     place = _place(own, args.to)

@@ -35,7 +35,7 @@ EXAMPLES = (
 ALSO = ("diagnose", "status", "inspect")
 _SAMPLE = 64
 OF_TABLES = {"--clients-by": "DATASET.CLIENTS_BY", "--groups": "DATASET.GROUPS",
-             "--columns": "DATASET.COLUMNS"}
+             "--columns": "DATASET.COLUMNS", "--labels": "DATASET.LABELS"}
 
 
 def flags(parser: Parser) -> None:

@@ -1,6 +1,7 @@
 """Predict the classes of images with a trained model.
 
-Prints one line per image: file, most likely class, probability.
+Prints one line per image: file, most likely class, probability. A model over sets of labels prints
+the labels at or above their thresholds, and the probability of each.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import json
 from argparse import Namespace
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fedvlm.cli.models._run import add_run, open_run
 from fedvlm.console.parser import Parser, whole_number
@@ -18,6 +20,9 @@ from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.spelling import cell_text
 from fedvlm.runs.private import client_label
+
+if TYPE_CHECKING:
+    from fedvlm.api.model import Predictions
 
 EXAMPLES = (
     "fedvlm predict RUN photo.jpg --client 3",
@@ -53,9 +58,13 @@ def main(args: Namespace) -> int:
     if args.json and args.csv:
         raise ConfigError("give --json or --csv, not both")
     run = open_run(args)
-    rows, table = [], []
+    rows: list[dict[str, object]] = []
+    table = []
     for name, model in run.named(args.client).items():
         said = model.predict(args.images)
+        if said.sets and not args.csv:
+            _say_sets(said, name, _shown(name, run.client_names), rows, args.json)
+            continue
         for image, best in zip(said.names, said.top(args.top), strict=True):
             if args.json:
                 say(json.dumps({
@@ -79,6 +88,29 @@ def main(args: Namespace) -> int:
     elif not args.json:
         say(*table_lines(rows))
     return 0
+
+
+def _say_sets(
+    said: Predictions, name: str, shown: str, rows: list[dict[str, object]], as_json: bool
+) -> None:
+    """Print JSON lines of sets of labels, or add rows for the table: every label's probability."""
+    limits = said.thresholds or (0.5,) * len(said.classnames)
+    answers = zip(said.names, said.classes, said.found, said.probabilities, strict=True)
+    for image, labels, found, row in answers:
+        if as_json:
+            say(json.dumps({
+                "image": image, "model": name,
+                "labels": [c for c, yes in zip(said.classnames, found, strict=True) if yes],
+                "probabilities": {c: round(float(p), DIGITS)
+                                  for c, p in zip(said.classnames, row, strict=True)},
+                "thresholds": dict(zip(said.classnames, limits, strict=True)),
+            }))
+            continue
+        each: dict[str, object] = {
+            f"{c} (>= {t:.2f})": f"{p:.3f}"
+            for c, t, p in zip(said.classnames, limits, row, strict=True)
+        }
+        rows.append({"image": image, "model": shown, "labels": labels or "none"} | each)
 
 
 def _shown(model: str, names: Sequence[str]) -> str:

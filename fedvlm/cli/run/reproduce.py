@@ -21,7 +21,7 @@ from fedvlm.cli.run.sweep import run_sweep
 from fedvlm.console.parser import Parser, amount
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import progress, say
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
 from fedvlm.job.flags import add_flags, pairs
 from fedvlm.sweep.plan import PlanReader
@@ -87,7 +87,7 @@ def _read(args: Namespace) -> list[str]:
 
 
 def main(args: Namespace) -> int:
-    """Run the verb; 0: done, 1: some runs failed, 3: none could run.
+    """Run the verb; 0: done, 1: some runs failed, 2: nothing was run.
 
     Raises:
         FedvlmError: mistakes of the words or of a recipe, before anything runs.
@@ -122,15 +122,19 @@ def main(args: Namespace) -> int:
 
 
 def _foresee(trials: Sequence[Trial]) -> None:
-    """Say what the runs of each recipe will cost."""
-    from fedvlm.recipes.outlay import outlay_of  # start-up: PyTorch
+    """Say what the runs of each recipe, and of all, will cost."""
+    from fedvlm.recipes.outlay import Outlay, outlay_of, speed_here  # start-up: PyTorch
 
+    total = Outlay(0.0, 0.0)
     for trial in trials:
-        rows = [row for row in trial.rows if not row.why]
-        effort = outlay_of(rows)
+        effort = outlay_of([row for row in trial.rows if not row.why])
         if effort is not None:
-            say(f"recipe {trial.recipe.name}: {len(trial.runnable)} runs, {effort.words} (by "
-                "arithmetic; finished runs are not made again)")
+            total += effort
+            say(f"recipe {trial.recipe.name}: {len(trial.runnable)} runs, "
+                f"{effort.words(speed_here())} (by arithmetic; finished runs are not made again)")
+    if len(trials) > 1 and total.flops:
+        say(f"all {len(trials)} recipes: {sum(len(trial.runnable) for trial in trials)} runs, "
+            f"{total.words(speed_here())}")
 
 
 def _list(names: Sequence[str]) -> list[dict[str, object]]:
@@ -152,7 +156,8 @@ def _run(args: Namespace, trials: Sequence[Trial]) -> int:
     """Run all that fits, seed by seed, and write the acceptance files, also after Ctrl-C.
 
     Raises:
-        DataError: nothing of it can run here, and nothing was measured before.
+        ConfigError: nothing was run, and nothing was measured before.
+        DataError: a file of before is damaged.
     """
     from fedvlm.recipes.acceptance import NAME  # start-up: PyTorch
     from fedvlm.recipes.kept import lines_of  # start-up: PyTorch
@@ -172,7 +177,7 @@ def _run(args: Namespace, trials: Sequence[Trial]) -> int:
     leave_out_without_towers(waiting)
     progress.clear()
     try:
-        for at_once in seeds_of(trials):
+        for at_once in seeds_of(trials, _first(trials)):
             for trial, cells in at_once:
                 sweep = Sweep(trial.plan, cells, args.jobs)
                 if sweep.to_do(retry=True):
@@ -186,11 +191,23 @@ def _run(args: Namespace, trials: Sequence[Trial]) -> int:
                 say("the acceptance file keeps the numbers of earlier commands: "
                     f"{shown.kept} cells, and {len(shown.earlier)} under other words or weights")
             say(f"acceptance: {shown.write(trial.folder)}")
-    if not measured and not any(trial.runnable for trial in trials):
+            if packed := trial.pack():
+                say(f"sealed runs: {packed} (python scripts/evidence publish takes it)")
+    if not measured and not failed:
         why = Counter(row.why for trial in trials for row in trial.rows if row.why)
-        raise DataError(f"nothing was run: no row of {len(trials)} recipe(s) can run here: "
-                        f"{why.most_common(1)[0][0] if why else 'they have none'}")
+        raise ConfigError(
+            f"nothing was run: {pending}" if any(trial.runnable for trial in trials) else
+            f"nothing was run: no row of {len(trials)} recipe(s) can run here: "
+            f"{why.most_common(1)[0][0] if why else 'they have none'}")
     return failed
+
+
+def _first(trials: Sequence[Trial]) -> dict[int, float]:
+    """Return how much an hour of each row can confirm, by the row's id (``outlay.worth``)."""
+    from fedvlm.recipes.outlay import worth  # start-up: PyTorch
+
+    return {id(row): worth([row], trial.confirmed(row)) for trial in trials for row in trial.rows
+            if not row.why}
 
 
 def _show(trial: Trial, pending: str, alone: bool) -> Acceptance:

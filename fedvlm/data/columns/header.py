@@ -16,6 +16,7 @@ from pathlib import Path
 from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.core.spelling import quote_name
 from fedvlm.data.formats.parts import PART_NAMES
+from fedvlm.data.locate import first_names
 
 TABLE_COLUMNS = ("path", "label", "classname", "split", "domain")
 SYNONYMS = {
@@ -58,15 +59,17 @@ class Wish:
         groups: columns that together name a group.
         columns: ``path``, ``classname``, ... to the column that says it, or for ``path`` a text
             with ``{column}`` in it; ``-`` for none.
+        labels: columns that say an image's set of labels; empty for one class.
     """
 
     clients_by: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
 
 
-def wish_of(clients_by: str, groups: str, columns: str) -> Wish:
-    """Return what DATASET.CLIENTS_BY, GROUPS and COLUMNS say; patterns (with ``{``) are no columns.
+def wish_of(clients_by: str, groups: str, columns: str, labels: str = "") -> Wish:
+    """Return what DATASET.CLIENTS_BY, GROUPS, COLUMNS and LABELS say; patterns are no columns.
 
     Raises:
         DataError: COLUMNS names what no column can say, or a word without ``=``.
@@ -81,7 +84,7 @@ def wish_of(clients_by: str, groups: str, columns: str) -> Wish:
             )
         named[meaning] = column
     by, whole = ("" if "{" in text else text for text in (clients_by, groups))
-    return Wish(_words(by), _words(whole), named)
+    return Wish(_words(by), _words(whole), named, _words(labels))
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -98,6 +101,7 @@ class Header:
         names: all columns, as they are written, blanks aside.
         path: text with ``{column}`` that makes the path; empty where a column has it.
         guessed: of ``at``, those that were taken from words that may say something else.
+        labels: positions that say an image's set of labels; empty where it has one class.
     """
 
     at: Mapping[str, int]
@@ -106,16 +110,18 @@ class Header:
     names: tuple[str, ...]
     path: str = ""
     guessed: frozenset[str] = frozenset()
+    labels: tuple[int, ...] = ()
 
     @property
     def used(self) -> list[str]:
         """What the table says."""
-        more = [word for word, at in (("client", self.client), ("group", self.group)) if at]
+        more = [word for word, at in (
+            ("client", self.client), ("group", self.group), ("labels", self.labels)) if at]
         return [*(["path"] if self.path else []), *self.at, *more]
 
     def unused(self) -> list[str]:
         """Return the columns that are not read, with a hint where one is nearly a known word."""
-        read = {*self.at.values(), *self.client, *self.group}
+        read = {*self.at.values(), *self.client, *self.group, *self.labels}
         read |= {i for i, name in enumerate(self.names) if f"{{{name}}}" in self.path}
         others = [name for i, name in enumerate(self.names) if i not in read and name]
         return [name + _hint(name, self.at) for name in others]
@@ -170,24 +176,28 @@ def read_header(
             at.pop("label", None)
             at.pop("classname", None)
     at |= named
+    labels = tuple(_find(names, word, path, "--labels") for word in wish.labels)
+    if labels:
+        at = {m: i for m, i in at.items() if i not in labels and m not in ("label", "classname")}
     client = tuple(_find(names, word, path, "--clients-by") for word in wish.clients_by)
     group = tuple(_find(names, word, path, "--groups") for word in wish.groups)
     lower = {name.lower(): i for i, name in reversed(list(enumerate(names)))}
     for meaning, words in _PERHAPS.items():
-        there = meaning in at or meaning in wish.columns
+        there = meaning in at or meaning in wish.columns or (labels and meaning == "classname")
         if there or (meaning == "classname" and "label" in at) or (meaning == "path" and template):
             continue
         place = next((lower[w] for w in words if w in lower and _may_be(meaning, lines, lower[w])),
                      None)
-        if place is not None and place not in (*client, *group):
+        if place is not None and place not in (*client, *group, *labels):
             bare_word = meaning == "classname" and names[place].lower() in _BARE
             at["label" if bare_word else meaning] = place
             guessed.add("label" if bare_word else meaning)
     if at.get("domain") in (*client, *group):
         del at["domain"]
-    if ("path" not in at and not template) or not (bare or {"label", "classname"} & set(at)):
-        raise _incomplete(names, at, path, template)
-    return Header(at, client, group, names, template, frozenset(guessed))
+    classed = bare or labels or {"label", "classname"} & set(at)
+    if ("path" not in at and not template) or not classed:
+        raise _incomplete(names, at, path, template, lines)
+    return Header(at, client, group, names, template, frozenset(guessed), labels)
 
 
 def _may_be(meaning: str, lines: Sequence[Sequence[str]], at: int) -> bool:
@@ -234,8 +244,17 @@ def _absent(word: str, names: Sequence[str], path: Path, flag: str) -> DataError
 
 
 def _incomplete(
-    names: Sequence[str], at: Mapping[str, int], path: Path, template: str
+    names: Sequence[str], at: Mapping[str, int], path: Path, template: str,
+    lines: Sequence[Sequence[str]],
 ) -> DataError:
+    binary = [name for i, name in enumerate(names) if name and i not in at.values() and lines
+              and all(i < len(line) and line[i].strip().lower() in _BINARY for line in lines)]
+    if ("path" in at or template) and len(binary) > 1:
+        return DataError(
+            f"{path}: no column names a class, and {first_names(binary, _MOST)} hold 0 and 1: "
+            f"--labels {','.join(binary[:_MOST])} reads such columns as an image's set of labels "
+            f"(name those that are labels); --columns classname={binary[0]} reads one as two "
+            "classes")
     header = ",".join(names)[:60] or "nothing"
     hints = [name + _hint(name, at) for name in names]
     near = next((hint.removeprefix(name) for name, hint in zip(names, hints, strict=True)
@@ -271,7 +290,7 @@ def proposals(header: Header, lines: Sequence[Sequence[str]]) -> list[str]:
     lower = {name.lower(): i for i, name in reversed(list(enumerate(header.names)))}
     client = next((lower[w] for w in CLIENT_WORDS if w in lower), None)
     group = next((lower[w] for w in GROUP_WORDS if w in lower), None)
-    used = {i for word, i in header.at.items() if word != "domain"}
+    used = {i for word, i in header.at.items() if word != "domain"} | {*header.labels}
     if client is not None and not header.client and client not in used:
         n = len({line[client].strip() for line in lines})
         what = "as it is, each is a domain" if header.at.get("domain") == client else (

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.rng import numpy_stream
-from fedvlm.data.datum import PARTS, Datum
+from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.whole_groups import cut_whole
 
@@ -57,6 +57,19 @@ def complete(
     note = (f"{of} has training images only: {share:g} of each class are its test images, "
             f"drawn by DATA_SEED {info.seed}; not a published split")
     return {"train": train, "val": [], "test": test}, [note]
+
+
+def join_test(data: DatasetBase, share: float, seed: int) -> None:
+    """Join a set's training and test images and draw its test images anew, in place.
+
+    Args:
+        share: of each class (and of each client's class, where clients are known).
+        seed: DATA_SEED.
+    """
+    train, test = draw_test([*data.parts["train"], *data.parts["test"]], share, seed)
+    data.parts |= {"train": train, "test": test}
+    data.notes.append(f"training and test images are joined: {share:g} of each class are test "
+                      f"images, drawn by DATA_SEED {seed} (DATASET.JOIN_TEST)")
 
 
 def draw_test(

@@ -33,6 +33,7 @@ class ImageRow(NamedTuple):
         file: the image file, where it is not below the image folder.
         client: who holds the image; empty where the partition decides.
         group: what it shares with images that are no independent evidence; None without one.
+        labels: names of its set of labels; None where it has one class, ``target``.
     """
 
     path: str
@@ -44,6 +45,7 @@ class ImageRow(NamedTuple):
     file: str = ""
     client: str = ""
     group: str | None = None
+    labels: tuple[str, ...] | None = None
 
 
 def image_path(path: str, anchors: Sequence[str], domain: str, where: str) -> str:

@@ -32,6 +32,7 @@ from fedvlm.data.columns.header import (
     read_header,
     wish_of,
 )
+from fedvlm.data.columns.label_sets import read_sets, sets_of
 from fedvlm.data.columns.patterns import mark
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.folders import OWN_CUT, cut_class
@@ -39,12 +40,13 @@ from fedvlm.data.formats.parts import OWN_SHARES, PART_NAMES, complete
 from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.formats.table_files import Lines, read_lines_of
 from fedvlm.data.layouts import CopyInfo
-from fedvlm.data.locate import check_relative, image_key
+from fedvlm.data.locate import check_relative, first_names, image_key
 from fedvlm.data.whole_groups import cut_whole
 
 READER = "table"
 METADATA = "metadata"  # the file's name in an imagefolder
 _HIGHEST = 10**6
+_FIRST = 5  # labels that a note lists
 
 
 def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
@@ -58,7 +60,7 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
     notes: list[str] = []
     columns: set[str] = set()
     lines: dict[str, str] = {}
-    wish = wish_of(info.clients_by, info.groups, info.columns)
+    wish = wish_of(info.clients_by, info.groups, info.columns, info.labels)
     for path in paths:
         table = read_lines_of(path, info.unpacked)
         part = part_of_table(path, image_dir) if len(paths) > 1 else ""
@@ -81,10 +83,12 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
     first = paths[0]
     if not rows:
         raise DataError(f"{first} holds no image; a line is {','.join(TABLE_COLUMNS)}")
-    labels = _labels(rows, columns, first, info.renames)
     domains = sorted({row.domain for row in rows}) if "domain" in columns else []
     if not rows[0].file:
         rows = find_images(rows, image_dir)
+    if "labels" in columns:
+        return _with_sets(rows, domains, notes, info)
+    labels = _labels(rows, columns, first, info.renames)
     data = [
         Datum(r.file or str(image_dir / r.path), label,
               domains.index(r.domain) if domains else 0, name, r.path, client=r.client,
@@ -112,18 +116,19 @@ class Glance:
     numbers: tuple[str, ...] = ()
 
 
-def glance(path: Path, columns: str = "") -> Glance:
+def glance(path: Path, columns: str = "", labels: str = "") -> Glance:
     """Look at a table's columns and first line; nothing is unpacked.
 
     Args:
         columns: what its columns mean (DATASET.COLUMNS).
+        labels: which of them say a set of labels (DATASET.LABELS).
 
     Raises:
         DataError: it cannot be read, has no line, or no column of paths.
     """
     table = read_lines_of(path)
     rows = [line for _, line in table.lines]
-    header = read_header(table.header, path, True, wish_of("", "", columns), rows)
+    header = read_header(table.header, path, True, wish_of("", "", columns, labels), rows)
     if not table.lines:
         raise DataError(f"{path} holds no image; a line is {','.join(TABLE_COLUMNS)}")
     first = ""
@@ -134,9 +139,9 @@ def glance(path: Path, columns: str = "") -> Glance:
     numbers: set[str] = set()
     if "label" in header.at and "classname" not in header.at:
         at = header.at["label"]
-        labels = {line[at].strip() for line in rows if at < len(line)}
-        numbers = labels if all(label.isdecimal() for label in labels) else set()
-    labelled = bool({"label", "classname"} & set(header.at))
+        codes = {line[at].strip() for line in rows if at < len(line)}
+        numbers = codes if all(code.isdecimal() for code in codes) else set()
+    labelled = bool(header.labels or {"label", "classname"} & set(header.at))
     return Glance(first, labelled, tuple(sorted(numbers, key=int)))
 
 
@@ -193,7 +198,10 @@ def _rows(
                             f"{len(table.header)}")
     notes = [f"{path.name}: {sentence}" for sentence in proposals(header, lines)]
     names, note = _binary(header, lines, wish)
+    sets = read_sets(header, table.lines, f"{path}, {table.unit}") if header.labels else []
     notes += [f"{path.name}: {note}"] if note else []
+    if not sets:
+        _refuse_bars(header, table, path)
     base = ""
     if metadata and path.parent != image_dir and path.is_relative_to(image_dir):
         base = path.parent.relative_to(image_dir).as_posix()
@@ -207,13 +215,15 @@ def _rows(
         if names:
             cells |= {"classname": names[at] or ""}
         row = _row(cells, where, part)
+        if sets:
+            row = row._replace(labels=sets[at])
         if header.client:
             row = row._replace(client=_holder(header, line, header.client, where))
         if header.group:
             row = row._replace(group=_holder(header, line, header.group, where))
         if base:
             row = row._replace(path=f"{base}/{row.path}")
-        if not row.target:
+        if not row.target and not sets:
             row = row._replace(target=_folder_class(row))
         rows.append(row._replace(file=table.places.get(number, "")))
     _refuse_sets(rows)
@@ -242,6 +252,15 @@ def _holder(header: Header, line: Sequence[str], places: tuple[int, ...], where:
     return text
 
 
+def _refuse_bars(header: Header, table: Lines, path: Path) -> None:
+    """Refuse a column of classes in which a cell lists several, also where others are empty."""
+    for place in {header.at.get("classname"), header.at.get("label")} - {None}:
+        for number, line in table.lines:
+            if place is not None and "|" in line[place]:
+                cell, where = line[place].strip(), f"{path}, {table.unit} {number}"
+                _refuse_sets([ImageRow("", cell, None, "", "", where)])
+
+
 def _refuse_sets(rows: Sequence[ImageRow]) -> None:
     """Refuse cells that hold a set of labels: the text of one would become a class of its own.
 
@@ -254,9 +273,9 @@ def _refuse_sets(rows: Sequence[ImageRow]) -> None:
         if row.target.startswith("[") or (len(parts) > 1 and parts & names) or (
                 "|" in row.target and len(parts) > 1):
             raise DataError(
-                f"{row.where}: the class '{row.target[:60]}' is a set of labels, and an image has "
-                "one here: give a column with one label (--columns classname=COLUMN; a column of "
-                "0 and 1 gives 'x' and 'no x')")
+                f"{row.where}: the class '{row.target[:60]}' is a set of labels: --labels COLUMN "
+                "reads that column as such; or give a column with one label (--columns "
+                "classname=COLUMN; a column of 0 and 1 gives 'x' and 'no x')")
 
 
 def _folder_class(row: ImageRow) -> str:
@@ -284,6 +303,24 @@ def _row(cells: Mapping[str, str], where: str, part: str) -> ImageRow:
         image_key(cells["path"]), name or label, _number(label, where) if label and name else None,
         cells.get("domain", ""), PART_NAMES[word.lower()] if word else part, where,
     )
+
+
+def _with_sets(
+    rows: Sequence[ImageRow], domains: list[str], notes: list[str], info: CopyInfo
+) -> DatasetBase:
+    """Return the set of images that have sets of labels.
+
+    Raises:
+        DataError: there are less than two labels.
+    """
+    names, data = sets_of(rows, info, domains)
+    data = mark(data, info.clients_by, info.groups)
+    bare = sum(not row.labels for row in rows)
+    notes.append(f"{info.files[0].name}: sets of {len(names)} labels ({first_names(names, _FIRST)})"
+                 + (f"; {bare} image(s) without any label" if bare else ""))
+    out = _parted(rows, data, domains, notes, info)
+    out.label_names = names
+    return out
 
 
 def _labels(

@@ -22,11 +22,12 @@ from fedvlm.data.own.shape import look
 FORMAT_KEY, LEAVE_OUT_KEY, NAME_KEY = "DATASET.FORMAT", "DATASET.LEAVE_OUT", "DATASET.NAME"
 CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 CLIENTS_BY, GROUPS, COLUMNS = "DATASET.CLIENTS_BY", "DATASET.GROUPS", "DATASET.COLUMNS"
+LABELS = "DATASET.LABELS"
 TREES = ("folders", "domains")  # formats whose class names are folders' names
 _OF_READING = (
     NAME_KEY, FORMAT_KEY, LEAVE_OUT_KEY, "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE",
     "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE", CLASSNAMES_KEY, CLIENTS_BY,
-    GROUPS, COLUMNS,
+    GROUPS, COLUMNS, LABELS,
 )  # fmt: skip
 _NAMED = 8  # clients that the first lines of a run name
 USUAL_CLIENTS, SMALLEST = 10, 4  # of default_schema; fewer classes are not dealt as classes
@@ -59,8 +60,14 @@ class OwnSet:
         sizes = "/".join(f"{len(data.parts[part]):,}" for part in PARTS)
         domains = f"{len(data.domain_names)} domains ({first_names(data.domain_names)}), "
         return (f"{self.keys[NAME_KEY]}: {self.what}: {domains if data.domain_names else ''}"
-                f"{data.num_classes} classes ({first_names(data.classnames)}), {sizes} images in "
+                f"{_classes(data)}, {sizes} images in "
                 f"{'/'.join(PARTS)}")
+
+
+def _classes(data: DatasetBase) -> str:
+    if data.label_names:
+        return f"sets of {len(data.label_names)} labels ({first_names(data.label_names)})"
+    return f"{data.num_classes} classes ({first_names(data.classnames)})"
 
 
 def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
@@ -75,7 +82,8 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     """
     given = dict(given or {})
     shape = look(path, _words(given.get(LEAVE_OUT_KEY, ())), known=FORMAT_KEY not in given,
-                 columns=str(given.get(COLUMNS, "")), pattern=str(given.get(CLIENTS_BY, "")))
+                 columns=str(given.get(COLUMNS, "")), pattern=str(given.get(CLIENTS_BY, "")),
+                 labels=str(given.get(LABELS, "")))
     keys: Keys = {} if shape.known else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}
     keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
     cfg, _ = build_config(None, None, keys | given, [], default_schema())
@@ -92,6 +100,9 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
         number = len(data.client_names)
         share = {"FED.PARTITION": "natural", "FED.CLIENTS": number}
         notes = [f"one client for each value of {given.get(CLIENTS_BY, '')}: {number} clients"]
+    elif data.label_names and not data.domain_names:
+        share = {"FED.PARTITION": "iid", "FED.CLIENTS": 2}
+        notes = ["sets of labels: FED.PARTITION iid, FED.CLIENTS 2, if nothing else is asked for"]
     elif data.domain_names or not shape.known:
         share, notes = default_sharing(data.name, data.classnames, data.domain_names)
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]

@@ -51,7 +51,7 @@ def own_tables(place: ImageFolder) -> tuple[Path, ...]:
                     "one to read instead of the folder")
 
 
-def in_parquet(place: ImageFolder, columns: str = "") -> FolderShape:
+def in_parquet(place: ImageFolder, columns: str = "", labels: str = "") -> FolderShape:
     """Return a folder without images whose parquet files hold them, as the Hub gives them.
 
     Raises:
@@ -69,10 +69,12 @@ def in_parquet(place: ImageFolder, columns: str = "") -> FolderShape:
         content = describe_content(place.here)
         raise DataError(f"{place.here} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no table "
                         f"of images (found: {content})")
-    return in_tables(place, paths, columns)
+    return in_tables(place, paths, columns, labels)
 
 
-def in_tables(place: ImageFolder, paths: Sequence[Path], columns: str = "") -> FolderShape:
+def in_tables(
+    place: ImageFolder, paths: Sequence[Path], columns: str = "", labels: str = ""
+) -> FolderShape:
     """Return a set in tables; the folder of the images is where the first line's image is.
 
     Raises:
@@ -82,10 +84,10 @@ def in_tables(place: ImageFolder, paths: Sequence[Path], columns: str = "") -> F
     if len(forms) > 1:
         raise DataError(f"{place.here} holds tables of several kinds ({', '.join(forms)}): give "
                         "the one to read instead of the folder")
-    paths, notes = _labelled(place, paths)
+    paths, notes = _labelled(place, paths, labels)
     order = {part: number for number, part in enumerate(PARTS)}
     paths.sort(key=lambda path: order.get(part_of_table(path, place.here), -1))  # stable
-    first = glance(paths[0], columns)
+    first = glance(paths[0], columns, labels)
     images = _images_of(place, paths[0], first.first)
     form = {".ndjson": "jsonl", ".tsv": "csv"}.get(forms[0], forms[0].removeprefix("."))
     files = ",".join(place.below(path) for path in paths)
@@ -101,12 +103,14 @@ def in_tables(place: ImageFolder, paths: Sequence[Path], columns: str = "") -> F
     return FolderShape(what, keys, tuple(notes))
 
 
-def _labelled(place: ImageFolder, paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+def _labelled(
+    place: ImageFolder, paths: Sequence[Path], labels: str
+) -> tuple[list[Path], list[str]]:
     """Return the tables that have labels, and a note on a test table that has none."""
     kept, notes = [], []
     for path in paths:
         bare = len(paths) > 1 and part_of_table(path, place.here) == "test"
-        if bare and path.stem.lower() != METADATA and not glance(path).labelled:
+        if bare and not labels and path.stem.lower() != METADATA and not glance(path).labelled:
             notes.append(f"{path.name} was left out: no column names a class")
         else:
             kept.append(path)

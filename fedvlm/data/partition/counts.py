@@ -20,16 +20,18 @@ def count_rows(data: FederatedData) -> list[dict[str, Any]]:
 
     A row holds ``client`` (from 0), ``domain`` (the images' own, empty in a set without domains),
     ``part`` (train, val or test), ``class`` (its name) and ``images`` (how many, at least 1).
+    Of a set of labels the class is the one by which the image was dealt, its rarest label.
     Domains and classes come in the set's order, so a class without a client has no row.
     """
     rows: list[dict[str, Any]] = []
+    labels, names = data.dealt_as()
     for number, client in enumerate(data.clients):
         for part in PARTS:
             at = getattr(client, part)
-            pairs = zip(data.domains[at].tolist(), data.labels[at].tolist(), strict=True)
+            pairs = zip(data.domains[at].tolist(), labels[at].tolist(), strict=True)
             for (domain, label), images in sorted(Counter(pairs).items()):
                 name = data.domain_names[domain] if data.domain_names else ""
-                values = (number, name, part, data.classnames[label], images)
+                values = (number, name, part, names[label], images)
                 rows.append(dict(zip(COUNT_COLUMNS, values, strict=True)))
     return rows
 

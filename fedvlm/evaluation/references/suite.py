@@ -9,6 +9,8 @@ ridge regression in one round, and ``afl_prior``, the same plus the log of the c
 shares, which is a personal model without training. ``bound``: ``pooled``, logistic regression on
 everybody's training images at one place, which no federation can have.
 
+Of sets of labels ``by_label`` makes them.
+
 Choices (l2) see training and validation images only. Views are plain, the backbone is frozen, no
 random number is drawn. A backbone without text tower has no zero-shot references.
 """
@@ -38,6 +40,7 @@ from fedvlm.models.vlmodel import VLModel
 
 ALONE, TOGETHER, BOUND = "alone", "together", "bound"
 COLUMNS = ("client", "n", "correct", "accuracy", "balanced")
+OF_SETS = ("positives", "auroc", "macro_f1", "sensitivity")  # beside, of sets of labels
 BATCH = 4096
 TEMPERS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of log class shares beside a ridge's scores
 SMOOTH = 0.1  # images of every class that a client is taken to have besides its own
@@ -62,6 +65,18 @@ class Asked:
     clients: Sequence[int]
     members: Sequence[int]
     classes: int
+
+    @property
+    def sets(self) -> np.ndarray | None:
+        """The sets of labels ``[S, C]``; None where an image has one class."""
+        return getattr(self.data, "label_sets", None)
+
+    def hot(self, samples: np.ndarray) -> Tensor:
+        """Return the labels of samples as ``[n, C]`` of 0 and 1, float64."""
+        y = self.frozen.y(samples)
+        if self.sets is None:
+            return F.one_hot(y, self.classes).double()
+        return torch.from_numpy(self.sets)[y].double()
 
     @property
     def frozen(self) -> Frozen:
@@ -101,7 +116,7 @@ def references(asked: Asked) -> dict[str, dict[str, Any]]:
             np.full(len(s.test), asked.counts(c).argmax())
             for c, s in zip(clients, shares, strict=True)
         ]),
-        "logreg": _of(asked, ALONE, _said(each), [one.labels for one in each]),
+        "logreg": _of(asked, ALONE, choice_words(each), [one.labels for one in each]),
         "afl": _of(asked, TOGETHER, how, _dealt(_best(scored), tests, shares)),
         "afl_prior": _of(
             asked, TOGETHER, f"{how}; plus {temper:g} times the log of the client's class shares, "
@@ -123,6 +138,8 @@ def zero_shots(
         model: ``anchor("template", 0)`` is the classifier.
         rows: the clients' lines of ``evaluator.zero_shot``.
     """
+    if asked.sets is not None:
+        return template_reference(rows)
     tests = np.unique(np.concatenate([np.asarray(asked.data.clients[c].test)
                                       for c in asked.clients]))
     logits = _template_logits(asked.source, model, tests)
@@ -148,7 +165,8 @@ def zero_shots(
 def template_reference(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Return the reference ``zero_shot`` of the clients' lines of ``evaluator.zero_shot``."""
     return {"zero_shot": reference(ALONE, "the dataset's template prompt", [
-        {name: row[name] for name in COLUMNS} for row in rows
+        {name: row[name] for name in (*COLUMNS, *OF_SETS) if name in row}
+        if "auroc" in row else {name: row[name] for name in COLUMNS} for row in rows
     ])}
 
 
@@ -160,10 +178,13 @@ def reference(kind: str, how: str, rows: Sequence[Row]) -> dict[str, Any]:
         ``_worst``, ``_balanced`` as in ``scores.personal_scores``, and ``clients``: a line each.
     """
     values = [row["accuracy"] for row in rows]
+    sets = any("auroc" in row for row in rows)
+    more = {f"personal_{name}": mean(row.get(name) for row in rows) for name in OF_SETS[1:]
+            if sets and any(name in row for row in rows)}
     return {
         "kind": kind, "personal": mean(values), "personal_std": population_std(values),
         "personal_worst": metrics.worst(values),
-        "personal_balanced": mean(row["balanced"] for row in rows), "how": how,
+        **(more or {"personal_balanced": mean(row.get("balanced") for row in rows)}), "how": how,
         "clients": list(rows),
     }
 
@@ -212,10 +233,11 @@ def _pooled(
             f"more than {most:.0e} products a step on {one.device.type}", [],
         )
     (found,) = regressions(frozen, [IndexSplit(train, asked.every("val"), tests)])
-    return _of(asked, BOUND, f"centralised: {_said([found])}", _dealt(found.labels, tests, shares))
+    return _of(asked, BOUND, f"centralised: {choice_words([found])}",
+               _dealt(found.labels, tests, shares))
 
 
-def _said(each: Sequence[Regression]) -> str:
+def choice_words(each: Sequence[Regression]) -> str:
     """Say how the l2 of regressions came about."""
     chosen = sorted(one.l2 for one in each)
     middle, low, high = median_low(chosen), chosen[0], chosen[-1]
@@ -286,7 +308,7 @@ def ridge_sums(asked: Asked) -> tuple[Tensor, Tensor, int]:
     for c in asked.members:
         train = np.asarray(asked.data.clients[c].train)
         z = raw_features(asked, train)
-        hot = F.one_hot(asked.frozen.y(train), asked.classes).to(z)
+        hot = asked.hot(train).to(z)
         own, n = (z.mT @ z, z.mT @ hot), n + len(train)
         gram, cross = (gram + own[0], cross + own[1]) if gram.numel() else own
     return gram, cross, n

@@ -17,13 +17,16 @@ WEIGHTS, CARD = "classifier.safetensors", "classifier.json"
 
 
 def write_classifier(recipe: ExportRecipe, folder: Path) -> None:
-    """Write the class features ``text [C, d]``, normalised, and what belongs to them.
+    """Write the class features ``text [C, d]``, and what belongs to them.
+
+    They are normalised; of sets of labels the neutral prompt's feature is taken from each.
 
     Raises:
         ConfigError: prediction needs more than a tower and class features.
     """
     tensors = classifier(recipe)
-    keys = ("method", "classnames", "scale", "transform")
+    names = ("method", "classnames", "scale", "transform", "sets")
+    keys = [name for name in names if name in recipe.card]
     files.write_json(folder / CARD, {k: recipe.card[k] for k in keys})
     save_file(tensors, str(folder / WEIGHTS))
 

@@ -90,7 +90,7 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
             f"{recipe.card['method']} cannot be traced for a variable number of images: its "
             "prediction depends on the batch size"
         )
-    keys = ("method", "classnames", "transform")
+    keys = [k for k in ("method", "classnames", "transform", "sets") if k in recipe.card]
     onnx.helper.set_model_props(graph, {k: json.dumps(recipe.card[k]) for k in keys})
     onnx.save(graph, str(folder / FILE))
     files.write_json(folder / "model.json", {k: recipe.card[k] for k in keys})

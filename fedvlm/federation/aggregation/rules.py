@@ -4,7 +4,8 @@ A rule is a pure function of the stacked uploads: ``[K, ...]`` in, no client axi
 inside and by ascending client id. What a client did not send stands there as it received it: for
 a rule it has not moved. Updates of weight zero (clients without samples) take no part.
 Of K updates the median stands (K - 1) / 2 hostile ones, the trimmed mean those that it cuts off,
-Krum and multi-Krum f where K >= 2 f + 3; clipping bounds what one client moves. A method that keeps
+Krum and multi-Krum f where K >= 2 f + 3, the geometric median any of less than half of the weight;
+clipping bounds what one client moves. A method that keeps
 models of its clients or learns from each of them (``HEART-PFL`` while it distils) is not made safe
 by any of them, and says so in ``Trainer.aggregators``.
 """
@@ -32,7 +33,9 @@ from fedvlm.federation.aggregation.updates import (
 
 AUTO, MEAN, KRUM, MULTI_KRUM = "auto", "mean", "krum", "multi_krum"
 SIMILARITY, CLIPPED_MEAN = "similarity", "clipped_mean"
+GEOMETRIC_MEDIAN, MEDIAN, TRIMMED_MEAN = "geometric_median", "median", "trimmed_mean"
 PIECE = 1 << 18  # numbers of a piece of ``moves``
+SMOOTH, PASSES, SETTLED = 1e-6, 1000, 1e-12  # of the geometric median
 
 
 @dataclass(frozen=True)
@@ -146,9 +149,37 @@ def clipped_mean(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
     return tree, {"clip_norm": bound, "clipped": clipped}
 
 
+def geometric_median(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
+    """Return sum_k c_k w_k, near the point with the least weighted distance to all moves.
+
+    Smoothed Weiszfeld steps v = sum_k c_k x_k, c_k ~ p_k / max(|x_k - v|, s) on the moves x_k, all
+    tensors as one vector, from c = p until no c moves; s is a millionth of the median length. Does
+    not depend on the axes: of LoRA, whose factors A and B may be rotated against each other without
+    a change of B A, the rotated median is the median of the rotated. Source: Pillutla et al.,
+    Robust Aggregation for Federated Learning, IEEE TSP 2022, algorithm 2.
+    """
+    gram = move_products(updates)
+    if not bool(torch.isfinite(gram).all()):
+        return weighted_mean(updates), {}  # refuses it by name
+    square = gram.diagonal()
+    share = updates.weight.double().cpu() / float(updates.weight.sum())
+    least = max(SMOOTH * middle(square.clamp_min(0).sqrt().tolist()), torch.finfo(gram.dtype).tiny)
+    part = share
+    for _ in range(PASSES):
+        inner = gram @ part
+        far = (square - 2 * inner + part @ inner).clamp_min(0).sqrt()
+        new = share / far.clamp_min(least)
+        new = new / new.sum()
+        moved, part = float((new - part).abs().max()), new
+        if moved < SETTLED:
+            break
+    return weighted_mean(updates, part.tolist()), {"geometric_weights": part.tolist()}
+
+
 AGGREGATORS: Mapping[str, Aggregator] = {
-    MEAN: weighted_average, SIMILARITY: similarity, "median": median, "trimmed_mean": trimmed_mean,
+    MEAN: weighted_average, SIMILARITY: similarity, MEDIAN: median, TRIMMED_MEAN: trimmed_mean,
     KRUM: krum, MULTI_KRUM: multi_krum, CLIPPED_MEAN: clipped_mean,
+    GEOMETRIC_MEDIAN: geometric_median,
 }
 EVERY = tuple(AGGREGATORS)
 
@@ -199,9 +230,7 @@ def krum_scores(updates: Updates, byzantine: int) -> Tensor:
             f"round has {k}: "
             "lower FED.BYZANTINE or raise FED.CLIENTS or FED.FRAC"
         )
-    gram = torch.zeros(k, k, dtype=torch.float64)
-    for move in moves(updates):
-        gram += (move @ move.mT).cpu()
+    gram = move_products(updates)
     square = gram.diagonal()
     distance = (square[:, None] + square - 2 * gram).clamp_min(0).fill_diagonal_(torch.inf)
     return distance.sort(1).values[:, : k - byzantine - 2].sum(1)
@@ -222,6 +251,14 @@ def moves(updates: Updates) -> Iterator[Tensor]:
                 less = home.reshape(len(rows), -1)[:, at : at + width]
                 piece = piece - (less if less.device == piece.device else in_double(less))
             yield piece
+
+
+def move_products(updates: Updates) -> Tensor:
+    """Return the inner products ``[K, K]`` of all clients' moves, in float64 on the CPU."""
+    gram = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+    for move in moves(updates):
+        gram += (move @ move.mT).cpu()
+    return gram
 
 
 def move_norms(updates: Updates) -> Tensor:

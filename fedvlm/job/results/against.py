@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlm.core.stats import mean
-from fedvlm.runs.verify.answer import ALONE, BASELINES, COSTS, POOLED, TOGETHER, UNSHARED
+from fedvlm.runs.verify.answer import (
+    ALONE,
+    BASELINES,
+    COSTS,
+    POOLED,
+    TOGETHER,
+    UNSHARED,
+    measure_word,
+)
 from fedvlm.runs.verify.beside import References, better
 
 _BOUND = "bound"  # kind of a reference that is not compared (``evaluation.references``)
@@ -47,7 +55,8 @@ def below(
     """
     return [
         {"reference": name, "kind": found[name]["kind"], "personal": value, "sentence":
-         f"{method} personal accuracy {personal:.1f} is below {BASELINES[name]} {value:.1f}"}
+         f"{method} personal {measure_word(found[name])} {personal:.1f} is below "
+         f"{BASELINES[name]} {value:.1f}"}
         for name, value in better(personal, found, kind)
     ]
 
@@ -74,7 +83,8 @@ def next_step(
     one_round = float((found.get("afl") or {}).get("personal") or 0.0)
     alone = answer[ALONE]["personal"]
     goal = max(alone, one_round, (answer[POOLED] or {}).get("personal") or 0.0)
-    guess = _guess_loss(found)
+    sets = "measure" in answer  # of labels: another loss, and no AFL to run
+    guess = 0.0 if sets else _guess_loss(found)
     loss = mean(_losses(records[-1])) if records else None
     if guess and loss is not None and loss > MAD * guess and answer["verdict"] == COSTS:
         return {
@@ -94,6 +104,8 @@ def next_step(
                 "flags": list(OWN_HEAD)}
     if one_round > personal + margin:
         simple = peft != "head" or trainer != HEAD[1]
+        if sets and not simple:
+            return None
         return {
             "reason": f"a linear head on the same features reaches {one_round:.1f} in one round "
                       "of AFL: train a head",

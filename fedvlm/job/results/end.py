@@ -25,7 +25,7 @@ from fedvlm.job.describe import partition_name, setting_name, trained_words
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import private
-from fedvlm.runs.identity import LABEL
+from fedvlm.runs.identity import LABEL, LABELS
 from fedvlm.runs.metrics import sentence, spent, totals
 from fedvlm.runs.names import method_name
 from fedvlm.runs.private import public_facts
@@ -38,13 +38,15 @@ METRICS = (
     "personal_macro_f1", "global", "global_macro_f1", "base_all", "base_other", "new", "hm2",
     "hm3", "cm", "personal_before_ft", "unseen", "unseen_personal", "targets", "unseen_clients",
     "unseen_clients_std", "unseen_clients_worst", "personal_balanced", "personal_q1",
-    "personal_median", "personal_q3", "personal_nll", "personal_ece",
+    "personal_median", "personal_q3", "personal_nll", "personal_ece", "personal_auroc",
+    "personal_sensitivity", "global_auroc", "backdoor",
 )
 COLUMNS = (
     "personal", "personal_before_ft", "personal_worst", "global", "base_all", "base_other", "new",
     "hm2", "hm3", "cm", "unseen", "unseen_personal", "targets", "unseen_clients",
 )
-LONG = ("similarity", CONFUSION)  # of a round's record: K x K, C x C
+SETS_COLUMNS = ("personal_auroc", "personal_macro_f1")  # of sets of labels
+LONG = ("similarity", CONFUSION, LABELS)  # of a round's record: K x K, C x C
 FEW = 4  # targets with a column each; of more, the table on the screen has the mean only
 
 Row = Mapping[str, Any]  # a round's record, or the metrics of a reference without training
@@ -91,7 +93,8 @@ def results_of(
     Its ``numbers``: ``untrained``, ``last``, ``zero_shot``, ``selected``, ``references``,
     ``answer``, ``next``, ``below``, ``gain``, ``hurt``, ``spent``, ``per_class``, ``confusion``,
     ``table`` (``docs/references.md``), ``lost``, ``partial`` (``docs/unreliable.md``), ``privacy``
-    (``docs/privacy.md``), ``readmitted`` (``docs/deployment.md``).
+    (``docs/privacy.md``), ``readmitted`` (``docs/deployment.md``), ``attack``
+    (``docs/attacks.md``).
     """
     start, last = records[0], records[-1]
     numbers: dict[str, Any] = {
@@ -115,17 +118,22 @@ def results_of(
     if references is not None:
         numbers |= _beside(built, last, numbers["spent"], references)
     numbers |= _by_class(built, last) | lost(records)
+    if LABELS in last:
+        numbers[LABELS] = last[LABELS]
     memory = built.federation.engine.memory()
     taken = [one for one in memory.get("readmitted", ()) if VOID not in one]
     if taken:
         numbers["readmitted"] = taken
+    hostile = built.federation.plan.hostile
+    if hostile is not None:
+        numbers["attack"] = hostile.report(last["clients"])
     spoken = private(built, records)
     if spoken:
         numbers["privacy"] = spoken
     end = [
         *_end(built), *readmissions(taken),
         *([f"privacy: {spoken['words']}"] if spoken else []), *losses(records),
-        *outliers(records),
+        *outliers(records), *attack_lines(numbers),
     ]
     run_info = {
         "seconds_this_session": seconds, "seconds_rounds": whole["seconds"],
@@ -203,7 +211,8 @@ def protocol(built: Built) -> dict[str, Any]:
         "batch_size": int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), "rounds": int(cfg.FED.ROUNDS),
         "local_epochs": int(cfg.FED.LOCAL_EPOCHS), "views": views_of(cfg), "seed": int(cfg.SEED),
         "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT, "budget": cfg.FED.BUDGET,
-        "extra_data": built.federation.trainer.extra_data, "target": LABEL,
+        "extra_data": built.federation.trainer.extra_data,
+        "target": LABEL if built.data.label_sets is None else LABELS,
         "proxy": built.federation.proxy.source if built.federation.proxy else "",
     })
 
@@ -237,7 +246,8 @@ def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def _table(rows: Mapping[str, Row], last: Row) -> list[dict[str, Any]]:
     """Return the rows of the final table; its columns are what the last round has."""
     targets = [name for name in last if name.startswith(TARGET)]
-    columns = [*COLUMNS, *(targets if len(targets) <= FEW else ())]
+    sets = SETS_COLUMNS if "personal_auroc" in last else ()
+    columns = [*COLUMNS, *sets, *(targets if len(targets) <= FEW else ())]
     if not last.get("finetune"):
         columns.remove("personal_before_ft")  # the same as personal
     return [
@@ -282,6 +292,16 @@ def losses(records: Sequence[Row]) -> list[str]:
     return [f"client rounds: {drawn + count}, of these {', '.join(parts)}"] if parts else []
 
 
+def attack_lines(numbers: Row) -> list[str]:
+    """Return what the simulated attack left of the numbers, in a sentence."""
+    attack, last = numbers.get("attack"), numbers["last"]
+    if attack is None or attack["personal_honest"] is None:
+        return []
+    words = f"honest clients reach {attack['personal_honest']:.1f} under the attack"
+    hit = last.get("backdoor")
+    return [words if hit is None else f"{words}; the trigger succeeds on {hit:.1f} %"]
+
+
 def readmissions(taken: Sequence[Row]) -> list[str]:
     """Return a sentence about each client that the coordinator took in again."""
     return [
@@ -310,7 +330,7 @@ def outliers(records: Sequence[Row]) -> list[str]:
 
 def _headline(last: Row) -> Headline | None:
     """Return what ``log.txt`` ends with; None where no client has a test image."""
-    if last["personal"] is None:
+    if last["personal"] is None or LABELS in last:
         return None
     clients = [c for c in last["clients"] if c["n"]]
     return Headline(

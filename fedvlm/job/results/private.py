@@ -1,19 +1,65 @@
-"""What a run has spent of its clients' privacy, by its method's own accountant."""
+"""What a run gave away of its clients, and what it spent of their privacy."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedvlm.config.engines import of_parties
 from fedvlm.federation.batches import step_slices
 from fedvlm.federation.local.effort import Worked
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.build import Built
 
+Row = Mapping[str, Any]
+
+
+HERE = "a server on the same machine (a simulation)"
+AWAY = "the server of the run, from sites with their own images"
+NEVER = ("images", "labels of single images", "personal tensors", "optimisers' states")
+
+
+def released(built: Built, records: Sequence[Mapping[str, Any]], results: Row) -> dict[str, Any]:
+    """Return what left the clients in a run, beside what its method declares (``released.json``).
+
+    Args:
+        records: of all its rounds.
+        results: the run's, for baselines and privacy.
+    """
+    federation = built.federation
+    groups, up = federation.groups, Counter[str]()
+    told, rows = Counter[str](), set[str]()
+    for record in records:
+        up.update(record.get("bytes_up_by_tensor", {}))
+        for numbers in record.get("train", {}).values():
+            told.update(list(numbers))
+        for row in record.get("clients", ()):
+            rows.update(row)
+    list_ = federation.trainer.releases(groups)
+    sizes = {n: v.numel() for n, v in federation.p0.items()}
+    return {
+        "format": 1, "method": federation.trainer.name, "rounds": records[-1]["round"],
+        "to": AWAY if of_parties(built.cfg) else HERE,
+        "declared": {
+            "shared": {n: sizes[n] for n in list_.shared}, "extras": list(list_.extras),
+            "metrics": list(list_.metrics), "losses": list(list_.losses),
+            "counts": list(list_.counts), "rows": list_.rows, "references": list_.references,
+        },
+        "sent": {
+            "shared": {n: up[n] for n in groups.shared if up[n]},
+            "extras": {n: b for n, b in sorted(up.items()) if b and n not in groups.shared},
+            "metrics": dict(sorted(told.items())), "rows": sorted(rows - {"client"}),
+            "references": sorted(results.get("references", {})),
+        },
+        "never": list(NEVER), "privacy": results.get("privacy", {}).get("words", ""),
+    }
+
 
 def promises_privacy(built: Built) -> bool:
     """Tell whether the method has a privacy guarantee, which baselines would not be covered by."""
-    return type(built.federation.trainer).privacy is not Trainer.privacy
+    own = type(built.federation.trainer).privacy is not Trainer.privacy
+    return own or built.federation.plan.dp is not None
 
 
 def private(built: Built, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -22,6 +68,9 @@ def private(built: Built, records: Sequence[Mapping[str, Any]]) -> dict[str, Any
     Args:
         records: of its rounds; whoever was drawn counts, lost or not.
     """
+    dp = built.federation.plan.dp
+    if dp is not None:
+        return dp.report(int(records[-1]["round"]), built.federation.plan.rounds)
     federation, batch = built.federation, int(built.cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
     effort, sizes = federation.plan.effort, federation.roster.train
     slices = [step_slices(int(n), batch, 1) for n in sizes]

@@ -62,12 +62,20 @@ def reference_rows(
             len(built.data.classnames),
         )
         if plain is None:
-            plain = references(asked)
+            plain = _made(asked)
             if not afresh:
                 _keep(path, plain)
         if zero_shot is not None:
             plain = plain | zero_shots(asked, built.model, zero_shot["clients"])
     return order(plain)
+
+
+def _made(asked: Asked) -> dict[str, dict[str, Any]]:
+    if asked.sets is None:
+        return references(asked)
+    from fedvlm.evaluation.references import by_label  # start-up: for sets of labels only
+
+    return by_label.label_references(asked)
 
 
 def with_template(

@@ -49,12 +49,14 @@ def start_context(
 
 
 def low_rank_prompt(
-    n_prompts: int, n_ctx: int, width: int, rank: int, generator: torch.Generator
+    n_prompts: int, n_ctx: int, width: int, rank: int, generator: torch.Generator,
+    classes: int = 0,
 ) -> Tree:
     """Return FedTV's prompt factors: sigma, U, S ~ N(0, 0.02^2) and orthonormal U, V.
 
     Shapes: ``text.sigma [N, n_ctx, width]``, ``text.U [N, n_ctx, rank]`` (orthonormal columns),
-    ``text.S [N, rank]``, ``text.V [N, rank, width]`` (orthonormal rows).
+    ``text.S [N, rank]``, ``text.V [N, rank, width]`` (orthonormal rows). With ``classes`` every
+    class has a sigma of its own: ``[N, C, n_ctx, width]``.
     """
 
     def normal(*shape: int) -> Tensor:
@@ -68,7 +70,7 @@ def low_rank_prompt(
         return torch.stack(one)
 
     return {
-        "text.sigma": normal(n_prompts, n_ctx, width),
+        "text.sigma": normal(n_prompts, *([classes] if classes else []), n_ctx, width),
         "text.U": orthonormal(n_ctx, rank),
         "text.S": normal(n_prompts, rank),
         "text.V": orthonormal(rank, width),
@@ -76,9 +78,13 @@ def low_rank_prompt(
 
 
 def personal_prompt(p: Tree) -> Tensor:
-    """Return P = sigma + U diag(S) V, ``[K, N, n_ctx, width]``; without S it is sigma + U V."""
+    """Return P = sigma + U diag(S) V, ``[K, N, n_ctx, width]``; without S it is sigma + U V.
+
+    Where every class has a sigma, ``[K, N, C, n_ctx, width]``, they share the other term.
+    """
     left = p["text.U"] * p["text.S"].unsqueeze(-2) if "text.S" in p else p["text.U"]
-    return p["text.sigma"] + left @ p["text.V"]
+    sigma, own = p["text.sigma"], left @ p["text.V"]
+    return sigma + (own if sigma.ndim == own.ndim else own.unsqueeze(-3))
 
 
 def orthogonality(p: Tree, squared: bool) -> Tensor:

@@ -13,10 +13,12 @@ from fedvlm.report.pages.html import Content, Html, cell, decimal, element, sign
 from fedvlm.report.pages.numbers import megabyte_text
 from fedvlm.runs.names import read_partition
 from fedvlm.runs.private import read_private
+from fedvlm.runs.verify.answer import MAP
 
 LENGTH = 40  # points of a client's curve at most
 FEW = 30  # clients whose table is shown whole
 COLUMNS = {"client", "n", "correct", "accuracy"}  # keys of a client with a column of their own
+PLAIN = {"positives", "temperature"}  # of sets of labels: no percentages
 
 
 def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
@@ -42,8 +44,9 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
     names = read_private(folder)["clients"]
     heads: list[Content] = ["client", *(["name"] if names else []),
                             *(["domain"] if domains else []), *_counts(data), "test images",
-                            "accuracy (%)", "gain on start", "over rounds",
-                            *(f"{name} (%)" for name in more), "last loss", "sent", "received"]
+                            f"{_measure(last)} (%)", "gain on start", "over rounds",
+                            *(name if name in PLAIN else f"{name} (%)" for name in more),
+                            "last loss", "sent", "received"]
     rows: list[Sequence[Content]] = []
     for client, one in last.items():
         there = data.get(client, {})
@@ -69,6 +72,11 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
         words += "; the names are this machine's (private.json): this page is not for others"
     return table(heads, rows, caption=words, sortable=True, tall=len(rows) > FEW,
                  key="client-table")
+
+
+def _measure(rows: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return what the one number of a client is: of sets of labels mAP."""
+    return MAP if any("auroc" in row for row in rows.values()) else "accuracy"
 
 
 def _name(names: Sequence[str], client: int) -> str:

@@ -21,11 +21,13 @@ from fedvlm.report.pages.html import (
 from fedvlm.report.tables.caption import NOT_COMPARABLE
 from fedvlm.report.tables.metrics import DEFINED, metric
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.identity import LABELS
 from fedvlm.runs.verify.answer import (
     ANSWER,
     COSTS,
     NEXT,
     PAYS,
+    answer_columns,
     answer_lines,
     answer_sentence,
     answer_table,
@@ -106,7 +108,7 @@ def answer_content(run: FinishedRun) -> Html:
     words = [_sentence(answer_sentence(answer)), _sentence(next_sentence(run.results.get(NEXT)))]
     kind = {PAYS: "up", COSTS: "down"}.get(answer["verdict"])
     return join_content([
-        table(["accuracy (%)", "personal", "class-balanced"], rows,
+        table(list(answer_columns(answer)), rows,
               caption="Mean over clients, on their own test images"),
         *(element("p", text, class_=kind if not at else None)
           for at, text in enumerate(words) if text),
@@ -154,6 +156,25 @@ def all_numbers(run: FinishedRun) -> Html:
         values = [as_float(part.get(name)) for part in present.values()]
         rows.append([name, *(cell(decimal(v), v) for v in values), metric(name).words])
     return table(["%", *present, "meaning"], rows, caption="All numbers are percentages")
+
+
+def label_content(run: FinishedRun) -> Html:
+    """Return each label's numbers in a run on sets of labels; nothing in other runs."""
+    found = run.section(LABELS)
+    if not found:
+        return Html("")
+    columns = {"AP": "ap", "AUROC": "auroc", "F1": "f1",
+               f"sensitivity at {found['specificity']:g} % specificity": "sensitivity"}
+    rows = [
+        [one["name"], one["positives"], one["clients"],
+         *(cell(decimal(v), v) for v in (as_float(one.get(key)) for key in columns.values()))]
+        for one in found["labels"]
+    ]
+    words = ("An image has a set of labels: what is called accuracy elsewhere on this page is mAP. "
+             "Each label's numbers in percent, mean over the clients with a test image that has "
+             "it; F1 at thresholds fixed on validation images")
+    return table(["label", "test images with it", "clients", *columns], rows, caption=words,
+                 sortable=True)
 
 
 def work_content(run: FinishedRun) -> Html:

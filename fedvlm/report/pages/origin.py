@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,6 +109,40 @@ def provenance(run: FinishedRun) -> Html:
         parts += [element("h3", "Sessions"), table(heads, rows, caption="One per process that "
                                                    "worked on this run")]
     return join_content(parts)
+
+
+def gifts(run: FinishedRun) -> Html:
+    """Return what the run gave away of its clients (``released.json``), as a table."""
+    path = run.path / "released.json"
+    if not path.is_file():
+        return element("p", "No list: this run is older than released.json, or was packed without.")
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        declared, sent = told["declared"], told["sent"]
+        rows = [
+            ["shared tensors", ", ".join(declared["shared"]), _bytes(sent["shared"])],
+            ["extras", ", ".join(declared["extras"]), _bytes(sent["extras"])],
+            ["numbers with an upload", ", ".join(declared["metrics"]),
+             ", ".join(f"{n} ({k})" for n, k in sent["metrics"].items())],
+            ["counts of images", ", ".join(declared["counts"]), "once, at the start"],
+            ["numbers of an evaluation", "by client", ", ".join(sent["rows"])],
+            ["baselines", "by client", ", ".join(sent["references"])],
+        ]
+        words = [f"Received by {told['to']}.", f"Never sent: {', '.join(told['never'])}."]
+        cover = told["privacy"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return element("p", f"cannot read {path.name}: {' '.join(str(error).split())}")
+    words.append(f"Privacy: {cover}." if cover else "No guarantee of privacy covers any of it.")
+    heads = ("what", "declared", "sent in the run")
+    return join_content([
+        table(heads, [[c or "none" for c in row] for row in rows],
+              caption="What left the clients (docs/privacy.md)"),
+        *[element("p", one) for one in words],
+    ])
+
+
+def _bytes(sent: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {size:,} bytes" for name, size in sent.items())
 
 
 def command(text: str, key: str) -> Html:

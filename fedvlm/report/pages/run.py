@@ -6,7 +6,7 @@ from fedvlm.report.pages import figures, numbers
 from fedvlm.report.pages.clients import client_table
 from fedvlm.report.pages.frame import PageSection, page
 from fedvlm.report.pages.html import Html, element, join_content
-from fedvlm.report.pages.origin import config_table, method_card, provenance
+from fedvlm.report.pages.origin import config_table, gifts, method_card, provenance
 from fedvlm.runs.finished import FinishedRun
 
 
@@ -20,14 +20,17 @@ def run_page(run: FinishedRun, card: str = "", title: str = "", origin: str = ""
     """
     records = run.rounds()
     intro = join_content([numbers.introduction(run), numbers.box(numbers.caveats(run, records))])
+    labels = numbers.label_content(run)
     parts = [
         PageSection("answer", "Does federation pay?", numbers.answer_content(run)),
         PageSection("headline", "Headline", numbers.headline_content(run)),
         PageSection("numbers", "All numbers", numbers.all_numbers(run)),
+        *([PageSection("labels", "Labels", labels)] if labels else []),
         PageSection("figures", "Figures", figures.of_run(run)),
         PageSection("clients-section", "Clients", client_table(run.path, records)),
         PageSection("work", "Work and traffic", join_content([
             numbers.work_content(run), numbers.traffic(run)])),
+        PageSection("released", "What the run gave away", gifts(run)),
         PageSection("config", "Config", config_table(run)),
         PageSection("manifest", "Manifest", provenance(run)),
         PageSection("method", "Method card", method_card(card) or _no_card(run)),

@@ -15,6 +15,7 @@ from fedvlm.report.tables.cells import BEST, PEER
 from fedvlm.report.tables.check import TRAINING
 from fedvlm.report.tables.facts import BEFORE, RunFacts
 from fedvlm.report.tables.metrics import metric
+from fedvlm.runs.identity import LABELS
 
 DIGEST = 8  # characters of a digest shown
 MOST_DIGESTS = 9
@@ -64,6 +65,9 @@ def caption(
         "; ".join(_meaning(name) for name in names), _spread(runs, ci, n), _protocol(runs, axes),
         _backbones(runs), _selection(runs), _digests(runs),
     ]
+    if any(one.run.protocol.get("target") == LABELS for one in runs):
+        parts.insert(1, "An image has a set of labels: the one number of a client, and personal "
+                        "and global, are mAP (the mean over labels of the average precision)")
     if averaged:
         harmonic = [n for n in names if metric(n).parts]
         order = (f"; {', '.join(harmonic)} twice: H of the averages (as in CoOp's and MaPLe's "

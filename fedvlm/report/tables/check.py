@@ -27,10 +27,10 @@ FREE = (
     "SEED", "DATA_SEED", "FED.CHUNK", "FED.SITES", "TEST.REFERENCES", "TEST.PER_CLASS_RESULT",
     "TEST.COMPUTE_CMAT", "TEST.PER_IMAGE", "TRAIN.KEEP_STATES",
 )
-# The server's rule: a variant of a method, which its tag names.
+# The server's rule, and who attacks it: a variant of a method, which its tag names.
 RULE = (
     "FED.WEIGHTING", "FED.AGGREGATOR", "FED.TRIM", "FED.BYZANTINE", "FED.CLIP_NORM",
-    "FED.SAA_TEMP", "FED.SERVER_",
+    "FED.SAA_TEMP", "FED.SERVER_", "FED.HOSTILE", "FED.ATTACK", "FED.DP.",
 )
 # Keys that need to agree only among runs that agree in these.
 SCOPES = {

@@ -96,6 +96,11 @@ DEFINED = {m.name: m for m in (
                  "regression of their own", lower=True),
     Metric("personal_ece", "expected calibration error of the personal models, mean over clients",
            lower=True),
+    Metric("personal_auroc", "sets of labels: each client's mean over labels of the AUROC, "
+                             "unweighted mean over clients"),
+    Metric("personal_sensitivity", "sets of labels: each client's mean over labels of the "
+                                   "sensitivity at 90 % specificity, unweighted mean over clients"),
+    Metric("global_auroc", "sets of labels: the shared model's mean over labels of the AUROC"),
     Metric("personal_nll", "negative log-likelihood of the personal models, mean over clients",
            "nats", True, digits=3),
     Metric("personal_macro_f1", "macro-F1 of the personal models, mean over clients"),

@@ -25,6 +25,7 @@ BASELINES = {  # of results["references"], in words
     "pooled": "pooled logistic regression",
 }
 PAYS, COSTS, UNCLEAR, UNSHARED = "pays", "costs", "unclear", "unshared"
+MAP = "mAP"  # the number of a run on sets of labels
 NORMAL = 1.96  # standard errors of a 95 % margin
 LISTED = 5  # clients that are named
 
@@ -47,7 +48,8 @@ def federation_answer(results: Mapping[str, Any]) -> dict[str, Any] | None:
         ``personal`` and ``balanced`` accuracy in percent, ``alone`` with ``reference``;
         ``points`` and ``balanced_points`` (together less alone); ``margin``: half a 95 % interval
         of ``points`` from the number of test images; ``worse``: clients that reach more alone;
-        ``of``: clients with test images; ``verdict``: pays, costs, unclear or unshared.
+        ``of``: clients with test images; ``verdict``: pays, costs, unclear or unshared. Of sets of
+        labels the number is mAP, ``measure`` says so, and ``auroc`` stands beside ``personal``.
     """
     found, last = results.get("references"), results.get("last")
     if not isinstance(found, Mapping) or not isinstance(last, Mapping) or "privacy" in results:
@@ -69,11 +71,16 @@ def federation_answer(results: Mapping[str, Any]) -> dict[str, Any] | None:
         "balanced_points": None if mine is None or own is None else mine - own,
         "margin": margin, "worse": worse, "of": len(rows),
         "verdict": _verdict(points, margin, _shares(results)),
-    }
+    } | ({"measure": MAP} if "personal_auroc" in last else {})
+
+
+def measure_word(row: Mapping[str, Any]) -> str:
+    """Return what the one number of a run or a reference is: accuracy, or of sets of labels mAP."""
+    return MAP if "personal_auroc" in row else "accuracy"
 
 
 def answer_table(answer: Mapping[str, Any], method: str) -> list[tuple[str, str, str]]:
-    """Return three rows: who, personal accuracy, class-balanced accuracy, in percent."""
+    """Return three rows in percent: who, and as ``answer_columns`` names them."""
     whose = {
         ALONE: f"each client alone ({BASELINES[answer[ALONE]['reference']]})",
         TOGETHER: f"together ({method})" if answer["verdict"] != UNSHARED else
@@ -82,9 +89,16 @@ def answer_table(answer: Mapping[str, Any], method: str) -> list[tuple[str, str,
     }
     return [
         (words, _percent((answer[side] or {}).get("personal")),
-         _percent((answer[side] or {}).get("balanced")))
+         _percent((answer[side] or {}).get("auroc" if "measure" in answer else "balanced")))
         for side, words in whose.items()
     ]
+
+
+def answer_columns(answer: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return the names of the columns of ``answer_table``."""
+    if "measure" in answer:
+        return f"{answer['measure']} (%)", "personal", "AUROC"
+    return "accuracy (%)", "personal", "class-balanced"
 
 
 def answer_sentence(answer: Mapping[str, Any]) -> str:
@@ -93,7 +107,8 @@ def answer_sentence(answer: Mapping[str, Any]) -> str:
     if verdict == UNSHARED:
         return ("the clients shared nothing in this run, so it does not show whether federation "
                 "pays")
-    size = f"{points:+.1f} points (95 % margin {margin:.1f}, from the number of test images)"
+    of, what = (f" of {answer['measure']}", "labels") if "measure" in answer else ("", "images")
+    size = f"{points:+.1f} points{of} (95 % margin {margin:.1f}, from the number of test {what})"
     even = answer["balanced_points"]
     size += "" if even is None else f", class-balanced {even:+.1f}"
     start = {
@@ -121,7 +136,8 @@ def answer_lines(results: Mapping[str, Any], method: str) -> list[str]:
         return [f"Whether federation pays is not known: {_reason(results)}."]
     rows = answer_table(answer, method)
     wide = max(len(row[0]) for row in rows)
-    head = f"{'accuracy (%)':<{wide}}  {'personal':>8}  {'class-balanced':>14}"
+    name, first, second = answer_columns(answer)
+    head = f"{name:<{wide}}  {first:>8}  {second:>14}"
     table = [f"{who:<{wide}}  {mine:>8}  {even:>14}" for who, mine, even in rows]
     step = next_sentence(results.get(NEXT))
     end = [f"Next: {step}."] if step else []
@@ -149,7 +165,8 @@ def _worse_clients(worse: Sequence[int], of: int) -> str:
 
 
 def _side(one: Row) -> dict[str, Any]:
-    return {"personal": one["personal"], "balanced": one.get("personal_balanced")}
+    beside = {"auroc": one["personal_auroc"]} if "personal_auroc" in one else {}
+    return {"personal": one["personal"], "balanced": one.get("personal_balanced")} | beside
 
 
 def _pairs(mine: Sequence[Row], own: Sequence[Row]) -> list[tuple[Row, Row]]:
@@ -163,7 +180,8 @@ def _margin(pairs: Sequence[tuple[Row, Row]]) -> float:
     """Return half a 95 % interval of the mean difference, in points.
 
     Binomial, one success and one failure added to each count; both sides saw the same images, so
-    their errors partly cancel and the interval is wider than it has to be.
+    their errors partly cancel and the interval is wider than it has to be. Of sets of labels the
+    count is that of the positives, at which precision is averaged: a rough guide.
     """
     if not pairs:
         return math.inf
@@ -172,7 +190,7 @@ def _margin(pairs: Sequence[tuple[Row, Row]]) -> float:
 
 
 def _variance(row: Row) -> float:
-    n = float(row["n"])
+    n = float(row.get("positives") or row["n"])
     share = (n * float(row["accuracy"]) / 100.0 + 1) / (n + 2)
     return share * (1 - share) / n
 

@@ -18,7 +18,9 @@ from fedvlm.runs.metrics import read_chain
 from fedvlm.runs.names import RESULTS
 
 METRICS, FILES, ROUNDS, BARE = "metrics", "files", "rounds", "bare"
-TOLD = ("config.yaml", "partition.json", "partition.csv", "log.txt")  # what readers read
+TOLD = (  # what readers read
+    "config.yaml", "partition.json", "partition.csv", "log.txt", "released.json",
+)
 KEPT = ("models", "state")  # folders that may be deleted as a whole to save space
 LOGITS = "logits.safetensors"
 

@@ -61,6 +61,8 @@ DERIVED: Mapping[str, tuple[str, Callable[[PlainRows, NumberRecord], float | Non
     "personal_q3": (CLIENTS, _quartile(2)),
     "personal_nll": (CLIENTS, _over("nll")),
     "personal_ece": (CLIENTS, _over("ece")),
+    "personal_auroc": (CLIENTS, _over("auroc")),
+    "personal_sensitivity": (CLIENTS, _over("sensitivity")),
     "base_all": (CLIENTS, _over("base_all")),
     "base_other": (CLIENTS, _over("base_other")),
     "new": (CLIENTS, _over("new")),
@@ -75,7 +77,7 @@ DERIVED: Mapping[str, tuple[str, Callable[[PlainRows, NumberRecord], float | Non
 #: Percentages, wherever in the results they stand; ``target.<NAME>`` is one, too.
 PERCENT = (frozenset(DERIVED) - {"personal_nll"}) | {
     "global", "global_macro_f1", "unseen", "targets", "accuracy", "macro_f1", "accuracy_before_ft",
-    "val", "balanced", "ece",
+    "val", "balanced", "ece", "auroc", "global_auroc", "ap", "f1", "sensitivity",
 }
 #: A method's own numbers, by its own names; and counts under the names of percentages.
 FREE = ("aggregation", "train", "similarity", "confusion")

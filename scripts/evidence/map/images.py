@@ -1,7 +1,7 @@
 """Features of the map's data sets, and of the same images as other scanners would show them.
 
 A pack of each set is what ``fedvlm features --pack`` writes. For feature shift every image of a set
-is written again once for each of ``SCANNERS``, with a table that names its domain.
+is written once for each of ``SCANNERS``, with a table that names its domain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedvlm.data.packs.pack import open_pack
 
 SETS = {"EuroSAT": "eurosat", "DescribableTextures": "dtd", "Caltech101": "caltech101",
         "CIFAR100": "cifar100"}  # name on the map -> name for --dataset
-SHIFTED = ("EuroSAT", "DescribableTextures")  # read again once for each scanner
+SHIFTED = ("EuroSAT", "DescribableTextures")  # read once for each scanner, too
 SCANNERS = ("clean", "brightness:4", "contrast:3", "gaussian_blur:5", "jpeg:5")
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -57,7 +57,7 @@ class Features:
 
 
 def pack_set(name: str, root: str, backbone: str, into: Path) -> list[Path]:
-    """Write the pack of a set, and of its shifted images; return the files.
+    """Write the pack of a set, and of its images by scanner; return the files.
 
     Raises:
         DataError: the images cannot be read.
@@ -68,12 +68,26 @@ def pack_set(name: str, root: str, backbone: str, into: Path) -> list[Path]:
     if not clean.is_file():
         _encode(["--root", root, "--dataset", SETS[name], *words, str(clean)])
     if name in SHIFTED:
-        shifted = into / f"{SETS[name]}-shifted.pack.safetensors"
-        out.append(shifted)
-        if not shifted.is_file():
-            table = write_shifted(clean, Path(root), into / f"{SETS[name]}-shifted")
-            _encode(["--images", str(table), *words, str(shifted)])
+        out.append(scanned_pack(name, into))
+        if not out[-1].is_file():
+            table = write_scanned(clean, Path(root), into / f"{SETS[name]}-scanners")
+            _encode(["--images", str(table), *words, str(out[-1])])
     return out
+
+
+def scanned_pack(name: str, folder: Path) -> Path:
+    """Return the pack of a set's images as each of ``SCANNERS`` shows them."""
+    return folder / f"{SETS[name]}-scanners.pack.safetensors"
+
+
+def scanned_key(domain: int, place: int) -> str:
+    """Return the name of an image there.
+
+    Args:
+        domain: of ``SCANNERS``.
+        place: of the image among the set's, train first.
+    """
+    return f"{SCANNERS[domain].partition(':')[0]}/{place:06}.png"
 
 
 def _encode(words: list[str]) -> None:
@@ -82,21 +96,23 @@ def _encode(words: list[str]) -> None:
         raise DataError(f"fedvlm features {' '.join(words)} ended with code {code}")
 
 
-def write_shifted(pack: Path, root: Path, into: Path) -> Path:
-    """Write each image of a pack as each of ``SCANNERS`` but the first; return the table."""
+def write_scanned(pack: Path, root: Path, into: Path) -> Path:
+    """Write each image of a pack as each of ``SCANNERS``; return the table."""
     about = open_pack(pack)
     keys, labels = about.keys, about.labels
     ends = np.cumsum(about.about.sizes)
     rows = []
-    for domain in SCANNERS[1:]:
+    for number, domain in enumerate(SCANNERS):
         kind, _, severity = domain.partition(":")
         for i, key in enumerate(keys):
             split = ("train", "val", "test")[int(np.searchsorted(ends, i, side="right"))]
-            path = into / kind / f"{i:06}.png"
+            path = into / scanned_key(number, i)
             if not path.is_file():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with Image.open(find_image(root, key)) as image:
-                    corrupt(image.convert("RGB"), kind, int(severity), key).save(path)
+                    plain = image.convert("RGB")
+                    shown = corrupt(plain, kind, int(severity), key) if severity else plain
+                    shown.save(path)
             rows.append([path.relative_to(into), about.about.classnames[labels[i]], split, kind])
     table = into / "images.csv"
     with table.open("w", newline="", encoding="utf-8") as out:
@@ -129,12 +145,12 @@ def read_features(name: str, folder: Path) -> Features:
     rows = clean.rows(about.transform, np.arange(about.count)).astype(np.float64)
     domains = [rows]
     if name in SHIFTED:
-        shifted = open_pack(folder / f"{SETS[name]}-shifted.pack.safetensors")
-        place = {key: i for i, key in enumerate(shifted.keys)}
-        moved = shifted.rows(shifted.about.transform, np.arange(shifted.about.count))
-        domains += [moved[[place[f"{kind.partition(':')[0]}/{i:06}.png"]
+        scanned = open_pack(scanned_pack(name, folder))
+        place = {key: i for i, key in enumerate(scanned.keys)}
+        moved = scanned.rows(scanned.about.transform, np.arange(scanned.about.count))
+        domains += [moved[[place[scanned_key(domain, i)]
                            for i in range(about.count)]].astype(np.float64)
-                    for kind in SCANNERS[1:]]
+                    for domain in range(1, len(SCANNERS))]
     ends = np.cumsum(about.sizes)
     parts = [Part(np.stack([d[b:e] for d in domains]), clean.labels[b:e])
              for b, e in zip((0, *ends[:-1]), ends, strict=True)]

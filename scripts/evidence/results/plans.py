@@ -15,19 +15,22 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected, collect
 from fedvlm.runs.cells import ENDING
 
+MAP = "map"  # folder of plans with a page of their own (``evidence.methods.methods``)
+
 
 def read_lanes(packs: Sequence[Path], plans: Path) -> list[Lane]:
     """Return the lanes in the order of their first plan, with what the plans say of them.
 
-    Plans are read in the order of their files' names, those of folders below among them. A lane
-    that has plans and no runs yet is there too, empty.
+    Plans are read in the order of their files' names, those of folders below among them but the
+    map's. A lane that has plans and no runs yet is there too, empty.
 
     Raises:
         ConfigError: a file of ``plans`` is no plan.
         DataError: a pack is damaged.
     """
     told: dict[str, dict[str, Any]] = {}
-    for path in sorted(plans.rglob("*.yaml"), key=lambda path: (path.name, path)):
+    paths = [path for path in plans.rglob("*.yaml") if path.parent != plans / MAP]
+    for path in sorted(paths, key=lambda path: (path.name, path)):
         plan = read_plan(path)
         about = told.setdefault(plan["lane"], {"title": plan["title"], "wanted": 0, "about": [],
                                                "folders": {}})

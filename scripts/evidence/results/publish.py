@@ -18,9 +18,10 @@ from evidence.results.distance import distance
 from evidence.results.page import Sources, write_page
 from evidence.results.plans import read_lanes
 from evidence.results.search import search_of
+from evidence.results.take import take
 from evidence.results.tuning import Search
 from fedvlm.cli.results._folders import papers_of, run_folders
-from fedvlm.console.parser import Parser
+from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
@@ -36,6 +37,7 @@ from fedvlm.sweep.tune.tuned import read_tuned, trains_of
 EXAMPLES = (
     "python scripts/evidence publish docs/results  # the page again, from docs/results/cells",
     "python scripts/evidence publish docs/results --from output/results --keep",
+    "python scripts/evidence publish docs/results --take fedmgp.cells.xz --root DATA/",
 )
 DISTANCES, ABLATED = "distances.json", "ablation"  # a lane where it counts what moved at all
 CELLS, TUNED, MOVED = "cells", "tuned.json", "processor.json"
@@ -52,6 +54,12 @@ def flags(parser: Parser) -> None:
         "lacks, for example after running only some of the plans")
     add("--plans", default=PLANS, metavar="FOLDER", help="the plans of the settings: "
         f"titles, order and numbers of planned runs ({PLANS})")
+    add("--take", nargs="+", default=[], metavar="PACK", help="packs of fedvlm reproduce "
+        "(sealed/*.cells.xz) from others: taken into FOLDER/reproduced after a replayed sample")
+    add("--sample", type=whole_number(1), default=3, metavar="N", help="--take: runs of each "
+        "pack to replay from nothing (3)")
+    for word in ("root", "weights", "device"):
+        add(f"--{word}", default="", metavar="WHERE", help="--take: for the replay")
     add("--tuned", default="", metavar="FILE", help="tuned.json of fedvlm tune; copied "
         "into FOLDER")
 
@@ -64,6 +72,11 @@ def main(args: Namespace) -> int:
         DataError: no runs, damaged ones, or the folder cannot be written.
     """
     into, plans = user_path(args.folder), Path(args.plans)
+    if args.take:
+        take(args.take, into, args.sample,
+             {word: getattr(args, word) for word in ("root", "weights", "device")})
+        say(f"taken: {', '.join(args.take)}; see {into / 'reproduced.md'}")
+        return 0
     if not plans.is_dir():
         if args.plans != PLANS:
             raise DataError(f"--plans {args.plans}: not a folder of plans (*.yaml)")

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.datum import Datum
-from fedvlm.data.formats.parts import complete, draw_test
+from fedvlm.data.datum import DatasetBase, Datum
+from fedvlm.data.formats.parts import complete, draw_test, join_test
 from tests.data.miniatures.own import copy
 
 ANY = copy(Path())
@@ -57,3 +57,21 @@ def test_every_class_gives_its_share(sizes: list[int], share: float, seed: int, 
     mixed = rng.sample(data, len(data))
     again = draw_test(mixed, share, seed)[1]
     assert {d.key for d in again} == {d.key for d in test}  # the order of a list moves nothing
+
+
+def test_joined_parts_are_cut_anew_by_the_seed() -> None:
+    """Nothing is lost or twice; a test image of the set may become a training image."""
+    def cut(seed: int) -> DatasetBase:
+        lists = {"train": items([12, 9]), "val": [], "test": items([4, 3], 1)}
+        data = DatasetBase.of(lists, [], [])
+        join_test(data, 0.25, seed)
+        return data
+
+    data = cut(1)
+    assert [sum(d.label == c for d in data.test) for c in (0, 1)] == [4, 3]
+    keys = [d.key for d in (*data.train_x, *data.test)]
+    assert sorted(keys) == sorted({d.key for d in (*items([12, 9]), *items([4, 3], 1))})
+    assert any(d.domain == 1 for d in data.train_x) and any(d.domain == 0 for d in data.test)
+    assert {d.key for d in cut(1).test} == {d.key for d in data.test}
+    assert {d.key for d in cut(2).test} != {d.key for d in data.test}
+    assert "0.25 of each class" in data.notes[-1] and "DATA_SEED 1" in data.notes[-1]

@@ -135,6 +135,34 @@ def test_krum_refuses_too_few() -> None:
     assert fewest(AggregateSpec("median", byzantine=2)) == 1
 
 
+def far_from(updates: Updates, point: Sequence[float], weights: Sequence[float]) -> float:
+    """The weighted sum of distances from a point to all moves."""
+    gaps = updates.params["w"] - updates.received["w"] - torch.tensor(point).double()
+    return float((gaps.norm(dim=1) * torch.tensor(weights)).sum())
+
+
+def test_geometric_median_has_the_least_distance_to_all() -> None:
+    """On a line it is the median; in a square, with one far away, nothing near it is nearer."""
+    on_a_line = by("geometric_median", sent([0.0], [1.0], [5.0], [6.0], [700.0]))
+    assert on_a_line == pytest.approx([5.0], abs=1e-4)
+    weights = (1, 2, 1, 3, 1)
+    updates = sent([0, 0], [1, 0], [0, 1], [1, 1], [500, -300], weights=weights)
+    found = by("geometric_median", updates)
+    least = far_from(updates, found, weights)
+    for step in ([1e-2, 0], [-1e-2, 0], [0, 1e-2], [0, -1e-2]):
+        other = [a + b for a, b in zip(found, step, strict=True)]
+        assert far_from(updates, other, weights) > least
+
+
+def test_geometric_median_turns_with_the_axes_where_the_median_does_not() -> None:
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 3.0], [-2.0, 0.5], [0.5, 0.2]]).double()
+    turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]]).double()
+    for rule, alike in (("geometric_median", True), ("median", False)):
+        plain = torch.tensor(by(rule, sent(*rows.tolist()))).double() @ turn
+        turned = torch.tensor(by(rule, sent(*(rows @ turn).tolist()))).double()
+        assert bool((plain - turned).abs().max() < 1e-6) == alike
+
+
 def test_clipped_mean_cuts_to_the_median_length() -> None:
     updates = sent([3.0, 4.0], [0.0, 1.0], [0.0, -200.0], weights=(1, 2, 1))
     tree, report = combine(updates, AggregateSpec("clipped_mean"))  # lengths 5, 1, 200
@@ -441,17 +469,21 @@ def test_a_whole_federation_by_every_rule(rule: str) -> None:
     found, events = outcome(federation(Quadratic(), aggregator=spec))
     gone = 1 - 0.5**4  # of the way to a fixed target in four steps of a half
     centre = {"median": 1.05, "krum": None, "clipped_mean": None, "multi_krum": None,
-              "similarity": None, "mean": 1.05, "trimmed_mean": (1 + 1.05 + 1.1) / 3}[rule]
+              "similarity": None, "geometric_median": None, "mean": 1.05,
+              "trimmed_mean": (1 + 1.05 + 1.1) / 3}[rule]
     if centre is not None:
         assert found == pytest.approx(gone * centre, rel=1e-12)
     assert 0.9 * gone - 1e-9 <= found <= 1.2 * gone + 1e-9
     assert all(e.telltale.outliers == () for e in events[:1])
     logged = {"similarity": "aggregation_weights", "trimmed_mean": "trimmed", "krum": "selected",
-              "multi_krum": "selected", "clipped_mean": "clipped"}
+              "multi_krum": "selected", "clipped_mean": "clipped",
+              "geometric_median": "geometric_weights"}
     assert all(logged[rule] in e.report for e in events if rule in logged)
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "krum", "multi_krum", "clipped_mean"])
+@pytest.mark.parametrize("rule", [
+    "median", "trimmed_mean", "krum", "multi_krum", "clipped_mean", "geometric_median",
+])
 def test_a_hostile_client_loses_and_is_told(rule: str) -> None:
     spec = AggregateSpec(rule, trim=0.2, byzantine=1)
     found, events = outcome(federation(Hostile(), aggregator=spec))

@@ -1,0 +1,122 @@
+"""Sets of labels in a table: cells that list them, or a column of 0 and 1 for each label.
+
+A set may be empty ("no finding"). What is dealt, drawn and cut by class (partitions, shots, splits)
+goes by an image's rarest label, as in Sechidis et al. 2011 (On the stratification of multi-label
+data, ECML PKDD), which deals the images of the rarest label first: a frequent label is then spread
+anyway. Images without a label are a class of their own there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+from fedvlm.core.errors import DataError
+from fedvlm.data.columns.header import Header
+from fedvlm.data.datum import NO_LABEL, Datum
+from fedvlm.data.formats.rows import ImageRow
+from fedvlm.data.layouts import CopyInfo
+
+_YES_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
+_MARKS = ("|", ";")
+Lines = Sequence[tuple[int, Sequence[str]]]
+
+
+def read_sets(header: Header, lines: Lines, where: str) -> list[tuple[str, ...]]:
+    """Return the set of labels of each line, as names.
+
+    Args:
+        header: ``labels`` says in which columns.
+        lines: number and cells.
+        where: the table, for messages.
+
+    Raises:
+        DataError: a cell that is neither 0 nor 1 in one of several columns, or in a single column
+            cells of two forms; names the line.
+    """
+    if len(header.labels) > 1:
+        return [_flags(header, line, f"{where} {number}") for number, line in lines]
+    at = header.labels[0]
+    cells = [(f"{where} {number}", line[at].strip()) for number, line in lines]
+    name = header.names[at]
+    if any(cell for _, cell in cells) and all(c.lower() in _YES_NO for _, c in cells if c):
+        raise DataError(
+            f"--labels {name}: one column of 0 and 1 is no set: name a column for each label "
+            f"(--labels {name},OTHER), or read it as two classes (--columns classname={name})")
+    used = [mark for mark in _MARKS if any(mark in cell for _, cell in cells if cell[:1] != "[")]
+    if len(used) > 1:
+        first = next(place for place, cell in cells if ";" in cell and cell[:1] != "[")
+        raise DataError(f"{first}: the column '{name}' separates labels by | and by ;: write one "
+                        "of the two")
+    return [_listed(cell, used[0] if used else "", place, name) for place, cell in cells]
+
+
+def _flags(header: Header, line: Sequence[str], where: str) -> tuple[str, ...]:
+    names = []
+    for at in header.labels:
+        cell = line[at].strip()
+        if cell.lower() not in _YES_NO:
+            raise DataError(
+                f"{where}: the cell '{header.names[at]}' is '{cell[:40]}', but a column of "
+                "--labels holds 0 and 1 (an unknown or uncertain label has to be decided, or its "
+                "line taken out)")
+        if _YES_NO[cell.lower()]:
+            names.append(label_name(header.names[at]))
+    return tuple(names)
+
+
+def label_name(column: str) -> str:
+    """Return the label that a column of 0 and 1 stands for, as prompts have it."""
+    return " ".join(column.replace("_", " ").split())
+
+
+def _listed(cell: str, mark: str, where: str, name: str) -> tuple[str, ...]:
+    """Return the labels that one cell lists."""
+    if cell[:1] == "[":
+        try:
+            words = json.loads(cell)
+        except ValueError:
+            words = None
+        if not isinstance(words, list) or not all(isinstance(w, str | int) for w in words):
+            raise DataError(f"{where}: the cell '{name}' is no JSON list of names: {cell[:60]}")
+        parts = [str(word).strip() for word in words]
+    else:
+        parts = [part.strip() for part in (cell.split(mark) if mark else [cell])]
+        parts = [] if parts == [""] else parts
+    if "" in parts:
+        raise DataError(f"{where}: the cell '{name}' lists an empty label: '{cell[:60]}'")
+    return tuple(dict.fromkeys(parts))
+
+
+def sets_of(
+    rows: Sequence[ImageRow], info: CopyInfo, domains: Sequence[str]
+) -> tuple[list[str], list[Datum]]:
+    """Return the names of all labels, and the images.
+
+    Columns give labels in their order, cells give them sorted.
+
+    Raises:
+        DataError: there are less than two labels.
+    """
+    counts = Counter(name for row in rows for name in row.labels or ())
+    words = [label_name(word) for word in info.labels.split(",") if word.strip()]
+    codes = words if len(words) > 1 else sorted(counts)
+    if len(codes) < 2:
+        raise DataError(
+            f"{info.files[0]}: --labels {info.labels}: " + (
+                f"there is one label only, {codes[0]}; a set needs two (--columns classname=COLUMN "
+                "reads one)" if codes else "no image has a label"))
+    number = {code: i for i, code in enumerate(codes)}
+    names = [info.renames.get(code, code) for code in codes]
+    data = []
+    for row in rows:
+        labels = tuple(sorted(number[name] for name in row.labels or ()))
+        rarest = min(labels, key=lambda i: (counts[codes[i]], i), default=len(names))
+        data.append(Datum(
+            row.file or str(info.images / row.path), rarest,
+            domains.index(row.domain) if domains else 0,
+            names[rarest] if labels else NO_LABEL, row.path, client=row.client, group=row.group,
+            labels=labels,
+        ))
+    return names, data

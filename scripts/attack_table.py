@@ -1,0 +1,94 @@
+"""Write the tables of ``docs/attacks.md``: accuracy of honest clients by attack and rule.
+
+    python scripts/attack_table.py output/attacks docs/attacks.md
+
+Reads the finished runs of ``configs/sweeps/attacks.yaml``. A number is the mean over seeds of the
+mean accuracy of the clients that are not drawn as hostile (also in runs without attackers, so that
+all numbers are of the same clients); the interval is Student's, 95 %, over the seeds.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scipy.stats import t as student
+
+from fedvlm.core.stats import mean, sample_std
+from fedvlm.federation.reliability.hostile import draw_hostile
+from fedvlm.report.collect import collect
+from fedvlm.runs.finished import FinishedRun
+
+BEGIN, END = "<!-- table -->", "<!-- end -->"
+SHARE = 0.3  # FED.HOSTILE of the plan
+METHODS = {
+    "head": "FedAvg, linear head", "prompt": "PromptFL", "fedtv": "FedTV",
+    "lora": "FedAvg, LoRA of the text tower",
+}
+ATTACKS = {
+    "none": "none", "sign": "sign", "scale": "scale (10)", "alie": "alie (1.5)",
+    "flip": "label_flip",
+}
+RULES = ("auto", "median", "multi_krum", "clipped_mean", "geometric_median")
+Cells = Mapping[tuple[str, str, str], Sequence[float]]
+
+
+def honest(run: FinishedRun) -> float:
+    """Return the mean accuracy of the clients that are, or would be, honest."""
+    rows = run.results["last"]["clients"]
+    seed = int(run.protocol["seed"])
+    bad = draw_hostile(SHARE, [row["client"] for row in rows], seed)
+    return mean(row["accuracy"] for row in rows if row["client"] not in bad)
+
+
+def cells(folder: Path) -> tuple[Cells, float]:
+    """Return the numbers of each (method, attack, rule), and all runs' seconds."""
+    found, seconds = defaultdict(list), 0.0
+    for run in collect([folder]).runs:
+        config = run.identity_config()
+        method, _, attack = str(run.protocol["tag"]).partition("-")
+        attack = re.split(r"[-_,]", attack)[0]
+        rule = str(config.get("FED.AGGREGATOR", "auto"))
+        found[method, attack, rule].append(honest(run))
+        seconds += float(run.results["spent"]["seconds"])
+    return found, seconds
+
+
+def number(values: Sequence[float]) -> str:
+    """Return mean and half the width of the interval."""
+    if len(values) < 2:
+        return f"{mean(values):.1f}"
+    half = student.ppf(0.975, len(values) - 1) * sample_std(values) / len(values) ** 0.5
+    return f"{mean(values):.1f} ± {half:.1f}"
+
+
+def lines(found: Cells, seconds: float) -> list[str]:
+    """Return the tables."""
+    out = []
+    for method, title in METHODS.items():
+        out += ["", f"**{title}**", "", f"| attack | {' | '.join(RULES)} |",
+                f"|---{'|---:' * len(RULES)}|"]
+        for attack, label in ATTACKS.items():
+            row = [found.get((method, attack, rule), ()) for rule in RULES]
+            out.append(f"| {label} | {' | '.join(number(v) if v else '' for v in row)} |")
+    count = sum(map(len, found.values()))
+    return [*out, "", f"{count} runs, {seconds / 3600:.2f} hours of rounds."]
+
+
+def main(folder: str, page: str) -> None:
+    """Write the page's tables anew."""
+    path = Path(page)
+    text = path.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    table = "\n".join(lines(*cells(Path(folder))))
+    path.write_text(f"{before}{BEGIN}\n{table}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Real runs of methods on the map: twelve cells, further axes, every fourth cell."""

@@ -1,0 +1,91 @@
+"""Figures of the methods on the map: a heat map of gains, and real runs beside fixed points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from evidence.map.figure import GREY, LIMIT
+from evidence.map.images import SETS
+from evidence.methods.runs import MapPlan, Row
+from fedvlm.report.figures import style
+
+CELLS = ("map-heads", "map-prompts", "map-towers")  # plans of the twelve cells
+LINE = 0.2  # inches for a method
+
+
+def gains(
+    rows: Sequence[Row], metric: str = "personal", plans: Sequence[str] = CELLS
+) -> dict[tuple[str, str, str], float]:
+    """Return (set, case, method) -> mean over seeds of the metric above alone, in points."""
+    several: dict[tuple[str, str, str], list[float]] = {}
+    alone = "alone" if metric == "personal" else f"alone_{metric}"
+    for row in rows:
+        if row["plan"] in plans and row[metric] is not None and row[alone] is not None:
+            place = (row["set"], row["case"], row["method"])
+            several.setdefault(place, []).append(row[metric] - row[alone])
+    return {place: fmean(values) for place, values in several.items()}
+
+
+def draw_methods(plans: Sequence[MapPlan], rows: Sequence[Row], into: Path) -> None:
+    """Write ``methods.png``: methods by cells, a panel for each set; grey: not run."""
+    found = gains(rows)
+    some = [plan for plan in plans if plan.name in CELLS]
+    methods = list(dict.fromkeys(m["label"] for plan in some for m in plan.methods))
+    planned = [(name, case) for plan in some for name, case, _, _ in plan.planned()]
+    sets = list(dict.fromkeys(name for name, _ in planned))
+    cases = list(dict.fromkeys(case for _, case in planned))
+    names = {short: name for name, short in SETS.items()}
+    with style.use_style():
+        figure = style.blank(11.0, LINE * len(methods) + 1.5)
+        axes = figure.subplots(1, len(sets), squeeze=False, sharey=True)[0]
+        for name, each in zip(sets, axes, strict=True):
+            grid = np.array([[found.get((name, case, method), np.nan) for case in cases]
+                             for method in methods])
+            each.set_facecolor(GREY)
+            each.grid(visible=False)
+            drawn = each.imshow(np.ma.masked_invalid(grid), cmap=style.DIVERGING, vmin=-LIMIT,
+                                vmax=LIMIT, aspect="auto", interpolation="nearest")
+            for (y, x), value in np.ndenumerate(grid):
+                if not np.isnan(value):
+                    text = f"{value:+.0f}".replace("-", "\N{MINUS SIGN}") if round(value) else "0"
+                    each.text(x, y, text, ha="center", va="center", color=style.ON_DARK
+                              if abs(value) > 0.6 * LIMIT else style.ON_LIGHT)
+            each.set_title(names.get(name, name))
+            each.set_xticks(range(len(cases)), cases, rotation=60, ha="right",
+                            rotation_mode="anchor")
+            each.set_yticks(range(len(methods)), methods)
+        bar = figure.colorbar(drawn, ax=axes.tolist(), shrink=0.6, aspect=30, pad=0.01,
+                              extend="both")
+        bar.set_label("personal accuracy above alone, points")
+        bar.outline.set_visible(False)
+        style.write_figure(into, "methods", figure, None)
+
+
+def draw_fixed(real: Sequence[Mapping[str, Any]], into: Path) -> None:
+    """Write ``fixed.png``: gain of a real run over that of its fixed point, a mark for a cell."""
+    kept = [row for row in real if row["fixed"] is not None and row["alone"] is not None]
+    if not kept:
+        return
+    with style.use_style():
+        figure = style.blank(6.8, 3.3)
+        axes = figure.subplots(1, 2, sharex=True, sharey=True)
+        for i, (method, each) in enumerate(zip(("FedAvg", "Ditto"), axes, strict=True)):
+            some = [row for row in kept if row["method"] == method]
+            each.axline((0, 0), slope=1, color=style.FAINT, linewidth=0.7)
+            for shift, mark, word in ((False, "o", "same scanner"), (True, "^", "a scanner each")):
+                points = [(row["fixed"] - row["alone"], row["personal"] - row["alone"])
+                          for row in some if row["shift"] is shift]
+                if points:
+                    each.scatter(*zip(*points, strict=True), s=11, marker=mark,
+                                 color=style.PALETTE[i], alpha=0.75 if not shift else 0.45,
+                                 linewidths=0, label=word)
+            each.set_title(f"{method}, {len(some)} cells")
+            each.set_xlabel("gain of its fixed point, points")
+            each.legend(loc="upper left", frameon=False)
+        axes[0].set_ylabel("gain of a run of 20 rounds, points")
+        style.write_figure(into, "fixed", figure, None)

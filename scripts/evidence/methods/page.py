@@ -1,0 +1,168 @@
+"""The page of the methods on the map: tables and sentences, all numbers from runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from evidence.map.images import SETS
+from evidence.methods.figure import CELLS, gains
+from evidence.methods.runs import MapPlan, Row
+
+TEXT = Path(__file__).with_suffix(".md")
+NEAR = 1.0  # points below the best that count as equal to it
+AXES = ("map-axes", "map-new-clients", "map-unseen")
+CSC = " (CSC)"
+
+
+def page_of(
+    plans: Sequence[MapPlan], rows: Sequence[Row], real: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the page; cells without runs are shown as missing."""
+    found = gains(rows)
+    return TEXT.read_text(encoding="utf-8").format(
+        counts=_counts(plans, rows, real), best=_best(plans, found, rows),
+        order=_order(found, rows), contexts=_contexts(rows), fixed=_fixed(real),
+        axes=_axes(plans, rows), missing=_missing(plans, rows),
+        plans="\n".join(f"- `{plan.name}`: {plan.about}" for plan in plans))
+
+
+def _counts(
+    plans: Sequence[MapPlan], rows: Sequence[Row], real: Sequence[Mapping[str, Any]]
+) -> str:
+    cells = [row for row in rows if row["plan"] in CELLS]
+    methods = {row["method"] for row in cells}
+    seeds = Counter((row["set"], row["case"], row["method"]) for row in cells)
+    return (f"{len(cells)} runs of {len(methods)} methods in twelve cells, "
+            f"{min(seeds.values(), default=0)} to {max(seeds.values(), default=0)} seeds each; "
+            f"{len(rows) - len(cells)} on further axes; {len(real)} in every fourth cell of the "
+            f"map. {sum(len(p.planned()) for p in plans) - len(rows)} planned runs are missing.")
+
+
+def _points(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _mean(rows: Sequence[Row], name: str) -> float | None:
+    values = [row[name] for row in rows if row[name] is not None]
+    return fmean(values) if values else None
+
+
+def _best(
+    plans: Sequence[MapPlan], found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]
+) -> str:
+    lines = ["| set | cell | alone | best method | gain | within 1 point of it | clients that lose "
+             "| worst client | one-round baseline | kB a round |",
+             "|---|---|---:|---|---:|---|---:|---:|---:|---:|"]
+    places = list(dict.fromkeys((name, case) for plan in plans if plan.name in CELLS
+                                for name, case, _, _ in plan.planned()))
+    names = {short: name for name, short in SETS.items()}
+    for name, case in places:
+        here = {m: gain for (s, c, m), gain in found.items() if (s, c) == (name, case)}
+        if not here:
+            lines.append(f"| {names.get(name, name)} | {case} | - | not run |" + " - |" * 6)
+            continue
+        top = max(here, key=lambda m: here[m])
+        near = [m for m in here if m != top and here[m] >= here[top] - NEAR]
+        some = [r for r in rows if (r["set"], r["case"], r["method"]) == (name, case, top)
+                and r["plan"] in CELLS]
+        prior = [r["prior"] - r["alone"] for r in some if r["prior"] is not None]
+        lines.append(
+            f"| {names.get(name, name)} | {case} | {_number(_mean(some, 'alone'))} | {top} | "
+            f"{here[top]:+.1f} | {', '.join(near) or '-'} | {_number(_mean(some, 'hurt'))} | "
+            f"{_number(_mean(some, 'worst'))} | {_points(fmean(prior) if prior else None)} | "
+            f"{(_mean(some, 'bytes') or 0) / 1e3:.0f} |")
+    return "\n".join(lines)
+
+
+def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> str:
+    """Return a table of methods, the best mean gain first; over the cells that all have."""
+    methods = list(dict.fromkeys(m for _, _, m in found))
+    places = {m: {(s, c) for s, c, n in found if n == m} for m in methods}
+    lines = ["| method | cells | personal gain | class-balanced gain | best in | worst client | "
+             "clients that lose | kB a round |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    balanced = gains(rows, "balanced")
+    tops = Counter(max((m for m in methods if place in places[m]),
+                       key=lambda m, p=place: found[(*p, m)])
+                   for place in set().union(*places.values()))
+    for method in sorted(methods, key=lambda m: -fmean(found[(*p, m)] for p in places[m])):
+        some = [r for r in rows if r["method"] == method and r["plan"] in CELLS]
+        lines.append(
+            f"| {method} | {len(places[method])} | "
+            f"{_points(fmean(found[(*p, method)] for p in places[method]))} | "
+            f"{_points(fmean(balanced[(*p, method)] for p in places[method]))} | {tops[method]} | "
+            f"{_number(_mean(some, 'worst'))} | {_number(_mean(some, 'hurt'))} | "
+            f"{(_mean(some, 'bytes') or 0) / 1e3:.0f} |")
+    return "\n".join(lines)
+
+
+def _contexts(rows: Sequence[Row]) -> str:
+    """Return what a context for each class changes, paired by cell and seed."""
+    at = {(r["set"], r["case"], r["method"], r["seed"]): r["personal"] for r in rows
+          if r["plan"] in CELLS}
+    lines = []
+    for method in dict.fromkeys(m for _, _, m, _ in at if m.endswith(CSC)):
+        moved = [value - at[s, c, method.removesuffix(CSC), seed]
+                 for (s, c, m, seed), value in at.items()
+                 if m == method and (s, c, method.removesuffix(CSC), seed) in at]
+        if moved:
+            lines.append(f"- {method.removesuffix(CSC)}: {fmean(moved):+.1f} points in the mean of "
+                         f"{len(moved)} pairs ({min(moved):+.1f} to {max(moved):+.1f}), better in "
+                         f"{sum(x > 0 for x in moved)}.")
+    return "\n".join(lines) or "Not run."
+
+
+def _fixed(real: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for method in ("FedAvg", "Ditto"):
+        some = [r for r in real if r["method"] == method and None not in (r["fixed"], r["alone"])]
+        if not some:
+            lines.append(f"- {method}: not run.")
+            continue
+        gap = [r["personal"] - r["fixed"] for r in some]
+        agree = sum((r["personal"] > r["alone"]) == (r["fixed"] > r["alone"]) for r in some)
+        spread = f", standard deviation {stdev(gap):.1f}" if len(gap) > 1 else ""
+        lines.append(
+            f"- {method}: {len(some)} cells; {fmean(gap):+.1f} points from its fixed point in the "
+            f"mean (median {median(gap):+.1f}{spread}); above alone in "
+            f"{sum(r['personal'] > r['alone'] for r in some)} cells, where the fixed point is in "
+            f"{sum(r['fixed'] > r['alone'] for r in some)}; the same answer in {agree}.")
+    return "\n".join(lines)
+
+
+def _axes(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
+    lines = ["| set | case | method | runs | personal | above alone | class-balanced "
+             "| worst client | clients that lose | new clients | unseen classes |",
+             "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
+    for plan in plans:
+        if plan.name not in AXES:
+            continue
+        for name, case, method in dict.fromkeys((s, c, m) for s, c, m, _ in plan.planned()):
+            some = [r for r in rows if (r["plan"], r["set"], r["case"], r["method"]) == (
+                plan.name, name, case, method)]
+            above = [r["personal"] - r["alone"] for r in some if r["alone"] is not None]
+            own = _number(_mean(some, "personal"))
+            rest = " | ".join(_number(_mean(some, metric)) for metric in (
+                "balanced", "worst", "hurt", "unseen_clients", "new"))
+            lines.append(f"| {name} | {case} | {method} | {len(some)} | {own} | "
+                         f"{_points(fmean(above) if above else None)} | {rest} |")
+    return "\n".join(lines)
+
+
+def _missing(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
+    there = {(r["plan"], r["set"], r["case"], r["method"], r["seed"]) for r in rows}
+    lines = []
+    for plan in plans:
+        gone = Counter(m for s, c, m, seed in plan.planned()
+                       if (plan.name, s, c, m, seed) not in there)
+        if gone:
+            words = ", ".join(f"{method} ({count})" for method, count in gone.items())
+            lines.append(f"- `{plan.name}`: {gone.total()} of {len(plan.planned())} runs: {words}.")
+    return "\n".join(lines) or "None."

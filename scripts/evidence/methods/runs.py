@@ -1,0 +1,124 @@
+"""Runs of the plans below ``configs/results/map``: which case of which plan each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evidence.map.images import SETS
+from fedvlm.core.errors import ConfigError, fold
+from fedvlm.runs.finished import FinishedRun
+
+KEYS = {
+    "partition": ("FED.PARTITION", ""), "beta": ("FED.BETA", None),
+    "num-users": ("FED.CLIENTS", 0), "shots": ("DATASET.NUM_SHOTS", -1), "frac": ("FED.FRAC", 1.0),
+    "subsample-classes": ("DATASET.SUBSAMPLE_CLASSES", "all"),
+    "FED.UNSEEN_CLIENTS": ("FED.UNSEEN_CLIENTS", 0),
+}
+COLUMNS = ("plan", "set", "case", "method", "seed", "personal", "balanced", "worst", "hurt",
+           "alone", "alone_balanced", "prior", "pooled", "new", "unseen_clients", "bytes", "steps",
+           "seconds")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MapPlan:
+    """A plan as its file has it.
+
+    Attributes:
+        name: of the plan; about: its comment.
+        cases: data-set entries; methods: trainer entries, each with its ``label``.
+    """
+
+    name: str
+    about: str
+    cases: Sequence[Mapping[str, Any]]
+    methods: Sequence[Mapping[str, Any]]
+    seeds: Sequence[int]
+
+    def planned(self) -> list[tuple[str, str, str, int]]:
+        """Return (set, case, method, seed) of every run."""
+        return [(case["name"], _short(case), method["label"], seed) for case in self.cases
+                for method in self.methods for seed in self.seeds]
+
+    def place(self, run: FinishedRun) -> tuple[str, str, str] | None:
+        """Return (set, case, method) of a run; None where the plan has none such."""
+        config = run.identity_config()
+        case = next((c for c in self.cases if _is_case(c, run, config)), None)
+        method = next((m for m in self.methods if _is_method(m, run)), None)
+        if case is None or method is None:
+            return None
+        return case["name"], _short(case), method["label"]
+
+
+def read_plans(folder: Path) -> list[MapPlan]:
+    """Return the plans of a folder by the order of their files' names.
+
+    Raises:
+        ConfigError: one cannot be read, or there is none.
+    """
+    out = []
+    for path in sorted(folder.glob("*.yaml")):
+        try:
+            text = path.read_text(encoding="utf-8")
+            plan = yaml.safe_load(text)
+            about = " ".join(x.lstrip("# ") for x in text.splitlines() if x.startswith("#"))
+            methods = [{"name": m} if isinstance(m, str) else dict(m) for m in plan["trainers"]]
+            out.append(MapPlan(plan["name"], about, plan["datasets"],
+                               [{"label": m["name"]} | m for m in methods], plan["seeds"]))
+        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: not a plan of the map ({error})") from None
+    if not out:
+        raise ConfigError(f"{folder} has no plans (*.yaml)")
+    return out
+
+
+def rows_of(plans: Sequence[MapPlan], runs: Sequence[FinishedRun]) -> list[Row]:
+    """Return a row of ``COLUMNS`` for each run that a plan has, by plan, case, method and seed."""
+    out = [row for plan in plans for run in runs for row in _rows(plan, run)]
+    order = {one: i for plan in plans for i, one in enumerate(plan.planned())}
+    names = [plan.name for plan in plans]
+    return sorted(out, key=lambda r: (names.index(r["plan"]), order.get(
+        (r["set"], r["case"], r["method"], r["seed"]), -1)))
+
+
+def _rows(plan: MapPlan, run: FinishedRun) -> Iterator[Row]:
+    place = plan.place(run)
+    if place is None:
+        return
+    answer, spent = run.section("answer"), run.section("spent")
+    alone, clients = answer.get("alone", {}), max(1, len(run.last.get("participants", ())))
+    rounds = max(1, int(run.last["round"]))
+    yield dict(zip(COLUMNS, (
+        plan.name, *place, run.protocol["seed"], run.value("personal"),
+        run.value("personal_balanced"), run.value("personal_worst"),
+        run.section("hurt").get("share"), alone.get("personal"), alone.get("balanced"),
+        run.section("references").get("afl_prior", {}).get("personal"),
+        answer.get("pooled", {}).get("personal"), run.value("new"), run.value("unseen_clients"),
+        spent.get("bytes_up", 0) / clients / rounds, spent.get("local_steps"), run.seconds),
+        strict=True))
+
+
+def _short(case: Mapping[str, Any]) -> str:
+    return str(case["label"]).removeprefix(f"{case['name']} ")
+
+
+def _is_case(case: Mapping[str, Any], run: FinishedRun, config: Mapping[str, Any]) -> bool:
+    if SETS.get(str(run.protocol["dataset"])) != case["name"]:
+        return False
+    for word, (key, usual) in KEYS.items():
+        wanted = case.get(word, usual)
+        if wanted is not None and fold(str(config.get(key, usual))) != fold(str(wanted)):
+            return False
+    return True
+
+
+def _is_method(method: Mapping[str, Any], run: FinishedRun) -> bool:
+    peft = str(run.protocol.get("peft", "")).removesuffix("+csc")
+    return (str(run.protocol["trainer"]) == method["name"]
+            and str(run.protocol.get("tag", "")) == str(method.get("tag", ""))
+            and method.get("peft", peft) == peft)

@@ -1,0 +1,198 @@
+"""Client-level privacy: the size of the noise, the bound, the draws, the accounting, refusals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.federation.aggregation.client_privacy import (
+    ORDERS,
+    ClientPrivacy,
+    check_cover,
+    drowned,
+    loss_epsilon,
+    make_privacy,
+    noise_for,
+    renyi_divergence,
+    renyi_epsilon,
+)
+from fedvlm.federation.aggregation.updates import Updates
+from fedvlm.federation.rounds import RoundFinished
+from fedvlm.federation.toolbox.privacy import epsilon_of
+
+from ..toys import Quadratic, quadratic
+
+PLAIN = ClientPrivacy(clip=2.0, noise=0.0, delta=1e-5, rate=0.5, clients=8, seed=1)
+
+
+def moved(*rows: list[float], home: float = 3.0, weights: tuple[float, ...] = ()) -> Updates:
+    moves = torch.tensor(rows, dtype=torch.float64)
+    start = torch.full_like(moves, home)
+    weight = torch.tensor(weights or [1.0] * len(rows), dtype=torch.float64)
+    return Updates(tuple(range(len(rows))), {"w": start + moves}, weight, received={"w": start})
+
+
+def home(size: int = 2) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((size,), 3.0, dtype=torch.float64)}
+
+
+# ---- the mechanism ----------------------------------------------------------------------------
+def test_moves_are_cut_and_divided_by_what_was_expected() -> None:
+    """(6, 8) is cut to (1.2, 1.6), (0.3, 0.4) stays, weights are not read, 4 are expected."""
+    found = PLAIN.release(moved([6.0, 8.0], [0.3, 0.4], weights=(1.0, 99.0)), home(), 1)
+    assert (found.params["w"][0] - 3).tolist() == pytest.approx([1.5 / 4, 2.0 / 4])
+    assert len(found) == 1 and found.weight.tolist() == [1.0] and not found.metrics
+    idle = PLAIN.release(moved([6.0, 8.0], [0.3, 0.4], weights=(0.0, 1.0)), home(), 1)
+    assert (idle.params["w"][0] - 3).tolist() == pytest.approx([0.3 / 4, 0.4 / 4])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_client_moves_the_sum_by_at_most_the_bound(seed: int) -> None:
+    """All tensors together, whatever it sends."""
+    generator = torch.Generator().manual_seed(seed)
+    whole = moved(*(torch.randn(5, 6, generator=generator) * 10.0**seed).tolist())
+    whole = replace(
+        whole, params={n: whole.params["w"][:, i : i + 3] for n, i in (("a", 0), ("b", 3))},
+        received={n: whole.received["w"][:, i : i + 3] for n, i in (("a", 0), ("b", 3))},
+    )
+    start = {n: v[0] for n, v in whole.received.items()}
+    every, less = (PLAIN.release(u, start, 1).params for u in (whole, whole.take([0, 1, 3, 4])))
+    gap = torch.cat([every[n] - less[n] for n in every], 1).norm() * PLAIN.expected
+    assert 0 < float(gap) <= PLAIN.clip * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("clip", "noise", "rate"), [(0.5, 2.0, 0.5), (3.0, 0.7, 1.0)])
+def test_the_noise_has_the_size_that_epsilon_was_computed_with(
+    clip: float, noise: float, rate: float
+) -> None:
+    """20,000 numbers: the standard deviation is within 2.5 % at four sigmas."""
+    dp = ClientPrivacy(clip, noise, 1e-5, rate, 8, 1)
+    start = home(20_000)
+    found = dp.release(None, start, 1).params["w"][0] - start["w"]
+    assert float(found.std()) == pytest.approx(noise * clip / (rate * 8), rel=0.025)
+    assert abs(float(found.mean())) < 4 * noise * clip / (rate * 8) / math.sqrt(20_000)
+    again, other = (dp.release(None, start, r).params["w"][0] - start["w"] for r in (1, 2))
+    assert torch.equal(found, again)
+    assert abs(float(torch.corrcoef(torch.stack([found, other]))[0, 1])) < 0.04
+
+
+def test_clients_that_received_unlike_models_are_refused() -> None:
+    unlike = moved([1.0, 0.0], [0.0, 1.0])
+    unlike.received["w"][1] += 1
+    with pytest.raises(FedvlmError, match="does not cover 'w': clients received unlike"):
+        PLAIN.release(unlike, home(), 1)
+
+
+def test_clients_come_by_coins_of_their_own() -> None:
+    dp = replace(PLAIN, rate=0.25, clients=400)
+    sizes = [len(dp.draw(r, range(400))) for r in range(1, 41)]
+    assert sum(sizes) / 40 == pytest.approx(100, abs=4 * math.sqrt(75 / 40))
+    assert len(set(sizes)) > 5  # no fixed number
+    assert dp.draw(3, range(400)) == dp.draw(3, range(400)) != dp.draw(4, range(400))
+    assert replace(dp, rate=1.0).draw(1, range(400)) == list(range(400))
+
+
+def test_a_whole_federation_tells_of_no_client_and_goes_on_with_the_same_bits() -> None:
+    """No loss, norm or cosine leaves; a round in which nobody came is noised like any other."""
+    dp = ClientPrivacy(1.0, 0.5, 1e-5, 0.3, 2, 1)
+    fed = quadratic(Quadratic(), 6, dp=dp)
+    events: list[RoundFinished] = []
+    fed.subscribers.append(lambda e: events.append(e) if isinstance(e, RoundFinished) else None)
+    states = [fed.start()]
+    for round_ in range(1, 7):
+        states.append(fed.round(states[-1], round_))
+    nobody = [r for r in range(1, 7) if not dp.draw(r, range(2))]
+    assert nobody and len(nobody) < 6
+    values = [float(s.server["w"]["w"]) for s in states]
+    assert len(set(values)) == 7
+    for event in events:
+        assert event.telltale.clients == ()
+        assert event.updates is None or not (event.updates.params or event.updates.metrics)
+    other = quadratic(Quadratic(), 6, dp=dp)
+    assert float(other.run(other.run(until=3)).server["w"]["w"]) == values[6]
+
+
+# ---- accounting -------------------------------------------------------------------------------
+def test_the_published_pair_of_epsilons() -> None:
+    """q 0.1, z 1, T 100, delta 1e-5: dp-accounting says 7.047 (PLD) and 7.904 (RDP)."""
+    assert renyi_epsilon(0.1, 1.0, 100, 1e-5) == pytest.approx(7.904, rel=1e-3)
+    tight = loss_epsilon(0.1, 1.0, 100, 1e-5)
+    assert tight is not None and 7.047 <= tight <= 7.052
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(1.0, 1), (5.0, 100)])
+def test_without_sampling_the_loss_gives_the_exact_epsilon(noise: float, rounds: int) -> None:
+    exact = epsilon_of(noise, rounds, 1e-5)
+    tight = loss_epsilon(1.0, noise, rounds, 1e-5)
+    assert tight is not None and exact - 1e-6 <= tight <= exact * 1.001
+    assert renyi_epsilon(1.0, noise, rounds, 1e-5) >= exact
+
+
+@pytest.mark.parametrize("order", [2, 3, 7, 16])
+def test_the_divergence_of_a_whole_order_is_the_closed_sum(order: int) -> None:
+    rate, noise = 0.2, 1.3
+    terms = (
+        math.comb(order, k) * (1 - rate) ** (order - k) * rate**k
+        * math.exp(k * (k - 1) / (2 * noise**2)) for k in range(order + 1)
+    )
+    closed = math.log(sum(terms)) / (order - 1)
+    assert renyi_divergence(rate, noise, float(order)) == pytest.approx(closed, rel=1e-12)
+    assert 2.5 in ORDERS
+
+
+def test_noise_for_an_epsilon_is_the_least_of_four_digits() -> None:
+    noise = noise_for(4.0, 1e-5, 1.0, 10)
+    assert renyi_epsilon(1.0, noise, 10, 1e-5) <= 4.0 < renyi_epsilon(1.0, noise - 1e-3, 10, 1e-5)
+    assert noise == float(f"{noise:.4g}")
+    assert renyi_epsilon(0.5, 0.0, 3, 1e-5) == math.inf and renyi_epsilon(0.5, 1.0, 0, 1e-5) == 0
+
+
+def test_the_report_says_what_holds_against_whom() -> None:
+    dp = ClientPrivacy(0.1, 1.0, 1e-5, 0.1, 100, 1)
+    told = dp.report(100, 100)
+    assert 7.047 <= told["epsilon"] < 7.06 < 7.8 < told["epsilon_bound"]
+    for words in ("delta 1e-05", "the server is trusted", "noise from the seed: a simulation",
+                  "each of 100 clients by a coin of 0.1"):
+        assert words in told["words"]
+    assert "drowns" in drowned(replace(dp, clients=49), 10)
+    assert "drowns" not in drowned(replace(dp, clients=50), 10)
+
+
+# ---- refusals ---------------------------------------------------------------------------------
+GIVEN: dict[str, Any] = {
+    "clip": 0.1, "noise": 1.0, "epsilon": 0.0, "delta": 1e-5, "rate": 0.1, "clients": 100,
+    "rounds": 10, "seed": 1,
+}
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"clip": 0.0}, "FED.DP.CLIP 0"), ({"epsilon": 1.0}, "set one of"), ({"noise": 0.0}, "set one"),
+    ({"delta": 0.0}, "FED.DP.DELTA 0: give a delta"), ({"delta": 0.01}, "below 1/100"),
+    ({"noise": 0.0, "epsilon": 1e-9}, "no noise up to 10000 reaches it in 10 rounds"),
+])
+def test_a_mechanism_that_is_incomplete_is_refused(change: dict[str, Any], words: str) -> None:
+    assert make_privacy(**GIVEN).noise == 1.0
+    with pytest.raises(ConfigError, match=words):
+        make_privacy(**(GIVEN | change))
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"extras": (r"control\..*",)}, "does not cover SCAFFOLD: its clients send"),
+    ({"allowed": ("median",)}, "more than take a mean"), ({"own_download": True}, "unlike models"),
+    ({"shared": 0}, "send no shared tensor"), ({"own_privacy": True}, "noise of its own"),
+    ({"rule": "clipped_mean"}, "reads single updates, or their median"),
+    ({"patience": 5}, "--rounds auto"), ({"proxy": "clients"}, "validation images"),
+])
+def test_what_the_noise_does_not_cover_is_refused(change: dict[str, Any], words: str) -> None:
+    usual: dict[str, Any] = {
+        "rule": "auto", "allowed": ("mean",), "extras": (), "own_download": False,
+        "own_privacy": False, "shared": 1, "patience": 0, "proxy": "",
+    }
+    check_cover("SCAFFOLD", **usual)
+    with pytest.raises(ConfigError, match=words):
+        check_cover("SCAFFOLD", **(usual | change))

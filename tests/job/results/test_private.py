@@ -1,0 +1,70 @@
+"""``released.json``: what left the clients, by the method's own list, on every kind of upload."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvlm.report.collect import collect
+from fedvlm.report.pages.origin import gifts
+from fedvlm.runs.verify.cover import damage
+from tests import jobs
+
+
+def released(output: Path) -> dict[str, Any]:
+    return json.loads((jobs.folder(output) / "released.json").read_text())
+
+
+def test_what_is_listed_is_what_was_counted(tmp_path: Path) -> None:
+    """SCAFFOLD sends controls beside its tensors; two clients, two rounds, one loss each."""
+    assert jobs.run(tmp_path, "--trainer", "SCAFFOLD", "TEST.REFERENCES", "False") == 0
+    told, records = released(tmp_path), jobs.records(tmp_path)
+    sent, declared = told["sent"], told["declared"]
+    assert set(sent["shared"]) == set(declared["shared"])
+    assert list(sent["extras"]) == sorted(f"control.{n}" for n in declared["shared"])
+    every = sum(sum(r["bytes_up"].values()) for r in records)
+    assert sum(sent["shared"].values()) + sum(sent["extras"].values()) == every > 0
+    assert sent["metrics"] == {"loss": 4} and declared["losses"] == ["(.+/)?loss"]
+    assert "accuracy" in sent["rows"] and sent["references"] == [] and told["privacy"] == ""
+    (run,) = collect([jobs.folder(tmp_path)]).runs
+    page = str(gifts(run))
+    assert "control.image.adapter.down" in page and "No guarantee of privacy" in page
+    file = jobs.folder(tmp_path) / "released.json"
+    file.write_text(file.read_text().replace("SCAFFOLD", "LocalOnly"))
+    covers = json.loads((jobs.folder(tmp_path) / "results.json").read_text())["covers"]
+    assert [d for d in damage(jobs.folder(tmp_path), covers, whole=False) if "released.json" in d]
+
+
+def test_personal_tensors_are_in_no_list(tmp_path: Path) -> None:
+    """With noise DP-FPL sends p_G alone, and no loss."""
+    words = ("--trainer", "DP-FPL", "TRAINER.DP-FPL.SIGMA", "4", "TEST.REFERENCES", "False")
+    assert jobs.run(tmp_path, *words, "--rounds", "1") == 0
+    told = released(tmp_path)
+    assert list(told["declared"]["shared"]) == list(told["sent"]["shared"]) == ["text.global"]
+    assert told["declared"]["metrics"] == [] and told["sent"]["metrics"] == {}
+    assert told["privacy"].startswith("epsilon ")
+
+
+NARROW = """
+from dataclasses import replace
+
+from fedvlm.method import PeftTrainer
+
+
+class Narrow(PeftTrainer):
+    def releases(self, groups):
+        return replace(super().releases(groups), metrics=())
+"""
+
+
+def test_an_update_beside_the_list_ends_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "narrow.py"
+    path.write_text(NARROW)
+    assert jobs.run(tmp_path / "out", "--trainer", f"{path}:Narrow") != 0
+    assert "an update holds 'loss', which its list of releases does not have" in (
+        capsys.readouterr().err)

@@ -1,0 +1,47 @@
+"""``FED.DP`` in the real job: results, files, engines, and what is refused before data are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import jobs
+
+KEYS = (
+    "--num-users", "4", "--trainer", "PromptFL", "TEST.REFERENCES", "False", "FED.FRAC", "0.7",
+    "FED.DP.CLIP", "0.1", "FED.DP.NOISE", "1", "FED.DP.DELTA", "1e-5",
+)
+
+
+def test_results_have_epsilon_and_no_number_of_a_single_update(tmp_path: Path) -> None:
+    one, two = tmp_path / "local", tmp_path / "workers"
+    assert jobs.run(one, *KEYS) == 0
+    spent = jobs.results(one)["privacy"]
+    assert spent["unit"] == "client" and spent["epsilon"] <= spent["epsilon_bound"]
+    told = json.loads((jobs.folder(one) / "results.json").read_text())
+    assert told["protocol"]["privacy"] == spent["words"]
+    log = (jobs.folder(one) / "log.txt").read_text()
+    assert "with 4 clients, noise that hides one of them drowns their sum" in log
+    assert f"privacy: {spent['words']}" in log
+    for record in jobs.records(one):
+        assert not any(record["train"].values()) and "similarity" not in record
+        assert record["update_norm"] == record["update_cosine"] == {}
+    released = json.loads((jobs.folder(one) / "released.json").read_text())
+    assert released["sent"]["metrics"] == {} and released["privacy"] == spent["words"]
+    assert jobs.run(two, *KEYS, "--engine", "workers", "--workers", "2") == 0
+    jobs.same(one, two)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--trainer", "SCAFFOLD"), "FED.DP does not cover SCAFFOLD: its clients send control"),
+    (("FED.DP.DELTA", "0"), "FED.DP.DELTA 0: give a delta above 0"),
+    (("FED.AGGREGATOR", "median"), "FED.DP with FED.AGGREGATOR median"),
+])
+def test_refused_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture, words: tuple[str, ...], said: str
+) -> None:
+    assert jobs.run(tmp_path, *KEYS, *words) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.rglob("manifest.json"))

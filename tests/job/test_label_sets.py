@@ -1,0 +1,212 @@
+"""Sets of labels from a table to a model of one client; which methods take them, which refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+import fedvlm
+from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError
+from fedvlm.evaluation import label_rows
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.trainer import cross_entropy
+from fedvlm.job.resolve import run_config
+from fedvlm.runs.verify.answer import answer_lines
+from tests import jobs
+
+NAMES = ("bright", "red", "striped")
+
+
+@pytest.fixture(scope="module")
+def chest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of 72 drawn images with three labels, at three hospitals."""
+    folder = tmp_path_factory.mktemp("chest")
+    dice = np.random.default_rng(1)
+    lines = ["file,hospital,finding"]
+    for i in range(72):
+        held = dice.random(3) < (0.5, 0.4, 0.3)
+        pixels = dice.integers(0, 80, (32, 32, 3))
+        pixels[..., 0] += 120 * held[0]
+        pixels += 60 * held[1]
+        pixels[::6] += 90 * held[2]
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
+        cell = "|".join(name for name, yes in zip(NAMES, held, strict=True) if yes)
+        lines.append(f"{i}.png,{('Utrecht', 'Lyon', 'Porto')[i % 3]},{cell}")
+    (folder / "scans.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def words(chest: Path, output: Path, *more: str) -> list[str]:
+    return ["--images", str(chest / "scans.csv"), "--labels", "finding", "--clients-by",
+            "hospital", "--backbone", "tiny", "--rounds", "2", "--output-dir", str(output), *more]
+
+
+@pytest.fixture(scope="module")
+def whole(chest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("whole")
+    assert main(words(chest, output, "--trainer", "FedAvg", "--peft", "head")) == 0
+    return output
+
+
+def test_the_loss_is_a_binary_cross_entropy_for_each_label() -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 5, 3, generator=draw)
+    sets = torch.tensor([[0.0, 0, 0], [1, 0, 1], [0, 1, 0]])
+    y = torch.tensor([[0, 1, 2, 1, 0], [2, 2, 0, 1, 0]])
+    w = torch.tensor([[1.0, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    loss = cross_entropy(logits, Batch({}, y, w, sets=sets))
+    for k, n in ((0, 5), (1, 3)):
+        p = logits[k, :n].sigmoid()
+        t = sets[y[k, :n]]
+        plain = -(t * p.log() + (1 - t) * (1 - p).log()).sum(1).mean()
+        assert float(loss[k]) == pytest.approx(float(plain), rel=1e-5)
+    one_class = cross_entropy(logits, Batch({}, y, w))
+    assert float(one_class[0]) == pytest.approx(float(F.cross_entropy(logits[0], y[0])), rel=1e-5)
+
+
+def test_a_run_says_map_everywhere(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = jobs.results(whole)
+    last, found = results["last"], results["references"]
+    assert last["personal"] > results["untrained"]["personal"] > found["chance"]["personal"]
+    assert list(found) == ["chance", "zero_shot", "logreg", "afl", "pooled"]
+    assert {"personal_auroc", "personal_macro_f1", "personal_sensitivity"} <= last.keys()
+    assert [one["name"] for one in results["labels"]["labels"]] == list(NAMES)
+    assert all("." not in key for row in last["clients"] for key in row)
+    lines = answer_lines(results, "FedAvg")
+    assert lines[0].split() == ["mAP", "(%)", "personal", "AUROC"]
+    assert "points of mAP" in lines[4] and "accuracy" not in "\n".join(lines[:5])
+    record = json.loads((jobs.folder(whole) / "results.json").read_text())
+    assert record["protocol"]["target"] == "labels"
+    assert main(["verify", str(jobs.folder(whole))]) == 0
+    assert main(["verify", str(jobs.folder(whole)), "--replay", "1"]) == 0
+    capsys.readouterr()
+    assert main(["table", str(whole)]) == 0
+    assert "An image has a set of labels" in capsys.readouterr().out
+    assert main(["table", str(whole), "--metric", "personal_auroc"]) == 0
+    assert main(["report", str(jobs.folder(whole))]) == 0
+    page = (jobs.folder(whole) / "report.html").read_text()
+    assert page.count("mAP (%)") == 2 and "sensitivity at 90 % specificity" in page
+    assert "positives (%)" not in page and ">accuracy (%)<" not in page
+    capsys.readouterr()
+
+
+def test_what_a_client_takes_home(
+    chest: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Thresholds and temperature of validation images go into predictions and exports."""
+    model = fedvlm.load(jobs.folder(whole)).client(0)
+    fixed = jobs.results(whole)["labels"]["clients"][0]
+    assert model.facts.thresholds == tuple(fixed["thresholds"])
+    said = model.predict([chest / "0.png", chest / "1.png"])
+    p = (said.logits.double() / fixed["temperature"]).sigmoid().numpy()
+    np.testing.assert_allclose(said.probabilities, p)
+    assert said.classes[0] == "|".join(
+        n for n, value, t in zip(NAMES, p[0], fixed["thresholds"], strict=True) if value >= t)
+    capsys.readouterr()
+    run = str(jobs.folder(whole))
+    assert main(["predict", run, str(chest / "0.png"), "--client", "0", "--json"]) == 0
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line["probabilities"]["red"] == pytest.approx(p[0][NAMES.index("red")], abs=1e-5)
+    model.export(tmp_path / "model")
+    card = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert card["sets"] == {"temperature": fixed["temperature"],
+                            "thresholds": fixed["thresholds"]}
+    assert "sigmoid(logit / " in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_thresholds_are_those_of_validation_images(whole: Path) -> None:
+    """The run's own numbers again: the client's model on its validation images, through the API."""
+    run, built = fedvlm.load(jobs.folder(whole)), jobs.results(whole)["labels"]["clients"]
+    model = run.client(1)
+    index = json.loads((jobs.folder(whole) / "partition.json").read_text())
+    folder = Path(run.config.DATASET.ROOT) / run.config.DATASET.DIR
+    keys = index["clients"][1]["val"]
+    cells = dict(line.split(",")[::2] for line in
+                 (folder / "scans.csv").read_text().splitlines()[1:])
+    truth = np.array([[name in cells[key].split("|") for name in NAMES] for key in keys])
+    logits = model.predict([folder / key for key in keys]).logits.numpy()
+    fixed = label_rows.fix(truth, logits)
+    assert built[1]["temperature"] == pytest.approx(fixed.temperature)
+    assert built[1]["thresholds"] == pytest.approx(fixed.thresholds.tolist(), abs=1e-4)
+
+
+def test_a_logit_is_compared_with_that_of_a_neutral_prompt(whole: Path) -> None:
+    """A cosine times 100 is far above 0 for every image; less a neutral prompt's it says yes or no.
+    """
+    model = fedvlm.load(jobs.folder(whole)).client(0).model
+    with torch.no_grad():
+        text = model.anchor("template", 0)
+        neutral = model.with_classes(["something"]).anchor("template", 0)
+        z = torch.randn(1, 9, model.embed_dim, generator=torch.Generator().manual_seed(0))
+        logits = model.logits(z, text[None])[0]
+    unit = F.normalize(z[0], dim=-1)
+    torch.testing.assert_close(logits, model.scale * (unit @ text.T - unit @ neutral.T))
+
+
+TAKE = (
+    ("FedProx", "head"), ("LocalOnly", "head"), ("FedPer", "feature+head"),
+    ("FedRep", "feature+head"), ("Ditto", "head"), ("PromptFL", ""), ("CLIP-Adapter", ""),
+    ("FedAvg", "lora"), ("ZeroShot", ""),
+)
+
+
+@pytest.mark.parametrize(("method", "peft"), TAKE)
+def test_methods_that_take_sets(method: str, peft: str, chest: Path, tmp_path: Path) -> None:
+    more = ["--peft", peft] if peft else []
+    assert main(words(chest, tmp_path, "--trainer", method, *more, "--rounds", "1", "--opts",
+                      "TEST.REFERENCES", "False")) == 0
+    last = jobs.results(tmp_path)["last"]
+    assert 0 < last["personal"] <= 100 and "personal_auroc" in last
+
+
+@pytest.mark.parametrize("method", ["FedTV", "FedProto", "MOON", "AFL", "Tip-Adapter", "KgCoOp"])
+def test_methods_that_need_one_class_refuse(
+    method: str, chest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(chest, tmp_path, "--trainer", method)) == 2
+    assert f"{method} needs one class for each image" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(("more", "says"), [
+    (("--subsample", "base"), "DATASET.SUBSAMPLE_CLASSES needs one class"),
+    (("--opts", "TEST.COMPUTE_CMAT", "True"), "TEST.COMPUTE_CMAT needs one class"),
+    (("--opts", "DATASET.SERVER_HOLDOUT", "1"), "DATASET.SERVER_HOLDOUT needs one class"),
+    (("--engine", "workers"), "FED.ENGINE workers: what another process tells of its clients"),
+    (("FED.HOSTILE", "0.4", "FED.ATTACK", "label_flip"), "FED.ATTACK label_flip changes the class"),
+])
+def test_what_asks_for_one_class_is_refused(
+    more: tuple[str, ...], says: str, chest: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(words(chest, tmp_path, "--trainer", "FedAvg", "--peft", "head", *more)) == 2
+    assert says in capsys.readouterr().err and not list(tmp_path.rglob("*"))
+
+
+def test_adapt_evaluate_and_advise_refuse(whole: Path, chest: Path) -> None:
+    from fedvlm.advise.gather import gather_clients
+    from fedvlm.api.adapt import adapt
+
+    with pytest.raises(ConfigError, match="fedvlm adapt needs one class"):
+        adapt(jobs.folder(whole), chest)
+    with pytest.raises(ConfigError, match="fedvlm advise needs one class"):
+        gather_clients(run_config(jobs.folder(whole), {}))
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+def test_partitions_go_by_the_rarest_label(kind: str, chest: Path, tmp_path: Path) -> None:
+    command = words(chest, tmp_path, "--trainer", "FedAvg", "--peft", "head", "--partition", kind,
+                    "--num-users", "2", "--rounds", "1", "--opts", "TEST.REFERENCES", "False")
+    at = command.index("--clients-by")
+    assert main(command[:at] + command[at + 2 :]) == 0
+    lines = (jobs.folder(tmp_path) / "partition.csv").read_text().splitlines()[1:]
+    rows = [line.split(",") for line in lines]
+    assert {row[3] for row in rows} == {*NAMES, "no label"}
+    assert sum(int(row[4]) for row in rows) == 72, "each image is dealt once, as its rarest label"

@@ -1,0 +1,120 @@
+"""Real runs on the map: which cells, which clients, how they are judged, and the page of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evidence.map.deal import EVEN, Held
+from evidence.map.images import Features, Part
+from evidence.map.map import keys_of
+from evidence.methods import page as methods_page
+from evidence.methods import real
+from evidence.methods.figure import draw_fixed, draw_methods, gains
+from evidence.methods.runs import COLUMNS, read_plans, rows_of
+from fedvlm.core.errors import ConfigError
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.runs.bits import BITS, encode_bits
+from fedvlm.runs.finished import FinishedRun
+
+PLANS = Path(__file__).resolve().parents[4] / "configs" / "results" / "map"
+
+
+def test_every_fourth_cell_is_drawn_by_its_name_alone() -> None:
+    cells = list(keys_of("EuroSAT", 1000, 1))
+    some = real.drawn("EuroSAT", 1000)
+    assert len(some) == -(-len(cells) // 4)
+    assert set(some) < set(cells)
+    assert some == real.drawn("EuroSAT", 1000) != real.drawn("DescribableTextures", 1000)
+    assert {key[2] for key in some} == {key[2] for key in cells}  # all skews, both shifts
+    assert {key[3] for key in some} == {False, True}
+    assert len({real.word_of(key) for key in some}) == len(some)
+
+
+def test_a_client_is_judged_on_all_test_images_by_its_class_shares() -> None:
+    labels = np.array([0, 0, 0, 0, 1, 1])
+    part = Part(np.zeros((1, 6, 2)), labels)
+    data = Features("Made", 2, part, part, part)
+    at = np.array([0])
+    held = [Held(np.array([0.75, 0.25]), at, at), Held(np.array([0.0, 1.0]), at, at)]
+    right = [[True, True, True, False, True, False], [False] * 4 + [True, True]]
+    last = {BITS: {"personal": {str(k): encode_bits(r) for k, r in enumerate(right)}},
+            "bytes_up": {"0": 10, "1": 30}}
+    run = FinishedRun(Path("run"), {"trainer": "Ditto"}, {"last": last}, {})
+    row = real._row("Made", (2, 1, EVEN, False, 1), run, data, held,
+                    {"alone": {"personal": 50.0, "balanced": 40.0}, "personal": {"personal": 80.0}})
+    assert row["personal"] == pytest.approx((0.75 * 75 + 0.25 * 50 + 100) / 2)
+    assert row["worst"] == pytest.approx(0.75 * 75 + 0.25 * 50)
+    assert row["balanced"] == pytest.approx((62.5 + 50) / 2)
+    assert (row["alone"], row["fixed"], row["bytes_up"]) == (50.0, 80.0, 20.0)
+
+
+def test_plans_name_methods_that_exist_and_cells_that_differ() -> None:
+    plans = read_plans(PLANS)
+    for plan in plans:
+        assert len(set(plan.planned())) == len(plan.planned())
+        for method in plan.methods:
+            load_trainer(str(method["name"]))
+    twelve = [plan for plan in plans if plan.name in methods_page.CELLS]
+    assert len({m["label"] for plan in twelve for m in plan.methods}) >= 12
+    for plan in twelve:
+        assert len({(s, c) for s, c, _, _ in plan.planned()}) == 24
+    with pytest.raises(ConfigError, match="no plans"):
+        read_plans(PLANS / "nowhere")
+
+
+def row(plan: str, case: str, method: str, personal: float, **more: Any) -> dict[str, Any]:
+    return dict.fromkeys(COLUMNS) | {
+        "plan": plan, "set": "eurosat", "case": case, "method": method, "seed": 1,
+        "personal": personal, "balanced": personal, "worst": 30.0, "hurt": 10.0, "alone": 60.0,
+        "alone_balanced": 50.0, "prior": 75.0, "bytes": 2000.0} | more
+
+
+def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
+    plans = read_plans(PLANS)
+    rows = [row("map-heads", "0.3 10x10", "FedAvg", 70.0),
+            row("map-heads", "0.3 10x10", "Ditto", 80.0),
+            row("map-prompts", "0.3 10x10", "PromptFL", 51.0),
+            row("map-prompts", "0.3 10x10", "PromptFL (CSC)", 72.0),
+            row("map-axes", "middle", "FedAvg", 66.0),
+            row("map-new-clients", "three new clients", "FedAvg", 66.0, unseen_clients=61.5)]
+    cells = [{"set": "EuroSAT", "clients": 5.0, "images": 10.0, "skew": "0.3", "shift": False,
+              "seed": 1.0, "method": m, "personal": p, "alone": 60.0, "fixed": 80.0}
+             for m, p in (("FedAvg", 75.0), ("Ditto", 59.0))]
+    text = methods_page.page_of(plans, rows, cells)
+    assert "| EuroSAT | 0.3 10x10 | 60.0 | Ditto | +20.0 | - | 10.0 | 30.0 | +15.0 | 2 |" in text
+    assert "| EuroSAT | 1 10x10 | - | not run |" in text
+    assert "- PromptFL: +21.0 points in the mean of 1 pairs (+21.0 to +21.0), better in 1." in text
+    assert "- FedAvg: 1 cells; -5.0 points from its fixed point" in text
+    assert "the same answer in 0" in text  # Ditto's run is below alone, its fixed point above
+    assert "| 61.5 | - |" in text
+    assert "`map-towers`: 288 of 288 runs: HEART-PFL (72)" in text
+    assert len(text.splitlines()) <= 300
+    assert gains(rows)["eurosat", "0.3 10x10", "Ditto"] == pytest.approx(20)
+    draw_methods(plans, rows, tmp_path)
+    draw_fixed(cells, tmp_path)
+    assert {p.name for p in tmp_path.glob("*.png")} == {"methods.png", "fixed.png"}
+
+
+def test_a_run_finds_its_case_and_method() -> None:
+    plans = read_plans(PLANS)
+    config = {"FED.PARTITION": "dirichlet", "FED.BETA": 0.3, "FED.CLIENTS": 10,
+              "DATASET.NUM_SHOTS": 10, "DATASET.SUBSAMPLE_CLASSES": "all"}
+
+    class Run(FinishedRun):
+        def identity_config(self) -> dict[str, Any]:
+            return config
+
+    last = {"round": 20, "participants": [0, 1], "personal": 70.0}
+    run = Run(Path("x"), {"dataset": "EuroSAT", "trainer": "FedAvg", "tag": "csc", "seed": 1,
+                          "peft": "prompt+feature+csc"},
+              {"last": last, "spent": {"bytes_up": 80.0}}, {})
+    (found,) = rows_of(plans, [run])
+    assert (found["plan"], found["case"], found["method"]) == (
+        "map-prompts", "0.3 10x10", "FedAvg prompt+feature (CSC)")
+    assert found["bytes"] == 2.0
+    config["FED.FRAC"] = 0.2
+    assert rows_of(plans, [run]) == []
