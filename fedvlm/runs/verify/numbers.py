@@ -203,8 +203,8 @@ def _meant(
     yield "unseen_clients", config.get("FED.UNSEEN_CLIENTS", 0)
     rounds, epochs = config.get("FED.ROUNDS"), config.get("FED.LOCAL_EPOCHS")
     views = config.get("INPUT.VIEWS", 1)
-    if views or (_number(rounds) and _number(epochs)):
-        yield "views", views or rounds * epochs
+    if views or (isinstance(rounds, int) and isinstance(epochs, int)):
+        yield "views", views or int(rounds or 0) * int(epochs or 0)
     if not targets:
         yield "targets", ""
     if protocol.get("cohort"):
