@@ -12,7 +12,9 @@ import errno
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from fedvlm.core.errors import DataError
 on_write_point: Callable[[str], None] | None = None
 
 _TEMPORARY = ".part"
+OLD = 10.0  # seconds without a write after which nobody on another machine writes either
 
 
 def user_path(word: str | os.PathLike[str]) -> Path:
@@ -106,11 +109,31 @@ def end_line(path: Path) -> None:
         append_line(path, "")
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete temporary files that a killed process left in ``folder``."""
+def remove_leftovers(folder: Path, name: str = "") -> None:
+    """Delete temporary files that a killed process left in ``folder``.
+
+    Args:
+        name: only of this file; then those of processes that still write stay, since nothing else
+            says that nobody does.
+    """
     with explain_errors(folder):
-        for path in folder.glob(f".*{_TEMPORARY}"):
-            path.unlink(missing_ok=True)
+        for path in folder.glob(f".{escape(name)}*{_TEMPORARY}"):
+            if not name or not _at_work(path):
+                path.unlink(missing_ok=True)
+
+
+def _at_work(temporary: Path) -> bool:
+    """Say whether somebody may still write a temporary file: a process here, or one elsewhere."""
+    number = temporary.name.removesuffix(_TEMPORARY).rpartition(".")[2]
+    try:
+        os.kill(int(number), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        with contextlib.suppress(FileNotFoundError):
+            return time.time() - temporary.stat().st_mtime < OLD
+        return False
+    except OSError:
+        return True  # of another user
+    return True
 
 
 def sync_folder(folder: Path) -> None:

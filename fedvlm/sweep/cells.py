@@ -6,11 +6,14 @@ A cell is one run of the main job in its usual run folder, so that every other c
 from __future__ import annotations
 
 import itertools
+import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
@@ -221,11 +224,47 @@ class Checker:
             identity_digest(config), config | {"TRAINER.NAME": cfg.TRAINER.NAME}, group_of(job),
         )
 
+    def with_seeds(self, cell: Cell, job: Job, seeds: Sequence[int], fixed: bool) -> list[Cell]:
+        """Return a cell for each seed, as ``cell`` gives them: only what a seed moves is anew.
+
+        Args:
+            cell: of ``job``, which has the first seed.
+            fixed: whether the plan fixes ``DATA_SEED``.
+        """
+        name, method = self.data_name(job), load_trainer(job.cfg.TRAINER.NAME).name
+        choice = peft_choice(job.cfg, job.origins)
+        own = identity_plain(identity_config(job.cfg))
+        data, model, cfg = json.loads(data_key(job.cfg)), _model_keys(job.cfg), job.cfg.clone()
+        cfg.defrost()
+        out = [cell]
+        for seed in seeds[1:]:
+            cfg.SEED, cfg.DATA_SEED = seed, job.cfg.DATA_SEED if fixed else seed
+            both = {"SEED": int(cfg.SEED), "DATA_SEED": int(cfg.DATA_SEED)}
+            config = own | {k: v for k, v in both.items() if k in own}
+            data[0] |= {k: v for k, v in both.items() if k in data[0]}
+            words = list(cell.words)
+            for at in range(len(words) - 2, 0, -2):  # pairs; a value may be the name of a key
+                words[at + 1] = str(both.get(words[at], words[at + 1]))
+            place = run_path(cfg, name, method + choice).relative()
+            out.append(replace(
+                cell, seed=seed, words=tuple(words), place=place, digest=identity_digest(config),
+                config=config | {"TRAINER.NAME": cfg.TRAINER.NAME},
+                group=_group(json.dumps(data, sort_keys=True), model),
+            ))
+        return out
+
 
 def group_of(job: Job) -> str:
     """Return a key that cells share whose data and backbone are the same."""
-    model = {k: v for k, v in flat(job.cfg).items() if k.startswith("MODEL.")}
-    return identity_digest({"data": data_key(job.cfg), "model": model})[:16]
+    return _group(data_key(job.cfg), _model_keys(job.cfg))
+
+
+def _model_keys(cfg: CfgNode) -> dict[str, Any]:
+    return {k: v for k, v in flat(cfg).items() if k.startswith("MODEL.")}
+
+
+def _group(data: str, model: Mapping[str, Any]) -> str:
+    return identity_digest({"data": data, "model": dict(model)})[:16]
 
 
 def _data_name(job: Job) -> str:
@@ -248,9 +287,11 @@ def cells_of(plan: SweepPlan) -> list[Cell]:
     by_seed: dict[int, list[Cell]] = {seed: [] for seed in plan.seeds}
     for combination in combinations(plan):
         try:
-            jobs = jobs_of(plan, combination)
-            for seed, job in zip(plan.seeds, jobs, strict=True):
-                by_seed[seed].append(checker.cell(0, combination, job))
+            (job,) = jobs_of(replace(plan, seeds=plan.seeds[:1]), combination)
+            first = checker.cell(0, combination, job)
+            fixed = "DATA_SEED" in combination.settings
+            for cell in checker.with_seeds(first, job, plan.seeds, fixed):
+                by_seed[cell.seed].append(cell)
         except FedvlmError as error:
             wrong.add(combination, error)
     cells = [

@@ -80,6 +80,49 @@ def test_no_verb_writes_a_raw_escape(
         assert "\\x1b" in told
 
 
+PLAN = r"""name: "a\x1b[2J"
+output_dir: "OUT\x1b"
+common: {backbone: tiny, rounds: 1, shots: 2, num-users: 2, tag: "t\x1b[2J\u202e"}
+datasets: [{name: WHICH, label: "=d\x1b[2J"}]
+trainers: [{name: FedAvg, label: "m\x1b[2J\u202e"}, "no\x1b[2J"]
+"""
+
+
+@pytest.mark.parametrize("words", [
+    ["sweep", "PLAN", "--list"], ["sweep", "PLAN", "--dry-run"], ["tune", "PLAN", "--dry-run"],
+    ["tune", "--report", "PLAN"], ["sweep", "PLAN", "--only", ESC],
+], ids=lambda words: " ".join(words).replace(ESC, "ESC"))
+@pytest.mark.parametrize("which", ["digits", r'"x\x1b[2J"'], ids=["known", "unknown"])
+def test_no_label_of_a_plan_writes_a_raw_escape(
+    tmp_path: Path, words: list[str], which: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN.replace("OUT", str(tmp_path / "o")).replace("WHICH", which))
+    main([w.replace("PLAN", str(plan)) for w in words])
+    told = "".join(capsys.readouterr())
+    assert told and not {"\x1b", "\x9b", TURN, "\r"} & set(told)
+
+
+@pytest.mark.parametrize("words", [
+    ["report", "RUN", "--into", "TO/page.html"], ["figures", "RUN", "--into", "TO"],
+    ["export", "RUN", "--to", "TO/model"],
+], ids=lambda words: words[0])
+def test_what_a_verb_writes_has_no_raw_escape(
+    run: Path, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither on the screen nor in pages, tables, cards and sources of figures."""
+    main([w.replace("RUN", str(run)).replace("TO", str(tmp_path)) for w in words])
+    told = "".join(capsys.readouterr())
+    assert told and not {"\x1b", "\x9b", TURN, "\r"} & set(told)
+    for path in tmp_path.rglob("*"):
+        if path.suffix in (".html", ".csv", ".md", ".tex", ".svg", ".txt", ".json", ".py"):
+            text = path.read_text(encoding="utf-8")
+            assert not {"\x1b", "\x9b"} & set(text), path
+            if path.suffix == ".csv":
+                cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+                assert not any(cell.startswith("=") for cell in cells), path
+
+
 def test_letters_of_every_script_stay() -> None:
     assert visible_text("Grüße 日本語 العربية 👍") == "Grüße 日本語 العربية 👍"
     assert visible_text("a\x1b\u202eb") == "a\\x1b\\u202eb"

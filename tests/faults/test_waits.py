@@ -44,7 +44,7 @@ def events_of(at: int, helper: str) -> list[tuple[str, str, str, int]]:
     out = []
     for p, place in enumerate(PLACES):
         who = helper if helper and (p + at) % 3 else "driver"
-        if who == "driver" and helper and place == "work":
+        if helper and place in ("work", "evaluate"):
             who = helper  # the driver computes no client
         nth = {"build": 1, "work": 2, "evaluate": 2, "save": 7 if who == "driver" else 4}[place]
         out.append((who, place, KINDS[(p + at) % 4], nth))

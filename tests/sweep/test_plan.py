@@ -19,7 +19,7 @@ from fedvlm.job.flags import parse
 from fedvlm.job.identity import identity_config
 from fedvlm.job.resolve import resolve
 from fedvlm.runs.identity import identity_digest
-from fedvlm.sweep.cells import cells_of
+from fedvlm.sweep.cells import Checker, cells_of, combinations, jobs_of
 from fedvlm.sweep.plan import read_plan, select_entries
 from fedvlm.sweep.run import table_commands
 from fedvlm.sweep.state import Pace
@@ -39,6 +39,25 @@ def plan_file(folder: Path, text: str) -> Path:
 def test_a_part_called_by_a_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown part of a plan: '1'"):
         read_plan(plan_file(tmp_path, "1: x\ndatasets: [digits]\ntrainers: [FedAvg]\n"))
+
+
+@pytest.mark.parametrize("more", [{}, {"DATA_SEED": "7"}, {"TAG": "SEED"}], ids=str)
+def test_cells_of_later_seeds_are_those_of_their_own_configs(
+    tmp_path: Path, more: dict[str, str]
+) -> None:
+    """A plan of many seeds merges its config files once."""
+    plan = read_plan(plan_file(tmp_path, """
+datasets: [digits]
+trainers: [FedAvg, {name: fedavg, tag: slow, lr: 0.1}]
+axes: {FED.ROUNDS: [1, 2]}
+seeds: [4, 5, 11]
+"""))
+    plan, checker = replace(plan, override={"MODEL.BACKBONE.NAME": "tiny"} | more), Checker()
+    found = {(c.dataset, c.method, c.seed): replace(c, number=0) for c in cells_of(plan)}
+    assert len(found) == 12
+    for one in combinations(plan):
+        for seed, job in zip(plan.seeds, jobs_of(plan, one), strict=True):
+            assert found[one.column, one.row, seed] == checker.cell(0, one, job)
 
 
 def test_later_layers_win_and_words_beat_the_plan(tmp_path: Path) -> None:

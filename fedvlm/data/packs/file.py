@@ -301,6 +301,7 @@ def write_container(
         at += slots[name].size
     text = json.dumps({"format": PACK_FORMAT} | files.json_ready(dict(about)), sort_keys=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    files.remove_leftovers(path.parent, path.name)
     with files.explain_errors(path):
         try:
             with open(temporary, "wb+") as file:

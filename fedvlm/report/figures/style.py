@@ -23,7 +23,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedvlm.core import files
-from fedvlm.core.spelling import cell_text
+from fedvlm.core.spelling import cell_text, visible_text
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one and two columns of a paper
 METHOD = "method:"  # before a method's label, in an SVG
@@ -174,11 +174,14 @@ def pdf_bytes(figure: Figure) -> bytes:
 
 def figure_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV, columns in the order of their first appearance; None is an empty cell."""
+    def cell(value: Any) -> Any:
+        return cell_text(visible_text(value)) if isinstance(value, str) else value
+
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
     writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: cell_text(v) for k, v in row.items()} for row in rows)
+    writer.writerow({name: cell(name) for name in names})
+    writer.writerows({k: cell(v) for k, v in row.items()} for row in rows)
     return out.getvalue()
 
 

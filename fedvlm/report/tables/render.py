@@ -46,7 +46,8 @@ def csv_text(tables: Sequence[ReportTable], standalone: bool = False) -> str:
                 writer.writerow([
                     cell_text(one_line(row)), cell_text(one_line(column)), cell.metric,
                     *("" if v is None else repr(v) for v in (cell.mean, cell.std, cell.ci)),
-                    *count, " ".join(mark for mark in marks if mark), cell_text(cell.text), group,
+                    *count, " ".join(mark for mark in marks if mark), cell_text(cell.text),
+                    cell_text(one_line(group)),
                 ])
     return out.getvalue()
 

@@ -184,9 +184,39 @@ def protocol_problems(
     pairs = [(key, identity[other]) for key, other in DIGESTS.items() if other in identity]
     if isinstance(config, Mapping):
         pairs += [(key, config[other]) for key, other in PROTOCOL.items() if other in config]
+        if "DATASET.SUBSAMPLE_CLASSES" in config:  # as in every whole config
+            pairs += list(_meant(config, protocol))
+            if "proxy" in protocol and bool(protocol["proxy"]) != bool(identity.get("proxy")):
+                pairs.append(("proxy", "another"))
     for key, wanted in pairs:
         if key in protocol and protocol[key] != wanted:
             yield f"protocol.{key} is {protocol[key]!r}, the manifest says {wanted!r}"
+
+
+def _meant(
+    config: Mapping[str, Any], protocol: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield what a config means for the protocol; a key that it lacks is at its neutral value."""
+    targets, held_out = config.get("TEST.TARGETS"), config.get("FED.HELD_OUT_DOMAIN", "")
+    yield "held_out", held_out
+    yield "server_holdout", config.get("DATASET.SERVER_HOLDOUT", 0)
+    yield "unseen_clients", config.get("FED.UNSEEN_CLIENTS", 0)
+    rounds, epochs = config.get("FED.ROUNDS"), config.get("FED.LOCAL_EPOCHS")
+    views = config.get("INPUT.VIEWS", 1)
+    if views or (isinstance(rounds, int) and isinstance(epochs, int)):
+        yield "views", views or int(rounds or 0) * int(epochs or 0)
+    if not targets:
+        yield "targets", ""
+    if protocol.get("cohort"):
+        yield "cohort", config.get("TEST.COHORT", 0)
+    classes = config.get("DATASET.SUBSAMPLE_CLASSES", "all")
+    yield "setting", "leave_one_domain_out" if held_out else "transfer" if targets else (
+        "personal" if classes == "all" else "base2new")
+    clients, share = config.get("FED.CLIENTS"), config.get("FED.FRAC")
+    name = protocol.get("partition")
+    if isinstance(name, str) and _number(clients) and _number(share):
+        size = f"-K{clients}-f{share:g}"
+        yield "partition", name if size in name else f"...{size}"
 
 
 def shorter(value: Any) -> str:

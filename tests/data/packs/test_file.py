@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,16 @@ def test_nothing_is_left_of_a_pack_that_was_not_finished(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt), write_container(tmp_path / NAME, {}, tensors):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+    left = [tmp_path / f".{NAME}.{pid}.part" for pid in (2**22 + 1, os.getpid())]
+    for path in left:  # of a process that was killed, and of one that is at work
+        path.write_bytes(b"x")
+        os.utime(path, (0, 0))
+    with pytest.raises(KeyboardInterrupt), write_container(tmp_path / "other", {}, tensors):
+        raise KeyboardInterrupt
+    assert all(path.exists() for path in left)
+    with pytest.raises(KeyboardInterrupt), write_container(tmp_path / NAME, {}, tensors):
+        assert not left[0].exists() and left[1].exists()
+        raise KeyboardInterrupt
     nowhere = write_container(tmp_path / "no" / NAME, {}, tensors)
     with pytest.raises(DataError, match="cannot use"), nowhere:
         pass

@@ -190,6 +190,26 @@ def test_a_caller_that_is_gone_before_it_is_let_in_ends_no_worker() -> None:
     assert said == ["a connection ended: gone"]
 
 
+def test_only_time_in_which_somebody_looks_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(lines, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(lines, "GRACE", 0.0)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        pulses = lines.Pulses()
+        pulses.watch("a", ours)
+
+        def silent(passed: float) -> list[str]:
+            now[0] += passed
+            return pulses.silent(5.0)
+
+        assert silent(1000) == []  # of a driver that was stopped, or busy
+        assert [silent(1) for _ in range(4)] == [[], [], [], ["a"]]
+        theirs.send(b".")
+        assert silent(1000) == [] and silent(4) == []
+        pulses.drop("a")
+
+
 def test_a_site_that_is_late_has_a_line_that_is_used_no_more() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -44,7 +44,7 @@ s.sendall(hmac.new(b"", b"worker" + nonce + said[:32], hashlib.sha256).digest())
 while True:
     words = read(struct.unpack("<Q", read(8))[0])
     if words == b"die": sys.exit(9)
-    if words == b"hang": time.sleep(600)
+    if words == b"hang": time.sleep(15)
     if words == b"work": spin(1.5)
     answer = sys.argv[2].encode() + b" " + words
     s.sendall(struct.pack("<Q", len(answer)) + answer)

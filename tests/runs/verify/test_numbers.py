@@ -101,3 +101,19 @@ def test_a_protocol_of_another_config_is_named() -> None:
     (clause,) = protocol_problems(protocol | {"seed": 2}, identity)
     assert clause == "protocol.seed is 2, the manifest says 1"
     assert len(list(protocol_problems(protocol | {"data_digest": "e", "rounds": 6}, identity))) == 2
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("held_out", "sketch"), ("server_holdout", 2), ("unseen_clients", 3), ("views", 4),
+    ("targets", "Digits"), ("cohort", 5), ("setting", "personal"),
+    ("partition", "dirichlet-1-K60-f1"), ("partition", "dirichlet-1-K6-f0.5"), ("proxy", "images"),
+])  # fmt: skip
+def test_what_the_protocol_says_follows_from_the_config(key: str, value: object) -> None:
+    """Also where the config lacks the key: then it is at its neutral value."""
+    identity = {"config": {"FED.CLIENTS": 6, "FED.FRAC": 1.0, "DATASET.SUBSAMPLE_CLASSES": "base"}}
+    protocol = {"setting": "base2new", "partition": "dirichlet-1-K6-f1", "held_out": "",
+                "proxy": "", "server_holdout": 0, "unseen_clients": 0, "cohort": 0,
+                "targets": "", "views": 1}
+    assert list(protocol_problems(protocol, identity)) == []
+    (clause,) = protocol_problems(protocol | {key: value}, identity)
+    assert clause.startswith(f"protocol.{key} is {value!r}, the manifest says ")
