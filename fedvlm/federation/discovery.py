@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from torch import nn
 
@@ -168,7 +169,7 @@ def _over(net: type[Trainer], method: type[Trainer]) -> type[Trainer]:
     return over(net, method)
 
 
-def _network(kind: type[nn.Module]) -> type[Trainer]:
+def _network(kind: Any) -> type[Trainer]:
     from fedvlm.federation.module_trainer import train_network  # start-up: for networks only
 
     return train_network(kind)
