@@ -158,7 +158,8 @@ def test_contrast_of_three_images_by_hand() -> None:
     hand = (-(pair / (pair + near[:, 0, 2])).log() - (pair / (pair + near[:, 1, 2])).log()) / 3
     pad = {"pixels": torch.cat([x["pixels"], x["pixels"][:, :1]], 1)}
     batch = SimpleNamespace(
-        x=pad, y=torch.tensor([[0, 0, 1, 0]] * 2), w=torch.tensor([[1.0, 1, 1, 0]] * 2).double()
+        x=pad, y=torch.tensor([[0, 0, 1, 0]] * 2), w=torch.tensor([[1.0, 1, 1, 0]] * 2).double(),
+        sets=None,
     )
     value, parts = trainer.loss(model, p, batch)
     assert torch.allclose(parts["contrast"], hand)
