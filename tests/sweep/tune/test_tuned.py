@@ -152,7 +152,7 @@ def test_local_work_that_a_plan_sets_is_that_of_the_tuning_whose_values_it_takes
 def test_the_published_plans_take_what_was_tuned_for_their_like() -> None:
     """Each entry that was tuned on its setting's backbone; variants of a method take the method's.
 
-    An entry with a learning rate of its own keeps it.
+    A context for each class was not tuned.
 
     A setting without local work of its own takes the values of those that had it searched.
     """
@@ -174,8 +174,8 @@ def test_the_published_plans_take_what_was_tuned_for_their_like() -> None:
         like = inside_vit if "distilled/vit" in str(plan.common) else free if chosen else elsewhere
         got, _ = apply_tuned(plan, content)
         assert {e.label: e.tuned.get("WHO", "") for e in got.trainers} == {
-            e.label: "" if "OPTIM.LR" in e.settings else next((name for name in (_working(e.label) if chosen else (e.label, e.name))
-                           if name in like), "")
+            e.label: next((name for name in (_working(e.label) if chosen else (e.label, e.name))
+                           if name in like and "PEFT.CSC" not in e.settings), "")
             for e in got.trainers
         }, path
         assert not chosen or all(e.tuned["FED.LOCAL_EPOCHS"] == "4" for e in got.trainers)
