@@ -28,7 +28,7 @@ from fedvlm.distributed.sockets.stream import (
 _GONE = getattr(select, "POLLRDHUP", select.POLLHUP) | select.POLLHUP | select.POLLERR
 Reply = queue.SimpleQueue[bytes]
 CALLERS = 64  # at once; then the one that is silent for the longest goes
-HURRY = 2.0  # seconds for a caller's greeting
+HURRY = 5.0  # seconds for a caller's greeting
 REST = 0.1  # seconds before the next caller, where the system could not serve one
 _LOOK = 1000  # milliseconds between looks for a caller that is gone
 _WORK = 1e-4  # seconds of processor time that are a sign of life; the watch itself counts as none
