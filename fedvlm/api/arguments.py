@@ -34,6 +34,7 @@ class TrainArguments(TypedDict, total=False):
     beta: float | str | None
     clients_by: Word
     groups: Word
+    labels: Word
     min_images: int | str | None
     held_out_domain: Word
     finetune_epochs: int | str | None

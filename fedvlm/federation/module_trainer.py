@@ -35,6 +35,7 @@ from fedvlm.models.towers.vision import PREFIX
 from fedvlm.models.vlmodel import VLModel
 
 PURPOSE = "module"  # of random streams
+_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 T = TypeVar("T")
 
 
@@ -341,14 +342,14 @@ def train_network(kind: type[nn.Module]) -> type[ModuleTrainer]:
         ConfigError: its constructor wants more.
     """
     name = kind.__name__
-    try:
-        inspect.signature(kind).bind(2)
-    except TypeError as error:
+    given = list(inspect.signature(kind).parameters.values())
+    more = [p.name for p in given[1:] if p.default is p.empty and p.kind not in _MANY]
+    if more or not given or given[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise ConfigError(
             f"{name} is a torch network whose constructor does not take the number of classes "
-            f"alone ({error}): write a ModuleTrainer, whose build(self, model) returns it "
-            "(docs/own_method.md)"
-        ) from None
+            f"alone (it takes {', '.join(p.name for p in given) or 'nothing'}): write a "
+            "ModuleTrainer, whose build(self, model) returns it (docs/own_method.md)"
+        )
 
     class Network(ModuleTrainer):
         """FedAvg over the network."""

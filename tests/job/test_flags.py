@@ -56,8 +56,7 @@ def test_unknown_flags_are_all_named_with_the_nearest():
         "unknown flag '--num-usres'; did you mean '--num-users'?",
         "unknown flag '-q' (--help lists all)",
         "unknown flag '--zzz' (--help lists all)",
-        "--rounds needs a value (communication rounds; auto: until validation accuracy is flat "
-        "(default of own images))",
+        "--rounds needs a value (communication rounds; auto: until validation is flat)",
         "flag --logdir does not exist here; use --output-dir DIR",
     ]
 

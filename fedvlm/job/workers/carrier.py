@@ -119,8 +119,7 @@ class WorkerProcesses:
         there = {n: f for n, f in frames.items() if n in self._lines}
         answers, failures = exchange(self._lines, there, seconds, self._pulses, self.most)
         for name, why in failures.items():
-            self._lines.pop(name).close()
-            self._bury(name, why)
+            self._bury(name, self._lines.pop(name), why)
             failures[name] = f"{why} ({self._obituary(name)})"
             self._replace(name)
         return dict.fromkeys(frames, "not there any more") | answers | failures
@@ -153,17 +152,17 @@ class WorkerProcesses:
             elif name in silent:
                 lost[name] = f"{SILENT} {self._silence:g} s"
         for name, why in lost.items():
-            self._starting.pop(name).close()
-            self._bury(name, why)
+            self._bury(name, self._starting.pop(name), why)
             self._say(f"{name}, as it built the run: {why} ({self._obituary(name)})")
             self._replace(name)
         return list(lost)
 
-    def _bury(self, name: str, why: str) -> None:
+    def _bury(self, name: str, line: socket.socket, why: str) -> None:
         """End a worker that is lost, at once if it is silent: a stopped one hears nothing else."""
         self._pulses.drop(name)
         if why.startswith(SILENT):
             self.processes[name].kill()
+        line.close()
         self._end([name])
 
     def _replace(self, name: str) -> None:
