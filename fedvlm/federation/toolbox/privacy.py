@@ -148,15 +148,6 @@ def epsilon_of(noise: float, releases: int, delta: float) -> float:
     return _crossing(low, high, lambda e: gaussian_delta(e, noise, releases) > delta)
 
 
-def guess_bound(epsilon: float, delta: float) -> float:
-    """Return the largest share of right guesses between two equally likely neighbouring data sets.
-
-    (e^epsilon + delta) / (1 + e^epsilon) (Kairouz et al. 2015, the region of the two errors).
-    """
-    less = math.exp(-epsilon)
-    return min(1.0, (1 + delta * less) / (1 + less))
-
-
 def sigma_for(epsilon: float, delta: float, releases: int, parts: int = 1) -> float:
     """Return the least sigma that ``epsilon_of`` allows; see ``multiplier``."""
     return _crossing(

@@ -20,12 +20,11 @@ from fedvlm.evaluation.scores import CONFUSION, TARGET
 from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import takes_peft
 from fedvlm.federation.reliability.unreliable import VOID, count_reasons
-from fedvlm.federation.toolbox.privacy import guess_bound
 from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting_name, trained_words
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
-from fedvlm.job.results.private import HIDDEN, private
+from fedvlm.job.results.private import HIDDEN, meaning_of, private
 from fedvlm.runs.identity import LABEL, LABELS
 from fedvlm.runs.metrics import sentence, spent, totals
 from fedvlm.runs.names import method_name
@@ -48,7 +47,6 @@ COLUMNS = (
 )
 SETS_COLUMNS = ("personal_auroc", "personal_macro_f1")  # of sets of labels
 LONG = ("similarity", CONFUSION, LABELS)  # of a round's record: K x K, C x C
-CERTAIN = 0.9999  # an epsilon of about 9: from here on a guarantee is none
 FEW = 4  # targets with a column each; of more, the table on the screen has the mean only
 
 Row = Mapping[str, Any]  # a round's record, or the metrics of a reference without training
@@ -315,16 +313,6 @@ def privacy_lines(spoken: Row) -> list[str]:
         return lines
     return [*lines, "privacy: the noise is drawn from the seed: a simulation; whoever has the seed "
                    "can subtract it (docs/privacy.md)"]
-
-
-def meaning_of(spoken: Row) -> str:
-    """Return what an epsilon allows somebody who guesses who took part."""
-    unit, right = spoken.get("unit", "image"), guess_bound(spoken["epsilon"], spoken["delta"])
-    words = (f"who guesses whether one {unit} was used can be right in up to {100 * right:.1f} % "
-             "of cases (a coin: 50 %)")
-    if right < CERTAIN:
-        return words
-    return f"{words}; an epsilon this large protects nobody (docs/privacy.md)"
 
 
 def readmissions(taken: Sequence[Row]) -> list[str]:
