@@ -79,7 +79,7 @@ class DasslTrainer(ModuleTrainer):
             ConfigError: it cannot be built on this run's data or backbone.
         """
         keys = {f"TRAINER.{self.name.upper()}.{key}": o for key, o in self.options.items()}
-        check_set(self.root, {**keys, **self.foreign}, self.file)
+        check_set(self.root, {**keys, **self.foreign}, self.sources)
         seed = torch.initial_seed()
         session = self._session(model, share=True)
         if session.trains_towers:  # then they cannot be one for all CLIPs that it built
@@ -113,8 +113,9 @@ class DasslTrainer(ModuleTrainer):
         """Say what a user should know of a repository's code, once."""
         notes = []
         if self.home.mains:
-            notes.append(f"this runs code of {self.home.root.name}: {self.file.name} and "
-                         f"{len(self.sources) - 1} files that it imports")
+            more = len({*self.sources} - {*self.home.mains}) - 1
+            notes.append(f"this runs code of {self.home.root.name}: {self.file.name}"
+                         + (f" and {more} files that it imports" if more else ""))
         if self.own_clip:
             notes.append("images go through the repository's own clip/ at every step; its frozen "
                          "weights are the backbone's, kept by their hash")
