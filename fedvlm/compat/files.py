@@ -151,9 +151,10 @@ def _way_out(error: ImportError, loaded: Loaded, folder: str) -> str:
     if not isinstance(error, ModuleNotFoundError):
         return ""
     if name.startswith(".") or name.partition(".")[0] in loaded.imports.packages:
-        place = loaded.home.beside if name.startswith(".") else loaded.home.root
-        return (f"; there is no {place.joinpath(*name.strip('.').split('.'))}.py: is the checkout "
-                "complete?")
+        beside = name.startswith(".")
+        place = loaded.home.beside if beside else loaded.home.root
+        way = "put the needed file next to it" if beside else "is the checkout complete?"
+        return f"; there is no {place.joinpath(*name.strip('.').split('.'))}.py: {way}"
     return ("; install the missing package, or put the needed file next to it (dassl and clip are "
             "provided)")
 

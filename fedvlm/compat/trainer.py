@@ -102,11 +102,14 @@ class DasslTrainer(ModuleTrainer):
         except FedvlmError:
             raise
         except Exception as error:
+            said = failure_text(error)
+            paths = isinstance(error, FileNotFoundError) or "./" in said
             raise ConfigError(
                 f"{self.file.name}: {self.name} cannot be built on backbone "
-                f"{model.backbone.name} and {cfg.DATASET.NAME}: {failure_text(error)}"
-                f"{own_line(error)}{wanted_backbone(self._own_files, model)} (--debug shows the "
-                "traceback)"
+                f"{model.backbone.name} and {cfg.DATASET.NAME}: {said}"
+                f"{own_line(error)}{wanted_backbone(self._own_files, model)}"
+                + f"; relative paths begin in {self.home.root}" * (paths and bool(self.home.mains))
+                + " (--debug shows the traceback)"
             ) from error
 
     def _say(self, cfg: CfgNode, model: VLModel) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from fedvlm.federation.trainer import Trainer
 from fedvlm.models.adapt.channels import Held, UnitAxis, without_channels
 from fedvlm.models.vlmodel import VLModel
 
-RUNS = 5  # forwards of which the median is taken
+RUNS = 15  # forwards of which the median is taken
 ENDINGS = {  # of a tensor's name -> where its units lie
     ".A": UnitAxis(2, 0), ".B": UnitAxis(2, 1), ".down": UnitAxis(2, 0), ".up": UnitAxis(2, 1),
     ".down.weight": UnitAxis(2, 0), ".down.bias": UnitAxis(1, 0), ".up.weight": UnitAxis(2, 1),
@@ -70,7 +71,7 @@ def without_pruned(trained: TrainedModel) -> TrainedModel:
             f"{trained.trainer.name}: the model without its pruned units predicts otherwise "
             f"(difference {gap:.1e}, allowed {TOLERANCE:.0e}); nothing was written"
         )
-    before, after = cost(trained), cost(slim)
+    before, after = costs(trained, slim)
     left = sum(int(m.sum()) for m in masks.values())
     note = (
         f"Pruned: {left} of {sum(map(len, masks.values()))} units are left. Before and after: "
@@ -83,19 +84,30 @@ def without_pruned(trained: TrainedModel) -> TrainedModel:
 
 def cost(trained: TrainedModel) -> Cost:
     """Return what one image costs a model, its text pass aside."""
-    model, side = trained.model, trained.model.backbone.image_size
-    p = {n: v.to(model.device, model.dtype) for n, v in trained.params.items()}
-    image = torch.zeros(1, 1, 3, side, side, device=model.device, dtype=model.dtype)
+    return costs(trained)[0]
+
+
+def costs(*models: TrainedModel) -> list[Cost]:
+    """Return the cost of each model; their forwards are timed in turn, on equal load."""
+    forwards, flops = list[Callable[[], Tensor]](), list[int]()
+    times: list[list[float]] = [[] for _ in models]
     with torch.no_grad():
-        predict = trained.trainer.predictor(model, expand(p, 1))
-        with FlopCounterMode(display=False) as counter:
-            predict({"pixels": image})
-        times = []
+        for trained in models:
+            model, side = trained.model, trained.model.backbone.image_size
+            p = {n: v.to(model.device, model.dtype) for n, v in trained.params.items()}
+            image = torch.zeros(1, 1, 3, side, side, device=model.device, dtype=model.dtype)
+            predict = trained.trainer.predictor(model, expand(p, 1))
+            forwards.append(partial(predict, {"pixels": image}))
+            with FlopCounterMode(display=False) as counter:
+                forwards[-1]()
+            flops.append(counter.get_total_flops())
         for _ in range(RUNS):
-            began = time.perf_counter()
-            predict({"pixels": image}).sum().item()
-            times.append(time.perf_counter() - began)
-    return Cost(numel(trained.params), counter.get_total_flops(), 1e3 * statistics.median(times))
+            for forward, seen in zip(forwards, times, strict=True):
+                began = time.perf_counter()
+                forward().sum().item()
+                seen.append(time.perf_counter() - began)
+    return [Cost(numel(t.params), f, 1e3 * statistics.median(s))
+            for t, f, s in zip(models, flops, times, strict=True)]
 
 
 def _noise_logits(trained: TrainedModel) -> Tensor:

@@ -145,7 +145,7 @@ def test_only_the_file_and_what_it_imports_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "said"), [
     ("import nothing_of_that_name", r"line \d+, in <module>\); install the missing package"),
     ("from trainers.absent import x", r"line \d+.*there is no .*trainers/absent.py: is the check"),
-    ("from .absent import x", r"No module named '.absent' .*there is no .*trainers/absent.py"),
+    ("from .absent import x", r"No module named '.absent' .*there is no .*trainers/absent.py: put"),
     ("from utils.rows import absent", r"cannot import name 'absent' .*line \d+, in <module>\)$"),
     ("cfg = None\ndef f(): return cfg.TRAINER.PAIRDOUBLE.Mas",
      r"pair.py:\d+ reads TRAINER.PAIRDOUBLE.Mas, which .*did you mean 'TRAINER.PAIRDOUBLE.Mass'"),

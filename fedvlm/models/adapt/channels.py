@@ -133,11 +133,12 @@ def without_channels(module: nn.Module, kept: Mapping[str, Tensor]) -> nn.Module
         if isinstance(norm, nn.GroupNorm):
             setattr(out.get_submodule(above), last, KeptGroupNorm(norm, index).eval())
             continue
-        for of in (norm._parameters, norm._buffers):  # BatchNorm: each channel by itself
-            for key, value in of.items():
+        for kind in ("_parameters", "_buffers"):  # BatchNorm: each channel by itself
+            tensors: dict[str, Any] = vars(norm)[kind]
+            for key, value in list(tensors.items()):
                 if value is not None and value.dim():
                     cut = value.detach()[index]
-                    of[key] = nn.Parameter(cut) if of is norm._parameters else cut
+                    tensors[key] = nn.Parameter(cut) if kind == "_parameters" else cut
     return out
 
 
