@@ -69,9 +69,8 @@ def rows_of(page: str) -> Iterator[Row]:
         ValueError: a line that is no row.
     """
     for line in page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()[2:]:
-        cells = [cell.strip().strip("`") for cell in line.strip("| ").split(" | ")]
-        cells += [""] * (len(HEAD) - len(cells))
-        yield Row(*cells)
+        name, where, file, settings, *rest = (c.strip() for c in line.strip("| ").split(" | "))
+        yield Row(name, where, file.strip("`"), settings.strip("`"), *[*rest, ""][:2])
 
 
 def outcome(row: Row, folder: Path, root: Path) -> str:
