@@ -137,7 +137,7 @@ def check_set(root: CfgNode, keys: Mapping[str, Option], files: Sequence[Path]) 
         known = {k for k, option in keys.items() if k not in bare}
         raise ConfigError(
             f"{_line_of(bare[0], files)} reads {', '.join(bare)}, which have no default in "
-            f"fedvlm{did_you_mean(bare[0], known)}: set them, for example --opts {bare[0]} VALUE"
+            f"fedvlm: set them, for example --opts {bare[0]} VALUE{did_you_mean(bare[0], known)}"
         )
 
 
