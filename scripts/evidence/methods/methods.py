@@ -15,7 +15,7 @@ from typing import Any
 
 from evidence.flags import add_folder, add_map_runs, add_names, make_folder
 from evidence.methods.figure import draw_fixed, draw_methods
-from evidence.methods.page import page_of
+from evidence.methods.page import page_of, words_of
 from evidence.methods.real import RUNS as DRAWN
 from evidence.methods.real import read_real, write_plan
 from evidence.methods.runs import COLUMNS, read_plans, rows_of
@@ -58,12 +58,12 @@ def main(args: Namespace) -> int:
     runs, into = make_folder(args.runs), make_folder(args.folder)
     if not args.table_only:
         _run_all(runs, args)
-    _pack(runs, into / CELLS)
+    plans = read_plans(PLANS)
+    _pack([runs / name for name in sorted({plan.output for plan in plans})], into / CELLS)
     real = read_real(runs)
     if real:
         _write_csv(into / REAL, real, tuple(real[0]))
     real = _read_csv(into / REAL)
-    plans = read_plans(PLANS)
     packs = sorted((into / CELLS).glob(f"*{ENDING}"))
     rows = rows_of(plans, collect(packs).runs) if packs else []
     if not rows and not real:
@@ -72,6 +72,7 @@ def main(args: Namespace) -> int:
     draw_methods(plans, rows, into)
     draw_fixed(real, into)
     write_text(into / "methods.md", page_of(plans, rows, real))
+    write_text(into / "methods.txt", words_of(rows) + "\n")
     say(f"{len(rows)} runs of {sum(len(p.planned()) for p in plans)} planned and {len(real)} in "
         f"drawn cells; wrote {into}: methods.md, methods.csv, {REAL}, methods.png, fixed.png")
     return 0
@@ -90,11 +91,11 @@ def _run_all(runs: Path, args: Namespace) -> None:
             cli.main(["sweep", str(write_plan(runs, args.backbone)), *common])
 
 
-def _pack(output: Path, into: Path) -> None:
-    """Pack the finished runs of each folder of ``output``, with those that only the pack has."""
-    for folder in sorted(output.iterdir()) if output.is_dir() else ():
-        found = collect([folder]).runs if (folder / "sweeps").is_dir() else []
-        if not found or folder.name == DRAWN:
+def _pack(folders: Sequence[Path], into: Path) -> None:
+    """Pack the finished runs of each folder, with those that only the pack has."""
+    for folder in folders:
+        found = collect([folder]).runs if folder.is_dir() else []
+        if not found:
             continue
         into.mkdir(parents=True, exist_ok=True)
         path = into / f"{folder.name}{ENDING}"
