@@ -35,7 +35,7 @@ class Case:
     """The best method that communicates, of a row of a setting, beside alone and pooled.
 
     Attributes:
-        lane, title: where, and what is trained; clients: in words.
+        lane, setting: its name and title; title: what is trained; clients: in words.
         method: short label, of how many that communicate; sure: of its gain among all (max-t).
         alone, together, pooled: personal accuracy in percent, mean over the sets.
         gain, balanced, worst: method minus the best baseline without collaboration.
@@ -44,6 +44,7 @@ class Case:
     """
 
     lane: str
+    setting: str
     title: str
     clients: str
     method: str
@@ -83,7 +84,8 @@ def _case(one: Standing, lane: Lane) -> Case:
     configs = [run.identity_config() for run in runs]
     clients = sorted({int(config.get("FED.CLIENTS") or 0) for config in configs})
     return Case(
-        one.lane, one.title, " to ".join(map(str, dict.fromkeys((clients[0], clients[-1])))),
+        one.lane, lane.title, one.title,
+        " to ".join(map(str, dict.fromkeys((clients[0], clients[-1])))),
         one.short(method), len(one.gains), one.gain_of(method), _mean(alone), _mean(own),
         _mean(pooled), one.gains[method], beside[0], beside[1], one.hurt.get(method), rows)
 
@@ -125,14 +127,14 @@ def federate(every: Sequence[Case], first: Sequence[Case]) -> str:
     hurt = [c for c in first if c.hurt is not None]
     if hurt:
         least, most = (f(hurt, key=lambda c: c.hurt or 0.0) for f in (min, max))
-        words.append(f"Between {least.hurt:.0f} % ({least.method}, {least.lane}) and "
-                     f"{most.hurt:.0f} % ({most.method}, {most.lane}) of the clients reach more "
-                     "alone.")
+        words.append(f"Between {least.hurt:.0f} % ({least.method}, {least.setting}) "
+                     f"and {most.hurt:.0f} % ({most.method}, {most.setting}) of the clients reach "
+                     "more alone.")
     new = [c for c in every if c.gain.ahead]
     sure = [c for c in new if c.gain.apart_ahead > 0]
-    words.append("These statements are about these data sets: for one more data set the gain "
-                 f"could be positive or negative in {len(every) - len(sure)} of {len(every)} "
-                 "comparisons." if len(sure) < len(every) else "")
+    words.append("These statements are about these data sets: for one more data set a gain can be "
+                 f"promised in {len(sure) or 'none'} of {len(every)} comparisons."
+                 if len(sure) < len(every) else "")
     return " ".join(filter(None, words))
 
 
@@ -155,7 +157,7 @@ def with_what(standings: Sequence[Standing], unranked: int) -> str:
         "same parameters, each client trained alone) some method is significantly better than "
         "LocalOnly. Best, or not significantly below the best: "
         + ", ".join(f"{name} in {wins[name]} of its {places[name]} comparisons" for name in most)
-        + (" ((ft): fine-tuned at each client at the end)." if any("(ft)" in name for name in most)
+        + (". (ft) is with a final fine-tuning at each client." if any("(ft)" in n for n in most)
            else ".")
         + (f" {unranked} runs of methods that were not tuned are not ranked." if unranked else ""))
 
@@ -246,5 +248,5 @@ def _percent(value: float | None) -> str:
 
 
 def _named(rows: Sequence[Case]) -> str:
-    names = ", ".join(f"{c.lane}: {c.method} {c.gain.mean:+.1f}" for c in rows)
+    names = ", ".join(f"{c.setting}: {c.method} {c.gain.mean:+.1f}" for c in rows)
     return f" ({names} points)" if rows else ""
