@@ -281,7 +281,7 @@ def check_explosion(built: Built, records: Sequence[Mapping[str, Any]]) -> None:
     numbers = [one.get(name) for one in (before, after) for name in ("personal", "personal_nll")]
     if None in numbers or "personal_auroc" in after:
         return
-    start, loss_before, end, loss_after = map(float, numbers)
+    start, loss_before, end, loss_after = (float(x or 0) for x in numbers)
     guess = math.log(len(built.data.classnames))
     usual = max(loss_before, guess)
     high = losses[-1] > ENDS_HIGH * usual or max(losses) > PEAK * usual

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedvlm.console.parser import Parser
 from fedvlm.core.errors import did_you_mean
@@ -19,7 +20,7 @@ def add_folder(parser: Parser, name: str, text: str, default: str = "") -> None:
     Args:
         name: ``folder``, a word of the command, or a flag such as ``--runs``.
     """
-    more = {"default": default} if name.startswith("-") else {}
+    more: dict[str, Any] = {"default": default} if name.startswith("-") else {}
     parser.add_argument(name, metavar="FOLDER", help=text, **more)
     dest = name.lstrip("-")
 

@@ -229,9 +229,9 @@ def _axes(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
                 "balanced", "worst", "hurt", "unseen_clients", "new"))
             lines.append(f"| {name} | {case} | {method} | {len(some)} | {own} | "
                          f"{_points(fmean(above) if above else None)} | {rest} |")
-    some = [plan for plan in plans if plan.name in AXES]
+    axes = [plan for plan in plans if plan.name in AXES]
     done = sum(r["plan"] in AXES for r in rows)
-    said = _lack(done, sum(len(plan.planned()) for plan in some), "runs")
+    said = _lack(done, sum(len(plan.planned()) for plan in axes), "runs")
     return "\n".join([*lines, "", said]) if done else said
 
 
