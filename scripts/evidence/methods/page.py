@@ -17,6 +17,7 @@ NEAR = 1.0  # points below the best that count as equal to it
 AXES = ("map-axes", "map-new-clients", "map-unseen")
 CSC = " (CSC)"
 MANY = 20  # clients
+FEW_CELLS = 6  # that are named
 
 
 def page_of(
@@ -111,11 +112,13 @@ def _beside_prior(
 
 
 def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> str:
-    """Return a table of methods, the best mean gain first; over the cells that all have."""
+    """Return tables of methods, the best mean gain first: with the most cells, and with fewer."""
     methods = list(dict.fromkeys(m for _, _, m in found))
     places = {m: {(s, c) for s, c, n in found if n == m} for m in methods}
-    lines = ["| method | cells | personal gain | class-balanced gain | best in | worst client | "
-             "clients that lose | kB a round |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    head = ["| method | cells | personal gain | class-balanced gain | best in | worst client | "
+            "clients that lose | kB a round |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    whole, fewer = list(head), list(head)
+    most = max(map(len, places.values()), default=0)
     balanced = gains(rows, "balanced")
     tops: Counter[str] = Counter()
     for place in set().union(*places.values()):
@@ -123,13 +126,19 @@ def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> 
         tops[max(here, key=lambda m: here[m])] += 1
     for method in sorted(methods, key=lambda m: -fmean(found[(*p, m)] for p in places[m])):
         some = [r for r in rows if r["method"] == method and r["plan"] in CELLS]
-        lines.append(
+        (whole if len(places[method]) == most else fewer).append(
             f"| {method} | {len(places[method])} | "
             f"{_points(fmean(found[(*p, method)] for p in places[method]))} | "
             f"{_points(fmean(balanced[(*p, method)] for p in places[method]))} | {tops[method]} | "
             f"{_number(_mean(some, 'worst'))} | {_number(_mean(some, 'hurt'))} | "
             f"{(_mean(some, 'bytes') or 0) / 1e3:.0f} |")
-    return "\n".join(lines)
+    if fewer == head:
+        return "\n".join(whole)
+    there = sorted(set().union(*(p for p in places.values() if len(p) < most)))
+    where = ", ".join(f"{name} {case}" for name, case in there) if len(there) <= FEW_CELLS else \
+        f"{len(there)} cells"
+    return "\n".join([*whole, "", f"These have fewer cells ({where}) and cannot be compared with "
+                      "the methods above.", "", *fewer])
 
 
 def words_of(rows: Sequence[Row]) -> str:
