@@ -39,11 +39,12 @@ class LogFile:
     Args:
         path: ``log.txt`` of the run folder.
         total_rounds: T.
+        measure: what the one number of a client is.
     """
 
-    def __init__(self, path: Path, total_rounds: int) -> None:
+    def __init__(self, path: Path, total_rounds: int, measure: str = "accuracy") -> None:
         """Keep the path; the file is made by the first line."""
-        self.path, self.total = path, total_rounds
+        self.path, self.total, self.measure = path, total_rounds, measure
 
     def header(self, info: Mapping[str, object], config: Sequence[str] = ()) -> None:
         """Write what runs, then the config lines (``config.config_lines``)."""
@@ -56,7 +57,7 @@ class LogFile:
     def round_finished(self, row: RoundRow) -> None:
         """Write the round's line and, where evaluated, one line per client."""
         clients = [
-            f"  client {c.cid}  n {c.n}  accuracy {c.accuracy:.2f}"
+            f"  client {c.cid}  n {c.n}  {self.measure} {c.accuracy:.2f}"
             for c in row.clients
             if c.accuracy is not None
         ]

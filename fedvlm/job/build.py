@@ -59,6 +59,7 @@ from fedvlm.models.adapt.peft import role_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
+from fedvlm.runs.verify.answer import measure_name
 
 if TYPE_CHECKING:
     from fedvlm.federation.aggregation.client_privacy import ClientPrivacy
@@ -282,7 +283,7 @@ def make_plateau(cfg: CfgNode, plan: Plan, roster: Roster) -> Plateau:
     panel = panel_of(roster, cohort=int(cfg.TEST.COHORT), data_seed=int(cfg.DATA_SEED))
     return Plateau(
         int(cfg.FED.PATIENCE), [c for c in panel.clients if roster.val[c]],
-        max(2, math.ceil(panel.members / plan.cohort)),
+        max(2, math.ceil(panel.members / plan.cohort)), measure_name(bool(cfg.DATASET.LABELS)),
     )
 
 

@@ -28,6 +28,7 @@ from fedvlm.job.kinds import dataset_of, method_of
 from fedvlm.job.request import Request
 from fedvlm.runs.identity import read_json
 from fedvlm.runs.private import public_value, read_private
+from fedvlm.runs.verify.answer import measure_name
 
 if TYPE_CHECKING:
     from fedvlm.federation.discovery import Trust
@@ -371,7 +372,8 @@ def _rounds(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     fed.ROUNDS, origins["FED.ROUNDS"] = MOST_ROUNDS, why
     if origins["FED.PATIENCE"] == DEFAULT:
         fed.PATIENCE, origins["FED.PATIENCE"] = PATIENCE, "because FED.ROUNDS is auto"
-    return [f"--rounds auto: training stops when the clients' validation accuracy is flat, after "
+    what = measure_name(bool(cfg.DATASET.LABELS))
+    return [f"--rounds auto: training stops when the clients' validation {what} is flat, after "
             f"{MOST_ROUNDS} rounds at most; --rounds N sets a number"]
 
 
