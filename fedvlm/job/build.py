@@ -12,6 +12,7 @@ import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
+from fedvlm.config.federation import ATTACKS
 from fedvlm.config.keys import ROLES, default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
@@ -419,10 +420,16 @@ def _adversaries(
     trainer: Trainer, inputs: Inputs,
 ) -> tuple[Plan, list[str]]:
     """Return the plan with who attacks and what is hidden of clients, and remarks on both."""
-    remarks = list[str]()
-    if cfg.FED.HOSTILE:
+    remarks, fed = list[str](), cfg.FED
+    if not fed.HOSTILE and (ATTACKS[0] != fed.ATTACK or fed.ATTACK_SCALE or fed.ATTACK_TARGET):
+        remarks.append("nobody attacks this run: FED.ATTACK needs a share of hostile clients, "
+                       "FED.HOSTILE above 0")
+    if fed.DP.DELTA and not any((fed.DP.CLIP, fed.DP.NOISE, fed.DP.EPSILON)):
+        remarks.append("no differential privacy: FED.DP.DELTA alone sets none; give FED.DP.CLIP "
+                       "and FED.DP.EPSILON")
+    if fed.HOSTILE:
         hostile, said = hostile_of(cfg, plan, start, sites, backbone, inputs)
-        plan, remarks = replace(plan, hostile=hostile), said
+        plan, remarks = replace(plan, hostile=hostile), [*remarks, *said]
     if any((cfg.FED.DP.CLIP, cfg.FED.DP.NOISE, cfg.FED.DP.EPSILON)):
         dp, words = privacy_of(cfg, plan, start, trainer, inputs)
         plan, remarks = replace(plan, dp=dp), [*remarks, words]
