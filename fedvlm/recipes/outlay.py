@@ -106,7 +106,7 @@ class Files:
         return " and ".join(parts)
 
 
-def files_of(rows: Iterable[Row]) -> Files:
+def reads_of(rows: Iterable[Row]) -> Files:
     """Return what the runs of rows read, by the tables of data sets and of weights."""
     images: dict[str, float] = {}
     weights: dict[str, float] = {}

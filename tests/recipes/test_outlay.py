@@ -10,9 +10,9 @@ from fedvlm.recipes.outlay import (
     TEXT,
     Files,
     Outlay,
-    files_of,
     outlay_of,
     outlays,
+    reads_of,
     speed_here,
     worth,
 )
@@ -79,14 +79,14 @@ def test_data_sets_and_weights_count_once() -> None:
     every = protocol_rows(plan)
     assert sum(row.runs for row in every) == 81 == len(every) * len(plan.seeds)
     assert len(outlays(every)) < len(every)
-    files = files_of(every)
+    files = reads_of(every)
     assert files.weights == {"ViT-B-16": 0.6} and files.images["OxfordFlowers"] == 0.35
     assert files.gigabytes == pytest.approx(sum(files.images.values()) + 0.6)
-    assert files.unknown and files | files_of(every[:1]) == files
+    assert files.unknown and files | reads_of(every[:1]) == files
     assert Files({"a": 2.0}, {"b": 1.0}, ("c",)).words() == (
         "2.0 GB of images and 1.0 GB of weights and images of unknown size (c)"
     )
-    assert not files_of(protocol_rows(read_recipe("plato").plan)).weights
+    assert not reads_of(protocol_rows(read_recipe("plato").plan)).weights
 
 
 def test_costs_are_printed_without_the_data(capsys: pytest.CaptureFixture[str]) -> None:

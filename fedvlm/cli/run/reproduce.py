@@ -128,8 +128,8 @@ def _foresee(trials: Sequence[Trial]) -> None:
     from fedvlm.recipes.outlay import (  # start-up: PyTorch
         Files,
         Outlay,
-        files_of,
         outlay_of,
+        reads_of,
         speed_here,
     )
 
@@ -138,7 +138,7 @@ def _foresee(trials: Sequence[Trial]) -> None:
         rows, note = [row for row in trial.rows if not row.why], "finished runs are not made again"
         if not rows:
             rows, note = trial.rows, "none of them can run here"
-        effort, files, runs = outlay_of(rows), files_of(rows), sum(row.runs for row in rows)
+        effort, files, runs = outlay_of(rows), reads_of(rows), sum(row.runs for row in rows)
         cost = effort.words(speed_here()) if effort else "hours unknown"
         total, read, count = total + (effort or Outlay(0.0, 0.0)), read | files, count + runs
         if runs:
@@ -155,8 +155,8 @@ def _list(names: Sequence[str]) -> list[dict[str, object]]:
         READERS,
         Outlay,
         few,
-        files_of,
         outlays,
+        reads_of,
     )
     from fedvlm.recipes.recipe import read_recipe  # start-up: PyTorch
     from fedvlm.recipes.trial import protocol_rows  # start-up: PyTorch
@@ -166,7 +166,7 @@ def _list(names: Sequence[str]) -> list[dict[str, object]]:
         progress(f"adding up what {name} costs")
         recipe = read_recipe(name)
         runs = protocol_rows(recipe.plan)
-        known, files = outlays(runs), files_of(runs)
+        known, files = outlays(runs), reads_of(runs)
         effort = sum(known, Outlay(0.0, 0.0)) if known else None
         part = "+" if len(known) < len(runs) else ""
         rows.append({
