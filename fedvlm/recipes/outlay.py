@@ -4,13 +4,16 @@ Operations of the towers are open_clip's own profile (images of 224 pixels, 77 t
 tensor costs three passes, a frozen tower one. Texts are packed as they are in a run: one prefix and
 context for all names (``models.towers.text_path``). A method that is no ``PeftTrainer`` is taken to
 send its prompts through the text tower. Hours are by what this machine's matrix products were seen
-to do (``speed_here``), on a GPU by a round number.
+to do (``speed_here``), on a GPU by a round number. Of a network of its own every step reads its
+images, small products take three times as long as the arithmetic says (measured: 1.8 to 4.7 times),
+and the backbone still sees the test images for zero-shot. Sizes of data sets are those of their
+downloads (``data.get.offers``), of weights those of ``models.load.weights``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,10 +21,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedvlm.data.catalog import dataset_info
+from fedvlm.data.get.offers import offer_of
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.module_trainer import ModuleTrainer
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trainer import Trainer
+from fedvlm.models.load.weights import GIGABYTES
 from fedvlm.recipes.counts import SHAPES, counts_of, stand_in
 from fedvlm.recipes.trial import Row, classes_of
 
@@ -31,19 +36,25 @@ GPU = 2e13  # operations a second of one card
 CONTEXT, NAME, FULL = 17, 3.5, 77  # tokens: before the names, of a name and its end, of a text
 TRIES, WIDE, ROWS = 5, 768, 2048  # of ``speed_here``: products of a ViT-B's first MLP layer
 PASSES = 3  # forward, and backward to tensors and to inputs
+SLOW = 3.0  # a network's small products and what lies between them, beside one large product
+TESTS, TOWER = 4, 2  # passes over test images: models (shared, own; first, last), zero-shot
+READ, READERS = 0.002, 8  # seconds to read an image on one core; cores beside a GPU
+FEWEST = 0.1  # of what is printed as a number
 SIDE, BYTES, COPIES = 224, 4, 2  # pixels; of a number; a client's personal tensors and its state
 
 
 @dataclass(frozen=True)
 class Outlay:
-    """Operations of runs, and the bytes that they keep."""
+    """Operations of runs, the bytes that they keep, and the images that they read from disk."""
 
     flops: float
     bytes: float
+    images: float = 0.0
 
     def __add__(self, other: Outlay) -> Outlay:
         """Return the sum."""
-        return Outlay(self.flops + other.flops, self.bytes + other.bytes)
+        return Outlay(self.flops + other.flops, self.bytes + other.bytes,
+                      self.images + other.images)
 
     def words(self, speed: float) -> str:
         """In words.
@@ -51,11 +62,68 @@ class Outlay:
         Args:
             speed: operations a second of this machine.
         """
-        here, gpu = (self.flops / rate / 3600 for rate in (speed, GPU))
+        here, gpu = self.hours(speed), self.hours(GPU, READERS)
+        about = "about " if here >= FEWEST else ""
         return (
-            f"about {_round(here)} hours here or {_round(gpu)} on a GPU, and "
-            f"{_round(self.bytes / 1e9)} GB for clients' states and features"
+            f"{about}{few(here)} hours here or {few(gpu)} on a GPU, and "
+            f"{few(self.bytes / 1e9)} GB for clients' states and features"
         )
+
+    def hours(self, speed: float, readers: int = 1) -> float:
+        """Return the hours at so many operations a second, with so many cores that read images."""
+        return (self.flops / speed + self.images * READ / readers) / 3600
+
+
+@dataclass(frozen=True)
+class Files:
+    """What runs read: each data set and backbone once.
+
+    Attributes:
+        images, weights: gigabytes, about, by name; of some sets none is known.
+        unknown: names of those.
+    """
+
+    images: Mapping[str, float]
+    weights: Mapping[str, float]
+    unknown: tuple[str, ...] = ()
+
+    def __or__(self, other: Files) -> Files:
+        """Return both, what they share once."""
+        return Files({**self.images, **other.images}, {**self.weights, **other.weights},
+                     tuple(sorted({*self.unknown, *other.unknown})))
+
+    @property
+    def gigabytes(self) -> float:
+        """Of images and weights together, as far as known."""
+        return sum(self.images.values()) + sum(self.weights.values())
+
+    def words(self) -> str:
+        """In words; empty where nothing is read."""
+        parts = [f"{few(sum(sizes.values()))} GB of {what}" for sizes, what in
+                 ((self.images, "images"), (self.weights, "weights")) if sizes]
+        if self.unknown:
+            parts.append(f"images of unknown size ({', '.join(self.unknown)})")
+        return " and ".join(parts)
+
+
+def reads_of(rows: Iterable[Row]) -> Files:
+    """Return what the runs of rows read, by the tables of data sets and of weights."""
+    images: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    unknown = set()
+    for row in rows:
+        if row.job is None:
+            continue
+        cfg = row.job.cfg
+        info, tower = dataset_info(cfg.DATASET.NAME), cfg.MODEL.BACKBONE.NAME.replace("/", "-")
+        size = offer_of(info.name, info.source).size if info else 0.0
+        if size:
+            images[info.name if info else ""] = size
+        elif info is None or not info.builtin:
+            unknown.add(info.name if info else row.dataset)
+        if cfg.MODEL.BACKBONE.PRETRAINED and tower in GIGABYTES:
+            weights[tower] = GIGABYTES[tower]
+    return Files(images, weights, tuple(sorted(unknown)))
 
 
 @cache
@@ -78,16 +146,20 @@ def worth(rows: Iterable[Row], confirmed: float) -> float:
         confirmed: numbers that they can confirm.
     """
     outlay = outlay_of(rows)
-    return 0.0 if outlay is None else confirmed / max(outlay.flops / GPU / 3600, 1e-6)
+    return 0.0 if outlay is None else confirmed / max(outlay.hours(GPU, READERS), 1e-6)
 
 
 def outlay_of(rows: Iterable[Row]) -> Outlay | None:
     """Return what the runs of rows cost together; None where nothing is known of any."""
-    found = [(len(row.cells), one) for row in rows if row.job is not None and row.cells
+    found = outlays(rows)
+    return sum(found, Outlay(0.0, 0.0)) if found else None
+
+
+def outlays(rows: Iterable[Row]) -> list[Outlay]:
+    """Return what the runs of each row cost, without rows of which nothing is known."""
+    found = [(len(row.cells) or row.runs, one) for row in rows if row.job is not None
              for one in [_one(row)] if one is not None]
-    if not found:
-        return None
-    return sum((Outlay(n * e.flops, n * e.bytes) for n, e in found), Outlay(0.0, 0.0))
+    return [Outlay(n * one.flops, n * one.bytes, n * one.images) for n, one in found]
 
 
 def _one(row: Row) -> Outlay | None:
@@ -106,8 +178,9 @@ def _one(row: Row) -> Outlay | None:
     counts = counts_of(kind, cfg, classes)
     states = COPIES * BYTES * fed.CLIENTS * counts.trained
     if issubclass(kind, ModuleTrainer):
-        flops = _network(kind(cfg), name, classes)
-        return Outlay(flops * (PASSES * seen + info.test), states)
+        flops = SLOW * _network(kind(cfg), name, classes) * (PASSES * seen + TESTS * info.test)
+        tower = TOWER * IMAGE[name] * info.test
+        return Outlay(flops + tower, states, seen + (TESTS + TOWER) * info.test)
     inside = issubclass(kind, PeftTrainer) and (cfg.PEFT.VISUAL in ("lora", "adapter"))
     views = int(cfg.INPUT.VIEWS)
     images = PASSES * seen if inside else seen if not views else views * train
@@ -117,7 +190,8 @@ def _one(row: Row) -> Outlay | None:
         tokens = (classes if cfg.PEFT.CSC else 1) * CONTEXT + classes * NAME
         sets = max(1, kind(cfg).prompt_sets(batch))
         flops += PASSES * steps * sets * tokens / FULL * TEXT[name]
-    return Outlay(flops, states + BYTES * SHAPES[name].embed * (images + info.test))
+    features = BYTES * SHAPES[name].embed * (images + info.test)
+    return Outlay(flops, states + features, (views * train if views else seen) + info.test)
 
 
 def _network(trainer: Trainer, backbone: str, classes: int) -> float:
@@ -130,5 +204,6 @@ def _network(trainer: Trainer, backbone: str, classes: int) -> float:
     return float(counter.get_total_flops())
 
 
-def _round(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 0.1 else "less than 0.1"  # noqa: PLR2004
+def few(value: float) -> str:
+    """Return a number in few digits."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= FEWEST else "less than 0.1"  # noqa: PLR2004

@@ -55,6 +55,7 @@ class Row:
     Attributes:
         own: the recipe's own config of the first seed; job: as the command's words make it. None
             where it is refused.
+        runs: how many the protocol has, whether they can be made here or not.
         why: what keeps it from running; empty where nothing does.
         changed: how its protocol differs from the recipe's, in words.
     """
@@ -64,6 +65,7 @@ class Row:
     own: Job | None = None
     job: Job | None = None
     cells: tuple[Cell, ...] = ()
+    runs: int = 0
     why: str = ""
     changed: str = ""
 
@@ -186,6 +188,7 @@ def trial_of(
             row.own = jobs_of(bare, papers)[0]
             jobs = jobs_of(plan, ours)
             row.job, row.changed = jobs[0], _changed(row.own, jobs[0])
+            row.runs = len(jobs)
             cells = []
             for job in jobs:
                 cells.append(checker.cell(number, ours, job))
@@ -195,6 +198,16 @@ def trial_of(
             row.why = _first(str(error))
     _own_folders(trial)
     return trial
+
+
+def protocol_rows(plan: SweepPlan) -> list[Row]:
+    """Return the rows of a plan by their first seed's config; no data set is looked for."""
+    first = replace(plan, seeds=plan.seeds[:1])
+    rows = []
+    for cell in combinations(first):
+        job = jobs_of(first, cell)[0]
+        rows.append(Row(cell.column, cell.row, job, job, runs=len(plan.seeds)))
+    return rows
 
 
 def _own_folders(trial: Trial) -> None:

@@ -51,12 +51,15 @@ def built(output: Path, *opts: str, trainer: tuple[str, ...] = HEART) -> Built:
 def test_a_run_with_each_source(source: str, tmp_path: Path, folder: Path, capsys: Any) -> None:
     assert jobs.run(tmp_path, *HEART, "--opts", *FAST, *options(source, folder)) == 0
     record = json.loads((jobs.folder(tmp_path) / "results.json").read_text())
-    name = source.format(folder=folder)
-    assert record["protocol"]["proxy"] == name and name in record["protocol"]["extra_data"]
+    kept, typed = source.format(folder=folder.name), source.format(folder=folder)
+    assert record["protocol"]["proxy"] == kept and kept in record["protocol"]["extra_data"]
     assert record["protocol"]["server_holdout"] == 2 * (source == "holdout")
-    assert any(f"({name}), digest " in note for note in record["run_info"]["notes"])
+    assert any(f"({kept}), digest " in note for note in record["run_info"]["notes"])
+    assert str(folder) not in json.dumps(record)
     assert [("akt" in r["aggregation"]) for r in jobs.records(tmp_path)] == [False, True, True]
-    assert f"extra data: {record['protocol']['extra_data']}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"extra data: {record['protocol']['extra_data'].replace(kept, typed)}" in said
+    assert f"({typed}), digest " in said
     assert ("-server2-" in str(jobs.folder(tmp_path))) is (source == "holdout")
     partition = json.loads((jobs.folder(tmp_path) / "partition.json").read_text())
     assert len(partition.get("server", ())) == 20 * (source == "holdout")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.cli.run.sweep import plan_of
 from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import DataError
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.models.vlmodel import VLModel
 from fedvlm.sweep.cells import cells_of
 from fedvlm.sweep.plan import read_plan
 from tests.jobs import REPOSITORY
@@ -52,3 +56,53 @@ def test_a_row_is_the_mean_of_the_pairs() -> None:
     assert len(table) == sum("TAG" in e.settings for e in read_plan(PLAN).trainers)
     with pytest.raises(DataError, match="no runs of AFL with and without"):
         rows({})
+
+
+SEEN_AT: dict[tuple[str, str], dict[str, object]] = {  # where an option acts; else: everywhere
+    ("APFL", "ALPHA_MIN"): {"ALPHA_LR": 10.0},  # a share that comes to its bound
+    ("FedDecomp", "VARIANT"): {"frac": 0.5},  # clients that do not work in a round
+    ("pFedMoAP", "DRAW"): {"EXPERTS": 1},  # fewer than there are others
+    ("PromptSRC", "TEACHER"): {"templates": ("a photo of a {}.", "one {}, seen from afar.")},
+}
+
+
+def trained(name: str, changed: dict[str, str], at: dict[str, object]) -> dict[str, torch.Tensor]:
+    """Return all tensors of server and clients after three rounds of four unequal clients."""
+    own = {k: v for k, v in at.items() if k.isupper()}
+    words = {f"TRAINER.{name.upper()}.{k}": str(v) for k, v in own.items()} | changed
+    world = Templates([word for pair in words.items() for word in pair])
+    world.templates = at.get("templates", ())
+    fed = world.federation(load_trainer(name), Setup(chunk=4, packed=True))
+    fed.plan = replace(fed.plan, frac=at.get("frac", 1.0))
+    whole = fed.read(fed.run())
+    states = {"server": whole.server} | {str(k): v for k, v in whole.clients.items()}
+    return {f"{who}|{slot}|{n}": v.double() for who, state in states.items()
+            for slot, tree in state.items() for n, v in tree.items()}
+
+
+class Templates(CheckWorld):
+    """A world with templates of its own."""
+
+    templates: object = ()
+
+    def model(self, packed: bool = False) -> VLModel:
+        """See the world; with the templates."""
+        model = super().model(packed)
+        return model.with_classes(model.classnames, self.templates) if self.templates else model
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [pytest.param(e.name, {k: v for k, v in e.settings.items() if k != "TAG"}, id=" ".join(
+        [e.name, *(f"{k.rpartition('.')[2]} {v}" for k, v in e.settings.items() if k != "TAG")]
+    )) for e in read_plan(PLAN).trainers if "TAG" in e.settings],
+)
+def test_the_option_changes_what_is_trained(name: str, changed: dict[str, str]) -> None:
+    """An option that nothing reads would stand in the table with no change, too."""
+    (key,) = changed
+    at = SEEN_AT.get((name, key.rpartition(".")[2]), {})
+    one, other = (trained(name, c, at) for c in ({}, changed))
+    assert any(
+        one[n].shape != v.shape or not torch.allclose(one[n], v, rtol=1e-6, atol=1e-9)
+        for n, v in other.items() if n in one
+    )

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from fedvlm.check.world import Setup
 from fedvlm.federation.batches import IndexSplit
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.toolbox.moments import Moments, best_ridge
+from fedvlm.federation.toolbox.moments import Moments, best_share
 from tests.trainers.small_world import batch, method, model, world
 
 
@@ -35,7 +35,9 @@ def test_global_model_is_that_of_all_images_and_the_personal_one_counts_own_twic
     z, y = F.normalize(world().features[twice], dim=-1), world().labels[twice]
     member = F.one_hot(y, 4).double()
     m = Moments(member.sum(0), member.T @ z, z.T @ z)
-    want = two.trainer.heads(m, both["head.mix"][0])
+    whole = Moments(m.count - member[30:].sum(0), m.total - member[30:].T @ z[30:],
+                    m.gram - z[30:].T @ z[30:])
+    want = two.trainer.heads(m, both["head.mix"][0], two.trainer.share(whole))
     for name in ("head.visual", "head.bias"):
         assert torch.allclose(both[name][0], want[name], atol=1e-8), name
 
@@ -46,14 +48,13 @@ def test_discriminant_is_the_log_ratio_of_gaussians(variant: str) -> None:
     member = F.one_hot(y, 4).double()
     m = Moments(member.sum(0), member.T @ z, z.T @ z)
     trainer = method("TOFA", SHRINK=0.3, VARIANT=variant)
-    head = trainer.heads(m, torch.zeros(4, 1).double())
+    head = trainer.heads(m, torch.zeros(4, 1).double(), trainer.share(m))
     means = torch.stack([z[y == c].mean(0) for c in range(4)])
     gap = z - means[y]
     cov, share = gap.T @ gap / len(z), 0.3
-    if variant == "fixed":  # least squares with AFL's ridge, of the covariance's scale
-        least = float(best_ridge(z.T @ z, z.T @ member, torch.tensor(float(len(z)))))
-        share = least / (least + float((gap.T @ gap).diagonal().mean()))
-        assert 0.02 < share < 0.98 and abs(share - 0.3) > 0.02
+    if variant == "fixed":
+        share = float(best_share(m))
+        assert 0 < share < 0.3
     cov = (1 - share) * cov + share * cov.diagonal().mean() * torch.eye(12).double()
     want = torch.stack([
         torch.distributions.MultivariateNormal(v, cov).log_prob(z) for v in means

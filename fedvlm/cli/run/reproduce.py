@@ -102,6 +102,8 @@ def main(args: Namespace) -> int:
     if not names:
         progress.clear()
         say(*table_lines(_list(recipe_names())),
+            "GPU hours and GB (of images and weights) are estimates; + and ?: of some sets or of "
+            "all nothing is known; hours on this machine: --dry-run",
             "one of them: fedvlm reproduce NAME --dry-run; no published number was verified here")
         return 0
     recipes = [read_recipe(name) for name in dict.fromkeys(names)]
@@ -122,31 +124,57 @@ def main(args: Namespace) -> int:
 
 
 def _foresee(trials: Sequence[Trial]) -> None:
-    """Say what the runs of each recipe, and of all, will cost."""
-    from fedvlm.recipes.outlay import Outlay, outlay_of, speed_here  # start-up: PyTorch
+    """Say what the runs of each recipe, and of all, will cost; of one that cannot run: would."""
+    from fedvlm.recipes.outlay import (  # start-up: PyTorch
+        Files,
+        Outlay,
+        outlay_of,
+        reads_of,
+        speed_here,
+    )
 
-    total = Outlay(0.0, 0.0)
+    total, read, count = Outlay(0.0, 0.0), Files({}, {}), 0
     for trial in trials:
-        effort = outlay_of([row for row in trial.rows if not row.why])
-        if effort is not None:
-            total += effort
-            say(f"recipe {trial.recipe.name}: {len(trial.runnable)} runs, "
-                f"{effort.words(speed_here())} (by arithmetic; finished runs are not made again)")
+        rows, note = [row for row in trial.rows if not row.why], "finished runs are not made again"
+        if not rows:
+            rows, note = trial.rows, "none of them can run here"
+        effort, files, runs = outlay_of(rows), reads_of(rows), sum(row.runs for row in rows)
+        cost = effort.words(speed_here()) if effort else "hours unknown"
+        total, read, count = total + (effort or Outlay(0.0, 0.0)), read | files, count + runs
+        if runs:
+            say(f"recipe {trial.recipe.name}: {runs} runs, {cost}; reads {files.words()} "
+                f"(estimates by arithmetic; {note})")
     if len(trials) > 1 and total.flops:
-        say(f"all {len(trials)} recipes: {sum(len(trial.runnable) for trial in trials)} runs, "
-            f"{total.words(speed_here())}")
+        say(f"all {len(trials)} recipes: {count} runs, {total.words(speed_here())}; reads "
+            f"{read.words()}")
 
 
 def _list(names: Sequence[str]) -> list[dict[str, object]]:
+    from fedvlm.recipes.outlay import (  # start-up: PyTorch
+        GPU,
+        READERS,
+        Outlay,
+        few,
+        outlays,
+        reads_of,
+    )
     from fedvlm.recipes.recipe import read_recipe  # start-up: PyTorch
+    from fedvlm.recipes.trial import protocol_rows  # start-up: PyTorch
 
     rows: list[dict[str, object]] = []
     for name in names:
+        progress(f"adding up what {name} costs")
         recipe = read_recipe(name)
+        runs = protocol_rows(recipe.plan)
+        known, files = outlays(runs), reads_of(runs)
+        effort = sum(known, Outlay(0.0, 0.0)) if known else None
+        part = "+" if len(known) < len(runs) else ""
         rows.append({
             "recipe": name, "data sets": len(recipe.plan.datasets),
-            "methods": len(recipe.plan.trainers), "published": len(recipe.published),
-            "can confirm": recipe.confirms,
+            "methods": len(recipe.plan.trainers), "runs": sum(row.runs for row in runs),
+            "GPU hours": few(effort.hours(GPU, READERS)) + part if effort else "?",
+            "GB": (few(files.gigabytes) if files.gigabytes else "") + "+" * bool(files.unknown),
+            "published": len(recipe.published), "can confirm": recipe.confirms,
             "paper": recipe.paper,
         })
     return rows

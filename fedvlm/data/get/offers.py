@@ -45,7 +45,7 @@ class Offer:
     Attributes:
         terms: its licence or terms of use, in a line; the page is what counts.
         page: where it is described.
-        size: of the download in GB, about; 0 where fetched by hand.
+        size: of the download in GB, about; 0 where we do not know it.
         pieces: gives the files; None where it is fetched by hand.
         rest: what is left to fetch by hand, and where it goes below the root.
     """
@@ -144,13 +144,13 @@ OFFERS: dict[str, Offer] = {
                         0.14, _caltech),
     "OxfordPets": Offer("CC BY-SA 4.0; the photographs remain their owners'",
                         f"{_VGG}/pets/", 0.81, _pets),
-    "StanfordCars": Offer(_RESEARCH, COOP_DATA,
+    "StanfordCars": Offer(_RESEARCH, COOP_DATA, 1.9,
                           rest="the images, devkit and test labels, into stanford_cars/"),
     "OxfordFlowers": Offer(f"{_NONE}; published for research", f"{_VGG}/flowers/102/", 0.35,
                            _flowers, f"cat_to_name.json of {COOP_DATA}, into oxford_flowers/"),
     "Food101": Offer("images of foodspotting, for scientific fair use",
                      "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/", 5.0, _food),
-    "FGVCAircraft": Offer(_RESEARCH, f"{_VGG}/fgvc-aircraft/",
+    "FGVCAircraft": Offer(_RESEARCH, f"{_VGG}/fgvc-aircraft/", 2.8,
                           rest="the archive's data/, as fgvc_aircraft/"),
     "SUN397": Offer(f"{_NONE}; published for research",
                     "https://vision.princeton.edu/projects/2010/SUN/", 39.0, _sun,
@@ -162,7 +162,7 @@ OFFERS: dict[str, Offer] = {
                     rest="UCF-101-midframes and ucfTrainTestlist, into ucf101/"),
     "Cifar10": Offer(f"{_NONE}; its page asks for a citation", CIFAR_DATA, 0.17, _cifar("10")),
     "Cifar100": Offer(f"{_NONE}; its page asks for a citation", CIFAR_DATA, 0.17, _cifar("100")),
-    "ImageNet": Offer(f"{_RESEARCH}; needs an account", "https://image-net.org/download",
+    "ImageNet": Offer(f"{_RESEARCH}; needs an account", "https://image-net.org/download", 144.0,
                       rest="train and val folders, into imagenet/images/"),
 }
 # fmt: on

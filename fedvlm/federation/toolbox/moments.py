@@ -27,6 +27,7 @@ CLOSED_FORM = {  # of a trainer that computes of these sums: ``Trainer.exempt``
 }
 RIDGES = tuple(10 ** (-i / 2) for i in range(17))  # candidates in traces of z z', falling
 FREEDOM = 1.2  # of the parameters that a fit uses (Kim and Gu 2004: 1.2 to 1.4)
+SHARES = (1.0, 0.3, 0.1, 0.03, 0.01)  # candidates for the identity's share, falling
 ABSENT = -1e4  # score of a class that nobody has an image of
 
 
@@ -132,6 +133,45 @@ def best_ridge(gram: Tensor, cross: Tensor, n: Tensor) -> Tensor:
     """
     ridges, errors = left_out_errors(gram, cross, n)
     return ridges.gather(-1, errors.argmin(-1, keepdim=True))[..., 0]
+
+
+def left_out_surprise(m: Moments, least: float = 0.0) -> Tensor:
+    """Return -2 log density, up to a constant, of images left out, for each of ``SHARES``.
+
+    Densities are those of ``discriminant``. Without image i the mean of its class is r n_c / (n_c -
+    1) away from it (r its distance from the mean with it) and the scatter is smaller by n_c / (n_c
+    - 1) r r' (Hoffbeck and Landgrebe, IEEE TPAMI 1996). Of sums only the means of the factor and of
+    r' G^-1 r over the images are known, G the covariance, and these are taken for every image
+    (Theiler, Proc. SPIE 8391, 2012). Images that are alone in their class are not left out; where
+    all are, every share has 0.
+
+    Args:
+        m: of whole images, each counted once; leading axes are free.
+        least: as in ``discriminant``.
+
+    Returns:
+        ``[..., len(SHARES)]``; inf where the factor leaves nothing of the covariance.
+    """
+    more = torch.where(m.count > 1, m.count, 0.0)
+    able = more.sum(-1)[..., None].clamp_min(1)
+    rest = (m.count.sum(-1)[..., None] - 1).clamp_min(1)
+    factor = (more.square() / (more - 1).clamp_min(1)).sum(-1)[..., None] / able
+    values = (torch.linalg.eigvalsh(m.within).clamp_min(0) / rest)[..., None, :]
+    share = torch.tensor(SHARES, dtype=values.dtype, device=values.device)
+    tiny = torch.finfo(values.dtype).tiny
+    size = values.mean(-1, keepdim=True).clamp_min(max(least, tiny))
+    cov = (1 - share[:, None]) * values + share[:, None] * size
+    far = (values / cov).sum(-1) * rest / able
+    left = 1 - factor * (1 - share) * far / rest
+    out = cov.log().sum(-1) + left.clamp_min(tiny).log() + factor.square() * far / left
+    out = torch.where(left > 0, out, torch.inf)
+    return torch.where((more > 0).any(-1, keepdim=True), out, 0.0)
+
+
+def best_share(m: Moments, least: float = 0.0) -> Tensor:
+    """Return the one of ``SHARES``, ``[...]``, by ``left_out_surprise``; of equals the largest."""
+    best = left_out_surprise(m, least).argmin(-1)
+    return torch.tensor(SHARES, dtype=m.gram.dtype, device=m.gram.device)[best]
 
 
 def discriminant(

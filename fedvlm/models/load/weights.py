@@ -27,7 +27,7 @@ WAYS_OUT = (
 )
 
 _HUB, _HUB_FILE = "huggingface.co", "open_clip_model.safetensors"
-_GIGABYTES = {  # of float32 weights, by open_clip's name without -quickgelu
+GIGABYTES = {  # of float32 weights, by open_clip's name without -quickgelu
     "RN50": 0.4, "RN101": 0.5, "ViT-B-32": 0.6, "ViT-B-16": 0.6, "ViT-L-14": 1.7,
     "ViT-L-14-336": 1.7, "ViT-H-14": 3.9, "ViT-g-14": 5.5, "ViT-B-16-SigLIP": 0.8,
 }
@@ -112,7 +112,7 @@ def absent_weights(tag: str, build: str, cfg: dict[str, Any]) -> str:
         url = f"https://{_HUB}/{owner}/{repo}/resolve/main/{file.strip('/') or _HUB_FILE}"
     if not url:
         return f"the weights '{tag}' of {build} are not on this machine, and {why}: {WAYS_OUT}"
-    size = _GIGABYTES.get(name)
+    size = GIGABYTES.get(name)
     form = Path(url).suffix
     here = f"{name}-{tag}{form}"
     return (

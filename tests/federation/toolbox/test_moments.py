@@ -7,7 +7,16 @@ import torch
 import torch.nn.functional as F
 
 from fedvlm.federation.toolbox import moments
-from fedvlm.federation.toolbox.moments import RIDGES, best_ridge, left_out_errors, ridge
+from fedvlm.federation.toolbox.moments import (
+    RIDGES,
+    SHARES,
+    Moments,
+    best_ridge,
+    best_share,
+    left_out_errors,
+    left_out_surprise,
+    ridge,
+)
 
 N, WIDTH, CLASSES = 40, 6, 3
 
@@ -88,3 +97,53 @@ def test_a_share_for_each_of_the_leading_axes() -> None:
     )
     for got, a, b in zip(two, *each, strict=True):
         assert torch.allclose(got, torch.stack([a, b]), atol=1e-12)
+
+
+def gaussians(
+    per_class: int, width: int, seed: int = 5
+) -> tuple[torch.Tensor, torch.Tensor, Moments]:
+    """Return features, labels and moments of classes with one covariance of unequal axes."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.arange(per_class * CLASSES) % CLASSES
+    z = torch.randn(len(y), width, generator=draw, dtype=torch.float64)
+    z = z * torch.logspace(0, -2, width).double() + torch.randn(
+        CLASSES, width, generator=draw, dtype=torch.float64)[y]
+    member = F.one_hot(y, CLASSES).double()
+    return z, y, Moments(member.sum(0), member.mT @ z, z.mT @ z)
+
+
+def left_out_one_by_one(z: torch.Tensor, y: torch.Tensor, share: float) -> float:
+    """Return the mean of -2 log density of each image under the discriminant of the others."""
+    total = 0.0
+    for i in range(len(z)):
+        rest = torch.arange(len(z)) != i
+        means = torch.stack([z[rest & (y == c)].mean(0) for c in range(CLASSES)])
+        gap = z[rest] - means[y[rest]]
+        cov = gap.mT @ gap / (len(z) - 1)
+        size = (cov.diagonal().sum() / len(cov)).item()
+        cov = (1 - share) * cov + share * size * torch.eye(len(cov)).double()
+        apart = z[i] - means[y[i]]
+        total += float(cov.logdet() + apart @ torch.linalg.solve(cov, apart))
+    return total / len(z)
+
+
+@pytest.mark.parametrize(("per_class", "width"), [(3, 24), (4, 6), (40, 6)])
+def test_the_share_is_near_the_best_of_leave_one_out(per_class: int, width: int) -> None:
+    """From fewer images than channels to many; the right answers differ."""
+    z, y, m = gaussians(per_class, width)
+    exact = [left_out_one_by_one(z, y, share) for share in SHARES]
+    got = SHARES.index(float(best_share(m)))
+    assert exact[got] - min(exact) < 0.1 * (max(exact) - min(exact))
+    best = exact.index(min(exact))
+    assert abs(got - best) <= 1
+
+
+def test_a_share_without_images_to_leave_out_is_the_largest() -> None:
+    z, _, m = gaussians(3, 6)
+    one = Moments(torch.ones(CLASSES).double(), z[:CLASSES], z[:CLASSES].mT @ z[:CLASSES])
+    none = Moments(*(torch.zeros_like(v) for v in (m.count, m.total, m.gram)))
+    assert float(best_share(one)) == float(best_share(none)) == 1
+    both = Moments(*(torch.stack([getattr(a, n) for a in (m, one)])
+                     for n in ("count", "total", "gram")))
+    assert torch.allclose(left_out_surprise(both)[0], left_out_surprise(m))
+    assert best_share(both).tolist() == [float(best_share(m)), 1.0]
