@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -170,13 +169,8 @@ def _whole(folder: Path) -> Iterator[Path]:
         ConfigError: there is something already.
     """
     _refuse_taken(folder)
-    with files.explain_errors(folder):
-        place = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-        place.mkdir(parents=True)
-        try:
-            yield place
-            if folder.exists():
-                folder.rmdir()
-            os.replace(place, folder)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+    with files.explain_errors(folder), files.temporary_folder(folder) as place:
+        yield place
+        if folder.exists():
+            folder.rmdir()
+        os.replace(place, folder)

@@ -123,7 +123,8 @@ def storage(path: Path) -> BaseStorage:
     from optuna.storages import JournalStorage  # optional: fedvlm[tune]
     from optuna.storages.journal import JournalFileBackend  # optional: fedvlm[tune]
 
-    path.unlink(missing_ok=True)
+    for old in (path, *path.parent.glob(f"{path.name}.lock*")):  # a killed process leaves its lock
+        old.unlink(missing_ok=True)
     return JournalStorage(JournalFileBackend(str(path)))
 
 
