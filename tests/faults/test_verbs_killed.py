@@ -12,6 +12,7 @@ import hashlib
 import http.server
 import io
 import json
+import random
 import shutil
 import threading
 import zipfile
@@ -23,7 +24,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from fedvlm.runs import private
+from fedvlm.sweep.tune.records import TrialRecords
 from tests import jobs
+from tests.attacks.forge import flip
 from tests.faults.children import Children, Ended
 from tests.report.table_runs import rows, write_run
 from tests.sweep.tune.conftest import PLAN
@@ -44,13 +48,18 @@ class Kind:
         args: its arguments, given the folder of what it writes and the one of what it reads.
         fill: writes what it reads into a folder, once.
         finds: says what a folder of it holds, to be compared.
-        env: environment variables, given the folder that it writes.
+        left: names of files, of what it wrote, in which a bit flips.
+        last: the same command stops before its first such change, so that they are there.
+        again: words of the command that reads them; empty: the same one.
     """
 
     task: str
     args: Callable[[Path, Path], list[Any]]
     fill: Callable[[Path], None] = field(default=lambda folder: None)
     finds: Callable[[Path], Any] = field(default=lambda folder: contents(folder))
+    left: tuple[str, ...] = ()
+    last: str = ""
+    again: Callable[[Path], list[str]] = field(default=lambda folder: [])
 
 
 def contents(folder: Path, skip: tuple[str, ...] = ()) -> dict[str, bytes]:
@@ -116,27 +125,33 @@ def sweep_found(folder: Path) -> Any:
 def tune_found(folder: Path) -> Any:
     """A tuning's result, its records in any order, and its other files by name."""
     here = contents(folder / "tuning" / "toy", ("optuna.log", "report/"))
-    return here | {"runs.jsonl": sorted(here["runs.jsonl"].splitlines())}, sorted(contents(folder))
+    here["runs.jsonl"] = b""
+    return here, TrialRecords(folder / "tuning" / "toy").lines, sorted(contents(folder))
 
 
 KINDS = {
-    "data download": Kind("tests.faults.verbs:download", download_args),
+    "data download": Kind("tests.faults.verbs:download", download_args,
+                          left=(".fedvlm-downloads/EuroSAT.zip",), last="os.mkdir .EuroSAT"),
     "data prepare": Kind("fedvlm.cli.main:main", lambda out, source: [
-        ["data", "prepare", "eurosat", "--root", str(source), "--cache-dir", str(out)]], fill_tree),
+        ["data", "prepare", "eurosat", "--root", str(source), "--cache-dir", str(out)]], fill_tree,
+        left=("**/split_*.json",)),
     "publish": Kind("tests.faults.verbs:publish", lambda out, source: [
         ["publish", str(out), "--from", str(source / "out"), "--plans",
-         str(source / "plans")]], fill_lane),
+         str(source / "plans")]], fill_lane, left=("cells/*.xz",),
+        again=lambda out: ["publish", str(out)]),
     "export": Kind("fedvlm.cli.main:main", lambda out, source: [
         ["export", str(jobs.folder(source)), "--client", "all", "--format", "safetensors",
          "--to", str(out / "models")]],
         fill_run),
     "features --pack": Kind("fedvlm.cli.main:main", lambda out, source: [
         ["features", "--dataset", "new_nouns", "--backbone", "tiny", "--pack",
-         str(out / "x.pack.safetensors")]]),
+         str(out / "x.pack.safetensors")]], left=("x.pack.safetensors",)),
     "sweep": Kind("tests.faults.verbs:sweep", lambda out, source: [
-        ["sweep", *GRID, "--output-dir", str(out)]], finds=sweep_found),
+        ["sweep", *GRID, "--output-dir", str(out)]], finds=sweep_found, left=("personal/**/*.json*",
+        "personal/**/*.safetensors", "personal/**/*.yaml", "sweeps/small/cells.jsonl")),
     "tune": Kind("tests.faults.verbs:tune", lambda out, source: [
-        ["tune", *PLAN, "--budget", "3", "--output-dir", str(out)]], finds=tune_found),
+        ["tune", *PLAN, "--budget", "3", "--output-dir", str(out)]], finds=tune_found,
+        left=("tuning/toy/runs.jsonl", "tuning/toy/tuned.json")),
 }
 
 
@@ -189,6 +204,33 @@ class Grid:
             self.kind.task, *self.kind.args(out, self.source), root=out.resolve(), **more,
             FEDVLM_CACHE=str(self.place / "cache"), no_proxy="*")
 
+    def flipped(self, out: Path, seed: int) -> None:
+        """Flip a bit of what a command left, and let the same or the next one read it."""
+        if self.kind.last:
+            shutil.rmtree(out, ignore_errors=True)
+            at = next(i for i, c in enumerate(self.changes, 1) if c.startswith(self.kind.last))
+            assert self.run(out, at).killed
+        elif not out.is_dir():
+            assert self.run(out).code == 0
+        draw = random.Random(seed)
+        path = draw.choice(sorted(
+            p for pattern in self.kind.left for p in out.glob(pattern) if p.name != private.NAME))
+        whole = path.read_bytes()
+        data = bytearray(whole)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+        again = self.kind.again(out)
+        ended = self.run(out) if not again else self.children.run(
+            self.kind.task, again, root=out.resolve(), FEDVLM_CACHE=str(self.place / "cache"))
+        where = f"seed {seed}, {path.relative_to(out)}: {ended.said}"
+        assert "Traceback" not in ended.said, where
+        if ended.code:
+            assert ended.code in (2, 3) and path.name in ended.said, where
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(whole)
+        else:
+            assert self.kind.finds(out) == self.want, where
+
     def trial(self, at: int) -> None:
         """Kill the command before a change, run it again, and compare."""
         out = self.place / "out"  # paths stand in some files: the same place for all
@@ -240,3 +282,30 @@ def test_killed_at_a_few_changes(grid: Grid) -> None:
 @pytest.mark.slow
 def test_killed_at_many_changes(grid: Grid) -> None:
     trials(grid, MANY)
+
+
+def flips(grid: Grid, count: int) -> None:
+    out = grid.place / "out"
+    if not grid.kind.left:  # nothing of ours reads an export: its sums name the file
+        assert grid.run(out).code == 0
+        for seed in range(count):
+            name = flip(out / "models", seed)
+            lines = (out / "models" / "SHA256SUMS").read_text(errors="replace").splitlines()
+            told = [line.partition("  ")[2] for line in lines if hashlib.sha256(
+                (out / "models" / line.partition("  ")[2]).read_bytes()).hexdigest()
+                != line.partition("  ")[0]] if name != "SHA256SUMS" else [name]
+            assert told == [name]
+            shutil.rmtree(out)
+            assert grid.run(out).code == 0
+    for seed in range(count if grid.kind.left else 0):
+        grid.flipped(out, seed)
+    shutil.rmtree(out)
+
+
+def test_a_few_flips(grid: Grid) -> None:
+    flips(grid, FEW)
+
+
+@pytest.mark.slow
+def test_many_flips(grid: Grid) -> None:
+    flips(grid, MANY)
