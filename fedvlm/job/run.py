@@ -50,6 +50,7 @@ from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import Present
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import method_name
+from fedvlm.runs.private import public_text
 from fedvlm.runs.state import clear_states
 from fedvlm.runs.verify.answer import answer_lines
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
@@ -229,7 +230,7 @@ def _train(
         data_digest=built.data.digest, backbone_digest=built.backbone.digest,
         notes=built.notes, chunk=built.identity["chunk"],
     )
-    log = LogFile(folder.log_path, int(cfg.FED.ROUNDS))
+    log = LogFile(folder.log_path, int(cfg.FED.ROUNDS), public_text)
     screens = (console, log)
     if not of_parties(cfg) and on_disk(built):
         built.federation.keep_on_disk(folder.records)
