@@ -2,9 +2,9 @@
 
 Names are those of hosts, users and folders; of run folders also in ``log.txt``; with --hash-names
 also those of images: ``partition.json`` then holds keyed hashes, and the key, one for all runs of
-the command, lies beside each as ``partition.key``, for the owner alone. Packs of the first format have them in each session of the manifest and in the results' run
-information. Every change is listed: what it was stays on this machine, what it becomes is said.
-No number changes; seals are computed again, and ``fedvlm verify`` must say ok afterwards.
+the command, lies beside each as ``partition.key``, for the owner alone. Packs of the first format
+have them in each session of the manifest and in the results' run information. Every change is
+listed. No number changes; seals are computed again, and ``fedvlm verify`` must say ok afterwards.
 """
 
 from __future__ import annotations
