@@ -1,4 +1,6 @@
-"""Commands in forked children that are killed before their Nth change of a file.
+"""Commands in forked children to which something happens before their Nth change of a file.
+
+They are killed, or stopped for a while, or every file from there on is refused by the disk.
 
 ``python -m tests.faults.children MODULE...`` imports the modules once, and then forks a child for
 each line it reads, so that a trial costs what its command computes and no import. A change of a
@@ -9,6 +11,7 @@ removal, a new folder; and the middle of a write of ``core.files``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -41,6 +44,11 @@ class Ended:
     said: str
 
     @property
+    def stopped(self) -> bool:
+        """Whether it was stopped and waits for ``Children.go_on``."""
+        return os.WIFSTOPPED(self.status)
+
+    @property
     def killed(self) -> bool:
         """Whether it was killed."""
         return os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGKILL
@@ -63,15 +71,24 @@ class Children:
             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "scripts")},
         )
 
-    def run(self, task: str, *args: Any, root: Path, at: int = NEVER, **env: str) -> Ended:
-        """Run ``task`` (``module:function``), and kill it before its ``at``-th change below root.
+    def run(self, task: str, *args: Any, root: Path, at: int = NEVER, how: str = "kill",
+            **env: str) -> Ended:
+        """Run ``task`` (``module:function``) until its ``at``-th change below root.
 
         Args:
             args: of the function, as JSON; what it returns is the exit code.
+            how: what happens there: ``kill``, ``stop``, or the name of an error (``ENOSPC``) that
+                this and all later changes but removals raise.
             env: environment variables.
         """
-        order = {"task": task, "args": args, "root": str(root), "at": at, "env": env,
-                 "place": str(self.place)}
+        return self._ask({"task": task, "args": args, "root": str(root), "at": at, "env": env,
+                          "how": how, "place": str(self.place)})
+
+    def go_on(self) -> Ended:
+        """Let a stopped command go on to its end."""
+        return self._ask({"go": True})
+
+    def _ask(self, order: dict[str, Any]) -> Ended:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
@@ -89,8 +106,8 @@ class Children:
         self.process.wait()
 
 
-def _watch(root: str, at: int, notes: int) -> None:
-    """Note every change of a file below ``root``; die before the one of number ``at``."""
+def _watch(root: str, at: int, how: str, notes: int) -> None:
+    """Note every change of a file below ``root``; let ``how`` happen before number ``at``."""
     from fedvlm.core import files
 
     count = 0
@@ -98,8 +115,10 @@ def _watch(root: str, at: int, notes: int) -> None:
     def happen(what: str) -> None:
         nonlocal count
         count += 1
-        if count == at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if count == at and how in ("kill", "stop"):
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        elif count >= at and how.startswith("E") and not what.startswith(("os.rem", "os.rmdir")):
+            raise OSError(getattr(errno, how), os.strerror(getattr(errno, how)))
         os.write(notes, f"{what}\n".encode(errors="replace"))
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
@@ -132,7 +151,7 @@ def _child(order: dict[str, Any]) -> None:
     sys.argv = ["fedvlm", *(order["args"][0] if order["args"] else ())]
     code = 70
     try:
-        _watch(order["root"], order["at"], notes)
+        _watch(order["root"], order["at"], order["how"], notes)
         code = int(function(*order["args"]) or 0)
     except BaseException:
         import traceback
@@ -148,10 +167,15 @@ def _child(order: dict[str, Any]) -> None:
 if __name__ == "__main__":
     for word in sys.argv[1:]:
         importlib.import_module(word)
+    child = 0
     for line in sys.stdin:
-        child = os.fork()
+        order = json.loads(line)
+        if "go" in order:
+            os.kill(child, signal.SIGCONT)
+        else:
+            child = os.fork()
         if not child:
-            _child(json.loads(line))
-        _, ended = os.waitpid(child, 0)
+            _child(order)
+        _, ended = os.waitpid(child, os.WUNTRACED)
         sys.stdout.write(f"{ended}\n")
         sys.stdout.flush()

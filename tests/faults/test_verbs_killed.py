@@ -12,9 +12,12 @@ import hashlib
 import http.server
 import io
 import json
+import os
 import random
+import re
 import shutil
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -196,11 +199,13 @@ class Grid:
     want: Any = None
     changes: tuple[str, ...] = ()
 
-    def run(self, out: Path, at: int = 0) -> Ended:
-        """Run the command in a folder; ``at``: and kill it there."""
+    def run(
+        self, out: Path, at: int = 0, how: str = "kill", children: Children | None = None
+    ) -> Ended:
+        """Run the command in a folder; ``at``: and let ``how`` happen there."""
         out.mkdir(parents=True, exist_ok=True)
-        more = {"at": at} if at else {}
-        return self.children.run(
+        more: dict[str, Any] = {"at": at, "how": how} if at else {}
+        return (children or self.children).run(
             self.kind.task, *self.kind.args(out, self.source), root=out.resolve(), **more,
             FEDVLM_CACHE=str(self.place / "cache"), no_proxy="*")
 
@@ -231,18 +236,22 @@ class Grid:
         else:
             assert self.kind.finds(out) == self.want, where
 
-    def trial(self, at: int) -> None:
-        """Kill the command before a change, run it again, and compare."""
-        out = self.place / "out"  # paths stand in some files: the same place for all
-        ended = self.run(out, at)
-        assert ended.killed, f"change {at} was not reached: {ended.said}"
-        where = f"killed at {at} of {len(self.changes)}: {self.changes[at - 1]}"
+    def same(self, out: Path, where: str) -> None:
+        """Run the command again, and compare."""
         again = self.run(out)
         assert again.code == 0 and "Traceback" not in again.said, f"{where}: {again.said}"
         assert self.kind.finds(out) == self.want, where
         left = [p.name for p in out.rglob("*") if p.name.endswith(TEMPORARY)]
         assert not left, f"{where}: {left}"
         shutil.rmtree(out)
+
+    def trial(self, at: int) -> None:
+        """Kill the command before a change, run it again, and compare."""
+        out = self.place / "out"  # paths stand in some files: the same place for all
+        ended = self.run(out, at)
+        assert ended.killed, f"change {at} was not reached: {ended.said}"
+        where = f"killed at {at} of {len(self.changes)}: {self.changes[at - 1]}"
+        self.same(out, where)
 
 
 @pytest.fixture(scope="module", params=[
@@ -268,10 +277,8 @@ def grid(request: pytest.FixtureRequest, children: Children,
 
 def trials(grid: Grid, count: int) -> None:
     """Try ``count`` changes, the first and the last among them, or all where there are fewer."""
-    last = len(grid.changes)
-    assert last >= FEW
-    count = min(count, last)
-    for at in sorted({1 + share * (last - 1) // (count - 1) for share in range(count)}):
+    assert len(grid.changes) >= FEW
+    for at in some(grid, min(count, len(grid.changes))):
         grid.trial(at)
 
 
@@ -309,3 +316,54 @@ def test_a_few_flips(grid: Grid) -> None:
 @pytest.mark.slow
 def test_many_flips(grid: Grid) -> None:
     flips(grid, MANY)
+
+
+def some(grid: Grid, count: int = 6) -> list[int]:
+    """Return numbers of changes, spread over a command."""
+    last = len(grid.changes)
+    return sorted({1 + share * (last - 1) // (count - 1) for share in range(count)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("error", "words"), [("ENOSPC", "disk is full|No space|no space"),
+                                              ("EROFS", "read-only|Read-only")])
+def test_a_disk_that_takes_nothing_more(grid: Grid, error: str, words: str) -> None:
+    """One sentence and no traceback, and then the same command again."""
+    out = grid.place / "out"
+    for at in some(grid):
+        ended = grid.run(out, at, error)
+        where = f"{error} at {at}, {grid.changes[at - 1]}"
+        assert "Traceback" not in ended.said, f"{where}: {ended.said}"
+        if ended.code:  # else what is written there is only a cache, or goes away
+            assert re.search(words, ended.said), f"{where}: {ended.said}"
+        grid.same(out, where)
+
+
+@pytest.mark.slow
+def test_two_at_once(grid: Grid, tmp_path: Path) -> None:
+    """A second command while the first is stopped: it ends well, or says who is at work."""
+    out = grid.place / "out"
+    with Children(tmp_path / "second") as second:
+        for at in some(grid, 4):
+            where = f"stopped at {at}, {grid.changes[at - 1]}"
+            assert grid.run(out, at, "stop").stopped
+            other = grid.run(out, children=second)
+            first = grid.children.go_on()
+            for ended in (other, first):
+                assert "Traceback" not in ended.said, f"{where}: {ended.said}"
+                assert ended.code == 0 or "in use by process" in ended.said or (
+                    ended.code in (2, 3)), f"{where}: {ended.said}"
+            assert 0 in (other.code, first.code), f"{where}: {other.said} {first.said}"
+            grid.same(out, where)
+
+
+@pytest.mark.slow
+def test_files_of_the_future(grid: Grid) -> None:
+    """The clock was put back after a kill: what lies there is a year younger than today."""
+    out = grid.place / "out"
+    for at in some(grid, 4):
+        assert grid.run(out, at).killed
+        for path in [*out.rglob("*"), *grid.source.rglob("*")]:
+            if path.is_file() and not path.is_symlink():
+                os.utime(path, (time.time() + 3e7,) * 2)
+        grid.same(out, f"killed at {at}, then a year back")

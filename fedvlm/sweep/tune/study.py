@@ -101,10 +101,22 @@ class Study:
         return trial
 
     def journal(self) -> None:
-        """Write the trials into Optuna's storage."""
-        optuna = _optuna()
+        """Write the trials into Optuna's storage.
+
+        Raises:
+            OSError: the disk takes nothing more.
+        """
         if self.space is None:
             return
+        try:
+            self._journal()
+        except RuntimeError as error:  # of Optuna's lock, which then cannot be given back
+            if not isinstance(error.__context__, OSError):
+                raise
+            raise error.__context__ from None
+
+    def _journal(self) -> None:
+        optuna = _optuna()
         study = optuna.create_study(
             storage=self.storage, study_name=self.entry.label, direction="maximize",
             load_if_exists=True,
