@@ -1,11 +1,11 @@
-// Long tables get a field that filters their rows, and a heading that is clicked sorts them.
+// Long tables of three columns or more get a field that filters their rows, and a heading that is clicked sorts them.
 document.addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll(".md-content table:not([class])").forEach((table) => {
     const body = table.tBodies[0];
-    if (!table.tHead || !body || body.rows.length < 10) return;
+    if (!table.tHead || !body || body.rows.length < 10 || table.tHead.rows[0].cells.length < 3) return;
     const field = document.createElement("input");
     field.type = "search";
-    field.placeholder = "show rows with: setting, method, what is trained";
+    field.placeholder = "show only rows with these words";
     field.className = "table-filter";
     field.addEventListener("input", () => {
       const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);

@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from fedvlm.runs import manifest
 
+PARALLEL = {"multiprocessing", "signal", "socket", "subprocess", "threading"}
 SHARING = ("fedvlm.job.inputs", "fedvlm.data.federated")
 MANY_FILES = 20  # from here on the slowest are named
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -46,6 +48,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section(f"slowest of {len(spent)} files, {spent.total():.0f} s in all")
     for file, seconds in spent.most_common(10):
         terminalreporter.write_line(f"{seconds:6.1f} s  {file}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test of several processes or threads that fails is run once more, and listed (RERUN).
+
+    On a busy machine such a test may fail for lack of time. The others have one chance: what they
+    compute does not depend on time.
+    """
+    modules = {item: getattr(item, "module", None) for item in items}
+    parallel = {module for module in set(modules.values()) if module and is_parallel(module)}
+    for item, module in modules.items():
+        if module in parallel:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def is_parallel(module: ModuleType) -> bool:
+    """Whether a test module, or a module of tests that it uses, imports what starts or waits."""
+    used = [sys.modules.get(getattr(value, "__module__", None) or "") for value
+            in vars(module).values()]
+    helpers = [other for other in used if other and other.__name__.startswith("tests.")]
+    return any(getattr(value, "__name__", "") in PARALLEL and isinstance(value, ModuleType)
+               for each in (module, *helpers) for value in vars(each).values())
 
 
 @pytest.hookimpl(wrapper=True)

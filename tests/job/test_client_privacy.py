@@ -25,6 +25,7 @@ def test_results_have_epsilon_and_no_number_of_a_single_update(tmp_path: Path) -
     log = (jobs.folder(one) / "log.txt").read_text()
     assert "with 4 clients, noise that hides one of them drowns their sum" in log
     assert f"privacy: {spent['words']}" in log
+    assert "whether one client was used" in log and "protects nobody" not in log  # epsilon 6
     for record in jobs.records(one):
         assert not any(record["train"].values()) and "similarity" not in record
         assert record["update_norm"] == record["update_cosine"] == {}

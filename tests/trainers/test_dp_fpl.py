@@ -205,7 +205,9 @@ def test_epsilon_and_delta_are_in_results_and_tables(
         "no loss: epsilon does not count it")
     assert [len(line["train"]) for line in rounds[1:]] == [len(rounds[1]["participants"])]
     said = record["results"]["privacy"]
-    assert f"privacy: {said['words']}" in capsys.readouterr().out
+    screen = capsys.readouterr().out
+    assert f"privacy: {said['words']}" in screen
+    assert "whether one image was used" in screen and "protects nobody" in screen  # epsilon 15
     assert said["epsilon"] == pytest.approx(epsilon_of(1 / math.sqrt(8), 1, 1e-5))
     assert record["protocol"]["privacy"] == said["words"]
     notes = tables(collect([tmp_path]), Spec())[0].notes

@@ -26,7 +26,7 @@ from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting_name
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
-from fedvlm.job.results.private import HIDDEN, private
+from fedvlm.job.results.private import HIDDEN, meaning_of, private
 from fedvlm.runs.identity import LABEL, LABELS
 from fedvlm.runs.metrics import sentence, spent, totals
 from fedvlm.runs.names import method_name
@@ -308,10 +308,12 @@ def privacy_lines(spoken: Row) -> list[str]:
     """Return what a run promises of its clients' privacy, and where its noise comes from."""
     if not spoken:
         return []
-    words = f"privacy: {spoken['words']}"
-    if "simulation" in words or HIDDEN in words or spoken["epsilon"] is None:
-        return [words]
-    return [words, "privacy: the noise is drawn from the seed: a simulation; whoever has the seed "
+    lines = [f"privacy: {spoken['words']}"]
+    if spoken["epsilon"] is not None:
+        lines.append(f"privacy: {meaning_of(spoken)}")
+    if "simulation" in lines[0] or HIDDEN in lines[0] or spoken["epsilon"] is None:
+        return lines
+    return [*lines, "privacy: the noise is drawn from the seed: a simulation; whoever has the seed "
                    "can subtract it (docs/privacy.md)"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ Row = Mapping[str, Any]
 HIDDEN = "noise from each site's own secret"
 HERE = "a server on the same machine (a simulation)"
 AWAY = "the server of the run, from sites with their own images"
+CERTAIN = 0.9999  # an epsilon of about 9: from here on a guarantee is none
 NEVER = ("images", "labels of single images", "personal tensors", "optimisers' states")
 
 
@@ -93,3 +95,22 @@ def private(built: Built, records: Sequence[Mapping[str, Any]]) -> dict[str, Any
     if spoken and of_parties(built.cfg):
         spoken["words"] = f"{spoken['words']}; {HIDDEN}"
     return spoken
+
+
+def meaning_of(spoken: Row) -> str:
+    """Return what an epsilon allows somebody who guesses who took part."""
+    unit, right = spoken.get("unit", "image"), guess_bound(spoken["epsilon"], spoken["delta"])
+    words = (f"who guesses whether one {unit} was used can be right in up to {100 * right:.1f} % "
+             "of cases (a coin: 50 %)")
+    if right < CERTAIN:
+        return words
+    return f"{words}; an epsilon this large protects nobody (docs/privacy.md)"
+
+
+def guess_bound(epsilon: float, delta: float) -> float:
+    """Return the largest share of right guesses between two equally likely neighbouring data sets.
+
+    (e^epsilon + delta) / (1 + e^epsilon) (Kairouz et al. 2015, the region of the two errors).
+    """
+    less = math.exp(-epsilon)
+    return min(1.0, (1 + delta * less) / (1 + less))

@@ -141,7 +141,9 @@ class WorkerProcesses:
         for line in select.select(list(by), [], [], seconds)[0] if by else ():
             try:
                 answer_hello(line, b"")
-            except StreamError as error:
+            except StreamError as error:  # a line of a process that dies closes before it is gone
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.processes[by[line]].wait(LAST_WORDS)
                 lost[by[line]] = str(error)
             else:
                 self._lines[by[line]] = self._starting.pop(by[line])

@@ -227,7 +227,7 @@ def _delta(value: float, zero: float | None) -> Html:
     gain = value - zero
     kind = "up" if round(gain, 1) > 0 else "down" if round(gain, 1) < 0 else ""
     return element("div", element("span", signed_text(gain), class_=kind or None),
-                   f" on zero-shot ({zero:.1f})", class_="delta")
+                   f" against zero-shot ({zero:.1f})", class_="delta")
 
 
 def _accuracy(name: str) -> bool:

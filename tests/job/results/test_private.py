@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from fedvlm.federation.toolbox.privacy import epsilon_of
+from fedvlm.job.results.private import guess_bound
 from fedvlm.report.collect import collect
 from fedvlm.report.pages.origin import gifts
 from fedvlm.runs.verify.cover import damage
@@ -68,3 +71,12 @@ def test_an_update_beside_the_list_ends_the_run(
     assert jobs.run(tmp_path / "out", "--trainer", f"{path}:Narrow") != 0
     assert "an update holds 'loss', which its list of releases does not have" in (
         capsys.readouterr().err)
+
+
+def test_a_guess_is_bounded_by_the_best_test_of_a_gaussian_mechanism() -> None:
+    """The best test between N(0, z^2) and N(1, z^2) is right with probability Phi(1 / (2 z))."""
+    for noise in (0.5, 1.0, 4.0):
+        best = float(torch.special.ndtr(torch.tensor(0.5 / noise, dtype=torch.float64)))
+        for delta in (1e-5, 1e-2):
+            assert best <= guess_bound(epsilon_of(noise, 1, delta), delta) + 1e-9
+    assert guess_bound(0.0, 0.0) == 0.5 and guess_bound(800.0, 1e-5) == 1.0

@@ -57,8 +57,8 @@ def test_a_run_page_is_valid_and_has_every_section(text: str):
 
 def test_the_headline_has_the_run_s_numbers_and_gains(text: str):
     found = Reader(text).text("headline")
-    assert "personal 70.0 % +24.5 on zero-shot (45.5)" in found
-    assert "global 60.0 % \N{MINUS SIGN}5.0 on zero-shot (65.0)" in found
+    assert "personal 70.0 % +24.5 against zero-shot (45.5)" in found
+    assert "global 60.0 % \N{MINUS SIGN}5.0 against zero-shot (65.0)" in found
     assert "Standard deviation over clients 5.0" in found
     assert "new 50.0 % the personal models" in found, "no gain where zero-shot has no such number"
 
