@@ -158,7 +158,7 @@ KINDS = {
 }
 
 
-SLOW = ("export", "sweep", "tune")  # seconds for each trial
+SLOW = ("publish", "export", "sweep", "tune")  # seconds for each trial
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
