@@ -109,20 +109,20 @@ class Study:
         if self.space is None:
             return
         try:
-            self._journal()
+            self._journal(self.space)
         except RuntimeError as error:  # of Optuna's lock, which then cannot be given back
             if not isinstance(error.__context__, OSError):
                 raise
             raise error.__context__ from None
 
-    def _journal(self) -> None:
+    def _journal(self, space: Space) -> None:
         optuna = _optuna()
         study = optuna.create_study(
             storage=self.storage, study_name=self.entry.label, direction="maximize",
             load_if_exists=True,
         )
         for trial in self.trials[len(study.get_trials(deepcopy=False)):]:
-            study.add_trial(_frozen(trial, self.space))
+            study.add_trial(_frozen(trial, space))
 
 
 def storage(path: Path) -> BaseStorage:

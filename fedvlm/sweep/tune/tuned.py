@@ -86,8 +86,8 @@ def _check_kinds(path: Path, where: str, part: Any, kinds: Mapping[str, type]) -
         inner = {"space": str, "trials": dict, "datasets": dict, "seeds": int}.get(key)
         if value is None and key in OLDER:
             continue
-        if not isinstance(value, kind) or (
-                inner and not all(isinstance(item, inner) for item in value)):
+        items = value if inner and isinstance(value, list) else ()
+        if not isinstance(value, kind) or not all(isinstance(i, inner or object) for i in items):
             raise DataError(f"{path}: is not a tuned.json of fedvlm tune ({where}.{key} is "
                             "missing or of another kind)")
 
