@@ -24,6 +24,8 @@ Names = Sequence[str] | str | None
 class TrainerBase:
     """Registered models with their optimisers, and what is done to all of them."""
 
+    U: Tensor  # of files that step in a subspace
+
     def __init__(self) -> None:
         self._models: OrderedDict[str, nn.Module] = OrderedDict()
         self._optims: OrderedDict[str, Any] = OrderedDict()
@@ -106,6 +108,23 @@ class TrainerBase:
     ) -> None:
         """Do the same whether or not the two gradients oppose each other."""
         self._project(loss_a, loss_b, lambda_, names, always=True)
+
+    def model_subspace_backward_and_update(self, loss: Tensor, names: Names = None) -> None:
+        """Step along the part of the gradient that the rows of ``self.U`` ``[k, n]`` span.
+
+        SubPT (Ma et al. 2023): U' U g, g all gradients end to end, ``[n]``. Its authors ship their
+        own Dassl.
+        """
+        self.model_zero_grad(names)
+        self.model_backward(loss)
+        params = [p for name in self.get_model_names(names)
+                  for p in self._models[name].parameters() if p.grad is not None]
+        line = torch.cat([p.grad.flatten() for p in params if p.grad is not None])
+        basis: Tensor = self.U.to(line)
+        rows = (basis.t() @ (basis @ line)).split([p.numel() for p in params])
+        for p, row in zip(params, rows, strict=True):
+            p.grad = row.view_as(p)
+        self.model_update(names)
 
     def _project(
         self, loss_a: Tensor, loss_b: Tensor, share: float, names: Names, *, always: bool

@@ -133,8 +133,8 @@ def _module(path: Path) -> Loaded:
     except ImportError as error:
         del sys.modules[name]
         raise ConfigError(
-            f"{path}: {failure_text(error)}{own_line(error)}; install the missing package, or put "
-            "the needed file next to it (dassl and clip are provided)"
+            f"{path}: {failure_text(error).replace(folder, '')}{own_line(error)}"
+            f"{_way_out(error, loaded, folder)}"
         ) from error
     except Exception as error:
         del sys.modules[name]
@@ -143,6 +143,20 @@ def _module(path: Path) -> Loaded:
         ) from error
     _loaded[key] = loaded
     return loaded
+
+
+def _way_out(error: ImportError, loaded: Loaded, folder: str) -> str:
+    """Return what to do about an import that failed."""
+    name = (error.name or "").removeprefix(folder)
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    if name.startswith(".") or name.partition(".")[0] in loaded.imports.packages:
+        beside = name.startswith(".")
+        place = loaded.home.beside if beside else loaded.home.root
+        way = "put the needed file next to it" if beside else "is the checkout complete?"
+        return f"; there is no {place.joinpath(*name.strip('.').split('.'))}.py: {way}"
+    return ("; install the missing package, or put the needed file next to it (dassl and clip are "
+            "provided)")
 
 
 def _surroundings(path: Path, module: ModuleType, folder: str) -> Loaded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.compat.repository.defaults import MISSING
+from fedvlm.compat.repository.find import syntax_tree
 from fedvlm.config.aliases import family_aliases
 from fedvlm.config.build import flat
 from fedvlm.config.dassl import dassl_options, family_options
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Option, Schema, Value, literal, nodes
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.models.vlmodel import VLModel
 
 PREC = "fp32"
@@ -128,15 +129,27 @@ def _option(key: str, known: Any, given: Any) -> Option:
     return AnyValue(default, help_) if usual is MISSING else Option(default, help_)
 
 
-def check_set(root: CfgNode, keys: Mapping[str, Option], file: Path) -> None:
-    """Refuse keys that only the file knows and nobody set (``ConfigError``)."""
+def check_set(root: CfgNode, keys: Mapping[str, Option], files: Sequence[Path]) -> None:
+    """Refuse keys that only a trainer's files know and nobody set (``ConfigError``)."""
     values = flat(root)
     bare = [k for k, option in keys.items() if option.used and values.get(k) == UNSET]
     if bare:
+        known = {k for k, option in keys.items() if k not in bare}
         raise ConfigError(
-            f"{file.name} reads {', '.join(bare)}, which have no default in fedvlm: set them, "
-            f"for example --opts {bare[0]} VALUE"
+            f"{_line_of(bare[0], files)} reads {', '.join(bare)}, which have no default in "
+            f"fedvlm: set them, for example --opts {bare[0]} VALUE{did_you_mean(bare[0], known)}"
         )
+
+
+def _line_of(key: str, files: Sequence[Path]) -> str:
+    """Return the first place that reads a key: ``x.py:12``; the first file's name for none."""
+    for file in files:
+        for node in ast.walk(syntax_tree(file)):
+            names = list(_chain(node))[::-1]
+            if CFG in names[:2] and f"{'.'.join(names[names.index(CFG) + 1:])}.".startswith(
+                    f"{key}."):
+                return f"{file.name}:{getattr(node, 'lineno', 1)}"
+    return files[0].name
 
 
 def dassl_cfg(root: CfgNode, model: VLModel) -> CfgNode:

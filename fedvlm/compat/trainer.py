@@ -79,7 +79,7 @@ class DasslTrainer(ModuleTrainer):
             ConfigError: it cannot be built on this run's data or backbone.
         """
         keys = {f"TRAINER.{self.name.upper()}.{key}": o for key, o in self.options.items()}
-        check_set(self.root, {**keys, **self.foreign}, self.file)
+        check_set(self.root, {**keys, **self.foreign}, self.sources)
         seed = torch.initial_seed()
         session = self._session(model, share=True)
         if session.trains_towers:  # then they cannot be one for all CLIPs that it built
@@ -102,19 +102,23 @@ class DasslTrainer(ModuleTrainer):
         except FedvlmError:
             raise
         except Exception as error:
+            said = failure_text(error)
+            paths = isinstance(error, FileNotFoundError) or "./" in said
             raise ConfigError(
                 f"{self.file.name}: {self.name} cannot be built on backbone "
-                f"{model.backbone.name} and {cfg.DATASET.NAME}: {failure_text(error)}"
-                f"{own_line(error)}{wanted_backbone(self._own_files, model)} (--debug shows the "
-                "traceback)"
+                f"{model.backbone.name} and {cfg.DATASET.NAME}: {said}"
+                f"{own_line(error)}{wanted_backbone(self._own_files, model)}"
+                + f"; relative paths begin in {self.home.root}" * (paths and bool(self.home.mains))
+                + " (--debug shows the traceback)"
             ) from error
 
     def _say(self, cfg: CfgNode, model: VLModel) -> None:
         """Say what a user should know of a repository's code, once."""
         notes = []
         if self.home.mains:
-            notes.append(f"this runs code of {self.home.root.name}: {self.file.name} and "
-                         f"{len(self.sources) - 1} files that it imports")
+            more = len({*self.sources} - {*self.home.mains}) - 1
+            notes.append(f"this runs code of {self.home.root.name}: {self.file.name}"
+                         + (f" and {more} files that it imports" if more else ""))
         if self.own_clip:
             notes.append("images go through the repository's own clip/ at every step; its frozen "
                          "weights are the backbone's, kept by their hash")

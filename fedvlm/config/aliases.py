@@ -81,9 +81,15 @@ def native_aliases() -> dict[str, Alias]:
     """
     number = Option(1, "count", low=1)
     precision = Option("fp16", "precision", choices=("fp16", "fp32", "amp"))
-    nodes = ("COCOOP", "MAPLE", "PROMPTSRC", "IVLP")
+    nodes = ("COCOOP", "MAPLE", "PROMPTSRC", "IVLP", "VPT")
     nothing = Alias(precision, "MODEL.PREC", lambda given: None)
     return {f"TRAINER.{node}.PREC": nothing for node in nodes} | {
+        "TRAINER.VPT.PROMPT_DEPTH_VISION": Alias(number, "TRAINER.VPT.DEPTH"),
+        "TRAINER.VPT.N_CTX_VISION": Alias(number, "TRAINER.VPT.TOKENS"),
+        "TRAINER.VPT.CTX_INIT": Alias(  # their file never reads it
+            Option("", "words"), "TRAINER.VPT.TOKENS", lambda given: None
+        ),
+        "TRAINER.COOP.W": Alias(Option(8.0, "weight"), "TRAINER.KGCOOP.W"),
         "TRAINER.MAPLE.PROMPT_DEPTH": Alias(number, "TRAINER.MAPLE.DEPTH"),
         "TRAINER.PROMPTSRC.PROMPT_DEPTH_TEXT": Alias(number, "TRAINER.PROMPTSRC.DEPTH"),
         "TRAINER.PROMPTSRC.PROMPT_DEPTH_VISION": Alias(number, "TRAINER.PROMPTSRC.DEPTH"),

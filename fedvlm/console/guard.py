@@ -42,8 +42,15 @@ def exit_code_of(call: Callable[[], int], words: Sequence[str]) -> int:
     except BrokenPipeError:
         return _reader_is_gone()
     except SyntaxError as error:  # a trainer's file
-        complain(f"{error.filename}:{error.lineno}: is not valid Python ({error.msg})")
+        line = f":{error.lineno}" if error.lineno else ""
+        complain(f"{error.filename}{line}: is not valid Python ({error.msg})")
         return ConfigError.exit_code
+    except SystemExit as error:
+        place = own_line(error)
+        if not place:
+            raise
+        complain(f"the method's own file ends the program{place}: take that line out")
+        return MethodError.exit_code
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "fedvlm":
             return _bug(error, words)

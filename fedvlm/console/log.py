@@ -39,14 +39,17 @@ class LogFile:
     Args:
         path: ``log.txt`` of the run folder.
         total_rounds: T.
+        measure: what the one number of a client is.
         publish: changes each line to what may be published of it (``runs.private.public_text``).
     """
 
     def __init__(
-        self, path: Path, total_rounds: int, publish: Callable[[str], str] = str
+        self, path: Path, total_rounds: int, measure: str = "accuracy",
+        publish: Callable[[str], str] = str,
     ) -> None:
         """Keep the path; the file is made by the first line."""
-        self.path, self.total, self._publish = path, total_rounds, publish
+        self.path, self.total, self.measure = path, total_rounds, measure
+        self._publish = publish
 
     def header(self, info: Mapping[str, object], config: Sequence[str] = ()) -> None:
         """Write what runs, then the config lines (``config.config_lines``)."""
@@ -59,7 +62,7 @@ class LogFile:
     def round_finished(self, row: RoundRow) -> None:
         """Write the round's line and, where evaluated, one line per client."""
         clients = [
-            f"  client {c.cid}  n {c.n}  accuracy {c.accuracy:.2f}"
+            f"  client {c.cid}  n {c.n}  {self.measure} {c.accuracy:.2f}"
             for c in row.clients
             if c.accuracy is not None
         ]

@@ -87,10 +87,16 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def failure_text(error: Exception) -> str:
-    """Return what a method's own code failed with, on one line; a bare key gets words."""
+    """Return what a method's own code failed with, on one line; a bare key gets words.
+
+    An assertion without a message is the line that makes it.
+    """
     if out_of_memory(error):
         return NO_MEMORY
-    text = " ".join(str(error).split()) or "no message"
+    text = " ".join(str(error).split())
+    if not text and isinstance(error, AssertionError) and error.__traceback__ is not None:
+        text = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    text = text or "no message"
     missing = "there is no " if isinstance(error, KeyError) else ""
     return f"{type(error).__name__}: {missing}{text}"
 

@@ -1,28 +1,35 @@
 """A pruned model as what it is: units that add nothing are taken out of its tensors.
 
 A unit is a component of a LoRA, a hidden channel of an adapter, or a hidden channel of a network
-(``models.adapt.channels``) where no norm lies between the two layers, since the statistics of a
-group norm count the channels that are zero. It is taken out where all that it writes and reads is
-zero, which training alone never makes it: predictions stay the same to rounding.
+(``models.adapt.channels``). It is taken out where all that it writes and reads is zero, which
+training alone never makes it: predictions stay the same to rounding. A group norm between the two
+layers of a channel goes on counting it as zero (``channels.KeptGroupNorm``).
 """
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree, expand, numel
+from fedvlm.export.recipe import PROBES, TOLERANCE, difference
 from fedvlm.export.trained import TrainedModel
-from fedvlm.federation.toolbox.roles import RoleTrainer
-from fedvlm.models.adapt.channels import Held, UnitAxis
+from fedvlm.federation.module_trainer import FrozenModule
+from fedvlm.federation.toolbox.networks import OverNetwork
+from fedvlm.federation.trainer import Trainer
+from fedvlm.models.adapt.channels import Held, UnitAxis, without_channels
+from fedvlm.models.vlmodel import VLModel
 
-RUNS = 5  # forwards of which the median is taken
+RUNS = 15  # forwards of which the median is taken
 ENDINGS = {  # of a tensor's name -> where its units lie
     ".A": UnitAxis(2, 0), ".B": UnitAxis(2, 1), ".down": UnitAxis(2, 0), ".up": UnitAxis(2, 1),
     ".down.weight": UnitAxis(2, 0), ".down.bias": UnitAxis(1, 0), ".up.weight": UnitAxis(2, 1),
@@ -42,18 +49,29 @@ def without_pruned(trained: TrainedModel) -> TrainedModel:
     """Return the model without units that add nothing, with a note of what that saves.
 
     The same object where there are none.
+
+    Raises:
+        FedvlmError: the smaller model predicts otherwise.
     """
     held = _held(trained)
     masks = _alive(trained.params, held)
     if all(bool(m.all()) for m in masks.values()):
         return trained
-    params = dict(trained.params)
+    params, norms = dict(trained.params), dict[str, Tensor]()
     for name in params:
         for site, axis in held.get(name, ()):
             at = axis.along(masks[site].nonzero().flatten()).to(params[name].device)
             params[name] = params[name].index_select(axis.axis, at).contiguous()
-    slim = replace(trained, params=params)
-    before, after = cost(trained), cost(slim)
+            if _is_norm(trained, name):
+                norms[name.rpartition(".")[0]] = at
+    slim = replace(trained, params=params, trainer=_with_norms(trained, norms))
+    gap = difference(_noise_logits(slim), _noise_logits(trained))
+    if not gap <= TOLERANCE:
+        raise FedvlmError(
+            f"{trained.trainer.name}: the model without its pruned units predicts otherwise "
+            f"(difference {gap:.1e}, allowed {TOLERANCE:.0e}); nothing was written"
+        )
+    before, after = costs(trained, slim)
     left = sum(int(m.sum()) for m in masks.values())
     note = (
         f"Pruned: {left} of {sum(map(len, masks.values()))} units are left. Before and after: "
@@ -66,28 +84,66 @@ def without_pruned(trained: TrainedModel) -> TrainedModel:
 
 def cost(trained: TrainedModel) -> Cost:
     """Return what one image costs a model, its text pass aside."""
+    return costs(trained)[0]
+
+
+def costs(*models: TrainedModel) -> list[Cost]:
+    """Return the cost of each model; their forwards are timed in turn, on equal load."""
+    forwards, flops = list[Callable[[], Tensor]](), list[int]()
+    times: list[list[float]] = [[] for _ in models]
+    with torch.no_grad():
+        for trained in models:
+            model, side = trained.model, trained.model.backbone.image_size
+            p = {n: v.to(model.device, model.dtype) for n, v in trained.params.items()}
+            image = torch.zeros(1, 1, 3, side, side, device=model.device, dtype=model.dtype)
+            predict = trained.trainer.predictor(model, expand(p, 1))
+            forwards.append(partial(predict, {"pixels": image}))
+            with FlopCounterMode(display=False) as counter:
+                forwards[-1]()
+            flops.append(counter.get_total_flops())
+        for _ in range(RUNS):
+            for forward, seen in zip(forwards, times, strict=True):
+                began = time.perf_counter()
+                forward().sum().item()
+                seen.append(time.perf_counter() - began)
+    return [Cost(numel(t.params), f, 1e3 * statistics.median(s))
+            for t, f, s in zip(models, flops, times, strict=True)]
+
+
+def _noise_logits(trained: TrainedModel) -> Tensor:
+    """Return a model's logits ``[PROBES, C]`` on the same noise each time."""
     model, side = trained.model, trained.model.backbone.image_size
+    noise = torch.randn(1, PROBES, 3, side, side, generator=torch.Generator().manual_seed(0))
     p = {n: v.to(model.device, model.dtype) for n, v in trained.params.items()}
-    image = torch.zeros(1, 1, 3, side, side, device=model.device, dtype=model.dtype)
     with torch.no_grad():
         predict = trained.trainer.predictor(model, expand(p, 1))
-        with FlopCounterMode(display=False) as counter:
-            predict({"pixels": image})
-        times = []
-        for _ in range(RUNS):
-            began = time.perf_counter()
-            predict({"pixels": image}).sum().item()
-            times.append(time.perf_counter() - began)
-    return Cost(numel(trained.params), counter.get_total_flops(), 1e3 * statistics.median(times))
+        return predict({"pixels": noise.to(model.device, model.dtype)})[0]
+
+
+def _is_norm(trained: TrainedModel, name: str) -> bool:
+    """Tell whether a tensor with hidden channels is a norm's of a network."""
+    return isinstance(trained.trainer, OverNetwork) and trained.trainer.is_norm(name)
+
+
+def _with_norms(trained: TrainedModel, kept: Mapping[str, Tensor]) -> Trainer:
+    """Return the trainer, whose network's norms take the channels that are ``kept``."""
+    trainer = trained.trainer
+    if not kept or not isinstance(trainer, OverNetwork):
+        return trainer
+
+    def make(model: VLModel) -> FrozenModule:
+        part = trainer._part(model)
+        return FrozenModule.of(without_channels(part.module, kept), part.names)
+
+    slim = copy.copy(trainer)
+    vars(slim)["_make"] = make  # it builds its module, once for each model
+    return slim
 
 
 def _held(trained: TrainedModel) -> Mapping[str, Held]:
     """Return the sites of each tensor, and where their units lie in it."""
-    trainer = trained.trainer
-    if isinstance(trainer, RoleTrainer) and trainer.network:
-        found = trainer.hidden_channels(trained.model)
-        normed = {site for n, held in found.items() if trainer.is_norm(n) for site, _ in held}
-        return {n: tuple(h for h in held if h[0] not in normed) for n, held in found.items()}
+    if isinstance(trained.trainer, OverNetwork):
+        return trained.trainer.hidden_channels(trained.model)
     out: dict[str, Held] = {}
     for name in trained.params:
         ending = max((e for e in ENDINGS if name.endswith(e)), key=len, default="")

@@ -203,8 +203,8 @@ def _from_path(spec: str) -> type[Trainer]:
 def framework_of(path: Path) -> str:
     """Return the other framework that a file imports, '' for none; it is read, not run."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
+        tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, SyntaxError, ValueError):
         return ""  # loading it says what is wrong
     known = FRAMEWORKS.names()
     for node in ast.walk(tree):
@@ -229,6 +229,8 @@ def _load(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
+        if isinstance(error, SyntaxError):
+            error.filename = error.filename or str(path)
         if isinstance(error, FedvlmError | SyntaxError | ModuleNotFoundError):
             raise  # they say where
         raise ConfigError(

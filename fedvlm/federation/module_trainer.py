@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import UninitializedParameter
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError
@@ -337,6 +338,7 @@ def train_network(kind: type[nn.Module]) -> type[ModuleTrainer]:
     """Return FedAvg over a plain torch network, which is built with the number of classes.
 
     It reads pixels ``[B, 3, S, S]`` and returns logits ``[B, C]``, or an object that has them.
+    Its ``build`` refuses a network that does not return a logit for each class.
 
     Raises:
         ConfigError: its constructor wants more.
@@ -358,7 +360,9 @@ def train_network(kind: type[nn.Module]) -> type[ModuleTrainer]:
             return ("pixels",)
 
         def build(self, model: VLModel) -> nn.Module:
-            return kind(len(model.classnames))
+            module = kind(len(model.classnames))
+            _check_network(module, kind(len(model.classnames)), model)
+            return module
 
         def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Any:
             return functional_call(module, dict(params), (x["pixels"],))
@@ -366,6 +370,33 @@ def train_network(kind: type[nn.Module]) -> type[ModuleTrainer]:
     Network.name = Network.__name__ = Network.__qualname__ = name
     Network.__module__ = kind.__module__
     return Network
+
+
+def _check_network(module: nn.Module, other: nn.Module, model: VLModel) -> None:
+    """Let ``other``, built as ``module``, look at two black images.
+
+    Raises:
+        ConfigError: it does not take images alone, or does not return a logit for each class.
+    """
+    name, classes, size = type(module).__name__, len(model.classnames), model.backbone.image_size
+    if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
+        raise ConfigError(f"{name} has lazy layers, whose sizes are not known before images are "
+                          "seen: write their sizes")
+    try:
+        inspect.signature(module.forward).bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name}.forward has to take one batch of images alone: {error}") from None
+    with torch.no_grad():
+        out = other.eval()(torch.zeros(2, 3, size, size))
+    logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(out).__name__
+    if shape != (2, classes):
+        raise ConfigError(
+            f"{name}({classes}) returns {shape} for two images, and the {classes} classes of this "
+            f"run need logits (2, {classes}): the first argument of its constructor has to be the "
+            "number of classes"
+        )
 
 
 def _buffers(module: nn.Module) -> list[Tensor]:

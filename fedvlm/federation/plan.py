@@ -81,12 +81,14 @@ class Plateau:
         patience: ``FED.PATIENCE``; 0: the run goes to its last round.
         clients: those with validation images.
         every: rounds between checks.
-        found: round -> accuracy in percent.
+        measure: what is checked, in words.
+        found: round -> ``measure`` in percent.
     """
 
     patience: int = 0
     clients: Sequence[int] = ()
     every: int = 1
+    measure: str = "accuracy"
     found: dict[int, float] = field(default_factory=dict)
 
     def due(self, round_: int) -> bool:
@@ -128,12 +130,13 @@ class Plateau:
                     "rounds; --rounds N sets another number")
         best, newest, since = self._flat()
         if since < self.patience or newest != last:
-            return (f"--rounds auto: ended after round {last}; the clients' validation accuracy "
-                    "was not flat yet")
+            return (f"--rounds auto: ended after round {last}; the clients' validation "
+                    f"{self.measure} was not flat yet")
         return (
             f"--rounds auto: stopped after round {last} of at most {rounds}, because the clients' "
-            f"validation accuracy is flat: {self.found[best]:.1f} % after round {best}, and at "
-            f"most {RISE:g} points more in the {since} checks since (one every {self.every} rounds)"
+            f"validation {self.measure} is flat: {self.found[best]:.1f} % after round {best}, "
+            f"and at most {RISE:g} points more in the {since} checks since "
+            f"(one every {self.every} rounds)"
         )
 
 

@@ -405,7 +405,7 @@ class Federation(Workplace):
         if dp is not None:
             home = pick(self.trainer.shared(state.server), self.groups.shared)
             public = updates and Updates(updates.clients, {}, updates.weight)
-            updates = dp.release(updates, home, round_)
+            updates = dp.repeat(dp.release(updates, home, round_))
         if updates is None:
             raise DivergedError(
                 f"round {round_}: every client was dropped ({'; '.join(work.dropped.values())})"

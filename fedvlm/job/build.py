@@ -12,6 +12,7 @@ import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
+from fedvlm.config.federation import ATTACKS
 from fedvlm.config.keys import ROLES, default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
@@ -59,6 +60,7 @@ from fedvlm.models.adapt.peft import role_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
+from fedvlm.runs.verify.answer import measure_name
 
 if TYPE_CHECKING:
     from fedvlm.federation.aggregation.client_privacy import ClientPrivacy
@@ -282,7 +284,7 @@ def make_plateau(cfg: CfgNode, plan: Plan, roster: Roster) -> Plateau:
     panel = panel_of(roster, cohort=int(cfg.TEST.COHORT), data_seed=int(cfg.DATA_SEED))
     return Plateau(
         int(cfg.FED.PATIENCE), [c for c in panel.clients if roster.val[c]],
-        max(2, math.ceil(panel.members / plan.cohort)),
+        max(2, math.ceil(panel.members / plan.cohort)), measure_name(bool(cfg.DATASET.LABELS)),
     )
 
 
@@ -418,10 +420,16 @@ def _adversaries(
     trainer: Trainer, inputs: Inputs,
 ) -> tuple[Plan, list[str]]:
     """Return the plan with who attacks and what is hidden of clients, and remarks on both."""
-    remarks = list[str]()
-    if cfg.FED.HOSTILE:
+    remarks, fed = list[str](), cfg.FED
+    if not fed.HOSTILE and (ATTACKS[0] != fed.ATTACK or fed.ATTACK_SCALE or fed.ATTACK_TARGET):
+        remarks.append("nobody attacks this run: FED.ATTACK needs a share of hostile clients, "
+                       "FED.HOSTILE above 0")
+    if fed.DP.DELTA and not any((fed.DP.CLIP, fed.DP.NOISE, fed.DP.EPSILON)):
+        remarks.append("no differential privacy: FED.DP.DELTA alone sets none; give FED.DP.CLIP "
+                       "and FED.DP.EPSILON")
+    if fed.HOSTILE:
         hostile, said = hostile_of(cfg, plan, start, sites, backbone, inputs)
-        plan, remarks = replace(plan, hostile=hostile), said
+        plan, remarks = replace(plan, hostile=hostile), [*remarks, *said]
     if any((cfg.FED.DP.CLIP, cfg.FED.DP.NOISE, cfg.FED.DP.EPSILON)):
         dp, words = privacy_of(cfg, plan, start, trainer, inputs)
         plan, remarks = replace(plan, dp=dp), [*remarks, words]

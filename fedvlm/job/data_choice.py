@@ -119,7 +119,7 @@ def _own_data(request: Request) -> OwnData | None:
     from fedvlm.data.own.add import understand  # start-up: for folders of images only
 
     keys = {k: v for k, v in given.items()
-            if k.startswith("DATASET.") or k in ("DATA_SEED", "CACHE_DIR")}
+            if k.startswith("DATASET.") or k in ("DATA_SEED", "CACHE_DIR", "FED.PARTITION")}
     return understand(Path(request.images), keys)
 
 

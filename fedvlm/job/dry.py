@@ -145,7 +145,7 @@ def evaluation_only(
         state = _adopted(built, saved, request.model_dir, str(manifest["identity_digest"]), same)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     (folder / "log.txt").unlink(missing_ok=True)
-    log = LogFile(folder / "log.txt", int(cfg.FED.ROUNDS), public_text)
+    log = LogFile(folder / "log.txt", int(cfg.FED.ROUNDS), publish=public_text)
     lines = header(built) | {
         "evaluated": f"{request.model_dir}, round {state.round}" if saved else "the untrained start"
     }

@@ -52,6 +52,7 @@ class Flag:
         idle_note: what to say where the chosen trainer lacks the key and its authors' scripts give
             the flag; without it the flag is an error there.
         idle_for: the trainers for which ``idle_note`` is true.
+        idle_values: (trainer, the one value that is true of it here); another is an error.
     """
 
     names: tuple[str, ...]
@@ -63,6 +64,7 @@ class Flag:
     metavar: str = "X"
     idle_note: str = ""
     idle_for: tuple[str, ...] = ("FedTV",)
+    idle_values: tuple[tuple[str, str], ...] = ()
 
 
 def _v(group: str, key: str, names: str, help_: str, metavar: str = "X", **more: Any) -> Flag:
@@ -82,7 +84,8 @@ _JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
 )  # fmt: skip
 
 FORKS = ("FedTV", "FedOTP", "FedPGP", "PromptFL")  # whose authors' scripts share these flags
-_TRANSPORT = "{flag} has no effect: {trainer} here has no transport with that setting"
+_TRANSPORT = "{flag} has no effect: {trainer} has no transport"
+_UNUSED = "{flag} has no effect: the published code of {trainer} never uses it"
 
 FLAGS: tuple[Flag, ...] = (
     _v(_JOB, "DATASET.ROOT", "--root --data-root",
@@ -204,10 +207,11 @@ FLAGS: tuple[Flag, ...] = (
     _v("", "TRAINER.*.N_CTX", "--n-ctx", "context tokens"),
     _v("", "TRAINER.*.NUM_PROMPT", "--num-prompt --num-prompts", "prompts per class",
        idle_note="{flag} has no effect: {trainer} here has its own number of prompts (FedOTP 2, "
-                 "PromptFL 1)", idle_for=("FedOTP", "PromptFL")),
+                 "PromptFL 1)", idle_for=("FedOTP", "PromptFL"),
+       idle_values=(("FedOTP", "2"),)),
     _v("", "TRAINER.*.AVG_PROMPT", "--avg-prompt", "prompts that are averaged",
        idle_note="{flag} has no effect: {trainer} here shares one prompt (FED.PERSONAL decides for "
-                 "files of the CoOp family)", idle_for=FORKS),
+                 "files of the CoOp family)", idle_for=FORKS, idle_values=(("FedOTP", "1"),)),
     _v("", "TRAINER.*.EPS", "--eps", "entropic regularisation of a transport",
        idle_note=_TRANSPORT, idle_for=FORKS),
     _v("", "TRAINER.*.GAMMA", "--top-percent", "mass that is transported", idle_note=_TRANSPORT,
@@ -215,19 +219,22 @@ FLAGS: tuple[Flag, ...] = (
     _v("", "TRAINER.*.ITERS", "--max-iter", "iterations of a transport", idle_note=_TRANSPORT,
        idle_for=FORKS),
     _v("", "TRAINER.*.THRESH", "--thresh", "change at which a transport ends", idle_for=FORKS,
-       idle_note="{flag} has no effect: a transport here takes all iterations (--max-iter)"),
+       idle_note="{flag} has no effect: FedOTP's transport here takes all iterations "
+                 "(--max-iter), FedPGP and FedTV have none"),
     _v("", "TRAINER.*.OT", "--ot", "kind of transport", idle_for=FORKS,
-       idle_note="{flag} has no effect: FedOTP here is the unbalanced one (COT)"),
+       idle_note="{flag} has no effect: FedOTP's transport is COT, FedPGP and FedTV have none",
+       idle_values=(("FedOTP", "COT"),)),
     _v("", "TRAINER.*.CTX_INIT", "--ctx-init", "words that initialise the context",
-       idle_for=FORKS, idle_note="{flag} has no effect: {trainer} here starts at random"),
+       idle_for=FORKS, idle_note="{flag} has no effect: {trainer} here starts at random",
+       idle_values=tuple((name, "") for name in FORKS)),
     _v("", "TRAINER.*.NUM_DOMAIN", "--num-domain", "number of domains", idle_for=FORKS,
        idle_note="{flag} has no effect: the data set says its domains"),
     _v("", "TRAINER.*.FEATURE", "--feature", "compare with the feature map", idle_for=FORKS,
-       idle_note="{flag} has no effect: the published code of {trainer} never uses it"),
+       idle_note=_UNUSED),
     _v("", "TRAINER.*.ALPHA", "--alpha", "a method's own weight", idle_for=FORKS,
-       idle_note="{flag} has no effect: the published code of {trainer} never uses it"),
+       idle_note=_UNUSED),
     _v("", "TRAINER.*.LOGITS2", "--logits2", "second logits", idle_for=FORKS,
-       idle_note="{flag} has no effect: the published code of {trainer} never uses it"),
+       idle_note=_UNUSED),
     Flag(("--transforms",), "accepted; see --views",
          key="INPUT.TRANSFORMS", kind="names", metavar="NAME"),
     _v("", "MODEL.HEAD.NAME", "--head", "accepted; has no effect"),
@@ -239,8 +246,7 @@ FLAGS: tuple[Flag, ...] = (
        "NAME", dest="rule"),
     _v("", "TRAINER.*.TEMP", "--temp", "temperature of the contrastive loss"),
     _v("", "TRAINER.*.MU", "--mu", "weight of a method's own loss term",
-       idle_note="--mu has no effect: the published code of {trainer} reads it "
-                 "but never uses it"),
+       idle_note=_UNUSED, idle_for=("FedTV", "FedOTP", "PromptFL")),
 )  # fmt: skip
 
 _DEVICE = "does not exist here; use --device cuda:{0}"
@@ -310,6 +316,14 @@ def parse(argv: Sequence[str]) -> Namespace:
 
 # --model of the forks -> our method; "": the one of --trainer
 RULES = {"fedavg": "", "fedotp": "FedOTP", "fedpgp": "FedPGP", "fedtv": "FedTV"}
+# --trainer of authors' scripts -> (our method, what it does)
+AUTHORS_NAMES = {
+    "coop": ("PromptFL", "CoOp runs as PromptFL, which averages CoOp's context over clients (to "
+             "use the authors' file: --trainer ./coop.py:CoOp)"),
+    "glpot": ("FedOTP", "GLP_OT runs as FedOTP (the authors' file: --trainer ./GLP_OT.py:GLP_OT)"),
+    "clip": ("ZeroShot", "CLIP runs as ZeroShot: nothing is trained"),
+    "zeroshotclip": ("ZeroShot", "ZeroshotCLIP runs as ZeroShot: nothing is trained"),
+}
 
 
 def method_of_rule(rule: str, trainer: str) -> str:
@@ -318,13 +332,19 @@ def method_of_rule(rule: str, trainer: str) -> str:
     Raises:
         ConfigError: a rule that the forks do not have, or one that is a method by another name.
     """
-    if ".py" in trainer:  # the file is the method
-        return trainer
     if fold(rule) not in RULES:
         ours = {"fedprox": "FedProx --peft prompt", "local": "LocalOnly --peft prompt"}
+        way = ours.get(fold(rule), f"NAME{did_you_mean(rule, RULES)}")
         raise ConfigError(
-            f"--model {rule} does not exist here; choose the method with --trainer "
-            f"{ours.get(fold(rule), 'NAME')}{did_you_mean(rule, RULES)}"
+            f"--model {rule} does not exist here; choose the method with --trainer {way}"
+        )
+    if ".py" in trainer:  # the file is the method
+        return trainer
+    method = AUTHORS_NAMES.get(fold(trainer), (trainer, ""))[0]
+    if method and fold(rule) == "fedavg" and method in RULES.values():
+        raise ConfigError(
+            f"--model fedavg --trainer {trainer}: {method} here keeps a part of its prompt with "
+            f"each client; use --model {method}, or --trainer PromptFL for FedAvg of a prompt"
         )
     return RULES[fold(rule)] or trainer or "PromptFL"
 

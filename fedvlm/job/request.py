@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedvlm.core.errors import fold
 from fedvlm.job.flags import method_of_rule
 
 
@@ -47,10 +48,14 @@ class Request:
     def of(cls, args: Namespace) -> Request:
         """Return what a parser with the flags of a run read (``flags.add_flags``)."""
         trainer = method_of_rule(args.rule, args.trainer) if args.rule else args.trainer
+        flags, names = dict(args.flags), dict(args.flag_names)
+        if fold(args.rule) == "fedavg" and ".py" in trainer:  # a file that its fork shares whole
+            flags.setdefault("FED.PERSONAL", "none")
+            names.setdefault("FED.PERSONAL", "--model")
         return cls(
             str(args.dataset or ""), args.dataset_config_file, args.images, trainer,
-            args.trainer_config_file, bool(args.demo), tuple(args.seeds), dict(args.flags),
-            dict(args.flag_names), tuple(args.opts), bool(args.dry_run), bool(args.eval_only),
+            args.trainer_config_file, bool(args.demo), tuple(args.seeds), flags,
+            names, tuple(args.opts), bool(args.dry_run), bool(args.eval_only),
             bool(args.no_train), args.model_dir, args.load_epoch, args.method,
         )
 

@@ -23,11 +23,12 @@ from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
 from fedvlm.federation.cards import split_method, trainer_files
 from fedvlm.job.data_choice import DataChoice, OwnData, choose_data, no_dataset
-from fedvlm.job.flags import FLAGS
+from fedvlm.job.flags import AUTHORS_NAMES, FLAGS
 from fedvlm.job.kinds import dataset_of, method_of
 from fedvlm.job.request import Request
 from fedvlm.runs.identity import read_json
 from fedvlm.runs.private import public_value, read_private
+from fedvlm.runs.verify.answer import measure_name
 
 if TYPE_CHECKING:
     from fedvlm.federation.discovery import Trust
@@ -37,6 +38,7 @@ COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method he
 CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
+_PEFT_TWINS = (f"{_OWN}N_CTX", f"{_OWN}CTX_INIT")  # PromptFL has both as PEFT.*
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,9 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
     named = request.trainer_config_file
     file = find_config(named, "trainers") if named else None
     spec = _trainer_spec(request, (data.demo, file, data.yaml))
-    if fold(spec) == COOP or (file and not request.trainer and _is_coops(file, request)):
-        spec = PROMPTFL
+    if file and not request.trainer and _is_coops(file, request):
+        spec = COOP
+    spec, renamed = AUTHORS_NAMES.get(fold(spec), (spec, ""))
     spec = _with_method(spec, request.method)
     _refuse_unnamed(spec, request)
     trainer = load_trainer(spec)
@@ -109,11 +112,9 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
     schema = declare(default_schema() | foreign, node, trainer.options)
     flags, names, notes = _own_flags(request, node, trainer.name, schema)
     notes += data.notes
-    if COOP in (fold(request.trainer), fold(file.parent.name) if file else "") and (
-        spec == PROMPTFL
-    ):
-        notes.append("CoOp runs as PromptFL, which averages CoOp's context over clients (to use "
-                     "the authors' file: --trainer ./coop.py:CoOp)")
+    if file and not renamed and fold(file.parent.name) == COOP and spec == PROMPTFL:
+        renamed = AUTHORS_NAMES[COOP][1]
+    notes += [renamed] * bool(renamed)
     trainer_yaml = file or lookup(trainer.name, "trainers")
     name = spec if _is_path(spec) else trainer.name
     jobs = []
@@ -371,7 +372,8 @@ def _rounds(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     fed.ROUNDS, origins["FED.ROUNDS"] = MOST_ROUNDS, why
     if origins["FED.PATIENCE"] == DEFAULT:
         fed.PATIENCE, origins["FED.PATIENCE"] = PATIENCE, "because FED.ROUNDS is auto"
-    return [f"--rounds auto: training stops when the clients' validation accuracy is flat, after "
+    what = measure_name(bool(cfg.DATASET.LABELS))
+    return [f"--rounds auto: training stops when the clients' validation {what} is flat, after "
             f"{MOST_ROUNDS} rounds at most; --rounds N sets a number"]
 
 
@@ -434,12 +436,21 @@ def _own_flags(
     for key, value in request.flags.items():
         real = f"{node}.{key.removeprefix(_OWN)}" if key.startswith(_OWN) else key
         spelling = request.flag_names[key]
+        if key == f"{_OWN}CTX_INIT" and fold(value) == "false":
+            value = ""  # of the forks' scripts: no words
         if real != key and real not in schema:
             usual = key.replace(_OWN, "PEFT.")
-            if key == f"{_OWN}N_CTX" and trainer == PROMPTFL:
+            if key in _PEFT_TWINS and trainer == PROMPTFL:
                 flags[usual], names[usual] = value, spelling
             elif key in idle and trainer in idle[key].idle_for:
-                notes.append(idle[key].idle_note.format(trainer=trainer, flag=spelling))
+                only = dict(idle[key].idle_values).get(trainer, value)
+                if fold(only) == fold(value):
+                    notes.append(idle[key].idle_note.format(trainer=trainer, flag=spelling))
+                else:
+                    mistakes.append(
+                        f"flag {spelling} {value}: {trainer} here has {spelling} {only or False} "
+                        "only; other values: its authors' file, --trainer REPO/trainers/x.py:X"
+                    )
             else:
                 mistakes.append(_lacks(spelling, real, trainer, schema))
             continue

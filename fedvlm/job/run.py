@@ -37,7 +37,7 @@ from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.engines.base import ClientSide, client_side
 from fedvlm.job.identity import identity_config, present_identity
 from fedvlm.job.inputs import Inputs
-from fedvlm.job.record import Recorder
+from fedvlm.job.record import Recorder, check_explosion
 from fedvlm.job.request import Request
 from fedvlm.job.resolve import Job
 from fedvlm.job.results import Results, results_of, seed_table
@@ -52,7 +52,7 @@ from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import method_name
 from fedvlm.runs.private import public_text
 from fedvlm.runs.state import clear_states
-from fedvlm.runs.verify.answer import answer_lines
+from fedvlm.runs.verify.answer import answer_lines, measure_name
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
 
 MEMORY_BYTES = 4 << 30  # of clients' states; above it FED.STORE auto keeps them on disk
@@ -230,7 +230,8 @@ def _train(
         data_digest=built.data.digest, backbone_digest=built.backbone.digest,
         notes=built.notes, chunk=built.identity["chunk"],
     )
-    log = LogFile(folder.log_path, int(cfg.FED.ROUNDS), public_text)
+    measure = measure_name(bool(cfg.DATASET.LABELS))
+    log = LogFile(folder.log_path, int(cfg.FED.ROUNDS), measure, public_text)
     screens = (console, log)
     if not of_parties(cfg) and on_disk(built):
         built.federation.keep_on_disk(folder.records)
@@ -309,6 +310,7 @@ def to_the_end(
         recorder.save_last()
         raise
     records, _ = read_metrics(folder.metrics_path)
+    check_explosion(built, records)
     return results_of(built, reference, records, time.perf_counter() - began, beside)
 
 

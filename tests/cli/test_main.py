@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,20 @@ def test_what_a_methods_file_raises_is_no_bug_of_ours(
     said = capsys.readouterr().err
     assert "unexpected AttributeError: NCTX (test_main.py, line " in said and "a bug" not in said
     Path(said.partition("traceback in ")[2].partition(",")[0]).unlink()
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("import sys\nsys.exit(0)\n", r"the method's own file ends the program \(mine.py, line 2, in"),
+    ("import dassl\nexit()\n", r"the method's own file ends the program \(mine.py, line 2, in"),
+    ("x = 1\n\0", "mine.py: is not valid Python"),
+])
+def test_a_methods_file_that_ends_the_program_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+):
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    assert cli.main(["config", "--demo", "--trainer", f"{file}:Mine"]) == 2
+    assert re.search(said, capsys.readouterr().err)
 
 
 def test_debug_shows_what_a_sentence_came_from(job_that: Any, capsys: pytest.CaptureFixture[str]):

@@ -121,6 +121,49 @@ def test_broken_text_is_named_with_its_line(tmp_path: Path) -> None:
         built(f"{file}:PairDouble")
 
 
+def test_only_the_file_and_what_it_imports_run(tmp_path: Path) -> None:
+    """All other files of a repository leave no trace of having run, and it is said once."""
+    file = copy_of(tmp_path, pair="\nimport utils.rows\n")
+    root, traces = file.parent.parent, tmp_path / "traces"
+    traces.mkdir()
+    idle = ["setup.py", "conftest.py", "sitecustomize.py", "train.py", "federated_main.py",
+            "trainers/other.py", "utils/other.py", "data/__init__.py"]
+    for name in [*idle, "trainers/pair.py", "utils/rows.py"]:
+        place = root / name
+        place.parent.mkdir(exist_ok=True)
+        text = place.read_text() if place.is_file() else ""
+        trace = traces / name.replace("/", ".")
+        place.write_text(f"{text}\nimport subprocess\nopen({str(trace)!r}, 'w').close()\n")
+    notes = built(f"{file}:PairDouble", *WORDS).model.notes
+    ran = {p.name for p in traces.iterdir()}
+    assert {"trainers.pair.py", "utils.rows.py"} <= ran
+    assert not ran & {name.replace("/", ".") for name in idle}
+    said = [note for note in notes if note.startswith("this runs code of fork: pair.py and")]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("import nothing_of_that_name", r"line \d+, in <module>\); install the missing package"),
+    ("from trainers.absent import x", r"line \d+.*there is no .*trainers/absent.py: is the check"),
+    ("from .absent import x", r"No module named '.absent' .*there is no .*trainers/absent.py: put"),
+    ("from utils.rows import absent", r"cannot import name 'absent' .*line \d+, in <module>\)$"),
+    ("cfg = None\ndef f(): return cfg.TRAINER.PAIRDOUBLE.Mas",
+     r"pair.py:\d+ reads TRAINER.PAIRDOUBLE.Mas, which .*did you mean 'TRAINER.PAIRDOUBLE.Mass'"),
+])
+def test_what_a_file_lacks_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    file = copy_of(tmp_path, pair=f"\n{text}\n")
+    with pytest.raises(ConfigError, match=said):
+        built(f"{file}:PairDouble", *WORDS)
+
+
+def test_text_of_another_encoding_is_named_with_its_line(tmp_path: Path) -> None:
+    file = copy_of(tmp_path)
+    lines = file.read_text().count("\n") + 1
+    file.write_bytes(file.read_bytes() + b"# \xe4\n")
+    with pytest.raises(ConfigError, match=rf"pair.py:{lines}: is not UTF-8 text"):
+        built(f"{file}:PairDouble")
+
+
 # ---- its own clip ---------------------------------------------------------------------------
 def test_its_own_clip_computes_the_backbone() -> None:
     run = built(f"{PAIR}:PairDouble", *WORDS)

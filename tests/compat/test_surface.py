@@ -15,6 +15,7 @@ from PIL import Image
 
 from fedvlm.compat.clip import CLIP, clip_modules
 from fedvlm.compat.dassl import install, replace_dassl, uninstall
+from fedvlm.compat.engine import TrainerBase
 from fedvlm.compat.repository.imports import Imports
 from fedvlm.compat.surface import NAMES
 from fedvlm.compat.towers import check_backbone
@@ -182,3 +183,18 @@ def test_a_script_runs_as_it_is(tmp_path: Path) -> None:
     finally:
         sys.argv = argv
     assert json.loads(out.read_text()) == [str(out), "--x"]
+
+
+def test_a_step_in_a_subspace_keeps_what_its_rows_span() -> None:
+    """Of the gradient (3, 4, 12) over two models the rows (1, 0, 0) and (0, .6, .8) keep a part."""
+    trainer = TrainerBase()
+    trainer.U = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.6, 0.8]])
+    one, two = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(2, 1, bias=False)
+    before = [m.weight.detach().clone() for m in (one, two)]
+    for name, model in (("one", one), ("two", two)):
+        trainer.register_model(name, model, torch.optim.SGD(model.parameters(), 1.0))
+    loss = 3 * one.weight.sum() + (two.weight * torch.tensor([4.0, 12.0])).sum()
+    trainer.model_subspace_backward_and_update(loss)
+    moved = [b - m.weight.detach() for b, m in zip(before, (one, two), strict=True)]
+    torch.testing.assert_close(moved[0], torch.tensor([[3.0]]))
+    torch.testing.assert_close(moved[1], torch.tensor([[7.2, 9.6]]))  # 12 (.6, .8)

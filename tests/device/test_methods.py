@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedvlm.cli.main import main
 from tests import jobs
+from tests.data.columns.publishers import picture
+from tests.device.card import pretend_card
 from tests.device.methods import READS, check_bounds, on_card, trainer_names
 
 SOME = ("FedTV", "pFedMoAP", "SCAFFOLD")  # of every `make test`
@@ -16,6 +19,20 @@ SOME = ("FedTV", "pFedMoAP", "SCAFFOLD")  # of every `make test`
 @pytest.mark.parametrize("method", SOME)
 def test_some_methods(tmp_path: Path, method: str) -> None:
     check_bounds(method, on_card(tmp_path, method))
+
+
+def test_a_run_on_sets_of_labels(tmp_path: Path) -> None:
+    """With its baselines, whose labels begin on the host."""
+    lines = ["file,a,b"]
+    for i in range(40):
+        picture(tmp_path / "set" / f"{i}.png", i)
+        lines.append(f"{i}.png,{i % 2},{i % 4 // 2}")
+    (tmp_path / "set" / "t.csv").write_text("\n".join(lines) + "\n")
+    words = ("--images", f"{tmp_path}/set/t.csv", "--labels", "a,b", "--trainer", "FedAvg",
+             "--peft", "head", "--backbone", "tiny", "--rounds", "1", "--device", "cuda")
+    with pretend_card() as tally:
+        assert main([*words, "--output-dir", str(tmp_path / "out")]) == 0
+    assert not tally.mixed, f"CUDA would stop here: {dict(tally.mixed)}"
 
 
 @pytest.mark.slow

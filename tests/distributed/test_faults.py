@@ -19,6 +19,7 @@ from fedvlm.check.disk import read_state, write_state
 from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import ConfigError, DataError, DivergedError, FedvlmError, QuorumError
 from fedvlm.core.trees import Tree
+from fedvlm.distributed.server.baselines import ask_baselines
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.wire import WIRE, Frame, pack, unpack
@@ -377,6 +378,40 @@ def test_numbers_of_a_site_that_fails_for_good_are_lacking_above_the_quorum(
     told = measured(run.fed)
     run.end()
     assert all([row["n"] > 0 for row in rows] == [True, True, False, False] for rows in told)
+
+
+class Failing(OverSockets):
+    """A carrier of whose sites the second says that it failed for good, once ``on`` is set."""
+
+    on = False
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
+        out = super().ask(frames, seconds)
+        if not self.on or "site1" not in out:
+            return out
+        return {**out, "site1": failed("diverged", "so it says")(self, dict(out))}
+
+
+def test_a_site_that_fails_for_good_at_the_start_or_as_it_forgets_ends_nobody_s_run(
+    world: CheckWorld, tmp_path: Path
+) -> None:
+    """Of a run that goes on, above the quorum; whatever asks for baselines does without it."""
+    grid = Grid(world, METHOD, tmp_path, policy=KEEP_ON)
+    grid.carrier = carrier = Failing()
+    grid.restart()
+    _, engine = grid.server()
+    before = engine.members.welcomes()
+    carrier.on = True
+    engine.forget(dict.fromkeys(range(4), 0))
+    assert grid.said[-1] == "site1 did not forget: so it says"
+    assert ask_baselines(engine, range(4), 16, 4) is None
+    for start, policy in (({}, KEEP_ON), (before, Policy(wait=0))):
+        with pytest.raises(DivergedError, match="site1: so it says"):
+            RemoteEngine(carrier, CONFIG, 4, policy, RUN).meet(4, 0, start)
+    again = RemoteEngine(carrier, CONFIG, 4, KEEP_ON, RUN, say=grid.said.append)
+    again.meet(4, 0, before)
+    assert again.members.askable(range(4)) == [0, 1]
+    assert "so it says: it takes no part in this session" in grid.said[-2] + grid.said[-1]
 
 
 def test_what_a_site_counts_is_capped_by_what_it_was_asked_for(

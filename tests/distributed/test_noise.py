@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,6 +61,13 @@ def test_secret_noise_has_the_same_size_and_is_each_clients_own() -> None:
     assert abs(float(torch.corrcoef(out)[0, 1])) < 0.03
     assert secret_normal(b"k", (2, 3)).shape == (2, 3)
     assert torch.equal(secret_normal(b"k", (4,)), secret_normal(b"k", (4,)))
+
+
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+def test_no_bits_give_an_infinite_number(byte: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashlib, "shake_256", lambda key: SimpleNamespace(
+        digest=lambda size: byte * size))
+    assert 8 < float(secret_normal(b"k", (1,)).abs()) < 9
 
 
 def test_the_file_is_for_its_user_and_stays(tmp_path: Path) -> None:

@@ -9,8 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree, expand
+from fedvlm.export import pruned as pruning
 from fedvlm.export.pruned import cost, without_pruned
+from fedvlm.export.recipe import Unheld, difference
+from fedvlm.export.traced import trace
 from fedvlm.export.trained import TrainedModel
 from fedvlm.export.write import export
 from tests.export.models import trained
@@ -78,7 +82,7 @@ def test_an_export_has_the_smaller_tensors_and_says_so(form: str, tmp_path: Path
 
 
 def test_a_network_loses_its_hidden_channels() -> None:
-    """Those behind the group norm stay: its statistics count them."""
+    """Those behind the group norm, too: it goes on counting them as zeros."""
     w = world("Hermes")
     fed = w.federation(method("Hermes"))
     params = {n: v.clone() for n, v in fed.p0.items()}
@@ -88,9 +92,23 @@ def test_a_network_loses_its_hidden_channels() -> None:
     params["two.0.weight"][:, 0] = 0
     params["hidden.weight"][:, :4] = 0
     slim = without_pruned(TrainedModel(fed.trainer, fed.model, params))
-    assert slim.params["two.0.weight"].shape == (7, 6, 3, 3)
-    assert slim.params["hidden.weight"].shape == (10, 28) and len(slim.params["one.0.bias"]) == 6
+    assert slim.params["two.0.weight"].shape == (7, 5, 3, 3)
+    assert slim.params["hidden.weight"].shape == (10, 28)
+    assert {len(slim.params[f"one.{n}"]) for n in ("0.weight", "0.bias", "1.bias")} == {5}
     x = {"pixels": w.pixels[None, :4]}
-    before, after = (fed.trainer.predict(fed.model, expand(p, 1), x)
-                     for p in (params, slim.params))
+    before, after = (t.predict(fed.model, expand(p, 1), x)
+                     for t, p in ((fed.trainer, params), (slim.trainer, slim.params)))
     assert (before - after).abs().max() < 1e-12
+    recipe = trace(slim, Unheld("Hermes", "no recipe"))  # what ONNX writes
+    with torch.no_grad():
+        again = recipe.module(slim.model)(recipe.pixels)
+    assert difference(again, recipe.logits) < 1e-5
+
+
+def test_what_would_predict_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = pruned("feature")
+    kept = pruning._alive(model.params, pruning._held(model))
+    wrong = {site: mask.flip(0) for site, mask in kept.items()}
+    monkeypatch.setattr(pruning, "_alive", lambda params, held: wrong)
+    with pytest.raises(FedvlmError, match="without its pruned units predicts otherwise"):
+        without_pruned(model)

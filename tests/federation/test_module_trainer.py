@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -557,3 +558,22 @@ def test_a_plain_network_is_trained_by_fedavg(tmp_path: Path) -> None:
     assert {next(s for s in p.parts if s.startswith("Net")) for p in two} == {"Net", "Net-FedPer"}
     with pytest.raises(ConfigError, match="Wide is a torch network .* write a ModuleTrainer"):
         load_trainer(f"{path}:Wide")
+
+
+@pytest.mark.parametrize(("body", "says"), [
+    ("self.head = nn.Linear(3, 40)", r"Net\(10\) returns \(2, 40\) for two images, and the 10"),
+    ("self.head = nn.Linear(3, 4)", r"Net\(10\) returns \(2, 4\) for two images, and the 10"),
+    ("self.head = nn.LazyLinear(n)", "Net has lazy layers"),
+    ("self.head = nn.Linear(3, n); self.forward = self.two", "Net.forward has to take one batch"),
+])
+def test_a_network_without_a_logit_for_each_class_is_refused(
+    body: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Module):\n"
+        f"    def __init__(self, n):\n        super().__init__()\n        {body}\n\n"
+        "    def forward(self, x):\n        return self.head(x.mean((2, 3)))\n\n"
+        "    def two(self, x, y):\n        return self.forward(x)\n"
+    )
+    assert jobs.run(tmp_path / "out", "--trainer", f"{tmp_path}/net.py:Net") == 2
+    assert re.search(says, capsys.readouterr().err)

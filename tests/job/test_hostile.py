@@ -29,6 +29,24 @@ def test_results_say_who_attacks_and_workers_give_the_same_bits(tmp_path: Path) 
     jobs.same(one, two)
 
 
+def test_under_attack_no_other_learning_rate_is_advised(tmp_path: Path) -> None:
+    """Half of the clients train on flipped labels: their loss is far above that of guessing."""
+    words = ("--trainer", "FedAvg", "--peft", "head", "FED.ATTACK", "label_flip")
+    assert jobs.run(tmp_path, *words, "--num-users", "4", "FED.HOSTILE", "0.5") == 0
+    found = jobs.results(tmp_path)
+    assert found["answer"]["verdict"] == "costs" and found["next"] is None
+
+
+def test_keys_that_do_nothing_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--dry-run", "--trainer", "FedAvg", "FED.ATTACK", "scale", "FED.DP.DELTA", "1e-5")
+    assert jobs.run(tmp_path, *words) == 0
+    said = "".join(capsys.readouterr())
+    assert "nobody attacks this run: FED.ATTACK needs" in said
+    assert "no differential privacy: FED.DP.DELTA alone" in said
+
+
 def test_a_backdoor_on_pixels_has_a_success_rate(tmp_path: Path) -> None:
     words = ("FED.ATTACK", "backdoor", "FED.PLAIN", "True", "--rounds", "1")
     assert jobs.run(tmp_path, *FOUR, *words) == 0

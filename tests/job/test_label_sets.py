@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
 from fedvlm.evaluation import label_rows
 from fedvlm.federation.batches import Batch
+from fedvlm.federation.plan import Plateau
 from fedvlm.federation.trainer import cross_entropy
-from fedvlm.job.resolve import run_config
-from fedvlm.runs.verify.answer import answer_lines
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve, run_config
+from fedvlm.runs.verify.answer import MAP, answer_lines
 from tests import jobs
 
 NAMES = ("bright", "red", "striped")
@@ -92,9 +95,20 @@ def test_a_run_says_map_everywhere(whole: Path, capsys: pytest.CaptureFixture[st
     assert main(["table", str(whole), "--metric", "personal_auroc"]) == 0
     assert main(["report", str(jobs.folder(whole))]) == 0
     page = (jobs.folder(whole) / "report.html").read_text()
-    assert page.count("mAP (%)") == 2 and "sensitivity at 90 % specificity" in page
+    assert page.count(">mAP (%)<") == 2 and "sensitivity at 90 % specificity" in page
     assert "positives (%)" not in page and ">accuracy (%)<" not in page
+    assert "personal accuracy" not in page.lower() and "personal mAP" in page
+    log = (jobs.folder(whole) / "log.txt").read_text()
+    assert "mAP" in log and re.findall(r"accuracy(?!:)", log) == []  # Dassl's line stays
     capsys.readouterr()
+
+
+def test_rounds_auto_names_what_it_watches(chest: Path, tmp_path: Path) -> None:
+    notes = resolve(parse(words(chest, tmp_path, "--rounds", "auto"))).notes
+    assert any("validation mAP is flat" in note for note in notes)
+    flat = Plateau(1, [0], 2, MAP, {2: 50.0, 4: 50.0})
+    assert "validation mAP is flat" in flat.sentence(4, 9)
+    assert "validation mAP was not flat yet" in flat.sentence(6, 9)
 
 
 def test_what_a_client_takes_home(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from yacs.config import CfgNode
 
 from fedvlm.cli.main import main
 from fedvlm.core import files as atomic
+from fedvlm.core.errors import DivergedError
+from fedvlm.job import record as job_record
 from tests import jobs
 
 HOSTILE = """
@@ -132,3 +137,53 @@ def test_a_loss_that_overflows_is_divergence(
     said = capsys.readouterr().err
     assert "training has diverged; lower --lr (now 1e+06)" in said
     assert not list(tmp_path.rglob("results.json"))
+
+
+def test_a_loss_that_explodes_without_overflow_is_divergence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A head on unit features has a bounded loss at any rate."""
+    words = ["--trainer", "FedAvg", "--peft", "head", "--lr", "1e6", "--rounds", "1"]
+    assert main(["--demo", *words, "--output-dir", str(tmp_path / "mad")]) == 4
+    said = capsys.readouterr().err
+    assert "training has diverged" in said and "lower --lr (now 1e+06)" in said
+    assert not list(tmp_path.rglob("results.json"))
+    kept = ["--output-dir", str(tmp_path / "kept"), "FED.NONFINITE", "drop"]
+    assert main(["--demo", *words, *kept]) == 0
+    capsys.readouterr()
+
+
+BEFORE, AFTER = {"personal": 60.0, "personal_nll": 1.7}, {"personal": 10.0, "personal_nll": 30.0}
+MAD_LOSSES = (11.0, 40.0, 30.0)
+
+
+@pytest.mark.parametrize(("losses", "after", "more", "diverged"), [
+    (MAD_LOSSES, {}, {}, True),
+    ((40.0, 4.0, 2.303), {"personal_nll": 2.303}, {}, True),  # exploded, and dead since
+    ((11.0, 9.0, 6.5), {}, {}, False),  # not far above that of guessing (2.3)
+    ((11.0, 40.0, 2.2, 30.0), {}, {}, False),  # something was learnt
+    (MAD_LOSSES, {"personal": 61.0}, {}, False),  # better than untrained
+    (MAD_LOSSES, {"personal_nll": 1.6}, {}, False),  # a loss of several terms
+    (MAD_LOSSES, {"personal_nll": None}, {}, False),  # nobody tells
+    (MAD_LOSSES, {"personal_auroc": 50.0}, {}, False),  # sets of labels
+    (MAD_LOSSES, {}, {"hostile": object()}, False),  # who attacks is the cause
+    (MAD_LOSSES, {}, {"dp": object()}, False),
+    (MAD_LOSSES, {}, {"policy": "drop"}, False),
+    ((), {}, {}, False),
+])
+def test_what_counts_as_an_explosion(
+    losses: tuple[float, ...], after: dict[str, Any], more: dict[str, Any], diverged: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_record, "promises_privacy", lambda built: "dp" in more)
+    cfg = CfgNode({"FED": {"NONFINITE": more.get("policy", "abort")}, "OPTIM": {"LR": 9.0}})
+    plan = SimpleNamespace(hostile=more.get("hostile"))
+    built = SimpleNamespace(cfg=cfg, federation=SimpleNamespace(plan=plan),
+                            data=SimpleNamespace(classnames=["a"] * 10))
+    rounds = [{"train": {"0": {"loss": x - 1}, "1": {"loss": x + 1}}} for x in losses]
+    records = [BEFORE, *rounds[:-1], (rounds[-1] if rounds else {}) | AFTER | after]
+    if diverged:
+        with pytest.raises(DivergedError, match="60.0 to 10.0; lower --lr \\(now 9\\)"):
+            job_record.check_explosion(cast(Any, built), records)
+    else:
+        job_record.check_explosion(cast(Any, built), records)

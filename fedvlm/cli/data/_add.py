@@ -40,9 +40,11 @@ def add_folder(args: Namespace) -> int:
     own = understand(Path(args.dataset), {key: value for key, value in given.items() if value})
     place = _place(own, args.to)
     there = _write(place, yaml_text(own))
+    method = "PromptFL" if own.data.label_names else "FedTV"  # which needs one class of an image
     say(own.sentence, *(f"note: {note}" for note in own.notes),
         f"{'there already' if there else 'wrote'} {place}",
-        f"train on it: fedvlm run --dataset-config-file {shlex.quote(str(place))} --trainer FedTV",
+        f"train on it: fedvlm run --dataset-config-file {shlex.quote(str(place))} --trainer "
+        f"{method}",
         f"look at all its images: fedvlm doctor --root {shlex.quote(str(own.keys['DATASET.ROOT']))}"
         f" --dataset-config-file {shlex.quote(str(place))} --full")
     return 0

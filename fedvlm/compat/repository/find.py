@@ -61,7 +61,10 @@ def syntax_tree(path: Path) -> ast.Module:
     """
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+    except UnicodeDecodeError as error:
+        at = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{at}: is not UTF-8 text; save it as UTF-8") from None
+    except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise ConfigError(f"{path}{line}: is not valid Python: {error}") from None
 

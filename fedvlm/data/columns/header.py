@@ -102,6 +102,7 @@ class Header:
         path: text with ``{column}`` that makes the path; empty where a column has it.
         guessed: of ``at``, those that were taken from words that may say something else.
         labels: positions that say an image's set of labels; empty where it has one class.
+        words: those columns as the user names them, in any spelling that finds them.
     """
 
     at: Mapping[str, int]
@@ -111,6 +112,7 @@ class Header:
     path: str = ""
     guessed: frozenset[str] = frozenset()
     labels: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def used(self) -> list[str]:
@@ -178,6 +180,10 @@ def read_header(
     at |= named
     labels = tuple(_find(names, word, path, "--labels") for word in wish.labels)
     if labels:
+        if one := sorted({"label", "classname"} & named.keys()):
+            raise DataError(f"{path}: --labels {','.join(wish.labels)} gives each image a set of "
+                            f"labels, and --columns {one[0]}={wish.columns[one[0]]} one "
+                            "class: give one of the two")
         at = {m: i for m, i in at.items() if i not in labels and m not in ("label", "classname")}
     client = tuple(_find(names, word, path, "--clients-by") for word in wish.clients_by)
     group = tuple(_find(names, word, path, "--groups") for word in wish.groups)
@@ -197,7 +203,8 @@ def read_header(
     classed = bare or labels or {"label", "classname"} & set(at)
     if ("path" not in at and not template) or not classed:
         raise _incomplete(names, at, path, template, lines)
-    return Header(at, client, group, names, template, frozenset(guessed), labels)
+    return Header(at, client, group, names, template, frozenset(guessed), labels,
+                  wish.labels)
 
 
 def _may_be(meaning: str, lines: Sequence[Sequence[str]], at: int) -> bool:

@@ -54,7 +54,7 @@ def read_sets(header: Header, lines: Lines, where: str) -> list[tuple[str, ...]]
 
 def _flags(header: Header, line: Sequence[str], where: str) -> tuple[str, ...]:
     names = []
-    for at in header.labels:
+    for at, word in zip(header.labels, header.words, strict=True):
         cell = line[at].strip()
         if cell.lower() not in _YES_NO:
             raise DataError(
@@ -62,7 +62,7 @@ def _flags(header: Header, line: Sequence[str], where: str) -> tuple[str, ...]:
                 "--labels holds 0 and 1 (an unknown or uncertain label has to be decided, or its "
                 "line taken out)")
         if _YES_NO[cell.lower()]:
-            names.append(label_name(header.names[at]))
+            names.append(label_name(word))
     return tuple(names)
 
 

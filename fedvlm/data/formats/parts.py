@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.layouts import CopyInfo
@@ -65,7 +65,16 @@ def join_test(data: DatasetBase, share: float, seed: int) -> None:
     Args:
         share: of each class (and of each client's class, where clients are known).
         seed: DATA_SEED.
+
+    Raises:
+        ConfigError: some known clients have test images only, and would not be clients.
     """
+    bare = {d.client for d in data.parts["test"]} - {*data.client_names, ""}
+    if bare:
+        raise ConfigError(
+            f"DATASET.JOIN_TEST: {len(bare)} of {len(bare) + len(data.client_names)} clients of "
+            f"{data.name} have test images only, so that the run does not know them as clients; "
+            "give each a training image, or leave DATASET.JOIN_TEST out")
     train, test = draw_test([*data.parts["train"], *data.parts["test"]], share, seed)
     data.parts |= {"train": train, "test": test}
     data.notes.append(f"training and test images are joined: {share:g} of each class are test "

@@ -182,9 +182,12 @@ class MemorySet:
             "DATASET.NAME": self.name, "DATASET.FORMAT": MEMORY_FORMAT, "DATASET.NUM_SHOTS": -1,
         }
         if self._pooled:
-            more, notes = default_sharing(self.name, self.classnames, [])
-            chosen = [key for key in (PARTITION, CLIENTS) if key in given]
-            return keys | ({} if chosen else more), [] if chosen else notes
+            more, notes = default_sharing(
+                self.name, self.classnames, [],
+                sum(len(parts["train"]) for parts in self._members.values()),
+                fold(str(given.get(PARTITION, ""))))
+            more = {key: value for key, value in more.items() if key not in given}
+            return keys | more, notes if PARTITION in more else []
         number = len(self._members)
         kind = given.get(PARTITION, "domain")
         if fold(str(kind)) != "domain":

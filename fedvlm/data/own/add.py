@@ -11,7 +11,7 @@ from typing import ClassVar
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Value
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import DataError, fold
 from fedvlm.data.datasets import DEFAULT_TEMPLATE, load_for_training, rename_classes
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.formats.class_names import WORDS, folder_words, runs_together
@@ -30,7 +30,9 @@ _OF_READING = (
     GROUPS, COLUMNS, LABELS,
 )  # fmt: skip
 _NAMED = 8  # clients that the first lines of a run name
-USUAL_CLIENTS, SMALLEST = 10, 4  # of default_schema; fewer classes are not dealt as classes
+PARTITION = "FED.PARTITION"
+USUAL_CLIENTS, FEWEST_IMAGES = 10, 10  # simulated clients, and the mean of their training images
+BY_CLASSES = ("disjoint", "n_classes")  # partitions that need two classes for each client
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,15 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     notes: list[str] = []
     if data.client_names:
         number = len(data.client_names)
-        share = {"FED.PARTITION": "natural", "FED.CLIENTS": number}
+        share = {PARTITION: "natural", "FED.CLIENTS": number}
         notes = [f"one client for each value of {given.get(CLIENTS_BY, '')}: {number} clients"]
     elif data.label_names and not data.domain_names:
-        share = {"FED.PARTITION": "iid", "FED.CLIENTS": 2}
+        share = {PARTITION: "iid", "FED.CLIENTS": 2}
         notes = ["sets of labels: FED.PARTITION iid, FED.CLIENTS 2, if nothing else is asked for"]
     elif data.domain_names or not shape.known:
-        share, notes = default_sharing(data.name, data.classnames, data.domain_names)
+        share, notes = default_sharing(
+            data.name, data.classnames, data.domain_names, len(data.train_x),
+            fold(str(given.get(PARTITION, ""))))
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
     names = [f"clients: {first_names(data.client_names, _NAMED)}"] if data.client_names else []
     decided = (*shape.notes, *notes, *names)  # names of clients go to the screen, to no file
@@ -134,9 +138,16 @@ def _words(value: Value) -> Sequence[str]:
 
 
 def default_sharing(
-    name: str, classnames: Sequence[str], domain_names: Sequence[str]
+    name: str, classnames: Sequence[str], domain_names: Sequence[str], images: int, asked: str = ""
 ) -> tuple[Keys, list[str]]:
-    """Return how clients share a set by default, where ten clients of disjoint classes cannot.
+    """Return how clients share a set by default that does not say whose images are whose.
+
+    They hold unlike shares of all classes, as parties do who see the same things: with classes of
+    their own, each would have a problem that needs no others.
+
+    Args:
+        images: for training.
+        asked: the partition that the user wants; empty: none.
 
     Returns:
         Config keys, and notes on them.
@@ -146,21 +157,23 @@ def default_sharing(
     """
     if domain_names:
         number = len(domain_names)
-        return ({"FED.PARTITION": "domain", "FED.CLIENTS": number},
+        return ({PARTITION: "domain", "FED.CLIENTS": number},
                 [f"one client per domain: FED.PARTITION domain, FED.CLIENTS {number}"])
     classes = len(classnames)
-    if classes >= 2 * USUAL_CLIENTS:
-        return {}, []
-    if classes >= SMALLEST:
-        number = classes // 2
-        return ({"FED.CLIENTS": number},
-                [f"{classes} classes are few: FED.CLIENTS {number}, with two classes or three "
-                 "each"])
     if classes < 2:
         raise DataError(f"{name}: there is one class only, {classnames[0]}; a classifier needs two")
-    return ({"FED.PARTITION": "iid", "FED.CLIENTS": 2},
-            [f"{classes} classes cannot be dealt to clients as classes: FED.PARTITION iid, "
-             "FED.CLIENTS 2"])
+    if asked in BY_CLASSES:
+        number = max(2, min(USUAL_CLIENTS, classes // 2))
+        return ({"FED.CLIENTS": number},
+                [f"{classes} classes are few: FED.CLIENTS {number}, with two classes or three "
+                 "each"] if classes < 2 * USUAL_CLIENTS else [])
+    number = max(2, min(USUAL_CLIENTS, images // FEWEST_IMAGES))
+    if asked:
+        return {"FED.CLIENTS": number}, []
+    return ({PARTITION: "dirichlet", "FED.BETA": 1.0, "FED.CLIENTS": number},
+            [f"nothing says whose images these are: {number} clients are simulated, with unlike "
+             "shares of each class (Dirichlet 1); --clients-by, --num-users and --partition "
+             "choose otherwise"])
 
 
 def yaml_text(own: OwnSet) -> str:

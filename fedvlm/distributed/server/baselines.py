@@ -60,7 +60,7 @@ def _ask(
         lambda ids: {"tune": False, "model": BASELINE, "measure": asdict(measure)},
     )
     sums: dict[str, Tree] = {}
-    for site, reply in engine.requests.ask(trips).items():
+    for site, reply in engine.requests.ask(trips, end=False).items():
         answers.take(site, reply, {int(c) for c in trips[site].values["accepted"]})
         if isinstance(reply, Frame) and "sums" in reply.trees:
             sums[site] = reply.trees["sums"]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import Carrier
@@ -112,12 +112,15 @@ class RemoteEngine:
             hello = self.requests.hello(self.config)
             strangers = [s for s in self.carrier.sites() if s not in members.met.keys() |
                          members.shut]
-            for site, reply in self.requests.ask(dict.fromkeys(strangers, hello)).items():
+            told = self.requests.ask(dict.fromkeys(strangers, hello), end=False)
+            for site, reply in told.items():
                 try:
+                    if isinstance(reply, Grave):
+                        raise reply.error
                     if isinstance(reply, str):
                         raise ConfigError(f"site {site} cannot take part: {reply}")
                     members.welcome(site, reply.values, self.carrier.key(site))
-                except ConfigError as error:
+                except FedvlmError as error:
                     self._turn_away(site, error, bool(before))
             late = time.monotonic() >= until
             if late and set(range(clients)) - set(members.home):
@@ -133,7 +136,7 @@ class RemoteEngine:
             time.sleep(PAUSE)
         members.number(clients, before, self.carrier.sites())
 
-    def _turn_away(self, site: str, why: ConfigError, known: bool) -> None:
+    def _turn_away(self, site: str, why: FedvlmError, known: bool) -> None:
         """Go on without a site that does not fit, or end the start.
 
         Args:
@@ -306,7 +309,7 @@ class RemoteEngine:
         home = self.members.home
         frames = {site: self.requests.forget({c: keep[c] for c in sorted(keep) if home[c] == site})
                   for site in sorted({home[c] for c in keep})}
-        for site, reply in self.requests.ask(frames).items():
+        for site, reply in self.requests.ask(frames, end=False).items():
             if isinstance(reply, str):
                 self.say(f"{site} did not forget: {reply}")
 

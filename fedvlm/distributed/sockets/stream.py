@@ -133,6 +133,22 @@ def receive(sock: socket.socket, most: int = LIMIT) -> bytes | None:
         raise StreamError(reason(error)) from None
 
 
+def skip(sock: socket.socket, size: int) -> None:
+    """Read so many bytes and keep none: of a frame whose length was too long.
+
+    Raises:
+        StreamError: the other side is gone before.
+    """
+    try:
+        while size > 0:
+            piece = sock.recv(min(_PIECE, size))
+            if not piece:
+                raise StreamError("it closed the connection")
+            size -= len(piece)
+    except OSError as error:
+        raise StreamError(reason(error)) from None
+
+
 def read_length(head: bytes, most: int = LIMIT) -> int:
     """Return the length that a frame's first bytes tell.
 

@@ -95,12 +95,12 @@ Judge = Callable[[suite.Asked, np.ndarray], np.ndarray]
 def _regressions(asked: suite.Asked, share: IndexSplit) -> tuple[Regression, Judge]:
     """Return how the l2 was chosen, and the scores ``[n, C]`` of any images."""
     train = asked.frozen.x(share.train)
-    scale, y = FeatureScale.of(train), _truth(asked, share.train)
+    scale, y = FeatureScale.of(train), _truth(asked, share.train).to(train.device)
     x = scale(train)
-    judge, parts = "cross-validation", _parts(asked, share.train)
+    judge, parts = "cross-validation", _parts(asked, share.train).to(x.device)
     if len(share.val):
         judge = "validation"
-        z, of = scale(asked.frozen.x(share.val)), _truth(asked, share.val)
+        z, of = scale(asked.frozen.x(share.val)), _truth(asked, share.val).to(x.device)
         found = _path(x, y)
         losses = [float(F.binary_cross_entropy_with_logits(_scores(z, w), of)) for w in found]
     else:
@@ -132,14 +132,14 @@ def _scores(x: Tensor, weights: Tensor) -> Tensor:
 def _path(x: Tensor, y: Tensor) -> list[Tensor]:
     """Return the weights ``[C, d + 1]`` of the labels' regressions for each l2 of ``GRID``."""
     n, classes = y.shape
-    out = [torch.zeros(classes, x.shape[1], dtype=x.dtype) for _ in GRID]
+    out = [torch.zeros(classes, x.shape[1], dtype=x.dtype, device=x.device) for _ in GRID]
     mixed = ((y.sum(0) > 0) & (y.sum(0) < n)).nonzero().flatten()
     size = 8 * n * min(n, x.shape[1])
     for some in mixed.split(max(1, CHUNK_BYTES // max(size, 1))):
         k = len(some)
         problems = Problems(
             x.expand(k, *x.shape).contiguous(), y[:, some].mT.long().contiguous(),
-            torch.ones(k, n, dtype=x.dtype), torch.ones(k, 2, dtype=torch.bool))
+            x.new_ones(k, n), x.new_ones(k, 2, dtype=torch.bool))
         for w, (_, solution) in zip(out, path(problems), strict=True):
             w[some] = solution.weights[:, 1] - solution.weights[:, 0]
     for i in (y.sum(0) == n).nonzero().flatten().tolist():

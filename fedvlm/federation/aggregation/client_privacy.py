@@ -3,7 +3,7 @@
 McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018: each client
 takes part in a round by a coin of probability q (Poisson); its move, all tensors as one vector, is
 cut to length C; the sum gets noise N(0, (z C)^2) in every number and is divided by q N, whoever
-came. What the method's ``aggregate`` gets is this one noised mean, as if one client had sent it:
+came. What the method's ``aggregate`` gets is this one noised mean, as if q N clients had sent it:
 whatever it does with that is post-processing. Neighbours are federations with and without a client.
 
 Renyi accounting of the sampled Gaussian mechanism (Mironov et al. 2019, theorem 5),
@@ -110,6 +110,19 @@ class ClientPrivacy:
         return Updates(
             who, {n: params[n] for n in home}, torch.ones(1, dtype=torch.float64),
             received=expand(home, 1),
+        )
+
+    def repeat(self, released: Updates) -> Updates:
+        """Return a released mean as the update of each of q N clients, whoever came.
+
+        A server that counts the clients of a round (FedDyn, FedDecomp) counts what is expected.
+        """
+        count = max(1, round(self.expected))
+        return Updates(
+            tuple(range(count)), {n: v.expand(count, *v.shape[1:])
+                                  for n, v in released.params.items()},
+            torch.ones(count, dtype=torch.float64),
+            received={n: v.expand(count, *v.shape[1:]) for n, v in released.received.items()},
         )
 
     def report(self, rounds: int, most: int) -> dict[str, Any]:

@@ -103,11 +103,12 @@ def add_noise(tree: Tree, batch: Batch, std: float, purpose: str) -> Tree:
 def secret_normal(key: bytes, shape: Sequence[int]) -> Tensor:
     """Return numbers ~ N(0, 1) in float64 that only who has ``key`` can draw.
 
-    SHAKE-256 of the key, 53 bits a number, through the normal quantile function.
+    SHAKE-256 of the key, 52 bits a number (with a half more they are exact, and never 0 or 1),
+    through the normal quantile function.
     """
     count = math.prod(shape)
     raw = np.frombuffer(hashlib.shake_256(key).digest(8 * count), dtype="<u8")
-    uniform = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    uniform = ((raw >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
     return torch.from_numpy(ndtri(uniform)).reshape(tuple(shape))
 
 

@@ -19,6 +19,7 @@ from fedvlm.runs.verify.answer import (
     POOLED,
     TOGETHER,
     UNSHARED,
+    measure_name,
     measure_word,
 )
 from fedvlm.runs.verify.beside import References, better
@@ -104,8 +105,8 @@ def next_step(
     rise = last_rise(records)
     if rise >= RISE and goal > personal + margin:
         return {
-            "reason": f"accuracy still rises ({rise:+.1f} points in the last quarter of the "
-                      "rounds): train longer",
+            "reason": f"{measure_name(sets)} still rises ({rise:+.1f} points in the last quarter "
+                      "of the rounds): train longer",
             "flags": ["--rounds", str(2 * (len(records) - 1))],
         }
     if answer["verdict"] == COSTS:

@@ -85,7 +85,7 @@ class PoolEngine(RemoteEngine):
         super().meet(clients, seconds)
         self.members.sites = tuple(self.layout)
 
-    def _turn_away(self, site: str, why: ConfigError, known: bool) -> None:
+    def _turn_away(self, site: str, why: FedvlmError, known: bool) -> None:
         """See ``RemoteEngine._turn_away``: the carrier replaces a worker that is gone."""
         if site not in self.requests.silent:
             raise why

@@ -8,6 +8,7 @@ Layers are found by torch.fx; a module that it cannot trace is looked at part by
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -87,6 +88,58 @@ def hidden_channels(module: nn.Module, trained: Collection[str]) -> dict[str, He
                 for name, place in site.items():
                     found[name] = (*found.get(name, ()), (f"{prefix}{node.target}", place))
     return found
+
+
+class KeptGroupNorm(nn.Module):
+    """A group norm over the channels that are left; those taken out count as the zeros they were.
+
+    Args:
+        norm: over all channels.
+        kept: which of them are left, ``[U]``, ascending.
+    """
+
+    member: Tensor
+
+    def __init__(self, norm: nn.GroupNorm, kept: Tensor) -> None:
+        super().__init__()
+        self.eps, self.size = norm.eps, norm.num_channels // norm.num_groups
+        self.weight, self.bias = nn.Parameter(norm.weight[kept]), nn.Parameter(norm.bias[kept])
+        group = F.one_hot(kept // self.size, norm.num_groups)
+        self.register_buffer("member", group.to(norm.weight.dtype))  # [U, groups]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x [B, U, ...]``, normalised."""
+        rows = x.reshape(x.shape[0], x.shape[1], -1)
+        places = rows.shape[-1]
+        mean = rows.sum(-1) @ self.member / (self.size * places)  # [B, groups]
+        rows = rows - (mean @ self.member.t())[..., None]
+        gone = places * (self.size - self.member.sum(0))
+        square = rows.square().sum(-1) @ self.member + gone * mean.square()
+        scale = (square / (self.size * places) + self.eps).rsqrt() @ self.member.t()
+        return (rows * (scale * self.weight)[..., None] + self.bias[:, None]).reshape(x.shape)
+
+
+def without_channels(module: nn.Module, kept: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy of a module whose norms take fewer channels and compute as before.
+
+    Args:
+        kept: a norm's name to its channels that are left ``[U]``; all others must be zero before
+            the norm and in its weight and bias.
+    """
+    out = copy.deepcopy(module)
+    for name, index in kept.items():
+        norm = out.get_submodule(name)
+        above, _, last = name.rpartition(".")
+        if isinstance(norm, nn.GroupNorm):
+            setattr(out.get_submodule(above), last, KeptGroupNorm(norm, index).eval())
+            continue
+        for kind in ("_parameters", "_buffers"):  # BatchNorm: each channel by itself
+            tensors: dict[str, Any] = vars(norm)[kind]
+            for key, value in list(tensors.items()):
+                if value is not None and value.dim():
+                    cut = value.detach()[index]
+                    tensors[key] = nn.Parameter(cut) if kind == "_parameters" else cut
+    return out
 
 
 def _graphs(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module, fx.Graph]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.report import figures as folder
@@ -17,6 +18,7 @@ from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.lines import MANY, order_of
 from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.answer import in_measure
 
 MEMBERS = ("ORDER", "CAPTION", "OF", "select", "draw", "rows")
 _NOT_PERCENT = ("round", "seconds", "bytes", "val")  # numbers of a round that are no accuracy
@@ -67,6 +69,16 @@ def data_of(figure: FigureModule, selection: FigureRuns) -> tuple[Any, str]:
     return (None, data) if isinstance(data, str) else (data, "")
 
 
+def drawing_of(
+    figure: FigureModule, data: Any, measure: str, title: str = "", width: float = style.PAGE
+) -> Figure:
+    """Return the drawing of a figure whose words name the measure of its runs."""
+    drawing = figure.draw(data, title, width)
+    for text in drawing.findobj(Text):
+        text.set_text(in_measure(text.get_text(), measure))
+    return drawing
+
+
 def parts_of(figure: FigureModule) -> Callable[[Any], Mapping[str, Any]] | None:
     """Return the figure's ``parts``; None where it is drawn whole everywhere."""
     return getattr(figure, "parts", None)
@@ -103,7 +115,7 @@ def write_figures(
         if data is not None:
             for name, part in {figure.NAME: data, **_apart(figure, data)}.items():
                 with style.font(font):
-                    drawing = figure.draw(part, title, width)
+                    drawing = drawing_of(figure, part, selection.measure, title, width)
                     style.write_figure(into, name, drawing, figure.rows(part))
                 names.append(name)
         elif why:

@@ -18,6 +18,8 @@ from fedvlm.report.tables.facts import RunFacts
 from fedvlm.report.tables.layout import spell_names
 from fedvlm.report.tables.papers import Paper, dataset_name
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.identity import LABELS
+from fedvlm.runs.verify.answer import measure_name
 
 PLACE = ("dataset", "setting", "shots", "partition", "held_out", "backbone")  # what a panel is of
 FREE = {"SEED", "DATA_SEED", "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE"}  # seeds may differ in them
@@ -65,6 +67,11 @@ class FigureRuns:
     def run(self) -> FinishedRun:
         """The run, for a figure of one."""
         return self.runs[0]
+
+    @property
+    def measure(self) -> str:
+        """What the numbers of a client are, in words."""
+        return measure_name(all(run.protocol.get("target") == LABELS for run in self.runs))
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from fedvlm.report.pages.html import Content, Html, cell, decimal, element, sign
 from fedvlm.report.pages.numbers import megabyte_text
 from fedvlm.runs.names import read_partition
 from fedvlm.runs.private import read_private
-from fedvlm.runs.verify.answer import MAP
+from fedvlm.runs.verify.answer import measure_word
 
 LENGTH = 40  # points of a client's curve at most
 FEW = 30  # clients whose table is shown whole
@@ -42,9 +42,10 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
     domains = any(one["domain"] for one in data.values())
     sent = [_bytes(records, way) for way in ("up", "down")]
     names = read_private(folder)["clients"]
+    measure = measure_word(next(iter(last.values()), {}))
     heads: list[Content] = ["client", *(["name"] if names else []),
                             *(["domain"] if domains else []), *_counts(data), "test images",
-                            f"{_measure(last)} (%)", "gain on start", "over rounds",
+                            f"{measure} (%)", "gain on start", "over rounds",
                             *(name if name in PLAIN else f"{name} (%)" for name in more),
                             "last loss", "sent", "received"]
     rows: list[Sequence[Content]] = []
@@ -72,11 +73,6 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
         words += "; the names are this machine's (private.json): this page is not for others"
     return table(heads, rows, caption=words, sortable=True, tall=len(rows) > FEW,
                  key="client-table")
-
-
-def _measure(rows: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return what the one number of a client is: of sets of labels mAP."""
-    return MAP if any("auroc" in row for row in rows.values()) else "accuracy"
 
 
 def _name(names: Sequence[str], client: int) -> str:

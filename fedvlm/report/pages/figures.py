@@ -6,19 +6,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedvlm.report.figures import style
-from fedvlm.report.figures.catalog import FigureModule, all_figures, data_of, parts_of
+from fedvlm.report.figures.catalog import (
+    FigureModule,
+    all_figures,
+    data_of,
+    drawing_of,
+    parts_of,
+)
 from fedvlm.report.figures.drawing.lines import MANY, order_of
 from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.report.pages.html import Html, element, join_content
 from fedvlm.report.pages.svg import inline
 from fedvlm.report.pages.templates import render_template
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.answer import in_measure
 
 
 @dataclass
 class Drawings:
     """Figures as markup, and a message for each that could not be made."""
 
+    measure: str  # of the runs, in words
     figures: list[Html] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
@@ -30,13 +38,13 @@ class Drawings:
         """
         name = figure.NAME.replace("_", "-") + number
         try:
-            svg = style.svg_text(figure.draw(data))
+            svg = style.svg_text(drawing_of(figure, data, self.measure))
         except Exception as error:  # whatever matplotlib makes of odd numbers
             self.missing.append(f"{name}: {' '.join(str(error).split())}")
             return
+        words = in_measure(figure.CAPTION, self.measure)
         self.figures.append(render_template(
-            "figure", name=name.replace("-", " "), caption=figure.CAPTION,
-            svg=inline(svg, name, figure.CAPTION),
+            "figure", name=name.replace("-", " "), caption=words, svg=inline(svg, name, words),
         ))
 
     def html(self) -> Html:
@@ -48,7 +56,8 @@ class Drawings:
 
 def of_run(run: FinishedRun) -> Html:
     """Return the figures of one run."""
-    drawings, selection = Drawings(), FigureRuns([run])
+    selection = FigureRuns([run])
+    drawings = Drawings(selection.measure)
     for figure, data in _data(selection, "run", drawings):
         drawings.add(figure, data)
     return drawings.html()
@@ -56,7 +65,7 @@ def of_run(run: FinishedRun) -> Html:
 
 def of_runs(selection: FigureRuns) -> Html:
     """Return the figures over several runs: whole ones, then those of each data set together."""
-    drawings = Drawings(missing=list(selection.problems))
+    drawings = Drawings(selection.measure, missing=list(selection.problems))
     by_heading: dict[str, list[tuple[FigureModule, Any]]] = {}
     for figure, data in _data(selection, "runs", drawings):
         parts = parts_of(figure)

@@ -32,6 +32,8 @@ from fedvlm.runs.verify.answer import (
     answer_sentence,
     answer_table,
     federation_answer,
+    in_measure,
+    measure_word,
     next_sentence,
 )
 
@@ -128,7 +130,7 @@ def headline_content(run: FinishedRun) -> Html:
             "div", element("div", name, class_="name"),
             element("div", decimal(value), element("small", " %"), class_="value"),
             _delta(value, as_float(zero.get(name))),
-            element("div", metric(name).words, ".",
+            element("div", in_measure(metric(name).words, measure_word(last)), ".",
                     f" Standard deviation over clients {spread:.1f}." if spread is not None
                     else None, class_="what"),
             class_="number-card first" if name == "personal" else "number-card",
@@ -154,7 +156,8 @@ def all_numbers(run: FinishedRun) -> Html:
     rows = []
     for name in names:
         values = [as_float(part.get(name)) for part in present.values()]
-        rows.append([name, *(cell(decimal(v), v) for v in values), metric(name).words])
+        rows.append([name, *(cell(decimal(v), v) for v in values),
+                     in_measure(metric(name).words, measure_word(run.last))])
     return table(["%", *present, "meaning"], rows, caption="All numbers are percentages")
 
 
@@ -170,9 +173,9 @@ def label_content(run: FinishedRun) -> Html:
          *(cell(decimal(v), v) for v in (as_float(one.get(key)) for key in columns.values()))]
         for one in found["labels"]
     ]
-    words = ("An image has a set of labels: what is called accuracy elsewhere on this page is mAP. "
-             "Each label's numbers in percent, mean over the clients with a test image that has "
-             "it; F1 at thresholds fixed on validation images")
+    words = ("An image has a set of labels: mAP is the mean over labels of the average "
+             "precision. Each label's numbers in percent, mean over the clients with a test image "
+             "that has it; F1 at thresholds fixed on validation images")
     return table(["label", "test images with it", "clients", *columns], rows, caption=words,
                  sortable=True)
 

@@ -8,6 +8,7 @@ computes it again.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ BASELINES = {  # of results["references"], in words
     "pooled": "pooled logistic regression",
 }
 PAYS, COSTS, UNCLEAR, UNSHARED = "pays", "costs", "unclear", "unshared"
-MAP = "mAP"  # the number of a run on sets of labels
+ACCURACY, MAP = "accuracy", "mAP"  # the number of a run; of a run on sets of labels
+_ACCURACY = re.compile(r"\b[Aa]ccurac(?:y|ies)\b")
 NORMAL = 1.96  # standard errors of a 95 % margin
 LISTED = 5  # clients that are named
 
@@ -74,9 +76,19 @@ def federation_answer(results: Mapping[str, Any]) -> dict[str, Any] | None:
     } | ({"measure": MAP} if "personal_auroc" in last else {})
 
 
+def measure_name(sets: bool) -> str:
+    """Return what the one number of a run is: accuracy, or of sets of labels mAP."""
+    return MAP if sets else ACCURACY
+
+
 def measure_word(row: Mapping[str, Any]) -> str:
-    """Return what the one number of a run or a reference is: accuracy, or of sets of labels mAP."""
-    return MAP if "personal_auroc" in row else "accuracy"
+    """Return what the one number of a run, a client or a reference is, by the numbers beside it."""
+    return measure_name("personal_auroc" in row or "auroc" in row)
+
+
+def in_measure(words: str, measure: str) -> str:
+    """Return a sentence about accuracy as one about another measure; nothing else changes."""
+    return words if measure == ACCURACY else _ACCURACY.sub(measure, words)
 
 
 def answer_table(answer: Mapping[str, Any], method: str) -> list[tuple[str, str, str]]:

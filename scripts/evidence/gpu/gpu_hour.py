@@ -24,12 +24,13 @@ from typing import Any
 import torch
 
 from evidence.commands import PROGRAM
+from evidence.flags import add_folder, add_names, make_folder
 from evidence.gpu import measure
 from evidence.gpu.table import page_of
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
-from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.core.files import user_path, write_json, write_text
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.files import write_json, write_text
 from fedvlm.federation.cards import trainer_files
 
 SPEED = ("FedTV", "PromptFL", "CLIP-LoRA", "HEART-PFL")
@@ -47,9 +48,9 @@ EXAMPLES = tuple(f"{PROGRAM} gpu-hour {words}" for words in (
 def flags(parser: Parser) -> None:
     """Add what the command takes."""
     add = parser.add_argument
-    add("folder", metavar="FOLDER", help="where the JSON files and the table go")
+    add_folder(parser, "folder", "where the JSON files and the table go")
     add("--device", default="cuda", metavar="NAME", help="which card (cuda)")
-    add("--only", nargs="+", default=[], metavar="PART", help=f"of {', '.join(PARTS)} (all)")
+    add_names(parser, "--only", PARTS, "PART")
     add("--methods", nargs="+", default=[], metavar="NAME",
         help="of the part 'methods' (all 52)")
     add("--beside", nargs="+", default=[], metavar="NAME=COMMAND",
@@ -60,10 +61,8 @@ def flags(parser: Parser) -> None:
 
 
 def _mistakes(args: Namespace) -> list[str]:
-    out = [f"--only has no '{name}'{did_you_mean(name, PARTS)} ({', '.join(PARTS)})"
-           for name in args.only if name not in PARTS]
-    return out + [f"--beside '{word}': NAME=COMMAND" for word in args.beside
-                  if not all(word.partition("=")[::2])]
+    return [f"--beside '{word}': NAME=COMMAND" for word in args.beside
+            if not all(word.partition("=")[::2])]
 
 
 def main(args: Namespace) -> int:
@@ -72,8 +71,7 @@ def main(args: Namespace) -> int:
     Raises:
         ConfigError: there is no such card.
     """
-    into = user_path(args.folder)
-    into.mkdir(parents=True, exist_ok=True)
+    into = make_folder(args.folder)
     if len(args.only) == 1 and not args.beside:
         with _card(args):
             write_json(into / f"{args.only[0]}.json", _measure(args.only[0], args))

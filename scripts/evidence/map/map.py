@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from evidence.flags import add_folder, add_map_runs, add_names, make_folder
 from evidence.map.cell import measure
 from evidence.map.deal import SKEWS
 from evidence.map.figure import draw_map
@@ -27,8 +28,8 @@ from evidence.map.page import page_of, words_of
 from evidence.map.table import summarize, write_table
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
-from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.core.files import user_path, write_text
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.files import write_text
 
 CLIENTS = (2, 5, 10, 20, 50, 100)
 IMAGES = (5, 10, 25, 50, 100, 200)
@@ -43,24 +44,13 @@ EXAMPLES = (
 def flags(parser: Parser) -> None:
     """Add what the command takes."""
     add = parser.add_argument
-    add("folder", metavar="FOLDER", help="where the page goes")
+    add_folder(parser, "folder", "where the page goes")
     add("--root", default="", metavar="DATA", help="folder of the data sets")
     add("--backbone", default="", metavar="NAME", help="whose image features are used")
-    add("--runs", default="output/map", metavar="FOLDER", help="features and cells (output/map)")
-    add("--sets", nargs="+", default=list(SETS), metavar="NAME",
-        help=f"of {', '.join(SETS)} (all)")
+    add_names(parser, "--sets", list(SETS), default=SETS)
     add("--seeds", type=int, default=SEEDS, metavar="N", help=f"draws of each cell ({SEEDS})")
     add("--jobs", type=int, default=2, metavar="N", help="processes (2)")
-    add("--table-only", action="store_true", help="run nothing")
-    parser.checks.append(_mistakes)
-
-
-def _mistakes(args: Namespace) -> list[str]:
-    out = [f"--sets has no '{name}'{did_you_mean(name, SETS)} ({', '.join(SETS)})"
-           for name in args.sets if name not in SETS]
-    if not args.table_only and not (args.root and args.backbone):
-        out.append("give --root DATA and --backbone NAME, or --table-only")
-    return out
+    add_map_runs(parser, "--root", "--backbone")
 
 
 def main(args: Namespace) -> int:
@@ -70,8 +60,7 @@ def main(args: Namespace) -> int:
         ConfigError: no cell has been run.
         DataError: images cannot be read, or the folder not be written.
     """
-    runs, into = user_path(args.runs), user_path(args.folder)
-    runs.mkdir(parents=True, exist_ok=True)
+    runs = make_folder(args.runs)
     if not args.table_only:
         for name in args.sets:
             pack_set(name, args.root, args.backbone, runs)
@@ -79,7 +68,7 @@ def main(args: Namespace) -> int:
     rows = [row for name in SETS for row in read_rows(rows_file(runs, name))]
     if not rows:
         raise ConfigError(f"{runs} has no cells of the map yet: leave --table-only away")
-    into.mkdir(parents=True, exist_ok=True)
+    into = make_folder(args.folder)
     summary = summarize(rows)
     write_table(summary, into / "map.csv")
     draw_map(summary, into)

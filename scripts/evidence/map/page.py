@@ -39,7 +39,7 @@ def page_of(rows: Sequence[Row], cells: Sequence[Row]) -> str:
 
 
 def words_of(rows: Sequence[Row]) -> str:
-    """Return the map in two sentences, for pages that show its figure."""
+    """Return the map in three sentences, for pages that show its figure."""
     some = [row for row in rows if row["method"] == TOGETHER]
     better, worse = _certain(some)
     sets = len({row["set"] for row in some})
@@ -50,12 +50,14 @@ def words_of(rows: Sequence[Row]) -> str:
         return f"{median(row['gain'] for row in some if row[name] == value):+.1f}"
 
     return (
-        f"Gain in personal accuracy of linear heads by clients, images a client and label skew, on "
-        f"{sets} data sets: together is better than alone by more than {SURE:g} points in "
-        f"{len(better)} of {len(some)} cells and worse in {len(worse)}. Median gain: "
+        f"Linear heads, on {sets} data sets and {len(some)} combinations of clients, images a "
+        f"client, label skew and feature shift: training together beats the best that each client "
+        f"reaches alone by more than {SURE:g} points in {len(better)}, and is worse in "
+        f"{len(worse) or 'none'}. The gain grows with the number of clients (median "
         f"{usual('clients', clients[0])} points for {clients[0]} clients, "
-        f"{usual('clients', clients[-1])} for {clients[-1]}; {usual('skew', skews[0])} with "
-        f"{_word(skews[0])}, {usual('skew', skews[-1])} with {_word(skews[-1])}.")
+        f"{usual('clients', clients[-1])} for {clients[-1]}) and with how alike their classes are "
+        f"({usual('skew', skews[0])} with {_word(skews[0])}, {usual('skew', skews[-1])} with "
+        f"{_word(skews[-1])}).")
 
 
 def _certain(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:

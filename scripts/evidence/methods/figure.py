@@ -32,10 +32,12 @@ def gains(
 
 
 def draw_methods(plans: Sequence[MapPlan], rows: Sequence[Row], into: Path) -> None:
-    """Write ``methods.png``: methods by cells, a panel for each set; grey: not run."""
+    """Write ``methods.png``: methods that have runs by cells, a panel for each set."""
     found = gains(rows)
     some = [plan for plan in plans if plan.name in CELLS]
-    methods = list(dict.fromkeys(m["label"] for plan in some for m in plan.methods))
+    there = {method for _, _, method in found}
+    methods = [label for plan in some for m in plan.methods if (label := m["label"]) in there]
+    methods = list(dict.fromkeys(methods))
     planned = [(name, case) for plan in some for name, case, _, _ in plan.planned()]
     sets = list(dict.fromkeys(name for name, _ in planned))
     cases = list(dict.fromkeys(case for _, case in planned))

@@ -13,19 +13,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from evidence.flags import add_folder, add_map_runs, add_names, make_folder
 from evidence.methods.figure import draw_fixed, draw_methods
-from evidence.methods.page import page_of
-from evidence.methods.real import PLAN, read_real, write_plan
+from evidence.methods.page import page_of, words_of
+from evidence.methods.real import RUNS as DRAWN
+from evidence.methods.real import read_real, write_plan
 from evidence.methods.runs import COLUMNS, read_plans, rows_of
 from fedvlm.cli import main as cli
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.files import user_path, write_text
+from fedvlm.core.files import write_text
 from fedvlm.report.collect import collect
 from fedvlm.runs.cells import ENDING, folders_of, pack_runs, run_names
 
-PLANS, CELLS, REAL = "configs/results/map", "cells", "real.csv"
+PLANS = Path(__file__).resolve().parents[3] / "configs" / "results" / "map"
+CELLS, REAL = "cells", "real.csv"
 TUNED = "docs/results/tuned.json"
 EXAMPLES = (
     "python scripts/evidence methods docs/results/map --backbone ViT-B/16 --runs output/map",
@@ -36,34 +39,31 @@ EXAMPLES = (
 def flags(parser: Parser) -> None:
     """Add what the command takes."""
     add = parser.add_argument
-    add("folder", metavar="FOLDER", help="where the page goes, and its cells/")
+    add_folder(parser, "folder", "where the page goes, and its cells/")
     add("--backbone", default="", metavar="NAME", help="whose image features the map used")
-    add("--runs", default="output/map", metavar="FOLDER",
-        help="where the map's packs and the runs are (output/map)")
+    add_names(parser, "--only", [*(plan.name for plan in read_plans(PLANS)), DRAWN], "PLAN",
+              "the plans to run, ")
     add("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)")
     add("--jobs", type=int, default=1, metavar="N", help="processes (1)")
-    add("--table-only", action="store_true", help="run nothing")
+    add_map_runs(parser, "--backbone")
 
 
 def main(args: Namespace) -> int:
     """Run what is missing, pack the runs, and write the page.
 
     Raises:
-        ConfigError: no backbone to run with, or no run at all.
+        ConfigError: there is no run at all.
         DataError: runs are damaged, or the folder cannot be written.
     """
-    runs, into = user_path(args.runs), user_path(args.folder)
+    runs, into = make_folder(args.runs), make_folder(args.folder)
     if not args.table_only:
-        if not args.backbone:
-            raise ConfigError("give --backbone NAME, whose features the map used, or --table-only")
-        _run_all(runs, args.backbone, args.seeds, args.jobs)
-    into.mkdir(parents=True, exist_ok=True)
-    _pack(Path("output/map"), into / CELLS)
+        _run_all(runs, args)
+    plans = read_plans(PLANS)
+    _pack([runs / name for name in sorted({plan.output for plan in plans})], into / CELLS)
     real = read_real(runs)
     if real:
         _write_csv(into / REAL, real, tuple(real[0]))
     real = _read_csv(into / REAL)
-    plans = read_plans(Path(PLANS))
     packs = sorted((into / CELLS).glob(f"*{ENDING}"))
     rows = rows_of(plans, collect(packs).runs) if packs else []
     if not rows and not real:
@@ -72,28 +72,30 @@ def main(args: Namespace) -> int:
     draw_methods(plans, rows, into)
     draw_fixed(real, into)
     write_text(into / "methods.md", page_of(plans, rows, real))
+    write_text(into / "methods.txt", words_of(rows) + "\n")
     say(f"{len(rows)} runs of {sum(len(p.planned()) for p in plans)} planned and {len(real)} in "
         f"drawn cells; wrote {into}: methods.md, methods.csv, {REAL}, methods.png, fixed.png")
     return 0
 
 
-def _run_all(runs: Path, backbone: str, seeds: Sequence[int], jobs: int) -> None:
-    """Run all plans, the first seed of each first; cells that fail are shown as missing."""
-    drawn = write_plan(runs, backbone)
-    first, rest = [str(seeds[0])], [str(seed) for seed in seeds[1:]]
-    for several in filter(None, (first, rest)):
-        for path in sorted(Path(PLANS).glob("*.yaml")):
-            cli.main(["sweep", str(path), "--seeds", *several, "--tuned", TUNED, "--jobs",
-                      str(jobs)])
-        if several is first:
-            cli.main(["sweep", str(drawn), "--tuned", TUNED, "--jobs", str(jobs)])
+def _run_all(runs: Path, args: Namespace) -> None:
+    """Run the plans, the first seed of each first; cells that fail are shown as missing."""
+    common = ["--tuned", TUNED, "--jobs", str(args.jobs)]
+    plans = [plan for plan in read_plans(PLANS) if not args.only or plan.name in args.only]
+    seeds = [str(seed) for seed in args.seeds]
+    for several in filter(None, (seeds[:1], seeds[1:])):
+        for plan in plans:
+            cli.main(["sweep", str(plan.path), "--seeds", *several, "--output-dir",
+                      str(runs / plan.output), *common])
+        if several == seeds[:1] and (not args.only or DRAWN in args.only):
+            cli.main(["sweep", str(write_plan(runs, args.backbone)), *common])
 
 
-def _pack(output: Path, into: Path) -> None:
-    """Pack the finished runs of each folder of ``output``, with those that only the pack has."""
-    for folder in sorted(output.iterdir()) if output.is_dir() else ():
-        found = collect([folder]).runs if (folder / "sweeps").is_dir() else []
-        if not found or folder.name == Path(PLAN).stem:
+def _pack(folders: Sequence[Path], into: Path) -> None:
+    """Pack the finished runs of each folder, with those that only the pack has."""
+    for folder in folders:
+        found = collect([folder]).runs if folder.is_dir() else []
+        if not found:
             continue
         into.mkdir(parents=True, exist_ok=True)
         path = into / f"{folder.name}{ENDING}"

@@ -16,6 +16,8 @@ TEXT = Path(__file__).with_suffix(".md")
 NEAR = 1.0  # points below the best that count as equal to it
 AXES = ("map-axes", "map-new-clients", "map-unseen")
 CSC = " (CSC)"
+MANY = 20  # clients
+FEW_CELLS = 6  # that are named
 
 
 def page_of(
@@ -25,7 +27,7 @@ def page_of(
     found = gains(rows)
     return TEXT.read_text(encoding="utf-8").format(
         counts=_counts(plans, rows, real), best=_best(plans, found, rows),
-        order=_order(found, rows), contexts=_contexts(rows), fixed=_fixed(real),
+        order=_order(found, rows), contexts=_contexts(plans, rows), fixed=_fixed(real),
         axes=_axes(plans, rows), missing=_missing(plans, rows),
         plans="\n".join(f"- `{plan.name}`: {plan.about}" for plan in plans))
 
@@ -36,16 +38,22 @@ def _counts(
     cells = [row for row in rows if row["plan"] in CELLS]
     methods = {row["method"] for row in cells}
     seeds = Counter((row["set"], row["case"], row["method"]) for row in cells)
-    return (f"{len(cells)} runs of {len(methods)} methods in twelve cells, "
-            f"{_span(seeds.values())} each; "
-            f"{len(rows) - len(cells)} on further axes; {len(real)} in every fourth cell of the "
-            f"map. {sum(len(p.planned()) for p in plans) - len(rows)} planned runs are missing.")
+    missing = sum(len(p.planned()) for p in plans) - len(rows)
+    return (f"{len(cells)} runs of {len(methods)} methods in twelve cells of two data sets "
+            f"({_span(seeds.values())} each), {len(rows) - len(cells)} runs on further axes, and "
+            f"{len(real)} runs of FedAvg and Ditto in a quarter of all cells. "
+            + (f"{missing:,} planned runs are missing; [below](#what-is-missing) it says which."
+               if missing else "No planned run is missing."))
 
 
 def _span(counts: Iterable[int]) -> str:
     some = sorted(set(counts)) or [0]
     return (f"{some[0]} seed{'s' * (some[0] != 1)}" if len(some) == 1 else
             f"{some[0]} to {some[-1]} seeds")
+
+
+def _many(things: Sequence[Any], what: str) -> str:
+    return f"{len(things)} {what}{'s' * (len(things) != 1)}"
 
 
 def _points(value: float | None) -> str:
@@ -73,7 +81,7 @@ def _best(
     for name, case in places:
         here = {m: gain for (s, c, m), gain in found.items() if (s, c) == (name, case)}
         if not here:
-            lines.append(f"| {names.get(name, name)} | {case} | - | not run |" + " - |" * 6)
+            lines.append(f"| {names.get(name, name)} | {case} | - | missing |" + " - |" * 6)
             continue
         top = max(here, key=lambda m: here[m])
         near = [m for m in here if m != top and here[m] >= here[top] - NEAR]
@@ -104,11 +112,13 @@ def _beside_prior(
 
 
 def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> str:
-    """Return a table of methods, the best mean gain first; over the cells that all have."""
+    """Return tables of methods, the best mean gain first: with the most cells, and with fewer."""
     methods = list(dict.fromkeys(m for _, _, m in found))
     places = {m: {(s, c) for s, c, n in found if n == m} for m in methods}
-    lines = ["| method | cells | personal gain | class-balanced gain | best in | worst client | "
-             "clients that lose | kB a round |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    head = ["| method | cells | personal gain | class-balanced gain | best in | worst client | "
+            "clients that lose | kB a round |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    whole, fewer = list(head), list(head)
+    most = max(map(len, places.values()), default=0)
     balanced = gains(rows, "balanced")
     tops: Counter[str] = Counter()
     for place in set().union(*places.values()):
@@ -116,17 +126,55 @@ def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> 
         tops[max(here, key=lambda m: here[m])] += 1
     for method in sorted(methods, key=lambda m: -fmean(found[(*p, m)] for p in places[m])):
         some = [r for r in rows if r["method"] == method and r["plan"] in CELLS]
-        lines.append(
+        (whole if len(places[method]) == most else fewer).append(
             f"| {method} | {len(places[method])} | "
             f"{_points(fmean(found[(*p, method)] for p in places[method]))} | "
             f"{_points(fmean(balanced[(*p, method)] for p in places[method]))} | {tops[method]} | "
             f"{_number(_mean(some, 'worst'))} | {_number(_mean(some, 'hurt'))} | "
             f"{(_mean(some, 'bytes') or 0) / 1e3:.0f} |")
-    return "\n".join(lines)
+    if fewer == head:
+        return "\n".join(whole)
+    there = sorted(set().union(*(p for p in places.values() if len(p) < most)))
+    where = ", ".join(f"{name} {case}" for name, case in there) if len(there) <= FEW_CELLS else \
+        f"{len(there)} cells"
+    return "\n".join([*whole, "", f"These have fewer cells ({where}) and cannot be compared with "
+                      "the methods above.", "", *fewer])
 
 
-def _contexts(rows: Sequence[Row]) -> str:
+def words_of(rows: Sequence[Row]) -> str:
+    """Return what the methods gain on the cells that they all have, in two sentences; '' of none.
+    """
+    found = gains(rows)
+    methods = list(dict.fromkeys(m for _, _, m in found))
+    places = {m: {(s, c) for s, c, n in found if n == m} for m in methods}
+    most = max(map(len, places.values()), default=0)
+    whole = [m for m in methods if len(places[m]) == most]
+    if not whole:
+        return ""
+    means = {m: fmean(found[(*place, m)] for place in places[m]) for m in whole}
+    order = sorted(means, key=lambda m: -means[m])
+    gaps = [gap for place in set().union(*(places[m] for m in whole))
+            if (gap := _beside_prior(*place, found, rows)) is not None]
+    words = (f"On {most} cells of the map the mean gain over working alone is "
+             + ", ".join(f"{means[m]:+.1f} ({m})" for m in order) + " points.")
+    return words + (
+        f" A baseline without training (AFL plus class shares) reaches at least as much as the "
+        f"best of them in {sum(gap <= 0 for gap in gaps)} of {len(gaps)} cells." if gaps else "")
+
+
+def _lack(done: int, planned: int, what: str) -> str:
+    """Return how many are there and how many are not, in a sentence."""
+    if done == planned:
+        return f"All {planned:,} planned {what} are there."
+    return (f"{done:,} of {planned:,} planned {what} are there; the others have not been run."
+            if done else f"None of the {planned:,} planned {what} has been run yet.")
+
+
+def _contexts(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
     """Return what a context for each class changes, paired by cell and seed."""
+    planned = sum(m.endswith(CSC) for plan in plans if plan.name in CELLS
+                  for _, _, m, _ in plan.planned())
+    done = 0
     at = {(r["set"], r["case"], r["method"], r["seed"]): r["personal"] for r in rows
           if r["plan"] in CELLS}
     lines = []
@@ -134,11 +182,12 @@ def _contexts(rows: Sequence[Row]) -> str:
         moved = [value - at[s, c, method.removesuffix(CSC), seed]
                  for (s, c, m, seed), value in at.items()
                  if m == method and (s, c, method.removesuffix(CSC), seed) in at]
+        done += len(moved)
         if moved:
             lines.append(f"- {method.removesuffix(CSC)}: {fmean(moved):+.1f} points in the mean of "
-                         f"{len(moved)} pairs ({min(moved):+.1f} to {max(moved):+.1f}), better in "
-                         f"{sum(x > 0 for x in moved)}.")
-    return "\n".join(lines) or "Not run."
+                         f"{_many(moved, 'pair')} ({min(moved):+.1f} to {max(moved):+.1f}), better "
+                         f"in {sum(x > 0 for x in moved)}.")
+    return "\n".join([*lines, "", _lack(done, planned, "pairs of runs")]).strip()
 
 
 def _fixed(real: Sequence[Mapping[str, Any]]) -> str:
@@ -148,17 +197,27 @@ def _fixed(real: Sequence[Mapping[str, Any]]) -> str:
         some = [r for r in real if r["method"] == method
                 and None not in (r["fixed"], r["alone"])]
         if not some:
-            lines.append(f"- {method}: not run.")
+            lines.append(f"- {method}: no run yet.")
             continue
         gap = [r["personal"] - r["fixed"] for r in some]
         agree = sum((r["personal"] > r["alone"]) == (r["fixed"] > r["alone"]) for r in some)
         spread = f", standard deviation {stdev(gap):.1f}" if len(gap) > 1 else ""
         lines.append(
-            f"- {method}: {len(some)} cells; {fmean(gap):+.1f} points from its fixed point in the "
-            f"mean (median {median(gap):+.1f}{spread}); above alone in "
+            f"- {method}: {_many(some, 'cell')}; {fmean(gap):+.1f} points from its fixed point in "
+            f"the mean (median {median(gap):+.1f}{spread}); above alone in "
             f"{sum(r['personal'] > r['alone'] for r in some)} cells, where the fixed point is in "
-            f"{sum(r['fixed'] > r['alone'] for r in some)}; the same answer in {agree}.")
+            f"{sum(r['fixed'] > r['alone'] for r in some)}; the same answer in {agree}."
+            + _by_clients(some))
     return "\n".join(lines)
+
+
+def _by_clients(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the mean distance from the fixed point of few and of many clients."""
+    few, many = ([r["personal"] - r["fixed"] for r in rows if (r["clients"] >= MANY) is more]
+                 for more in (False, True))
+    return (f" Below {MANY} clients {fmean(few):+.1f} in the mean of {_many(few, 'cell')}, from "
+            f"{MANY} on {fmean(many):+.1f} in {_many(many, 'cell')} ({min(many):+.1f} at worst)."
+            if few and many else "")
 
 
 def _axes(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
@@ -179,7 +238,10 @@ def _axes(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
                 "balanced", "worst", "hurt", "unseen_clients", "new"))
             lines.append(f"| {name} | {case} | {method} | {len(some)} | {own} | "
                          f"{_points(fmean(above) if above else None)} | {rest} |")
-    return "\n".join(lines) if len(lines) > 2 else "Not run."  # noqa: PLR2004 (the head)
+    axes = [plan for plan in plans if plan.name in AXES]
+    done = sum(r["plan"] in AXES for r in rows)
+    said = _lack(done, sum(len(plan.planned()) for plan in axes), "runs")
+    return "\n".join([*lines, "", said]) if done else said
 
 
 def _missing(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:

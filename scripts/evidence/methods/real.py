@@ -28,6 +28,7 @@ from fedvlm.runs.bits import BITS, decode_bits
 from fedvlm.runs.finished import FinishedRun
 
 SHARE = 4  # every fourth cell
+DIGITS = 8  # of a checksum, in the name of a partition
 SEED = 1  # the draw of the map that the runs are on
 PLAN, RUNS = "drawn.yaml", "drawn"
 METHODS = (
@@ -68,7 +69,7 @@ def write_plan(runs: Path, backbone: str) -> Path:
         for key in drawn(name, len(data.train.labels)):
             held = deal(data, *key)
             if held:
-                path = runs / "index" / f"{SETS[name]}-{word_of(key)}.json"
+                path = _index_file(runs, name, key)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_text(path, json.dumps(index_of(name, data, held, runs)) + "\n")
                 entries.append({
@@ -114,16 +115,31 @@ def read_real(runs: Path) -> list[dict[str, Any]]:
     """
     several: dict[str, list[FinishedRun]] = {}
     for run in collect([runs / RUNS]).runs if (runs / RUNS).is_dir() else []:
-        several.setdefault(Path(run.config()["FED"]["INDEX_FILE"]).stem, []).append(run)
+        several.setdefault(_mark(str(run.protocol["partition"])), []).append(run)
     out = []
     for name in SHIFTED if several else ():
         data = read_features(name, runs)
         cells = {_cell(row): row["numbers"] for row in _map_rows(runs, name)}
         for key in drawn(name, len(data.train.labels)):
-            some = several.get(f"{SETS[name]}-{word_of(key)}", [])
+            path = _index_file(runs, name, key)
+            some = several.get(_index_mark(path), []) if path.is_file() else []
             held = deal(data, *key) if some else []
             out += [_row(name, key, run, data, held, cells.get(key[:4], {})) for run in some]
     return out
+
+
+def _index_file(runs: Path, name: str, key: Key) -> Path:
+    return runs / "index" / f"{SETS[name]}-{word_of(key)}.json"
+
+
+def _mark(partition: str) -> str:
+    """Return the digits of an index file's checksum that a partition's name has: its path is kept
+    from results."""
+    return partition.removeprefix("index-").partition("-")[0]
+
+
+def _index_mark(path: Path) -> str:
+    return str(json.loads(path.read_text(encoding="utf-8"))["sha256"])[:DIGITS]
 
 
 def _map_rows(runs: Path, name: str) -> Iterator[dict[str, Any]]:

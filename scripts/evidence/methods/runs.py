@@ -30,7 +30,8 @@ class MapPlan:
     """A plan as its file has it.
 
     Attributes:
-        name: of the plan; about: its comment; backbone: of its runs.
+        name: of the plan; about: its comment; backbone: of its runs; path: its file.
+        output: name of the folder of its runs.
         cases: data-set entries; methods: trainer entries, each with its ``label``.
     """
 
@@ -40,6 +41,8 @@ class MapPlan:
     methods: Sequence[Mapping[str, Any]]
     seeds: Sequence[int]
     backbone: str
+    path: Path
+    output: str
 
     def planned(self) -> list[tuple[str, str, str, int]]:
         """Return (set, case, method, seed) of every run."""
@@ -71,7 +74,8 @@ def read_plans(folder: Path) -> list[MapPlan]:
             methods = [{"name": m} if isinstance(m, str) else dict(m) for m in plan["trainers"]]
             out.append(MapPlan(plan["name"], about, plan["datasets"],
                                [{"label": m["name"]} | m for m in methods], plan["seeds"],
-                               plan["common"]["backbone"]))
+                               plan["common"]["backbone"], path,
+                               Path(plan["output_dir"]).name))
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: not a plan of the map ({error})") from None
     if not out:

@@ -38,8 +38,8 @@ from fedvlm.runs.finished import FinishedRun
 FIGURES, TABLES, SETTINGS = "figures", "tables", "settings"
 FIRST = "README.md"  # its place on the site
 PAGES = (FIRST, "should_we_federate.md", "with_what.md", "wins.md", "at_our_place.md",
-         "what_we_take_home.md", "claims.md", "tuning.md")
-MAP = "map"  # folder of map.png, map.csv and perhaps words.txt, made elsewhere; shown where it is
+         "what_we_take_home.md", "claims.md", "tuning.md", "tuned_values.md")
+MAP = "map"  # folder of map.png, map.csv and perhaps words, made elsewhere; shown where it is
 COSTS = "dirichlet"  # the setting whose costs are shown
 NO_WINS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
 HOME = ("A model for each client in the form its library reads, a table and figures for the "
@@ -210,14 +210,17 @@ def _map(into: Path) -> dict[str, str]:
     """Return the map's figure and its words, where somebody made them; see ``MAP``."""
     folder = into / MAP
     if not ((folder / "map.png").is_file() and (folder / "map.csv").is_file()):
-        return {"png": "", "words": "", "page": "", "methods": ""}
-    words = folder / "words.txt"
-    told = words.read_text(encoding="utf-8") if words.is_file() else ""
+        return {"png": "", "words": "", "page": "", "methods": "", "best": ""}
+
+    def told(name: str) -> str:
+        path = folder / name
+        return " ".join(path.read_text(encoding="utf-8").split()) if path.is_file() else ""
+
     page = "map/README.md" if (folder / "README.md").is_file() else ""
     methods = "map/methods.md" if (folder / "methods.md").is_file() else ""
     plain = "What federation gains, by clients, images of a client, skew and feature shift."
     return {"png": "map.png", "page": page, "methods": methods,
-            "words": " ".join(told.split()) or plain}
+            "words": told("words.txt") or plain, "best": told("methods.txt")}
 
 
 def _costs(

@@ -35,7 +35,7 @@ class Case:
     """The best method that communicates, of a row of a setting, beside alone and pooled.
 
     Attributes:
-        lane, title: where, and what is trained; clients: in words.
+        lane, setting: its name and title; title: what is trained; clients: in words.
         method: short label, of how many that communicate; sure: of its gain among all (max-t).
         alone, together, pooled: personal accuracy in percent, mean over the sets.
         gain, balanced, worst: method minus the best baseline without collaboration.
@@ -44,6 +44,7 @@ class Case:
     """
 
     lane: str
+    setting: str
     title: str
     clients: str
     method: str
@@ -83,7 +84,8 @@ def _case(one: Standing, lane: Lane) -> Case:
     configs = [run.identity_config() for run in runs]
     clients = sorted({int(config.get("FED.CLIENTS") or 0) for config in configs})
     return Case(
-        one.lane, one.title, " to ".join(map(str, dict.fromkeys((clients[0], clients[-1])))),
+        one.lane, lane.title, one.title,
+        " to ".join(map(str, dict.fromkeys((clients[0], clients[-1])))),
         one.short(method), len(one.gains), one.gain_of(method), _mean(alone), _mean(own),
         _mean(pooled), one.gains[method], beside[0], beside[1], one.hurt.get(method), rows)
 
@@ -111,27 +113,28 @@ def federate(every: Sequence[Case], first: Sequence[Case]) -> str:
     up = [c for c in first if c.sure > 0]
     down = [c for c in first if c.sure < 0]
     words = [
-        f"In {len(up)} of {len(first)} settings the best method that communicates is "
-        "significantly better on its data sets than the best that each client reaches alone"
-        + _named(up) + f"; significantly worse in {len(down)}" + _named(down)
-        + f"; {len(first) - len(up) - len(down)} undecided."]
+        f"Runs of methods in {len(first)} settings: the best method that communicates is "
+        f"significantly better than the best that each client reaches alone in {len(up)}"
+        + _named(up) + f", significantly worse in {len(down)}" + _named(down)
+        + f", and undecided in {len(first) - len(up) - len(down)}."]
     balanced = [c for c in first if c.balanced is not None]
     if balanced:
         gains = [c.balanced.mean for c in balanced if c.balanced]
         better = sum(bool(c.balanced and c.balanced.apart > 0) for c in balanced)
-        words.append(f"Class-balanced accuracy, which counts rare classes like common ones, moves "
-                     f"by {min(gains):+.1f} to {max(gains):+.1f} points, significantly up in "
-                     f"{better} of {len(balanced)}.")
+        words.append(f"Class-balanced accuracy, which counts rare classes like common ones, "
+                     f"changes by {min(gains):+.1f} to {max(gains):+.1f} points; the gain is "
+                     f"significant in {better} of {len(balanced)} settings.")
     hurt = [c for c in first if c.hurt is not None]
     if hurt:
         least, most = (f(hurt, key=lambda c: c.hurt or 0.0) for f in (min, max))
-        words.append(f"Clients that lose against working alone: {least.hurt:.0f} % "
-                     f"({least.method}, {least.lane}) to {most.hurt:.0f} % ({most.method}, "
-                     f"{most.lane}).")
+        words.append(f"Between {least.hurt:.0f} % ({least.method}, {least.setting}) "
+                     f"and {most.hurt:.0f} % ({most.method}, {most.setting}) of the clients reach "
+                     "more alone.")
     new = [c for c in every if c.gain.ahead]
     sure = [c for c in new if c.gain.apart_ahead > 0]
-    words.append(f"Of a data set not yet seen nothing can be promised in {len(every) - len(sure)} "
-                 f"of {len(every)} rows." if len(sure) < len(every) else "")
+    words.append("These statements are about these data sets: for one more data set a gain can be "
+                 f"promised in {len(sure) or 'none'} of {len(every)} comparisons."
+                 if len(sure) < len(every) else "")
     return " ".join(filter(None, words))
 
 
@@ -149,11 +152,14 @@ def with_what(standings: Sequence[Standing], unranked: int) -> str:
     places = {name: sum(name in map(one.short, one.means) for one in every) for name in wins}
     most = sorted(wins, key=lambda name: (-wins[name], places[name], name))[:4]
     return (
-        f"Of {len(every)} rows (a setting and what is trained), somebody is significantly better "
-        f"than LocalOnly (the same parameters, each client alone) in {len(above)} of "
-        f"{len(with_local)}. Best or not significantly different from the best: "
-        + ", ".join(f"{name} in {wins[name]} of its {places[name]} rows" for name in most)
-        + "." + (f" {unranked} runs were not tuned and are in no ranking." if unranked else ""))
+        f"Methods are compared with those that train the same parameters in the same setting: "
+        f"{len(every)} comparisons. In {len(above)} of the {len(with_local)} with LocalOnly (the "
+        "same parameters, each client trained alone) some method is significantly better than "
+        "LocalOnly. Best, or not significantly below the best: "
+        + ", ".join(f"{name} in {wins[name]} of its {places[name]} comparisons" for name in most)
+        + (". (ft) is with a final fine-tuning at each client." if any("(ft)" in n for n in most)
+           else ".")
+        + (f" {unranked} runs of methods that were not tuned are not ranked." if unranked else ""))
 
 
 def at_our_place(standings: Sequence[Standing], lanes: Sequence[Lane]) -> str:
@@ -172,11 +178,12 @@ def at_our_place(standings: Sequence[Standing], lanes: Sequence[Lane]) -> str:
         return "No run of these settings sent anything."
     least, most = min(costs), max(costs)
     seconds = sorted(cost[1] for cost in costs)
-    return (f"The best methods send {least[0]:,.0f} kB ({least[2]}, {least[3]}) to {most[0]:,.0f} "
-            f"kB ({most[2]}, {most[3]}) for each client and round, and a run of all clients takes "
-            f"{seconds[0]:.0f} to {seconds[-1]:.0f} seconds on one core, as the backbone is frozen "
-            "and encodes each image once. A processor is enough; one process, several, and sites "
-            "that keep their images run the same command.")
+    return (f"A CPU is enough: with the best methods a run of all clients takes "
+            f"{seconds[0]:.0f} to {seconds[-1]:.0f} seconds on one core, because the backbone is "
+            "frozen and encodes each image once. In each round a client sends and receives "
+            f"{least[0]:,.0f} kB ({least[2]}, {least[3]}) to {most[0]:,.0f} kB ({most[2]}, "
+            f"{most[3]}). One process, several processes, and sites that keep their images run the "
+            "same command.")
 
 
 def sent_of(run: FinishedRun) -> float | None:
@@ -241,5 +248,5 @@ def _percent(value: float | None) -> str:
 
 
 def _named(rows: Sequence[Case]) -> str:
-    names = ", ".join(f"{c.lane}: {c.method} {c.gain.mean:+.1f}" for c in rows)
+    names = ", ".join(f"{c.setting}: {c.method} {c.gain.mean:+.1f}" for c in rows)
     return f" ({names} points)" if rows else ""

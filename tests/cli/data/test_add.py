@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedvlm.cli.main import main
+from fedvlm.federation.discovery import load_trainer
 from tests import jobs
+from tests.data.columns.publishers import picture
 from tests.data.miniatures import shapes
 from tests.data.miniatures.own import shared, write_tree
 from tests.data.miniatures.shapes import CLASSES, SHAPES
@@ -169,3 +171,16 @@ def test_folder_names_become_words_and_are_given(
 def names_of(output: str) -> list[str]:
     """Return the class names of a run, as its partition file has them."""
     return json.loads((jobs.folder(Path(output)) / "partition.json").read_text())["classnames"]
+
+
+def test_sets_of_labels_are_sent_to_a_method_that_takes_them(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["file,a,b"]
+    for i in range(12):
+        picture(place / f"{i}.png", i)
+        lines.append(f"{i}.png,{i % 2},{i % 4 // 2}")
+    (place / "t.csv").write_text("\n".join(lines) + "\n")
+    assert main(["data", "add", "photos/t.csv", "--labels", "a,b"]) == 0
+    assert "--trainer PromptFL" in capsys.readouterr().out
+    assert load_trainer("PromptFL").label_sets

@@ -76,6 +76,20 @@ def test_names_for_the_prompts(tmp_path: Path) -> None:
     assert own.data.label_names == ["a", "b", "pleural effusion"]
 
 
+def test_columns_may_be_named_in_other_spelling(tmp_path: Path) -> None:
+    _, cells, _ = FORMS["columns"]
+    data = read(table(tmp_path, "a,b,Big_c", cells), LABELS="A,b,big c").data
+    by_key = {d.key: d for d in data.all()}
+    assert data.label_names == ["A", "b", "big c"]
+    assert [by_key[f"{i}.png"].labels for i in range(4)] == [(0,), (0, 1), (), (1, 2)]
+
+
+def test_a_class_beside_sets_is_refused(tmp_path: Path) -> None:
+    _, cells, _ = FORMS["columns"]
+    with pytest.raises(FedvlmError, match="--labels a,b gives .* --columns classname=c one class"):
+        read(table(tmp_path, "a,b,c", cells), LABELS="a,b", COLUMNS="classname=c")
+
+
 @pytest.mark.parametrize(("header", "cells", "labels", "says"), [
     ("a,b,c", FORMS["columns"][1], "", r"a, b, c hold 0 and 1: --labels a,b,c reads such columns"),
     ("finding", FORMS["bars"][1], "", r"line 3: the class 'a\|b' is a set of labels: --labels"),

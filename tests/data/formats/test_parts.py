@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datum import DatasetBase, Datum
 from fedvlm.data.formats.parts import complete, draw_test, join_test
 from tests.data.miniatures.own import copy
@@ -75,3 +76,16 @@ def test_joined_parts_are_cut_anew_by_the_seed() -> None:
     assert {d.key for d in cut(1).test} == {d.key for d in data.test}
     assert {d.key for d in cut(2).test} != {d.key for d in data.test}
     assert "0.25 of each class" in data.notes[-1] and "DATA_SEED 1" in data.notes[-1]
+
+
+def test_a_known_client_with_test_images_only_is_not_joined_away() -> None:
+    def held(*clients: str) -> list[Datum]:
+        return [replace(d, client=clients[i % len(clients)], key=f"{d.key}/{clients[0]}")
+                for i, d in enumerate(items([4, 4]))]
+
+    data = DatasetBase.of({"train": held("a", "b"), "val": [], "test": held("c", "a")}, [], [])
+    with pytest.raises(ConfigError, match="JOIN_TEST: 1 of 3 clients of .* have test images only"):
+        join_test(data, 0.25, 1)
+    data = DatasetBase.of({"train": held("a", "b"), "val": [], "test": held("b", "a")}, [], [])
+    join_test(data, 0.25, 1)
+    assert len(data.train_x) == 12

@@ -66,7 +66,7 @@ def test_a_client_may_be_left_out_to_be_tested_on() -> None:
 
 
 def test_a_pool_is_dealt_as_the_flags_say() -> None:
-    assert MemorySet(rows(1), NAMES).keys["FED.PARTITION"] == "iid"  # three classes are few
+    assert MemorySet(rows(1), NAMES).keys["FED.PARTITION"] == "dirichlet"
     keys = MemorySet(rows(1), NAMES, given={"FED.PARTITION": "dirichlet"}).keys
     assert "FED.PARTITION" not in keys and keys["DATASET.NUM_SHOTS"] == -1
 

@@ -84,7 +84,7 @@ def test_what_was_decided_is_said(place: Path, tmp_path: Path) -> None:
     assert "one client per domain: FED.PARTITION domain, FED.CLIENTS 3" in notes("domains")
     assert "class names from words.txt" in notes("words")
     assert "no labels and are left out" in notes("tiny_imagenet")
-    assert "4 classes are few: FED.CLIENTS 2" in notes("train_val_test")
+    assert "2 clients are simulated, with unlike shares" in notes("train_val_test")
     assert "no column names a class, so it is the folder of each image" in notes("metadata_jsonl")
     write_tree(place, [""], ["001", "002"], 4)
     shutil.rmtree(place)
@@ -209,9 +209,20 @@ def test_files_that_are_no_folder(tmp_path: Path) -> None:
         read(tmp_path / "set", tmp_path, DATASET__TEST_SHARE="2")
 
 
-def test_two_or_three_classes_and_one(place: Path, tmp_path: Path) -> None:
+def test_clients_are_simulated_where_nothing_names_them(place: Path, tmp_path: Path) -> None:
+    """By the number of images; the partitions by classes have two classes for each client."""
+    write_tree(place, [""], [f"class{n}" for n in range(6)], 14)
+    keys = read(place, tmp_path).keys
+    shared = {k: v for k, v in keys.items() if k.startswith("FED.")}
+    assert shared == {"FED.PARTITION": "dirichlet", "FED.BETA": 1.0, "FED.CLIENTS": 4}  # of 42
+    classes = read(place, tmp_path, **{"FED.PARTITION": "disjoint"}).keys
+    assert classes["FED.CLIENTS"] == 3 and "FED.BETA" not in classes
+    assert read(place, tmp_path, **{"FED.PARTITION": "iid"}).keys["FED.CLIENTS"] == 4
+
+
+def test_two_classes_and_one(place: Path, tmp_path: Path) -> None:
     write_tree(place, [""], ["cat", "dog"], 6)
-    assert read(place, tmp_path).keys["FED.PARTITION"] == "iid"
+    assert read(place, tmp_path).keys["FED.CLIENTS"] == 2
     with pytest.raises(DataError, match="(one class only|no class folder)"):
         shutil.rmtree(place / "dog")
         read(place, tmp_path)

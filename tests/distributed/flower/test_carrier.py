@@ -169,6 +169,18 @@ def test_frames_come_to_the_workers_of_who_is_there_and_answers_back(
     assert carrier.submissions == 1
 
 
+def test_an_answer_that_is_too_long_costs_its_own_site_only(
+    place: Place, begin: Callable[[Any], Flower]
+) -> None:
+    carrier = begin(Grid())
+    carrier.open(5)
+    carrier.most = 100
+    for _ in range(2):
+        assert carrier.ask({"site0": bytes(200_000), "site1": b"x"}, 5) == {
+            "site0": "a frame of 200006 bytes is above the limit of 100", "site1": b"site1 x"}
+    assert carrier.submissions == 1  # the same relay
+
+
 def test_a_node_of_another_key_gets_nothing_under_the_name_of_a_site(
     place: Place, begin: Callable[[Any], Flower]
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.trees import State
 from fedvlm.federation.aggregation.client_privacy import (
     ORDERS,
     ClientPrivacy,
@@ -23,6 +24,7 @@ from fedvlm.federation.aggregation.client_privacy import (
 )
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.rounds import RoundFinished
+from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.privacy import epsilon_of
 
 from ..toys import Quadratic, quadratic
@@ -115,6 +117,24 @@ def test_a_whole_federation_tells_of_no_client_and_goes_on_with_the_same_bits() 
         assert event.updates is None or not (event.updates.params or event.updates.metrics)
     other = quadratic(Quadratic(), 6, dp=dp)
     assert float(other.run(other.run(until=3)).server["w"]["w"]) == values[6]
+
+
+class Counting(Quadratic):
+    """Its server counts the clients of a round, as FedDyn's and FedDecomp's do."""
+
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+        self.seen.append(updates.clients)
+        return super().aggregate(ctx, server, updates)
+
+
+def test_a_server_that_counts_clients_counts_the_expected_ones() -> None:
+    trainer = Counting()
+    trainer.seen = list[tuple[int, ...]]()
+    dp = ClientPrivacy(clip=1e3, noise=0.0, delta=1e-5, rate=1.0, clients=2, seed=1)
+    fed, plain = quadratic(trainer, 2, dp=dp), quadratic(Quadratic(), 2)
+    private = float(fed.run().server["w"]["w"])
+    assert private == pytest.approx(float(plain.run().server["w"]["w"]), rel=1e-12)
+    assert trainer.seen == [(0, 1)] * 2
 
 
 # ---- accounting -------------------------------------------------------------------------------

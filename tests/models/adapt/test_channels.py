@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from fedvlm.models.adapt.channels import UnitAxis, hidden_channels
+from fedvlm.models.adapt.channels import UnitAxis, hidden_channels, without_channels
 
 
 def found(net: nn.Module) -> dict[str, list[tuple[str, int, int]]]:
@@ -101,3 +101,26 @@ def test_a_place_shapes_masks_counts_rows_and_takes_norms() -> None:
     each = flat.unflatten(-1, (2, 3)).square().sum((1, 3)).sqrt()
     assert torch.allclose(UnitAxis(2, 1, 3).norms(flat), each)
     assert torch.equal(UnitAxis(2, 0).norms(flat), flat.norm(dim=-1))
+
+
+@pytest.mark.parametrize("norm", [
+    nn.BatchNorm2d(6), nn.BatchNorm2d(6, track_running_stats=False), nn.GroupNorm(3, 6),
+])
+def test_a_norm_computes_the_same_without_channels_of_zeros(norm: nn.Module) -> None:
+    """Channels of a group that is zero as a whole are among them; the module itself stays."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 6, 3), norm, nn.ReLU()).eval().double()
+    kept = torch.tensor([0, 1, 4])
+    gone = torch.tensor([2, 3, 5])
+    with torch.no_grad():
+        for value in net.state_dict().values():
+            if value.dim() and value.dtype.is_floating_point:
+                value.copy_(torch.rand(value.shape) + 0.5)
+        for value in (net[0].weight, net[0].bias, norm.weight, norm.bias):
+            value[gone] = 0
+        x = torch.randn(3, 2, 7, 7, dtype=torch.float64)
+        small = without_channels(net, {"1": kept})
+        small[0].weight, small[0].bias = (nn.Parameter(v[kept]) for v in net[0].parameters())
+        assert (small(x) - net(x)[:, kept]).abs().max() < 1e-12
+        assert dict(small.named_parameters())["1.weight"].shape == (3,) and net[1] is norm
+    assert len(norm.weight) == 6

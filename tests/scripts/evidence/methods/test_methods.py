@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from yacs.config import CfgNode
 
 from evidence.map.deal import EVEN, Held
 from evidence.map.images import Features, Part
@@ -16,7 +18,9 @@ from evidence.methods import real
 from evidence.methods.figure import draw_fixed, draw_methods, gains
 from evidence.methods.runs import COLUMNS, read_plans, rows_of
 from fedvlm.core.errors import ConfigError
+from fedvlm.data.partition.index_file import seal
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.job.describe import partition_name
 from fedvlm.runs.bits import BITS, encode_bits
 from fedvlm.runs.finished import FinishedRun
 
@@ -66,6 +70,18 @@ def test_plans_name_methods_that_exist_and_cells_that_differ() -> None:
         read_plans(PLANS / "nowhere")
 
 
+def test_a_run_is_known_by_the_checksum_of_its_index_file(tmp_path: Path) -> None:
+    """Results keep no path of one, but a partition's name has its first digits."""
+    path = tmp_path / "index.json"
+    content = {"dataset": "D", "classnames": ["a"], "spec": {"kind": "iid", "clients": 1,
+               "seed": 1}, "clients": [{"train": ["x"], "val": [], "test": ["y"]}]}
+    path.write_text(json.dumps(seal(content)))
+    cfg = CfgNode({
+        "FED": {"HELD_OUT_DOMAIN": "", "INDEX_FILE": str(path), "CLIENTS": 1, "FRAC": 1.0},
+        "DATASET": {"SERVER_HOLDOUT": 0, "CORRUPTION": ""}})
+    assert real._mark(partition_name(cfg)) == real._index_mark(path) != ""
+
+
 def row(plan: str, case: str, method: str, personal: float, **more: Any) -> dict[str, Any]:
     return dict.fromkeys(COLUMNS) | {
         "plan": plan, "set": "eurosat", "case": case, "method": method, "seed": 1,
@@ -86,12 +102,22 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
              for m, p in (("FedAvg", 75.0), ("Ditto", 59.0))]
     text = methods_page.page_of(plans, rows, cells)
     assert "| EuroSAT | 0.3 10x10 | 60.0 | Ditto | +20.0 | - | 10.0 | 30.0 | +15.0 | 2 |" in text
-    assert "| EuroSAT | 1 10x10 | - | not run |" in text
-    assert "- PromptFL: +21.0 points in the mean of 1 pairs (+21.0 to +21.0), better in 1." in text
-    assert "- FedAvg: 1 cells; -5.0 points from its fixed point" in text
+    assert "| EuroSAT | 1 10x10 | - | missing |" in text
+    assert "- PromptFL: +21.0 points in the mean of 1 pair (+21.0 to +21.0), better in 1." in text
+    assert "- FedAvg: 1 cell; -5.0 points from its fixed point" in text
     assert "the same answer in 0" in text  # Ditto's run is below alone, its fixed point above
     assert "| 61.5 | - |" in text
     assert "`map-towers`: 288 of 288 runs: HEART-PFL (72)" in text
+    assert "1 of 216 planned pairs of runs are there; the others have not been run" in text
+    assert "2 of 192 planned runs are there" in text and "Not run" not in text
+    nothing = methods_page.page_of(plans, rows[:2], [])
+    assert "None of the 192 planned runs has been run yet." in nothing
+    assert "None of the 216 planned pairs of runs has been run yet." in nothing
+    assert methods_page.words_of(rows[:2]) == (
+        "On 1 cells of the map the mean gain over working alone is +20.0 (Ditto), +10.0 (FedAvg) "
+        "points. A baseline without training (AFL plus class shares) reaches at least as much as "
+        "the best of them in 0 of 1 cells.")
+    assert methods_page.words_of([]) == ""
     assert len(text.splitlines()) <= 300
     assert gains(rows)["eurosat", "0.3 10x10", "Ditto"] == pytest.approx(20)
     draw_methods(plans, rows, tmp_path)
