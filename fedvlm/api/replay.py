@@ -33,7 +33,7 @@ from fedvlm.api.elsewhere import (
 )
 from fedvlm.api.rebuild import run_folder
 from fedvlm.config.engines import of_parties
-from fedvlm.console.screen import progress
+from fedvlm.console.screen import complain, progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.rows.away import AWAY
@@ -41,6 +41,7 @@ from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.partition.counts import cell_text, count_rows, partition_csv
+from fedvlm.data.partition.index_file import KEYED, NAMES, hide_names, read_names_key
 from fedvlm.federation.discovery import Trust
 from fedvlm.job.build import Built, build_run
 from fedvlm.job.describe import run_path
@@ -307,9 +308,17 @@ def partition_differences(data: FederatedData, path: Path) -> Iterator[str]:
     """Yield where a run's partition is not the one that its settings give."""
     if (path / "partition.json").exists():
         told, here = read_json(path / "partition.json"), files.json_ready(data.index_file())
-        for key in told if isinstance(told, dict) else ():
-            if key not in here or told[key] != here[key]:
-                yield f"partition.json: {key} is not what the run's settings give"
+        if isinstance(told, dict) and told.get(NAMES) == KEYED:
+            key = read_names_key(path / "partition.json")
+            if key:
+                here = hide_names(here, key)
+            else:  # the digest of the data is compared all the same
+                complain("partition.json has keyed hashes instead of file names, and its key is "
+                         "not here: the images of each client are not compared", prefix="note")
+                told = {}
+        for name in told if isinstance(told, dict) else ():
+            if name not in here or told[name] != here[name]:
+                yield f"partition.json: {name} is not what the run's settings give"
     if (path / "partition.csv").exists():
         rows = list(csv.DictReader(io.StringIO(partition_csv(count_rows(data)))))
         mine = [{k: cell_text(v) for k, v in row.items()} for row in read_partition(path)]

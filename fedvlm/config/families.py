@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 NOTHING = "none"
 CHOICE = "peft"  # whatever ``--peft`` says
@@ -32,6 +33,15 @@ WORDS: Mapping[str, str] = {
     "adapter": "adapters inside the towers", "norm": "norms of the image tower",
     "visual-prompt": "image prompts", NOTHING: "nothing is trained",
     CHOICE: "what --peft sets (prompt, text-lora, feature, head, lora, adapter)",
+}
+# word of ``--peft`` -> the key and the value that it sets
+PEFT_WORDS = {
+    "prompt": ("PEFT.TEXT", "prompt"),
+    "text-lora": ("PEFT.TEXT", "lora"),
+    "feature": ("PEFT.VISUAL", "feature"),
+    "lora": ("PEFT.VISUAL", "lora"),
+    "adapter": ("PEFT.VISUAL", "adapter"),
+    "head": ("PEFT.HEAD", "linear"),
 }
 _NAME = re.compile(r"\b(?:text|image|both|head|small|gate|tip)\.[\w.*]*[\w*]")
 _FIELDS = re.compile(r"^(?:Shared|Personal):.*(?:\n[ \t]+.*)*", re.MULTILINE)
@@ -72,3 +82,22 @@ def family_heading(parts: Iterable[str]) -> str:
     """Return families as a heading: ``image feature and prompt``."""
     ordered = sorted(parts, key=lambda p: (p == "gate", WORDS.get(p, p).lower()))
     return " and ".join(WORDS.get(p, p) for p in ordered)
+
+
+def peft_words(text: str, visual: str, head: str) -> str:
+    """Return the words of ``--peft`` for the three keys: ``prompt+lora``; ``none`` for nothing."""
+    keys = {"PEFT.TEXT": text, "PEFT.VISUAL": visual, "PEFT.HEAD": head}
+    words = [word for word, (key, value) in PEFT_WORDS.items() if keys[key] == value]
+    return "+".join(words) or "none"
+
+
+def trained_words(config: Mapping[str, Any]) -> str:
+    """Return what ``PEFT`` trains, for results: the words of ``--peft`` and what refines them.
+
+    Args:
+        config: flat; a refining key that it lacks is off.
+    """
+    more = [word for word in ("csc", "ln") if config.get(f"PEFT.{word.upper()}")]
+    more += [f"'{words}'"] if (words := config.get("PEFT.CTX_INIT")) else []
+    keys = ("PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD")
+    return "+".join([peft_words(*(str(config[key]) for key in keys)), *more])

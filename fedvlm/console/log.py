@@ -8,7 +8,7 @@ follows it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,11 +40,16 @@ class LogFile:
         path: ``log.txt`` of the run folder.
         total_rounds: T.
         measure: what the one number of a client is.
+        publish: changes each line to what may be published of it (``runs.private.public_text``).
     """
 
-    def __init__(self, path: Path, total_rounds: int, measure: str = "accuracy") -> None:
+    def __init__(
+        self, path: Path, total_rounds: int, measure: str = "accuracy",
+        publish: Callable[[str], str] = str,
+    ) -> None:
         """Keep the path; the file is made by the first line."""
         self.path, self.total, self.measure = path, total_rounds, measure
+        self._publish = publish
 
     def header(self, info: Mapping[str, object], config: Sequence[str] = ()) -> None:
         """Write what runs, then the config lines (``config.config_lines``)."""
@@ -107,7 +112,7 @@ class LogFile:
 
     def _write(self, lines: Sequence[str]) -> None:
         """Append; free text can neither break a line nor look like Dassl's result."""
-        self._append("".join(f"{one_line(line)}\n" for line in lines))
+        self._append("".join(f"{one_line(self._publish(line))}\n" for line in lines))
 
     def _append(self, text: str) -> None:
         with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:

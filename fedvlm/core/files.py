@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import math
 import os
+import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from glob import escape
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +42,14 @@ def user_path(word: str | os.PathLike[str]) -> Path:
 def write_bytes(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path`` so that a reader sees the old file or the new one, never a mix.
 
+    A temporary file of it that a killed process left is deleted.
+
     Raises:
         DataError: disk full, folder read-only or deleted; what was at ``path`` is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
+    temporary = temporary_path(path)
     with explain_errors(path):
+        remove_leftovers(path.parent, path.name)
         try:
             _point("before-temp", path)
             with open(temporary, "wb") as file:
@@ -109,27 +115,66 @@ def end_line(path: Path) -> None:
         append_line(path, "")
 
 
+@contextlib.contextmanager
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """Give a new folder beside ``target``, to be filled and renamed; what is left of it goes away.
+
+    One of it that a killed process left is deleted first.
+    """
+    name = target.name[:50]
+    remove_leftovers(target.parent, name)
+    place = temporary_path(target.with_name(name))
+    shutil.rmtree(place, ignore_errors=True)  # of an earlier process of this number
+    place.mkdir(parents=True)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def remove_leftovers(folder: Path, name: str = "") -> None:
-    """Delete temporary files that a killed process left in ``folder``.
+    """Delete temporary files and folders that a killed process left in ``folder``.
 
     Args:
         name: only of this file; then those of processes that still write stay, since nothing else
             says that nobody does.
     """
-    with explain_errors(folder):
-        for path in folder.glob(f".{escape(name)}*{_TEMPORARY}"):
-            if not name or not _at_work(path):
+    with explain_errors(folder), contextlib.suppress(FileNotFoundError):
+        for word in os.listdir(folder):
+            if not word.startswith(f".{name}") or not word.endswith(_TEMPORARY):
+                continue
+            path = folder / word
+            if name and _at_work(path):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
                 path.unlink(missing_ok=True)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return where this process writes what will be renamed to ``path``."""
+    return path.with_name(f".{path.name}.{_here()}-{os.getpid()}{_TEMPORARY}")
+
+
+@cache
+def _here() -> str:
+    """Return a mark of this machine: a process number says something only there."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
 def _at_work(temporary: Path) -> bool:
     """Say whether somebody may still write a temporary file: a process here, or one elsewhere."""
-    number = temporary.name.removesuffix(_TEMPORARY).rpartition(".")[2]
+    words = temporary.name.removesuffix(_TEMPORARY).rpartition(".")[2]
+    machine, _, number = words.rpartition("-")
     try:
         os.kill(int(number), 0)
     except (ProcessLookupError, ValueError, OverflowError):
+        if machine == _here():
+            return False
         with contextlib.suppress(FileNotFoundError):
-            return time.time() - temporary.stat().st_mtime < OLD
+            # one of the future: the clock was put back since, or is another machine's
+            return abs(time.time() - temporary.stat().st_mtime) < OLD
         return False
     except OSError:
         return True  # of another user

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from fedvlm.data.datum import Datum, IntArray, refuse_sets
 from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.images import ImageLoader, broken_images
 from fedvlm.data.locate import IMAGE_SUFFIXES, explain_refusals, image_files, listing
+from fedvlm.data.partition.index_file import name_in
 from fedvlm.data.partition.spec import ImagePool
 from fedvlm.data.targets import set_config
 
@@ -115,7 +117,8 @@ def holdout_from(
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise DataError(f"{where}: its spec has server_holdout but it has no list '{SERVER_KEY}' "
                         "of paths")
-    position = {d.key: (part, i) for part in LISTS for i, d in enumerate(parts[part])}
+    name_of = name_in(content, Path(where))
+    position = {name_of(d.key): (part, i) for part in LISTS for i, d in enumerate(parts[part])}
     absent = [key for key in keys if key not in position]
     if absent:
         raise DataError(

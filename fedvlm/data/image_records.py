@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,6 +23,7 @@ import PIL
 from numpy.typing import NDArray
 from yacs.config import CfgNode
 
+from fedvlm.core import files
 from fedvlm.core.cache import records_dir
 from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
@@ -146,16 +146,9 @@ class ImageRecords:
         records = _load(self.file) | self._records  # another process may have added some
         rows = {path: list(record) for path, record in sorted(records.items())}
         # Only a cache: a full disk or a read-only home must not end the run.
-        with suppress(OSError):
+        with suppress(OSError, DataError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.file.parent, prefix=".records.")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                    json.dump({"format": _FORMAT, "images": rows}, stream)
-                os.replace(temporary, self.file)
-            except OSError:
-                os.unlink(temporary)
-                raise
+            files.write_text(self.file, json.dumps({"format": _FORMAT, "images": rows}))
             self._changed = False
 
     def _put(self, path: str, record: ImageRecord) -> None:

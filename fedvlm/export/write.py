@@ -6,9 +6,9 @@ Each is read back before it gets its name: its logits on images of noise are the
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from fedvlm.export.trained import TrainedModel
 FORMATS: Mapping[str, ModuleType] = {
     "safetensors": tensors, "peft": peft_folder, "open_clip": openclip, "onnx": onnx_file,
 }
+SUMS = "SHA256SUMS"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
@@ -157,6 +158,16 @@ def _write(trained: TrainedModel, folder: Path, common: Path, form: ModuleType) 
     return gap
 
 
+def _sums(place: Path) -> str:
+    """Return a line for each file, as ``sha256sum`` writes and checks them."""
+    lines = []
+    for path in sorted(p for p in place.rglob("*") if p.is_file()):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        lines.append(f"{digest}  {path.relative_to(place).as_posix()}\n")
+    return "".join(lines)
+
+
 def _refuse_taken(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"'{folder}' is not empty: export into a new folder")
@@ -170,13 +181,9 @@ def _whole(folder: Path) -> Iterator[Path]:
         ConfigError: there is something already.
     """
     _refuse_taken(folder)
-    with files.explain_errors(folder):
-        place = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-        place.mkdir(parents=True)
-        try:
-            yield place
-            if folder.exists():
-                folder.rmdir()
-            os.replace(place, folder)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+    with files.explain_errors(folder), files.temporary_folder(folder) as place:
+        yield place
+        files.write_text(place / SUMS, _sums(place))
+        if folder.exists():
+            folder.rmdir()
+        os.replace(place, folder)

@@ -9,6 +9,7 @@ from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
 from fedvlm.config.engines import of_parties
+from fedvlm.config.families import peft_words, trained_words
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.files import user_path
@@ -20,7 +21,6 @@ from fedvlm.federation.discovery import framework_of, load_trainer
 from fedvlm.federation.peft_trainer import takes_peft
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import Built
-from fedvlm.job.flags import peft_words
 from fedvlm.runs.identity import RunPath
 
 DRAFT = "draft"  # at the end of a draft's tag
@@ -161,19 +161,12 @@ def _refuse_idle_lora(cfg: CfgNode, origins: Mapping[str, str]) -> None:
         asked = origin != "default" and not origin.endswith(".yaml")
         if asked and value != schema[key].default:
             said = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-            why = f"trains no LoRA here, only {trained_words(cfg)}" if takes else (
+            why = f"trains no LoRA here, only {trained_words(flat(cfg))}" if takes else (
                 "defines its own trainable tensors")
             ways = "add lora to --peft (--peft prompt+lora)" if takes else (
                 "use --trainer FedAvg --peft lora")
             raise ConfigError(f"{key} {said}: {name} {why}, so it would have no effect: {ways}, "
                               "or drop it")
-
-
-def trained_words(cfg: CfgNode) -> str:
-    """Return what ``PEFT`` trains, for results: the words of ``--peft`` and what refines them."""
-    more = [word for word, on in (("csc", cfg.PEFT.CSC), ("ln", cfg.PEFT.LN)) if on]
-    more += [f"'{cfg.PEFT.CTX_INIT}'"] if cfg.PEFT.CTX_INIT else []
-    return "+".join([peft_words(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD), *more])
 
 
 def run_path(cfg: CfgNode, data: str, method: str) -> RunPath:

@@ -40,6 +40,7 @@ from fedvlm.job.results import summary
 from fedvlm.job.sources import bank_words, check_bank, images_to_encode
 from fedvlm.runs.claim import explain_place
 from fedvlm.runs.identity import read_manifest
+from fedvlm.runs.private import public_text
 from fedvlm.runs.state import SavedState, load_newest_state, open_records
 from fedvlm.runs.verify.models import covered_files, load_state
 
@@ -144,7 +145,7 @@ def evaluation_only(
         state = _adopted(built, saved, request.model_dir, str(manifest["identity_digest"]), same)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     (folder / "log.txt").unlink(missing_ok=True)
-    log = LogFile(folder / "log.txt", int(cfg.FED.ROUNDS))
+    log = LogFile(folder / "log.txt", int(cfg.FED.ROUNDS), publish=public_text)
     lines = header(built) | {
         "evaluated": f"{request.model_dir}, round {state.round}" if saved else "the untrained start"
     }

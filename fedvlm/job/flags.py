@@ -31,6 +31,7 @@ from functools import cache
 from typing import Any
 
 from fedvlm.config.engines import ENDED
+from fedvlm.config.families import PEFT_WORDS
 from fedvlm.console.parser import Loose, Parser, Switch
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 
@@ -272,14 +273,6 @@ REFUSED: dict[str, str] = {  # {word}: what was typed behind the flag, else this
 
 
 OFF = {"PEFT.TEXT": "none", "PEFT.VISUAL": "none", "PEFT.HEAD": "text"}
-WORDS = {
-    "prompt": ("PEFT.TEXT", "prompt"),
-    "text-lora": ("PEFT.TEXT", "lora"),
-    "feature": ("PEFT.VISUAL", "feature"),
-    "lora": ("PEFT.VISUAL", "lora"),
-    "adapter": ("PEFT.VISUAL", "adapter"),
-    "head": ("PEFT.HEAD", "linear"),
-}
 
 
 def peft_keys(value: str) -> dict[str, str]:
@@ -291,12 +284,13 @@ def peft_keys(value: str) -> dict[str, str]:
     keys: dict[str, str] = {}
     by: dict[str, str] = {}
     for word in (w.strip().lower().replace("_", "-") for w in value.split("+")):
-        if word not in WORDS:
+        if word not in PEFT_WORDS:
             raise ConfigError(
-                f"unknown --peft value '{word}'{did_you_mean(word, WORDS)} ({', '.join(WORDS)}; "
+                f"unknown --peft value '{word}'{did_you_mean(word, PEFT_WORDS)} "
+                f"({', '.join(PEFT_WORDS)}; "
                 "combine with +: prompt+lora)"
             )
-        key, setting = WORDS[word]
+        key, setting = PEFT_WORDS[word]
         if key in keys and by[key] != word:
             raise ConfigError(f"--peft {value}: {by[key]} and {word} both set {key}; keep one")
         keys[key], by[key] = setting, word
@@ -305,13 +299,6 @@ def peft_keys(value: str) -> dict[str, str]:
             f"--peft {value}: a linear head has no text side; drop head or {by['PEFT.TEXT']}"
         )
     return OFF | keys
-
-
-def peft_words(text: str, visual: str, head: str) -> str:
-    """Return the words of ``--peft`` for the three keys: ``prompt+lora``; ``none`` for nothing."""
-    keys = {"PEFT.TEXT": text, "PEFT.VISUAL": visual, "PEFT.HEAD": head}
-    words = [word for word, (key, value) in WORDS.items() if keys[key] == value]
-    return "+".join(words) or "none"
 
 
 def parse(argv: Sequence[str]) -> Namespace:

@@ -50,6 +50,7 @@ from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import Present
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import method_name
+from fedvlm.runs.private import public_text
 from fedvlm.runs.state import clear_states
 from fedvlm.runs.verify.answer import answer_lines, measure_name
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
@@ -230,7 +231,7 @@ def _train(
         notes=built.notes, chunk=built.identity["chunk"],
     )
     measure = measure_name(bool(cfg.DATASET.LABELS))
-    log = LogFile(folder.log_path, int(cfg.FED.ROUNDS), measure)
+    log = LogFile(folder.log_path, int(cfg.FED.ROUNDS), measure, public_text)
     screens = (console, log)
     if not of_parties(cfg) and on_disk(built):
         built.federation.keep_on_disk(folder.records)

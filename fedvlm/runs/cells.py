@@ -11,8 +11,6 @@ import hashlib
 import json
 import lzma
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -119,25 +117,19 @@ def unpack_runs(path: Path, into: Path) -> Path:
     if _holds(folder, runs):
         return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix=f".{name[:50]}-", dir=folder.parent))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be unpacked into {folder} ({error})") from error
-    try:
-        new, old = place / "new", place / "old"
-        for run, texts in runs.items():
-            (new / run).mkdir(parents=True)
-            for file, text in texts.items():
-                (new / run / file).write_bytes(text.encode())
-        new.mkdir(exist_ok=True)
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
+        with files.temporary_folder(folder) as place:
+            new, old = place / "new", place / "old"
+            for run, texts in runs.items():
+                (new / run).mkdir(parents=True)
+                for file, text in texts.items():
+                    (new / run / file).write_bytes(text.encode())
+            new.mkdir(exist_ok=True)
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
     except OSError as error:
         if not _holds(folder, runs):  # else another process was first
             raise DataError(f"{path}: cannot be unpacked into {folder} ({error})") from error
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
     return folder
 
 

@@ -90,6 +90,17 @@ def nearest_there(path: Path) -> Path:
     return next(p for p in (path, *path.parents) if p == Path(p.anchor or ".") or p.exists())
 
 
+def tidy_finished(path: Path) -> None:
+    """Take away what a kill right after ``results.json`` left, if the folder lets us."""
+    if (path / lock.NAME).exists():
+        with contextlib.suppress(ConfigError, DataError):
+            held = lock.acquire(path)
+            try:
+                files.remove_leftovers(path)
+            finally:
+                held.release()
+
+
 @contextlib.contextmanager
 def explain_place(path: Path) -> Iterator[None]:
     """Turn what keeps a folder of runs from being made into a ``ConfigError``."""
@@ -187,7 +198,7 @@ class ClaimedFolder:
         run._make()
         run.finished = run._earlier()
         if run.finished is not None:
-            run._tidy()
+            tidy_finished(run.path)
             return run
         run._lock = lock.acquire(run.path)
         try:
@@ -271,16 +282,6 @@ class ClaimedFolder:
         if earlier is not None and not self.draft:
             refuse_other(self.path, earlier["identity"], self.identity, self._present)
         return earlier
-
-    def _tidy(self) -> None:
-        """Take away what a kill right after ``results.json`` left, if the folder lets us."""
-        if (self.path / lock.NAME).exists():
-            with contextlib.suppress(ConfigError, DataError):
-                held = lock.acquire(self.path)
-                try:
-                    files.remove_leftovers(self.path)
-                finally:
-                    held.release()
 
     def begin(self, resume: bool = True, argv: Sequence[str] | None = None) -> None:
         """Enter this session in the manifest of a claimed folder; the arguments of ``create``.

@@ -32,11 +32,13 @@ HOMES = ("home", "Users")  # folders of home folders
 HIDDEN = "..."  # in the place of an address
 # A quoted path; and one that ends at a blank or at a sign that no usual path has.
 _QUOTED = re.compile(r"""(['"])(?:~[\w.-]*|\$\w+)?/(?!/)([^'"\n]*?)/*\1""")
+_PROCESS = re.compile(r"\bprocess \d+ on [^\s,;()]+")
 _PLAIN = re.compile(r"""(?<![\w.~/$-])(?:~[\w.-]*|\$\w+)?/(?!/)([^\s'",;()<>|]*[^\s'",;()<>|.:])""")
 
 
 def public_text(text: str) -> str:
-    """Return a text with every absolute path in it as its last name."""
+    """Return a text with every absolute path in it as its last name, and no process of a host."""
+    text = _PROCESS.sub("another process", text)
     text = _QUOTED.sub(lambda m: f"{m[1]}{_last(m[2])}{m[1]}", text)
     return _PLAIN.sub(lambda m: _last(m[1]), text)
 

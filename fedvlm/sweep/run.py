@@ -15,6 +15,7 @@ from fedvlm.console.screen import say
 from fedvlm.core.errors import FedvlmError
 from fedvlm.report.collect import Collected, collect
 from fedvlm.report.tables.table import Spec, tables
+from fedvlm.runs.claim import tidy_finished
 from fedvlm.runs.finished import find_finished
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.plan import SweepPlan
@@ -114,6 +115,9 @@ class Sweep:
             until: of ``time.monotonic``; no cell begins then, nor one that should end later.
         """
         todo = self.to_do(retry)
+        for cell in self.cells:
+            if self.states[cell.number].name == DONE:
+                tidy_finished(cell.folder)
         self.compute(
             Processes(self.jobs, threads=threads, devices=devices, timeout=timeout), todo,
             f"{len(todo)} to run; {self.jobs} jobs, {threads} threads each", retry=retry,

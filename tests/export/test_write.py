@@ -48,7 +48,7 @@ def test_all_is_a_folder_each_and_one_tower(tmp_path: Path) -> None:
     models = {"client-1": whole, "global": replace(whole, params=moved, facts=Facts("global"))}
     done = export_all(models, tmp_path / "all", "safetensors")
     assert {p.name for p in (tmp_path / "all").iterdir()} == {
-        "client-1", "global", "tower.safetensors", "README.md", "index.json",
+        "client-1", "global", "tower.safetensors", "README.md", "SHA256SUMS", "index.json",
     }
     for name, one in models.items():
         recipe = build_recipe(one)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from fedvlm.config.build import build_config
-from fedvlm.config.families import families_in
+from fedvlm.config.families import PEFT_WORDS, families_in
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import card, trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.job.flags import OFF, WORDS, parse, peft_keys
+from fedvlm.job.flags import OFF, parse, peft_keys
 from fedvlm.models.adapt.peft import HEADS, TEXT, VISUAL, PeftSpec
 from tests import jobs
 
@@ -36,7 +36,7 @@ def test_words(words: str, want: tuple[str, ...]) -> None:
 def test_every_word_is_a_choice() -> None:
     choices = {"PEFT.TEXT": TEXT, "PEFT.VISUAL": VISUAL, "PEFT.HEAD": HEADS}
     schema = default_schema()
-    for key, value in WORDS.values():
+    for key, value in PEFT_WORDS.values():
         assert value in choices[key]
     for key, known in choices.items():
         assert schema[key].choices == known

@@ -12,8 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedvlm.core import files
 from fedvlm.data.builtin.world import (
     DIGITS,
     NEW_NOUNS,
@@ -187,14 +186,11 @@ def materialise(name: str, root: Path) -> Path:
     with FileLock(target.parent / f".{name}.lock"):
         if _is_current(target):
             return target
-        part = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=target.parent))
-        try:
+        with files.temporary_folder(target) as part:
             (part / "new").mkdir()
             _WRITERS[name](part / "new")
             (part / "new" / _STAMP).write_text(_stamp(part / "new"), encoding="utf-8")
             if target.exists():
                 os.replace(target, part / "old")
             os.replace(part / "new", target)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
     return target

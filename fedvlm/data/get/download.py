@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
 from fedvlm.data.get.fetch import check_url, fetch
@@ -33,9 +34,10 @@ def fetch_piece(piece: Piece, root: Path, url_base: str, progress: Progress) -> 
     """
     puts = [(inner, root / place) for inner, place in piece.puts]
     puts = [(inner, place) for inner, place in puts if not place.exists()]
-    if not puts:
-        return []
     folder = root / DOWNLOADS
+    if not puts:
+        _forget(folder, piece.file)
+        return []
     url = f"{url_base.rstrip('/')}/{piece.file}" if url_base else piece.url
     check_url(url)
     try:
@@ -86,6 +88,16 @@ def place_files(folder: Path, puts: list[tuple[str, Path]]) -> None:
             os.rename(folder / inner, place)
         except OSError as error:
             raise DataError(f"cannot put {place} in place: {error.strerror}") from error
+
+
+def _forget(folder: Path, name: str) -> None:
+    """Delete what a process left that was killed after it had put everything in its place."""
+    for file in (name, f"{name}.part", f"{name}.part.json"):
+        (folder / file).unlink(missing_ok=True)
+    out = folder / f"{name}.unpacked"
+    shutil.rmtree(out, ignore_errors=True)
+    files.remove_leftovers(folder, out.name)
+    _tidy(folder)
 
 
 def _tidy(folder: Path) -> None:

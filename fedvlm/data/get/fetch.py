@@ -69,7 +69,7 @@ def fetch(url: str, path: Path, checksum: str, progress: Progress) -> Path:
         if not path.is_file():
             _fill(url, part, note, progress)
             os.replace(part, path)
-            note.unlink(missing_ok=True)
+        note.unlink(missing_ok=True)
         _verify(path, checksum, url, progress)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}; fix that and run the "

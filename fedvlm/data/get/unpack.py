@@ -12,10 +12,8 @@ import contextlib
 import gzip
 import lzma
 import os
-import shutil
 import stat
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
+from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
 from fedvlm.core.spelling import name_fault, show_name
@@ -78,30 +77,23 @@ def unpack_archive(
     """
     if target.exists() or target.is_symlink():
         raise DataError(f"{target} exists already; move it away to unpack {archive.name} there")
-    temporary: Path | None = None
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        writer = _Writer(archive, temporary, limits)
-        step = progress or (lambda what, done, of: None)
-        if zipfile.is_zipfile(archive):
-            _unpack_zip(archive, writer, step)
-        else:
-            _unpack_tar(archive, writer, step)
-        if not writer.files:
-            raise DataError(f"{archive}: there is no file in it")
-        temporary.chmod(0o755)  # mkdtemp's own mode is 0o700
-        os.rename(temporary, target)
-        temporary = None
+        with files.temporary_folder(target) as temporary:
+            writer = _Writer(archive, temporary, limits)
+            step = progress or (lambda what, done, of: None)
+            if zipfile.is_zipfile(archive):
+                _unpack_zip(archive, writer, step)
+            else:
+                _unpack_tar(archive, writer, step)
+            if not writer.files:
+                raise DataError(f"{archive}: there is no file in it")
+            os.rename(temporary, target)
     except _BROKEN as error:
         raise DataError(f"{archive} is not a whole zip or tar archive: {error}; get it again "
                         "(a wrong or cut download)") from error
     except OSError as error:
         raise DataError(f"cannot unpack {archive} into {target}: {error.strerror or error}; "
                         "nothing was left there") from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
     return writer.files
 
 

@@ -300,7 +300,7 @@ def write_container(
         slots[name] = Slot(np.dtype(dtype).newbyteorder("<"), shape, at)
         at += slots[name].size
     text = json.dumps({"format": PACK_FORMAT} | files.json_ready(dict(about)), sort_keys=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = files.temporary_path(path)
     files.remove_leftovers(path.parent, path.name)
     with files.explain_errors(path):
         try:

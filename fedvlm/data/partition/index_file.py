@@ -1,14 +1,16 @@
 """The index file: who holds which images, by relative path, with the hash of it all.
 
-A run writes one; a run given one (FED.INDEX_FILE) uses it instead of drawing a partition.
+A run writes one; a run given one (FED.INDEX_FILE) uses it instead of drawing a partition. It may
+hold keyed hashes in the place of the paths; the key lies beside it, for the owner alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import hmac
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from fedvlm.data.partition.spec import Partition, PartitionSpec
 
 INDEX_FORMAT = "fedvlm-index/1"
 _HASH = "sha256"
+NAMES, KEYED = "names", "hmac-sha256"  # in a file whose paths are keyed hashes
+KEY = ".key"  # the ending of the file with the key
 RUN_FILE = "partition.json"  # as a run writes it
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "str": str, "int": int, "bool": bool, "float": (int, float),
@@ -38,6 +42,47 @@ def seal(content: Mapping[str, Any], kind: str = INDEX_FORMAT) -> dict[str, Any]
     """Return the content with its format and hash."""
     body = {"format": kind, **content}
     return {**body, _HASH: canonical_hash(body)}
+
+
+def hide_names(content: Mapping[str, Any], key: bytes) -> dict[str, Any]:
+    """Return an index file with keyed hashes in the place of its paths, sealed again."""
+    body = {k: v for k, v in content.items() if k not in ("format", _HASH)}
+    for name in body.keys() - {"dataset", "spec", "classnames", "clients"}:
+        body[name] = _hidden(body[name], key)
+    body["clients"] = [
+        {**client, **{part: _hidden(client[part], key) for part in PARTS}}
+        for client in content["clients"]
+    ]
+    return seal({**body, NAMES: KEYED})
+
+
+def _hidden(value: Any, key: bytes) -> Any:
+    """Return a plain value with every text in it hashed."""
+    if isinstance(value, Mapping):
+        return {name: _hidden(item, key) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hidden(item, key) for item in value]
+    return hidden_name(value, key) if isinstance(value, str) else value
+
+
+def hidden_name(name: str, key: bytes) -> str:
+    """Return the keyed hash of a path: whoever lacks the key can test no guess."""
+    return hmac.new(key, name.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
+
+
+def read_names_key(path: Path) -> bytes:
+    """Return the key of an index file with hashed paths; empty where it is not beside it.
+
+    Raises:
+        DataError: it is no key.
+    """
+    place = path.with_suffix(KEY)
+    try:
+        return bytes.fromhex(place.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return b""
+    except (OSError, ValueError) as error:
+        raise DataError(f"{place} is not the key of {path.name} ({error})") from None
 
 
 def read_sealed(path: Path, name: str, what: str, kind: str) -> dict[str, Any]:
@@ -172,8 +217,9 @@ def partition_from(
             f"{_summary(content['classnames'])}; this run has {_summary(classnames)}"
         )
     shares: dict[str, list[list[int]]] = {part: [] for part in PARTS}
+    name_of = name_in(content, Path(where))
     for part in PARTS:
-        position = {datum.key: i for i, datum in enumerate(parts[part])}
+        position = {name_of(datum.key): i for i, datum in enumerate(parts[part])}
         for number, client in enumerate(content["clients"]):
             others = [key for key in client[part] if key not in position]
             if others:
@@ -189,6 +235,21 @@ def partition_from(
     return Partition.of(
         {part: [np.asarray(p, dtype=np.int64) for p in shares[part]] for part in PARTS}
     )
+
+
+def name_in(content: Mapping[str, Any], path: Path) -> Callable[[str], str]:
+    """Return how an index file names an image of a path.
+
+    Raises:
+        DataError: by a hash, and its key is not there.
+    """
+    if content.get(NAMES) != KEYED:
+        return str
+    key = read_names_key(path)
+    if not key:
+        raise DataError(f"{path} has keyed hashes instead of file names: put its key beside it, "
+                        f"{path.with_suffix(KEY).name}; the owner of the images has it")
+    return lambda name: hidden_name(name, key)
 
 
 def _summary(classnames: Sequence[str]) -> str:

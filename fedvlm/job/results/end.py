@@ -11,6 +11,8 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from fedvlm.config.build import flat
+from fedvlm.config.families import trained_words
 from fedvlm.console.log import Headline
 from fedvlm.console.rows import table_lines
 from fedvlm.core.stats import mean, sample_std
@@ -21,7 +23,7 @@ from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import takes_peft
 from fedvlm.federation.reliability.unreliable import VOID, count_reasons
 from fedvlm.job.build import Built, views_of
-from fedvlm.job.describe import partition_name, setting_name, trained_words
+from fedvlm.job.describe import partition_name, setting_name
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import HIDDEN, meaning_of, private
@@ -203,7 +205,7 @@ def protocol(built: Built) -> dict[str, Any]:
         "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
         "backbone": cfg.MODEL.BACKBONE.NAME, "weights": built.backbone.weights,
         "backbone_digest": built.backbone.digest, "data_digest": built.data.digest,
-        "peft": trained_words(cfg) if takes_peft(type(built.federation.trainer)) else "",
+        "peft": trained_words(flat(cfg)) if takes_peft(type(built.federation.trainer)) else "",
         "partition": partition_name(cfg), "held_out": built.data.spec.held_out,
         "server_holdout": built.data.spec.server_holdout,
         "unseen_clients": int(cfg.FED.UNSEEN_CLIENTS), "cohort": cohort_of(built),

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from fedvlm.core.errors import DataError, FedvlmError
 from fedvlm.runs.bits import bit_problems
@@ -38,6 +41,7 @@ SEALED, UNSEALED, DAMAGED, UNFINISHED, OK = "sealed", "unsealed", "damaged", "un
 BEFORE = "no checksum (made by a version without checksums)"
 FORMATS = (2, 1)  # of states (``runs.state``)
 MOST = 5  # messages on one run
+_TAG = re.compile(r"^TAG: .*", re.MULTILINE)
 FILES = (RESULTS, "manifest.json", "metrics.jsonl", *TOLD)  # that every reader opens
 NO_RESULT = ("seconds", "similarity")  # of a round's record, beside or left out of the results
 
@@ -271,8 +275,18 @@ def _manifest(
     elif identity != told.get("identity", identity):
         yield f"{RESULTS} belongs to another run than manifest.json (its identity differs)"
     elif record is not None:
-        for clause in protocol_problems(record["protocol"], identity):
+        for clause in protocol_problems(record["protocol"], identity, _tag(folder)):
             yield f"{RESULTS}: {clause}"
+
+
+def _tag(folder: Path) -> str | None:
+    """Return ``TAG`` of a run's ``config.yaml``, of which one line is read; None without it."""
+    try:
+        text = (folder / "config.yaml").read_text(encoding="utf-8")
+        line = _TAG.search(text)
+        return str(yaml.safe_load(line[0])["TAG"]) if line else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
 
 
 def _states(folder: Path, seals: Sequence[str] | None = None) -> Iterator[str]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fedvlm.config.families import trained_words
 from fedvlm.core.stats import (
     cm,
     harmonic_mean,
@@ -22,6 +23,7 @@ from fedvlm.core.stats import (
     worst,
     worst_decile,
 )
+from fedvlm.runs.identity import LABEL, LABELS
 
 PlainRow = Mapping[str, Any]
 PlainRows = Sequence[PlainRow]
@@ -89,6 +91,7 @@ PROTOCOL = {
     "local_epochs": "FED.LOCAL_EPOCHS", "seed": "SEED", "data_seed": "DATA_SEED",
     "selection": "TEST.SELECT", "budget": "FED.BUDGET", "unseen_clients": "FED.UNSEEN_CLIENTS",
 }
+LOCAL = "local-dir:"  # a backbone that brings its weights
 DIGESTS = {"data_digest": "data", "backbone_digest": "backbone"}
 
 
@@ -177,9 +180,17 @@ def _ranges(value: Any, place: str, name: str = "") -> Iterator[str]:
 
 
 def protocol_problems(
-    protocol: Mapping[str, Any], identity: Mapping[str, Any]
+    protocol: Mapping[str, Any], identity: Mapping[str, Any], tag: str | None = None
 ) -> Iterator[str]:
-    """Yield where the protocol of results and the identity in the manifest disagree."""
+    """Yield where the protocol of results and the identity in the manifest disagree.
+
+    ``extra_data`` is the method's own word, which no file has: only a replay compares it.
+
+    Args:
+        tag: of ``config.yaml``; None where it cannot be read.
+    """
+    if tag is not None and protocol.get("tag", tag) != tag:
+        yield f"protocol.tag is {protocol['tag']!r}, config.yaml says {tag!r}"
     config = identity.get("config")
     pairs = [(key, identity[other]) for key, other in DIGESTS.items() if other in identity]
     if isinstance(config, Mapping):
@@ -212,6 +223,12 @@ def _meant(
     classes = config.get("DATASET.SUBSAMPLE_CLASSES", "all")
     yield "setting", "leave_one_domain_out" if held_out else "transfer" if targets else (
         "personal" if classes == "all" else "base2new")
+    yield "target", LABELS if config.get("DATASET.LABELS") else LABEL
+    if protocol.get("peft") and {"PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD"} <= config.keys():
+        yield "peft", trained_words(config)
+    backbone, weights = str(config.get("MODEL.BACKBONE.NAME")), config.get("MODEL.INIT_WEIGHTS")
+    if weights or backbone.startswith(LOCAL):  # others: the digest of the weights stands for it
+        yield "weights", weights or backbone
     clients, share = config.get("FED.CLIENTS"), config.get("FED.FRAC")
     name = protocol.get("partition")
     if isinstance(name, str) and _number(clients) and _number(share):

@@ -92,12 +92,12 @@ class Side:
 
     @cached_property
     def partition_digest(self) -> str | None:
-        """Digest of the clients' images alone (``partition.json``); None where it is not there."""
+        """Digest of the clients' images alone (``partition.json``); None without one, or hashed."""
         try:
             partition = json.loads((self.path / "partition.json").read_bytes())
         except (OSError, ValueError):
             return None
-        there = isinstance(partition, dict) and "sha256" in partition
+        there = isinstance(partition, dict) and "sha256" in partition and "names" not in partition
         return str(partition["sha256"]) if there else None
 
     @property

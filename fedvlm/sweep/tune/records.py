@@ -181,11 +181,15 @@ def _unpacked(path: Path) -> bytes:
 
 
 def _sealed_line(text: bytes) -> dict[str, Any] | None:
-    """Return a line that is whole; None where it was cut or changed."""
+    """Return a line that is whole; None where it was cut or changed, or is no run's."""
     try:
         line = json.loads(text)
-        return dict(line) if line["seal"] == seal_of(line) else None
-    except (ValueError, KeyError, TypeError, RecursionError):
+        right = line["seal"] == seal_of(line) and isinstance(line["config"], str)
+        right = right and isinstance(line["code"], int) and float(line["seconds"]) >= 0
+        counts = [n for pair in line.get("clients", ()) for n in (pair[0], pair[1])]
+        return dict(line) if right and all(isinstance(n, int) for n in counts) else None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError,
+            RecursionError):
         return None
 
 

@@ -17,6 +17,7 @@ from fedvlm.config.build import flat
 from fedvlm.config.knobs import Knob, read_knobs
 from fedvlm.console.rows import clock
 from fedvlm.console.screen import complain, say
+from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.federation.cards import card_of, fields
 from fedvlm.job.resolve import Job
@@ -270,8 +271,9 @@ class Tuning:
 
     # ---- after ------------------------------------------------------------------------------
     def _conclude(self) -> int:
-        for study in self.studies:
-            study.journal()
+        with files.explain_errors(self.folder / "optuna.log"):
+            for study in self.studies:
+                study.journal()
         entries = [e for study in self.studies
                    if (e := entry_of(study, self.configs[study.entry.label])) is not None]
         failed = {s.entry.label: s.failure or "no trial has a score" for s in self.studies

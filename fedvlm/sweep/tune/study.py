@@ -101,16 +101,28 @@ class Study:
         return trial
 
     def journal(self) -> None:
-        """Write the trials into Optuna's storage."""
-        optuna = _optuna()
+        """Write the trials into Optuna's storage.
+
+        Raises:
+            OSError: the disk takes nothing more.
+        """
         if self.space is None:
             return
+        try:
+            self._journal(self.space)
+        except RuntimeError as error:  # of Optuna's lock, which then cannot be given back
+            if not isinstance(error.__context__, OSError):
+                raise
+            raise error.__context__ from None
+
+    def _journal(self, space: Space) -> None:
+        optuna = _optuna()
         study = optuna.create_study(
             storage=self.storage, study_name=self.entry.label, direction="maximize",
             load_if_exists=True,
         )
         for trial in self.trials[len(study.get_trials(deepcopy=False)):]:
-            study.add_trial(_frozen(trial, self.space))
+            study.add_trial(_frozen(trial, space))
 
 
 def storage(path: Path) -> BaseStorage:
@@ -123,7 +135,8 @@ def storage(path: Path) -> BaseStorage:
     from optuna.storages import JournalStorage  # optional: fedvlm[tune]
     from optuna.storages.journal import JournalFileBackend  # optional: fedvlm[tune]
 
-    path.unlink(missing_ok=True)
+    for old in (path, *path.parent.glob(f"{path.name}.lock*")):  # a killed process leaves its lock
+        old.unlink(missing_ok=True)
     return JournalStorage(JournalFileBackend(str(path)))
 
 

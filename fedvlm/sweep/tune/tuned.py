@@ -34,6 +34,13 @@ TRAINS = ("PEFT.", "FED.FINETUNE_")
 SAY_WHICH = ("PEFT.", "TRAINER.", "FED.FINETUNE_", "FED.AGGREGATOR", "FED.SERVER_OPTIM")
 
 
+# What a reader relies on: of the plan, and of each entry.
+PLAN: Mapping[str, type] = {"common": dict, "seeds": list, "datasets": list}
+ENTRY: Mapping[str, type] = {"label": str, "trainer": str, "settings": dict, "values": dict,
+                             "space": list, "trials": list}
+OLDER = ("space", "trials")  # which older files lack
+
+
 def write_tuned(path: Path, record: Mapping[str, Any]) -> None:
     """Write the file with its seal."""
     files.write_text(path, seal_text({"format": FORMAT, **record}))
@@ -60,9 +67,29 @@ def read_tuned(path: Path) -> dict[str, Any]:
             f"{path}: is damaged or was edited (its checksum does not match); fedvlm tune "
             "rewrites it from its runs"
         )
-    for entry in record["entries"]:
+    if record["entries"]:
+        _check_kinds(path, "plan", record.get("plan"), PLAN)
+    for at, entry in enumerate(record["entries"]):
+        _check_kinds(path, f"entries.{at}", entry, ENTRY)
         _check_values(path, entry)
     return dict(record)
+
+
+def _check_kinds(path: Path, where: str, part: Any, kinds: Mapping[str, type]) -> None:
+    """Refuse a part of the file that is not of the kinds that ``write_tuned`` gives it.
+
+    Raises:
+        DataError: names the place.
+    """
+    for key, kind in kinds.items():
+        value = part.get(key) if isinstance(part, dict) else kind
+        inner = {"space": str, "trials": dict, "datasets": dict, "seeds": int}.get(key)
+        if value is None and key in OLDER:
+            continue
+        items = value if inner and isinstance(value, list) else ()
+        if not isinstance(value, kind) or not all(isinstance(i, inner or object) for i in items):
+            raise DataError(f"{path}: is not a tuned.json of fedvlm tune ({where}.{key} is "
+                            "missing or of another kind)")
 
 
 def _check_values(path: Path, entry: Mapping[str, Any]) -> None:

@@ -304,3 +304,17 @@ def test_only_the_data_command_can_download() -> None:
         if re.search(r"fedvlm\.data\.get\.(download|fetch)\b", p.read_text("utf-8"))
     }  # fmt: skip
     assert users == {"cli/data/data.py", "data/get/download.py"}
+
+
+def test_what_a_process_left_that_was_killed_at_its_end_goes(
+    server: Server, tmp_path: Path
+) -> None:
+    """Everything is in its place; the archive, its note and half a folder were still there."""
+    (tmp_path / "eurosat").mkdir()
+    folder = tmp_path / DOWNLOADS
+    for name in ("x.zip", "x.zip.part", "x.zip.part.json", "x.zip.unpacked/b/c"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"1")
+    piece = Piece(f"{server.url}/x.zip", md5(b""), (("2750", "eurosat"),))
+    assert fetch_piece(piece, tmp_path, "", quiet) == [] and server.asked == []
+    assert [p.name for p in tmp_path.iterdir()] == ["eurosat"]

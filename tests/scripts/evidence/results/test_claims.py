@@ -26,12 +26,12 @@ from evidence.results.claims import (
     verdict,
 )
 from evidence.results.plans import read_plan
+from fedvlm.config.families import peft_words
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.federation.cards import card, fields, trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.job.flags import peft_words
 from fedvlm.report.collect import collect
 from fedvlm.report.statistics.contrast import contrast
 from fedvlm.report.tables.facts import REFERENCE_NAMES
