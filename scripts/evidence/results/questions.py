@@ -173,7 +173,7 @@ def at_our_place(standings: Sequence[Standing], lanes: Sequence[Lane]) -> str:
         sent = [s for run in runs if (s := sent_of(run)) is not None]
         if sent:
             costs.append((mean(sent) or 0.0, mean(run.seconds for run in runs) or 0.0,
-                          one.short(one.best), one.lane))
+                          one.short(one.best)))
     if not costs:
         return "No run of these settings sent anything."
     least, most = min(costs), max(costs)
@@ -181,9 +181,8 @@ def at_our_place(standings: Sequence[Standing], lanes: Sequence[Lane]) -> str:
     return (f"A CPU is enough: with the best methods a run of all clients takes "
             f"{seconds[0]:.0f} to {seconds[-1]:.0f} seconds on one core, because the backbone is "
             "frozen and encodes each image once. In each round a client sends and receives "
-            f"{least[0]:,.0f} kB ({least[2]}, {least[3]}) to {most[0]:,.0f} kB ({most[2]}, "
-            f"{most[3]}). One process, several processes, and sites that keep their images run the "
-            "same command.")
+            f"{least[0]:,.0f} kB ({least[2]}) to {most[0]:,.0f} kB ({most[2]}). One process, "
+            "several processes, and sites that keep their images run the same command.")
 
 
 def sent_of(run: FinishedRun) -> float | None:
