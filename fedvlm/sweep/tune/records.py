@@ -185,7 +185,7 @@ def _sealed_line(text: bytes) -> dict[str, Any] | None:
     try:
         line = json.loads(text)
         right = line["seal"] == seal_of(line) and isinstance(line["config"], str)
-        right = right and isinstance(line["code"], int) and float(line["seconds"]) >= 0
+        right = right and isinstance(line.get("code", 0), int) and float(line["seconds"]) >= 0
         counts = [n for pair in line.get("clients", ()) for n in (pair[0], pair[1])]
         return dict(line) if right and all(isinstance(n, int) for n in counts) else None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError,
