@@ -53,7 +53,6 @@ from fedvlm.job.results.against import ROWS
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
-from fedvlm.runs.cells import is_packable
 from fedvlm.runs.finished import find_finished
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import (
@@ -65,7 +64,7 @@ from fedvlm.runs.identity import (
     shorten_lines,
 )
 from fedvlm.runs.metrics import read_metrics
-from fedvlm.runs.names import RESULTS, read_partition
+from fedvlm.runs.names import RESULTS, is_packable, read_partition
 from fedvlm.runs.records import read_models
 from fedvlm.runs.state import (
     ALL,

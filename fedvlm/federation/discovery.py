@@ -229,6 +229,8 @@ def _load(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
+        if isinstance(error, ValueError) and "null bytes" in str(error):  # Python before 3.11.4
+            raise SyntaxError(str(error), (str(path), None, None, None)) from None
         if isinstance(error, SyntaxError):
             error.filename = error.filename or str(path)
         if isinstance(error, FedvlmError | SyntaxError | ModuleNotFoundError):

@@ -382,11 +382,11 @@ def _check_network(module: nn.Module, other: nn.Module, model: VLModel) -> None:
     if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
         raise ConfigError(f"{name} has lazy layers, whose sizes are not known before images are "
                           "seen: write their sizes")
-    try:
-        inspect.signature(module.forward).bind(None)
-    except TypeError as error:
-        raise ConfigError(
-            f"{name}.forward has to take one batch of images alone: {error}") from None
+    needed = [p.name for p in inspect.signature(module.forward).parameters.values()
+              if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(needed) > 1:
+        raise ConfigError(f"{name}.forward has to take one batch of images alone, and wants "
+                          f"{', '.join(needed)}")
     with torch.no_grad():
         out = other.eval()(torch.zeros(2, 3, size, size))
     logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)

@@ -1,7 +1,7 @@
 """Finished runs in few bytes: what their tables are made of and what vouches for it, in one file.
 
 A pack is ``*.cells.xz``: JSON lines, compressed as a whole, a run each with the text of its
-``FILES`` as they were. It unpacks into run folders that every reader takes; what they lack
+``PACKED_FILES`` as they were. It unpacks into run folders that every reader takes; what they lack
 (metrics, partition, tensors) their results name by hash. The same runs give the same bytes.
 """
 
@@ -18,14 +18,12 @@ from typing import Any
 from fedvlm.core import files
 from fedvlm.core.cache import cache_dir
 from fedvlm.core.errors import DataError
-from fedvlm.runs.names import RESULTS
+from fedvlm.runs.names import PACKED_FILES, RESULTS
 
-FILES = ("config.yaml", "manifest.json", RESULTS)
 ENDING = ".cells.xz"
 LARGEST = 2**30  # bytes that a pack may hold: a bomb is refused
 MEMORY = 2**28  # bytes for a window: hostile headers ask for more
 PART, NAME = 255, 1000  # bytes of a folder's name, and of a run's
-WORD = "packed: without metrics, partition and tensors"
 _PRESET = 6 | lzma.PRESET_EXTREME  # a window of 8 MiB, hundreds of runs
 
 
@@ -72,14 +70,6 @@ def run_names(path: Path) -> set[str]:
     return {str(name) for name, _ in _runs(path, _read(path))}
 
 
-def is_packable(folder: Path) -> bool:
-    """Return whether a run folder holds exactly what a pack keeps of a run."""
-    try:
-        return {path.name for path in folder.iterdir()} == set(FILES)
-    except OSError:
-        return False
-
-
 def pack_runs(runs: Iterable[tuple[str, Path]], path: Path) -> int:
     """Write runs into a pack; return how many.
 
@@ -92,7 +82,7 @@ def pack_runs(runs: Iterable[tuple[str, Path]], path: Path) -> int:
     lines = []
     for name, folder in sorted(runs):
         try:
-            texts = {f: (folder / f).read_bytes().decode() for f in FILES}
+            texts = {f: (folder / f).read_bytes().decode() for f in PACKED_FILES}
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{folder}: cannot be packed ({error})") from error
         lines.append(json.dumps({"run": name, **texts}))
@@ -166,7 +156,7 @@ def _runs(path: Path, data: bytes) -> Iterator[tuple[PurePosixPath, dict[str, st
         for line in lines:
             record: dict[str, Any] = json.loads(line)
             run = _name(record.pop("run"), seen, above)
-            if set(record) != set(FILES):
+            if set(record) != set(PACKED_FILES):
                 raise ValueError(f"it has a line that is not a run ({str(run)[:60]})")
             texts = {file: str(value) for file, value in record.items()}
             "".join(texts.values()).encode()  # half a character cannot be written
@@ -197,7 +187,7 @@ def _name(
         raise ValueError(f"it has a run whose name is too long for a folder ({told}...)")
     if run in seen or run in above or not seen.isdisjoint(run.parents):
         raise ValueError(f"it has a run twice, or inside another run ({told})")
-    if {*FILES} & {*run.parts}:
+    if {*PACKED_FILES} & {*run.parts}:
         raise ValueError(f"it has a run with the name of a file ({told})")
     seen.add(run)
     above.update(run.parents)

@@ -11,12 +11,22 @@ from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import text_of_cell
 
 RESULTS = "results.json"  # of a run folder, written last (docs/files.md)
+PACKED_FILES = ("config.yaml", "manifest.json", RESULTS)  # what a pack of cells keeps of a run
+PACKED = "packed: without metrics, partition and tensors"
 _COLUMNS = {"client", "domain", "part", "class", "images"}  # of partition.csv
 
 
 def is_finished(folder: Path) -> bool:
     """Return whether a run folder has results; ``runs.finished`` reads and checks them."""
     return (folder / RESULTS).is_file()
+
+
+def is_packable(folder: Path) -> bool:
+    """Return whether a run folder holds exactly what a pack of cells keeps of a run."""
+    try:
+        return {path.name for path in folder.iterdir()} == set(PACKED_FILES)
+    except OSError:
+        return False
 
 
 def method_name(protocol: Mapping[str, Any], draft: bool = False) -> str:

@@ -19,9 +19,9 @@ from fedvlm.api.replay import Replay, replay
 from fedvlm.core.errors import FedvlmError
 from fedvlm.data.partition.index_file import canonical_hash
 from fedvlm.runs.bits import BITS, decode_bits, encode_bits
-from fedvlm.runs.cells import FILES
 from fedvlm.runs.identity import identity_digest
 from fedvlm.runs.metrics import append_metrics, read_metrics
+from fedvlm.runs.names import PACKED_FILES
 from fedvlm.runs.seal import seal_of, sha256
 from fedvlm.runs.verify.answer import federation_answer
 from fedvlm.runs.verify.beside import better, gain, hurt, reference_kind
@@ -145,7 +145,7 @@ def strip(folder: Path) -> None:
 def pack(folder: Path) -> None:
     """Leave of a run what a pack keeps."""
     for path in folder.iterdir():
-        if path.name not in FILES:
+        if path.name not in PACKED_FILES:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -41,6 +42,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     csv.writer(text, lineterminator="\n").writerows(
         [[f"'{HOSTILE}" if cell == old else cell for cell in row] for row in rows])
     (folder / "partition.csv").write_text(text.getvalue(), newline="")
+
+    config = folder / "config.yaml"
+    tag = f"TAG: {json.dumps(HOSTILE)}"
+    config.write_text(re.sub(r"(?m)^TAG: .*", lambda _: tag, config.read_text()))
 
     def change(record: dict) -> None:
         record["protocol"]["tag"] = HOSTILE

@@ -44,7 +44,7 @@ def whole_run(
     (path / "partition.csv").write_text("\n".join(rows) + "\n")
     (path / "config.yaml").write_text(
         "FED:\n  CLIENTS: 3  # flag --num-users\n  ROUNDS: 4  # default\nOPTIM:\n"
-        "  LR: 0.01  # configs/trainers/<x>.yaml\nTAG: 'a # b: c'  # flag --tag\n"
+        "  LR: 0.01  # configs/trainers/<x>.yaml\nWORDS: 'a # b: c'  # flag --tag\n"
         "NAMES: [a, b]  # default\nEMPTY: {}  # default\n"
     )
     manifest = json.loads((path / "manifest.json").read_text())

@@ -11,12 +11,13 @@ import pytest
 
 from fedvlm.core.errors import DataError
 from fedvlm.runs import cells
+from fedvlm.runs.names import PACKED_FILES, is_packable
 
 
 def folder(root: Path, name: str) -> Path:
     path = root / name
     path.mkdir(parents=True)
-    for file in cells.FILES:
+    for file in PACKED_FILES:
         (path / file).write_bytes(f"{name} {file}\u2028\r\n".encode())
     (path / "metrics.jsonl").write_text("{}\n")
     return path
@@ -31,8 +32,8 @@ def test_bytes_come_back_and_are_the_same_every_time(tmp_path: Path) -> None:
     there = cells.unpack_runs(first, tmp_path / "cache")
     assert there == cells.unpack_runs(first, tmp_path / "cache") and there.name == "one"
     for name, path in runs:
-        assert cells.is_packable(there / name) and not cells.is_packable(path)
-        for file in cells.FILES:
+        assert is_packable(there / name) and not is_packable(path)
+        for file in PACKED_FILES:
             assert (there / name / file).read_bytes() == (path / file).read_bytes()
 
 
@@ -61,7 +62,7 @@ def test_every_reader_finds_runs_in_packs_and_folders_alike(
     "a/" * 501 + "b", "a/results.json"])
 def test_a_pack_names_no_place_outside(tmp_path: Path, run: str) -> None:
     path = tmp_path / "x.cells.xz"
-    line = json.dumps({"run": run, **dict.fromkeys(cells.FILES, "")})
+    line = json.dumps({"run": run, **dict.fromkeys(PACKED_FILES, "")})
     path.write_bytes(lzma.compress(f"{line}\n".encode()))
     with pytest.raises(DataError, match="x.cells.xz: is not a complete pack of runs"):
         cells.unpack_runs(path, tmp_path / "cache")
@@ -71,7 +72,7 @@ def test_a_pack_names_no_place_outside(tmp_path: Path, run: str) -> None:
 @pytest.mark.parametrize("names", [("a", "a"), ("a", "a/b"), ("a/b", "a")])
 def test_a_run_lies_in_no_other(tmp_path: Path, names: tuple[str, str]) -> None:
     path = tmp_path / "x.cells.xz"
-    lines = [json.dumps({"run": name, **dict.fromkeys(cells.FILES, "")}) for name in names]
+    lines = [json.dumps({"run": name, **dict.fromkeys(PACKED_FILES, "")}) for name in names]
     path.write_bytes(lzma.compress("".join(f"{line}\n" for line in lines).encode()))
     with pytest.raises(DataError, match=r"twice, or inside another.*; copy it again"):
         cells.unpack_runs(path, tmp_path / "cache")

@@ -15,8 +15,9 @@ from fedvlm.api.rebuild import run_folder
 from fedvlm.cli.main import main
 from fedvlm.job.resolve import run_config
 from fedvlm.runs import private
-from fedvlm.runs.cells import FILES, pack_runs
+from fedvlm.runs.cells import pack_runs
 from fedvlm.runs.identity import identity_digest
+from fedvlm.runs.names import PACKED_FILES
 from fedvlm.runs.private import (
     NAME,
     public_command,
@@ -108,7 +109,7 @@ def test_no_name_of_the_machine_is_published(
     assert kept["sessions"][0]["folder"] == str(secret / "work")
     assert kept["config"]["TRAINER.NAME"] == f"{net}:Mine"
     assert str(run_config(folder, {}).TRAINER.NAME) == f"{net}:Mine"
-    for name in FILES:
+    for name in PACKED_FILES:
         text = (folder / name).read_text()
         assert "annas-secret" not in text and str(tmp_path) not in text, name
     path = tmp_path / "one.cells.xz"

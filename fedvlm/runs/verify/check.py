@@ -21,10 +21,9 @@ import yaml
 
 from fedvlm.core.errors import DataError, FedvlmError
 from fedvlm.runs.bits import bit_problems
-from fedvlm.runs.cells import WORD
 from fedvlm.runs.identity import identity_digest, read_json, seal_fits, whole_results
 from fedvlm.runs.metrics import read_chain, read_metrics, spent, totals
-from fedvlm.runs.names import RESULTS
+from fedvlm.runs.names import PACKED, RESULTS
 from fedvlm.runs.seal import (
     Damaged,
     check_records,
@@ -215,7 +214,7 @@ def _verdict(folder: Path, record: Mapping[str, Any], found: Iterator[str]) -> R
         if covers.get(BARE):
             remarks.append(f"the first {covers[BARE]} lines of metrics.jsonl have {BEFORE}")
         gone = missing_files(folder, covers)
-        remarks += gone if gone == [WORD] else [f"without {', '.join(gone)}"] if gone else []
+        remarks += gone if gone == [PACKED] else [f"without {', '.join(gone)}"] if gone else []
     else:
         remarks.append(BEFORE)
     seal = SEALED if whole_seal else UNSEALED

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError
-from fedvlm.runs.cells import WORD, is_packable
 from fedvlm.runs.metrics import read_chain
-from fedvlm.runs.names import RESULTS
+from fedvlm.runs.names import PACKED, RESULTS, is_packable
 
 METRICS, FILES, ROUNDS, BARE = "metrics", "files", "rounds", "bare"
 TOLD = (  # what readers read
@@ -89,7 +88,7 @@ def _chain(folder: Path, covers: Mapping[str, Any]) -> Iterator[str]:
 def missing_files(folder: Path, covers: Mapping[str, Any]) -> list[str]:
     """Return what was deleted of what may be: ``models``, ``state``, logits, the log."""
     if is_packable(folder):
-        return [WORD]
+        return [PACKED]
     names = dict(covers.get(FILES, {}))
     rooms = [room for room in KEPT
              if not (folder / room).is_dir() and any(n.startswith(f"{room}/") for n in names)]

@@ -34,7 +34,7 @@ def ward(folder: Path, header: str = "file,class,hospital,patient", **cells: str
 def test_the_reported_hospital_table_is_read(tmp_path: Path) -> None:
     """It was refused once, with "did you mean 'split'?"."""
     own = read(ward(tmp_path))
-    assert own.keys["FED.PARTITION"] == "iid"
+    assert own.keys["FED.PARTITION"] == "dirichlet"  # no client is taken from a column unasked
     notes = "\n".join(own.notes)
     assert "the column 'hospital' (2 values) seems to say whose images they are" in notes
     assert "columns not used: hospital, patient" in notes and "did you mean 'split'" not in notes

@@ -15,11 +15,11 @@ def test_config_has_values_and_origins_what_was_set_first(tmp_path: Path):
     found = read_settings(path / "config.yaml")
     assert found == {
         "FED.CLIENTS": ("3", "flag --num-users"), "FED.ROUNDS": ("4", "default"),
-        "OPTIM.LR": ("0.01", "configs/trainers/<x>.yaml"), "TAG": ("'a # b: c'", "flag --tag"),
+        "OPTIM.LR": ("0.01", "configs/trainers/<x>.yaml"), "WORDS": ("'a # b: c'", "flag --tag"),
         "NAMES": ("[a, b]", "default"), "EMPTY": ("{}", "default"),
     }
     shown = Reader(config_table(collect([tmp_path]).runs[0])).text("config-table")
-    order = [shown.index(k) for k in ("FED.CLIENTS", "OPTIM.LR", "TAG", "EMPTY", "FED.ROUNDS")]
+    order = [shown.index(k) for k in ("FED.CLIENTS", "OPTIM.LR", "WORDS", "EMPTY", "FED.ROUNDS")]
     assert order == sorted(order)
 
 
