@@ -51,6 +51,19 @@ def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     assert declared - needed == set()
 
 
+def test_hashed_constraints_are_the_same_pins_with_their_checksums() -> None:
+    plain = dict(line.split("==") for line in (TOP / "constraints.txt").read_text().splitlines())
+    pins = {distribution(name): version for name, version in plain.items()}
+    text = (TOP / "constraints-hashes.txt").read_text(encoding="utf-8")
+    assert "://" not in text  # no address of an index
+    entries = re.findall(r"^([\w.-]+)==([\w.]+)[^\n]*?((?: \\\n +--hash=sha256:[0-9a-f]{64})+)$",
+                         text, flags=re.MULTILINE)
+    assert len(entries) == text.count("==") - text.count(" == ")
+    assert {distribution(n): v for n, v, _ in entries}.items() <= pins.items()
+    declared = {distribution(line) for line in PROJECT["dependencies"]}
+    assert declared <= {distribution(name) for name, _, _ in entries}
+
+
 def test_constraints_are_plain_pins_of_everything_declared() -> None:
     lines = (TOP / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
