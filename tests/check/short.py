@@ -13,6 +13,7 @@ OPTIONS = {
     "fedala": ("TRAINER.FEDALA.MAX_EPOCHS", "12"),  # passes until mixing weights rest: 50
     "thorki": ("TRAINER.THORKI.FUSION_STEPS", "10"),  # of the gate: 100
     "heart_pfl": ("TRAINER.HEART-PFL.AKT_STEPS", "12"),  # of the server: 20
+    "fedpft": ("TRAINER.FEDPFT.HEAD_EPOCHS", "5"),  # of the server: 50
     "pfedme": ("TRAINER.PFEDME.STEPS", "2"),  # of the personal model per batch: 5
 }
 

@@ -23,10 +23,11 @@ from .broken_trainers import Good
 TRAINERS = sorted(trainer_files())
 # Whose server makes something of the uploads that no mean by samples or clients is: their cards
 # give it in words of their own.
-OTHER = {"afl", "fedas", "fedproto", "fedtv", "hetlora", "tofa"}
+OTHER = {"afl", "fedas", "fedpft", "fedproto", "fedtv", "hetlora", "tofa"}
 # Tensors of the server that G16 does not recompute: its reasons, by method.
 REASONS = {
     "afl": {"w/.*"}, "tofa": {r"w/head\.(visual|bias)"}, "thorki": {"weight"},
+    "fedpft": {"w/.*"},
 }
 
 

@@ -20,7 +20,7 @@ from fedvlm.federation.rounds import RoundFinished, check_aggregation
 METHODS = [load_trainer(stem).name for stem in trainer_files()]
 WITHOUT_PROXY = ("TRAINER.HEART-PFL.AKT", "no")
 NO_RULE = {"Hermes": (), "FedProto": (), "SCAFFOLD": ("mean",), "FedDyn": ("mean",),
-           "FedAS": ("mean",), "FedFomo": (), "pFedMoAP": (), "AFL": (), "TOFA": (),
+           "FedAS": ("mean",), "FedFomo": (), "pFedMoAP": (), "AFL": (), "TOFA": (), "FedPFT": (),
            "HetLoRA": ("mean",)}
 OWN_STEP = {*NO_RULE, "pFedMe", "PromptSRC"}
 

@@ -28,7 +28,7 @@ def test_every_card_names_what_its_method_trains() -> None:
     assert {"pFedMMA"} == set(groups["adapters inside the towers"])
     assert {"VPT", "FedMVP"} == set(groups["image prompts"])
     assert {"MaPLe", "PromptSRC", "FedMGP"} == set(groups["image prompts and prompt"])
-    assert {"AFL", "TOFA", "Tip-Adapter-F"} == set(groups["linear head"])
+    assert {"AFL", "FedPFT", "TOFA", "Tip-Adapter-F"} == set(groups["linear head"])
 
 
 def test_the_page_of_methods_has_the_headings_of_list() -> None:
@@ -43,4 +43,4 @@ def test_the_page_of_methods_has_the_headings_of_list() -> None:
         for name in re.sub(r"\(.*?\)", "", first).split(","):
             assert family_heading(families_in(cards[fold(name.strip())])) == heading, name
             there.append(fold(name.strip()))
-    assert sorted(there) == sorted(set(there)) and len(there) == 26
+    assert sorted(there) == sorted(set(there)) and len(there) == 27

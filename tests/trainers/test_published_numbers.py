@@ -38,6 +38,7 @@ CLASSES = 100
         ("Tip-Adapter-F", {}, 262_144, 0),  # places for 512 images
         ("pFedMMA", {}, 674_560, 8_448),
         ("AFL", {}, 51_200, 51_200),  # what comes back; the server solves for it
+        ("FedPFT", {}, 51_300, 51_300),  # what comes back; the server trains it
         ("FedMVP", {}, 9_845_760, 9_845_760),
         ("HetLoRA", {}, 294_912, 294_912),  # of a client with the whole rank
         ("FedDPA", {}, 589_824, 294_912),
