@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fedvlm.check.compare import Broken, same_fed, same_state
 from fedvlm.check.world import CheckWorld
-from fedvlm.distributed.server.remote import ANSWERS
+from fedvlm.distributed.schema import ANSWERS
 from fedvlm.distributed.wire import unpack
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer

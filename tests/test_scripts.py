@@ -5,6 +5,8 @@ A stand-in for Python writes its arguments down; the command lines are then read
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -34,6 +36,16 @@ ARGUMENTS = {  # of the scripts that want some; the others do with a trainer
     "domain_generalisation/leave_one_out": ("shapes_domains", "FedAvg", "photo sketch clean"),
 }
 NUL = "\\0"
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda p: p.stem)
+def test_what_a_script_imports_is_there(script: Path) -> None:
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedvlm"):
+            module = importlib.import_module(str(node.module))
+            for name in (alias.name for alias in node.names):
+                if not hasattr(module, name):
+                    importlib.import_module(f"{node.module}.{name}")
 
 
 def name_of(script: Path) -> str:

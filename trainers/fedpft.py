@@ -13,13 +13,12 @@ Defaults: MIXTURES 1, COVARIANCE spherical, HEAD_LR 1e-4, HEAD_EPOCHS 50, HEAD_B
 Knobs: MIXTURES 1 | 2 | 5; COVARIANCE spherical | diag | full; HEAD_LR 1e-5 to 0.1 log.
 Departures from the paper: features are those of CLIP's joint space; numbers travel in 32 bits
     (there 16); no differential privacy (its theorem bounds full covariances of features of length
-    1), no decentralised chain. VARIANT fixed gives a class of at most MIXTURES images as many
-    components as it has images.
-Departures from the authors' code: there is none; Flower's baseline fedpft, which the authors wrote,
-    leaves out a class of at most MIXTURES images (VARIANT published), as it leaves a client's
-    message out where all are so small; it draws with scikit-learn's generator and starts at
-    PyTorch's random layer.
-Extra data: none; a class of one image sends the feature of this image.
+    1), no decentralised chain.
+Departures from the authors' code: none known to us; Flower's baseline fedpft, as which a class of
+    at most MIXTURES images is left out (its mixture would be these images), draws with
+    scikit-learn's generator and starts at PyTorch's random layer.
+Extra data: none; the mean of few images tells much of them, and with MIXTURES above 1 a component
+    may hold a single image, whose feature it is.
 Cost: ViT-B/16, C = 100, spherical: 51,500 numbers up, 51,300 down; no training at the clients.
 Command: python federated_main.py --demo --trainer FedPFT
 """
@@ -78,9 +77,6 @@ class FedPFT(Trainer):
         "HEAD_EPOCHS": Option(50, "passes of the server over its draws", low=1),
         "HEAD_BATCH": Option(32, "draws in a step", low=1),
         "UNIT": Option(False, "use features of length 1 instead of unnormalised ones"),
-        "VARIANT": Option("fixed", "a class of at most MIXTURES images: is left out (published), "
-                          "or has a component for each image (fixed)",
-                          choices=("published", "fixed"), neutral="published"),
     }
     exempt = {
         "G5": "clients take no step",
@@ -142,12 +138,11 @@ class FedPFT(Trainer):
             generator: of the starts of expectation maximisation.
         """
         seeds = torch.randint(LARGEST_SEED, into[COUNT].shape, generator=generator).tolist()
-        most = int(self.cfg.MIXTURES)
+        parts = int(self.cfg.MIXTURES)
         for c in y.unique().tolist():
             own = z[y == c].double().cpu().numpy()
-            if len(own) <= most and self.cfg.VARIANT == "published":
+            if len(own) <= parts:
                 continue
-            parts = min(most, len(own))
             if parts == 1 or not np.isfinite(own).all():
                 found = np.ones(1), own.mean(0)[None], np.asarray(self.covariance(own))[None]
             else:
@@ -155,7 +150,7 @@ class FedPFT(Trainer):
                                       max_iter=10_000, random_state=seeds[c]).fit(own)
                 found = fit.weights_, fit.means_, fit.covariances_
             for name, value in zip((SHARE, MEAN, SPREAD), found, strict=True):
-                into[name][c, :parts] = torch.as_tensor(value).to(into[name])
+                into[name][c, :len(found[0])] = torch.as_tensor(value).to(into[name])
             into[COUNT][c] = len(own)
 
     def covariance(self, z: np.ndarray) -> np.ndarray | np.floating:
