@@ -275,8 +275,8 @@ def _peft() -> Schema:
         ),
         "PEFT.LORA_AVG": Option(
             "factors", "what is shared of LoRA and how it is averaged (docs/lora.md)",
-            choices=("factors", "freeze_a", "product_svd", "by_norm", "fair", "residual", "stack",
-                     "share_a", "alternate"),
+            choices=("factors", "freeze_a", "product_svd", "by_norm", "by_rank", "fair", "residual",
+                     "stack", "share_a", "alternate"),
         ),
         "PEFT.LORA_RIDGE": Option(
             0.01, "lambda of PEFT.LORA_AVG fair", low=0, low_open=True, neutral=0.01

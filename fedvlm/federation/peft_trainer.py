@@ -20,6 +20,7 @@ from fedvlm.federation.aggregation.lora import (
     fair,
     fold_factors,
     fresh,
+    mean_by_rank,
     norm_weights,
     residual,
     shared_sites,
@@ -247,6 +248,10 @@ class PeftTrainer(RoleTrainer):
         elif kind == "by_norm" and lora:
             own = replace(updates, params={n: p[n] for n in factors})
             tree |= weighted_mean(own, norm_weights(own.params, weight))
+        elif kind == "by_rank" and lora:
+            ranks = [self.spec.rank_of(c) for c in updates.clients]
+            own = {n: p[n] for n in factors}
+            tree |= require_finite(mean_by_rank(own, weight, ranks))
         elif self.lora_rule.turns:
             resting = self.portion(ctx.round, ctx.groups).resting
             tree = {n: v for n, v in tree.items() if n not in resting}

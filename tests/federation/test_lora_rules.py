@@ -72,6 +72,28 @@ def test_the_servers_layers_are_the_mean_of_the_clients(rule: str, more: tuple[s
         assert not torch.equal(new[sites(new)[0] + FACTOR_A], old[sites(new)[0] + FACTOR_A])
 
 
+def test_by_rank_is_the_mean_of_those_who_have_the_component() -> None:
+    run = history("by_rank", *RANKS)
+    updates = run.events[0].updates
+    assert updates is not None
+    w = after(run, 1)
+    for s in sites(w):
+        for end in (FACTOR_A, FACTOR_B):
+            for i in range(4):
+                those = [k for k, c in enumerate(updates.clients) if EACH[c] > i]
+                p = updates.weight[those] / updates.weight[those].sum()
+                sent = updates.params[s + end][those]
+                part = sent[:, i] if end == FACTOR_A else sent[:, :, i]
+                near((w[s + end][i] if end == FACTOR_A else w[s + end][:, i]),
+                     (p[:, None] * part).sum(0))
+
+
+def test_by_rank_without_ranks_is_the_mean() -> None:
+    one, other = after(history("by_rank"), 2), after(history("factors"), 2)
+    for name, value in other.items():
+        near(one[name], value)
+
+
 def test_fair_goes_to_the_mean_product_along_the_mean_a() -> None:
     run, plain = history("fair"), history("factors")
     w, exact = after(run, 1), mean_product(run, 1)
@@ -161,6 +183,7 @@ TEXT = {"FedDPA"}  # no LoRA in the text tower
 ONE = TEXT | {"HetLoRA"}  # is by_norm
 REFUSE = {
     "by_norm": NONE | TEXT | {"FedFomo", "Hermes"}, "fair": NONE | ONE | {"FedFomo", "Hermes"},
+    "by_rank": NONE | ONE | {"FedFomo", "Hermes"},
     "product_svd": NONE | DIFFER | ONE,
     "residual": NONE | OWN | KEEP | ONE | {"MOON"}, "stack": NONE | OWN | KEEP | ONE | {"MOON"},
     "share_a": NONE | ONE | {"HEART-PFL", "Hermes"}, "alternate": NONE | OWN | ONE | {"FedALA"},
@@ -247,11 +270,12 @@ def test_each_method_runs_by_the_rules_that_it_takes(rule: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "more"), [
     ("fair", ()), ("residual", ()), ("stack", ()), ("share_a", ()), ("alternate", ()),
-    ("by_norm", RANKS), ("residual", ("PEFT.PRIVATE_RANK", "2")),
+    ("by_norm", RANKS), ("by_rank", RANKS), ("residual", ("PEFT.PRIVATE_RANK", "2")),
 ])
 def test_invariants_hold(rule: str, more: tuple[str, ...]) -> None:
     but = {"stack": ("factors begin anew", "G4", "G5", "G6"),
            "by_norm": ("clients have different ranks", "G4", "G5", "G6"),
+           "by_rank": ("clients have different ranks", "G4", "G5", "G6"),
            "alternate": ("one factor moves in a round", "G5"),
            "residual": ("the server moves the layers", "G5")}
 

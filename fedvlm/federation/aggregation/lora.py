@@ -51,6 +51,7 @@ RULES: Mapping[str, LoraRule] = {
     "freeze_a": LoraRule("FFA-LoRA: Sun et al., ICLR 2024"),
     "product_svd": LoraRule("FlexLoRA: Bai et al., NeurIPS 2024", steady=False, mean=True),
     "by_norm": LoraRule("HetLoRA: Cho et al., EMNLP 2024", mean=True),
+    "by_rank": LoraRule("FediLoRA: Yang et al., arXiv 2509.06984, 2025", mean=True),
     "fair": LoraRule("LoRA-FAIR: Bian et al., ICCV 2025", mean=True),
     "residual": LoraRule("FedEx-LoRA: Singhal et al., ACL 2025", mean=True, folds=True),
     "stack": LoraRule("FLoRA: Wang et al., NeurIPS 2024", steady=False, mean=True, folds=True),
@@ -144,6 +145,31 @@ def norm_weights(params: Tree, weights: Sequence[float]) -> list[float]:
     norms = [n if w > 0 else 0.0
              for n, w in zip(product_norms(params).tolist(), weights, strict=True)]
     return norms if sum(norms) > 0 else list(weights)
+
+
+def mean_by_rank(params: Tree, weights: Sequence[float], ranks: Sequence[int]) -> Tree:
+    """Return the means of A and B, of each component over the clients that have it.
+
+    Component i is sum_k p_k x_k / sum_k p_k over the clients k with ranks[k] > i, so that the zeros
+    of those without it do not shorten it; zero where no client has it. Source: Yang et al.,
+    FediLoRA, 2025, dimension-wise aggregation.
+
+    Args:
+        params: factors, ``[K, r, in]`` and ``[K, out, r]``.
+        weights: one for each client, of any scale.
+        ranks: components of each client.
+    """
+    out: Tree = {}
+    for site in sites(params):
+        for end, axis in ((FACTOR_A, 1), (FACTOR_B, 2)):
+            value = in_double(params[site + end])
+            index = torch.arange(value.shape[axis], device=value.device)
+            has = torch.tensor(list(ranks), device=value.device)[:, None] > index
+            p = torch.tensor(list(weights)).to(value)[:, None] * has
+            p = p / p.sum(0).clamp_min(torch.finfo(p.dtype).tiny)
+            p = p.unsqueeze(2 if axis == 1 else 1)
+            out[site + end] = (p * value).sum(0).to(params[site + end])
+    return out
 
 
 def fresh(like: Mapping[str, Tensor], generator: torch.Generator) -> Tree:
