@@ -260,12 +260,16 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: 2 s": ("transformers",),
         "start-up: 3 s": ("open_clip",),
     },
+    "fedvlm/models/load/hf_text.py": {
+        "start-up: 0.3 s": ("huggingface_hub",),
+    },
     "fedvlm/models/load/names.py": {
         "start-up: 3 s": ("open_clip",),
     },
     "fedvlm/models/load/openclip.py": {
         "start-up: 3 s": (
             "open_clip", "open_clip.model", "open_clip.transform", "open_clip.factory",
+            "open_clip.coca_model",
         ),
     },
     "fedvlm/models/load/tiny.py": {

@@ -72,12 +72,12 @@ class VLModel:
         self.packed, self.image_chunk, self.bf16_text = packed, image_chunk, bf16_text
         self.sets = sets
         self.scale = backbone.logit_scale
-        self.text_width, self.embed_dim = backbone.text_width, backbone.embed_dim
+        self.embed_dim = backbone.embed_dim
         self.dtype, self.device = backbone.feature_dtype, backbone.device
         self.has_text = backbone.has_text
         self.counters: Counter[str] = Counter()
         self.constants: Counter[str] = Counter()
-        self.notes: list[str] = []
+        self.notes: list[str] = list(backbone.notes)
         self._text_path = TextPath(
             backbone, packed=packed, bf16=bf16_text, counters=self.counters, notes=self.notes
         )
@@ -89,6 +89,17 @@ class VLModel:
         self._family: dict[Family, VLModel] = {(self.classnames, self.templates): self}
         self._memo: dict[Hashable, Any] = {}
         self._modules: list[tuple[nn.Module, str]] = []  # and their digests as they came
+
+    @property
+    def text_width(self) -> int:
+        """Width of a token's embedding, and so of a context vector.
+
+        Raises:
+            FedvlmError: there is no text tower; the message says why.
+        """
+        if not self.has_text:
+            raise self.backbone.no_text()
+        return self.backbone.text_width
 
     def image(self, x: Mapping[str, Tensor]) -> Tensor:
         """Image features [K, B, embed_dim], not normalised, without gradient.

@@ -56,7 +56,7 @@ class VisionOnly(nn.Module):
 class ViTBackbone(Backbone):
     """A frozen image tower alone: ``PEFT.HEAD linear`` classifies, nothing reads a text."""
 
-    has_text = False
+    has_text = standard = False
 
     def _read_facts(self) -> None:
         self.embed_dim, self.image_size = int(self.arch["width"]), self.transform_spec.size

@@ -54,13 +54,16 @@ def refuse_odd(path: Path) -> None:
         raise DataError(f"'{path}' is a tar archive: save the weights as safetensors")
 
 
-def load_file(model: nn.Module, path: Path) -> None:
+def load_file(model: nn.Module, path: Path, parts: tuple[str, ...] = ()) -> None:
     """Fill a model from a weights file; no code in the file is executed.
+
+    Args:
+        parts: beginnings of the names that are taken from it; none: all are.
 
     Raises:
         DataError: unreadable file, or tensors that do not fit the model.
     """
-    from open_clip.factory import load_checkpoint  # start-up: 3 s
+    from open_clip.factory import load_checkpoint, load_state_dict  # start-up: 3 s
 
     try:
         if is_torchscript(path):
@@ -70,6 +73,13 @@ def load_file(model: nn.Module, path: Path) -> None:
             model.load_state_dict(state, strict=True)
         else:
             refuse_odd(path)
+            if parts:
+                state = load_state_dict(str(path), device="cpu", weights_only=True)
+                model.load_state_dict({
+                    n: v.reshape(()) if n == "logit_scale" else v  # some files have one of [1]
+                    for n, v in state.items() if n.startswith(parts)
+                })
+                return
             load_checkpoint(model, str(path), strict=True, weights_only=True, device="cpu")
     except DataError:
         raise

@@ -167,6 +167,8 @@ def cast_linears(module: nn.Module, dtype: torch.dtype) -> None:
     """
     for name, child in module.named_children():
         if isinstance(child, nn.MultiheadAttention):
+            if child.in_proj_weight is None:
+                continue  # CoCa's pool, whose keys are of another width: stays as it is
             split = SplitAttention(child)
             cast_linears(split, dtype)
             setattr(module, name, split)

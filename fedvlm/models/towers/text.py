@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,17 +30,24 @@ from fedvlm.models.towers.packed_text import PackedText
 from fedvlm.models.towers.prompts import Prompts, clean_name, fitting_ids
 from fedvlm.models.towers.tree_attention import TreeAttention, read_attention
 
+if TYPE_CHECKING:  # imported with its loader, by runs that have such a tower
+    from fedvlm.models.encoders import EncoderBackbone, EncoderLayer
+
 MAX_BYTES = 4 << 30  # of activations kept for the backward pass; more is computed twice
 Piece = Callable[[Edits, int], Tensor]  # edits, clients -> normalised features [K, texts, d]
 
 
-def text_blocks(backbone: Backbone) -> list[FrozenBlock]:
+def text_blocks(backbone: Backbone) -> Sequence[FrozenBlock | EncoderLayer]:
     """Return the text tower's blocks.
 
     Raises:
-        ConfigError: they are not open_clip's standard ones.
+        ConfigError: they are neither open_clip's standard ones nor a known encoder's.
     """
+    if backbone.encoder is not None:
+        return cast("EncoderBackbone", backbone).encoder_layers()
     try:
+        if not backbone.standard:
+            raise Unreadable("it is read out at a class token")
         return read_blocks(backbone.text_blocks)
     except Unreadable as reason:
         raise ConfigError(
@@ -67,10 +75,14 @@ class TextTower:
         self.sets = len(templates)
         texts = [t.replace("{}", clean_name(c)) for t in templates for c in classnames]
         ids = fitting_ids(backbone, texts)
-        blocks = text_blocks(backbone)
-        self.texts = PlainTexts(backbone, blocks, ids) if packed is None else PackedTexts(
-            packed, blocks, ids.split(len(classnames))
-        )
+        self.texts: EncoderTexts | PlainTexts | PackedTexts
+        if backbone.encoder is not None:
+            self.texts = EncoderTexts(cast("EncoderBackbone", backbone), ids)
+        else:
+            blocks = cast(list[FrozenBlock], text_blocks(backbone))
+            self.texts = PlainTexts(backbone, blocks, ids) if packed is None else PackedTexts(
+                packed, blocks, ids.split(len(classnames))
+            )
 
     def encode(self, edits: Edits, clients: int, start: int = 0) -> Tensor:
         """Return normalised text features ``[K, C, d]``; the gradient reaches the edits.
@@ -146,6 +158,39 @@ class PlainTexts:
         tower = self.backbone.text_tower
         out = project_text(tower.text_projection, tower.ln_final(x[:, :, 0]))
         return F.normalize(out, dim=-1)
+
+
+class EncoderTexts:
+    """One sequence a text through an encoder of transformers, all layers for every client.
+
+    Args:
+        backbone: the towers.
+        ids: tokens [n, context_length].
+    """
+
+    def __init__(self, backbone: EncoderBackbone, ids: Tensor) -> None:
+        self.backbone, self.ends = backbone, backbone.token_ends(ids)
+        self.ids = ids[:, : int(self.ends.max()) + 1]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts."""
+        return self.ids.numel()
+
+    def pieces(self, clients: int, start: int) -> tuple[list[Piece], bool]:
+        """Return the parts that texts are encoded in, and whether all may be kept at once."""
+        texts, length = self.ids.shape
+        most = _most_rows(self.backbone, self.backbone.text_blocks, clients, start) // length
+        cuts = torch.arange(texts, device=self.ids.device).split(max(1, most))
+        return [partial(self._run, cut) for cut in cuts], len(cuts) == 1
+
+    def _run(self, cut: Tensor, edits: Edits, k: int) -> Tensor:
+        backbone = self.backbone
+        with torch.no_grad():
+            emb = backbone.embed_tokens(self.ids[cut]).repeat(k, 1, 1)
+        with backbone.edited(edits, k):
+            out = backbone.encode_embeddings(emb, self.ends[cut].repeat(k))
+        return F.normalize(out, dim=-1).unflatten(0, (k, -1))
 
 
 class PackedTexts:
@@ -254,7 +299,7 @@ def _times(value: Tensor, factor: float) -> Tensor:
 
 
 def _most_rows(
-    backbone: Backbone, blocks: Sequence[FrozenBlock], clients: int, start: int
+    backbone: Backbone, blocks: Sequence[object], clients: int, start: int
 ) -> int:
     """Return the rows of a sequence that all clients' activations may be kept of."""
     # 16 width-sized values per row and block, as for the packed path.
