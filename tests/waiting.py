@@ -275,7 +275,11 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/models/load/tiny.py": {
         "start-up: 3 s, only for text beyond ASCII": ("open_clip.tokenizer",),
     },
+    "fedvlm/models/load/torchvision.py": {
+        "start-up: 1 s": ("torchvision",),
+    },
     "fedvlm/models/load/vit.py": {
+        "cycle: it builds on this file": ("fedvlm.models.load.torchvision",),
         "start-up: 3 s": ("open_clip.transformer",),
         "start-up: 1 s": ("timm",),
         "start-up: 2 s": ("transformers",),

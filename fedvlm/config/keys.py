@@ -200,7 +200,8 @@ def _dataset() -> Schema:
 def _model() -> Schema:
     return {
         "MODEL.BACKBONE.NAME": Option(
-            "ViT-B/16", "CoOp's name, an open_clip name, a folder, or tiny (embedded)"
+            "ViT-B/16", "CoOp's name, an open_clip name, a folder, timm:NAME, torchvision:NAME, "
+            "or tiny (embedded)"
         ),
         "MODEL.BACKBONE.PRETRAINED": Option(True, "False: random weights"),
         "MODEL.INIT_WEIGHTS": Option(
@@ -208,7 +209,7 @@ def _model() -> Schema:
         ),
         "MODEL.LOADER": Option(
             "open_clip",
-            "library that builds the towers; timm and transformers-vit have no text tower "
+            "library that builds the towers; timm, torchvision, transformers-vit: no text tower "
             "(--peft head)",
             choices=LOADERS.names(),
         ),

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from torch import nn
+import safetensors.torch
+import torch
+from torch import Tensor, nn
 
 from fedvlm.core.errors import DataError
 from fedvlm.models.load.torchscript import check_archive, is_torchscript, read_torchscript
@@ -95,6 +97,28 @@ def load_file(model: nn.Module, path: Path, parts: tuple[str, ...] = ()) -> None
     except Exception as error:  # torch, safetensors and zip each have kinds of their own
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"cannot load weights from '{path}': {reason}") from error
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a state dict file (.safetensors, .pth, .bin); no code in it is run.
+
+    Raises:
+        DataError: absent, unreadable, or with something else in it.
+    """
+    if not path.is_file():
+        raise DataError(f"no weights file '{path}'")
+    refuse_odd(path)
+    try:
+        state = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else (
+            torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except Exception as error:  # torch, safetensors and zip each have kinds of their own
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(f"cannot read weights from '{path}': {reason}") from error
+    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise DataError(f"'{path}' is no state dict (names and tensors)")
+    return state
 
 
 def download(tag: str, build: str, cfg: dict[str, Any]) -> Path:
