@@ -139,7 +139,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: for corrupted images only": ("fedvlm.data.corruption",),
         "start-up: Pillow and the renderer": ("fedvlm.data.builtin.sets",),
         "start-up: for packs only": ("fedvlm.data.packs.place",),
-        "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
+        "start-up: for such a file only": (
+            "fedvlm.data.formats.class_names", "fedvlm.data.own.sentences",
+        ),
         "start-up: for groups only": ("fedvlm.data.whole_groups",),
         "start-up: for joined parts only": ("fedvlm.data.formats.parts",),
     },

@@ -143,6 +143,11 @@ def _dataset() -> Schema:
         ),
         **_COLUMNS,
         "DATASET.TEMPLATE": Option("", "prompt with {} for the class name; '': the set's own"),
+        "DATASET.TEMPLATES": Option(
+            "", "file with several prompts in the place of TEMPLATE: one on each line, {} for the "
+            "class name; or JSON with sentences for each class, {\"cat\": [\"a sentence\", ...]}; "
+            "their features are averaged", neutral="",
+        ),
         "DATASET.NUM_SHOTS": Option(
             16, "training images per class; -1: all (Dassl: -1), the default of the Dirichlet "
             "partitions and quantity", low=-1, never=(0,)

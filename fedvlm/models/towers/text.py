@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.spelling import fill
 from fedvlm.models.backbone import Backbone, project_text
 from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
 from fedvlm.models.towers.clip import is_quick_gelu
 from fedvlm.models.towers.fold import QUICK_GELU
 from fedvlm.models.towers.layouts import PackedLayout, make_layouts
 from fedvlm.models.towers.packed_text import PackedText
-from fedvlm.models.towers.prompts import Prompts, clean_name, fitting_ids
+from fedvlm.models.towers.prompts import Prompts, fitting_ids
 from fedvlm.models.towers.tree_attention import TreeAttention, read_attention
 
 if TYPE_CHECKING:  # imported with its loader, by runs that have such a tower
@@ -62,7 +63,7 @@ class TextTower:
     Args:
         backbone: the towers.
         classnames: by label.
-        templates: texts with ``{}``; a class is the normalised mean over them.
+        templates: as ``VLModel``'s; a class is the normalised mean over them.
         counters: ``text_tokens`` and ``text_passes`` are counted here.
         packed: the packed tower; None: one sequence a text.
     """
@@ -73,7 +74,14 @@ class TextTower:
     ) -> None:
         self.backbone, self.counters = backbone, counters
         self.sets = len(templates)
-        texts = [t.replace("{}", clean_name(c)) for t in templates for c in classnames]
+        told = [[fill(t, c) for c in classnames] for t in templates]
+        texts = [text for some in told for text in some if text is not None]
+        counts = [sum(text is not None for text in some) for some in told]
+        # Where classes have unlike numbers of sentences: the class of each text.
+        self.owners = None if {*counts} == {len(classnames)} else torch.tensor(
+            [c for some in told for c, text in enumerate(some) if text is not None],
+            device=backbone.device,
+        )
         ids = fitting_ids(backbone, texts)
         self.texts: EncoderTexts | PlainTexts | PackedTexts
         if backbone.encoder is not None:
@@ -81,7 +89,7 @@ class TextTower:
         else:
             blocks = cast(list[FrozenBlock], text_blocks(backbone))
             self.texts = PlainTexts(backbone, blocks, ids) if packed is None else PackedTexts(
-                packed, blocks, ids.split(len(classnames))
+                packed, blocks, ids.split(counts)
             )
 
     def encode(self, edits: Edits, clients: int, start: int = 0) -> Tensor:
@@ -103,6 +111,9 @@ class TextTower:
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         self.counters["text_passes"] += 1
         self.counters["text_tokens"] += clients * self.texts.tokens
+        if self.owners is not None:
+            total = out.new_zeros(clients, int(self.owners.max()) + 1, out.shape[-1])
+            return F.normalize(total.index_add(1, self.owners, out), dim=-1)
         if self.sets == 1:
             return out
         return F.normalize(out.unflatten(1, (self.sets, -1)).mean(1), dim=-1)
