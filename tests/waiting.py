@@ -139,7 +139,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: for corrupted images only": ("fedvlm.data.corruption",),
         "start-up: Pillow and the renderer": ("fedvlm.data.builtin.sets",),
         "start-up: for packs only": ("fedvlm.data.packs.place",),
-        "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
+        "start-up: for such a file only": (
+            "fedvlm.data.formats.class_names", "fedvlm.data.own.sentences",
+        ),
         "start-up: for groups only": ("fedvlm.data.whole_groups",),
         "start-up: for joined parts only": ("fedvlm.data.formats.parts",),
     },
@@ -260,18 +262,26 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: 2 s": ("transformers",),
         "start-up: 3 s": ("open_clip",),
     },
+    "fedvlm/models/load/hf_text.py": {
+        "start-up: 0.3 s": ("huggingface_hub",),
+    },
     "fedvlm/models/load/names.py": {
         "start-up: 3 s": ("open_clip",),
     },
     "fedvlm/models/load/openclip.py": {
         "start-up: 3 s": (
             "open_clip", "open_clip.model", "open_clip.transform", "open_clip.factory",
+            "open_clip.coca_model",
         ),
     },
     "fedvlm/models/load/tiny.py": {
         "start-up: 3 s, only for text beyond ASCII": ("open_clip.tokenizer",),
     },
+    "fedvlm/models/load/torchvision.py": {
+        "start-up: 1 s": ("torchvision",),
+    },
     "fedvlm/models/load/vit.py": {
+        "cycle: it builds on this file": ("fedvlm.models.load.torchvision",),
         "start-up: 3 s": ("open_clip.transformer",),
         "start-up: 1 s": ("timm",),
         "start-up: 2 s": ("transformers",),

@@ -23,6 +23,7 @@ from fedvlm.compat.world import FileEnvironment, active
 from fedvlm.config.option import Option
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError, failure_text, own_line
+from fedvlm.core.spelling import is_described
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation import context
 from fedvlm.federation.batches import Batch, step_slices
@@ -145,6 +146,11 @@ class DasslTrainer(ModuleTrainer):
     def _add_template(self, dataset: str, model: VLModel) -> None:
         """Give the file's tables of templates the run's data set, where they lack it."""
         template = model.templates[0]
+        self.require(
+            not is_described(template),
+            f"{self.name} has tables of templates, one for each data set, and cannot take the "
+            "sentences of DATASET.TEMPLATES: give one prompt with DATASET.TEMPLATE",
+        )
         for module in (self.module, *self.imports.modules.values()):
             for name, table in list(vars(module).items()):
                 if not _is_template_table(name, table) or dataset in table:

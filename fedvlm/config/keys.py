@@ -143,6 +143,11 @@ def _dataset() -> Schema:
         ),
         **_COLUMNS,
         "DATASET.TEMPLATE": Option("", "prompt with {} for the class name; '': the set's own"),
+        "DATASET.TEMPLATES": Option(
+            "", "file with several prompts in the place of TEMPLATE: one on each line, {} for the "
+            "class name; or JSON with sentences for each class, {\"cat\": [\"a sentence\", ...]}; "
+            "their features are averaged", neutral="",
+        ),
         "DATASET.NUM_SHOTS": Option(
             16, "training images per class; -1: all (Dassl: -1), the default of the Dirichlet "
             "partitions and quantity", low=-1, never=(0,)
@@ -200,7 +205,8 @@ def _dataset() -> Schema:
 def _model() -> Schema:
     return {
         "MODEL.BACKBONE.NAME": Option(
-            "ViT-B/16", "CoOp's name, an open_clip name, a folder, or tiny (embedded)"
+            "ViT-B/16", "CoOp's name, an open_clip name, a folder, timm:NAME, torchvision:NAME, "
+            "or tiny (embedded)"
         ),
         "MODEL.BACKBONE.PRETRAINED": Option(True, "False: random weights"),
         "MODEL.INIT_WEIGHTS": Option(
@@ -208,7 +214,7 @@ def _model() -> Schema:
         ),
         "MODEL.LOADER": Option(
             "open_clip",
-            "library that builds the towers; timm and transformers-vit have no text tower "
+            "library that builds the towers; timm, torchvision, transformers-vit: no text tower "
             "(--peft head)",
             choices=LOADERS.names(),
         ),

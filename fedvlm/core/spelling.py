@@ -1,9 +1,20 @@
-"""Texts of others: which can be a name, and how they go into a table file."""
+"""Texts of others: which can be a name, what is said of a class, how they go into a table file.
+
+Of a class a template speaks, with ``{}`` for its name, or sentences written for it. Sentences are
+kept as templates are, as text: the JSON object of the classes' n-th sentences, by name. So they go
+wherever a template goes; a class may have fewer than another. Sources: Radford et al. 2021 (several
+templates), Pratt et al. 2023 (CuPL: descriptions by class).
+"""
 
 from __future__ import annotations
 
+import json
 import unicodedata
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
+
+from fedvlm.core.errors import DataError, did_you_mean, fold
 
 MAX_NAME = 300  # characters
 _REFUSED = {"Cc": "a control character", "Cs": "half a surrogate pair", "Zl": "a line separator",
@@ -72,3 +83,50 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def described(sentences: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return templates, the n-th with the n-th sentence of each class that has so many."""
+    most = max(map(len, sentences.values()))
+    return [
+        json.dumps({c: some[n] for c, some in sentences.items() if n < len(some)},
+                   ensure_ascii=False)
+        for n in range(most)
+    ]
+
+
+def is_described(template: str) -> bool:
+    """Tell whether a template holds sentences by class."""
+    return template.startswith('{"')
+
+
+def fill(template: str, name: str) -> str | None:
+    """Return what a template says of a class; None: it has no sentence of this class."""
+    if is_described(template):
+        return _by_class(template).get(fold(name))
+    return template.replace("{}", name.replace("_", " "))
+
+
+def check_described(templates: Sequence[str], names: Sequence[str], where: str) -> None:
+    """Refuse classes that sentences were not written for.
+
+    Args:
+        where: what holds the sentences, for the message.
+
+    Raises:
+        DataError: names the first such class and the nearest one that is there.
+    """
+    told = [t for t in templates if is_described(t)]
+    if len(told) < len(templates) or not told:
+        return
+    for name in names:
+        if all(fill(t, name) is None for t in told):
+            known = list(dict.fromkeys(c for t in told for c in json.loads(t)))
+            raise DataError(
+                f"{where} has no sentences for the class '{name}'{did_you_mean(name, known)}"
+            )
+
+
+@lru_cache(maxsize=256)
+def _by_class(template: str) -> dict[str, str]:
+    return {fold(name): text for name, text in json.loads(template).items()}

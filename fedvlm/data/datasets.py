@@ -175,12 +175,17 @@ def refuse_untestable(data: DatasetBase) -> None:
 
 
 def templates(cfg: CfgNode) -> list[str]:
-    """Return the prompt templates: DATASET.TEMPLATE (one or a list), else the set's own.
+    """Return the prompt templates: DATASET.TEMPLATES, else DATASET.TEMPLATE, else the set's own.
 
     Raises:
         ConfigError: a template without ``{}``.
+        DataError: a file of templates that cannot be used.
     """
-    template = cfg.DATASET.TEMPLATE
+    template, file = cfg.DATASET.TEMPLATE, cfg.DATASET.get("TEMPLATES", "")
+    if file:
+        from fedvlm.data.own.sentences import read_templates  # start-up: for such a file only
+
+        return read_templates(file)
     if not template:
         info = dataset_info(cfg.DATASET.NAME)
         return [info.template if info else DEFAULT_TEMPLATE]

@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.progress import Progress
+from fedvlm.core.spelling import check_described
 from fedvlm.data.datasets import load_for_training, templates
 from fedvlm.data.datum import (
     NO_LABEL,
@@ -79,6 +80,7 @@ class FederatedData:
         available: training images of the run's classes and domains, before any shots.
         client_names: of the clients in a natural partition, by number; personal data, so that they
             are in no digest, index file, pack or public file of a run.
+        written: the templates are a file's (``DATASET.TEMPLATES``), which the digest then covers.
         groups: int64 ``[len(samples)]``, what each image belongs to; None where nothing says it.
     """
 
@@ -104,6 +106,7 @@ class FederatedData:
     client_names: list[str] = field(default_factory=list)
     groups: IntArray | None = None
     label_sets: NDArray[np.uint8] | None = None
+    written: bool = False
 
     def dealt_as(self) -> tuple[IntArray, list[str]]:
         """Return the class ``[len(samples)]`` by which an image was dealt, and the classes' names.
@@ -143,6 +146,8 @@ class FederatedData:
         targets = [o for o in self.others if o.kind == DATASET]  # a domain is in the spec
         if targets:
             parts.append([[o.name, o.split_digest, o.classnames, o.templates] for o in targets])
+        if self.written:
+            parts.append(self.templates)
         return canonical_hash(parts)
 
 
@@ -168,6 +173,7 @@ def build_federation(
         )
     spec, prompts = spec_of(cfg), templates(cfg)
     data = load_for_training(cfg) if data is None else data
+    check_described(prompts, data.label_names or data.classnames, "DATASET.TEMPLATES")
     if data.label_names:
         _check_sets(cfg)
     selection = DatasetDraw(data, spec, cfg.DATASET.TEST_NEW)
@@ -199,7 +205,8 @@ def build_federation(
         partition = selection.partition_from_file(content, index)
     else:
         partition = selection.partition(shots)
-    return _assemble(selection, partition, prompts, targets, tested)
+    whole = _assemble(selection, partition, prompts, targets, tested)
+    return replace(whole, written=True) if cfg.DATASET.get("TEMPLATES", "") else whole
 
 
 def _assemble(

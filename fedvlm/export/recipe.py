@@ -269,7 +269,7 @@ def transform_of(model: VLModel) -> dict[str, Any]:
 def _tower(model: VLModel) -> dict[str, Any]:
     """Return where the runner gets the frozen tower: by open_clip's names, or from a file."""
     backbone = model.backbone
-    if not model.has_text:
+    if not backbone.standard:
         return {}
     if not backbone.weights.startswith("transformers:") and backbone.weights != "embedded":
         try:

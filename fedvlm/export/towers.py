@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.hf_clip import HUB_NAMES
-from fedvlm.models.load.openclip import build_model
+from fedvlm.models.load.openclip import build_image_side, build_model
 from fedvlm.models.load.vit import empty_vit
 from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, sites
 from fedvlm.models.towers.clip import is_block, is_trunk
@@ -36,23 +36,28 @@ def plain_clip(model: VLModel) -> nn.Module:
     """Return open_clip's CLIP with the frozen weights, made once per model; not to be changed.
 
     Raises:
-        ConfigError: an image tower without a text tower.
+        ConfigError: an image tower without a text tower, or beside one that is not CLIP's.
     """
-    if not model.has_text:
+    if not model.backbone.standard:
+        what = "a text tower that is not CLIP's" if model.has_text else "only an image tower"
         raise ConfigError(
-            f"backbone '{model.backbone.name}' has only an image tower, but the format needs "
-            "open_clip's CLIP: use --format onnx"
+            f"backbone '{model.backbone.name}' has {what}, but the format needs open_clip's CLIP: "
+            "use --format onnx"
         )
     return model.once("export.plain_clip", lambda: _build(model.backbone))
 
 
 def plain_visual(model: VLModel) -> nn.Module:
     """Return a new copy of the frozen image tower, open_clip's own module, in eval mode."""
-    if model.has_text:
+    arch = model.backbone.arch
+    if model.backbone.standard:
         return copy.deepcopy(plain_clip(model).get_submodule("visual"))
-    visual = empty_vit(model.backbone.arch)
+    visual: Any = build_image_side(arch)[0].visual if "vision_cfg" in arch else empty_vit(arch)
     visual.load_state_dict(visual_state(model.backbone.model.visual), strict=True)
-    return visual.eval().requires_grad_(False)
+    if getattr(visual, "output_tokens", False):
+        visual.output_tokens = False  # CoCa's: the feature alone
+    visual.eval().requires_grad_(False)
+    return cast(nn.Module, visual)
 
 
 def _build(backbone: Backbone) -> nn.Module:

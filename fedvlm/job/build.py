@@ -164,7 +164,7 @@ def views_of(cfg: CfgNode) -> int:
 def check_model(cfg: CfgNode, device: torch.device) -> None:
     """Refuse combinations of ``MODEL`` keys that cannot work (``ConfigError``)."""
     name, weights = cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS
-    brings = weights or name == "tiny" or name.startswith("local-dir:")
+    brings = weights or name == "tiny" or name.startswith(("local-dir:", "hf-hub:"))
     if not cfg.MODEL.BACKBONE.PRETRAINED and (brings or cfg.MODEL.LOADER == "transformers"):
         raise ConfigError(
             f"MODEL.BACKBONE.PRETRAINED False requests random weights, but backbone '{name}' "
@@ -304,7 +304,7 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     tokens = packed if backbone.causal else 2 * len(model.classnames) * backbone.context_length
     blocks = len(backbone.text_blocks)
     # Two sets at least: a step and the images' side of it.
-    per_client = 16 * model.text_width * 4 * max(2, sets) * tokens * blocks if sets else 0
+    per_client = 16 * backbone.text_width * 4 * max(2, sets) * tokens * blocks if sets else 0
     block = first_streamed_block(trainer.streams(model))
     if block is not None:  # the adapted blocks' activations of a batch of images
         tower = model.vision

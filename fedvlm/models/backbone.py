@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.transform import TransformSpec
 from fedvlm.models.towers.layers import cast_linears
 
@@ -34,10 +34,14 @@ class Backbone:
             take the fastest kernel (equal up to the order of sums).
 
     Raises:
-        ConfigError: a text tower that is not open_clip's own (a Hugging Face one, CoCa's).
+        ConfigError: a text tower that is not open_clip's own (``encoders`` has the others).
     """
 
     has_text = True  # False: an image tower alone, for the head view
+    standard = True  # both towers are open_clip's CLIP: other libraries can hold them
+    encoder: Any = None  # of transformers, as text tower (``encoders.EncoderBackbone``)
+    lack: FedvlmError | None = None  # why there is no text tower, where a build has one
+    notes: tuple[str, ...] = ()  # remarks for log and results
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class Backbone:
         self.text_tower: Any = getattr(model, "text", model)
         self.tokenizer = tokenizer
         if self.has_text:
-            _check_text_tower(name, self.text_tower)
+            self._check_texts()
         self.digest = digest_of(model, arch)
         self._read_facts()
         self._live = digest_of(model, arch) if self._remake(plain) else self.digest
@@ -73,9 +77,26 @@ class Backbone:
         self.image_size = spec.size
         self.causal = self.text_tower.attn_mask is not None
         self.pool = str(getattr(self.text_tower, "pool_type", None) or self.model.text_pool_type)
+        self._read_logits()
+
+    def _read_logits(self) -> None:
         self.logit_scale = math.exp(float(self.model.logit_scale))
         bias = self.model.logit_bias
         self.logit_bias = None if bias is None else float(bias)
+
+    def _check_texts(self) -> None:
+        tower = self.text_tower
+        words = ("token_embedding", "positional_embedding", "ln_final")
+        if not all(hasattr(tower, a) for a in words) or getattr(tower, "cls_emb", None) is not None:
+            raise ConfigError(
+                f"backbone '{self.name}' has a text tower that is not CLIP's "
+                f"({type(tower).__name__}): choose a CLIP or SigLIP backbone"
+            )
+
+    def _text_side(self) -> nn.Module:
+        """Return the text tower's blocks, of which a bfloat16 backbone keeps a cast copy."""
+        side: nn.Module = self.text_tower.transformer if self.has_text else nn.Identity()
+        return side
 
     def _remake(self, plain: bool) -> bool:
         """Bring the towers to their type and device; tell whether layers were replaced."""
@@ -83,7 +104,7 @@ class Backbone:
         fast = self.dtype is torch.float32 and self.device.type == "cpu" and not plain
         self.model.to(self.device, torch.float64 if self.dtype is torch.float64 else torch.float32)
         # The text tower stays whole: the packed path folds its weights before it casts them.
-        self._transformer = self.text_tower.transformer if self.has_text else nn.Identity()
+        self._transformer: Any = self._text_side()
         if low:
             self._transformer = copy.deepcopy(self._transformer)
             cast_linears(self._transformer, self.dtype)
@@ -92,6 +113,12 @@ class Backbone:
         self.model.eval().requires_grad_(False)
         self._transformer.eval().requires_grad_(False)
         return low or fast
+
+    def no_text(self) -> FedvlmError:
+        """Return what is to be raised where a text is asked for and there is no text tower."""
+        return self.lack or ConfigError(
+            f"backbone '{self.name}' has no text tower: use --peft head, or a CLIP backbone"
+        )
 
     @property
     def text_blocks(self) -> Any:
@@ -112,8 +139,9 @@ class Backbone:
 
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Image features [B, embed_dim], not normalised, of ``pixels`` [B, 3, H, W]."""
-        out: Tensor = self.model.visual(pixels.to(self.device, self.feature_dtype))
-        return out.to(self.feature_dtype)
+        out = self.model.visual(pixels.to(self.device, self.feature_dtype))
+        features: Tensor = out[0] if isinstance(out, tuple) else out  # CoCa's has tokens beside it
+        return features.to(self.feature_dtype)
 
     def tokenize(self, texts: Iterable[str], context_length: int | None = None) -> Tensor:
         """Token ids [n, context_length] of texts (cut at the end where too long)."""
@@ -184,15 +212,6 @@ def _end_id(tokenizer: Any) -> int | None:
         if number is not None:
             return int(number)
     return None
-
-
-def _check_text_tower(name: str, tower: Any) -> None:
-    plain = all(hasattr(tower, a) for a in ("token_embedding", "positional_embedding", "ln_final"))
-    if not plain or getattr(tower, "cls_emb", None) is not None:
-        raise ConfigError(
-            f"backbone '{name}' has a text tower that does not accept prompts (Hugging Face "
-            "text encoders and CoCa are not supported): choose a CLIP or SigLIP backbone"
-        )
 
 
 def digest_of(model: nn.Module, arch: dict[str, Any]) -> str:

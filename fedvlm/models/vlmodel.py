@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
+from fedvlm.core.spelling import check_described, fill, is_described
 from fedvlm.models.backbone import Backbone, digest_of
 from fedvlm.models.towers.blocks import Edits, NoEdits
-from fedvlm.models.towers.prompts import PLACEHOLDER, Suffix, clean_name, encode_texts, fitting_ids
+from fedvlm.models.towers.prompts import PLACEHOLDER, Suffix, encode_texts, fitting_ids
 from fedvlm.models.towers.text import TextTower
 from fedvlm.models.towers.text_path import ClassPrompts, TextPath
 from fedvlm.models.towers.vision import PATCHES, PREFIX, VisionTower, pick_stream
@@ -31,7 +32,8 @@ class VLModel:
     Args:
         backbone: the towers.
         classnames: by label.
-        templates: texts with ``{}`` for the class name, for ``anchor("template")``.
+        templates: texts with ``{}`` for the class name, or sentences by class
+            (``core.spelling``), for ``anchor("template")``.
         packed: use the shared-prefix text tower where the backbone allows it.
         image_chunk: most images per pass through the image tower.
         bf16_text: bfloat16 linear layers in the packed text tower.
@@ -59,7 +61,7 @@ class VLModel:
         bf16_text: bool = False,
         sets: bool = False,
     ) -> None:
-        bad = [t for t in templates if "{}" not in t]
+        bad = [t for t in templates if "{}" not in t and not is_described(t)]
         if bad or not templates or not classnames:
             raise ConfigError(
                 f"template '{bad[0]}' has no '{{}}' for the class name"
@@ -72,12 +74,12 @@ class VLModel:
         self.packed, self.image_chunk, self.bf16_text = packed, image_chunk, bf16_text
         self.sets = sets
         self.scale = backbone.logit_scale
-        self.text_width, self.embed_dim = backbone.text_width, backbone.embed_dim
+        self.embed_dim = backbone.embed_dim
         self.dtype, self.device = backbone.feature_dtype, backbone.device
         self.has_text = backbone.has_text
         self.counters: Counter[str] = Counter()
         self.constants: Counter[str] = Counter()
-        self.notes: list[str] = []
+        self.notes: list[str] = list(backbone.notes)
         self._text_path = TextPath(
             backbone, packed=packed, bf16=bf16_text, counters=self.counters, notes=self.notes
         )
@@ -89,6 +91,17 @@ class VLModel:
         self._family: dict[Family, VLModel] = {(self.classnames, self.templates): self}
         self._memo: dict[Hashable, Any] = {}
         self._modules: list[tuple[nn.Module, str]] = []  # and their digests as they came
+
+    @property
+    def text_width(self) -> int:
+        """Width of a token's embedding, and so of a context vector.
+
+        Raises:
+            FedvlmError: there is no text tower; the message says why.
+        """
+        if not self.has_text:
+            raise self.backbone.no_text()
+        return self.backbone.text_width
 
     def image(self, x: Mapping[str, Tensor]) -> Tensor:
         """Image features [K, B, embed_dim], not normalised, without gradient.
@@ -360,17 +373,27 @@ class VLModel:
         Raises:
             ConfigError: a text that does not fit the context length.
         """
-        names = [clean_name(name) for name in self.classnames]
+        check_described(self.templates, self.classnames, "the file of sentences")
         for template in self.templates:
-            fitting_ids(self.backbone, [template.replace("{}", name) for name in names])
+            texts = [text for name in self.classnames if (text := fill(template, name))]
+            if texts:
+                fitting_ids(self.backbone, texts)
 
     def _constant(self, templates: Sequence[str], unit: bool = True) -> Tensor:
-        names = [clean_name(name) for name in self.classnames]
-        total = torch.zeros(len(names), self.embed_dim, dtype=self.dtype, device=self.device)
+        check_described(templates, self.classnames, "the file of sentences")
+        count = len(self.classnames)
+        total = torch.zeros(count, self.embed_dim, dtype=self.dtype, device=self.device)
         for template in templates:
-            texts = [template.replace("{}", name) for name in names]
+            told = [fill(template, name) for name in self.classnames]
+            texts = [text for text in told if text is not None]
+            if not texts:
+                continue
             rows = encode_texts(self.backbone, texts)
-            total += F.normalize(rows, dim=-1) if unit else rows
+            rows = F.normalize(rows, dim=-1) if unit else rows
+            if len(texts) == count:
+                total += rows
+            else:  # a class with fewer sentences than others
+                total[torch.tensor([text is not None for text in told])] += rows
             self.constants["text_tokens"] += len(texts) * self.backbone.context_length
             self.constants["text_passes"] += 1
         return F.normalize(total, dim=-1)
@@ -394,7 +417,8 @@ class VLModel:
 
         What an image of anything is like: a label of a set is there where its text is nearer.
         """
-        return self.with_classes((NEUTRAL,)).anchor("template", 0)[0]
+        plain = [t for t in self.templates if not is_described(t)] or ["a photo of {}."]
+        return self.with_classes((NEUTRAL,), plain).anchor("template", 0)[0]
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what ``make`` gave for ``key`` on this model; it is called the first time only.

@@ -159,7 +159,9 @@ TEXT = {"context_length": 8, "vocab_size": 100, "width": 32, "heads": 2, "layers
     ("vision_cfg", "timm_model_name", "hf-hub:evil/model", "nothing is downloaded"),
     ("vision_cfg", "timm_model_name", "local-dir:/tmp", "nothing is downloaded"),
     ("vision_cfg", "timm_model_pretrained", True, "asks for a download"),
-    ("text_cfg", "hf_model_name", "evil/model", "nothing is downloaded"),
+    ("text_cfg", "hf_model_name", "../evil", "nothing is downloaded"),
+    ("text_cfg", "hf_model_name", "evil/model", "cannot load weights"),  # not fetched
+    ("text_cfg", "hf_tokenizer_name", "/etc/evil", "nothing is downloaded"),
     ("vision_cfg", "layers", 100_000, "at most 256"),
     ("vision_cfg", "width", 10**8, "at most 16,384"),
     ("vision_cfg", "patch_size", 0, "above 0"),

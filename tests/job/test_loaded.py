@@ -23,7 +23,10 @@ NEVER = (
     "fedvlm.job.results.images", "fedvlm.core.rows.away", "fedvlm.api", "fedvlm.sweep",
     "fedvlm.export", "fedvlm.check",
     *(f"fedvlm.job.engines.{name}" for name in ("flower", "sites", "states", "workers")),
-    *(f"fedvlm.models.load.{name}" for name in ("hf_clip", "openclip", "torchscript", "vit")),
+    *(f"fedvlm.models.load.{name}" for name in (
+        "hf_clip", "hf_text", "openclip", "torchscript", "torchvision", "vit",
+    )),
+    "fedvlm.models.encoders",
     *(f"fedvlm.job.sinks.{name}" for name in ("tensorboard", "wandb")),
 )
 PACKAGES = (

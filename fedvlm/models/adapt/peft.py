@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +29,11 @@ from fedvlm.models.towers.adapters import (
     parse_targets,
     whole_lora,
 )
-from fedvlm.models.towers.blocks import FrozenBlock
+from fedvlm.models.towers.blocks import Layered
 from fedvlm.models.towers.text import text_blocks
 from fedvlm.models.vlmodel import VLModel
 
+B = TypeVar("B", bound=Layered)
 BODY, HEAD = "body", "head"
 TEXT = ("none", "prompt", "lora")
 VISUAL = ("none", "feature", "lora", "adapter")
@@ -146,7 +147,7 @@ class PeftSpec:
         """LoRA's alpha / rank, or alpha / sqrt(rank) (Kalajdzievski, rsLoRA, 2023)."""
         return self.alpha / (self.rank**0.5 if self.root else self.rank)
 
-    def changed(self, blocks: list[FrozenBlock], tower: str) -> list[FrozenBlock]:
+    def changed(self, blocks: Sequence[B], tower: str) -> Sequence[B]:
         """Return those of a tower's blocks that are changed: the last ``PEFT.BLOCKS``, all for 0.
 
         Raises:
@@ -200,7 +201,7 @@ def build_tensors(spec: PeftSpec, model: VLModel, generator: torch.Generator) ->
     """
     tree: Tree = {}
     if not model.has_text and spec.head == "text":
-        raise ConfigError(
+        raise model.backbone.lack or ConfigError(
             f"backbone '{model.backbone.name}' has no text tower for classification: use --peft "
             "head (or head+lora, head+adapter), or a CLIP backbone"
         )
@@ -257,7 +258,9 @@ def tower_lora(
         ConfigError: a rank above the tower's width, fewer blocks than ``PEFT.BLOCKS``, or a tower
             that LoRA does not fit.
     """
-    blocks = model.vision.blocks if tower == "image" else text_blocks(model.backbone)
+    blocks: Sequence[Layered] = (
+        model.vision.blocks if tower == "image" else text_blocks(model.backbone)
+    )
     changed, rank = spec.changed(blocks, tower), rank or spec.rank
     least = min(min(block.shape(site)) for block in changed for site in spec.targets)
     if rank > least:

@@ -14,6 +14,7 @@ from fedvlm.core.plugins import Plugins
 from fedvlm.models.backbone import Backbone
 
 USUAL = "open_clip"
+SHORT = ("timm", "torchvision")  # ``timm:resnet18`` is this loader and that name
 LIBRARIES = Plugins("fedvlm.models.load", "LOADERS", "loader", (USUAL, "transformers"))
 EMBEDDED = Plugins("fedvlm.models.load", "BACKBONES", "backbone")
 
@@ -32,12 +33,14 @@ def load_backbone(
     """Load a frozen backbone.
 
     Args:
-        name: CoOp's name (``ViT-B/16``), an open_clip name, ``tiny``, or ``local-dir:<folder>``;
+        name: CoOp's name (``ViT-B/16``), an open_clip name, ``tiny``, ``local-dir:<folder>``, or
+            ``hf-hub:<owner>/<model>`` in the local cache;
             with ``loader="transformers"`` a Hugging Face name or folder.
         weights: tag, file (.safetensors, .pt state dict, OpenAI's TorchScript archive) or
             ``local-dir:<folder>``; empty: the ``openai`` tag where the build has one.
-        loader: ``open_clip`` or ``transformers``; ``timm`` or ``transformers-vit`` for a
-            supervised ViT without text tower (``vit``).
+        loader: ``open_clip`` or ``transformers``; ``timm``, ``torchvision`` or
+            ``transformers-vit`` for an image tower without text tower; ``timm:NAME`` and
+            ``torchvision:NAME`` say it too.
         dtype: float32, bfloat16 (linear layers only) or float64.
         device: torch device.
         allow_random: with no weights named, initialise at random from ``seed`` (bench, tests).
@@ -48,6 +51,9 @@ def load_backbone(
         ConfigError: unknown name, tag or loader; weights that do not fit the build.
         DataError: weights that cannot be read or downloaded.
     """
+    library, _, rest = name.partition(":")
+    if loader == USUAL and library in SHORT and rest:
+        loader, name = library, rest
     embedded = loader == USUAL and name in EMBEDDED.names()
     module: Any = EMBEDDED.load(name) if embedded else LIBRARIES.load(loader)
     backbone: Backbone = module.load(

@@ -60,7 +60,8 @@ def open_clip_name(name: str) -> str:
     hint = did_you_mean(coop or name, [coop] if coop else [*plain.values(), *builds])
     raise ConfigError(
         f"unknown backbone '{name}'{hint} (--backbone takes '{TINY}', "
-        f"CoOp's {', '.join(COOP_NAMES)}, an open_clip name, or '{LOCAL_DIR}<folder>')"
+        f"CoOp's {', '.join(COOP_NAMES)}, an open_clip name, '{LOCAL_DIR}<folder>', "
+        "'hf-hub:<owner>/<model>' in the local cache, 'timm:<name>' or 'torchvision:<name>')"
     )
 
 

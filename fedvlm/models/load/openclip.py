@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,8 +18,18 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
 from fedvlm.models.backbone import Backbone
+from fedvlm.models.encoders import CocaBackbone, EncoderBackbone, ImageSide
 from fedvlm.models.load import names
+from fedvlm.models.load.hf_text import (
+    HUB,
+    buildable,
+    hub_folder,
+    is_repository,
+    tokenizer_source,
+    with_config,
+)
 from fedvlm.models.load.torchscript import is_torchscript
+from fedvlm.models.load.vit import VisionOnly
 from fedvlm.models.load.weights import download, load_file, quiet_hub
 
 LOADERS = "open_clip"
@@ -44,7 +55,7 @@ def load(
 
     ``place`` goes to ``Backbone``: dtype, device, plain.
     """
-    if name.startswith(names.LOCAL_DIR):
+    if name.startswith((names.LOCAL_DIR, HUB)):
         if weights:
             raise ConfigError(f"--backbone {name} has its own weights: drop --weights '{weights}'")
         return _load_folder(name, None, **place)
@@ -52,16 +63,42 @@ def load(
     if weights.startswith(names.LOCAL_DIR):
         return _load_folder(weights, build, **place)
     arch = _builtin_config(build)
-    _check_supported(arch)
     file: Path | None = None
     extra: dict[str, Any] = {}
     if weights or not random:
         weights, file, extra = _weights_file(name, build, weights, arch)
-    tokenizer = _tokenizer(build, arch)
-    model, preprocess = build_model(arch, seed)
+    return _loaded(arch, file, extra, None, build, name, weights, seed, **place)
+
+
+def _loaded(
+    arch: dict[str, Any], file: Path | None, extra: dict[str, Any], folder: Path | None,
+    source: str, name: str, weights: str, seed: int = 0, **place: Any,
+) -> Backbone:
+    """Return both towers, or the image tower alone where the text tower cannot be had.
+
+    Args:
+        arch: model config.
+        file: weights; None: random ones from ``seed``.
+        extra: preprocessing that goes over open_clip's default.
+        folder: where the text encoder's files are looked for first.
+        source: what open_clip finds the tokenizer by.
+        name, weights: as the user gave them.
+    """
+    try:
+        whole = with_config(arch, folder)
+        tokenizer = _tokenizer(source, arch, folder)
+    except DataError as lack:
+        model, preprocess = build_image_side(arch, seed)
+        if file is not None:
+            load_file(model, file, ("visual.", "logit_scale"))
+        spec = _spec(_overlay(preprocess, extra), name)
+        return ImageSide(
+            model, lack, name=name, weights=weights or "random", arch=arch, spec=spec, **place
+        )
+    model, preprocess = build_model(whole, seed)
     if file is not None:
         load_file(model, file)
-    return finish(model, arch, _overlay(preprocess, extra), tokenizer, name, weights, **place)
+    return finish(model, whole, _overlay(preprocess, extra), tokenizer, name, weights, **place)
 
 
 def _weights_file(
@@ -119,14 +156,6 @@ def _private_rng(seed: int) -> Iterator[None]:
         yield
 
 
-def _check_supported(arch: dict[str, Any]) -> None:
-    if "multimodal_cfg" in arch or arch.get("text_cfg", {}).get("hf_model_name"):
-        raise ConfigError(
-            "backbones with a Hugging Face text encoder or a multimodal decoder (CoCa) are not "
-            "supported: choose a CLIP or SigLIP backbone"
-        )
-
-
 def build_model(arch: dict[str, Any], seed: int = 0) -> tuple[nn.Module, dict[str, Any]]:
     """Build open_clip's CLIP (or CustomTextCLIP) of a model config, with random weights.
 
@@ -140,15 +169,41 @@ def build_model(arch: dict[str, Any], seed: int = 0) -> tuple[nn.Module, dict[st
     from open_clip.transform import PreprocessCfg  # start-up: 3 s
 
     cfg = copy.deepcopy(arch)
-    custom = bool(cfg.pop("custom_text", False))
-    _check_supported(cfg)
+    custom = bool(cfg.pop("custom_text", False)) or bool(cfg["text_cfg"].get("hf_model_name"))
+    kind: Any = CustomTextCLIP if custom else CLIP
+    if "multimodal_cfg" in cfg:
+        from open_clip.coca_model import CoCa  # start-up: 3 s, for CoCa only
+
+        kind = CoCa
     try:
-        with _private_rng(seed):
-            model = (CustomTextCLIP if custom else CLIP)(**cfg)
+        with _private_rng(seed), buildable(cfg["text_cfg"]) as text:
+            model = kind(**cfg | {"text_cfg": text})
     except (TypeError, AssertionError, KeyError, RuntimeError) as error:
         raise ConfigError(f"open_clip cannot build this model config: {error}") from error
     size = cfg["vision_cfg"].get("image_size", 224)
     return model, asdict(PreprocessCfg(size=size))
+
+
+def build_image_side(arch: dict[str, Any], seed: int = 0) -> tuple[nn.Module, dict[str, Any]]:
+    """Build the image tower of a model config alone, with its logit scale; see ``build_model``.
+
+    Raises:
+        ConfigError: a config that open_clip cannot build.
+    """
+    from open_clip.model import _build_vision_tower  # start-up: 3 s
+    from open_clip.transform import PreprocessCfg  # start-up: 3 s
+
+    try:
+        with _private_rng(seed):
+            side = VisionOnly(_build_vision_tower(
+                arch["embed_dim"], copy.deepcopy(arch["vision_cfg"]),
+                bool(arch.get("quick_gelu", False)),
+            ))
+    except (TypeError, AssertionError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"open_clip cannot build this model config: {error}") from error
+    side.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # open_clip's own start
+    size = arch["vision_cfg"].get("image_size", 224)
+    return side, asdict(PreprocessCfg(size=size))
 
 
 def _check_folder_config(arch: Any, card: Path) -> None:
@@ -162,8 +217,9 @@ def _check_folder_config(arch: Any, card: Path) -> None:
     parts = {"": arch, "vision_cfg.": arch.get("vision_cfg"), "text_cfg.": arch.get("text_cfg")}
     for place, part in parts.items():
         for key, value in part.items() if isinstance(part, dict) else ():
-            if key in ("timm_model_name", "hf_model_name") and isinstance(value, str) and (
-                    ":" in value or "/" in value):
+            if isinstance(value, str) and (
+                    key == "timm_model_name" and (":" in value or "/" in value)
+                    or key in ("hf_model_name", "hf_tokenizer_name") and not is_repository(value)):
                 raise DataError(f"{card}: {place}{key} '{value}' names another place: a folder "
                                 "brings its own weights, and nothing is downloaded for it")
             if key == "timm_model_pretrained" and value:
@@ -212,8 +268,12 @@ def finish(
     Raises:
         ConfigError: its images are not square.
     """
-    spec = _spec(preprocess, name)
-    return Backbone(
+    spec, kind = _spec(preprocess, name), Backbone
+    if type(getattr(model, "text", None)).__name__ == "HFTextEncoder":
+        kind = EncoderBackbone
+    elif "multimodal_cfg" in arch:
+        kind = CocaBackbone
+    return kind(
         model, tokenizer, name=name, weights=weights or "random", arch=arch, spec=spec, **place
     )
 
@@ -232,18 +292,31 @@ def _spec(preprocess: dict[str, Any], name: str) -> TransformSpec:
     )
 
 
-def _tokenizer(source: str, arch: dict[str, Any]) -> Any:
+def _tokenizer(source: str, arch: dict[str, Any], folder: Path | None = None) -> Any:
+    """Return the tokenizer of a build; an encoder's is looked for on this machine only.
+
+    Raises:
+        DataError: it cannot be loaded.
+    """
     import open_clip  # start-up: 3 s
 
-    if not arch.get("text_cfg", {}).get("hf_tokenizer_name"):
+    wanted = arch.get("text_cfg", {}).get("hf_tokenizer_name")
+    if not wanted:
         return open_clip.get_tokenizer(source)
+    encoder = bool(arch["text_cfg"].get("hf_model_name"))
+    if folder is not None and tokenizer_source(arch, folder) == wanted:
+        source = ""  # the folder has none: by its name, from the local cache
     try:
-        with quiet_hub(local=source.startswith(names.LOCAL_DIR)):
-            return open_clip.get_tokenizer(source)
+        with quiet_hub(local=encoder or folder is not None):
+            return open_clip.get_tokenizer(source, trust_remote_code=False) if source else (
+                open_clip.tokenizer.HFTokenizer(
+                    wanted, arch["text_cfg"].get("context_length", 77), trust_remote_code=False,
+                    **arch["text_cfg"].get("tokenizer_kwargs", {}),
+                )
+            )
     except Exception as error:  # Hugging Face raises many kinds when it cannot download.
-        wanted = arch.get("text_cfg", {}).get("hf_tokenizer_name", source)
         raise DataError(
-            f"cannot load the tokenizer '{wanted}' of {source} (offline?): "
+            f"cannot load the tokenizer '{wanted}' of {source or folder} (offline?): "
             f"use a folder that contains it with 'local-dir:FOLDER' ({type(error).__name__})"
         ) from error
 
@@ -252,7 +325,8 @@ def _load_folder(source: str, build: str | None, **place: Any) -> Backbone:
     """Load ``local-dir:<folder>``: open_clip_config.json and a weights file beside it."""
     from open_clip.factory import _find_checkpoint_in_dir  # start-up: 3 s
 
-    folder = user_path(source.removeprefix(names.LOCAL_DIR))
+    hub = source.startswith(HUB)
+    folder = hub_folder(source) if hub else user_path(source.removeprefix(names.LOCAL_DIR))
     card = folder / _CONFIG_FILE
     if not card.is_file():
         raise DataError(f"no {_CONFIG_FILE} in '{folder}' (named by '{source}')")
@@ -264,24 +338,22 @@ def _load_folder(source: str, build: str | None, **place: Any) -> Backbone:
         if not file:
             raise DataError(f"no weights file (.safetensors, .bin, .pt) in '{folder}'")
         _check_amount(arch, Path(file))
+        if build is not None and _normal(arch) != _normal(_builtin_config(build)):
+            raise ConfigError(
+                f"'{source}' has another architecture than {build}: use --backbone {source}"
+            )
+        needs = True if names.looks_like_openai(Path(file)) else None
+        names.check_activation(build or source, bool(arch.get("quick_gelu", False)), file, needs)
         with quiet_hub(local=True):
-            model, preprocess = build_model(arch)
+            return _loaded(
+                arch, Path(file), config.get("preprocess_cfg", {}), folder,
+                f"{names.LOCAL_DIR}{folder}", source if build is None else build, source, **place,
+            )
     except (ConfigError, DataError):
         raise
     except Exception as error:  # open_clip and timm each have kinds of their own
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataError(f"{card} is not an open_clip config that can be built: {reason}") from error
-    if build is not None and _normal(arch) != _normal(_builtin_config(build)):
-        raise ConfigError(
-            f"'{source}' has another architecture than {build}: use --backbone {source}"
-        )
-    needs = True if names.looks_like_openai(Path(file)) else None
-    names.check_activation(build or source, bool(arch.get("quick_gelu", False)), file, needs)
-    load_file(model, Path(file))
-    preprocess = _overlay(preprocess, config.get("preprocess_cfg", {}))
-    tokenizer = _tokenizer(source, arch)
-    name = source if build is None else build
-    return finish(model, arch, preprocess, tokenizer, name, source, **place)
 
 
 def _normal(arch: dict[str, Any]) -> tuple[Any, ...]:

@@ -1,8 +1,9 @@
-"""ViTs from timm and transformers as backbones without a text tower (the head view).
+"""Image towers of timm and ViTs of transformers without a text tower (the head view).
 
-The weights of a plain ViT are renamed into open_clip's VisionTransformer; timm's other transformers
-(registers, rotary positions, attention pooling) stay timm's and are read (``towers.trunk``). Tests
-hold the features to the libraries' own.
+The weights of a plain ViT are renamed into open_clip's VisionTransformer; timm's other models stay
+timm's: transformers (registers, rotary positions, attention pooling) are read (``towers.trunk``),
+of others (ResNet, ConvNeXt, Swin) only the feature is. Tests hold the features to the libraries'
+own.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
 from fedvlm.models.backbone import Backbone, Tokenizer
-from fedvlm.models.load.weights import quiet_hub, quiet_transformers
+from fedvlm.models.load.weights import quiet_hub, quiet_transformers, read_state
 from fedvlm.models.towers.trunk import KINDS, TimmTower
 from fedvlm.models.towers.trunk_blocks import is_timm
 
@@ -56,7 +56,7 @@ class VisionOnly(nn.Module):
 class ViTBackbone(Backbone):
     """A frozen image tower alone: ``PEFT.HEAD linear`` classifies, nothing reads a text."""
 
-    has_text = False
+    has_text = standard = False
 
     def _read_facts(self) -> None:
         self.embed_dim, self.image_size = int(self.arch["width"]), self.transform_spec.size
@@ -73,7 +73,7 @@ def load(
 
     Args:
         name: timm's name (``vit_tiny_patch16_224``); a hub name or folder for transformers.
-        weights: timm: a .safetensors file; empty: the library's own pretrained weights.
+        weights: timm: a file (.safetensors, .pth); empty: the library's own pretrained weights.
         loader: ``timm`` or ``transformers-vit``.
         random: random weights from ``seed``.
         seed: of the random weights; the global generators are left alone.
@@ -91,12 +91,14 @@ def load(
             arch, state, spec = _from_transformers(name, weights, random)
             visual = build_vit(arch, state, name)
     return ViTBackbone(
-        VisionOnly(visual), _no_text(name), name=name, arch=arch, spec=spec,
+        VisionOnly(visual), no_text(name), name=name, arch=arch, spec=spec,
         weights=weights or ("random" if random else loader), **place,
     )
 
 
-def _no_text(name: str) -> Tokenizer:
+def no_text(name: str) -> Tokenizer:
+    """Return a tokenizer that says that there is no text tower."""
+
     def refuse(*_: Any, **__: Any) -> Tensor:
         raise ConfigError(
             f"backbone '{name}' has no text tower: use --peft head, or a CLIP backbone"
@@ -110,6 +112,10 @@ def empty_vit(arch: dict[str, Any]) -> nn.Module:
 
     ``arch`` is ``ViTBackbone``'s; with ``timm`` it names a model that is not renamed.
     """
+    if "torchvision" in arch:
+        from fedvlm.models.load.torchvision import empty  # cycle: it builds on this file
+
+        return empty(arch["torchvision"])
     if "timm" in arch:
         import timm  # start-up: 1 s
 
@@ -174,23 +180,23 @@ def _from_timm(
     """Return arch, tower and transform; a plain ViT is renamed, another transformer stays timm's.
 
     Raises:
-        ConfigError: unknown to timm, or no transformer that can be read.
+        ConfigError: unknown to timm, or no image classifier.
         DataError: weights that cannot be had.
     """
     import timm  # start-up: 1 s
 
     if not timm.is_model(name.split(".")[0]):
-        hint = did_you_mean(name, timm.list_models("vit_*"))
+        hint = did_you_mean(name, timm.list_models())
         raise ConfigError(f"timm has no model '{name}'{hint}")
     try:
         with quiet_hub():
             model: Any = timm.create_model(name, pretrained=not (random or weights))
         if weights:
-            model.load_state_dict(load_file(str(user_path(weights))))
-    except (OSError, RuntimeError, SafetensorError) as error:
+            model.load_state_dict(read_state(user_path(weights)))
+    except (OSError, RuntimeError, SafetensorError, DataError) as error:
         reason = " ".join(str(error).split())[:160]
         raise DataError(
-            f"cannot load '{name}' with timm ({reason}): give a .safetensors file with --weights, "
+            f"cannot load '{name}' with timm ({reason}): give its state dict with --weights FILE, "
             "or set MODEL.BACKBONE.PRETRAINED False for random weights"
         ) from error
     return from_model(model, name)
@@ -200,21 +206,18 @@ def from_model(model: Any, name: str) -> tuple[dict[str, Any], nn.Module, Transf
     """Return arch, tower and transform of a model of timm's.
 
     Raises:
-        ConfigError: no transformer that can be read.
+        ConfigError: a model that gives no feature vector of a square image.
     """
     import timm  # start-up: 1 s
 
     data = timm.data.resolve_model_data_config(model)
     look = tuple(data["mean"]), tuple(data["std"]), data["interpolation"]
     if not _is_plain(model):
-        if not is_timm(model, *KINDS):
-            raise ConfigError(
-                f"timm's '{name}' is a {type(model).__name__}, not a plain ViT or EVA transformer"
-            )
         # The classifier goes: features are what stands before it.
-        size = int((getattr(model.patch_embed, "img_size", None) or data["input_size"][1:])[0])
+        patches = getattr(model, "patch_embed", None)
+        size = int((getattr(patches, "img_size", None) or data["input_size"][1:])[0])
         model.reset_classifier(0)
-        arch = {"timm": name, "width": int(model.num_features), "image_size": size}
+        arch = {"timm": name, "width": _width(model, size, name), "image_size": size}
         mode = "squash" if data.get("crop_mode") == "squash" else "shortest"
         return arch, TimmTower(model), TransformSpec(size, *look, mode)
     block = model.blocks[0]
@@ -227,6 +230,17 @@ def from_model(model: Any, name: str) -> tuple[dict[str, Any], nn.Module, Transf
     }
     spec = TransformSpec(int(data["input_size"][-1]), *look)
     return arch, build_vit(arch, model.state_dict(), name), spec
+
+
+def _width(model: Any, size: int, name: str) -> int:
+    """Return how wide a feature is: of a transformer as it says, else as one image shows."""
+    if is_timm(model, *KINDS):
+        return int(model.num_features)
+    with torch.no_grad():
+        out = model.eval()(torch.zeros(1, 3, size, size))
+    if not isinstance(out, Tensor) or out.dim() != 2:
+        raise ConfigError(f"timm's '{name}' gives no feature vector of an image")
+    return int(out.shape[1])
 
 
 def _is_plain(model: Any) -> bool:

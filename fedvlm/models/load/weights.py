@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from torch import nn
+import safetensors.torch
+import torch
+from torch import Tensor, nn
 
 from fedvlm.core.errors import DataError
 from fedvlm.models.load.torchscript import check_archive, is_torchscript, read_torchscript
@@ -54,13 +56,16 @@ def refuse_odd(path: Path) -> None:
         raise DataError(f"'{path}' is a tar archive: save the weights as safetensors")
 
 
-def load_file(model: nn.Module, path: Path) -> None:
+def load_file(model: nn.Module, path: Path, parts: tuple[str, ...] = ()) -> None:
     """Fill a model from a weights file; no code in the file is executed.
+
+    Args:
+        parts: beginnings of the names that are taken from it; none: all are.
 
     Raises:
         DataError: unreadable file, or tensors that do not fit the model.
     """
-    from open_clip.factory import load_checkpoint  # start-up: 3 s
+    from open_clip.factory import load_checkpoint, load_state_dict  # start-up: 3 s
 
     try:
         if is_torchscript(path):
@@ -70,6 +75,13 @@ def load_file(model: nn.Module, path: Path) -> None:
             model.load_state_dict(state, strict=True)
         else:
             refuse_odd(path)
+            if parts:
+                state = load_state_dict(str(path), device="cpu", weights_only=True)
+                model.load_state_dict({
+                    n: v.reshape(()) if n == "logit_scale" else v  # some files have one of [1]
+                    for n, v in state.items() if n.startswith(parts)
+                })
+                return
             load_checkpoint(model, str(path), strict=True, weights_only=True, device="cpu")
     except DataError:
         raise
@@ -85,6 +97,28 @@ def load_file(model: nn.Module, path: Path) -> None:
     except Exception as error:  # torch, safetensors and zip each have kinds of their own
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"cannot load weights from '{path}': {reason}") from error
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a state dict file (.safetensors, .pth, .bin); no code in it is run.
+
+    Raises:
+        DataError: absent, unreadable, or with something else in it.
+    """
+    if not path.is_file():
+        raise DataError(f"no weights file '{path}'")
+    refuse_odd(path)
+    try:
+        state = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else (
+            torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except Exception as error:  # torch, safetensors and zip each have kinds of their own
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(f"cannot read weights from '{path}': {reason}") from error
+    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise DataError(f"'{path}' is no state dict (names and tensors)")
+    return state
 
 
 def download(tag: str, build: str, cfg: dict[str, Any]) -> Path:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.core.trees import Tree
-from fedvlm.models.towers.blocks import BRANCHES, Edits, FrozenBlock
+from fedvlm.models.towers.blocks import BRANCHES, Edits, FrozenBlock, Layered
 from fedvlm.models.towers.layers import frozen_linear
 
 FACTOR_A, FACTOR_B = ".A", ".B"
@@ -53,7 +53,7 @@ def parse_targets(words: str) -> tuple[str, ...]:
 
 
 def lora_tree(
-    tower: str, blocks: Iterable[FrozenBlock], sites: Iterable[str], rank: int, gen: torch.Generator
+    tower: str, blocks: Iterable[Layered], sites: Iterable[str], rank: int, gen: torch.Generator
 ) -> Tree:
     """Return LoRA factors: A uniform in +-1/sqrt(in) (peft's), B zero."""
     tree: Tree = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,17 @@ from fedvlm.models.towers.layers import SplitAttention, frozen_linear
 BRANCHES = ("attn", "mlp")
 Pair = tuple[Tensor, "Tensor | None"]
 Module = Callable[[Tensor], Tensor]
+
+
+class Layered(Protocol):
+    """What LoRA asks of a block: ``FrozenBlock``, or a layer of an encoder."""
+
+    @property
+    def index(self) -> int:
+        """Number in its tower, from 0."""
+
+    def shape(self, site: str) -> tuple[int, int]:
+        """Return (out, in) of a linear layer."""
 
 
 class Unreadable(Exception):

@@ -158,6 +158,9 @@ def split_attention(module: nn.Module) -> int:
     return count
 
 
+_AS_THEY_ARE = ("AttentionPool2d", "ShiftedWindowAttention", "ShiftedWindowAttentionV2")
+
+
 def cast_linears(module: nn.Module, dtype: torch.dtype) -> None:
     """Remake, in place, a frozen tower's linear layers, convolutions and packed attentions.
 
@@ -167,11 +170,13 @@ def cast_linears(module: nn.Module, dtype: torch.dtype) -> None:
     """
     for name, child in module.named_children():
         if isinstance(child, nn.MultiheadAttention):
+            if child.in_proj_weight is None:
+                continue  # CoCa's pool, whose keys are of another width: stays as it is
             split = SplitAttention(child)
             cast_linears(split, dtype)
             setattr(module, name, split)
-        elif type(child).__name__ == "AttentionPool2d":
-            continue  # reads its linears' weights directly: stays fp32, it is one small layer
+        elif type(child).__name__ in _AS_THEY_ARE:
+            continue  # reads its linears' weights directly: stays fp32
         elif isinstance(child, nn.Linear):
             setattr(module, name, CastLinear(child, dtype))
         elif isinstance(child, nn.Conv2d) and dtype is not torch.float32:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,26 +21,34 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.spelling import fill
 from fedvlm.models.backbone import Backbone, project_text
 from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
 from fedvlm.models.towers.clip import is_quick_gelu
 from fedvlm.models.towers.fold import QUICK_GELU
 from fedvlm.models.towers.layouts import PackedLayout, make_layouts
 from fedvlm.models.towers.packed_text import PackedText
-from fedvlm.models.towers.prompts import Prompts, clean_name, fitting_ids
+from fedvlm.models.towers.prompts import Prompts, fitting_ids
 from fedvlm.models.towers.tree_attention import TreeAttention, read_attention
+
+if TYPE_CHECKING:  # imported with its loader, by runs that have such a tower
+    from fedvlm.models.encoders import EncoderBackbone, EncoderLayer
 
 MAX_BYTES = 4 << 30  # of activations kept for the backward pass; more is computed twice
 Piece = Callable[[Edits, int], Tensor]  # edits, clients -> normalised features [K, texts, d]
 
 
-def text_blocks(backbone: Backbone) -> list[FrozenBlock]:
+def text_blocks(backbone: Backbone) -> Sequence[FrozenBlock | EncoderLayer]:
     """Return the text tower's blocks.
 
     Raises:
-        ConfigError: they are not open_clip's standard ones.
+        ConfigError: they are neither open_clip's standard ones nor a known encoder's.
     """
+    if backbone.encoder is not None:
+        return cast("EncoderBackbone", backbone).encoder_layers()
     try:
+        if not backbone.standard:
+            raise Unreadable("it is read out at a class token")
         return read_blocks(backbone.text_blocks)
     except Unreadable as reason:
         raise ConfigError(
@@ -54,7 +63,7 @@ class TextTower:
     Args:
         backbone: the towers.
         classnames: by label.
-        templates: texts with ``{}``; a class is the normalised mean over them.
+        templates: as ``VLModel``'s; a class is the normalised mean over them.
         counters: ``text_tokens`` and ``text_passes`` are counted here.
         packed: the packed tower; None: one sequence a text.
     """
@@ -65,12 +74,23 @@ class TextTower:
     ) -> None:
         self.backbone, self.counters = backbone, counters
         self.sets = len(templates)
-        texts = [t.replace("{}", clean_name(c)) for t in templates for c in classnames]
-        ids = fitting_ids(backbone, texts)
-        blocks = text_blocks(backbone)
-        self.texts = PlainTexts(backbone, blocks, ids) if packed is None else PackedTexts(
-            packed, blocks, ids.split(len(classnames))
+        told = [[fill(t, c) for c in classnames] for t in templates]
+        texts = [text for some in told for text in some if text is not None]
+        counts = [sum(text is not None for text in some) for some in told]
+        # Where classes have unlike numbers of sentences: the class of each text.
+        self.owners = None if {*counts} == {len(classnames)} else torch.tensor(
+            [c for some in told for c, text in enumerate(some) if text is not None],
+            device=backbone.device,
         )
+        ids = fitting_ids(backbone, texts)
+        self.texts: EncoderTexts | PlainTexts | PackedTexts
+        if backbone.encoder is not None:
+            self.texts = EncoderTexts(cast("EncoderBackbone", backbone), ids)
+        else:
+            blocks = cast(list[FrozenBlock], text_blocks(backbone))
+            self.texts = PlainTexts(backbone, blocks, ids) if packed is None else PackedTexts(
+                packed, blocks, ids.split(counts)
+            )
 
     def encode(self, edits: Edits, clients: int, start: int = 0) -> Tensor:
         """Return normalised text features ``[K, C, d]``; the gradient reaches the edits.
@@ -91,6 +111,9 @@ class TextTower:
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         self.counters["text_passes"] += 1
         self.counters["text_tokens"] += clients * self.texts.tokens
+        if self.owners is not None:
+            total = out.new_zeros(clients, int(self.owners.max()) + 1, out.shape[-1])
+            return F.normalize(total.index_add(1, self.owners, out), dim=-1)
         if self.sets == 1:
             return out
         return F.normalize(out.unflatten(1, (self.sets, -1)).mean(1), dim=-1)
@@ -146,6 +169,39 @@ class PlainTexts:
         tower = self.backbone.text_tower
         out = project_text(tower.text_projection, tower.ln_final(x[:, :, 0]))
         return F.normalize(out, dim=-1)
+
+
+class EncoderTexts:
+    """One sequence a text through an encoder of transformers, all layers for every client.
+
+    Args:
+        backbone: the towers.
+        ids: tokens [n, context_length].
+    """
+
+    def __init__(self, backbone: EncoderBackbone, ids: Tensor) -> None:
+        self.backbone, self.ends = backbone, backbone.token_ends(ids)
+        self.ids = ids[:, : int(self.ends.max()) + 1]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts."""
+        return self.ids.numel()
+
+    def pieces(self, clients: int, start: int) -> tuple[list[Piece], bool]:
+        """Return the parts that texts are encoded in, and whether all may be kept at once."""
+        texts, length = self.ids.shape
+        most = _most_rows(self.backbone, self.backbone.text_blocks, clients, start) // length
+        cuts = torch.arange(texts, device=self.ids.device).split(max(1, most))
+        return [partial(self._run, cut) for cut in cuts], len(cuts) == 1
+
+    def _run(self, cut: Tensor, edits: Edits, k: int) -> Tensor:
+        backbone = self.backbone
+        with torch.no_grad():
+            emb = backbone.embed_tokens(self.ids[cut]).repeat(k, 1, 1)
+        with backbone.edited(edits, k):
+            out = backbone.encode_embeddings(emb, self.ends[cut].repeat(k))
+        return F.normalize(out, dim=-1).unflatten(0, (k, -1))
 
 
 class PackedTexts:
@@ -254,7 +310,7 @@ def _times(value: Tensor, factor: float) -> Tensor:
 
 
 def _most_rows(
-    backbone: Backbone, blocks: Sequence[FrozenBlock], clients: int, start: int
+    backbone: Backbone, blocks: Sequence[object], clients: int, start: int
 ) -> int:
     """Return the rows of a sequence that all clients' activations may be kept of."""
     # 16 width-sized values per row and block, as for the packed path.

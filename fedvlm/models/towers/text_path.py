@@ -173,7 +173,7 @@ class ClassPrompts:
         """The plain path, in pieces where its activations would take more than ``PLAIN_BYTES``."""
         backbone = self.path.backbone
         classes, length = whole.ids.shape
-        blocks = len(backbone.text_tower.transformer.resblocks)
+        blocks = len(backbone.text_blocks)
         # 16 width-sized values per row and block, as for the packed path.
         per_text = 16 * backbone.text_width * ctx.element_size() * blocks * length
         most = max(1, PLAIN_BYTES // per_text)

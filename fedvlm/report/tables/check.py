@@ -44,12 +44,14 @@ SCOPES = {
         "server_holdout",
     ),
     "DATASET.TEMPLATE": ("dataset",),
+    "DATASET.TEMPLATES": ("dataset",),
     "FED.FINETUNE_EPOCHS": ("tag",),  # a variant of a method that its label names
 }
 SCOPES["images"] = (*SCOPES["data_digest"], "data_digest")
 # One batch size, one augmentation and preprocessing, one precision per table.
 WIDE = (
     "DATALOADER.TRAIN_X.BATCH_SIZE", "DATALOADER.TRAIN_X.SAMPLER", "DATASET.TEMPLATE",
+    "DATASET.TEMPLATES",
     "FED.FINETUNE_EPOCHS", "MODEL.PREC", "TEST.SPLIT",
 )
 WIDE_PREFIX = "INPUT."

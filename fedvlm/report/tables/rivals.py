@@ -28,7 +28,7 @@ EXACT = 1e-9  # points; less is rounding
 GROUND = (
     "dataset", "data_digest", "setting", "subsample", "shots", "partition", "backbone", "weights",
     "backbone_digest", "cohort", "unseen_clients", "images", "transform", "DATASET.TEMPLATE",
-    "TEST.SPLIT",
+    "DATASET.TEMPLATES", "TEST.SPLIT",
 )
 
 

@@ -175,12 +175,6 @@ def test_the_embedded_backbone() -> None:
         load_backbone("tiny", "openai")
 
 
-def test_custom_towers_that_cannot_take_prompts_are_refused() -> None:
-    for build in ("coca_ViT-B-32", "roberta-ViT-B-32"):
-        with pytest.raises(ConfigError, match="not supported"):
-            load_backbone(build, allow_random=True)
-
-
 @pytest.mark.parametrize("reachable", [True, False])
 def test_weights_that_are_not_here_say_which_file_and_how_to_bring_it(
     monkeypatch: pytest.MonkeyPatch, reachable: bool

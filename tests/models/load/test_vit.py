@@ -16,6 +16,7 @@ from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.load.vit import _arch, build_vit
 from fedvlm.models.vlmodel import VLModel
 from tests.models import trunks
+from tests.models.toys import relative
 
 F64: dict[str, Any] = {"dtype": torch.float64}
 
@@ -111,9 +112,19 @@ def test_refusals(tmp_path: Path) -> None:
         model.anchor("template", 0)
     with pytest.raises(ConfigError, match="timm has no model 'vit_tinny.*vit_tiny"):
         load_backbone("vit_tinny_patch16_224", loader="timm", allow_random=True)
-    for other in ("resnet18", "deit_tiny_distilled_patch16_224"):
-        with pytest.raises(ConfigError, match="not a plain ViT"):
-            load_backbone(other, loader="timm", allow_random=True)
+    with pytest.raises(ConfigError, match="torchvision has no classifier 'resnet19'.*resnet18"):
+        load_backbone("torchvision:resnet19", allow_random=True)
+    with pytest.raises(ConfigError, match="needs weights: --weights FILE"):
+        load_backbone("torchvision:resnet18")
+    with pytest.raises(ConfigError, match="no linear layer at its end"):
+        load_backbone("torchvision:squeezenet1_1", allow_random=True)
+    (tmp_path / "other.pth").write_bytes(b"")
+    torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "other.pth")
+    for library in ("timm", "torchvision"):
+        with pytest.raises(DataError, match="fit|cannot load"):
+            load_backbone(f"{library}:resnet18", str(tmp_path / "other.pth"))
+        with pytest.raises(DataError, match="no weights file"):
+            load_backbone(f"{library}:resnet18", str(tmp_path / "none.pth"))
     with pytest.raises(DataError, match="PRETRAINED False"):
         load_backbone("vit_tiny_patch16_224", str(tmp_path / "none"), loader="timm")
     with pytest.raises(DataError, match="cannot load"):
@@ -139,3 +150,60 @@ def test_timm_s_other_transformers_by_name_and_file(tmp_path: Path) -> None:
         torch.Generator().manual_seed(0),
     )
     assert tree["image.lora.0.q.A"].shape == (2, trunks.WIDTH)
+
+
+TRUNKS = {
+    "timm:resnet18": 512, "timm:convnext_atto": 320, "timm:swin_tiny_patch4_window7_224": 768,
+    "timm:deit_tiny_distilled_patch16_224": 192, "torchvision:resnet18": 512,
+    "torchvision:swin_t": 768,
+}
+
+
+def classifier(name: str) -> Any:
+    """Return the library's own model, its weights and the module that takes its features."""
+    library, _, kind = name.partition(":")
+    with torch.random.fork_rng([]):
+        torch.manual_seed(3)
+        if library == "timm":
+            import timm
+
+            return timm.create_model(kind).eval()
+        import torchvision
+
+        return torchvision.models.get_model(kind, weights=None).eval()
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_any_trunk_for_a_head(name: str, tmp_path: Path) -> None:
+    """Features are what enters the library's own classifier; nothing else is there."""
+    model = classifier(name)
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    ours = load_backbone(name, str(tmp_path / "w.pth"))
+    assert (ours.embed_dim, ours.has_text) == (TRUNKS[name], False)
+    x, seen = torch.randn(2, 3, 224, 224), []
+    last = [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1]
+    last.register_forward_pre_hook(lambda _, args: seen.append(args[0].flatten(1)))
+    with torch.no_grad():
+        model(x)
+    if "distilled" not in name:  # two classifiers: the mean of both tokens
+        assert relative(ours.encode_image(x), seen[0]) < 1e-5
+    assert ours.verify_frozen() == ours.digest
+    low = load_backbone(name, str(tmp_path / "w.pth"), dtype=torch.bfloat16)
+    assert relative(low.encode_image(x), ours.encode_image(x)) < 0.1
+    whole = VLModel(ours, ["a", "b"])
+    for visual in ("none", "feature"):
+        spec = PeftSpec("none", visual, "linear", width=4)
+        tree = peft.build_tensors(spec, whole, torch.Generator().manual_seed(0))
+        p = {n: v.expand(2, *v.shape) for n, v in tree.items()}
+        z = peft.image_features(spec, whole, p, {"pixels": x[:, None]})
+        assert whole.logits(z, peft.text_features(spec, whole, p)).shape == (2, 1, 2)
+    with pytest.raises(ConfigError, match="feature without LN"):
+        peft.build_tensors(PeftSpec("none", "adapter", "linear"), whole, torch.Generator())
+    with pytest.raises(ConfigError, match="has no text tower: use --peft head"):
+        _ = whole.text_width
+
+
+def test_random_trunks_by_seed() -> None:
+    for name in ("timm:resnet18", "torchvision:resnet18"):
+        one, two, other = (load_backbone(name, allow_random=True, seed=s) for s in (1, 1, 2))
+        assert one.digest == two.digest != other.digest and one.weights == "random"

@@ -1,0 +1,87 @@
+"""torchvision's classifiers as image towers without a text tower: ResNet, ConvNeXt, Swin, ...
+
+What stands before a model's last linear layer is the feature. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.files import user_path
+from fedvlm.core.transform import TransformSpec
+from fedvlm.models.load.vit import VisionOnly, ViTBackbone, no_text
+from fedvlm.models.load.weights import read_state
+
+LOADERS = ("torchvision",)
+MEAN, STD, SIDE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224  # of ImageNet's recipes
+
+
+def load(
+    name: str, weights: str = "", *, loader: str, random: bool = False, seed: int = 0,
+    **place: Any,
+) -> ViTBackbone:
+    """Load a classifier of torchvision without its last layer.
+
+    Args:
+        name: torchvision's (``resnet18``, ``swin_t``).
+        weights: a file with a state dict (.pth, .safetensors), as torchvision's own are.
+        loader: ``torchvision``.
+        random: random weights from ``seed``; only where no file is named.
+        seed: of the random weights; the global generators are left alone.
+        place: arguments of ``Backbone``: dtype, device, plain.
+
+    Raises:
+        ConfigError: unknown name, a model without linear layer at its end, or no weights named.
+        DataError: weights that cannot be read or do not fit.
+    """
+    from torchvision import models  # start-up: 1 s
+
+    known = models.list_models(module=models)
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise ConfigError(f"torchvision has no classifier '{name}'{hint}")
+    if not weights and not random:
+        raise ConfigError(
+            f"torchvision's '{name}' needs weights: --weights FILE (its state dict, .pth or "
+            ".safetensors), or MODEL.BACKBONE.PRETRAINED False for random ones"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        model: nn.Module = models.get_model(name, weights=None)
+    if weights:
+        path = user_path(weights)
+        try:
+            model.load_state_dict(read_state(path))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:160]
+            raise DataError(f"'{path}' does not fit torchvision's '{name}': {reason}") from error
+    width = _without_classifier(model.eval(), name)
+    arch = {"torchvision": name, "width": width, "image_size": SIDE}
+    return ViTBackbone(
+        VisionOnly(model), no_text(name), name=name, arch=arch, weights=weights or "random",
+        spec=TransformSpec(SIDE, MEAN, STD, "bilinear"), **place,
+    )
+
+
+def empty(name: str) -> nn.Module:
+    """Return the image tower of a name, with random weights."""
+    from torchvision import models  # start-up: 1 s
+
+    model: nn.Module = models.get_model(name, weights=None)
+    _without_classifier(model, name)
+    return model
+
+
+def _without_classifier(model: nn.Module, name: str) -> int:
+    """Take the last linear layer away, in place; return how wide a feature then is."""
+    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if not layers:
+        raise ConfigError(f"torchvision's '{name}' has no linear layer at its end")
+    place, layer = layers[-1]
+    owner, _, leaf = place.rpartition(".")
+    setattr(model.get_submodule(owner), leaf, nn.Identity())
+    return layer.in_features
