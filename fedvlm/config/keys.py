@@ -329,6 +329,12 @@ def _optim() -> Schema:
             "and class text for itself (SigLIP, with its logit_bias)",
             choices=("softmax", "sigmoid"), neutral="softmax",
         ),
+        "OPTIM.CLASS_WEIGHTS": Option(
+            "none",
+            "what a class counts in a client's loss, by the client's own training images: all the "
+            "same, inversely to its number of images, or to its effective number (Cui et al. 2019)",
+            choices=("none", "balanced", "effective"), neutral="none",
+        ),
         "OPTIM.CLIP": Option(
             0.0, "longest gradient of a client's step, over all its trained tensors; 0 is any",
             low=0, neutral=0.0,

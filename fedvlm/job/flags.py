@@ -135,6 +135,8 @@ FLAGS: tuple[Flag, ...] = (
     _v(_TRAIN, "", "--peft", "what to train: prompt, feature, lora, adapter, head, text-lora",
        "A+B", dest="peft"),
     _v(_TRAIN, "OPTIM.LR", "--lr", "learning rate"),
+    _v(_TRAIN, "OPTIM.CLASS_WEIGHTS", "--class-weights",
+       "what a class counts in the loss: none, balanced, effective", "HOW"),
     _v(_TRAIN, "DATALOADER.TRAIN_X.BATCH_SIZE", "--batch-size --train-batch-size",
        "training batch", "N"),
     _v(_TRAIN, "INPUT.VIEWS", "--views",
