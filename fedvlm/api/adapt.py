@@ -25,9 +25,8 @@ from fedvlm.export.trained import Facts
 from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.discovery import Trust
-from fedvlm.federation.local.balance import Balance
 from fedvlm.federation.rounds import Federation, FedState
-from fedvlm.job.build import views_of
+from fedvlm.job.build import balance_of, views_of
 from fedvlm.job.sources import pixel_sources
 
 NEW = 0  # the only client there is
@@ -115,9 +114,7 @@ def _alone(
     batcher = SplitBatcher(
         train, [split], int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
         old.plan.epochs, model.device, model.dtype, plain=test,
-        balance=Balance.of(
-            cfg.OPTIM.CLASS_WEIGHTS, labels_of(samples), [split], len(model.classnames)
-        ),
+        balance=balance_of(cfg, labels_of(samples), [split], len(model.classnames)),
     )
     plan = replace(old.plan, clients=1, unseen=())
     federation = Federation(trainer, model, batcher, plan, engine=old.engine)

@@ -396,6 +396,10 @@ def _test() -> Schema:
             (), "cross-dataset transfer: names of data sets whose test images the global "
             "model also classifies, with their own class names",
         ),
+        "TEST.METRICS": Option(
+            (), "more metrics of the personal models: auroc, top5, f1, balanced, sensitivity, or a "
+            "function of your own as ./file.py:function", neutral=(),
+        ),
         "TEST.KEEP_LOGITS": Option(False, "keep the last round's logits per sample"),
         "TEST.REFERENCES": Option(
             True,

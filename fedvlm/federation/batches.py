@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, overload
+from typing import TYPE_CHECKING, Protocol, overload
 
 import numpy as np
 import torch
@@ -19,10 +19,14 @@ from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.trees import Tree
-from fedvlm.federation.local.balance import Balance
 from fedvlm.federation.local.steps import Block, StepPlan, plan_steps, plan_whole
 from fedvlm.federation.server import Roster, count_roster
 from fedvlm.models.features.sources import SampleSource
+
+if TYPE_CHECKING:
+    from fedvlm.federation.local.balance import Balance
+
+NO_WEIGHTS = "none"  # OPTIM.CLASS_WEIGHTS: classes count all the same
 
 
 class Split(Protocol):

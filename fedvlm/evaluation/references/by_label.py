@@ -23,8 +23,8 @@ from fedvlm.evaluation import label_rows
 from fedvlm.evaluation.references import suite
 from fedvlm.evaluation.references.logistic import CHUNK_BYTES, FOLDS, FeatureScale, Regression
 from fedvlm.evaluation.references.softmax import GRID, Problems, path
-from fedvlm.federation.batches import IndexSplit
-from fedvlm.federation.local.balance import NO_WEIGHTS, sample_costs
+from fedvlm.federation.batches import NO_WEIGHTS, IndexSplit
+from fedvlm.federation.local.balance import sample_costs
 from fedvlm.federation.server import Row
 from fedvlm.federation.toolbox import moments
 

@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.evaluation.references.softmax import GRID, Problems, Solution, path
-from fedvlm.federation.batches import IndexSplit
-from fedvlm.federation.local.balance import NO_WEIGHTS, sample_costs
+from fedvlm.federation.batches import NO_WEIGHTS, IndexSplit
 from fedvlm.models.features.sources import SampleSource
 
 FOLDS = 5
@@ -162,6 +161,8 @@ def _solved(
     x, w = seen(trains)
     y = _local(frozen, [s.train for s in shares], ids, x.shape[1])
     if frozen.weights != NO_WEIGHTS:
+        from fedvlm.federation.local.balance import sample_costs  # start-up: for such runs only
+
         for row, share in zip(w, shares, strict=True):
             labels = frozen.labels[share.train]
             costs = sample_costs(labels, int(labels.max(initial=0)) + 1, frozen.weights)

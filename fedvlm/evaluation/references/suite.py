@@ -32,8 +32,7 @@ from fedvlm.core.trees import in_double
 from fedvlm.evaluation import metrics, scores
 from fedvlm.evaluation.references.logistic import Frozen, Regression, regressions
 from fedvlm.evaluation.scores import Federated, Predictions
-from fedvlm.federation.batches import IndexSplit
-from fedvlm.federation.local.balance import NO_WEIGHTS
+from fedvlm.federation.batches import NO_WEIGHTS, IndexSplit
 from fedvlm.federation.server import Row
 from fedvlm.federation.toolbox import moments
 from fedvlm.models.features.sources import SampleSource

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-NO_WEIGHTS, BALANCED, EFFECTIVE = "none", "balanced", "effective"
+BALANCED = "balanced"
 BETA = 0.999
 
 
@@ -90,14 +90,6 @@ class Balance:
     sets: np.ndarray | None = None
     used: bool = False
     _rows: dict[int, Tensor] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def of(
-        cls, kind: str, labels: np.ndarray, clients: Sequence[Trained], classes: int,
-        sets: np.ndarray | None = None,
-    ) -> Self | None:
-        """Return what ``OPTIM.CLASS_WEIGHTS`` makes of clients' training images; None: nothing."""
-        return None if kind == NO_WEIGHTS else cls(kind, labels, clients, classes, sets)
 
     def table(self, clients: Sequence[int]) -> Tensor:
         """Return the weights of clients ``[K, C]``, or without and with a label ``[K, C, 2]``."""

@@ -27,7 +27,7 @@ from fedvlm.evaluation.references import (
     template_reference,
     zero_shots,
 )
-from fedvlm.federation.local.balance import NO_WEIGHTS
+from fedvlm.federation.batches import NO_WEIGHTS
 from fedvlm.job.build import Built
 from fedvlm.job.sources import features_of, store_dir
 from fedvlm.models.features.code import PACKAGE
