@@ -210,9 +210,11 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "optional: fedvlm[dp]": ("dp_accounting", "dp_accounting.rdp"),
     },
     "fedvlm/evaluation/evaluator.py": {
+        "start-up: for metrics by name only": ("fedvlm.evaluation.named",),
         "start-up: for sets of labels only": ("fedvlm.evaluation.label_rows",),
     },
     "fedvlm/evaluation/meter.py": {
+        "start-up: for metrics by name only": ("fedvlm.evaluation.named",),
         "start-up: for sets of labels only": ("fedvlm.evaluation.label_rows",),
     },
     "fedvlm/evaluation/scores.py": {
@@ -222,6 +224,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: for sets of labels only": ("fedvlm.evaluation.references.by_label",),
     },
     "fedvlm/job/build.py": {
+        "start-up: for class weights only": ("fedvlm.federation.local.balance",),
         "start-up: on a GPU only": ("fedvlm.models.device",),
         "start-up: runs with attackers only": (
             "fedvlm.federation.reliability.hostile", "fedvlm.evaluation.backdoor",
@@ -241,7 +244,14 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/job/record.py": {
         "start-up: where it is asked for": ("fedvlm.job.results.images",),
     },
+    "fedvlm/evaluation/references/logistic.py": {
+        "start-up: for such runs only": ("fedvlm.federation.local.balance",),
+    },
+    "fedvlm/job/results/end.py": {
+        "start-up: for metrics by name only": ("fedvlm.evaluation.named",),
+    },
     "fedvlm/job/run.py": {
+        "start-up: for metrics by name only": ("fedvlm.evaluation.named",),
         "start-up: for jobs that train nothing": ("fedvlm.job.dry",),
         "start-up: where they are wanted": ("fedvlm.job.results.references",),
         "start-up: for own sets only": ("fedvlm.job.results.near",),

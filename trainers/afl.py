@@ -64,6 +64,7 @@ class AFL(Trainer):
     extras_up = (r"afl\.(gram|weight)",)
     metrics = ()
     weighting = "uniform"
+    unweighted = "solves a ridge regression in closed form, without a loss by classes"
     aggregators = ()  # sums of sufficient statistics
     server_optim = False
     server_rules = {

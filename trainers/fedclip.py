@@ -49,6 +49,7 @@ class FedCLIP(TemplateTrainer):
     """See the module's card."""
 
     name = "FedCLIP"
+    unweighted = "contrasts the images of a batch with each other, and no class with the others"
     groups = ((r"image\.adapter\.fc[12]\.(weight|bias)", "shared"),)
     options = {
         "VARIANT": Option("published", "words of the class texts and weights of the clients: see "

@@ -74,6 +74,7 @@ class TOFA(Trainer):
     extras_down = (r"tofa\.(count|total|gram)",)
     metrics = ()
     weighting = "uniform"
+    unweighted = "fits Gaussians in closed form, without a loss by classes"
     aggregators = ()  # sums of sufficient statistics
     server_optim = False
     server_rules = {

@@ -5,29 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from fedvlm.api.evaluate import same_classes, was_cut
-from fedvlm.api.model import Model
+from fedvlm.api.evaluate import labels_known, same_classes, was_cut
+from fedvlm.api.model import Model, Predictions
 from fedvlm.api.rebuild import Rebuilt, rebuild, run_folder
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.data.datum import Datum, labels_of, refuse_sets
+from fedvlm.data.federated import number_sets
 from fedvlm.data.images import ImageLoader
-from fedvlm.data.own.add import OwnSet, understand
+from fedvlm.data.own.add import LABELS, OwnSet, understand
+from fedvlm.evaluation.label_rows import fix, set_row
 from fedvlm.evaluation.metrics import accuracy
 from fedvlm.export.trained import Facts
 from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.discovery import Trust
 from fedvlm.federation.rounds import Federation, FedState
-from fedvlm.job.build import views_of
+from fedvlm.job.build import balance_of, views_of
 from fedvlm.job.sources import pixel_sources
+from fedvlm.models.vlmodel import VLModel
+from fedvlm.runs.verify.answer import measure_name
 
 NEW = 0  # the only client there is
 
@@ -35,6 +38,7 @@ NEW = 0  # the only client there is
 def adapt(
     run: str | Path, images: str | Path, *, epochs: int | None = None, device: str = "auto",
     weights: str = "", trainer: str = "", trust_code: str = "", round: int | None = None,
+    labels: str = "",
 ) -> tuple[Model, list[str]]:
     """Return a personal model for images that the run has never seen, and what is to be said.
 
@@ -46,6 +50,7 @@ def adapt(
         images: a folder of labelled images, of classes that the run knows. Where it has a test
             part, that is used for the accuracy before and after; otherwise all images train.
         epochs: of fine-tuning; None: as the run's settings say, the method's own by default.
+        labels: columns of sets of labels in a table; empty: the run's, where it has such.
         device, weights, trainer, trust_code, round: see ``fedvlm.load``.
 
     Raises:
@@ -59,19 +64,10 @@ def adapt(
     changes = {} if epochs is None else {"FED.FINETUNE_EPOCHS": str(epochs)}
     base = rebuild(run_folder(run), device, weights, changes, Trust(trainer, trust_code), round)
     model = base.federation.model
-    refuse_sets(model.sets, "fedvlm adapt")
-    own = understand(user_path(images))
-    table = same_classes(model.classnames, own.data.classnames)
-    if table is None:
-        known = same_classes(own.data.classnames, model.classnames) or ()
-        strange = [n for n in own.data.classnames if same_classes(model.classnames, [n]) is None]
-        raise ConfigError(
-            f"{own.data.name} has {len(strange)} classes that the run does not know (first: "
-            f"{strange[0]}; {len(known)} of {len(own.data.classnames)} are the same): a new client "
-            f"shares the run's classes, {', '.join(model.classnames[:3])}, ..."
-        )
-    parts = _parts(own)
-    samples = [replace(d, label=table[d.label]) for part in parts.values() for d in part]
+    asked = labels or str(base.cfg.DATASET.LABELS)
+    own = understand(user_path(images), {LABELS: asked} if asked else None)
+    parts, table = _parts(own), _table(model, own)
+    samples = [_renumbered(d, table) for part in parts.values() for d in part]
     edges = np.cumsum([0, *(len(part) for part in parts.values())])
     split = IndexSplit(*(np.arange(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)))
     federation, batcher = _alone(base, samples, split)
@@ -84,13 +80,55 @@ def adapt(
     words = f"{own.data.name}, {len(split.train)} training images"
     facts = Facts("a new client", words, notes=(f"adapted from {Path(run).name}, {at}",))
     adapted = Model(federation.trainer, model, params, "a new client", facts)
+    if model.sets and len(split.val):  # thresholds as a client of the run has them
+        fixed = fix(*_said_of(adapted, samples, split.val))
+        facts = replace(facts, temperature=fixed.temperature,
+                        thresholds=tuple(fixed.thresholds.tolist()))
     if len(split.test):
+        what = measure_name(model.sets)
         before = _accuracy(Model(federation.trainer, model, shared, "global"), samples, split.test)
         after = _accuracy(adapted, samples, split.test)
-        notes.append(f"{len(split.test)} test images: {before:.1f} before, {after:.1f} after")
-        facts = replace(facts, metrics={"accuracy": after})
-        adapted = Model(federation.trainer, model, params, "a new client", facts)
-    return adapted, notes
+        notes.append(f"{len(split.test)} test images: {what} {before:.1f} before, {after:.1f} "
+                     "after" if model.sets else
+                     f"{len(split.test)} test images: {before:.1f} before, {after:.1f} after")
+        facts = replace(facts, metrics={what: after})
+    return Model(federation.trainer, model, params, "a new client", facts), notes
+
+
+def _table(model: VLModel, own: OwnSet) -> list[int]:
+    """Return the run's number of each class, or label, of the images.
+
+    Raises:
+        ConfigError: one that the run does not know; sets of labels in place of classes, or the
+            other way round.
+        DataError: a label that the run does not know, or columns for some of its labels only.
+    """
+    data = own.data
+    if not model.sets:
+        refuse_sets(data.label_names, "this run")
+        table = same_classes(model.classnames, data.classnames)
+        if table is not None:
+            return table
+        known = same_classes(data.classnames, model.classnames) or ()
+        strange = [n for n in data.classnames if same_classes(model.classnames, [n]) is None]
+        raise ConfigError(
+            f"{data.name} has {len(strange)} classes that the run does not know (first: "
+            f"{strange[0]}; {len(known)} of {len(data.classnames)} are the same): a new client "
+            f"shares the run's classes, {', '.join(model.classnames[:3])}, ..."
+        )
+    table = labels_known(model.classnames, data.label_names, data.name)
+    if len(table) < len(model.classnames) and "," in str(own.keys.get(LABELS, "")):
+        missing = next(n for i, n in enumerate(model.classnames) if i not in table)
+        raise DataError(f"{data.name} has no column for the label '{missing}', which the run has: "
+                        "without it an image that has the label would be trained as one without")
+    return table
+
+
+def _renumbered(datum: Datum, table: Sequence[int]) -> Datum:
+    """Return an image under the run's numbers of classes or labels."""
+    if datum.labels is None:
+        return replace(datum, label=table[datum.label])
+    return replace(datum, labels=tuple(sorted(table[i] for i in datum.labels)))
 
 
 def _parts(own: OwnSet) -> Mapping[str, Sequence[Datum]]:
@@ -110,10 +148,15 @@ def _alone(
         list(samples), model.backbone.transform_spec, views_of(cfg), int(cfg.DATA_SEED),
         crop_scale=tuple(cfg.INPUT.RRCROP_SCALE),
     )
-    train, test = pixel_sources(loader, torch.from_numpy(labels_of(samples).copy()))
+    labels, sets, held = labels_of(samples), None, None
+    if model.sets:
+        labels, sets = number_sets(samples, len(model.classnames))
+        held = torch.from_numpy(sets.copy()).to(model.device, model.dtype)
+    train, test = pixel_sources(loader, torch.from_numpy(labels.copy()))
     batcher = SplitBatcher(
         train, [split], int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
-        old.plan.epochs, model.device, model.dtype, plain=test,
+        old.plan.epochs, model.device, model.dtype, plain=test, sets=held,
+        balance=balance_of(cfg, labels, [split], len(model.classnames), sets),
     )
     plan = replace(old.plan, clients=1, unseen=())
     federation = Federation(trainer, model, batcher, plan, engine=old.engine)
@@ -161,9 +204,26 @@ def _said(federation: Federation, params: Tree, shared: Tree) -> list[str]:
 
 
 def _accuracy(model: Model, samples: Sequence[Datum], at: np.ndarray) -> float:
-    chosen: list[Any] = [samples[int(i)] for i in at]
-    images = [d.array if d.array is not None else d.path for d in chosen]
-    value = accuracy(labels_of(chosen), model.predict(images).labels)
+    """Return the accuracy of images in percent, of sets of labels mAP."""
+    if model.model.sets:
+        value = set_row(-1, *_said_of(model, samples, at))["accuracy"]
+    else:
+        chosen = [samples[int(i)] for i in at]
+        value = accuracy(labels_of(chosen), _predicted(model, chosen).labels)
     if value is None:
-        raise DataError("there are no test images")
-    return value
+        raise DataError("there are no test images with a label" if model.model.sets
+                        else "there are no test images")
+    return float(value)
+
+
+def _said_of(
+    model: Model, samples: Sequence[Datum], at: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sets of labels of images and the model's logits, both ``[n, C]``."""
+    chosen = [samples[int(i)] for i in at]
+    numbers, sets = number_sets(chosen, len(model.classnames))
+    return sets[numbers], _predicted(model, chosen).logits.double().numpy()
+
+
+def _predicted(model: Model, chosen: Sequence[Datum]) -> Predictions:
+    return model.predict([d.array if d.array is not None else d.path for d in chosen])

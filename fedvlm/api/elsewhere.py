@@ -38,7 +38,8 @@ CLOSE = 0.01  # share of a number that is no count of images
 SURE = 1e-3  # of a loss of the same tensors
 ROWS = ("clients", "unseen_clients_rows")
 COSTS = ("counters", "spent", "participants")  # counted, not measured; and ``bytes_...``
-LEFT_OUT = ("seconds", "outliers")  # time, and a note on updates by a rule of the version
+# Time, a note on updates by a rule of the version, and metrics that may be a user's own code.
+LEFT_OUT = ("seconds", "outliers", "named")
 FOLLOWS = ("table", "answer", "next", "below", "gain", "hurt")  # ``runs.verify`` computes them
 
 

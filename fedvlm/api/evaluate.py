@@ -13,14 +13,17 @@ from yacs.config import CfgNode
 from fedvlm.api.model import Model, Predictions
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
-from fedvlm.core.errors import DataError, fold
+from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.datasets import load_dataset, templates
 from fedvlm.data.datum import DatasetBase, Datum, refuse_sets
+from fedvlm.data.federated import number_sets
 from fedvlm.data.images import ImageLoader
-from fedvlm.data.own.add import FORMAT_KEY, OwnSet, understand
+from fedvlm.data.own.add import FORMAT_KEY, LABELS, OwnSet, understand
 from fedvlm.data.targets import set_config
+from fedvlm.evaluation.label_rows import MEASURE, Fixed, set_row
 from fedvlm.evaluation.metrics import accuracy, macro_f1
+from fedvlm.evaluation.rankings import HALF
 from fedvlm.job.images.packed import check_packs, packed_features, packs_of
 
 CUT = "DATASET.TEST_SHARE"  # of a folder that has no test part of its own
@@ -33,14 +36,16 @@ class Labelled:
     Attributes:
         name: of the set.
         samples: what is looked at.
-        classnames: by label.
+        classnames: by label; of sets of labels the labels.
         templates: prompts of the set, with ``{}``.
+        sets: whether an image has a set of labels.
     """
 
     name: str
     samples: Sequence[Datum]
     classnames: tuple[str, ...]
     templates: tuple[str, ...]
+    sets: bool = False
 
 
 def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
@@ -63,13 +68,16 @@ def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
     return _labelled(data, data.test, templates(node))
 
 
-def of_folder(folder: str | Path) -> Labelled:
+def of_folder(folder: str | Path, labels: str = "") -> Labelled:
     """Return the test images of a folder of your own; all of them where it has no test part.
+
+    Args:
+        labels: columns that hold sets of labels (``DATASET.LABELS``); empty: one class per image.
 
     Raises:
         DataError: it is no folder of labelled images.
     """
-    own = understand(user_path(folder))
+    own = understand(user_path(folder), {LABELS: labels} if labels else None)
     samples = own.data.all() if was_cut(own) else own.data.test
     cfg, _ = build_config(None, None, own.keys, [], default_schema())
     return _labelled(own.data, samples, templates(cfg))
@@ -100,7 +108,8 @@ def was_cut(own: OwnSet) -> bool:
 def _labelled(data: DatasetBase, samples: Sequence[Datum], prompts: Sequence[str]) -> Labelled:
     if not samples:
         raise DataError(f"{data.name} has no test images")
-    return Labelled(data.name, samples, tuple(data.classnames), tuple(prompts))
+    names = data.label_names or data.classnames
+    return Labelled(data.name, samples, tuple(names), tuple(prompts), bool(data.label_names))
 
 
 def same_classes(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None:
@@ -121,7 +130,9 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
             another backbone's, or lacks what the method looks at.
     """
     first = next(iter(models.values()))
-    refuse_sets(first.model.sets, "fedvlm evaluate")
+    if first.model.sets:
+        return _evaluate_sets(models, tests)
+    refuse_sets(tests.sets, "this run")
     table = same_classes(first.classnames, tests.classnames)
     own = np.array([d.label for d in tests.samples])
     true = own if table is None else np.array(table)[own]
@@ -140,3 +151,39 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
         if table is None else f"predictions are among the run's {len(first.classnames)} classes"
     )
     return rows, classes
+
+
+def labels_known(ours: Sequence[str], theirs: Sequence[str], name: str) -> list[int]:
+    """Return our number of each of their labels.
+
+    Raises:
+        DataError: a label that the run does not know.
+    """
+    for label in theirs:
+        if same_classes(ours, [label]) is None:
+            raise DataError(f"{name} has the label '{label}', which the run does not know"
+                            f"{did_you_mean(label, ours)}: its labels are {', '.join(ours)}")
+    return same_classes(ours, theirs) or []
+
+
+def _evaluate_sets(
+    models: Mapping[str, Model], tests: Labelled
+) -> tuple[list[dict[str, Any]], str]:
+    """Return ``evaluate`` of models over sets of labels, on the labels that the set has."""
+    first = next(iter(models.values()))
+    if not tests.sets:
+        raise DataError(f"{tests.name} has one class for each image, and the run sets of labels "
+                        "(DATASET.LABELS): give a table, and its columns with --labels")
+    at = labels_known(first.classnames, tests.classnames, tests.name)
+    truth = number_sets(tests.samples, len(at))
+    held = truth[1][truth[0]]
+    rows = []
+    for name, model in models.items():
+        said, facts = _answers(model, tests), model.facts
+        thresholds = facts.thresholds or (HALF,) * len(first.classnames)
+        row = set_row(-1, held, said.logits.double().numpy()[:, at],
+                      Fixed(facts.temperature, np.array(thresholds)[at]))
+        rows.append({"model": name, "images": len(held), MEASURE: row["accuracy"],
+                     **{what: row[what] for what in ("auroc", "macro_f1", "sensitivity")}})
+    return rows, (f"over {len(at)} of the run's {len(first.classnames)} labels; F1 at the "
+                  "thresholds of the client's validation images (0.5 for the global model)")

@@ -56,6 +56,7 @@ class DasslTrainer(ModuleTrainer):
         foreign: config keys outside of its own node that it reads.
     """
 
+    unweighted = "trains by the loss in its own file"
     file: ClassVar[Path]
     sources: ClassVar[Sequence[Path]]
     inner: ClassVar[type]

@@ -335,6 +335,12 @@ def _optim() -> Schema:
             "and class text for itself (SigLIP, with its logit_bias)",
             choices=("softmax", "sigmoid"), neutral="softmax",
         ),
+        "OPTIM.CLASS_WEIGHTS": Option(
+            "none",
+            "what a class counts in a client's loss, by the client's own training images: all the "
+            "same, inversely to its number of images, or to its effective number (Cui et al. 2019)",
+            choices=("none", "balanced", "effective"), neutral="none",
+        ),
         "OPTIM.CLIP": Option(
             0.0, "longest gradient of a client's step, over all its trained tensors; 0 is any",
             low=0, neutral=0.0,
@@ -395,6 +401,10 @@ def _test() -> Schema:
         "TEST.TARGETS": Option(
             (), "cross-dataset transfer: names of data sets whose test images the global "
             "model also classifies, with their own class names",
+        ),
+        "TEST.METRICS": Option(
+            (), "more metrics of the personal models: auroc, top5, f1, balanced, sensitivity, or a "
+            "function of your own as ./file.py:function", neutral=(),
         ),
         "TEST.KEEP_LOGITS": Option(False, "keep the last round's logits per sample"),
         "TEST.REFERENCES": Option(

@@ -38,7 +38,7 @@ classifier.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -56,6 +56,9 @@ from fedvlm.federation.server import Measure, Row, only_numbers
 from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
+
+if TYPE_CHECKING:
+    from fedvlm.evaluation.named import NamedMetric
 
 Ask = Callable[[Measure, Sequence[int]], Iterable[Row]]
 
@@ -96,6 +99,7 @@ class Evaluator:
         self.cross = scores.has_new(tests) if cross is None else cross
         self.sets = getattr(tests, "label_sets", None) is not None
         self.logits: dict[str, Tensor] = {}
+        self.named: Sequence[NamedMetric] = ()
         self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
 
     def __call__(self, event: object) -> dict[str, Any] | None:
@@ -136,7 +140,10 @@ class Evaluator:
         ))
         counts = scores.pool_confusion(rows) if last and self.confusion else None
         by_label = _by_label(rows, self.model.classnames) if self.sets else None
+        named = _named(self.named, rows) if self.named and ends else None
         result = self.combine(event.round, rows)
+        if named is not None:
+            result["named"] = named
         if by_label is not None:
             result["labels"] = by_label
         shared, numbers = self._global(event.shared, ends, keep)
@@ -223,6 +230,13 @@ def _by_label(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any] | Non
     from fedvlm.evaluation import label_rows  # start-up: for sets of labels only
 
     return label_rows.take_labels(rows, names)
+
+
+def _named(asked: Sequence[NamedMetric], rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Take the metrics by name out of clients' lines (``named.take_metrics``)."""
+    from fedvlm.evaluation.named import take_metrics  # start-up: for metrics by name only
+
+    return take_metrics(asked, rows)
 
 
 def _before(event: RoundFinished, rows: Sequence[Row]) -> float | None:

@@ -29,6 +29,7 @@ from fedvlm.models.vlmodel import VLModel
 
 if TYPE_CHECKING:
     from fedvlm.evaluation.backdoor import Backdoor
+    from fedvlm.evaluation.named import NamedMetric
 
 UNASKED = -2  # no label, and not ``scores.BROKEN`` either; memory holds labels above it, 0 is it
 Build = Callable[[VLModel], Predictor]
@@ -153,6 +154,7 @@ class ClientMeter:
             Samples in the partition's order.
         backdoor: where attackers train a trigger: how its success is measured, where calibration
             is asked for.
+        named: metrics by name, computed where calibration is asked for.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class ClientMeter:
         self.model, self.trainer, self.data, self.fold = model, trainer, federated, fold
         self.logits: dict[str, Tensor] = {}
         self.backdoor: Backdoor | None = None
+        self.named: Sequence[NamedMetric] = ()
         self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
 
     def __call__(self, measure: Measure, models: PersonalModels) -> list[Row]:
@@ -185,8 +188,26 @@ class ClientMeter:
             if self.backdoor is not None and measure.calibration:
                 tests = [np.asarray(getattr(self.data.clients[c], measure.split)) for c in clients]
                 self.backdoor.add(found, tests, partial(self._build(params), self.model))
+            if self.named and measure.calibration:
+                self._name(found, measure, clients, answers)
             rows += found
         return rows
+
+    def _name(
+        self, rows: Sequence[Row], measure: Measure, clients: Sequence[int], answers: Answers
+    ) -> None:
+        """Add the metrics by name to the rows of a chunk, by a pass of their own."""
+        from fedvlm.evaluation.named import add_metrics  # start-up: for metrics by name only
+
+        tests = [np.asarray(getattr(self.data.clients[c], measure.split), dtype=np.int64)
+                 for c in clients]
+        sets = getattr(self.data, "label_sets", None)
+        truths = [self.data.labels[t] if sets is None else sets[self.data.labels[t]] for t in tests]
+        width = len(self.model.classnames)
+        add_metrics(self.named, rows, truths, [
+            np.zeros((0, width)) if one.logits is None else one.logits.double().numpy()
+            for one in answers.own(tests, True)
+        ])
 
     def template(self, measure: Measure, clients: Sequence[int]) -> list[Row]:
         """Return the rows of the pretrained model, classified by the dataset's template prompt."""

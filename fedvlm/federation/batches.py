@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, overload
+from typing import TYPE_CHECKING, Protocol, overload
 
 import numpy as np
 import torch
@@ -22,6 +22,11 @@ from fedvlm.core.trees import Tree
 from fedvlm.federation.local.steps import Block, StepPlan, plan_steps, plan_whole
 from fedvlm.federation.server import Roster, count_roster
 from fedvlm.models.features.sources import SampleSource
+
+if TYPE_CHECKING:
+    from fedvlm.federation.local.balance import Balance
+
+NO_WEIGHTS = "none"  # OPTIM.CLASS_WEIGHTS: classes count all the same
 
 
 class Split(Protocol):
@@ -80,6 +85,7 @@ class Batch:
         counts: samples per client, known to the host; (): a batch that was made by hand.
         sets: the sets of labels that there are, ``[S, C]`` of 0 and 1, where a sample has a set of
             them: ``y`` is then the row of its set; None: ``y`` is its class.
+        balance: what classes count in the loss; None: all the same.
     """
 
     x: Mapping[str, Tensor]
@@ -91,6 +97,21 @@ class Batch:
     moment: Moment | None = None
     counts: tuple[int, ...] = ()
     sets: Tensor | None = None
+    balance: Balance | None = None
+
+    def costs(self, dtype: torch.dtype) -> Tensor | None:
+        """Return what each sample counts in a loss ``[K, B]``, or each of its labels ``[K, B, C]``.
+
+        By the class weights of its client; None without any. A loss multiplies by it before it
+        takes the mean over the samples.
+        """
+        if self.balance is None:
+            return None
+        table = self.balance.table(self.clients).to(self.y.device, dtype)
+        if self.sets is None:
+            return table.gather(1, self.y)
+        held = self.sets[self.y] > 0
+        return torch.where(held, table[:, None, :, 1], table[:, None, :, 0])
 
     @property
     def samples(self) -> int:
@@ -327,7 +348,7 @@ class SplitBatcher:
     epoch is its number in the whole run, modulo ``views``. Samples of ``whole`` and ``draw`` come
     un-augmented from ``plain``; without it from ``source``, first view. ``poison`` is what hostile
     clients do to theirs, ``secrets`` what a site's clients draw noise from; ``groups``: by sample,
-    numbers of what ``subset`` never divides.
+    numbers of what ``subset`` never divides; ``balance``: what classes count in the loss.
     """
 
     source: SampleSource
@@ -343,6 +364,7 @@ class SplitBatcher:
     secrets: Mapping[int, bytes] = field(default_factory=dict)
     sets: Tensor | None = None
     groups: np.ndarray | None = None
+    balance: Balance | None = None
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """See ``Batcher.sizes``."""
@@ -459,6 +481,6 @@ class SplitBatcher:
         batch = Batch(
             {s: v.to(self.device) for s, v in x.items()}, block.of(plan.labels),
             block.of(plan.mask), clients=clients, moment=moment, counts=block.counts,
-            sets=self.sets,
+            sets=self.sets, balance=self.balance,
         )
         return batch if self.poison is None else self.poison(batch)

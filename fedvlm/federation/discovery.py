@@ -160,7 +160,7 @@ def load_trainer(spec: str) -> type[Trainer]:
             f"unknown trainer '{spec}'{did_you_mean(spec, names)} "
             f"(fedvlm list shows all {len(files)}; your own: ./my.py:MyMethod)"
         )
-    return _only_trainer(_load(files[stem]), files[stem])
+    return _only_trainer(load_module(files[stem]), files[stem])
 
 
 def _over(net: type[Trainer], method: type[Trainer]) -> type[Trainer]:
@@ -184,7 +184,7 @@ def _from_path(spec: str) -> type[Trainer]:
     if foreign:
         cls: type[Trainer] = FRAMEWORKS.load(foreign).load_foreign(path, name)
         return cls
-    module = _load(path)
+    module = load_module(path)
     if not name:
         return _only_trainer(module, path)
     found = getattr(module, name, None)
@@ -216,7 +216,12 @@ def framework_of(path: Path) -> str:
     return ""
 
 
-def _load(path: Path) -> ModuleType:
+def load_module(path: Path) -> ModuleType:
+    """Run a user's file and return its module; the same file is run once.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
     name = f"fedvlm_trainers.{path.stem}_{abs(hash(str(path.resolve())))}"
     if name in sys.modules:
         return sys.modules[name]

@@ -180,6 +180,7 @@ class LocalEngine:
             update = partial(_updated, trainer, ctx, clients, downloads, accepted)
             (state, upload), looked = run_guarded(ctx, update, _tensors, partial(_asked, ctx))
             _check_extras(_where(trainer.name, ctx), upload.extras, forms)
+            ctx.check_weighted(trainer.name or type(trainer).__name__)
             work.counters.update(ctx.counters)
             stay = _collect(work, trainer.name, ctx, state, upload, looked)
             if stay:

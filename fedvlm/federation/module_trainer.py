@@ -146,6 +146,15 @@ class ModuleTrainer(Trainer):
         each = F.cross_entropy(self.logits(out), y, reduction="none")
         return (each * w).sum() / w.sum()
 
+    def check_weights(self, kind: str) -> None:
+        """See ``Trainer.check_weights``; a criterion of the method's own is refused as well."""
+        self.require(
+            type(self).criterion is ModuleTrainer.criterion, f"OPTIM.CLASS_WEIGHTS {kind}: "
+            f"{self.name or type(self).__name__} has a criterion of its own, which does not read "
+            "class weights; leave it at none",
+        )
+        super().check_weights(kind)
+
     def head_of(self, module: nn.Module) -> nn.Module:
         """Return the part of the module that classifies; all others are the body.
 
@@ -282,11 +291,18 @@ class ModuleTrainer(Trainer):
     ) -> list[T]:
         """Return ``then(criterion)`` of each client; the module is in training mode."""
         x, values = self._streams(model, batch.x), []
-        for k, (y, w) in enumerate(zip(batch.y, batch.w, strict=True)):
+        costs = batch.costs(batch.w.dtype)
+        each = batch.w if costs is None else batch.w * costs
+
+        def criterion(out: Any, k: int) -> Tensor:
+            loss = self.criterion(out, batch.y[k], each[k])
+            return loss if costs is None else loss * (each[k].sum() / batch.w[k].sum())
+
+        for k in range(len(batch.y)):
             seed = batch.seed(PURPOSE, k)
             values.append(self._run(
                 model, params, k, x, rng.seed_of(0, PURPOSE) if seed is None else seed, True,
-                lambda out, y=y, w=w: then(self.criterion(out, y, w)),  # type: ignore[misc]
+                lambda out, k=k: then(criterion(out, k)),  # type: ignore[misc]
             ))
         return values
 

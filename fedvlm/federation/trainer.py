@@ -83,6 +83,8 @@ class Trainer:
         extra_data: what is used beside the clients' training images, in words for results.
         label_sets: it trains on sets of labels, too: its loss is ``cross_entropy`` and nothing in
             it reads ``Batch.y``. A class says so itself; it is not inherited.
+        unweighted: why ``OPTIM.CLASS_WEIGHTS`` cannot be used; empty where the loss of an image is
+            ``cross_entropy``, which reads them.
         exempt: invariants of ``fedvlm check`` that do not hold, with the reason; not those of
             privacy and order.
     """
@@ -99,6 +101,7 @@ class Trainer:
     phases: bool = False
     losses: Sequence[str] = (SOFTMAX, SIGMOID)
     label_sets: ClassVar[bool] = False
+    unweighted: ClassVar[str] = ""
     exempt: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -344,6 +347,27 @@ class Trainer:
             "logit: use a SigLIP backbone, or OPTIM.LOSS softmax",
         )
 
+    def check_weights(self, kind: str) -> None:
+        """Refuse class weights where nothing would read them.
+
+        Called before the first image is encoded.
+
+        Args:
+            kind: ``OPTIM.CLASS_WEIGHTS``, not none.
+
+        Raises:
+            ConfigError: the method has no loss that they could change.
+        """
+        self.require(
+            not self.unweighted, f"OPTIM.CLASS_WEIGHTS {kind}: {self.name or type(self).__name__} "
+            f"{self.unweighted}; leave it at none, or train with --trainer FedAvg or PromptFL",
+        )
+        self.require(
+            self.loss_kind == SOFTMAX, f"OPTIM.CLASS_WEIGHTS {kind}: OPTIM.LOSS {self.loss_kind} "
+            "is a sum over pairs of image and class and has no class weights; use OPTIM.LOSS "
+            f"{SOFTMAX}",
+        )
+
     def check_sets(self) -> None:
         """Refuse images with sets of labels where the method needs one class of each.
 
@@ -488,15 +512,19 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Return the mean cross-entropy per client ``[K]`` of ``logits [K, B, C]``; padding is out.
 
     Of sets of labels (``Batch.sets``) the binary cross-entropy, summed over the labels: minus the
-    log probability of the set, labels being independent.
+    log probability of the set, labels being independent. With class weights (``Batch.costs``) each
+    term counts by its class before the mean is taken.
     """
     k, n, c = logits.shape
+    costs = batch.costs(logits.dtype)
     if batch.sets is not None:
         truth = batch.sets[batch.y].to(logits.dtype)
-        both = F.binary_cross_entropy_with_logits(logits, truth, reduction="none").sum(-1)
+        both = F.binary_cross_entropy_with_logits(logits, truth, reduction="none")
+        both = (both if costs is None else both * costs).sum(-1)
         return (both * batch.w).sum(1) / batch.w.sum(1)
     each = F.cross_entropy(logits.reshape(k * n, c), batch.y.reshape(-1), reduction="none")
-    return (each.reshape(k, n) * batch.w).sum(1) / batch.w.sum(1)
+    each = each.reshape(k, n) if costs is None else each.reshape(k, n) * costs
+    return (each * batch.w).sum(1) / batch.w.sum(1)
 
 
 def _depth(cls: type, *names: str) -> int:

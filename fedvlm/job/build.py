@@ -23,7 +23,7 @@ from fedvlm.evaluation import ClientMeter, panel_of
 from fedvlm.evaluation.scores import Batches
 from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
 from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
-from fedvlm.federation.batches import SplitBatcher
+from fedvlm.federation.batches import NO_WEIGHTS, Split, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
@@ -63,7 +63,10 @@ from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.verify.answer import measure_name
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedvlm.federation.aggregation.client_privacy import ClientPrivacy
+    from fedvlm.federation.local.balance import Balance
     from fedvlm.federation.reliability.hostile import Hostile
 
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
@@ -364,8 +367,7 @@ def prepare_run(
         backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,
         bf16_text=cfg.MODEL.PREC == "bf16", sets=data.label_sets is not None,
     )
-    if data.label_sets is not None:
-        check_sets(cfg, trainer)
+    check_targets(cfg, trainer, data)
     if backbone.has_text:
         model.check_texts()
     loader = ImageLoader(
@@ -382,7 +384,8 @@ def prepare_run(
     batcher: SplitBatcher | Absent = SplitBatcher(
         train, data.clients, size, int(cfg.SEED), loader.views, plan.epochs, model.device,
         model.dtype, plain=test, sets=label_table(data, model),
-        groups=getattr(data, "groups", None),
+        groups=getattr(data, "groups", None), balance=balance_of(
+            cfg, data.labels, data.clients, len(data.classnames), data.label_sets),
     ) if inputs.counts is None else Absent(inputs.counts, size, "the server")
     source = trainer.proxy_source if inputs.serves else ""
     if source == CLIENTS and inputs.counts is not None:
@@ -558,12 +561,16 @@ def complete_run(
     )
 
 
-def check_sets(cfg: CfgNode, trainer: Trainer) -> None:
-    """Refuse a run on sets of labels whose method or engine needs one class of each image.
+def check_targets(cfg: CfgNode, trainer: Trainer, data: FederatedData) -> None:
+    """Refuse class weights or sets of labels where the method or the engine cannot use them.
 
     Raises:
         ConfigError: names the method or the key.
     """
+    if cfg.OPTIM.CLASS_WEIGHTS != NO_WEIGHTS:
+        trainer.check_weights(cfg.OPTIM.CLASS_WEIGHTS)
+    if data.label_sets is None:
+        return
     trainer.check_sets()
     if cfg.FED.ENGINE != "local":
         raise ConfigError(
@@ -574,6 +581,18 @@ def check_sets(cfg: CfgNode, trainer: Trainer) -> None:
         raise ConfigError(
             f"FED.ATTACK {cfg.FED.ATTACK} changes the class of an image, and these images have "
             "sets of labels (DATASET.LABELS): choose sign, scale, constant or alie")
+
+
+def balance_of(
+    cfg: CfgNode, labels: np.ndarray, clients: Sequence[Split], classes: int,
+    sets: np.ndarray | None = None,
+) -> Balance | None:
+    """Return what classes count in clients' losses (``OPTIM.CLASS_WEIGHTS``); None: the same."""
+    if cfg.OPTIM.CLASS_WEIGHTS == NO_WEIGHTS:
+        return None
+    from fedvlm.federation.local.balance import Balance  # start-up: for class weights only
+
+    return Balance(cfg.OPTIM.CLASS_WEIGHTS, labels, clients, classes, sets)
 
 
 def label_table(data: FederatedData, model: VLModel) -> torch.Tensor | None:

@@ -92,6 +92,7 @@ class Recorder:
         self.evaluator = make_evaluator(
             built, keep_logits=bool(test.KEEP_LOGITS or test.PER_IMAGE)
         )
+        self.evaluator.named = built.meter.named
         self.by_validation = built.cfg.TEST.SELECT == "val"
         self._show: list[tuple[RoundRow, list[str]]] = []  # until the state is saved
         self._unsaved: FedState | None = None  # the last whole round, where no checkpoint has it

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from yacs.config import CfgNode
@@ -32,7 +32,7 @@ from fedvlm.evaluation import Panel, zero_shot
 from fedvlm.evaluation.scores import CONFUSION
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, convert_format1
-from fedvlm.job.build import Built, complete_run, prepare_run
+from fedvlm.job.build import Built, Prepared, complete_run, prepare_run
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.engines.base import ClientSide, client_side
 from fedvlm.job.identity import identity_config, present_identity
@@ -54,6 +54,9 @@ from fedvlm.runs.private import public_text
 from fedvlm.runs.state import clear_states
 from fedvlm.runs.verify.answer import answer_lines, measure_name
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
+
+if TYPE_CHECKING:
+    from fedvlm.evaluation.named import NamedMetric
 
 MEMORY_BYTES = 4 << 30  # of clients' states; above it FED.STORE auto keeps them on disk
 
@@ -147,7 +150,9 @@ def _built_and_trained(
         return folder.finished, folder.path
     with folder:
         # Under the lock: two of the same command do it once.
+        named = named_metrics(prepared, origins)
         built = complete_run(prepared, progress, lambda note: console.notes([note]))
+        built.meter.named = named
         folder.begin()
         results = _trained(built, origins, folder, console, sinks, began, clients)
     if folder.draft:
@@ -155,6 +160,25 @@ def _built_and_trained(
                        "a result run the same command without --draft"])
     say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
     return results, folder.path
+
+
+def named_metrics(run: Prepared, origins: Mapping[str, str]) -> Sequence[NamedMetric]:
+    """Return the metrics of ``TEST.METRICS``; a user's file is run here and nowhere else.
+
+    Raises:
+        ConfigError: as ``load_metrics``; clients that are measured in other processes.
+    """
+    words, engine = run.cfg.TEST.METRICS, run.cfg.FED.ENGINE
+    if not words:
+        return ()
+    if engine != "local":
+        raise ConfigError(f"TEST.METRICS is computed in one process: use --engine local, not "
+                          f"{engine}, or drop it")
+    from fedvlm.evaluation.named import load_metrics  # start-up: for metrics by name only
+
+    typed = origins.get("TEST.METRICS", "").startswith(("flag", "opts"))
+    return load_metrics(
+        words, len(run.data.classnames), run.data.label_sets is not None, typed)
 
 
 def check_whole(cfg: CfgNode, request: Request) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 import fedvlm
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
-from fedvlm.evaluation import label_rows
+from fedvlm.evaluation import label_rows, rankings
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.plan import Plateau
 from fedvlm.federation.trainer import cross_entropy
@@ -204,14 +204,102 @@ def test_what_asks_for_one_class_is_refused(
     assert says in capsys.readouterr().err and not list(tmp_path.rglob("*"))
 
 
-def test_adapt_evaluate_and_advise_refuse(whole: Path, chest: Path) -> None:
+def test_advise_refuses(whole: Path) -> None:
     from fedvlm.advise.gather import gather_clients
-    from fedvlm.api.adapt import adapt
 
-    with pytest.raises(ConfigError, match="fedvlm adapt needs one class"):
-        adapt(jobs.folder(whole), chest)
     with pytest.raises(ConfigError, match="fedvlm advise needs one class"):
         gather_clients(run_config(jobs.folder(whole), {}))
+
+
+@pytest.fixture(scope="module")
+def elsewhere(chest: Path) -> Path:
+    """Another hospital's table: columns in another order, a part of its own for each image."""
+    lines = ["file,split,red,striped,bright"]
+    for row in (chest / "scans.csv").read_text().splitlines()[1:]:
+        file, _, cell = row.split(",")
+        part = ("train", "val", "test")[int(file.split(".")[0]) % 3]
+        held = [int(name in cell.split("|")) for name in ("red", "striped", "bright")]
+        lines.append(f"{file},{part},{','.join(map(str, held))}")
+    (chest / "other.csv").write_text("\n".join(lines) + "\n")
+    return chest / "other.csv"
+
+
+def other_truth(table: Path, part: str) -> tuple[list[Path], np.ndarray]:
+    """Files and labels (in the run's order) of a part of a table."""
+    rows = [line.split(",") for line in table.read_text().splitlines()[1:]]
+    rows = [row for row in rows if row[1] == part]
+    truth = np.array([[int(row[4]), int(row[2]), int(row[3])] for row in rows])
+    return [table.parent / row[0] for row in rows], truth
+
+
+OTHER = ("--labels", "red,striped,bright")
+
+
+def test_evaluate_on_another_table_of_sets(
+    whole: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    run = str(jobs.folder(whole))
+    assert main(["evaluate", run, "--images", str(elsewhere), *OTHER, "--client", "1",
+                 "--json"]) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])
+    files, truth = other_truth(elsewhere, "test")
+    model = fedvlm.load(run).client(1)
+    said = model.predict(files)
+    ap = rankings.average_precision(truth, said.logits.numpy())
+    assert row["mAP"] == pytest.approx(100 * ap.mean()) and row["images"] == len(files) == 24
+    assert row["macro_f1"] == pytest.approx(100 * rankings.f1(truth, said.found).mean())
+    assert main(["evaluate", run, "--images", str(elsewhere), "--labels", "bright,red"]) == 0
+    assert "over 2 of the run's 3 labels" in capsys.readouterr().err
+
+
+def test_adapt_a_new_hospital_to_sets(whole: Path, elsewhere: Path) -> None:
+    """Answers follow the run's order of labels; thresholds are of its own validation images."""
+    from fedvlm.api.adapt import adapt
+
+    model, notes = adapt(jobs.folder(whole), elsewhere, epochs=2, labels=OTHER[1])
+    files, truth = other_truth(elsewhere, "test")
+    after = rankings.average_precision(truth, model.predict(files).logits.numpy())
+    before = rankings.average_precision(
+        truth, fedvlm.load(jobs.folder(whole)).global_model.predict(files).logits.numpy())
+    said = next(note for note in notes if "test images: mAP" in note)
+    assert f"{100 * before.mean():.1f} before, {100 * after.mean():.1f} after" in said
+    files, truth = other_truth(elsewhere, "val")
+    fixed = label_rows.fix(truth, model.predict(files).logits.numpy())
+    assert model.facts.temperature == pytest.approx(fixed.temperature)
+    np.testing.assert_allclose(model.facts.thresholds, fixed.thresholds)
+
+
+def test_adapt_trains_on_the_new_labels(whole: Path, elsewhere: Path, tmp_path: Path) -> None:
+    """With a label turned round everywhere, its training turns the model's answers round."""
+    from fedvlm.api.adapt import adapt
+
+    (elsewhere.parent / "turned.csv").write_text("\n".join(
+        line if i == 0 else ",".join([*line.split(",")[:2], str(1 - int(line.split(",")[2])),
+                                      *line.split(",")[3:]])
+        for i, line in enumerate(elsewhere.read_text().splitlines())))
+    model, _ = adapt(jobs.folder(whole), elsewhere.parent / "turned.csv", epochs=60,
+                     labels=OTHER[1])
+    files, truth = other_truth(elsewhere, "train")
+    areas = rankings.auroc(truth, model.predict(files).logits.numpy())
+    assert areas[NAMES.index("red")] < 0.3 and areas[NAMES.index("striped")] > 0.5
+
+
+@pytest.mark.parametrize(("labels", "says"), [
+    ("red,striped,brighter", "'brighter'"),
+    ("red,striped", "no column for the label 'bright'"),
+])
+def test_labels_that_do_not_fit_the_run(
+    labels: str, says: str, whole: Path, elsewhere: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = elsewhere.with_name("renamed.csv")
+    table.write_text(elsewhere.read_text().replace("bright", "brighter") if "brighter" in labels
+                     else elsewhere.read_text())
+    assert main(["adapt", str(jobs.folder(whole)), "--images", str(table), "--labels", labels,
+                 "--to", str(tmp_path / "model")]) == 3
+    said = capsys.readouterr().err
+    assert says in said and not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet"])

@@ -26,6 +26,8 @@ def flags(parser: Parser) -> None:
     add("run", metavar="RUN", help="a run folder")
     add("--images", required=True, metavar="FOLDER", help="folder of labelled images with "
                                                           "classes of the run")
+    add("--labels", default="", metavar="COLUMN", help="columns of sets of labels in that table "
+                                                       "(default: the run's)")
     add("--to", required=True, metavar="DIR", help="a new folder")
     add("--format", default="safetensors", metavar="NAME", help="safetensors, peft, open_clip or "
         "onnx (safetensors)")
@@ -53,6 +55,7 @@ def main(args: Namespace) -> int:
     model, notes = adapt(
         args.run, args.images, epochs=args.epochs, device=args.device, weights=args.weights,
         trainer=args.trainer, trust_code=args.trust_code, round=args.round,
+        labels=args.labels,
     )
     complain(*notes, prefix="note")
     done = model.export(folder, args.format)

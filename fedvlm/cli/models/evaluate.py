@@ -33,24 +33,29 @@ def flags(parser: Parser) -> None:
                                                     "(default: the run's)")
     add("--images", default="", metavar="FOLDER", help="your own images: a folder, or a table of "
                                                        "files")
+    add("--labels", default="", metavar="COLUMN", help="columns of sets of labels in that table "
+                                                       "(default: the run's)")
     add("--json", action="store_true", help="one line of JSON per model")
 
 
 def main(args: Namespace) -> int:
-    """Print accuracy and macro F1 of each chosen model.
+    """Print accuracy and macro F1 of each chosen model, or mAP of sets of labels.
 
     Raises:
         FedvlmError: no such run, client or images; classes that the method cannot choose from.
     """
     if bool(args.dataset) == bool(args.images):
         raise ConfigError("choose the images: --dataset NAME, or --images FOLDER")
+    if args.labels and not args.images:
+        raise ConfigError("--labels needs --images: it names columns of a table")
     if args.root and args.images:
         raise ConfigError("--root needs --dataset: --images FOLDER already gives the place; drop "
                           "--root")
     run = open_run(args)
     from fedvlm.api.evaluate import evaluate, of_dataset, of_folder  # start-up: PyTorch, 2 s
 
-    tests = of_folder(args.images) if args.images else of_dataset(
+    labels = args.labels or str(run.config.DATASET.LABELS)
+    tests = of_folder(args.images, labels) if args.images else of_dataset(
         args.dataset, run.config, args.root
     )
     progress(f"{len(tests.samples):,} images of {tests.name}")

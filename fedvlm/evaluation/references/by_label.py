@@ -23,7 +23,8 @@ from fedvlm.evaluation import label_rows
 from fedvlm.evaluation.references import suite
 from fedvlm.evaluation.references.logistic import CHUNK_BYTES, FOLDS, FeatureScale, Regression
 from fedvlm.evaluation.references.softmax import GRID, Problems, path
-from fedvlm.federation.batches import IndexSplit
+from fedvlm.federation.batches import NO_WEIGHTS, IndexSplit
+from fedvlm.federation.local.balance import sample_costs
 from fedvlm.federation.server import Row
 from fedvlm.federation.toolbox import moments
 
@@ -97,18 +98,20 @@ def _regressions(asked: suite.Asked, share: IndexSplit) -> tuple[Regression, Jud
     train = asked.frozen.x(share.train)
     scale, y = FeatureScale.of(train), _truth(asked, share.train).to(train.device)
     x = scale(train)
+    costs = torch.ones_like(y) if asked.weights == NO_WEIGHTS else torch.from_numpy(sample_costs(
+        asked.data.labels[share.train], asked.classes, asked.weights, asked.sets)).to(y)
     judge, parts = "cross-validation", _parts(asked, share.train).to(x.device)
     if len(share.val):
         judge = "validation"
         z, of = scale(asked.frozen.x(share.val)), _truth(asked, share.val).to(x.device)
-        found = _path(x, y)
+        found = _path(x, y, costs)
         losses = [float(F.binary_cross_entropy_with_logits(_scores(z, w), of)) for w in found]
     else:
-        found, losses = _path(x, y), [0.0] * len(GRID)
+        found, losses = _path(x, y, costs), [0.0] * len(GRID)
         for part in range(FOLDS):
             held = parts == part
             if held.any() and not held.all():
-                for i, w in enumerate(_path(x[~held], y[~held])):
+                for i, w in enumerate(_path(x[~held], y[~held], costs[~held])):
                     losses[i] += float(F.binary_cross_entropy_with_logits(
                         _scores(x[held], w), y[held], reduction="sum"))
     best = int(np.argmin(losses))
@@ -129,8 +132,13 @@ def _scores(x: Tensor, weights: Tensor) -> Tensor:
     return x @ weights.mT
 
 
-def _path(x: Tensor, y: Tensor) -> list[Tensor]:
-    """Return the weights ``[C, d + 1]`` of the labels' regressions for each l2 of ``GRID``."""
+def _path(x: Tensor, y: Tensor, costs: Tensor) -> list[Tensor]:
+    """Return the weights ``[C, d + 1]`` of the labels' regressions for each l2 of ``GRID``.
+
+    Args:
+        x, y: features ``[n, d + 1]`` and labels ``[n, C]`` of 0 and 1.
+        costs: what each label of each image counts ``[n, C]``.
+    """
     n, classes = y.shape
     out = [torch.zeros(classes, x.shape[1], dtype=x.dtype, device=x.device) for _ in GRID]
     mixed = ((y.sum(0) > 0) & (y.sum(0) < n)).nonzero().flatten()
@@ -139,7 +147,7 @@ def _path(x: Tensor, y: Tensor) -> list[Tensor]:
         k = len(some)
         problems = Problems(
             x.expand(k, *x.shape).contiguous(), y[:, some].mT.long().contiguous(),
-            x.new_ones(k, n), x.new_ones(k, 2, dtype=torch.bool))
+            costs[:, some].mT.to(x).contiguous(), x.new_ones(k, 2, dtype=torch.bool))
         for w, (_, solution) in zip(out, path(problems), strict=True):
             w[some] = solution.weights[:, 1] - solution.weights[:, 0]
     for i in (y.sum(0) == n).nonzero().flatten().tolist():

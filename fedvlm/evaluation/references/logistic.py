@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.evaluation.references.softmax import GRID, Problems, Solution, path
-from fedvlm.federation.batches import IndexSplit
+from fedvlm.federation.batches import NO_WEIGHTS, IndexSplit
 from fedvlm.models.features.sources import SampleSource
 
 FOLDS = 5
@@ -36,11 +36,13 @@ class Frozen:
         source: gives the stream ``features [n, d]``.
         labels: by sample index.
         groups: by sample index, numbers of what is never divided; None where nothing is.
+        weights: what classes count in the loss (``OPTIM.CLASS_WEIGHTS``).
     """
 
     source: SampleSource
     labels: np.ndarray
     groups: np.ndarray | None = None
+    weights: str = NO_WEIGHTS
 
     def x(self, indices: np.ndarray) -> Tensor:
         """Return features of unit length ``[n, d]``, float64."""
@@ -158,6 +160,13 @@ def _solved(
 
     x, w = seen(trains)
     y = _local(frozen, [s.train for s in shares], ids, x.shape[1])
+    if frozen.weights != NO_WEIGHTS:
+        from fedvlm.federation.local.balance import sample_costs  # start-up: for such runs only
+
+        for row, share in zip(w, shares, strict=True):
+            labels = frozen.labels[share.train]
+            costs = sample_costs(labels, int(labels.max(initial=0)) + 1, frozen.weights)
+            row[: len(costs)] *= torch.from_numpy(costs).to(row)
     problems = Problems(x, y.to(x.device), w, (ids >= 0).to(x.device))
     test, _ = seen([frozen.x(s.test) for s in shares])
     val = None

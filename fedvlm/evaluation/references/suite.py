@@ -32,7 +32,7 @@ from fedvlm.core.trees import in_double
 from fedvlm.evaluation import metrics, scores
 from fedvlm.evaluation.references.logistic import Frozen, Regression, regressions
 from fedvlm.evaluation.scores import Federated, Predictions
-from fedvlm.federation.batches import IndexSplit
+from fedvlm.federation.batches import NO_WEIGHTS, IndexSplit
 from fedvlm.federation.server import Row
 from fedvlm.federation.toolbox import moments
 from fedvlm.models.features.sources import SampleSource
@@ -58,6 +58,7 @@ class Asked:
         clients: whose test images are judged, ascending.
         members: whose training images count together.
         classes: of the setting.
+        weights: ``OPTIM.CLASS_WEIGHTS``; logistic regressions count classes by it, as the run does.
     """
 
     source: SampleSource
@@ -65,6 +66,7 @@ class Asked:
     clients: Sequence[int]
     members: Sequence[int]
     classes: int
+    weights: str = NO_WEIGHTS
 
     @property
     def sets(self) -> np.ndarray | None:
@@ -81,7 +83,9 @@ class Asked:
     @property
     def frozen(self) -> Frozen:
         """Features and labels."""
-        return Frozen(self.source, self.data.labels, getattr(self.data, "groups", None))
+        return Frozen(
+            self.source, self.data.labels, getattr(self.data, "groups", None), self.weights
+        )
 
     def true(self, client: int) -> np.ndarray:
         """Return the labels of a client's test images."""

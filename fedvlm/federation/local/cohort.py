@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core import rng
-from fedvlm.core.errors import FedvlmError
+from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree, in_double
 from fedvlm.federation.batches import Batch, Batcher, Step
 from fedvlm.federation.groups import Groups
@@ -90,6 +90,19 @@ class Cohort:
         flags = np.zeros((self.k, max(len(self.model.classnames), held.shape[1])), dtype=bool)
         flags[:, : held.shape[1]] = held
         return torch.from_numpy(flags).to(self.model.device, non_blocking=True)
+
+    def check_weighted(self, method: str) -> None:
+        """Refuse a method that has trained without reading the class weights of the run.
+
+        Raises:
+            ConfigError: no loss asked for them.
+        """
+        balance = getattr(self._batcher, "balance", None)
+        if balance is not None and not balance.used and bool(self.sizes.sum() > 0):
+            raise ConfigError(
+                f"OPTIM.CLASS_WEIGHTS {balance.kind}: {method} has trained without reading class "
+                "weights (its loss is no cross_entropy of fedvlm.method); leave it at none"
+            )
 
     def stream(self, purpose: str, client: int = -1) -> torch.Generator:
         """Return a generator for ``purpose`` in this round (of one client, if given)."""

@@ -29,6 +29,7 @@ class TrainingFree(Trainer):
 
     groups = ()
     metrics = ()
+    unweighted = "trains nothing"
     exempt = {
         "G5": "there is nothing to train",
         "G11": "nobody trains",

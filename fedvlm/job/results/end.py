@@ -47,8 +47,9 @@ COLUMNS = (
     "personal", "personal_before_ft", "personal_worst", "global", "base_all", "base_other", "new",
     "hm2", "hm3", "cm", "unseen", "unseen_personal", "targets", "unseen_clients",
 )
+NAMED = "named"  # metrics by name (``evaluation.named``)
 SETS_COLUMNS = ("personal_auroc", "personal_macro_f1")  # of sets of labels
-LONG = ("similarity", CONFUSION, LABELS)  # of a round's record: K x K, C x C
+LONG = ("similarity", CONFUSION, LABELS, NAMED)  # of a round's record: K x K, C x C
 FEW = 4  # targets with a column each; of more, the table on the screen has the mean only
 
 Row = Mapping[str, Any]  # a round's record, or the metrics of a reference without training
@@ -120,8 +121,7 @@ def results_of(
     if references is not None:
         numbers |= _beside(built, last, numbers["spent"], references)
     numbers |= _by_class(built, last) | lost(records)
-    if LABELS in last:
-        numbers[LABELS] = last[LABELS]
+    numbers |= {name: last[name] for name in (LABELS, NAMED) if name in last}
     memory = built.federation.engine.memory()
     taken = [one for one in memory.get("readmitted", ()) if VOID not in one]
     if taken:
@@ -135,7 +135,7 @@ def results_of(
     end = [
         *_end(built), *readmissions(taken),
         *privacy_lines(spoken), *losses(records),
-        *outliers(records), *attack_lines(numbers),
+        *outliers(records), *attack_lines(numbers), *_named(last),
     ]
     run_info = {
         "seconds_this_session": seconds, "seconds_rounds": whole["seconds"],
@@ -168,6 +168,15 @@ def _beside(
         "gain": gain(personal, references),
         "hurt": hurt(last["clients"], references),
     }
+
+
+def _named(last: Row) -> list[str]:
+    """Return a line for each metric by name."""
+    if NAMED not in last:
+        return []
+    from fedvlm.evaluation.named import metric_lines  # start-up: for metrics by name only
+
+    return metric_lines(last[NAMED])
 
 
 def _by_class(built: Built, last: Row) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from fedvlm.evaluation.references import (
     template_reference,
     zero_shots,
 )
+from fedvlm.federation.batches import NO_WEIGHTS
 from fedvlm.job.build import Built
 from fedvlm.job.sources import features_of, store_dir
 from fedvlm.models.features.code import PACKAGE
@@ -59,7 +60,7 @@ def reference_rows(
     if plain is None or zero_shot is not None:
         asked = Asked(
             features_source(built, panel, members, progress), built.data, panel.clients, members,
-            len(built.data.classnames),
+            len(built.data.classnames), built.cfg.OPTIM.CLASS_WEIGHTS,
         )
         if plain is None:
             plain = _made(asked)
@@ -118,6 +119,7 @@ def _path(built: Built, panel: Panel, members: Sequence[int]) -> Path:
         code.hexdigest(), identity["data"], identity["images"], identity["backbone"],
         identity["transform"], identity["device"], backbone.numerics, list(panel.clients),
         list(members), torch.get_num_threads(),
+        *([] if built.cfg.OPTIM.CLASS_WEIGHTS == NO_WEIGHTS else [built.cfg.OPTIM.CLASS_WEIGHTS]),
         *([] if built.data.groups is None else [hashlib.sha256(built.data.groups.tobytes())
                                                 .hexdigest()]),
     ]).encode()).hexdigest()

@@ -69,7 +69,7 @@ def open_site(
         panel = Panel(clients, len(clients))
         return Asked(
             features_source(built, panel, clients, progress), built.data, clients, clients,
-            len(built.data.classnames),
+            len(built.data.classnames), cfg.OPTIM.CLASS_WEIGHTS,
         )
 
     return Site(

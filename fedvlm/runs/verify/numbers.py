@@ -82,7 +82,7 @@ PERCENT = (frozenset(DERIVED) - {"personal_nll"}) | {
     "val", "balanced", "ece", "auroc", "global_auroc", "ap", "f1", "sensitivity",
 }
 #: A method's own numbers, by its own names; and counts under the names of percentages.
-FREE = ("aggregation", "train", "similarity", "confusion")
+FREE = ("aggregation", "train", "similarity", "confusion", "named")
 #: protocol key -> where the manifest's identity says the same.
 PROTOCOL = {
     "dataset": "DATASET.NAME", "trainer": "TRAINER.NAME", "shots": "DATASET.NUM_SHOTS",
