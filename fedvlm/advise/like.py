@@ -4,9 +4,9 @@ The map is a table, ``map.csv``: a row for each cell and method, columns at leas
 ``clients``, ``images`` (of each client, on average), ``skew`` (``even``, ``two classes``, or the
 concentration of a Dirichlet distribution: the smaller, the more unlike the clients), ``shift``
 (``yes`` where each client has another scanner), ``method`` (``alone``, ``together``, ...),
-``seeds`` and, over seeds, the means ``personal``, ``balanced``, ``hurt`` (percentage of clients
-that do better alone) and ``gain`` (points of ``personal`` above alone) with ``gain_se``, its
-standard error.
+``seeds`` (draws of clients and images) and, over them, the means ``personal``, ``balanced``,
+``hurt`` (percentage of clients that do better alone) and ``gain`` (points of ``personal`` above
+alone) with ``gain_se``, its standard error (nan of one draw).
 ``python scripts/evidence map docs/results/map`` writes it.
 """
 
@@ -18,6 +18,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from scipy.special import stdtrit
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
@@ -30,7 +33,8 @@ ALONE, TOGETHER = "alone", "together"
 NEEDED = {"set", "clients", "images", "skew", "shift", "method", "seeds", "personal", "balanced",
           "hurt", "gain", "gain_se"}
 FAR = math.log(2.5)  # a cell whose clients or images differ by more is another case
-Row = Mapping[str, str]
+LEVEL = 0.95
+Row = Mapping[str, Any]
 _EXAMPLE = '"10 clients, 4 images, skew 0.3"'
 
 
@@ -134,31 +138,48 @@ def like_lines(text: str, file: Path) -> list[str]:
     """
     case, rows = read_case(text), read_map(file)
     shift = "yes" if case.shift else "no"
+    every = [r for r in rows if r["shift"] == shift and r["method"] == TOGETHER]
     rows = [r for r in rows if r["skew"] == case.skew and r["shift"] == shift]
     names = list(dict.fromkeys(r["set"] for r in rows))
     cells = {name: _nearest(case, [r for r in rows if r["set"] == name]) for name in names}
     where = " with another scanner at each client" if case.shift else ""
     gains = []
+    wide = max(map(len, ["set", *names]))
     lines = [f"The map's cells nearest to {case.clients} clients, {case.images} images each, "
              f"skew {case.skew}{where}: linear heads at the end of training"]
-    lines.append(f"{'set':<14} {'clients x images':>16}  {'alone':>6}  {'together':>8}  "
+    lines.append(f"{'set':<{wide}} {'clients x images':>16}  {'alone':>6}  {'together':>8}  "
                  f"{'gain (95 %)':>14}  {'balanced':>8}  {'worse off':>9}")
     for name, cell in cells.items():
         if cell is None:
-            lines.append(f"{name:<14} no cell near: the set has too few images")
+            lines.append(f"{name:<{wide}} no cell near: the set has too few images")
             continue
         a, b = cell[ALONE], cell[TOGETHER]
-        error = float(b["gain_se"])
-        margin = 0.0 if math.isnan(error) else 1.96 * error
-        gains.append((float(b["gain"]), margin))
+        half = margin([r for r in every if all(r[c] == b[c] for c in ("set", "clients", "images"))],
+                      int(b["seeds"]))
+        gains.append((float(b["gain"]), half))
         size = f"{a['clients']} x {a['images']}"
-        gain = f"{float(b['gain']):+.1f} +- {margin:.1f}"
+        error = "(one draw)" if math.isnan(half) else f"+- {half:.1f}"
+        gain = f"{float(b['gain']):+.1f} {error}"
         even = float(b["balanced"]) - float(a["balanced"])
-        lines.append(f"{name:<14} {size:>16}  {float(a['personal']):>6.1f}  "
+        lines.append(f"{name:<{wide}} {size:>16}  {float(a['personal']):>6.1f}  "
                      f"{float(b['personal']):>8.1f}  {gain:>14}  {even:>+8.1f}  "
                      f"{float(b['hurt']):>7.0f} %")
     return [*lines, _conclusion(gains), "These are public sets; your own images tell more: "
             "fedvlm advise --images FOLDER"]
+
+
+def margin(cells: Sequence[Row], draws: int, metric: str = "gain") -> float:
+    """Return half the width of a cell's 95 % interval (Student's t) over ``draws``, in points.
+
+    The variance of a draw is pooled over ``cells``: the label skews of the same set, clients,
+    images and shift, since one cell has few draws. nan: no cell has two draws.
+    """
+    several = [(n, float(row[f"{metric}_se"])) for row in cells if (n := int(row["seeds"])) > 1]
+    if not several:
+        return math.nan
+    df = sum(n - 1 for n, _ in several)
+    variance = sum((n - 1) * n * error**2 for n, error in several) / df
+    return float(stdtrit(df, (1 + LEVEL) / 2)) * math.sqrt(variance / draws)
 
 
 def _nearest(case: Case, rows: Sequence[Row]) -> dict[str, Row] | None:

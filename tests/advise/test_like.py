@@ -24,7 +24,8 @@ def cell(name: str, clients: int, images: int, skew: str, alone: float, gain: fl
 def table(tmp_path: Path) -> Path:
     file = tmp_path / "map.csv"
     file.write_text(HEAD + cell("EuroSAT", 10, 5, "0.3", 60, 9.5)
-                    + cell("EuroSAT", 50, 50, "0.3", 70, 1) + cell("DTD", 10, 5, "0.3", 40, 7)
+                    + cell("EuroSAT", 50, 50, "0.3", 70, 1)
+                    + cell("DescribableTextures", 10, 5, "0.3", 40, 7)
                     + cell("EuroSAT", 10, 5, "two classes", 96, -0.5)
                     + cell("DTD", 10, 5, "even", 50, 20) + cell("EuroSAT", 10, 5, "even", 50, 0))
     return file
@@ -53,6 +54,7 @@ def test_a_case_that_is_none(text: str, says: str) -> None:
 def test_the_nearest_cell_of_each_set_decides(table: Path) -> None:
     yes = like.like_lines("12 clients, 4 images, skew 0.3", table)
     assert any("10 x 5" in x and "EuroSAT" in x and "+9.5 +- 0.8" in x for x in yes)
+    assert len({x.index("10 x 5") for x in yes if "10 x 5" in x}) == 1  # a column
     assert "Verdict: federate: together is clearly better on 2 of 2 sets." in yes
     no = like.like_lines("10 clients, 5 images, disjoint", table)
     assert any(line.startswith("Verdict: do not federate") for line in no)
@@ -60,6 +62,14 @@ def test_the_nearest_cell_of_each_set_decides(table: Path) -> None:
     assert any(line.startswith("Verdict: cannot say") for line in open_)
     far = like.like_lines("100 clients, 200 images, skew 0.3", table)
     assert any("no cell near" in line for line in far) and any("cannot say" in x for x in far)
+
+
+def test_of_one_draw_nothing_is_promised(table: Path) -> None:
+    table.write_text(HEAD + cell("EuroSAT", 10, 5, "0.3", 60, 9.5)
+                     .replace(",20,", ",1,").replace(",0.4,", ",nan,"))
+    lines = like.like_lines("10 clients, 5 images, skew 0.3", table)
+    assert any("+9.5 (one draw)" in line for line in lines)
+    assert any(line.startswith("Verdict: cannot say") for line in lines)
 
 
 def test_a_map_that_is_none_is_a_data_error(tmp_path: Path, table: Path) -> None:

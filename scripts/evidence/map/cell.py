@@ -36,12 +36,6 @@ class Score:
     balanced: Tensor
     val: Tensor
 
-    @classmethod
-    def join(cls, each: Sequence[Score]) -> Score:
-        """Return the score of clients ``k`` by ``each[k]``."""
-        return cls(*(torch.stack([getattr(s, name)[k] for k, s in enumerate(each)])
-                     for name in ("clients", "balanced", "val")))
-
     def numbers(self, alone: Score) -> dict[str, float]:
         """Return means over clients, the worst client, and the percentage worse than alone."""
         return {
@@ -75,11 +69,21 @@ class Cell:
         """Log-smoothed class shares by each client's own counts ``[K, C]``."""
         return torch.stack([one.shares(self.data.classes, SMOOTH) for one in self.raw])
 
+    def val(self, found: Heads, unit: bool) -> Tensor:
+        """Return the accuracy ``[K]`` on each client's own validation images, percent."""
+        out = torch.empty(len(self.held), dtype=torch.float64)
+        for k, one in enumerate(self.held):
+            x = self._rows(self.data.val, one.val, one.domain, unit)
+            answers = found.one(k).logits(x)[0].argmax(-1)
+            right = answers == torch.from_numpy(self.data.val.labels[one.val])
+            out[k] = 100 * right.double().mean()
+        return out
+
     def score(self, found: Heads, unit: bool) -> Score:
         """Judge heads: one of all, or one for each client."""
-        test, val = self.data.test, self.data.val
+        test = self.data.test
         accuracy = torch.empty(len(self.held), dtype=torch.float64)
-        balanced, own = torch.empty_like(accuracy), torch.empty_like(accuracy)
+        balanced = torch.empty_like(accuracy)
         labels = torch.tensor(test.labels)
         for domain in sorted({one.domain for one in self.held}):
             at = [k for k, one in enumerate(self.held) if one.domain == domain]
@@ -88,24 +92,21 @@ class Cell:
             recall = solve.recalls(some, x, labels)
             accuracy[at] = 100 * solve.by_shares(recall.expand(len(at), -1), self.shares[at])
             balanced[at] = 100 * solve.by_classes(recall)
-        for k, one in enumerate(self.held):
-            x = self._rows(val, one.val, one.domain, unit)
-            right = found.one(k).logits(x)[0].argmax(-1) == torch.from_numpy(val.labels[one.val])
-            own[k] = 100 * right.double().mean()
-        return Score(accuracy, balanced, own)
+        return Score(accuracy, balanced, self.val(found, unit))
 
     def best(self, candidates: Sequence[Heads], unit: bool) -> tuple[Heads, Score]:
         """Return the heads with the best mean validation accuracy, the first of equal ones."""
-        scores = [self.score(one, unit) for one in candidates]
-        at = max(range(len(scores)), key=lambda i: (float(scores[i].val.mean()), -i))
-        return candidates[at], scores[at]
+        means = [float(self.val(one, unit).mean()) for one in candidates]
+        found = candidates[means.index(max(means))]
+        return found, self.score(found, unit)
 
     def alone(self) -> Score:
         """Return each client's own logistic regression, its l2 by its own validation images."""
-        scores = [self.score(one, True)
-                  for one in solve.alone_heads(self.unit, self.data.classes)]
-        values = torch.stack([s.val for s in scores])
-        return Score.join([scores[int(values[:, k].argmax())] for k in range(len(self.held))])
+        candidates = solve.alone_heads(self.unit, self.data.classes)
+        best = torch.stack([self.val(one, True) for one in candidates]).argmax(0).tolist()
+        weights, seen = (torch.stack([getattr(candidates[i], name)[k] for k, i in enumerate(best)])
+                         for name in ("weights", "seen"))
+        return self.score(Heads(weights, seen), True)
 
 
 def measure(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evidence.map.images import Features, Part
+from evidence.map.images import VAL_SHARE, Features, Part
 from fedvlm.core.rng import numpy_stream
 
 Floats = NDArray[np.float64]
@@ -16,8 +16,8 @@ Labels = NDArray[np.int64]
 TWO = "two classes"  # each client has two classes, evenly
 EVEN = "even"  # each client has all classes, evenly
 SKEWS = (TWO, "0.1", "0.3", "1", EVEN)  # the others: concentration of a Dirichlet distribution
+MOST = 1000  # images of all clients of a cell
 SLACK = 1.02  # of the demand for a class above what there is
-VAL_SHARE = 0.4  # validation images for each training image, as CoOp's split of EuroSAT and DTD
 
 
 @dataclass(frozen=True)

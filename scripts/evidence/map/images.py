@@ -16,13 +16,15 @@ from PIL import Image
 
 from fedvlm.cli import main as cli
 from fedvlm.core.errors import DataError
+from fedvlm.core.rng import numpy_stream
 from fedvlm.data.corruption import corrupt
 from fedvlm.data.packs.pack import open_pack
 
 SETS = {"EuroSAT": "eurosat", "DescribableTextures": "dtd", "Caltech101": "caltech101",
-        "CIFAR100": "cifar100"}  # name on the map -> name for --dataset
+        "CIFAR10": "cifar10"}  # name on the map -> name for --dataset
 SHIFTED = ("EuroSAT", "DescribableTextures")  # read once for each scanner, too
 SCANNERS = ("clean", "brightness:4", "contrast:3", "gaussian_blur:5", "jpeg:5")
+VAL_SHARE = 0.4  # validation images for each training image, as CoOp's split of EuroSAT and DTD
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
@@ -154,4 +156,18 @@ def read_features(name: str, folder: Path) -> Features:
     ends = np.cumsum(about.sizes)
     parts = [Part(np.stack([d[b:e] for d in domains]), clean.labels[b:e])
              for b, e in zip((0, *ends[:-1]), ends, strict=True)]
+    if not len(parts[1].labels):
+        parts[:2] = set_aside(parts[0])
     return Features(name, len(about.classnames), *parts)
+
+
+def set_aside(train: Part) -> list[Part]:
+    """Return training and validation images of a set without a validation list (CIFAR).
+
+    ``VAL_SHARE`` for each that stays, the same share of every class, drawn once for all cells.
+    """
+    rng, taken = numpy_stream(0, "map", "val"), np.zeros(len(train.labels), dtype=bool)
+    for label in np.unique(train.labels):
+        places = np.flatnonzero(train.labels == label)
+        taken[rng.permutation(places)[:round(len(places) * VAL_SHARE / (1 + VAL_SHARE))]] = True
+    return [Part(train.features[:, some], train.labels[some]) for some in (~taken, taken)]

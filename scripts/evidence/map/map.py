@@ -2,8 +2,9 @@
 
 Linear heads on frozen features at their fixed points: the most that heads reach, no statement on
 rounds or prompts. Encodes each set once into FOLDER, runs the cells (each may be interrupted and
-goes on), and writes a page with map.csv and map.png. "Alone" is each client's own logistic
-regression; "together" is the best of four ways to share a head, chosen on validation images.
+goes on), and writes map.csv, and the page and figures made of it. "Alone" is each client's own
+logistic regression; "together" is the best of four ways to share a head, chosen on validation
+images. Rows of a set that --runs lacks stay in map.csv as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,11 +22,11 @@ import torch
 
 from evidence.flags import add_folder, add_map_runs, add_names, make_folder
 from evidence.map.cell import measure
-from evidence.map.deal import SKEWS
-from evidence.map.figure import draw_map
+from evidence.map.deal import MOST, SKEWS
+from evidence.map.figure import FIGURES, draw_map
 from evidence.map.images import SETS, SHIFTED, Features, pack_set, read_features
 from evidence.map.page import page_of, words_of
-from evidence.map.table import summarize, write_table
+from evidence.map.table import join_tables, read_table, summarize, write_table
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError
@@ -34,10 +35,11 @@ from fedvlm.core.files import write_text
 CLIENTS = (2, 5, 10, 20, 50, 100)
 IMAGES = (5, 10, 25, 50, 100, 200)
 SEEDS = 20
+Row = dict[str, Any]
 Key = tuple[int, int, str, bool, int]  # clients, images, skew, shift, seed
 EXAMPLES = (
     "python scripts/evidence map docs/results/map --root DATA/ --backbone ViT-B/16",
-    "python scripts/evidence map docs/results/map --table-only  # from the runs that are there",
+    "python scripts/evidence map docs/results/map --table-only  # page and figures from map.csv",
 )
 
 
@@ -49,12 +51,15 @@ def flags(parser: Parser) -> None:
     add("--backbone", default="", metavar="NAME", help="whose image features are used")
     add_names(parser, "--sets", list(SETS), default=SETS)
     add("--seeds", type=int, default=SEEDS, metavar="N", help=f"draws of each cell ({SEEDS})")
+    for flag, numbers in (("--clients", CLIENTS), ("--images", IMAGES)):
+        add(flag, type=int, nargs="+", default=numbers, metavar="N",
+            help=f"run cells with these only ({', '.join(map(str, numbers))})")
     add("--jobs", type=int, default=2, metavar="N", help="processes (2)")
     add_map_runs(parser, "--root", "--backbone")
 
 
 def main(args: Namespace) -> int:
-    """Run what is missing, then write the table and the figure.
+    """Run what is missing, then write the table, and the page and figures from it.
 
     Raises:
         ConfigError: no cell has been run.
@@ -64,19 +69,25 @@ def main(args: Namespace) -> int:
     if not args.table_only:
         for name in args.sets:
             pack_set(name, args.root, args.backbone, runs)
-        _run_all(args.sets, runs, args.seeds, args.jobs)
-    rows = [row for name in SETS for row in read_rows(rows_file(runs, name))]
+        _run_all(args, runs)
+    into = make_folder(args.folder)
+    table = into / "map.csv"
+    cells = [row for name in SETS for row in read_rows(rows_file(runs, name))]
+    rows = join_tables(summarize(cells), read_table(table))
     if not rows:
         raise ConfigError(f"{runs} has no cells of the map yet: leave --table-only away")
-    into = make_folder(args.folder)
-    summary = summarize(rows)
-    write_table(summary, into / "map.csv")
-    draw_map(summary, into)
-    write_text(into / "README.md", page_of(summary, rows))
-    write_text(into / "words.txt", words_of(summary) + "\n")
-    say(f"{len(rows)} cells of {len({row['set'] for row in rows})} sets; wrote {into}: README.md, "
-        "map.csv, map.png, map-balanced.png")
+    write_table(rows, table)
+    write_pages(read_table(table), into)
+    say(f"{len(cells)} draws in {runs}, {len({row['set'] for row in rows})} sets in {table}; wrote "
+        f"{into}: README.md, map.csv, {', '.join(f'{name}.png' for name in FIGURES)}")
     return 0
+
+
+def write_pages(rows: Sequence[Row], into: Path) -> None:
+    """Write the page, its figures and its words, all from the rows of ``map.csv``."""
+    draw_map(rows, into)
+    write_text(into / "README.md", page_of(rows))
+    write_text(into / "words.txt", words_of(rows) + "\n")
 
 
 def rows_file(runs: Path, name: str) -> Path:
@@ -84,7 +95,7 @@ def rows_file(runs: Path, name: str) -> Path:
     return runs / f"{SETS[name]}.jsonl"
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[Row]:
     """Return the cells of a file; the last line may be half written."""
     if not path.is_file():
         return []
@@ -93,23 +104,27 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def keys_of(name: str, size: int, seeds: int) -> Iterator[Key]:
-    """Yield the cells that a set of ``size`` training images has room for, seed by seed."""
+    """Yield the cells that a set of ``size`` training images has room for, seed by seed.
+
+    None has more than ``MOST`` images.
+    """
     for seed, skew, shift in itertools.product(range(1, seeds + 1), SKEWS, (False, True)):
         if shift and name not in SHIFTED:
             continue
         for clients, images in itertools.product(CLIENTS, IMAGES):
-            if clients * images <= size:
+            if clients * images <= min(size, MOST):
                 yield clients, images, skew, shift, seed
 
 
-def _run_all(names: list[str], runs: Path, seeds: int, jobs: int) -> None:
-    for name in names:
+def _run_all(args: Namespace, runs: Path) -> None:
+    for name in args.sets:
         data = read_features(name, runs)
         path = rows_file(runs, name)
         done = {_key(row) for row in read_rows(path)}
-        wanted = [k for k in keys_of(name, len(data.train.labels), seeds) if k not in done]
+        wanted = [k for k in keys_of(name, len(data.train.labels), args.seeds)
+                  if k not in done and k[0] in args.clients and k[1] in args.images]
         say(f"{name}: {len(wanted)} cells to run, {len(done)} done")
-        with (ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (name, runs)) as pool,
+        with (ProcessPoolExecutor(args.jobs, get_context("spawn"), _begin, (name, runs)) as pool,
               path.open("a", encoding="utf-8") as out):
             for key, numbers in zip(wanted, pool.map(_one, wanted, chunksize=4), strict=True):
                 clients, images, skew, shift, seed = key
@@ -119,7 +134,7 @@ def _run_all(names: list[str], runs: Path, seeds: int, jobs: int) -> None:
                 out.flush()
 
 
-def _key(row: dict[str, Any]) -> Key:
+def _key(row: Row) -> Key:
     return row["clients"], row["images"], row["skew"], row["shift"], row["seed"]
 
 

@@ -10,11 +10,15 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from evidence.map.cell import ALONE
+from evidence.map.cell import ALONE, TOGETHER
+from evidence.map.images import SETS
+from fedvlm.advise.like import margin
 
 METRICS = ("personal", "balanced", "worst", "hurt")
 COLUMNS = ("set", "clients", "images", "skew", "shift", "method", "seeds", *METRICS, "gain",
            "gain_se", "balanced_gain", "balanced_gain_se")
+WHOLE, WORDS = ("clients", "images", "seeds"), ("set", "skew", "method")
+POINTS = 2.0  # from which a gain counts
 Row = dict[str, Any]
 
 
@@ -53,3 +57,44 @@ def write_table(rows: Sequence[Row], path: Path) -> None:
             out.writerow([f"{v:.2f}" if isinstance(v, float) else
                           ("yes" if v else "no") if isinstance(v, bool) else v
                           for v in (row[name] for name in COLUMNS)])
+
+
+def read_table(path: Path) -> list[Row]:
+    """Return the rows of a table that ``write_table`` wrote; none where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{name: text if name in WORDS else text == "yes" if name == "shift"
+                 else int(text) if name in WHOLE else float(text) for name, text in row.items()}
+                for row in csv.DictReader(file)]
+
+
+def join_tables(new: Sequence[Row], old: Sequence[Row]) -> list[Row]:
+    """Return new rows, and those of sets that only the old table has, in the order of ``SETS``."""
+    there = {row["set"] for row in new}
+    return sorted([*new, *(row for row in old if row["set"] not in there)],
+                  key=lambda row: list(SETS).index(row["set"]))
+
+
+def together(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the best way to share."""
+    return [row for row in rows if row["method"] == TOGETHER]
+
+
+def sides(rows: Sequence[Row], metric: str = "gain", least: float = 0.0) -> list[int]:
+    """Return for each row 1 or -1 where the gain is above ``least`` and its 95 % interval, else 0.
+
+    Args:
+        rows: of one method; the interval pools their label skews (``margin``).
+        least: points.
+    """
+    alike: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        alike[_place(row)].append(row)
+    return [0 if not abs(gain := row[metric]) > least
+            or not abs(gain) > margin(alike[_place(row)], row["seeds"], metric)
+            else 1 if gain > 0 else -1 for row in rows]
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("set", "clients", "images", "shift"))

@@ -15,7 +15,7 @@ from typing import Any
 
 from evidence.flags import add_folder, add_map_runs, add_names, make_folder
 from evidence.methods.figure import draw_fixed, draw_methods
-from evidence.methods.page import page_of, words_of
+from evidence.methods.page import cases_of, page_of, words_of
 from evidence.methods.real import RUNS as DRAWN
 from evidence.methods.real import read_real, write_plan
 from evidence.methods.runs import COLUMNS, read_plans, rows_of
@@ -73,6 +73,7 @@ def main(args: Namespace) -> int:
     draw_fixed(real, into)
     write_text(into / "methods.md", page_of(plans, rows, real))
     write_text(into / "methods.txt", words_of(rows) + "\n")
+    write_text(into / "cases.txt", cases_of(rows) + "\n")
     say(f"{len(rows)} runs of {sum(len(p.planned()) for p in plans)} planned and {len(real)} in "
         f"drawn cells; wrote {into}: methods.md, methods.csv, {REAL}, methods.png, fixed.png")
     return 0

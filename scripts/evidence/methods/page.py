@@ -17,6 +17,7 @@ NEAR = 1.0  # points below the best that count as equal to it
 AXES = ("map-axes", "map-new-clients", "map-unseen")
 CSC = " (CSC)"
 MANY = 20  # clients
+SKEWS = {"two": "two classes each", "even": "all classes evenly"}
 FEW_CELLS = 6  # that are named
 
 
@@ -142,24 +143,61 @@ def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> 
 
 
 def words_of(rows: Sequence[Row]) -> str:
-    """Return what the methods gain on the cells that they all have, in two sentences; '' of none.
-    """
+    """Return what the methods gain on the cells that they all have, a line each; '' of none."""
     found = gains(rows)
-    methods = list(dict.fromkeys(m for _, _, m in found))
-    places = {m: {(s, c) for s, c, n in found if n == m} for m in methods}
-    most = max(map(len, places.values()), default=0)
-    whole = [m for m in methods if len(places[m]) == most]
+    whole, places = _whole(found)
     if not whole:
         return ""
-    means = {m: fmean(found[(*place, m)] for place in places[m]) for m in whole}
+    means = {m: fmean(found[(*place, m)] for place in places) for m in whole}
     order = sorted(means, key=lambda m: -means[m])
-    gaps = [gap for place in set().union(*(places[m] for m in whole))
-            if (gap := _beside_prior(*place, found, rows)) is not None]
-    words = (f"On {most} cells of the map the mean gain over working alone is "
-             + ", ".join(f"{means[m]:+.1f} ({m})" for m in order) + " points.")
-    return words + (
-        f" A baseline without training (AFL plus class shares) reaches at least as much as the "
-        f"best of them in {sum(gap <= 0 for gap in gaps)} of {len(gaps)} cells." if gaps else "")
+    gaps = [gap for place in places if (gap := _beside_prior(*place, found, rows)) is not None]
+    lines = [f"The best of {len(whole)} is chosen on these runs: a lead of a point means nothing.",
+             f"Mean gain on {_many(places, 'cell')}: "
+             + ", ".join(f"{m} {means[m]:+.1f}" for m in order) + " points."]
+    if gaps:
+        lines.append("The baseline without training, AFL plus class shares, reaches at least as "
+                     f"much as the best method in {sum(gap <= 0 for gap in gaps)} of {len(gaps)} "
+                     "cells.")
+    return "\n".join(lines)
+
+
+def _whole(
+    found: Mapping[tuple[str, str, str], float]
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the methods that have the most cells, and these cells."""
+    places: dict[str, list[tuple[str, str]]] = {}
+    for name, case, method in found:
+        places.setdefault(method, []).append((name, case))
+    most = max(map(len, places.values()), default=0)
+    whole = [method for method, some in places.items() if len(some) == most]
+    return whole, list(dict.fromkeys(place for method in whole for place in places[method]))
+
+
+def cases_of(rows: Sequence[Row]) -> str:
+    """Return a table that says which method fits a case: the best of each label skew; '' of none.
+
+    Of the methods that have the most cells. "As good": less than ``NEAR`` points below.
+    """
+    found, balanced = gains(rows), gains(rows, "balanced")
+    whole, places = _whole(found)
+    lines = ["| my clients have | best method | gain | class-balanced gain | clients that lose "
+             "| as good | no training: AFL plus class shares |",
+             "|---|---|---:|---:|---:|---|---:|"]
+    for skew in dict.fromkeys(case.split()[0] for _, case in places):
+        some = [place for place in places if place[1].split()[0] == skew]
+        means = {m: fmean(found[(*p, m)] for p in some) for m in whole}
+        top = max(means, key=lambda m: means[m])
+        near = [m for m in sorted(means, key=lambda m: -means[m])
+                if m != top and means[m] >= means[top] - NEAR]
+        runs = [r for r in rows if r["method"] == top and (r["set"], r["case"]) in some
+                and r["plan"] in CELLS]
+        prior = [r["prior"] - r["alone"] for r in runs if r["prior"] is not None]
+        lines.append(
+            f"| {SKEWS.get(skew, f'classes mixed by Dirichlet {skew}')} | {top} | "
+            f"{means[top]:+.1f} | {fmean(balanced[(*p, top)] for p in some):+.1f} | "
+            f"{_number(_mean(runs, 'hurt'))} % | {', '.join(near) or '-'} | "
+            f"{_points(fmean(prior) if prior else None)} |")
+    return "\n".join(lines) if whole else ""
 
 
 def _lack(done: int, planned: int, what: str) -> str:

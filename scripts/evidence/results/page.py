@@ -206,21 +206,22 @@ def _facts(
     }
 
 
-def _map(into: Path) -> dict[str, str]:
+def _map(into: Path) -> dict[str, Any]:
     """Return the map's figure and its words, where somebody made them; see ``MAP``."""
     folder = into / MAP
-    if not ((folder / "map.png").is_file() and (folder / "map.csv").is_file()):
-        return {"png": "", "words": "", "page": "", "methods": "", "best": ""}
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not {"map.png", "map.csv"} <= there:
+        return {"png": "", "words": (), "page": "", "methods": "", "cases": ""}
 
     def told(name: str) -> str:
-        path = folder / name
-        return " ".join(path.read_text(encoding="utf-8").split()) if path.is_file() else ""
+        return (folder / name).read_text(encoding="utf-8").strip() if name in there else ""
 
-    page = "map/README.md" if (folder / "README.md").is_file() else ""
-    methods = "map/methods.md" if (folder / "methods.md").is_file() else ""
     plain = "What federation gains, by clients, images of a client, skew and feature shift."
-    return {"png": "map.png", "page": page, "methods": methods,
-            "words": told("words.txt") or plain, "best": told("methods.txt")}
+    return {"png": next(name for name in ("map-all.png", "map.png") if name in there),
+            "page": "map/README.md" if "README.md" in there else "",
+            "methods": "map/methods.md" if "methods.md" in there else "",
+            "words": (told("words.txt") or plain).splitlines(),
+            "cases": told("cases.txt"), "best": told("methods.txt").splitlines()}
 
 
 def _costs(

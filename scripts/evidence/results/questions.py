@@ -106,43 +106,40 @@ def first_cases(every: Sequence[Case]) -> list[Case]:
     return list(best.values())
 
 
-def federate(every: Sequence[Case], first: Sequence[Case]) -> str:
-    """Answer whether clients should federate, from the settings' best rows."""
+def federate(every: Sequence[Case], first: Sequence[Case]) -> list[str]:
+    """Answer whether clients should federate, from the settings' best rows: a line each."""
     if not first:
-        return "No setting has methods that communicate and a baseline without collaboration."
+        return ["No setting has methods that communicate and a baseline without collaboration."]
     up = [c for c in first if c.sure > 0]
     down = [c for c in first if c.sure < 0]
-    words = [
-        f"Runs of methods in {len(first)} settings: the best method that communicates is "
-        f"significantly better than the best that each client reaches alone in {len(up)}"
-        + _named(up) + f", significantly worse in {len(down)}" + _named(down)
-        + f", and undecided in {len(first) - len(up) - len(down)}."]
+    out = [f"Significantly better in {_named(up)}.", f"Significantly worse in {_named(down)}.",
+           f"Undecided in {len(first) - len(up) - len(down)}."]
     balanced = [c for c in first if c.balanced is not None]
     if balanced:
         gains = [c.balanced.mean for c in balanced if c.balanced]
         better = sum(bool(c.balanced and c.balanced.apart > 0) for c in balanced)
-        words.append(f"Class-balanced accuracy, which counts rare classes like common ones, "
-                     f"changes by {min(gains):+.1f} to {max(gains):+.1f} points; the gain is "
-                     f"significant in {better} of {len(balanced)} settings.")
+        out.append(f"Class-balanced accuracy counts rare classes like common ones. It changes by "
+                   f"{min(gains):+.1f} to {max(gains):+.1f} points; the gain is significant in "
+                   f"{better} of {len(balanced)} settings.")
     hurt = [c for c in first if c.hurt is not None]
     if hurt:
         least, most = (f(hurt, key=lambda c: c.hurt or 0.0) for f in (min, max))
-        words.append(f"Between {least.hurt:.0f} % ({least.method}, {least.setting}) "
-                     f"and {most.hurt:.0f} % ({most.method}, {most.setting}) of the clients reach "
-                     "more alone.")
+        out.append(f"Clients that reach more alone: {least.hurt:.0f} % at least ({least.method} in "
+                   f"{least.setting}), {most.hurt:.0f} % at most ({most.method} in "
+                   f"{most.setting}).")
     new = [c for c in every if c.gain.ahead]
     sure = [c for c in new if c.gain.apart_ahead > 0]
-    words.append("These statements are about these data sets: for one more data set a gain can be "
-                 f"promised in {len(sure) or 'none'} of {len(every)} comparisons."
-                 if len(sure) < len(every) else "")
-    return " ".join(filter(None, words))
+    if len(sure) < len(every):
+        out.append("All this is about these data sets. For one more data set a gain can be "
+                   f"promised in {len(sure) or 'none'} of {len(every)} comparisons.")
+    return out
 
 
-def with_what(standings: Sequence[Standing], unranked: int) -> str:
-    """Answer which method to take: who is best where, and who is as good."""
+def with_what(standings: Sequence[Standing], unranked: int) -> list[str]:
+    """Answer which method to take: who is best where, and who is as good; a line each."""
     every = [one for one in standings if one.alike]
     if not every:
-        return "No setting has tuned methods that train the same."
+        return ["No setting has tuned methods that train the same."]
     with_local = [one for one in every if one.over_local]
     above = [one for one in with_local if one.above_local("")]
     wins: dict[str, int] = {}
@@ -151,19 +148,22 @@ def with_what(standings: Sequence[Standing], unranked: int) -> str:
             wins[one.short(method)] = wins.get(one.short(method), 0) + 1
     places = {name: sum(name in map(one.short, one.means) for one in every) for name in wins}
     most = sorted(wins, key=lambda name: (-wins[name], places[name], name))[:4]
-    return (
-        f"Methods are compared with those that train the same parameters in the same setting: "
-        f"{len(every)} comparisons. In {len(above)} of the {len(with_local)} with LocalOnly (the "
-        "same parameters, each client trained alone) some method is significantly better than "
-        "LocalOnly. Best, or not significantly below the best: "
-        + ", ".join(f"{name} in {wins[name]} of its {places[name]} comparisons" for name in most)
-        + (". (ft) is with a final fine-tuning at each client." if any("(ft)" in n for n in most)
-           else ".")
-        + (f" {unranked} runs of methods that were not tuned are not ranked." if unranked else ""))
+    out = [
+        f"{len(every)} comparisons, each of methods that train the same parameters in the same "
+        "setting.",
+        "LocalOnly is the same parameters, each client trained alone. Some method is significantly "
+        f"better than it in {len(above)} of the {len(with_local)} comparisons that have it.",
+        "Best, or not significantly below the best: "
+        + ", ".join(f"{name} in {wins[name]} of its {places[name]}" for name in most) + "."]
+    if any("(ft)" in name for name in most):
+        out.append("(ft): with a final fine-tuning at each client.")
+    if unranked:
+        out.append(f"{unranked} runs of methods that were not tuned are not ranked.")
+    return out
 
 
-def at_our_place(standings: Sequence[Standing], lanes: Sequence[Lane]) -> str:
-    """Answer what a run costs: bytes as sent, seconds, over the best rows."""
+def at_our_place(standings: Sequence[Standing], lanes: Sequence[Lane]) -> list[str]:
+    """Answer what a run costs: bytes as sent, seconds, over the best rows; a line each."""
     by_name = {lane.name: lane for lane in lanes}
     costs = []
     for one in standings:
@@ -175,14 +175,16 @@ def at_our_place(standings: Sequence[Standing], lanes: Sequence[Lane]) -> str:
             costs.append((mean(sent) or 0.0, mean(run.seconds for run in runs) or 0.0,
                           one.short(one.best)))
     if not costs:
-        return "No run of these settings sent anything."
+        return ["No run of these settings sent anything."]
     least, most = min(costs), max(costs)
     seconds = sorted(cost[1] for cost in costs)
-    return (f"A CPU is enough: with the best methods a run of all clients takes "
-            f"{seconds[0]:.0f} to {seconds[-1]:.0f} seconds on one core, because the backbone is "
-            "frozen and encodes each image once. In each round a client sends and receives "
-            f"{least[0]:,.0f} kB ({least[2]}) to {most[0]:,.0f} kB ({most[2]}). One process, "
-            "several processes, and sites that keep their images run the same command.")
+    return [
+        f"A CPU is enough. With the best methods a run of all clients takes {seconds[0]:.0f} to "
+        f"{seconds[-1]:.0f} seconds on one core: the backbone is frozen and encodes each image "
+        "once.",
+        f"A client sends and receives {least[0]:,.0f} kB ({least[2]}) to {most[0]:,.0f} kB "
+        f"({most[2]}) in each round.",
+        "The same command runs in one process, in several, and at sites that keep their images."]
 
 
 def sent_of(run: FinishedRun) -> float | None:
@@ -247,5 +249,5 @@ def _percent(value: float | None) -> str:
 
 
 def _named(rows: Sequence[Case]) -> str:
-    names = ", ".join(f"{c.setting}: {c.method} {c.gain.mean:+.1f}" for c in rows)
-    return f" ({names} points)" if rows else ""
+    names = ", ".join(f"{c.method} {c.gain.mean:+.1f} points in {c.setting}" for c in rows)
+    return f"{len(rows)}: {names}" if rows else "none"

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from evidence.commands import main
 from evidence.map import cell
-from evidence.map.deal import EVEN, SKEWS, TWO, class_shares, deal, draw, fit_shares
-from evidence.map.images import Features, Part
+from evidence.map.deal import EVEN, MOST, SKEWS, TWO, class_shares, deal, draw, fit_shares
+from evidence.map.figure import FIGURES
+from evidence.map.images import Features, Part, set_aside
 from evidence.map.map import keys_of, read_rows
-from evidence.map.table import summarize
+from evidence.map.page import page_of, words_of
+from evidence.map.table import join_tables, read_table, sides, summarize
+from fedvlm.advise.like import margin
 
 
 @pytest.fixture(scope="module")
@@ -125,16 +131,64 @@ def test_table_and_figures_of_cells_that_were_run(
     table = (tmp_path / "out" / "map.csv").read_text().splitlines()
     assert table[2] == ("EuroSAT,2,5,even,no,together,2,63.00,61.50,61.50,0.00,11.50,0.50,"
                         "11.50,0.50")
-    assert {"map.png", "map-balanced.png"} <= {p.name for p in (tmp_path / "out").iterdir()}
+    assert {f"{name}.png" for name in FIGURES} <= {p.name for p in (tmp_path / "out").iterdir()}
     assert summarize(rows[:1])[0]["seeds"] == 1
     page = (tmp_path / "out" / "README.md").read_text()
-    assert "better by more than 2 points in 4 of 4 cells, worse in 0; median +11.5" in page
+    assert "| all classes evenly | 4 | 4 | 0 | +11.5 | +11.5 (EuroSAT, 2 clients, 5 images" in page
     assert "EuroSAT (2 draws of each cell)" in page
     assert "is +0.0 points from the personal head's fixed point" in page
-    assert "8 cells of 1 sets" in capsys.readouterr().out
-    assert main(["map", str(tmp_path / "out"), "--runs", str(tmp_path), "--table-only"]) == 2
+    assert "8 draws in" in capsys.readouterr().out
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / "map.csv").write_text("\n".join(table) + "\n")
+    assert main(["map", str(again), "--runs", str(tmp_path / "none"), "--table-only"]) == 0
+    for path in (tmp_path / "out").iterdir():  # page and figures are made from the table alone
+        assert (again / path.name).read_bytes() == path.read_bytes(), path.name
+    assert main(["map", str(tmp_path / "no"), "--runs", str(tmp_path), "--table-only"]) == 2
     assert main(["map", str(tmp_path / "out"), "--sets", "EuroSet", "--table-only"]) == 2
     assert "did you mean 'EuroSAT'" in capsys.readouterr().err
+
+
+def row(name: str, images: int, skew: str, seeds: int, gain: float, error: float) -> dict[str, Any]:
+    return {"set": name, "clients": 2, "images": images, "skew": skew, "shift": False,
+            "method": "together", "seeds": seeds, "gain": gain, "gain_se": error}
+
+
+def test_a_gain_counts_by_a_t_interval_pooled_over_skews() -> None:
+    """Two draws each of two skews: the pooled interval equals that of all four deviations."""
+    draws = {EVEN: (7.0, 9.0), TWO: (1.0, 5.0)}
+    rows = [row("EuroSAT", 5, skew, 2, sum(x) / 2, abs(x[0] - x[1]) / 2)
+            for skew, x in draws.items()]
+    left = np.concatenate([np.array(x) - np.mean(x) for x in draws.values()])
+    half = scipy.stats.t.ppf(0.975, 2) * np.sqrt((left**2).sum() / 2) / np.sqrt(2)
+    assert margin(rows, 2) == pytest.approx(half)
+    assert 3 < half < 8
+    assert sides(rows) == [1, 0] == sides(rows, least=7.9)
+    assert sides(rows, least=8.1) == [0, 0]
+    assert sides([row("EuroSAT", 5, EVEN, 2, -8.0, 0.1)]) == [-1]
+    single = row("EuroSAT", 10, EVEN, 1, 30.0, math.nan)
+    assert sides([*rows, single]) == [1, 0, 0]  # one draw, nothing to pool with: undecided
+
+
+def test_new_rows_of_a_set_replace_its_old_ones() -> None:
+    old = [row("EuroSAT", 5, EVEN, 2, 1.0, 1.0), row("CIFAR10", 5, EVEN, 2, 1.0, 1.0)]
+    new = [row("Caltech101", 5, EVEN, 2, 2.0, 1.0), row("EuroSAT", 10, EVEN, 2, 2.0, 1.0)]
+    assert join_tables(new, old) == [new[1], new[0], old[1]]
+
+
+def test_a_set_without_validation_images_gives_some_of_each_class(made: Features) -> None:
+    train, val = set_aside(made.train)
+    assert (np.bincount(val.labels) == 11).all() and (np.bincount(train.labels) == 29).all()
+    both = np.concatenate([train.features, val.features], axis=1)
+    assert len(np.unique(both[0], axis=0)) == len(made.train.labels)
+    assert (set_aside(made.train)[1].features == val.features).all()
+
+
+def test_the_published_page_is_made_of_its_table() -> None:
+    folder = Path(__file__).parents[4] / "docs" / "results" / "map"
+    rows = read_table(folder / "map.csv")
+    assert (folder / "README.md").read_text() == page_of(rows)
+    assert (folder / "words.txt").read_text() == words_of(rows) + "\n"
 
 
 def test_a_cell_without_enough_images_of_its_classes_is_empty(made: Features) -> None:
@@ -146,5 +200,6 @@ def test_a_cell_without_enough_images_of_its_classes_is_empty(made: Features) ->
 def test_cells_have_room_in_the_set() -> None:
     keys = list(keys_of("Caltech101", 250, 2))
     assert max(k[0] * k[1] for k in keys) == 250
+    assert max(k[0] * k[1] for k in keys_of("Caltech101", 5000, 1)) == MOST
     assert not any(shift for _, _, _, shift, _ in keys)
     assert [k[-1] for k in keys] == sorted(k[-1] for k in keys)

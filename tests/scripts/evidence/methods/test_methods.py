@@ -113,10 +113,16 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
     nothing = methods_page.page_of(plans, rows[:2], [])
     assert "None of the 192 planned runs has been run yet." in nothing
     assert "None of the 216 planned pairs of runs has been run yet." in nothing
-    assert methods_page.words_of(rows[:2]) == (
-        "On 1 cells of the map the mean gain over working alone is +20.0 (Ditto), +10.0 (FedAvg) "
-        "points. A baseline without training (AFL plus class shares) reaches at least as much as "
-        "the best of them in 0 of 1 cells.")
+    assert methods_page.words_of(rows[:2]).splitlines()[1:] == [
+        "Mean gain on 1 cell: Ditto +20.0, FedAvg +10.0 points.",
+        "The baseline without training, AFL plus class shares, reaches at least as much as the "
+        "best method in 0 of 1 cells."]
+    more = [*rows[:2], row("map-heads", "even 10x10", "FedAvg", 81.5),
+            row("map-heads", "even 10x10", "Ditto", 81.0), rows[2]]
+    assert methods_page.cases_of(more).splitlines()[2:] == [
+        "| classes mixed by Dirichlet 0.3 | Ditto | +20.0 | +30.0 | 10.0 % | - | +15.0 |",
+        "| all classes evenly | FedAvg | +21.5 | +31.5 | 10.0 % | Ditto | +15.0 |"]
+    assert methods_page.cases_of([]) == ""
     assert methods_page.words_of([]) == ""
     assert len(text.splitlines()) <= 300
     assert gains(rows)["eurosat", "0.3 10x10", "Ditto"] == pytest.approx(20)

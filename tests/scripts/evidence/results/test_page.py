@@ -81,6 +81,7 @@ def test_a_page_comes_of_its_cells_alone(
     (page / "cells").rename(again / "cells")
     assert published(output, again) == first
     first = (again / "README.md").read_text()
+    assert "\n- Best, or not significantly below the best: Ditto in 1 of its 1" in first
     assert first.startswith("# Results\n12 runs: 3 methods on one frozen backbone, 2 data sets, 2 "
                             "seeds and one setting")
     assert [line for line in first.splitlines() if line.startswith("## ")] == [
@@ -200,11 +201,16 @@ def test_the_map_is_shown_where_somebody_made_it(
     published(output, page, "--from", str(output / "out"))
     assert "map.png" not in (page / "README.md").read_text()
     (page / "map").mkdir()
-    for name, words in (("map.png", ""), ("map.csv", "a,b\n"), ("words.txt", "Who gains.\n")):
+    for name, words in (("map.png", ""), ("map.csv", "a,b\n"),
+                        ("words.txt", "Who gains.\nWho *not*.\n"),
+                        ("cases.txt", "| case |\n|---|\n| mine |\n"),
+                        ("methods.txt", "Ditto +1.\n")):
         (page / "map" / name).write_text(words)
     published(output, page)
     first = (page / "README.md").read_text()
-    assert "Who gains." in first and "](map/map.png)" in first and "client-gain" not in first
+    assert "- Who gains.\n- Who \\*not\\*.\n" in first
+    assert "\n| case |\n|---|\n| mine |\n" in first and "- Ditto +1.\n" in first
+    assert "](map/map.png)" in first and "client-gain" not in first
 
 
 @pytest.mark.usefixtures("no_drawings")
