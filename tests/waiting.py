@@ -229,6 +229,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: runs with attackers only": (
             "fedvlm.federation.reliability.hostile", "fedvlm.evaluation.backdoor",
         ),
+        "start-up: runs with privacy of images only": (
+            "fedvlm.federation.toolbox.image_privacy",
+        ),
         "start-up: runs with client-level privacy only": (
             "fedvlm.federation.aggregation.client_privacy",
         ),

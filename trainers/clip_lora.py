@@ -35,6 +35,7 @@ class CLIPLoRA(PeftTrainer):
 
     name = "CLIP-LoRA"
     label_sets = True
+    image_fits = (0,)
     roles = {peft.BODY: "personal", peft.HEAD: "personal"}
     options = {
         "SCALE": Option(

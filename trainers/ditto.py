@@ -22,6 +22,8 @@ Command: python federated_main.py --demo --trainer Ditto
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fedvlm.method import (
     TAG,
     TRAINER_REGISTRY,
@@ -54,6 +56,11 @@ class Ditto(PeftTrainer):
         "P_EPOCHS": Option(0, "local epochs of the private model; 0 is FED.LOCAL_EPOCHS", low=0),
         "WEIGHTING": weighting("samples", neutral="samples"),
     }
+
+    @property
+    def image_fits(self) -> Sequence[int]:
+        """The private model's fit, and the shared one's."""
+        return (int(self.cfg.P_EPOCHS), 0)
 
     @property
     def weighting(self) -> str:

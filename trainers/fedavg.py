@@ -31,4 +31,5 @@ class FedAvg(PeftTrainer):
 
     name = "FedAvg"
     label_sets = True
+    image_fits = (0,)
     classic = True

@@ -58,6 +58,7 @@ class FedBABU(PeftTrainer):
 
     name = "FedBABU"
     label_sets = True
+    image_fits = (0,)
     classic = True
     roles = {peft.BODY: "shared", peft.HEAD: "frozen"}
     needs = (peft.BODY, peft.HEAD)

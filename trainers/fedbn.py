@@ -35,6 +35,7 @@ class FedBN(PeftTrainer):
 
     name = "FedBN"
     label_sets = True
+    image_fits = (0,)
     classic = True
     weighting = "uniform"
 

@@ -57,6 +57,7 @@ class FedDyn(PeftTrainer):
 
     name = "FedDyn"
     label_sets = True
+    image_fits = (0,)
     classic = True
     same_basis = True
     weighting = "uniform"

@@ -33,6 +33,7 @@ class FedPer(PeftTrainer):
 
     name = "FedPer"
     label_sets = True
+    image_fits = (0,)
     classic = True
     roles = {peft.BODY: "shared", peft.HEAD: "personal"}
     needs = (peft.BODY, peft.HEAD)

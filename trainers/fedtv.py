@@ -80,6 +80,7 @@ class FedTV(Trainer):
 
     name = "FedTV"
     metrics = (r"(.+/)?loss", r"(cls|cont|reg)_loss", r"fusion_native")
+    image_fits = (0,)
     groups = (
         (r"text\.sigma|image\.shared_adapter\..*", "shared"),
         (r"text\.[USV]|image\.personal_adapter\..*|image\.fusion\..*", "personal"),

@@ -65,6 +65,7 @@ class LGFedAvg(PeftTrainer):
 
     name = "LG-FedAvg"
     label_sets = True
+    image_fits = (0,)
     classic = True
     roles = {peft.BODY: "personal", peft.HEAD: "shared"}
     needs = (peft.BODY, peft.HEAD)

@@ -29,4 +29,5 @@ class PromptFL(PeftTrainer):
 
     name = "PromptFL"
     label_sets = True
+    image_fits = (0,)
     must_train = "prompt"

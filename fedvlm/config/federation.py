@@ -272,20 +272,29 @@ def _privacy() -> Schema:
     """Return what ``docs/privacy.md`` explains."""
     node = "FED.DP."
     return {
+        node + "UNIT": Option(
+            "client", "what differential privacy hides: one client (noise on the sum of their "
+            "moves), or one image or all images of one group (--groups) of a client (noise on "
+            "every gradient, added by the client)", choices=("client", "image", "group"),
+            neutral="client",
+        ),
         node + "CLIP": Option(
-            0.0, "client-level differential privacy: longest move of a client in a round, all "
-                 "shared tensors together; 0: no such privacy", low=0, neutral=0.0,
+            0.0, "differential privacy: longest move of a client in a round, all shared tensors "
+                 "together (FED.DP.UNIT image, group: longest gradient of one of them); 0: no such "
+                 "privacy", low=0, neutral=0.0,
         ),
         node + "EPSILON": Option(
             0.0, "epsilon of the whole run, by which the noise is chosen; 0: FED.DP.NOISE is given",
             low=0, neutral=0.0,
         ),
         node + "NOISE": Option(
-            0.0, "standard deviation of the noise on the sum of a round's moves, in FED.DP.CLIP",
+            0.0, "standard deviation of the noise on the sum of a round's moves (of a batch's "
+                 "gradients), in FED.DP.CLIP",
             low=0, neutral=0.0,
         ),
         node + "DELTA": Option(
-            0.0, "delta of (epsilon, delta); has to be given, below one over the clients", low=0,
+            0.0, "delta of (epsilon, delta); has to be given, below one over the clients (images "
+                 "of a client)", low=0,
             high=1, high_open=True, neutral=0.0,
         ),
     }

@@ -86,6 +86,7 @@ class Batch:
         sets: the sets of labels that there are, ``[S, C]`` of 0 and 1, where a sample has a set of
             them: ``y`` is then the row of its set; None: ``y`` is its class.
         balance: what classes count in the loss; None: all the same.
+        groups: numbers of what each sample belongs to, ``[K, B]`` int64; None: nobody asked.
     """
 
     x: Mapping[str, Tensor]
@@ -98,6 +99,7 @@ class Batch:
     counts: tuple[int, ...] = ()
     sets: Tensor | None = None
     balance: Balance | None = None
+    groups: Tensor | None = None
 
     def costs(self, dtype: torch.dtype) -> Tensor | None:
         """Return what each sample counts in a loss ``[K, B]``, or each of its labels ``[K, B, C]``.
@@ -143,6 +145,7 @@ class Batch:
             self, x=x, y=self.y[:k, start:end], w=self.w[:k, start:end],
             rows=None if self.rows is None else self.rows[:k], clients=self.clients[:k],
             present=None if self.present is None else self.present[:k],
+            groups=None if self.groups is None else self.groups[:k, start:end],
             counts=tuple(min(max(c - start, 0), end - start) for c in self.counts[:k]),
         )
 
@@ -154,6 +157,7 @@ class Batch:
             rows=index if self.rows is None else self.rows[index],
             clients=tuple(self.clients[i] for i in at) if self.clients else (),
             present=None if self.present is None else self.present[index],
+            groups=None if self.groups is None else self.groups[index],
             counts=tuple(self.counts[i] for i in at) if self.counts else (),
         )
 
@@ -201,7 +205,7 @@ def single_samples(params: Tree, batch: Batch, size: int) -> Iterator[tuple[Batc
         y = batch.y[:, part].reshape(-1, 1)
         yield replace(
             batch, x=x, y=y, w=torch.ones_like(batch.w[:, part]).reshape(-1, 1), rows=at,
-            clients=clients, counts=(1,) * (k * n), present=None,
+            clients=clients, counts=(1,) * (k * n), present=None, groups=None,
         ), each
 
 
@@ -348,7 +352,8 @@ class SplitBatcher:
     epoch is its number in the whole run, modulo ``views``. Samples of ``whole`` and ``draw`` come
     un-augmented from ``plain``; without it from ``source``, first view. ``poison`` is what hostile
     clients do to theirs, ``secrets`` what a site's clients draw noise from; ``groups``: by sample,
-    numbers of what ``subset`` never divides; ``balance``: what classes count in the loss.
+    numbers of what ``subset`` never divides; ``grouped``: batches tell them, too; ``balance``:
+    what classes count in the loss.
     """
 
     source: SampleSource
@@ -365,10 +370,19 @@ class SplitBatcher:
     sets: Tensor | None = None
     groups: np.ndarray | None = None
     balance: Balance | None = None
+    grouped: bool = False
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """See ``Batcher.sizes``."""
         return [len(self.splits[c].train) for c in clients]
+
+    def largest_groups(self, clients: Sequence[int]) -> dict[int, int]:
+        """Return by client the training samples of its largest group; {}: no groups are known."""
+        if self.groups is None:
+            return {}
+        counts = {c: np.unique(self.groups[self._part(c, "train")], return_counts=True)[1]
+                  for c in clients}
+        return {c: int(n.max(initial=1)) for c, n in counts.items()}
 
     def lengths(self, clients: Sequence[int], per_step: int) -> list[int]:
         """See ``Batcher.lengths``."""
@@ -477,10 +491,12 @@ class SplitBatcher:
         self, plan: StepPlan, block: Block, views: Sequence[int], clients: tuple[int, ...],
         moment: Moment | None,
     ) -> Batch:
-        x = plan.streams(block, views)
+        x, groups = plan.streams(block, views), None
+        if self.grouped and self.groups is not None:
+            groups = torch.from_numpy(self.groups)[block.of(plan.index)].to(self.device)
         batch = Batch(
             {s: v.to(self.device) for s, v in x.items()}, block.of(plan.labels),
             block.of(plan.mask), clients=clients, moment=moment, counts=block.counts,
-            sets=self.sets, balance=self.balance,
+            sets=self.sets, balance=self.balance, groups=groups,
         )
         return batch if self.poison is None else self.poison(batch)

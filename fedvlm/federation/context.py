@@ -137,6 +137,7 @@ class Context(Cohort):
             DivergedError: a number is not finite (policy ``abort``).
             FedvlmError: a loss that is not one number for each client.
         """
+        self._unless_noised("grad")
         names = self.trained(params, (SHARED, PERSONAL)) if train is None else list(train)
         got = compute_gradient(self.model, params, loss, batch, names)
         self._count(batch, len(batch.y), got.value, got.grads, what)
@@ -166,6 +167,7 @@ class Context(Cohort):
             DivergedError: a number is not finite (policy ``abort``).
             FedvlmError: a loss that is not one number for each client.
         """
+        self._unless_noised("grad_each")
         names = self.trained(params, (SHARED, PERSONAL)) if train is None else list(train)
         each, tree = sample_gradients(self.model, params, loss, batch, names, most)
         self._count(batch, batch.y.numel(), each.sum(1), tree, what)
@@ -204,6 +206,7 @@ class Context(Cohort):
         Raises:
             FedvlmError: the run asks for what only a ``fit`` can do.
         """
+        self._unless_noised("loop")
         if epochs is None and (self.patience or self.kept is not None):
             key = "FED.EARLY_STOP" if self.patience else "OPTIM.KEEP_STATE"
             raise FedvlmError(
@@ -240,7 +243,8 @@ class Context(Cohort):
 
         With ``OPTIM.KEEP_STATE`` the optimiser goes on from where this client's fit of this ``tag``
         left it; with ``FED.EARLY_STOP`` a client stops where its validation loss does not fall any
-        more, and keeps its last tensors.
+        more, and keeps its last tensors. With ``FED.DP.UNIT image`` (``group``) every gradient is
+        cut image by image and noised before ``edit`` sees it, and no loss is recorded.
 
         Args:
             params: leaves ``[K, ...]``; names outside ``train`` stay as they are.
@@ -257,6 +261,8 @@ class Context(Cohort):
         Raises:
             DivergedError: a loss or gradient is not finite (policy ``abort``).
         """
+        if self.private is not None:
+            self.private.enter(self.counters, epochs)
         spec = optim or self.optim
         rule = spec.build()
         names = self.trained(params, train)
@@ -266,8 +272,16 @@ class Context(Cohort):
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
             batch = batches[0]
-            value, _, grads = self.grad(slots["p"], loss, batch, names)
-            self.check(value, f"loss of fit '{tag}' at local step {step.index}", batch)
+            if self.private is None:
+                value, _, grads = self.grad(slots["p"], loss, batch, names)
+                self.check(value, f"loss of fit '{tag}' at local step {step.index}", batch)
+            else:
+                what = f"fit '{tag}' at local step {step.index}"
+                value, each = sample_gradients(
+                    self.model, slots["p"], loss, batch, names, batch.y.numel()
+                )
+                self._count(batch, batch.y.numel(), value.sum(1), each, what)
+                grads = self.private.noised(each, batch)
             if edit is not None:
                 grads = edit(slots["p"], grads, batch)
             self.check_tree(grads, f"gradient in fit '{tag}' at local step {step.index}", batch)

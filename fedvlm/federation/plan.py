@@ -16,13 +16,14 @@ from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.server_optim import ServerOptimSpec
 from fedvlm.federation.batches import step_slices
 from fedvlm.federation.context import DESCENT, FIT, LOOP
-from fedvlm.federation.local.effort import Effort, samples_of
+from fedvlm.federation.local.effort import Effort, Worked, samples_of
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.reliability.unreliable import Unreliable, below_quorum, quorum_count
 
 if TYPE_CHECKING:
     from fedvlm.federation.aggregation.client_privacy import ClientPrivacy
     from fedvlm.federation.reliability.hostile import Hostile
+    from fedvlm.federation.toolbox.image_privacy import ImagePrivacy
 
 _COVER = "ranges such as 0-4,5-7 must contain every client once"
 RISE = 0.5  # points of validation accuracy that count as a rise
@@ -183,6 +184,7 @@ class Plan:
         unreliable: who does not answer in time.
         hostile: who attacks, and how; None: nobody.
         dp: client-level privacy, by which rounds are drawn, too; None: none.
+        private: privacy of images or groups, by noise on every gradient; None: none.
     """
 
     rounds: int
@@ -205,6 +207,7 @@ class Plan:
     unreliable: Unreliable = field(default_factory=Unreliable)
     hostile: Hostile | None = None
     dp: ClientPrivacy | None = None
+    private: ImagePrivacy | None = None
 
     @property
     def effort(self) -> Effort:
@@ -268,6 +271,32 @@ class Plan:
             return {}
         steps = self.effort.whole(round_, clients, lengths)
         return self.unreliable.lost(round_, clients, steps)
+
+    def worked(
+        self, cohorts: Mapping[int, Sequence[int]], sizes: Sequence[int], batch: int
+    ) -> list[Worked]:
+        """Return what each client of some rounds does in them, as far as it is public.
+
+        Args:
+            cohorts: round -> who is drawn.
+            sizes: training samples of every client of the federation.
+            batch: of the local training.
+        """
+        slices, steps = [step_slices(int(n), batch, 1) for n in sizes], dict[int, list[int]]()
+        fits = self.private.fits if self.private else (0,)
+        for round_, drawn in cohorts.items():
+            lengths = [len(slices[c]) for c in drawn]
+            whole = self.effort.whole(round_, drawn, lengths)
+            for c, n, length in zip(drawn, whole, lengths, strict=True):
+                steps.setdefault(c, []).extend(e * length if e else n for e in fits)
+        return [
+            Worked(
+                tuple(each), len(slices[c]), int(sizes[c]),
+                max((stop - start for step in slices[c] for start, stop in step), default=0),
+                self.private.spread(c, len(slices[c])) if self.private else 1,
+            )
+            for c, each in sorted(steps.items())
+        ]
 
     def answering(self, round_: int, lengths: Sequence[int]) -> list[int]:
         """Return the clients of a round that answer in time, ascending.

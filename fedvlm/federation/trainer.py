@@ -138,6 +138,9 @@ class Trainer:
         """Keep the config; ``self.cfg`` is the method's own node, ``self.root`` the whole tree."""
         self.root = cfg
         self.cfg: Any = cfg.TRAINER.get(self.name.upper()) if self.name else None
+        dp = getattr(getattr(cfg, "FED", None), "DP", None)
+        if dp is not None and dp.UNIT != "client" and dp.CLIP:
+            self.metrics = ()  # a training loss is an exact function of images
         own = self.groups is not None or type(self).rules is not Trainer.rules
         self.require(
             not (own and self._personal()), f"FED.PERSONAL '{self._personal()}': {self.name} "
@@ -171,6 +174,16 @@ class Trainer:
     def weighting(self) -> str:
         """How clients weigh; a subclass may set a plain class attribute of this name."""
         return SAMPLES
+
+    @property
+    def image_fits(self) -> Sequence[int]:
+        """Of each ``ctx.fit`` of a client's round its epochs (0: as many as the run says).
+
+        A method that has it can be trained with noise on every image's gradient (``FED.DP.UNIT
+        image``): its loss is a mean over images, and a client reads images by these fits alone. A
+        subclass sets a plain attribute of this name, each for itself: it is not inherited.
+        """
+        return ()
 
     @property
     def server_rules(self) -> Mapping[str, ServerRule]:

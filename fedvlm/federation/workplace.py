@@ -160,7 +160,7 @@ class Workplace:
             self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
             plan.clock_per_round, newcomers=tuple(c not in worked for c in clients),
             effort=plan.effort, patience=plan.early_stop, class_counts=self.roster.classes,
-            portion=portion,
+            portion=portion, private=plan.private,
         )
 
     def finetuning_cost(self) -> dict[str, float]:

@@ -12,6 +12,7 @@ import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
+from fedvlm.config.engines import of_parties
 from fedvlm.config.federation import ATTACKS
 from fedvlm.config.keys import ROLES, default_schema
 from fedvlm.core.errors import ConfigError
@@ -24,8 +25,10 @@ from fedvlm.evaluation.scores import Batches
 from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
 from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
 from fedvlm.federation.batches import NO_WEIGHTS, Split, SplitBatcher
+from fedvlm.federation.context import OWN
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
+from fedvlm.federation.groups import PERSONAL, SHARED
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer, takes_peft
@@ -299,6 +302,8 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
         return int(cfg.FED.CHUNK)
     batch = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
     sets = trainer.prompt_sets(batch)
+    if sets and cfg.FED.DP.CLIP and cfg.FED.DP.UNIT != "client":  # a gradient for each image
+        sets = max(sets, batch)
     # Tokens of two prompt sets, roughly: packed, or one full-length text per class.
     packed = 24 + 6 * len(model.classnames)
     if cfg.PEFT.CSC or getattr(trainer.cfg, "CSC", False):  # a context of its own for each class
@@ -384,7 +389,8 @@ def prepare_run(
     batcher: SplitBatcher | Absent = SplitBatcher(
         train, data.clients, size, int(cfg.SEED), loader.views, plan.epochs, model.device,
         model.dtype, plain=test, sets=label_table(data, model),
-        groups=getattr(data, "groups", None), balance=balance_of(
+        groups=getattr(data, "groups", None), grouped=cfg.FED.DP.UNIT == "group",
+        balance=balance_of(
             cfg, data.labels, data.clients, len(data.classnames), data.label_sets),
     ) if inputs.counts is None else Absent(inputs.counts, size, "the server")
     source = trainer.proxy_source if inputs.serves else ""
@@ -397,7 +403,7 @@ def prepare_run(
     if inputs.serves:
         trainer.check_proxy(proxy)
     start = TrainingStart.of(trainer, model, batcher, plan, sites)  # may refuse
-    plan, said = _adversaries(cfg, plan, start, sites, backbone, trainer, inputs)
+    plan, said = _adversaries(cfg, plan, start, sites, backbone, trainer, inputs, batcher)
     if plan.hostile is not None and isinstance(batcher, SplitBatcher):
         batcher = replace(batcher, poison=plan.hostile.poison)
     check_rounds(trainer, model, batcher, plan, start.roster)
@@ -420,7 +426,7 @@ def prepare_run(
 
 def _adversaries(
     cfg: CfgNode, plan: Plan, start: TrainingStart, sites: Sequence[int], backbone: Backbone,
-    trainer: Trainer, inputs: Inputs,
+    trainer: Trainer, inputs: Inputs, batcher: SplitBatcher | Absent,
 ) -> tuple[Plan, list[str]]:
     """Return the plan with who attacks and what is hidden of clients, and remarks on both."""
     remarks, fed = list[str](), cfg.FED
@@ -433,10 +439,53 @@ def _adversaries(
     if fed.HOSTILE:
         hostile, said = hostile_of(cfg, plan, start, sites, backbone, inputs)
         plan, remarks = replace(plan, hostile=hostile), [*remarks, *said]
-    if any((cfg.FED.DP.CLIP, cfg.FED.DP.NOISE, cfg.FED.DP.EPSILON)):
-        dp, words = privacy_of(cfg, plan, start, trainer, inputs)
-        plan, remarks = replace(plan, dp=dp), [*remarks, words]
+    if any((fed.DP.CLIP, fed.DP.NOISE, fed.DP.EPSILON)):
+        if fed.DP.UNIT == "client":
+            dp, words = privacy_of(cfg, plan, start, trainer, inputs)
+            plan = replace(plan, dp=dp)
+        else:
+            plan, words = image_privacy_of(cfg, plan, start, trainer, batcher)
+        remarks = [*remarks, words]
+    elif fed.DP.UNIT != "client":
+        remarks.append(f"no differential privacy: FED.DP.UNIT {fed.DP.UNIT} alone sets none; give "
+                       "FED.DP.CLIP, FED.DP.EPSILON and FED.DP.DELTA")
     return plan, remarks
+
+
+def image_privacy_of(
+    cfg: CfgNode, plan: Plan, start: TrainingStart, trainer: Trainer,
+    batcher: SplitBatcher | Absent,
+) -> tuple[Plan, str]:
+    """Return the plan with the privacy of images or groups, and what is to be said of it.
+
+    Raises:
+        ConfigError: it is incomplete, or does not cover the run.
+    """
+    # start-up: runs with privacy of images only
+    from fedvlm.federation.toolbox import image_privacy as room
+
+    kind, dp = type(trainer), cfg.FED.DP
+    fits = tuple(trainer.image_fits) if "image_fits" in vars(kind) else ()
+    room.check_method(
+        cfg.TRAINER.NAME, dp.UNIT, fits=fits, network=getattr(trainer, "network", False),
+        trains_by=trainer.trains_by, extras=trainer.releases(start.groups).extras,
+        own_privacy=kind.privacy is not Trainer.privacy, own_weight=start.weighting == OWN,
+        finetune=start.finetuning.epochs, early_stop=plan.early_stop,
+    )
+    size = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
+    groups = batcher.largest_groups(plan.members) if isinstance(batcher, SplitBatcher) else {}
+    how = room.ImagePrivacy(
+        dp.UNIT, dp.CLIP, dp.NOISE, dp.DELTA, fits, groups
+    )
+    plan, sizes = replace(plan, private=how), start.roster.train.tolist()
+    work = plan.worked({r: plan.sample(r) for r in range(1, plan.rounds + 1)}, sizes, size)
+    how = room.make_image_privacy(
+        how, epsilon=dp.EPSILON, work=work, largest=max(sizes, default=0),
+        sites=of_parties(cfg),
+    )
+    trained = sum(v.numel() for n, v in start.p0.items()
+                  if start.groups.of[n] in (SHARED, PERSONAL))
+    return replace(plan, private=how), room.beside_the_sum(how, trained, size)
 
 
 def privacy_of(

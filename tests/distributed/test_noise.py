@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +18,10 @@ from fedvlm.distributed.noise import FILE, LENGTH, client_keys, site_secret
 from fedvlm.federation.batches import Batch, Moment
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import WholeState
+from fedvlm.federation.toolbox.image_privacy import ImagePrivacy
 from fedvlm.federation.toolbox.privacy import add_noise, secret_normal
 
-from .grid import Grid, local
+from .grid import Grid, federation
 
 SIZE, STD = 20_000, 3.0
 
@@ -95,10 +97,13 @@ def test_other_work_has_another_key() -> None:
     assert key not in [one[0] for one in others]
 
 
+@pytest.mark.parametrize(("method", "name"), [("DP-FPL", "text.global"), ("PromptFL", "text.ctx")])
 def test_sites_with_secrets_go_on_to_the_same_bits_which_nobody_else_has(
-    world: CheckWorld, tmp_path: Path
+    world: CheckWorld, tmp_path: Path, method: str, name: str
 ) -> None:
-    trainer, setup = load_trainer("DP-FPL"), Setup(rounds=2)
+    """DP-FPL's noise, and that of ``FED.DP.UNIT image``."""
+    trainer, setup = load_trainer(method), Setup(rounds=2)
+    how = ImagePrivacy("image", 1.0, 2.0, 1e-5, (0,)) if method == "PromptFL" else None
 
     def grid(folder: Path, taken_down: bool) -> WholeState:
         one = Grid(world, trainer, folder, setup)
@@ -106,6 +111,7 @@ def test_sites_with_secrets_go_on_to_the_same_bits_which_nobody_else_has(
         def hide() -> None:
             for name, site in one.sites.items():
                 site.secret = name.encode() * 4
+                site.federation.plan = replace(site.federation.plan, private=how)
 
         hide()
         fed, _ = one.server()
@@ -117,6 +123,7 @@ def test_sites_with_secrets_go_on_to_the_same_bits_which_nobody_else_has(
 
     whole = grid(tmp_path / "whole", False)
     same_fed(whole, grid(tmp_path / "again", True), "a site begun again")
-    seeded, _ = local(world, trainer, setup)
-    name = "text.global"
+    fed = federation(world, trainer, setup)
+    fed.plan = replace(fed.plan, private=how)
+    seeded = fed.run()
     assert not torch.equal(whole.server["w"][name], seeded.server["w"][name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from fedvlm.federation.batches import Batch, Batcher, Step
 from fedvlm.federation.groups import Groups
 from fedvlm.federation.local.effort import Effort, Work
 from fedvlm.models.vlmodel import VLModel
+
+if TYPE_CHECKING:
+    from fedvlm.federation.toolbox.image_privacy import ImagePrivacy
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Cohort:
         newcomers: whether each client never worked in a round; empty: all.
         effort: local epochs or steps of a plain ``fit`` or ``loop``; None: ``epochs``.
         class_counts: training images of every client by class, ``[N, C]`` (``Roster.classes``).
+        private: noise on every gradient (``FED.DP.UNIT``): images are then read by ``fit`` alone.
     """
 
     model: VLModel
@@ -45,6 +49,7 @@ class Cohort:
     newcomers: Sequence[bool] = field(default=(), kw_only=True)
     effort: Effort | None = field(default=None, kw_only=True)
     class_counts: np.ndarray | None = field(default=None, kw_only=True, repr=False)
+    private: ImagePrivacy | None = field(default=None, kw_only=True, repr=False)
     _whole: Batcher | None = field(default=None, kw_only=True, repr=False)
 
     @property
@@ -120,6 +125,7 @@ class Cohort:
         """
         if part not in ("fit", "held"):
             raise FedvlmError(f"a method may train on the parts fit and held, not on '{part}'")
+        self._unless_noised("subset")
         part_of = self._batcher.subset(self.clients, part, share)
         return replace(self, _batcher=part_of, _whole=self._whole or self._batcher)
 
@@ -137,6 +143,7 @@ class Cohort:
         """
         if not {part, fallback} <= {"train", "val", ""}:
             raise FedvlmError(f"a method may read train and val, not '{part}' or '{fallback}'")
+        self._unless_noised("whole")
         return self._batcher.whole(self.clients, part, fallback)
 
     def draw(self, tag: str, most: int) -> Batch | None:
@@ -146,12 +153,19 @@ class Cohort:
         without training samples has padding only, which may show another client's; None if nobody
         has any.
         """
+        self._unless_noised("draw")
         return self._batcher.draw(self.clients, self.round, tag, most)
 
     def batches(self, tag: str, epochs: int = 1) -> Iterator[Batch]:
         """Yield the batches of a pass without an optimiser; ``Batch.cut`` cuts trees to them."""
+        self._unless_noised("batches")
         for step in self._steps(self._work(epochs, 1), 1, tag):
             yield step.batches[0]
+
+    def _unless_noised(self, what: str) -> None:
+        """Refuse what reads images without noise where noise is due (``FedvlmError``)."""
+        if self.private is not None:
+            self.private.refuse(what)
 
     def _work(self, epochs: int | None, per_step: int, after: int = 0) -> Work:
         """Return who trains how long, in the order of the loop: by falling number of steps."""

@@ -89,20 +89,27 @@ class Worked(NamedTuple):
     """What a client has done in a run, as far as it is public.
 
     Attributes:
-        steps: of each round in which it was drawn; an upper bound where deadlines end its work.
+        steps: of each round in which it was drawn (of each fit of a round, where it makes
+            several); an upper bound where deadlines end its work.
         per_pass: steps of one pass through its samples.
         size, batch: its training samples, and those of its largest batch.
+        spread: in how many batches of a pass the images that are hidden together may be.
     """
 
     steps: tuple[int, ...]
     per_pass: int
     size: int
     batch: int
+    spread: int = 1
 
     @property
     def passes(self) -> int:
-        """In how many batches a sample may have been; a pass that has begun counts."""
-        return sum(-(-steps // self.per_pass) for steps in self.steps if self.per_pass)
+        """In how many batches a sample may have been; a pass that has begun counts.
+
+        Of samples that are hidden together: in how many batches any of them may have been.
+        """
+        each = (divmod(steps, self.per_pass) for steps in self.steps if self.per_pass)
+        return sum(whole * self.spread + min(rest, self.spread) for whole, rest in each)
 
 
 class Work(NamedTuple):

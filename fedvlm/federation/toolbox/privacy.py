@@ -50,7 +50,8 @@ def clip_by_part(grads: Tree, bound: float, parts: Sequence[Sequence[str]]) -> T
         there = [n for n in names if n in grads]
         if not there:
             continue
-        size = torch.stack([grads[n].flatten(2).square().sum(2) for n in there]).sum(0).sqrt()
+        rows = [grads[n].reshape(*grads[n].shape[:2], -1) for n in there]
+        size = torch.stack([v.square().sum(2) for v in rows]).sum(0).sqrt()
         factor = (bound / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp(max=1)
         for n in there:
             out[n] = grads[n] * factor.reshape(*factor.shape, *([1] * (grads[n].dim() - 2)))
@@ -215,6 +216,7 @@ class Mechanism:
         delta: of (epsilon, delta).
         parts: vectors of a release, each with a bound and noise of its own.
         sampled: count the gain of drawing a batch (one step a round); else none.
+        unit: what is hidden: one ``image`` or one ``group``, all images of it.
     """
 
     sigma: float
@@ -222,6 +224,7 @@ class Mechanism:
     delta: float
     parts: int = 1
     sampled: bool = False
+    unit: str = "image"
 
     @property
     def noise(self) -> float:
@@ -261,7 +264,7 @@ def report_spending(how: Mechanism, work: Sequence[Worked]) -> Mapping[str, Any]
     gain = "with" if how.sampled and drawn else "no"  # a batch of all images is no draw
     settings = f"sigma {how.sigma:g}, clip {how.clip:g}"
     words = (
-        f"epsilon {most:.4g}, delta {how.delta:g} for replacing one image of a client, worst "
+        f"epsilon {most:.4g}, delta {how.delta:g} for replacing one {how.unit} of a client, worst "
         f"client ({settings}, {gain} gain of sampling)"
     ) if bounded else f"no bound on epsilon ({settings})"
     return {

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlm.config.engines import of_parties
-from fedvlm.federation.batches import step_slices
-from fedvlm.federation.local.effort import Worked
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.build import Built
 
@@ -17,6 +15,7 @@ Row = Mapping[str, Any]
 
 
 HIDDEN = "noise from each site's own secret"
+PUBLIC = "noise from the seed: a simulation"
 HERE = "a server on the same machine (a simulation)"
 AWAY = "the server of the run, from sites with their own images"
 CERTAIN = 0.9999  # an epsilon of about 9: from here on a guarantee is none
@@ -62,7 +61,8 @@ def released(built: Built, records: Sequence[Mapping[str, Any]], results: Row) -
 def promises_privacy(built: Built) -> bool:
     """Tell whether the method has a privacy guarantee, which baselines would not be covered by."""
     own = type(built.federation.trainer).privacy is not Trainer.privacy
-    return own or built.federation.plan.dp is not None
+    plan = built.federation.plan
+    return own or plan.dp is not None or plan.private is not None
 
 
 def private(built: Built, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -75,26 +75,20 @@ def private(built: Built, records: Sequence[Mapping[str, Any]]) -> dict[str, Any
     if dp is not None:
         return dp.report(int(records[-1]["round"]), built.federation.plan.rounds)
     federation, batch = built.federation, int(built.cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
-    effort, sizes = federation.plan.effort, federation.roster.train
-    slices = [step_slices(int(n), batch, 1) for n in sizes]
-    steps: dict[int, list[int]] = {}
-    for record in records:
-        drawn = sorted({*record.get("participants", ()), *map(int, record.get("dropped", ()))})
-        lengths = [len(slices[c]) for c in drawn]
-        for client, n in zip(
-            drawn, effort.whole(record["round"], drawn, lengths), strict=True
-        ):
-            steps.setdefault(client, []).append(n)
-    spoken = dict(federation.trainer.privacy([
-        Worked(
-            tuple(each), len(slices[c]), int(sizes[c]),
-            max((stop - start for step in slices[c] for start, stop in step), default=0),
-        )
-        for c, each in sorted(steps.items())
-    ]))
-    if spoken and of_parties(built.cfg):
+    drawn = {
+        record["round"]: sorted(
+            {*record.get("participants", ()), *map(int, record.get("dropped", ()))})
+        for record in records
+    }
+    how, sites = federation.plan.private, of_parties(built.cfg)
+    spoken = dict((how.report if how else federation.trainer.privacy)(
+        federation.plan.worked(drawn, federation.roster.train.tolist(), batch)
+    ))
+    if spoken and sites:
         spoken["words"] = f"{spoken['words']}; {HIDDEN}"
-    return spoken
+    elif how:
+        spoken["words"] = f"{spoken['words']}; {PUBLIC}"
+    return spoken | ({"noise": "secret" if sites else "seed"} if how else {})
 
 
 def meaning_of(spoken: Row) -> str:
