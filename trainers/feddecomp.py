@@ -74,6 +74,7 @@ class FedDecomp(PeftTrainer):
     weighting = "uniform"
     aggregators = rules.EVERY
     server_optim = True
+    linear = True
     server_rules = {"w/.*": released_mean}
     options = {
         "RANK": Option(4, "rank, or hidden width, of the private parts", low=1),

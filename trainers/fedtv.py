@@ -183,6 +183,11 @@ class FedTV(Trainer):
         parts = {"cls_loss": cls, "cont_loss": con, "reg_loss": reg, "fusion_native": native}
         return cls + con + reg, parts
 
+    @property
+    def linear(self) -> bool:
+        """Whether a mean is enough: not for similarity-aware weights, which read every update."""
+        return bool(self.root.FED.AGGREGATOR == rules.MEAN)
+
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Average plainly in round 1, then with similarity-aware weights per tensor.
 

@@ -60,6 +60,7 @@ class PFedMe(PeftTrainer):
     same_basis = True
     aggregators = rules.EVERY
     server_optim = False  # BETA is the server's step
+    linear = True
     server_rules = {"w/.*": lambda s: s.old + s.trainer.cfg.BETA * (s.mean() - s.old)}
     trains_by = "descent"
     options = {

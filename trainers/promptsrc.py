@@ -68,6 +68,7 @@ class PromptSRC(Trainer):
     groups = ((r"text\.ctx|(text|image)\.prompt\.\d+", "shared"),)
     aggregators = rules.EVERY
     server_optim = False  # the average over rounds has its place
+    linear = True
     server_rules = {
         f"{SUM}/.*": lambda s: s.old + share(s) * s.mean(),
         f"{MASS}/.*": lambda s: s.old + share(s),

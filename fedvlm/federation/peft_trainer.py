@@ -103,6 +103,11 @@ class PeftTrainer(RoleTrainer):
         """Whether a server optimiser may be used: its moments need factors of one basis."""
         return not self.lora_rule.mean
 
+    @property
+    def linear(self) -> bool:
+        """Whether a mean is enough: not of LoRA's products, and not of unequal ranks."""
+        return not self.lora_rule.mean and not self.spec.ranks
+
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what ``PEFT`` asks for.
 

@@ -73,6 +73,9 @@ class Trainer:
         server_optim: ``FED.SERVER_OPTIM`` may stand behind the aggregate. A class with an
             ``aggregate`` or ``combine`` of its own declares both of these itself; where it does
             not, it allows none, so that nothing that a user asks for is passed over in silence.
+        linear: the weighted mean of a round's updates is all that the server takes from them
+            (``FED.SECURE_SUM``); a class with an ``aggregate`` or ``combine`` of its own says so
+            itself.
         phases: a round has phases that are counted in epochs: no ``FED.LOCAL_STEPS``, no
             ``FED.EPOCHS_RANGE``.
         losses: values of ``OPTIM.LOSS`` that mean something; where a class has a ``loss``,
@@ -112,7 +115,7 @@ class Trainer:
         """
         super().__init_subclass__(**options)
         rule = _depth(cls, "aggregate", "combine")  # of its own, or by a mixin
-        for name, nothing in (("aggregators", ()), ("server_optim", False)):
+        for name, nothing in (("aggregators", ()), ("server_optim", False), ("linear", False)):
             if _depth(cls, name) > rule:
                 setattr(cls, name, nothing)
         if _depth(cls, "losses") > _depth(cls, "loss", "predictor", "client_update"):
@@ -207,6 +210,11 @@ class Trainer:
     @property
     def server_optim(self) -> bool:
         """Whether a server optimiser may be used; a subclass may set a plain class attribute."""
+        return True
+
+    @property
+    def linear(self) -> bool:
+        """Whether a round's weighted mean is enough; a subclass may set a plain class attribute."""
         return True
 
     @property

@@ -24,6 +24,7 @@ from fedvlm.evaluation import ClientMeter, panel_of
 from fedvlm.evaluation.scores import Batches
 from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
 from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
+from fedvlm.federation.aggregation.sums import beyond_sums
 from fedvlm.federation.batches import NO_WEIGHTS, Split, SplitBatcher
 from fedvlm.federation.context import OWN
 from fedvlm.federation.discovery import load_trainer
@@ -31,7 +32,7 @@ from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.groups import PERSONAL, SHARED
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
-from fedvlm.federation.peft_trainer import PeftTrainer, takes_peft
+from fedvlm.federation.peft_trainer import takes_peft
 from fedvlm.federation.plan import (
     Budget,
     Plan,
@@ -499,7 +500,7 @@ def privacy_of(
     # start-up: runs with client-level privacy only
     from fedvlm.federation.aggregation import client_privacy as room
 
-    f, kind = cfg.FED, type(trainer)
+    f = cfg.FED
     if inputs.counts is not None or not inputs.serves:
         raise ConfigError(
             "FED.DP: its noise is drawn from the seed, which every site knows, and a federation of "
@@ -508,10 +509,8 @@ def privacy_of(
         )
     released = trainer.releases(start.groups)
     room.check_cover(
-        cfg.TRAINER.NAME, rule=f.AGGREGATOR, allowed=trainer.aggregators, extras=released.extras,
-        own_download=kind.download not in (Trainer.download, PeftTrainer.download),
-        shared=len(released.shared),
-        own_privacy=kind.privacy is not Trainer.privacy, patience=int(f.PATIENCE),
+        cfg.TRAINER.NAME, rule=f.AGGREGATOR, beyond=beyond_sums(trainer, start.groups),
+        own_privacy=type(trainer).privacy is not Trainer.privacy, patience=int(f.PATIENCE),
         proxy=trainer.proxy_source,
     )
     dp = room.make_privacy(

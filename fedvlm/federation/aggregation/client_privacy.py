@@ -26,9 +26,10 @@ from torch import Tensor
 from torch.special import ndtr
 
 from fedvlm.core import rng
-from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.core.trees import Tree, expand, in_double, per_client
-from fedvlm.federation.aggregation.rules import MEAN, move_norms
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import Tree
+from fedvlm.federation.aggregation.rules import move_norms
+from fedvlm.federation.aggregation.sums import add_moves, of_each, reads_single
 from fedvlm.federation.aggregation.updates import Updates
 
 ORDERS = (
@@ -89,28 +90,13 @@ class ClientPrivacy:
             norm = move_norms(updates)
             factor = (self.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp(max=1)
             factor = factor * (updates.weight.to(factor.device) > 0)
-            for name, rows in updates.params.items():
-                here = updates.received[name]
-                alike = torch.equal(here, home[name].expand_as(here))
-                if not alike or not rows.is_floating_point():
-                    raise FedvlmError(f"FED.DP does not cover '{name}': clients received unlike "
-                                      "tensors, or it holds whole numbers")
-                move = in_double(rows) - in_double(updates.received[name])
-                scaled = per_client(factor.to(move.device), move) * move
-                for row in scaled:  # one after the other: the same bits for any number of them
-                    sums[name] += row.cpu()
+            add_moves(sums, updates, factor, home, "FED.DP")
         stream = rng.stream(self.seed, "dp/noise", round_)
-        params = {}
+        means = {}
         for name, total in sorted(sums.items()):
             z = torch.randn(total.shape, generator=stream, dtype=torch.float64)
-            mean = (total + self.noise * self.clip * z) / self.expected
-            at = home[name]
-            params[name] = (in_double(at).cpu() + mean).to(at.dtype).to(at.device)[None]
-        who = updates.clients[:1] if updates is not None else (0,)
-        return Updates(
-            who, {n: params[n] for n in home}, torch.ones(1, dtype=torch.float64),
-            received=expand(home, 1),
-        )
+            means[name] = (total + self.noise * self.clip * z) / self.expected
+        return of_each(updates.clients[:1] if updates is not None else (0,), home, means)
 
     def repeat(self, released: Updates) -> Updates:
         """Return a released mean as the update of each of q N clients, whoever came.
@@ -298,18 +284,14 @@ def _round_up(value: float) -> float:
 
 # ---- what is refused -----------------------------------------------------------------------------
 def check_cover(
-    method: str, *, rule: str, allowed: Sequence[str], extras: Sequence[str], own_download: bool,
-    own_privacy: bool, shared: int, patience: int, proxy: str,
+    method: str, *, rule: str, beyond: str, own_privacy: bool, patience: int, proxy: str,
 ) -> None:
     """Refuse a run of which the noised sum is not all that leaves the clients for the models.
 
     Args:
         rule: ``FED.AGGREGATOR``.
-        allowed: rules that mean something for the method.
-        extras: what an upload carries beside shared tensors.
-        own_download: clients receive unlike models.
+        beyond: why a sum of moves is not enough (``federation.aggregation.sums.beyond_sums``).
         own_privacy: the method has a guarantee of its own.
-        shared: tensors.
         patience: ``FED.PATIENCE``.
         proxy: whose images the server trains on.
 
@@ -317,17 +299,14 @@ def check_cover(
         ConfigError: such a run, with the reason.
     """
     reasons = {
-        "its clients send no shared tensor": not shared,
-        f"its clients send {', '.join(extras)} beside the shared tensors": bool(extras),
-        "its clients receive unlike models": own_download,
-        "its server does more than take a mean of updates": MEAN not in allowed,
+        beyond: bool(beyond),
         "it has noise of its own; set FED.DP.CLIP 0": own_privacy,
         "its server trains on validation images of clients": proxy == "clients",
     }
     for why, holds in reasons.items():
         if holds:
             raise ConfigError(f"FED.DP does not cover {method}: {why}")
-    if rule not in ("auto", MEAN):
+    if reads_single(rule):
         raise ConfigError(
             f"FED.DP with FED.AGGREGATOR {rule}: the rule reads single updates, or their median, "
             "which no noise covers; drop FED.AGGREGATOR"

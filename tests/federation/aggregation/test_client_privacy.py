@@ -202,16 +202,14 @@ def test_a_mechanism_that_is_incomplete_is_refused(change: dict[str, Any], words
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"extras": (r"control\..*",)}, "does not cover SCAFFOLD: its clients send"),
-    ({"allowed": ("median",)}, "more than take a mean"), ({"own_download": True}, "unlike models"),
-    ({"shared": 0}, "send no shared tensor"), ({"own_privacy": True}, "noise of its own"),
+    ({"beyond": "its clients receive unlike models"}, "does not cover SCAFFOLD: its clients rec"),
+    ({"own_privacy": True}, "noise of its own"),
     ({"rule": "clipped_mean"}, "reads single updates, or their median"),
     ({"patience": 5}, "--rounds auto"), ({"proxy": "clients"}, "validation images"),
 ])
 def test_what_the_noise_does_not_cover_is_refused(change: dict[str, Any], words: str) -> None:
     usual: dict[str, Any] = {
-        "rule": "auto", "allowed": ("mean",), "extras": (), "own_download": False,
-        "own_privacy": False, "shared": 1, "patience": 0, "proxy": "",
+        "rule": "auto", "beyond": "", "own_privacy": False, "patience": 0, "proxy": "",
     }
     check_cover("SCAFFOLD", **usual)
     with pytest.raises(ConfigError, match=words):

@@ -1,0 +1,98 @@
+"""Methods of which a sum over clients is enough: what they are, and how such a sum becomes a round.
+
+``FED.DP`` noises such a sum, ``FED.SECURE_SUM`` hides what it is made of. What the method's
+``aggregate`` then gets is the one mean, as if each of its clients had sent it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedvlm.core.errors import FedvlmError
+from fedvlm.core.trees import Tree, expand, in_double, per_client
+from fedvlm.federation.aggregation.rules import AUTO, MEAN
+from fedvlm.federation.aggregation.updates import Updates
+from fedvlm.federation.context import OWN
+from fedvlm.federation.groups import Groups
+from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.trainer import Trainer
+
+
+def beyond_sums(trainer: Trainer, groups: Groups, exact: bool = False) -> str:
+    """Return why a method's server needs more than a sum of its clients' moves; empty: it does not.
+
+    Derived from what the method declares: its list of releases, its ``aggregators``, ``linear``,
+    and whether it has a ``download`` of its own.
+
+    Args:
+        exact: the method has to be what it is with single updates, too (``linear``), and weigh by
+            what is known beforehand.
+    """
+    released, kind = trainer.releases(groups), type(trainer)
+    reasons = {
+        "its clients send no shared tensor": not released.shared,
+        f"its clients send {', '.join(released.extras)} beside the shared tensors":
+            bool(released.extras),
+        "its clients receive unlike models":
+            kind.download not in (Trainer.download, PeftTrainer.download),
+        "its server does more than take a mean of updates": MEAN not in trainer.aggregators,
+        "its server reads single updates": exact and not trainer.linear,
+        "its clients make up their weights": exact and trainer.weighting == OWN,
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
+
+
+def reads_single(rule: str) -> bool:
+    """Say whether a rule (``FED.AGGREGATOR``) looks at single updates."""
+    return rule not in (AUTO, MEAN)
+
+
+def add_moves(
+    sums: dict[str, Tensor], updates: Updates, factor: Tensor, home: Tree, key: str
+) -> None:
+    """Add each client's move from ``home``, times its factor, to sums in float64.
+
+    Args:
+        sums: by tensor, without client axis; written to.
+        factor: ``[K]``.
+        home: what all clients received, no client axis.
+        key: of the config, for the message.
+
+    Raises:
+        FedvlmError: a client received something else, or sends no floating-point numbers.
+    """
+    for name, rows in updates.params.items():
+        here = updates.received[name]
+        alike = torch.equal(here, home[name].expand_as(here))
+        if not alike or not rows.is_floating_point():
+            raise FedvlmError(f"{key} does not cover '{name}': clients received unlike "
+                              "tensors, or it holds whole numbers")
+        move = in_double(rows) - in_double(updates.received[name])
+        scaled = per_client(factor.to(move.device), move) * move
+        for row in scaled:  # one after the other: the same bits for any number of them
+            sums[name] += row.cpu()
+
+
+def of_each(
+    clients: Sequence[int], home: Tree, mean: Mapping[str, Tensor],
+    sizes: Mapping[str, tuple[int, ...]] = {},
+) -> Updates:
+    """Return a mean move, on top of ``home``, as the update of each of some clients.
+
+    A server that counts the clients of a round (FedDyn, FedDecomp) so counts them.
+
+    Args:
+        home: what all clients received, no client axis.
+        mean: by tensor, float64 on the CPU, no client axis.
+        sizes: as of ``Updates``.
+    """
+    count = len(clients)
+    moved = {n: (in_double(at).cpu() + mean[n]).to(at.dtype).to(at.device)
+             for n, at in home.items()}
+    return Updates(
+        tuple(clients), expand(moved, count), torch.ones(count, dtype=torch.float64),
+        received=expand(home, count), sizes=dict(sizes),
+    )
