@@ -59,6 +59,10 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "fedvlm.report.figures.selection",
         ),
     },
+    "fedvlm/cli/results/forget.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.api.forget",),
+        "start-up: PyTorch": ("fedvlm.federation.discovery",),
+    },
     "fedvlm/cli/results/report.py": {
         "start-up: 1 s of matplotlib": ("fedvlm.report.pages.sweep", "fedvlm.report.pages.run"),
     },

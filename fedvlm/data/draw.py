@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -218,6 +218,13 @@ class DatasetDraw:
             self.notes.append(f"{self.data.name}: there are no test images of the run's classes")
         elif self.test_new and self.data.test and not len(self.new_test):
             self.notes.append(f"{self.data.name}: there are no new test images")
+
+    def keep_tests(self, names: Iterable[str]) -> None:
+        """Leave out the test images that are not among ``names``; others were forgotten."""
+        kept, tests = set(names), self.data.test
+        self.test, self.new_test, self.unseen = (
+            at[[tests[i].key in kept for i in at]] for at in (self.test, self.new_test, self.unseen)
+        )
 
     def rehearse(self, shots: ShotList | None = None) -> None:
         """Deal once as if every image decoded, so that what cannot work is refused at once.

@@ -28,7 +28,13 @@ from fedvlm.data.datum import (
 from fedvlm.data.draw import MOST_NAMED, DatasetDraw, spec_of
 from fedvlm.data.holdout import LISTS, SERVER_KEY, holdout_from
 from fedvlm.data.image_records import ImageRecords, records_of
-from fedvlm.data.partition.index_file import canonical_hash, read_index_file, seal, spec_from
+from fedvlm.data.partition.index_file import (
+    FORGOTTEN,
+    canonical_hash,
+    read_index_file,
+    seal,
+    spec_from,
+)
 from fedvlm.data.partition.kinds import check_fits
 from fedvlm.data.partition.spec import Partition, PartitionSpec
 from fedvlm.data.targets import (
@@ -82,6 +88,7 @@ class FederatedData:
             are in no digest, index file, pack or public file of a run.
         written: the templates are a file's (``DATASET.TEMPLATES``), which the digest then covers.
         groups: int64 ``[len(samples)]``, what each image belongs to; None where nothing says it.
+        forgotten: the section of the index file that says what was taken away; empty without one.
     """
 
     name: str
@@ -107,6 +114,7 @@ class FederatedData:
     groups: IntArray | None = None
     label_sets: NDArray[np.uint8] | None = None
     written: bool = False
+    forgotten: Mapping[str, Any] = field(default_factory=dict)
 
     def dealt_as(self) -> tuple[IntArray, list[str]]:
         """Return the class ``[len(samples)]`` by which an image was dealt, and the classes' names.
@@ -127,7 +135,11 @@ class FederatedData:
             }
             for client in self.clients
         ]
-        held_out = {SERVER_KEY: [keys[i] for i in self.server]} if self.spec.server_holdout else {}
+        more: dict[str, Any] = {}
+        if self.spec.server_holdout:
+            more[SERVER_KEY] = [keys[i] for i in self.server]
+        if self.forgotten:
+            more[FORGOTTEN] = dict(self.forgotten)
         return seal(
             {
                 "dataset": self.name,
@@ -135,7 +147,7 @@ class FederatedData:
                 "classnames": self.classnames,
                 "skipped": self.skipped,
                 "clients": clients,
-                **held_out,
+                **more,
             }
         )
 
@@ -197,6 +209,8 @@ def build_federation(
     targets = load_targets(cfg, data.name) if tested else []
     records = records_of(data.all(), cfg)
     records.progress = progress
+    if content is not None and FORGOTTEN in content:
+        selection.keep_tests(content[FORGOTTEN]["tests"])
     if tested:
         selection.drop_broken_tests(records, cfg.DATASET.ON_CORRUPT)
     else:
@@ -205,13 +219,14 @@ def build_federation(
         partition = selection.partition_from_file(content, index)
     else:
         partition = selection.partition(shots)
-    whole = _assemble(selection, partition, prompts, targets, tested)
+    forgotten = (content or {}).get(FORGOTTEN, {})
+    whole = _assemble(selection, partition, prompts, targets, tested, forgotten)
     return replace(whole, written=True) if cfg.DATASET.get("TEMPLATES", "") else whole
 
 
 def _assemble(
     selection: DatasetDraw, partition: Partition, prompts: list[str], targets: Sequence[Target],
-    tested: bool,
+    tested: bool, forgotten: Mapping[str, Any],
 ) -> FederatedData:
     """Put all images that the run uses into one list, and the clients' shares as indices into it.
 
@@ -242,7 +257,7 @@ def _assemble(
         ClientSplit(a, b, c, _one_domain(domains[a], data.domain_names))
         for a, b, c in zip(indices["train"], indices["val"], indices["test"], strict=True)
     ]
-    _refuse_empty(clients, selection)
+    _refuse_empty(clients, selection, forgotten.get("clients", ()))
     tests = (global_test, new_test, *(other.indices for other in others))
     trains = [*(client.train for client in clients), server]
     notes = [
@@ -278,6 +293,7 @@ def _assemble(
         client_names=data.client_names if spec.kind == "natural" else [],
         groups=group_numbers(samples) if selection.pool.groups else None,
         label_sets=sets,
+        forgotten=forgotten,
     )
 
 
@@ -401,8 +417,10 @@ def _one_domain(domains: IntArray, names: Sequence[str]) -> str:
     return names[int(numbers[0])] if len(numbers) == 1 and names else ""
 
 
-def _refuse_empty(clients: Sequence[ClientSplit], selection: DatasetDraw) -> None:
-    empty = [j for j, client in enumerate(clients) if not len(client.train)]
+def _refuse_empty(
+    clients: Sequence[ClientSplit], selection: DatasetDraw, gone: Sequence[int]
+) -> None:
+    empty = [j for j, client in enumerate(clients) if not len(client.train) and j not in gone]
     if empty:
         bare = selection.classes_without("train")
         classes = f"; without any: class(es) {', '.join(bare[:MOST_NAMED])}" if bare else ""

@@ -64,7 +64,8 @@ class Panel:
         """Return the clients to ask after a round, ascending."""
         if self.alike or event.round in (0, event.total_rounds):
             return list(self.clients)
-        return event.drawn
+        there = {*event.roster.members}  # a forgotten client is drawn, and has no image left
+        return [c for c in event.drawn if c in there]
 
 
 def panel_of(

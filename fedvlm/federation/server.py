@@ -57,8 +57,9 @@ class Roster:
 
     @property
     def members(self) -> Sequence[int]:
-        """The clients that take part in the run, ascending."""
-        everyone, out = range(len(self)), set(self.unseen)
+        """The clients that take part in the run, ascending; a forgotten one has no image left."""
+        empty = np.flatnonzero((self.train == 0) & (self.val == 0) & (self.test == 0)).tolist()
+        everyone, out = range(len(self)), {*self.unseen, *empty}
         return [c for c in everyone if c not in out] if out else everyone
 
 

@@ -42,7 +42,7 @@ from fedvlm.job.request import Request
 from fedvlm.job.resolve import Job
 from fedvlm.job.results import Results, results_of, seed_table
 from fedvlm.job.results.classes import absent_parts, matrix_file
-from fedvlm.job.results.private import promises_privacy, released
+from fedvlm.job.results.private import certificate, promises_privacy, released
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs.claim import look_ahead
@@ -268,6 +268,8 @@ def _train(
     log.finish(results.headline, classes=results.classes)
     records, _ = read_metrics(folder.metrics_path)
     folder.write_json("released.json", released(built, records, results.numbers))
+    if built.data.forgotten:
+        folder.write_json("forgotten.json", certificate(built.data.forgotten, folder.digest))
     if CONFUSION in results.numbers:
         counts = results.numbers[CONFUSION]["personal"]
         folder.write_bytes("cmat.pt", matrix_file(counts, len(built.data.classnames)))

@@ -27,6 +27,7 @@ _HASH = "sha256"
 NAMES, KEYED = "names", "hmac-sha256"  # in a file whose paths are keyed hashes
 KEY = ".key"  # the ending of the file with the key
 RUN_FILE = "partition.json"  # as a run writes it
+FORGOTTEN = "forgotten"  # section of a file from which images were taken away (``api.forget``)
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "str": str, "int": int, "bool": bool, "float": (int, float),
 }
@@ -118,6 +119,9 @@ def read_index_file(path: str | Path) -> dict[str, Any]:
     content = read_sealed(path, str(path), "an index file", INDEX_FORMAT)
     header = isinstance(content.get("spec"), dict) and _is_names(content.get("classnames"))
     clients = content.get("clients")
+    if FORGOTTEN in content and not _is_forgotten(content[FORGOTTEN]):
+        raise DataError(f"{path}: its section '{FORGOTTEN}' cannot be used; make the file again "
+                        "with fedvlm forget")
     if not header or not isinstance(clients, list) or not clients:
         raise DataError(f"{path}: an index file has spec, classnames and a list of clients")
     for number, client in enumerate(clients):
@@ -134,6 +138,13 @@ def _absent(path: Path) -> str:
         return f"is a folder, not a file{hint}"
     near = did_you_mean(path.name, listing(path.parent)) if path.parent.is_dir() else ""
     return f"does not exist{near}; each run writes one, {RUN_FILE}"
+
+
+def _is_forgotten(value: Any) -> bool:
+    """Tell whether a value has the two lists of the section ``FORGOTTEN``."""
+    if not isinstance(value, dict) or not isinstance(value.get("clients"), list):
+        return False
+    return _is_names(value.get("tests")) and all(type(c) is int for c in value["clients"])
 
 
 def _is_names(value: Any) -> bool:
@@ -217,6 +228,7 @@ def partition_from(
             f"{_summary(content['classnames'])}; this run has {_summary(classnames)}"
         )
     shares: dict[str, list[list[int]]] = {part: [] for part in PARTS}
+    gone = content.get(FORGOTTEN, {}).get("clients", ())
     name_of = name_in(content, Path(where))
     for part in PARTS:
         position = {name_of(datum.key): i for i, datum in enumerate(parts[part])}
@@ -227,7 +239,7 @@ def partition_from(
                     f"{where}: {len(others)} {part} image(s) of client {number} are not in the "
                     f"{part} list of this set (first: {others[0]})"
                 )
-            if part == "train" and not client[part]:
+            if part == "train" and not client[part] and number not in gone:
                 raise DataError(f"{where}: client {number} has no train image")
             if len(set(client[part])) != len(client[part]):
                 raise DataError(f"{where}: client {number} names a {part} image twice")

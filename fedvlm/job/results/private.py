@@ -10,6 +10,7 @@ from typing import Any
 from fedvlm.config.engines import of_parties
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.build import Built
+from fedvlm.runs.seal import seal_of
 
 Row = Mapping[str, Any]
 
@@ -56,6 +57,19 @@ def released(built: Built, records: Sequence[Mapping[str, Any]], results: Row) -
         },
         "never": list(NEVER), "privacy": results.get("privacy", {}).get("words", ""),
     }
+
+
+def certificate(forgotten: Row, identity: str) -> dict[str, Any]:
+    """Return the certificate of a run from which images were taken away (``forgotten.json``).
+
+    Args:
+        forgotten: the section of its index file.
+        identity: digest of the run that was made without them.
+    """
+    told = {k: v for k, v in forgotten.items() if k != "tests"}
+    record = {"format": 1, **told, "without": identity, "from_round": 1,
+              "how": "all rounds were run again, from the untrained start"}
+    return record | {"seal": seal_of(record)}
 
 
 def promises_privacy(built: Built) -> bool:

@@ -19,6 +19,7 @@ from fedvlm.runs.names import PACKED, RESULTS, is_packable
 METRICS, FILES, ROUNDS, BARE = "metrics", "files", "rounds", "bare"
 TOLD = (  # what readers read
     "config.yaml", "partition.json", "partition.csv", "log.txt", "released.json",
+    "forgotten.json",
 )
 KEPT = ("models", "state")  # folders that may be deleted as a whole to save space
 LOGITS = "logits.safetensors"

@@ -1,0 +1,356 @@
+"""``forget``: a finished run again without a client, a group or some images (exact unlearning).
+
+What was learnt from an image is in every tensor that came after it, so the run is done again from
+the untrained start, on the same partition without these images. A client that keeps none is away
+from round 1 (``FED.UNRELIABLE.AWAY``): it keeps its number, so that the random streams of the
+others are those of the old run (Bourtoule et al., Machine Unlearning, S&P 2021, define exactness
+by this retraining).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from fedvlm.api.rebuild import run_folder
+from fedvlm.api.replay import partition_differences
+from fedvlm.config.build import flat
+from fedvlm.config.engines import of_parties
+from fedvlm.console.screen import progress
+from fedvlm.core import files
+from fedvlm.core.cache import cache_dir, records_dir
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.data.datum import PARTS
+from fedvlm.data.federated import FederatedData
+from fedvlm.data.holdout import SERVER_KEY
+from fedvlm.data.locate import first_names
+from fedvlm.data.partition.index_file import FORGOTTEN, read_index_file, seal
+from fedvlm.federation.discovery import NO_TRUST, Trust
+from fedvlm.job.inputs import Inputs
+from fedvlm.job.request import Request
+from fedvlm.job.resolve import Job, run_config
+from fedvlm.job.run import run_job
+from fedvlm.job.sources import store_dir
+from fedvlm.models.features.store import default_dir
+from fedvlm.runs import lock
+from fedvlm.runs.cells import runs_below
+from fedvlm.runs.finished import FinishedRun, find_finished
+from fedvlm.runs.identity import read_json
+from fedvlm.runs.private import read_private
+from fedvlm.runs.verify.check import inspect
+
+AWAY, INDEX = "FED.UNRELIABLE.AWAY", "FED.INDEX_FILE"
+CLIENT, GROUP, IMAGES = "client", "group", "images"
+PLACE_DEPTH = 6  # folders of a run's path between OUTPUT_DIR and the run's own
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is to be forgotten.
+
+    Attributes:
+        unit: ``client``, ``group`` or ``images``.
+        words: what it is, for the screen; it may be a person's name.
+        names: the images, as the partition names them.
+        counts: how many images leave, by part of the clients' splits, and ``server``.
+        clients: clients that keep no training image: they are away from round 1.
+        touched: clients that lose an image.
+        shared: images of a forgotten client that others hold too: they stay there.
+    """
+
+    unit: str
+    words: str
+    names: frozenset[str]
+    counts: Mapping[str, int]
+    clients: tuple[int, ...]
+    touched: tuple[int, ...]
+    shared: int = 0
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """A run, what of it is to be forgotten, and the run without it.
+
+    Attributes:
+        path: the old run's folder; run: its numbers.
+        index: the partition without what is forgotten.
+        changes: config keys of the new run.
+        known: files and folders that still know what is forgotten, with what they are.
+    """
+
+    path: Path
+    run: FinishedRun
+    removal: Removal
+    index: Mapping[str, Any]
+    changes: Mapping[str, str]
+    known: Sequence[tuple[Path, str]]
+    trust: Trust
+
+    def lines(self) -> list[str]:
+        """Return what will be done, and what it costs, for the screen."""
+        gone, rounds = self.removal, int(self.run.protocol["rounds"])
+        counts = ", ".join(f"{n} {part}" for part, n in gone.counts.items() if n)
+        seconds = float(self.run.info.get("seconds_rounds") or 0)
+        away = f"; away from round 1: client {', '.join(map(str, gone.clients))}" \
+            if gone.clients else ""
+        stay = f"; {gone.shared} of its images are other clients' too and stay with them" \
+            if gone.shared else ""
+        return [
+            f"to forget: {gone.words} ({counts} images of client "
+            f"{', '.join(map(str, gone.touched))}{stay}{away})",
+            f"start: the untrained model, {self._why()}",
+            f"cost: {rounds} rounds, about {seconds:.1f} s of training as the run took, and the "
+            "evaluations",
+        ]
+
+    def _why(self) -> str:
+        first = first_round(self.run, self.removal.touched)
+        if first <= 1:
+            return "as the images were trained on in round 1"
+        return (f"although the images were first trained on in round {first}: the evaluations of "
+                "all rounds before count them, and are made again")
+
+
+def first_round(run: FinishedRun, clients: Sequence[int]) -> int:
+    """Return the first round in which one of some clients worked; one more than all for none."""
+    for row in run.rounds()[1:]:
+        if {*clients} & {*row.get("participants", ())}:
+            return int(row["round"])
+    return int(run.protocol["rounds"]) + 1
+
+
+def plan_forgetting(
+    folder: str | Path, *, client: str = "", group: str = "", images: str = "",
+    changes: Mapping[str, str] | None = None, trust: Trust = NO_TRUST,
+) -> Forgetting:
+    """Return what forgetting takes; nothing is written.
+
+    Args:
+        folder: a finished run.
+        client: a client's number or name.
+        group: a value of the column that DATASET.GROUPS names.
+        images: a folder of images below the data set's, or a text file of names, one a line.
+        changes: other values of config keys that move no number (``DATASET.ROOT``).
+
+    Raises:
+        ConfigError: no such client or group, a run of sites, or nobody would be left.
+        DataError: no finished run, damage, other data than the run's, or no such image.
+    """
+    path = run_folder(folder)
+    run = find_finished(path)
+    if run is None:
+        raise DataError(f"'{path}' is not finished: finish it first (the same command goes on), or "
+                        "delete it")
+    verdict = inspect(path)
+    if verdict.damage:
+        raise DataError(f"{verdict.sentence()}; a damaged run names no images to forget")
+    cfg = run_config(path, {**(changes or {}), "SINKS": "()", "RESUME": ""}, trust)
+    _refuse_parties(path, cfg)
+    data = Inputs().data(cfg, progress)
+    for clause in partition_differences(data, path):
+        raise DataError(f"{path}: {clause}: the images here are not those of the run; give their "
+                        "place with --root")
+    removal = _removal(path, data, client, group, images)
+    index = _index_without(data, removal, run, path)
+    output = path.parents[PLACE_DEPTH]
+    file = output / "forget" / f"{index['sha256'][:8]}.json"
+    away = [str(flat(cfg)[AWAY]), *(f"{c}:1-" for c in removal.clients)]
+    return Forgetting(
+        path, run, removal, index,
+        {**(changes or {}), "SINKS": "()", "RESUME": "", "OUTPUT_DIR": str(output),
+         INDEX: str(file), "DATASET.FEWSHOT_FILE": "", AWAY: ",".join(filter(None, away))},
+        _known(path, output, cfg, removal.names), trust,
+    )
+
+
+def carry_out(plan: Forgetting) -> Path:
+    """Do the run again without what is forgotten; return its folder, with the certificate.
+
+    Raises:
+        FedvlmError: as a run.
+    """
+    index = Path(plan.changes[INDEX])
+    with files.explain_errors(index):
+        index.parent.mkdir(parents=True, exist_ok=True)
+    files.write_json(index, plan.index)
+    cfg = run_config(plan.path, plan.changes, plan.trust)
+    origin = f"{plan.path.name}/config.yaml"
+    origins = {key: "fedvlm forget" if key in (AWAY, INDEX) else origin for key in flat(cfg)}
+    done = run_job(Job(cfg, origins), Request())
+    if done is None or not (done[1] / "forgotten.json").is_file():
+        raise DataError(f"'{plan.path}': the run without the images wrote no certificate")
+    return done[1]
+
+
+def delete_run(path: Path) -> None:
+    """Delete a run's folder with all that it learnt.
+
+    Raises:
+        ConfigError: a process works in it.
+        DataError: it cannot be deleted.
+    """
+    lock.refuse_busy(run_folder(path))
+    with files.explain_errors(path):
+        shutil.rmtree(path)
+
+
+def _refuse_parties(path: Path, cfg: CfgNode) -> None:
+    if of_parties(cfg):
+        raise ConfigError(
+            f"'{path}': the clients' images are at their sites, and nobody can do their rounds "
+            "again here. The owner of the site deletes the images from its list (a whole site: "
+            "leaves the federation), and the coordinator starts the run again with another --tag "
+            "(docs/audit.md)"
+        )
+
+
+def _removal(
+    path: Path, data: FederatedData, client: str, group: str, images: str
+) -> Removal:
+    """Return what the words mean.
+
+    Raises:
+        ConfigError, DataError: they mean nothing.
+    """
+    if sum(map(bool, (client, group, images))) != 1:
+        raise ConfigError("say what to forget: --client K, --group ID, or --images FOLDER_OR_LIST")
+    shared = 0
+    if client:
+        number = _client(path, client, len(data.clients))
+        held = _names(data, [number])
+        others = _names(data, [c for c in range(len(data.clients)) if c != number])
+        shared = len(held & others)
+        unit, names = CLIENT, held - others
+        if not held:
+            raise ConfigError(f"--client {client}: it holds no image of this run: it was "
+                              "forgotten before")
+        words, gone = f"client {client}", {number}
+    else:
+        unit, gone = (GROUP, set[int]()) if group else (IMAGES, set[int]())
+        names = _of_group(data, group) if group else _of_images(data, images)
+        words = f"group {group}" if group else f"{len(names)} images of {images}"
+    lists = [{p: [data.samples[i].key for i in getattr(c, p)] for p in PARTS}
+             for c in data.clients]
+    counts = {p: sum(k in names for one in lists for k in one[p]) for p in PARTS}
+    counts["server"] = sum(data.samples[i].key in names for i in data.server)
+    if shared:
+        counts |= {p: len(lists[min(gone)][p]) for p in PARTS}
+    touched = {c for c, one in enumerate(lists) if any(k in names for p in PARTS for k in one[p])}
+    gone |= {c for c, one in enumerate(lists) if one["train"] and names.issuperset(one["train"])}
+    if len(gone) == len(lists):
+        raise ConfigError(f"to forget {words} leaves no client with a training image: delete the "
+                          f"run instead, '{path}'")
+    return Removal(unit, words, frozenset(names), counts, tuple(sorted(gone)),
+                   tuple(sorted(touched | gone)), shared)
+
+
+def _client(path: Path, word: str, clients: int) -> int:
+    known = read_private(path)["clients"]
+    if word in known:
+        return known.index(word)
+    if word.isascii() and word.isdigit() and int(word) < clients:
+        return int(word)
+    names = f", or a name ({first_names(known)})" if known else ""
+    raise ConfigError(f"--client {word}: no such client; clients are numbered 0 to {clients - 1}"
+                      f"{names}{did_you_mean(word, known or map(str, range(clients)))}")
+
+
+def _names(data: FederatedData, clients: Sequence[int]) -> set[str]:
+    """Return the images that some clients hold."""
+    return {data.samples[i].key for c in clients for p in PARTS
+            for i in getattr(data.clients[c], p)}
+
+
+def _of_group(data: FederatedData, group: str) -> set[str]:
+    known = {d.group for d in data.samples if d.group is not None}
+    if not known:
+        raise ConfigError(f"--group {group}: this run's images have no groups (DATASET.GROUPS "
+                          "names the column); give them with --images")
+    if group not in known:
+        raise ConfigError(f"--group {group}: no image of the run is of this group"
+                          f"{did_you_mean(group, known)}")
+    return {d.key for d in data.samples if d.group == group}
+
+
+def _of_images(data: FederatedData, word: str) -> set[str]:
+    """Return the images of the run in a folder, or in a text file of names or paths."""
+    path = files.user_path(word)
+    known = {d.key: d.impath for d in data.samples}
+    if path.is_dir():
+        root = path.resolve()
+        found = {k for k, at in known.items() if Path(at).resolve().is_relative_to(root)}
+        if not found:
+            raise DataError(f"--images {word}: no image of the run is in this folder")
+        return found
+    try:
+        lines = [s.strip() for s in path.read_text(encoding="utf-8").splitlines() if s.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--images {word}: neither a folder nor a text file of names, one a line "
+                        f"({error})") from None
+    by_path = {str(Path(at).resolve()): k for k, at in known.items()}
+    found = {one if one in known else by_path.get(str(files.user_path(one).resolve()), "")
+             for one in lines}
+    lacking = [s for s in lines if s not in known
+               and str(files.user_path(s).resolve()) not in by_path]
+    if lacking or not found:
+        near = did_you_mean(lacking[0], known) if lacking else ""
+        raise DataError(f"--images {word}: {len(lacking)} of its {len(lines)} names are no image "
+                        f"of the run{f' (first: {lacking[0]})' if lacking else ''}{near}")
+    return found
+
+
+def _index_without(
+    data: FederatedData, gone: Removal, run: FinishedRun, path: Path
+) -> dict[str, Any]:
+    """Return the run's index file without the images, and with what is to be certified."""
+    content = {k: v for k, v in data.index_file().items() if k not in ("format", "sha256")}
+    before = content.pop(FORGOTTEN, {})
+    # A forgotten client's lists empty whole: what others hold too stays with them.
+    content["clients"] = [
+        {"domain": "" if c in gone.clients else one["domain"],
+         **{p: [] if c in gone.clients else [k for k in one[p] if k not in gone.names]
+            for p in PARTS}}
+        for c, one in enumerate(content["clients"])
+    ]
+    content["skipped"] = [k for k in content["skipped"] if k not in gone.names]
+    if SERVER_KEY in content:
+        content[SERVER_KEY] = [k for k in content[SERVER_KEY] if k not in gone.names]
+    domain = [o.indices for o in data.others if o.kind == "domain"]
+    tests = {data.samples[i].key for at in (data.global_test, data.new_test, *domain) for i in at}
+    text = "\n".join([run.digest, *sorted(gone.names)])
+    results = read_json(path / "results.json") or {}
+    content[FORGOTTEN] = {
+        "unit": gone.unit, "clients": sorted({*before.get("clients", ()), *gone.clients}),
+        "images": dict(gone.counts), "digest": hashlib.sha256(text.encode()).hexdigest(),
+        "of": run.digest, "of_results": results.get("seal", ""),
+        "tests": sorted(tests - gone.names),
+    }
+    return seal(content)
+
+
+def _known(
+    path: Path, output: Path, cfg: CfgNode, names: frozenset[str]
+) -> list[tuple[Path, str]]:
+    """Return what in known places still knows the images: runs, journals, stores."""
+    found = [(path, "the old run: models, rows, partition")]
+    for one in runs_below(output):
+        if one != path and (one / "partition.json").is_file():
+            held = read_index_file(one / "partition.json")["clients"]
+            if any(not names.isdisjoint(c[p]) for c in held for p in PARTS):
+                found.append((one, "another run on these images"))
+    found += [(file.parent, "a sweep or a tuning: its choices may rest on runs on these images")
+              for name in ("plan.yaml", "tuned.json") for file in sorted(output.rglob(name))]
+    for place, what in (
+        (store_dir(cfg) or default_dir(), "cached features of images (fedvlm features)"),
+        (records_dir(cfg), "records of checked images"),
+        (cache_dir(cfg) / "fedvlm-data", "built-in sets"),
+    ):
+        if place.is_dir():
+            found.append((place, what))
+    return found

@@ -1,0 +1,76 @@
+"""Do a finished run again without a client, a group (a patient) or some images.
+
+The new run has the same partition with these images away from round 1, and the bits of a run that
+never saw them. forgotten.json in it is a certificate that names both runs. The old run stays until
+--delete-old, or until you delete it; what else may still know the images is listed.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedvlm.cli.models._run import add_trust
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import complain, progress, say
+
+EXAMPLES = (
+    "fedvlm forget RUN --client 3 --dry-run  # what it takes",
+    "fedvlm forget RUN --client 3",
+    "fedvlm forget RUN --group patient-17 --delete-old",
+    "fedvlm forget RUN --images withdrawn.txt --root DATA/  # names, one a line",
+)
+ALSO = ("unlearn", "erase", "remove-client")
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a finished run's folder")
+    add("--client", default="", metavar="K", help="a client's number or name")
+    add("--group", default="", metavar="ID", help="all images of a group (column DATASET.GROUPS), "
+        "a patient for one")
+    add("--images", default="", metavar="FOLDER", help="all images in a folder, or those that a "
+        "text file names, one a line")
+    add("--dry-run", action="store_true", help="only say what it would take")
+    add("--delete-old", action="store_true", help="delete the old run's folder when the new run is "
+        "done")
+    add("--root", default="", metavar="DATA/", help="where the images are now")
+    add_trust(parser)
+
+
+def main(args: Namespace) -> int:
+    """Say what it takes, do it, and list what still knows.
+
+    Raises:
+        FedvlmError: no such run, client, group or image; a run of sites.
+    """
+    progress("loading PyTorch")
+    from fedvlm.api import forget as room  # start-up: PyTorch, 2 s
+    from fedvlm.federation.discovery import Trust  # start-up: PyTorch
+
+    plan = room.plan_forgetting(
+        args.run, client=args.client, group=args.group, images=args.images,
+        changes={"DATASET.ROOT": args.root} if args.root else {},
+        trust=Trust(args.trainer, args.trust_code),
+    )
+    say(*plan.lines())
+    if args.dry_run:
+        say("dry run: nothing was written", *_known(plan.known))
+        return 0
+    folder = room.carry_out(plan)
+    say(f"done: {folder}", f"certificate: {folder / 'forgotten.json'}")
+    known = list(plan.known)
+    if args.delete_old:
+        room.delete_run(plan.path)
+        say(f"deleted: {plan.path}")
+        known = [one for one in known if one[0] != plan.path]
+    say(*_known(known))
+    complain("copies that left this folder (exports, packs, reports, results sent to others) are "
+             "not known here: delete them yourself", prefix="note")
+    return 0
+
+
+def _known(places: Sequence[tuple[Path, str]]) -> list[str]:
+    return ["may still know what is forgotten:", *(f"  {path} ({what})" for path, what in places)]
