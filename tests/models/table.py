@@ -8,6 +8,7 @@ back from equal logits; or the reason of the refusal.
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -20,13 +21,15 @@ from fedvlm.export.formats import onnx_file
 from fedvlm.export.matrix import try_exports
 from fedvlm.export.trained import TrainedModel
 from fedvlm.models.backbone import Backbone
+from fedvlm.models.load.openclip import build_image_side
 from fedvlm.models.towers.adapters import TreeEdits, prompt_tree
 from fedvlm.models.towers.blocks import Unreadable
 from fedvlm.models.towers.trunk import Trunk
 from fedvlm.models.vlmodel import VLModel
 from tests.export.models import NAMES, federation, tiny, trained
+from tests.models import encoders
 from tests.models.toys import toy
-from tests.models.trunks import WITH_TEXT, alone, paired
+from tests.models.trunks import FEATURES, WITH_TEXT, alone, paired
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end -->"
 LETTERS = {"safetensors": "s", "open_clip": "o", "peft": "p", "onnx": "x"}
@@ -34,9 +37,12 @@ LETTERS = {"safetensors": "s", "open_clip": "o", "peft": "p", "onnx": "x"}
 ROWS: Mapping[str, str] = {
     "CLIP's ViT": "tiny", "SigLIP, SigLIP2": "siglip", "PE-Core": "pe", "EVA-01": "eva01",
     "EVA-02": "eva02", "ViT without class token": "gap", "ResNet": "resnet",
+    "ConvNeXt": "convnext", "Swin": "swin", "FastViT": "fastvit", "ViT with relative positions":
+    "relpos", "CoCa": "coca", "BERT's text tower": "bert", "RoBERTa's": "roberta",
+    "XLM-R's": "xlm-roberta", "T5's": "t5", "mT5's": "mt5", "NLLB's": "nllb",
     "DINOv2 with registers": "dinov2", "DINOv2 giant (SwiGLU)": "dinov2g", "DINOv3": "dinov3",
     "DINOv3 plus (SwiGLU)": "dinov3plus", "ViTamin's blocks": "vitamin",
-    "EVA-02 E (norms behind)": "postnorm",
+    "EVA-02 E (norms behind)": "postnorm", "ResNet, ConvNeXt, Swin, any other": "trunk",
 }
 FEW = ("PEFT.N_CTX", "2")
 ALL = ("PEFT.TARGETS", "q,k,v,o,mlp")
@@ -50,13 +56,17 @@ SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "VPT": ("vpt", ()),
     "MaPLe": ("maple", ("TRAINER.MAPLE.DEPTH", "2")),
     "patches": ("fedotp", FEW),
+    "head": ("fedavg", ("--peft", "head")),
+    "head + feature": ("fedavg", ("--peft", "head+feature")),
+    "head + adapter": ("fedavg", ("--peft", "head+adapter")),
 }
 # What the tower itself gives where no method reaches it: there is no text tower to classify by.
-DOORS = ("visual prompts (3)", "patches (3)")
+DOORS = ("visual prompts (4)", "patches (4)")
 DOORS_NOTE = ("at the model's doors (`model.adapted_image`, `model.patches`): every prompt has a "
               "gradient, and patches move with it; methods with these classify by texts")
 HEADS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "head": ("fedavg", ("--peft", "head")),
+    "head + feature": ("fedavg", ("--peft", "head+feature")),
     "head + LoRA": ("fedavg", ("--peft", "head+lora", *ALL)),
     "head + LN": ("fedavg", ("--peft", "head", "PEFT.LN", "True")),
     "head + adapter": ("fedavg", ("--peft", "head+adapter")),
@@ -67,7 +77,12 @@ def backbone(kind: str) -> Backbone:
     """Return the small tower of a row."""
     if kind in ("tiny", "resnet"):
         return tiny() if kind == "tiny" else toy("resnet")
-    return (paired if kind in WITH_TEXT else alone)(kind)
+    if kind in encoders.KINDS or kind == "coca":
+        place = {"dtype": torch.float32}
+        return encoders.coca(**place) if kind == "coca" else encoders.encoder(kind, **place)
+    if kind == "trunk":
+        return alone("resnet")
+    return (paired if kind in (*WITH_TEXT, *FEATURES) else alone)(kind)
 
 
 def cell(
@@ -79,7 +94,10 @@ def cell(
         start = federation(trainer, words, tower).p0
         whole = trained(trainer, words, noise=0.0, backbone=tower)
     except ConfigError as error:
-        return "", str(error).replace(f"{tower.name} has", "the tower has")
+        why = str(error).replace(f" of {tower.name} (", " (")
+        for verb in ("has", "pools"):
+            why = why.replace(f"{tower.name} {verb}", f"the tower {verb}")
+        return "", re.sub(r" \(it[^)]*\)", "", why)  # the reason is the tower's own
     still = [n for n, v in whole.params.items() if n in start and v.equal(start[n])]
     assert not still, f"{kind} {trainer} {words}: {still} did not move"
     assert all(bool(v.isfinite().all()) for v in whole.params.values())
@@ -94,7 +112,7 @@ def door(kind: str) -> str:
     try:
         tree = prompt_tree(model.vision.blocks, 2, gen, 0.3)
     except ConfigError:
-        return "refused (2)"
+        return "refused (1)"
     p = {n: torch.stack([v, 2 * v]).to(model.dtype).requires_grad_() for n, v in tree.items()}
     edits = TreeEdits("image", p)
     features, patches = model.adapted_image(x, edits)[0], model.patches(x, edits)
@@ -137,49 +155,51 @@ def towers() -> str:
     return "\n\n".join([*out, "\n".join(f"{i}. {note}" for i, note in enumerate(notes, 1))])
 
 
-def builds() -> Iterator[tuple[str, str]]:
-    """Yield open_clip's builds, each with what its towers are; built without memory."""
+def builds() -> Iterator[tuple[str, str, str]]:
+    """Yield open_clip's builds, each with what its image and its text tower are.
+
+    Of each the image tower alone is built without memory, and an image goes through it: that is
+    what ``head`` and ``feature`` need.
+    """
     import open_clip
-    from open_clip.timm_model import TimmModel
 
     seen: dict[str, str] = {}
     for name in open_clip.list_models():
         arch: dict[str, Any] = copy.deepcopy(open_clip.get_model_config(name))
-        vision = arch["vision_cfg"]
-        if "multimodal_cfg" in arch or arch["text_cfg"].get("hf_model_name"):
-            yield name, "refused: a Hugging Face text encoder or a multimodal decoder"
-        elif "timm_model_name" not in vision:
-            yield name, "open_clip's own" + (" ResNet" * isinstance(vision["layers"], list))
-        else:
-            key = vision["timm_model_name"]
-            if key not in seen:
-                seen[key] = _trunk(TimmModel, arch)
-            yield name, seen[key]
+        key = str((arch["embed_dim"], arch["vision_cfg"]))
+        if key not in seen:
+            seen[key] = _image(arch)
+        encoder = arch["text_cfg"].get("hf_model_name")
+        text = "CoCa's" if arch["text_cfg"].get("embed_cls") else "CLIP's"
+        yield name, seen[key], "of transformers" if encoder else text
 
 
-def _trunk(made: Any, arch: dict[str, Any]) -> str:
+def _image(arch: dict[str, Any]) -> str:
     vision = arch["vision_cfg"]
     size = vision["image_size"]
     with torch.device("meta"):
-        visual = made(
-            vision["timm_model_name"], embed_dim=arch["embed_dim"], image_size=size,
-            pool=vision.get("timm_pool", "avg"), proj=vision.get("timm_proj", "linear"),
-        )
+        visual: Any = build_image_side(arch)[0].visual
+        out = visual.eval()(torch.zeros(1, 3, size, size))
+    out = out[0] if isinstance(out, tuple) else out
+    assert out.shape == (1, arch["embed_dim"]), (vision, out.shape)
+    if "timm_model_name" not in vision:
+        return "open_clip's own" + (" ResNet" * isinstance(vision["layers"], list))
     like: Any = SimpleNamespace(image_size=size, feature_dtype=torch.float32)
     try:
         Trunk(visual, like)
     except Unreadable as reason:
-        return f"timm's, not read: {reason}"
+        return f"timm's, the feature only: {reason}"
     return "timm's, read"
 
 
 def counts() -> str:
     """Return a table of open_clip's builds by what their towers are."""
-    kinds: dict[str, list[str]] = {}
-    for name, kind in builds():
-        kinds.setdefault(kind, []).append(name)
-    lines = ["| image tower | builds | such as |", "|---|---|---|"]
-    lines += [f"| {kind} | {len(some)} | {', '.join(some[:: max(1, len(some) // 3)][:3])} |"
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for name, image, text in builds():
+        kinds.setdefault((image, text), []).append(name)
+    lines = ["| image tower | text tower | builds | such as |", "|---|---|---|---|"]
+    lines += [f"| {' | '.join(kind)} | {len(some)} | "
+              f"{', '.join(some[:: max(1, len(some) // 3)][:3])} |"
               for kind, some in sorted(kinds.items())]
     return "\n".join(lines)
 

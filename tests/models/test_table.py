@@ -44,7 +44,7 @@ def test_a_row_of_towers(row: str) -> None:  # without onnx, which takes ten tim
     if sets is HEADS:
         cells, doors = cells[: len(HEADS)], cells[len(HEADS) :]
         assert [one.strip() for one in doors] == [door(ROWS[row])] * len(DOORS)
-        assert notes["3"] == DOORS_NOTE
+        assert notes["4"] == DOORS_NOTE
     for (trainer, words), told in zip(sets.values(), cells, strict=True):
         text, why = cell(ROWS[row], trainer, words, "sop")
         mark = re.fullmatch(r" refused \((\d+)\) ", told)

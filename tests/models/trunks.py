@@ -43,6 +43,20 @@ KINDS: Mapping[str, tuple[str, dict[str, Any], tuple[str, Any] | None]] = {
     "rms": ("vit_base_patch16_siglip_224", {"norm_layer": "rmsnorm"}, None),
     "parallel": ("vit_base_patch16_xp_224", {}, None),
 }
+# Trunks of which only the feature is read, as for ``KINDS``, without ``SMALL``.
+FEATURES: Mapping[str, tuple[str, dict[str, Any], tuple[str, Any] | None]] = {
+    "convnext": ("convnext_atto", {"depths": (1, 1, 1, 1), "dims": (8, 12, 16, 24)},
+                 ("", "linear")),
+    "swin": ("swin_tiny_patch4_window7_224", {
+        "patch_size": 2, "window_size": 2, "embed_dim": 12, "depths": (1, 1, 1, 1),
+        "num_heads": (1, 2, 2, 3), "img_size": SIDE}, ("", "linear")),
+    "fastvit": ("fastvit_t8", {"layers": (1, 1, 1, 1), "embed_dims": (12, 12, 24, 24)},
+                ("avg", None)),
+    "relpos": ("vit_relpos_small_patch16_224", {
+        "embed_dim": WIDTH, "depth": 2, "num_heads": 3, "patch_size": 8, "img_size": SIDE},
+               ("", "linear")),
+    "resnet": ("resnet10t", {}, None),
+}
 REFUSED = ("postnorm", "rms", "parallel")
 READ = tuple(k for k in KINDS if k not in REFUSED)
 WITH_TEXT = tuple(k for k in READ if KINDS[k][2] is not None)
@@ -54,16 +68,17 @@ def small(kind: str) -> str:
 
 
 def _entry(kind: str) -> Any:
-    base, more, _ = KINDS[kind]
+    base, more, _ = (FEATURES if kind in FEATURES else KINDS)[kind]
+    first = SMALL if kind in KINDS else {}
 
     def build(pretrained: bool = False, **given: Any) -> Any:
-        return timm.create_model(base, **(SMALL | more | given))
+        return timm.create_model(base, **(first | more | given))
 
     build.__name__ = small(kind)
     return register_model(build)
 
 
-for _kind in KINDS:
+for _kind in (*KINDS, *FEATURES):
     setattr(sys.modules[__name__], small(_kind), _entry(_kind))
 
 
@@ -91,7 +106,7 @@ def alone(kind: str, **place: Any) -> Backbone:
 
 def paired(kind: str, **place: Any) -> Backbone:
     """Return an open_clip backbone with this image tower and a small text tower."""
-    pooling = KINDS[kind][2]
+    pooling = (FEATURES if kind in FEATURES else KINDS)[kind][2]
     assert pooling is not None
     pool, proj = pooling
     # SigLIP's features are as wide as its tower, and its text tower is not causal.
