@@ -118,8 +118,8 @@ def _own_data(request: Request) -> OwnData | None:
         return server_set(user_path(file), request.images)
     from fedvlm.data.own.add import understand  # start-up: for folders of images only
 
-    keys = {k: v for k, v in given.items()
-            if k.startswith("DATASET.") or k in ("DATA_SEED", "CACHE_DIR", "FED.PARTITION")}
+    keys = {k: v for k, v in given.items() if k.startswith("DATASET.")
+            or k in ("DATA_SEED", "CACHE_DIR", "FED.PARTITION", "FED.CLIENTS")}
     return understand(Path(request.images), keys)
 
 

@@ -81,14 +81,18 @@ def header(built: Built) -> dict[str, object]:
         "method": cfg.TRAINER.NAME,
         "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} "
                    f"{'classes' if built.data.label_sets is None else 'labels'} "
-                   f"({cfg.DATASET.SUBSAMPLE_CLASSES}), shots {cfg.DATASET.NUM_SHOTS}",
+                   f"({cfg.DATASET.SUBSAMPLE_CLASSES}), {_shots(cfg.DATASET.NUM_SHOTS)}",
         "clients": f"{len(roster)}, {partition_name(cfg)}{unseen}",
         "images": images_line(built.data, roster),
         "backbone": f"{cfg.MODEL.BACKBONE.NAME} on {built.model.device.type}, {cfg.MODEL.PREC}",
         "trainable": f"{count:,} of {frozen + count:,} ({100 * count / (frozen + count):.2f} %), "
-                     f"{shared} tensors shared, {personal} personal",
+                     f"{shared} tensor{'s' * (shared != 1)} shared, {personal} personal",
         "seeds": f"model {cfg.SEED}, data {cfg.DATA_SEED}",
     }
+
+
+def _shots(number: int) -> str:
+    return f"shots {number}" if number >= 0 else "all training images"
 
 
 def images_line(data: FederatedData, roster: Roster) -> str:

@@ -25,7 +25,7 @@ from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE, complete
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import first_names
 from fedvlm.data.memory.samples import Columns, SamplePicture, Samples, is_sample, is_table
-from fedvlm.data.own.add import default_sharing
+from fedvlm.data.own.add import asked_clients, default_sharing
 
 PARTITION, CLIENTS, HELD_OUT = "FED.PARTITION", "FED.CLIENTS", "FED.HELD_OUT_DOMAIN"
 USUAL_NAME = MEMORY_FORMAT
@@ -185,7 +185,7 @@ class MemorySet:
             more, notes = default_sharing(
                 self.name, self.classnames, [],
                 sum(len(parts["train"]) for parts in self._members.values()),
-                fold(str(given.get(PARTITION, ""))))
+                fold(str(given.get(PARTITION, ""))), asked_clients(given))
             more = {key: value for key, value in more.items() if key not in given}
             return keys | more, notes if PARTITION in more else []
         number = len(self._members)

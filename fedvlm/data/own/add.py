@@ -108,7 +108,7 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     elif data.domain_names or not shape.known:
         share, notes = default_sharing(
             data.name, data.classnames, data.domain_names, len(data.train_x),
-            fold(str(given.get(PARTITION, ""))))
+            fold(str(given.get(PARTITION, ""))), asked_clients(given))
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
     names = [f"clients: {first_names(data.client_names, _NAMED)}"] if data.client_names else []
     decided = (*shape.notes, *notes, *names)  # names of clients go to the screen, to no file
@@ -137,8 +137,15 @@ def _words(value: Value) -> Sequence[str]:
     return [str(word) for word in value]
 
 
+def asked_clients(given: Mapping[str, Value]) -> int:
+    """Return the number of clients among the keys that the user sets; 0: none that could be one."""
+    word = str(given.get("FED.CLIENTS", ""))
+    return int(word) if word.isdecimal() else 0
+
+
 def default_sharing(
-    name: str, classnames: Sequence[str], domain_names: Sequence[str], images: int, asked: str = ""
+    name: str, classnames: Sequence[str], domain_names: Sequence[str], images: int,
+    asked: str = "", clients: int = 0,
 ) -> tuple[Keys, list[str]]:
     """Return how clients share a set by default that does not say whose images are whose.
 
@@ -148,6 +155,7 @@ def default_sharing(
     Args:
         images: for training.
         asked: the partition that the user wants; empty: none.
+        clients: how many the user wants; 0: not said.
 
     Returns:
         Config keys, and notes on them.
@@ -167,7 +175,7 @@ def default_sharing(
         return ({"FED.CLIENTS": number},
                 [f"{classes} classes are few: FED.CLIENTS {number}, with two classes or three "
                  "each"] if classes < 2 * USUAL_CLIENTS else [])
-    number = max(2, min(USUAL_CLIENTS, images // FEWEST_IMAGES))
+    number = clients or max(2, min(USUAL_CLIENTS, images // FEWEST_IMAGES))
     if asked:
         return {"FED.CLIENTS": number}, []
     return ({PARTITION: "dirichlet", "FED.BETA": 1.0, "FED.CLIENTS": number},

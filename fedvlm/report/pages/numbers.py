@@ -37,9 +37,10 @@ from fedvlm.runs.verify.answer import (
     next_sentence,
 )
 
+_BEFORE = "personal_before_ft"
 HEADLINE = (
     "personal", "global", "base_all", "new", "hm2", "hm3", "cm", "unseen", "unseen_personal",
-    "targets", "personal_before_ft", "personal_worst", "unseen_clients",
+    "targets", _BEFORE, "personal_worst", "unseen_clients",
 )
 SETTINGS = {
     "personal": "all classes are trained on by some client",
@@ -117,13 +118,18 @@ def answer_content(run: FinishedRun) -> Html:
     ])
 
 
+def repeats_personal(name: str, last: Mapping[str, Any]) -> bool:
+    """Whether a number is ``personal`` again: before a final fine-tuning that the run lacks."""
+    return name == _BEFORE and not last.get("finetune")
+
+
 def headline_content(run: FinishedRun) -> Html:
     """Return the last round's main numbers, each with its meaning and its gain on zero-shot."""
     last, zero = run.last, run.section("zero_shot")
     cards = []
     for name in HEADLINE:
         value = as_float(last.get(name))
-        if value is None:
+        if value is None or repeats_personal(name, last):
             continue
         spread = as_float(last.get("personal_std")) if name == "personal" else None
         cards.append(element(
@@ -152,7 +158,8 @@ def all_numbers(run: FinishedRun) -> Html:
     if selected:
         sections[f"round {selected.get('round')} (best on validation)"] = selected
     present = {k: v for k, v in sections.items() if v}
-    names = [n for n in run.last if as_float(run.last.get(n)) is not None and _accuracy(n)]
+    names = [n for n in run.last if as_float(run.last.get(n)) is not None and _accuracy(n)
+             and not repeats_personal(n, run.last)]
     rows = []
     for name in names:
         values = [as_float(part.get(name)) for part in present.values()]

@@ -9,6 +9,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected
 from fedvlm.report.pages.grid import row_of, table
 from fedvlm.report.pages.html import Html, cell, element, items, join_content
+from fedvlm.report.pages.numbers import repeats_personal
 from fedvlm.report.tables.cells import AVERAGE, BEST, H_OF_AVERAGES, PEER, TableCell
 from fedvlm.report.tables.facts import BEFORE, KINDS, facts_of
 from fedvlm.report.tables.metrics import known_metrics, metric
@@ -42,7 +43,9 @@ def of_group(
     collected, numbers = Collected(runs=list(runs)), known_metrics(facts_of(runs)[0])
     targets = tuple(n for n in numbers if n.startswith("target."))
     scores, costs = (
-        tuple(n for n in names if n in numbers) for names in ((*ACCURACIES, *targets), COSTS)
+        tuple(n for n in names if n in numbers
+              and not all(repeats_personal(n, run.last) for run in runs))
+        for names in ((*ACCURACIES, *targets), COSTS)
     )
     inside = tuple(key for key in PLACE if _varies_inside(runs, key))
     between = tuple(key for key in PLACE if key not in inside and _values(runs, key) > 1)

@@ -137,7 +137,7 @@ def test_the_header_says_how_many_images_each_client_gets(
     line = next(line for line in out.splitlines() if line.startswith("images "))
     assert "40 of 40 training images" in line
     assert sum(map(int, line.partition("per client: ")[2].split(", "))) == 40
-    assert "shots -1" in out
+    assert "all training images" in out
 
 
 def test_real_images_as_a_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,8 @@ def test_what_was_decided_is_said(place: Path, tmp_path: Path) -> None:
     assert "class names from words.txt" in notes("words")
     assert "no labels and are left out" in notes("tiny_imagenet")
     assert "2 clients are simulated, with unlike shares" in notes("train_val_test")
+    own = understand(place, {"FED.CLIENTS": "3"})
+    assert own.keys["FED.CLIENTS"] == 3 and "3 clients are simulated" in "\n".join(own.notes)
     assert "no column names a class, so it is the folder of each image" in notes("metadata_jsonl")
     write_tree(place, [""], ["001", "002"], 4)
     shutil.rmtree(place)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from fedvlm.report.collect import collect
+from fedvlm.report.pages.numbers import all_numbers, headline_content
 from fedvlm.report.pages.tables import of_group
 from tests.report.page_runs import cells_below
 from tests.report.table_runs import write_run
@@ -36,6 +37,19 @@ def test_one_data_set_has_one_table_of_all_numbers(tmp_path: Path):
     page = of_group(collect([tmp_path]).runs, "")
     assert cells_below(page, "Accuracy (%)") == [["FedAvg", "70.0", "20.0"],
                                            ["zero-shot", "30.0", "40.0"]]
+
+
+def test_a_number_before_fine_tuning_is_shown_where_there_was_one(tmp_path: Path):
+    last = {"personal": 50.0, "personal_before_ft": 50.0}
+    write_run(tmp_path, "A", last=last)
+    runs = collect([tmp_path]).runs
+    assert "personal_before_ft" not in str(of_group(runs, ""))
+    assert "personal_before_ft" not in str(headline_content(runs[0])) + str(all_numbers(runs[0]))
+    write_run(tmp_path, "A", last=last | {"personal": 60.0, "finetune": {"epochs": 5}}, tag="ft",
+              config={"FED.FINETUNE_EPOCHS": 5})
+    runs = collect([tmp_path]).runs
+    assert "personal_before_ft" in str(of_group(runs, ""))
+    assert "personal_before_ft" in "".join(str(headline_content(run)) for run in runs)
 
 
 def test_a_page_shows_every_number_of_its_setting(tmp_path: Path):
