@@ -31,8 +31,8 @@ def flags(parser: Parser) -> None:
         "number, 16 to 64 are usual; 0: none (16, or none if they would take over ten minutes)")
     add("--seed", type=whole_number(0), default=1, metavar="N", help="seed of the audit's own "
         "draws (1)")
-    add("--fail-above", type=amount("an AUC", 0, 1), default=None, metavar="AUC", help="exit code 1 if an "
-        "attack's AUC is larger; 0.5 is a coin")
+    add("--fail-above", type=amount("an AUC", 0, 1), default=None, metavar="AUC", help="exit code "
+        "1 if an attack's AUC is larger; 0.5 is a coin")
     add("--root", default="", metavar="DATA/", help="where the images are now")
     add_trust(parser)
 
