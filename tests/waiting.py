@@ -53,6 +53,11 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/models/export.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.export.write",),
     },
+    "fedvlm/cli/results/audit.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.api.audit",),
+        "start-up: PyTorch": ("fedvlm.federation.discovery",),
+        "start-up: jinja": ("fedvlm.report.pages.audit",),
+    },
     "fedvlm/cli/results/figures.py": {
         "start-up: 1 s of matplotlib": (
             "fedvlm.report.figures.style", "fedvlm.report.figures.catalog",

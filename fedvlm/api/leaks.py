@@ -1,13 +1,13 @@
-"""What one gradient step of a linear head gives away: the labels of its images, and a feature.
+"""What one gradient step gives away: labels of its images, and of a linear head a feature.
 
-A head without bias has logits ``scale * x . w_c / |w_c|`` of unit features x (``models.adapt.peft``,
-``--peft head``). Row c of the mean gradient over n images, times ``|w_c| / scale``, is
+A head without bias has logits ``scale * x . w_c / |w_c|`` of unit features x (``--peft head``,
+``models.adapt.peft``). Row c of the mean gradient over n images, times ``|w_c| / scale``, is
 
     mean_i (p_ic - y_ic) (x_i - (x_i . u_c) u_c),   u_c = w_c / |w_c|,
 
-so that a batch of one gives its feature exactly, and a larger one equations for the number of
-images of each class (Zhao et al., iDLG, arXiv 2001.02610, and Wainakh et al., User-Level Label
-Leakage from Gradients, PoPETs 2022, for heads with a bias).
+so that a batch of one gives its feature exactly. Numbers of images by class: Zhao et al., iDLG,
+arXiv 2001.02610 (one image), Wainakh et al., User-Level Label Leakage from Gradients, PoPETs 2022
+(a batch, with the attacker's own images).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def feature_of(gradient: Tensor, head: Tensor, scale: float) -> Tensor:
     """
     u, rows = _rows(gradient, head, scale)
     lengths = rows.norm(dim=1)
-    kept = lengths > 1e-9 * lengths.max()  # of a class without probability nothing is known
+    kept = lengths > 1e-6 * lengths.max()  # smaller ones are rounding; the two largest are there
     planes = torch.stack([F.normalize(rows[kept], dim=-1), u[kept]], 1)  # [C, 2, d], orthonormal
     line = torch.linalg.eigh(torch.einsum("cad,cae->de", planes, planes)).eigenvectors[:, -1]
 
@@ -60,28 +60,20 @@ def feature_of(gradient: Tensor, head: Tensor, scale: float) -> Tensor:
     return min((line, -line), key=misfit)
 
 
-def counts_of_head(
-    gradient: Tensor, head: Tensor, scale: float, centres: Tensor, n: int
-) -> np.ndarray:
+def counts_of_step(gradient: Tensor, columns: Tensor, n: int) -> np.ndarray:
     """Return an estimate of the images of each class ``[C]`` in a step of ``n`` images.
 
-    The features of a class are taken to be the class's mean of somebody else's images; then the
-    gradient is linear in the numbers of images, which are found by non-negative least squares.
+    The gradient of n images is the mean of theirs, so that it is near the mean of the classes'
+    gradients, weighted by their images; the weights are found by non-negative least squares. Exact
+    where the images of a class have one gradient.
 
     Args:
-        gradient: mean over the images, ``[C, d]``.
-        head: weights before the step, ``[C, d]``.
-        scale: of the logits.
-        centres: mean unit feature of each class, of images that the attacker has, ``[C, d]``.
+        gradient: mean over the images, flat, ``[P]``.
+        columns: mean gradient of each class, over images that the attacker has, ``[C, P]``.
         n: images of the step.
     """
-    u, rows = _rows(gradient, head, scale)
-    x = centres.double()
-    chances = (scale * x @ u.T).softmax(1)  # [class of the image, C]
-    share = chances - torch.eye(len(u), dtype=torch.float64)
-    across = x[:, None] - (x @ u.T)[..., None] * u  # [class of the image, C, d]
-    system = (share[..., None] * across).flatten(1).T.numpy()
-    found, _ = nnls(system, rows.flatten().numpy())
+    q, r = torch.linalg.qr(columns.double().T)  # the same least squares in C equations
+    found, _ = nnls(r.numpy(), (q.T @ gradient.double()).numpy())
     return np.asarray(n * found / max(float(found.sum()), 1e-12))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedvlm.api.leaks import counts_of_bias, counts_of_head, feature_of
+from fedvlm.api.leaks import counts_of_bias, counts_of_step, feature_of
 
 SCALE = 20.0
 
@@ -46,13 +46,15 @@ def test_two_images_are_not_recovered_as_one() -> None:
     assert float((F.normalize(x, dim=-1) @ found).abs().max()) < 0.99
 
 
-def test_labels_of_a_head_without_bias_are_exact_where_a_class_is_a_point() -> None:
+def test_labels_of_a_step_are_exact_where_a_class_is_a_point() -> None:
     g = torch.Generator().manual_seed(1)
     head, centres = (torch.randn(6, 32, generator=g).double() for _ in range(2))
-    centres = F.normalize(centres, dim=-1)
+    classes = torch.arange(6)
+    columns = torch.stack([step(centres[c : c + 1], classes[c : c + 1], head).flatten()
+                           for c in range(6)])
     y = torch.tensor([0] * 5 + [2] * 11 + [5])
-    found = counts_of_head(step(centres[y], y, head), head, SCALE, centres, len(y))
+    found = counts_of_step(step(centres[y], y, head).flatten(), columns, len(y))
     assert np.allclose(found, [5, 0, 11, 0, 0, 1], atol=1e-6)
-    noisy = centres[y] + 0.05 * torch.randn(len(y), 32, generator=g).double()
-    near = counts_of_head(step(noisy, y, head), head, SCALE, centres, len(y))
+    noisy = centres[y] + 0.1 * torch.randn(len(y), 32, generator=g).double()
+    near = counts_of_step(step(noisy, y, head).flatten(), columns, len(y))
     assert np.abs(near - [5, 0, 11, 0, 0, 1]).sum() < 4 and near.sum() == pytest.approx(17)

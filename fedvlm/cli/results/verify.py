@@ -32,7 +32,7 @@ EXAMPLES = (
     "fedvlm verify docs/results/cells --replay 1000 --sample 10  # ten runs, always the same "
     "sample",
 )
-ALSO = ("seal", "seals", "check-runs", "replay", "integrity", "audit")
+ALSO = ("seal", "seals", "check-runs", "replay", "integrity")
 REPLAYED_EQUAL = "equal in replay"
 REPLAYED = {"root": "DATASET.ROOT", "device": "DEVICE", "weights": "MODEL.INIT_WEIGHTS"}
 

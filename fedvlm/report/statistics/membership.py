@@ -87,8 +87,14 @@ def hit_rate(members: Floats, others: Floats, allowed: float) -> HitRate:
     return HitRate(allowed, hits, len(members), *clopper_pearson(hits, len(members)))
 
 
-def epsilon_bound(members: Floats, others: Floats, delta: float = 0.0) -> float:
+def epsilon_bound(
+    members: Floats, others: Floats, delta: float = 0.0, among: int = 1
+) -> float:
     """Return a lower bound of epsilon that holds with 95 %, 0 where nothing is shown.
+
+    Args:
+        delta: of the guarantee.
+        among: attacks of which the largest bound is told: all hold at the same time (Bonferroni).
 
     Every second image chooses the threshold, the others count, so that the choice costs nothing.
     A mechanism that is (epsilon, delta)-private has rates with TPR <= e^epsilon FPR + delta, and
@@ -98,14 +104,17 @@ def epsilon_bound(members: Floats, others: Floats, delta: float = 0.0) -> float:
     if min(len(members), len(others)) < 4:
         return 0.0
     grid = np.unique(np.concatenate([members[::2], others[::2]])).tolist()
-    best = max(grid, key=lambda t: _bound(members[::2], others[::2], t, delta))
-    return max(0.0, _bound(members[1::2], others[1::2], best, delta))
+    best = max(grid, key=lambda t: _bound(members[::2], others[::2], t, delta, among))
+    return max(0.0, _bound(members[1::2], others[1::2], best, delta, among))
 
 
-def _bound(members: Floats, others: Floats, threshold: float, delta: float) -> float:
+def _bound(
+    members: Floats, others: Floats, threshold: float, delta: float, among: int
+) -> float:
     """Return the bound at a threshold; the two limits that it uses fail with 2.5 % each."""
-    found = clopper_pearson(int((members >= threshold).sum()), len(members))
-    false = clopper_pearson(int((others >= threshold).sum()), len(others))
+    level = 1 - (1 - LEVEL) / among
+    found = clopper_pearson(int((members >= threshold).sum()), len(members), level)
+    false = clopper_pearson(int((others >= threshold).sum()), len(others), level)
     ratios = ((found[0] - delta, false[1]), (1 - false[1] - delta, 1 - found[0]))
     return max(math.log(a / b) if a > 0 and b > 0 else -math.inf for a, b in ratios)
 

@@ -1,0 +1,86 @@
+"""The page of an audit: what attacks found, beside the list of what left the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedvlm.report.pages.frame import PageSection, page
+from fedvlm.report.pages.grid import table
+from fedvlm.report.pages.html import Html, element, join_content
+from fedvlm.report.pages.origin import gifts
+from fedvlm.runs.finished import FinishedRun
+
+
+def audit_page(run: FinishedRun, record: Mapping[str, Any]) -> str:
+    """Return the page of an audit of ``run`` as one HTML document.
+
+    Args:
+        record: as ``audit.json`` has it.
+    """
+    intro = element(
+        "p", "Members are images that a client trained on, others are its test images of the same "
+        "classes. An AUC of 0.5 is a coin. Attacks give lower bounds: one that fails proves "
+        "nothing, since a better one may exist.")
+    parts = [
+        PageSection("membership", "Who was trained on", _membership(record)),
+        PageSection("epsilon", "Epsilon", _epsilon(record)),
+        PageSection("step", "What one step tells", _step(record)),
+        PageSection("released", "What the run gave away", gifts(run)),
+    ]
+    return page(f"Audit of {run.method} on {record['data']}", intro, parts,
+                f"fedvlm audit --seed {record['seed']} --shadows {record['shadows']}")
+
+
+def _membership(record: Mapping[str, Any]) -> Html:
+    heads = ("model", "attack", "AUC", "95 % interval",
+             "members found at 1 % false", "members found at 5 % false", "epsilon at least")
+    rows = [[row["model"], row["attack"], f"{row['auc']:.3f}",
+             f"{row['low']:.3f} to {row['high']:.3f}", *map(_rate, row["rates"]),
+             f"{row['epsilon']:.2f}"] for row in record["membership"]]
+    images = record["images"]
+    why = f" No shadow runs: {record['why_no_shadows']}." if record["why_no_shadows"] else ""
+    return join_content([
+        table(heads, rows, caption=f"{images['members']} members and {images['others']} others; "
+              "intervals by DeLong (AUC) and by Clopper and Pearson (shares)"),
+        element("p", "Personal: each client's own model on its own images. Global: the shared "
+                     f"model on all of them.{why}"),
+    ])
+
+
+def _rate(rate: Mapping[str, Any]) -> str:
+    share = rate["hits"] / rate["members"]
+    return f"{100 * share:.1f} % ({100 * rate['low']:.1f} to {100 * rate['high']:.1f})"
+
+
+def _epsilon(record: Mapping[str, Any]) -> Html:
+    lower, claimed = max(row["epsilon"] for row in record["membership"]), record["claimed"]
+    words = ("The run claims no differential privacy." if not claimed else
+             f"Claimed: {claimed['epsilon']:.3g}, of one {claimed.get('unit', 'image')} "
+             f"({claimed.get('words', '')}).")
+    return join_content([
+        element("p", "With 95 %, the attacks show an epsilon of one image of at least "
+                     f"{lower:.2f}. {words}"),
+        element("p", "The bound counts images as independent tries; they are of one run."),
+    ])
+
+
+def _step(record: Mapping[str, Any]) -> Html:
+    step = record["step"]
+    if "why" in step:
+        return element("p", f"Not read: {step['why']}.")
+    labels = element(
+        "p", "Labels: from one step of gradient descent on all images of a client, "
+        f"{100 * step['label_error']:.1f} % of the images are counted under a wrong class "
+        f"({step['clients']} clients); equal counts would be wrong for "
+        f"{100 * step['guess_error']:.1f} %. The attacker compares with gradients of the public "
+        "test images.")
+    if "cosine" not in step:
+        return join_content([labels, element(
+            "p", "Features: not tried. A closed form exists for a linear head alone (--peft head); "
+            "for prompts and adapters no search for matching images was made.")])
+    return join_content([labels, element(
+        "p", "Features: from a step on one image its feature is computed in closed form; the "
+        f"smallest cosine to the true one in {step['images']} tries is {step['cosine']:.6f}. A "
+        "step on several images gives no single feature, and no image is computed from a feature."
+    )])
