@@ -48,6 +48,11 @@ def expand(tree: Tree, k: int) -> Tree:
     return {name: v.unsqueeze(0).expand(k, *v.shape) for name, v in tree.items()}
 
 
+def repeat(tree: Tree, k: int) -> Tree:
+    """Return copies: ``k`` equal rows of each leaf, laid out as ``stack`` lays them out."""
+    return {n: v.clone(memory_format=torch.contiguous_format) for n, v in expand(tree, k).items()}
+
+
 def unstack(tree: Tree, k: int) -> list[Tree]:
     """Split leaves ``[k, ...]`` into k trees that share no memory."""
     return [{name: v[i].detach().clone() for name, v in tree.items()} for i in range(k)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, overload
 
 import numpy as np
@@ -290,12 +291,14 @@ class Batcher(Protocol):
         ...
 
 
+@lru_cache(maxsize=4096)
 def step_slices(n: int, batch: int, per_step: int) -> list[list[tuple[int, int]]]:
     """Cut ``n`` shuffled samples into steps of ``per_step`` disjoint batches.
 
     A rest too small for full batches is shared out evenly; a rest smaller than ``per_step`` is
     shared with the step before, in two steps. Fewer than ``per_step`` samples in all are repeated.
     With batches of one sample a rest below ``per_step`` is left for another epoch's shuffle.
+    Kept, since many clients have as many samples: nobody changes what is returned.
     """
     if 0 < n < per_step:
         return [[(i % n, i % n + 1) for i in range(per_step)]]
@@ -478,7 +481,7 @@ class SplitBatcher:
 
     def _shuffled(self, client: int, round_: int, epoch: int, tag: str) -> np.ndarray:
         """Return a client's training samples in the order of a local epoch."""
-        train = self._part(client, "train")
+        train = np.asarray(self.splits[client].train, dtype=np.int64)
         generator = rng.stream(self.seed, f"batches/{tag}", round_, client, epoch)
         order: np.ndarray = train[torch.randperm(len(train), generator=generator).numpy()]
         return order

@@ -19,7 +19,7 @@ import torch
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.rows.store import AWAY, Form, RowStore, form_of, order_rows
-from fedvlm.core.trees import State, Tree, expand, stack_states
+from fedvlm.core.trees import State, Tree, repeat, stack_states
 from fedvlm.federation.groups import FROZEN, SERVER, SHARED, Groups
 
 W = "w"  # the slot of a client's model
@@ -99,11 +99,14 @@ class Clients:
 
         Clients that differ in it do not stack; ``plan_chunks`` keeps them apart.
         """
-        out = []
+        out, known = [], dict[tuple[int, Form], str]()  # most receive the same tree
         for client in ids:
             version = versions.get(client, 0)
             own = self.store.form(client, version) if version else self._untrained_form(client)
-            out.append(joint_form(received[client], own))
+            both = id(received[client]), own
+            if both not in known:
+                known[both] = joint_form(received[client], own)
+            out.append(known[both])
         return out
 
     def _untrained_form(self, client: int) -> Form:
@@ -152,7 +155,7 @@ class Clients:
         states = [self._kept(self._init(c)) for c in (ids[:1] if self._alike else ids)]
         if len(ids) == 1 or not all(_same_leaves(states[0], s) for s in states[1:]):
             return stack_states(states)
-        return {s: _copies(t, len(ids)) for s, t in states[0].items()}
+        return {s: repeat(t, len(ids)) for s, t in states[0].items()}
 
     def _kept(self, state: State) -> State:
         if W not in state:
@@ -163,15 +166,10 @@ class Clients:
         """Return ``state`` with the frozen part in ``w``, names in the order of the start."""
         if W not in state:
             return state
-        whole, last = state[W] | _copies(self._frozen, k), len(self._order)
+        whole, last = state[W] | repeat(self._frozen, k), len(self._order)
         return state | {W: {n: whole[n] for n in sorted(
             whole, key=lambda name: self._order.get(name, last)
         )}}
-
-
-def _copies(tree: Tree, k: int) -> Tree:
-    """Return ``k`` equal rows of each leaf, as ``torch.stack`` would lay them out."""
-    return {n: v.clone(memory_format=torch.contiguous_format) for n, v in expand(tree, k).items()}
 
 
 def _same_leaves(ours: State, theirs: State) -> bool:

@@ -411,7 +411,8 @@ def rates(ctx: Context, step: Step) -> Rate:
     They differ where they are at different epochs of the schedule's clock.
     """
     if step.epochs not in ctx._rates:
-        each = [ctx.schedule(ctx.clock(e)) for e in step.epochs]
+        of = {e: ctx.schedule(ctx.clock(e)) for e in set(step.epochs)}
+        each = [of[e] for e in step.epochs]
         ctx._rates[step.epochs] = each[0] if len(set(each)) == 1 else (
             torch.tensor(each, dtype=torch.float64).to(ctx.model.device, non_blocking=True)
         )

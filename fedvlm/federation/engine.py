@@ -24,6 +24,7 @@ from fedvlm.core.trees import (
     first_non_finite,
     matching,
     pick,
+    repeat,
     stack,
 )
 from fedvlm.federation.aggregation.arrival import Upload
@@ -234,7 +235,8 @@ def stack_downloads(downloads: Mapping[int, Tree], ctx: Context) -> Tree:
     """
     trees = [downloads[c] for c in ctx.clients]
     if not ctx.groups.server:
-        return stack(trees)
+        alike = all(tree is trees[0] for tree in trees)
+        return repeat(trees[0], ctx.k) if alike else stack(trees)
     own = stack([{n: v for n, v in t.items() if n not in ctx.groups.server} for t in trees])
     return own | expand(pick(trees[0], ctx.groups.server), ctx.k)
 

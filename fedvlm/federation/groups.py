@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from fedvlm.core.errors import ConfigError
@@ -36,17 +37,17 @@ class Groups:
 
     of: dict[str, str]
 
-    @property
+    @cached_property
     def shared(self) -> tuple[str, ...]:
         """Names that a client may upload."""
         return self.names(SHARED)
 
-    @property
+    @cached_property
     def personal(self) -> tuple[str, ...]:
         """Names that never leave their client."""
         return self.names(PERSONAL)
 
-    @property
+    @cached_property
     def server(self) -> tuple[str, ...]:
         """Names that the server alone moves: clients receive them, and neither train nor send."""
         return self.names(SERVER)

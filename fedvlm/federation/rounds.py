@@ -221,15 +221,19 @@ class Federation(Workplace):
         names = self.groups.server
         whole = pick(self.trainer.shared(state.server), names) if names else {}
         out, moved = Downloads(), {n: int(v) for n, v in state.server.get(MOVED, {}).items()}
+        checked: dict[int, dict[str, int]] = {}  # most methods send the same tree to everybody
         for client in clients:
             if not 0 <= client < self.plan.clients:
                 raise FedvlmError(f"no client {client}: clients are numbered 0 to "
                                   f"{self.plan.clients - 1}")
             out[client] = tree = self.trainer.download(ctx, state.server, client)
-            self._check_download(client, tree, whole)
+            if id(tree) not in checked:  # all of them are kept: no id stands for two trees
+                self._check_download(client, tree, whole)
+                checked[id(tree)] = ctx.sizes(tree)
             last = state.versions.get(client, 0)  # in that round it received all
             known = {n for n in whole if last and moved[n] < last}
-            out.sizes[client] = {n: b for n, b in ctx.sizes(tree).items() if n not in known}
+            sizes = checked[id(tree)]
+            out.sizes[client] = {n: b for n, b in sizes.items() if n not in known}
         return out
 
     def _check_download(self, client: int, tree: Tree, whole: Tree) -> None:
@@ -377,7 +381,7 @@ class Federation(Workplace):
         lost, partial = dict[int, str](), dict[int, float]()
         if self.plan.unreliable.active:
             lost, partial = self.plan.fates(round_, chosen, self.batcher.lengths(chosen, 1))
-        there = [c for c in chosen if drop_kind(lost.get(c, "")) != AWAY]
+        there = [c for c in chosen if c not in lost or drop_kind(lost[c]) != AWAY]
         chosen = [c for c in chosen if c not in lost]
         self._tell(RoundStarted(round_, self.plan.rounds, chosen))
         began, towers = time.perf_counter(), dict(self.model.counters)

@@ -109,6 +109,23 @@ def test_an_undeclared_extra_of_a_download_is_refused() -> None:
         quadratic(up(), 1).run()
 
 
+def test_each_tree_that_is_sent_is_checked_and_counted() -> None:
+    """One that many clients receive once, and another's no less."""
+
+    class Second(Quadratic):
+        extras_down = ("hint",)
+
+        def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
+            return server["w"] if client != 1 else server["w"] | {"hint": torch.ones(2)}
+
+    fed = quadratic(Second(), 1)
+    sizes = fed.downloads(fed.start(), 1, [0, 1]).sizes
+    assert sizes[1] == sizes[0] | {"hint": 8} and "hint" not in sizes[0]
+    stray = type("Stray", (Second,), {"extras_down": ()})
+    with pytest.raises(FedvlmError, match=r"client 1 would receive \['hint'\]"):
+        quadratic(stray(), 1).run()
+
+
 def test_a_personal_tensor_is_no_download() -> None:
     class Sends(Quadratic):
         groups = (("w", "shared"), ("own", "personal"))

@@ -102,7 +102,8 @@ class MemoryStore:
     def put(self, round_: int, ids: Sequence[int], state: State) -> None:
         """See ``RowStore.put``."""
         for client in ids:
-            self._forget(client, round_)
+            if round_ in self._rows.get(client, ()):
+                self._forget(client, round_)
         form = form_of(state)
         table = self._tables.setdefault(form, RowTable.of(state))
         rows = table.take(len(ids))

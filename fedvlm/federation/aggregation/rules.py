@@ -250,7 +250,8 @@ def moves(updates: Updates) -> Iterator[Tensor]:
             piece = in_double(sent[:, at : at + width])
             if home is not None:
                 less = home.reshape(len(rows), -1)[:, at : at + width]
-                piece = piece - (less if less.device == piece.device else in_double(less))
+                less = less if less.device == piece.device else in_double(less)
+                piece = piece - less if piece.dtype == sent.dtype else piece.sub_(less)
             yield piece
 
 

@@ -144,6 +144,9 @@ def lay_out(
     mask = there[2]
     for block, chosen in zip(blocks, picks, strict=True):
         at = block.start
+        if min(block.counts) == block.width:  # nobody has padding
+            index[at : block.stop], mask[at : block.stop] = np.concatenate(chosen), 1
+            continue
         for samples, count in zip(chosen, block.counts, strict=True):
             n, end = len(samples), at + block.width
             index[at : at + n] = samples

@@ -103,7 +103,10 @@ class FeatureSource:
     def take(self, rows: Tensor, view: int) -> Tensor:
         """Return the features of ``rows [...]``, as ``locate`` gave them: ``[..., *]``."""
         table = self.features[view]
-        return table[rows.to(table.device, non_blocking=True)]
+        rows = rows.to(table.device, non_blocking=True)
+        if isinstance(table, Tensor):  # half the time of table[rows], which any table has
+            return table.index_select(0, rows.reshape(-1)).view(*rows.shape, *table.shape[1:])
+        return table[rows]
 
     @property
     def device(self) -> torch.device:

@@ -3,8 +3,9 @@
 Both sides of a speed claim, in one process. fedtv: the published FedTV recipe's cost against ours,
 on the same weights, batches and initial tensors. methods: every trainer (or those named), with its
 own trainable set or others, beside its plain path, on the built-in shapes. scale: what a round
-costs beside its training, from ten clients to ten thousand. engines: the same run by this process,
-by workers, over Flower.
+costs beside its training, from ten clients to ten thousand. linear: a round of a linear head,
+beside the same round written by hand. engines: the same run by this process, by workers, over
+Flower.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evidence.bench import engines, fedtv, method_table, methods, report, scale
+from evidence.bench import engines, fedtv, linear, method_table, methods, report, scale
 from evidence.commands import PROGRAM
 from fedvlm.config.families import ORDER
 from fedvlm.console.parser import Parser
@@ -32,13 +33,16 @@ EXAMPLES = tuple(f"{PROGRAM} bench {words}" for words in (
     "methods FedAvg --peft text-lora prompt+lora",
     "methods --family visual-prompt adapter",
     "scale --sizes 10 1000 --json scale.json",
+    "linear --repeats 300",
     "engines FedTV --clients 40 --rounds 4 --workers 2",
     "engines FedAvg --clients 4 --engines local,workers,loopback",
 ))
-BACKBONE = {"fedtv": "ViT-B/16", "methods": "tiny", "scale": "tiny", "engines": "tiny"}
+BACKBONE = {"fedtv": "ViT-B/16", "methods": "tiny", "scale": "tiny", "linear": "tiny",
+            "engines": "tiny"}
 METHODS_ONLY = ("family", "fp64", "markdown", "peft", "quick")
 METHODS = (*METHODS_ONLY, "backbone", "clients", "repeats", "rounds", "threads", "json")
 SCALE = ("cohort", "sizes", "threads", "json")
+LINEAR = ("cohort", "repeats", "threads", "json")
 SCALE_ONLY = ("cohort", "sizes")
 ENGINES = ("clients", "engines", "repeats", "rounds", "threads", "workers", "json")
 ENGINES_ONLY = ("engines", "workers")
@@ -48,13 +52,13 @@ SIZES = (10, 100, 1000, 10000)
 NUMBERS = {
     "classes": (50, "number of classes"),
     "batch": (32, "images per training step"),
-    "repeats": (3, "interleaved pairs of training steps"),
+    "repeats": (3, "interleaved pairs of training steps; linear: rounds"),
     "threads": (1, "threads; CPU time of one thread is what CI can compare"),
     "stack": (8, "clients stacked in one pass of ours"),
     "clients": (10, "clients of a round (--round, --cold; methods, engines)"),
     "rounds": (2, "timed rounds (methods, engines)"),
     "workers": (2, "worker processes (engines only)"),
-    "cohort": (50, "clients of a round (scale only)"),
+    "cohort": (50, "clients of a round (scale, linear)"),
 }
 SWITCHES = {
     "bf16": "also our side with bfloat16 linear layers",
@@ -103,7 +107,8 @@ def _mistakes(args: Namespace) -> list[str]:
     args.backbone = args.backbone or BACKBONE[args.what]
     stray = [f"--family has no '{w}'{did_you_mean(w, ORDER)} ({', '.join(ORDER)})"
              for w in args.family if w not in ORDER]
-    read = {"methods": METHODS, "scale": SCALE, "engines": ENGINES}.get(args.what)
+    read = {"methods": METHODS, "scale": SCALE, "linear": LINEAR,
+            "engines": ENGINES}.get(args.what)
     idle = [args.spelling[n] for n in args.spelling
             if (n in NOT_FEDTV if read is None else n not in read)]
     mistakes = [*stray, *(f"{args.what} does not read {flag}" for flag in idle)]
@@ -125,7 +130,8 @@ def main(args: Namespace) -> int:
     """
     path = _target("--json", args.json)
     record, lines = {
-        "methods": _methods, "scale": _scale, "fedtv": _fedtv, "engines": _engines
+        "methods": _methods, "scale": _scale, "linear": _linear, "fedtv": _fedtv,
+        "engines": _engines,
     }[args.what](args)
     say(*lines)
     if path is not None:
@@ -177,6 +183,12 @@ def _scale(args: Namespace) -> tuple[dict[str, Any], list[str]]:
     """Return the record of ``bench scale`` and its lines."""
     record = scale.run(args.sizes, cohort=args.cohort, threads=args.threads, say=_progress)
     return record, scale.lines(record)
+
+
+def _linear(args: Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Return the record of ``bench linear`` and its lines."""
+    record = linear.run(args.cohort, args.repeats, args.threads)
+    return record, linear.lines(record)
 
 
 def _engines(args: Namespace) -> tuple[dict[str, Any], list[str]]:

@@ -45,7 +45,7 @@ from fedvlm.runs.folder import RunFolder, RunPath
 
 HEAD, FEDTV = "linear head", "FedTV"
 CLASSES, TRAIN, TEST, POOL, WIDTH = 10, 50, 20, 5000, 512
-SEED, ROUNDS = 7, 6
+SEED, ROUNDS, RATE = 7, 6, 0.05
 
 
 class LinearHead(Trainer):
@@ -122,7 +122,7 @@ def build(method: str, clients: int, cohort: int) -> Built:
     )
     plan = Plan(
         ROUNDS, clients, min(cohort / clients, 1.0), first_round_all=False, seed=SEED,
-        optim=OptimSpec("sgd", 0.05, 0.0, 0.0),
+        optim=OptimSpec("sgd", RATE, 0.0, 0.0),
     )
     trainer = LinearHead(cfg) if method == HEAD else load_trainer("FedTV")(cfg)
     # The sources of a run are images of a data set; what is asked of them here is the same.
