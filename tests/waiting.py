@@ -232,7 +232,11 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/job/results/references.py": {
         "start-up: for sets of labels only": ("fedvlm.evaluation.references.by_label",),
     },
+    "fedvlm/federation/rounds.py": {
+        "start-up: q-FFL only": ("fedvlm.federation.aggregation.fairness",),
+    },
     "fedvlm/job/build.py": {
+        "start-up: such runs only": ("fedvlm.federation.aggregation.fairness",),
         "start-up: for class weights only": ("fedvlm.federation.local.balance",),
         "start-up: on a GPU only": ("fedvlm.models.device",),
         "start-up: runs with attackers only": (

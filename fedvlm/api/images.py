@@ -15,6 +15,8 @@ from torch import Tensor
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
+from fedvlm.data.columns.find_images import DICOM, dicom_words
+from fedvlm.data.image_records import describe_failure
 from fedvlm.data.images import decode, normalise, resize_for_test, to_rgb
 from fedvlm.data.locate import IMAGE_SUFFIXES
 from fedvlm.data.memory.pictures import images_in_array, images_in_tensor
@@ -61,7 +63,9 @@ def _opened(image: One) -> Image.Image:
     try:
         return decode(image.read_bytes())
     except Exception as error:  # Pillow raises many kinds on broken files
-        why = getattr(error, "strerror", None) or " ".join(str(error).split()) or "no image"
+        if image.suffix.lower() in DICOM and image.is_file():
+            raise DataError(dicom_words(str(image))) from error
+        why = getattr(error, "strerror", None) or describe_failure(error)
         raise DataError(f"cannot read the image {image}: {why}") from error
 
 

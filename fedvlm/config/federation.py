@@ -309,9 +309,17 @@ def _aggregation() -> Schema:
         "FED.WEIGHTING": Option(
             "auto",
             "weight of a client in the average: its number of training samples, equal "
-            "weights, or the method's default",
-            choices=("auto", "samples", "uniform"),
+            "weights, the method's default, or by the clients' losses: q_ffl (Li et al. 2020), "
+            "agnostic (Mohri et al. 2019)",
+            choices=("auto", "samples", "uniform", "q_ffl", "agnostic"),
             neutral="auto",
+        ),
+        "FED.FAIR_Q": Option(
+            1.0, "q_ffl: exponent of the losses; 0: none counts more than it does otherwise",
+            low=0, neutral=1.0,
+        ),
+        "FED.FAIR_LR": Option(
+            0.1, "agnostic: step of the clients' weights along their losses", low=0, neutral=0.1,
         ),
         "FED.AGGREGATOR": Option(
             "auto",

@@ -76,6 +76,8 @@ SECTIONS = (
     ),
     Section(("FED.CHUNK",), _if("FED.PLAIN", False)),
     Section(("FED.FINETUNE_TRAIN", "FED.FINETUNE_LR"), _unless("FED.FINETUNE_EPOCHS", 0)),
+    Section(("FED.FAIR_Q",), _if("FED.WEIGHTING", "q_ffl")),
+    Section(("FED.FAIR_LR",), _if("FED.WEIGHTING", "agnostic")),
     Section(("FED.TRIM",), _if("FED.AGGREGATOR", "trimmed_mean")),
     Section(("FED.BYZANTINE",), _if("FED.AGGREGATOR", "krum", "multi_krum")),
     Section(("FED.CLIP_NORM",), _if("FED.AGGREGATOR", "clipped_mean")),

@@ -22,6 +22,7 @@ from fedvlm.core.trees import (
     TreeView,
     expand,
     first_non_finite,
+    in_double,
     matching,
     pick,
     repeat,
@@ -31,6 +32,7 @@ from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.aggregation.updates import Updates, join_updates
 from fedvlm.federation.clients import Clients, W
 from fedvlm.federation.context import Context
+from fedvlm.federation.groups import RECEIVED
 from fedvlm.federation.local.guard import Looked, run_guarded
 from fedvlm.federation.local.kept import drop_kept
 from fedvlm.federation.local.sent import odd_extra, refusal
@@ -222,9 +224,29 @@ def _updated(
     state = drop_kept(whole)
     if ctx.optim.keep:  # the optimisers' states are the context's, not the method's
         ctx.kept = {slot: tree for slot, tree in whole.items() if slot not in state}
+    before = _received_losses(trainer, ctx, state, received) if RECEIVED in ctx.metrics else None
     out = _client_update(trainer, ctx, clients, state, received)
+    if before is not None:
+        ctx.logs[RECEIVED] = before
     new, upload = _check_work(_where(trainer.name, ctx), ctx, out, received)
     return new | (ctx.kept or {}), replace(upload, received=pick(received, ctx.groups.shared))
+
+
+def _received_losses(trainer: Trainer, ctx: Context, state: State, received: Tree) -> Tensor:
+    """Return each client's mean training loss ``[K]`` at what it received, float64."""
+    params = state.get(W, {}) | received
+    total = torch.zeros(ctx.k, dtype=torch.float64, device=in_double(torch.zeros(
+        0, device=ctx.model.device)).device)
+    count = torch.zeros_like(total)
+    for batch in ctx.batches(RECEIVED):
+        with torch.no_grad():
+            out = trainer.loss(ctx.model, batch.cut(params), batch)
+        value = in_double((out[0] if isinstance(out, tuple) else out).detach())
+        at = torch.arange(len(batch.y), device=total.device) if batch.rows is None else batch.rows
+        w = in_double(batch.w.sum(1))
+        total.index_add_(0, at.to(total.device), value * w)
+        count.index_add_(0, at.to(total.device), w)
+    return total / count.clamp_min(1)
 
 
 def stack_downloads(downloads: Mapping[int, Tree], ctx: Context) -> Tree:

@@ -21,6 +21,9 @@ Rule = tuple[str, str]
 
 OWN = -1  # FED.FINETUNE_EPOCHS: the method's own number
 TAG = "finetune"
+Q_FFL, AGNOSTIC = "q_ffl", "agnostic"  # FED.WEIGHTING by clients' losses
+FAIR = (Q_FFL, AGNOSTIC)
+RECEIVED = "received_loss"  # metric of these: a client's loss at the model that it received
 # FED.FINETUNE_TRAIN -> groups or roles; "own" is the method's
 PARTS: Mapping[str, tuple[str, ...]] = {
     "all": (SHARED, PERSONAL, FROZEN),

@@ -22,6 +22,7 @@ from fedvlm.federation.reliability.unreliable import Unreliable, below_quorum, q
 
 if TYPE_CHECKING:
     from fedvlm.federation.aggregation.client_privacy import ClientPrivacy
+    from fedvlm.federation.aggregation.fairness import Fairness
     from fedvlm.federation.reliability.hostile import Hostile
     from fedvlm.federation.toolbox.image_privacy import ImagePrivacy
 
@@ -173,7 +174,8 @@ class Plan:
         first_round_all: every client works in round 1, whatever ``frac``.
         nonfinite: ``abort`` or ``drop``.
         seed: model seed (initialisation, shuffles, client sampling).
-        weighting: ``FED.WEIGHTING``: ``samples``, ``uniform``; ``auto``: as the method has it.
+        weighting: ``FED.WEIGHTING``: ``samples``, ``uniform``; ``auto``: as the method has it, also
+            before ``fairness``.
         schedule: learning rates (default: constant); its clock is the epoch of the whole run,
             or starts again each round with ``clock_per_round``.
         aggregator, server_optim: what ``FED.AGGREGATOR``, ``FED.SERVER_OPTIM`` and their keys say.
@@ -185,6 +187,7 @@ class Plan:
         hostile: who attacks, and how; None: nobody.
         dp: client-level privacy, by which rounds are drawn, too; None: none.
         private: privacy of images or groups, by noise on every gradient; None: none.
+        fairness: how clients weigh by their losses; None: they do not.
     """
 
     rounds: int
@@ -208,6 +211,7 @@ class Plan:
     hostile: Hostile | None = None
     dp: ClientPrivacy | None = None
     private: ImagePrivacy | None = None
+    fairness: Fairness | None = None
 
     @property
     def effort(self) -> Effort:

@@ -24,9 +24,11 @@ from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
 from fedvlm.federation.aggregation.telltale import Telltale
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batcher
+from fedvlm.federation.context import OWN
 from fedvlm.federation.engine import Engine, RoundWork
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.local.hooks import name_of, slots_of
+from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.plan import Budget, Plan, Plateau, check_footing
 from fedvlm.federation.reliability.elsewhere import aggregate_updates
 from fedvlm.federation.reliability.unreliable import AWAY, drop_kind
@@ -293,6 +295,9 @@ class Federation(Workplace):
             )
         if self.groups.server:
             server = server | {MOVED: {n: torch.tensor(0) for n in self.groups.server}}
+        if self.plan.fairness is not None:
+            slot = self.plan.fairness.start(self.plan.members, self.plan.clients)
+            server = server | move_state(slot, self.model.device)
         return FedState(0, server, {}, held.commit(0))
 
     def read(self, state: FedState, clients: Sequence[int] | None = None) -> WholeState:
@@ -414,11 +419,14 @@ class Federation(Workplace):
             raise DivergedError(
                 f"round {round_}: every client was dropped ({'; '.join(work.dropped.values())})"
             )
-        held = Held(self.held, state.held)
+        held, weighed = Held(self.held, state.held), dict[str, Tree]()
         ctx = self.server_context(round_, held)
+        if self.plan.fairness is not None:
+            updates, weighed, shares = self.plan.fairness.weigh(state.server, updates)
+            ctx.log("client_weights", shares)
         origin = "" if dp else self.engine.origin(updates.clients)
         server, told = aggregate_updates(self.trainer, ctx, state.server, updates, origin)
-        server = self._moved(state.server, server, round_)
+        server = self._moved(state.server, server, round_) | weighed
         after = FedState(round_, server, state.versions | work.versions, held.commit(round_))
         spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}
         self.budget.record(round_, work.counters)
@@ -551,6 +559,16 @@ def check_aggregation(trainer: Trainer, plan: Plan, lengths: Sequence[int] = ())
         rounds = (len(plan.answering(r, lengths)) for r in range(1, plan.rounds + 1))
         smallest = min((n for n in rounds if n), default=smallest)
     check_rule(plan.aggregator, name, trainer.aggregators, smallest)
+    if plan.fairness is not None:
+        from fedvlm.federation.aggregation.fairness import check_fairness  # start-up: q-FFL only
+
+        cls = type(trainer)
+        plain = (cls.combine in (Trainer.combine, PeftTrainer.combine)
+                 and cls.aggregate in (Trainer.aggregate, PeftTrainer.aggregate))
+        check_fairness(
+            plan.fairness.kind, name, trainer.aggregators, plan.aggregator.rule,
+            trainer.weighting == OWN, plain, plan.frac >= 1 and not plan.unreliable.active,
+            plan.dp is not None)
     if kind != NONE and not trainer.server_optim:
         raise ConfigError(f"FED.SERVER_OPTIM {kind}: {name}, as configured, allows {NONE}")
 

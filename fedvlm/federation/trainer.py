@@ -26,7 +26,9 @@ from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import FIT, SAMPLES, Context, Upload
 from fedvlm.federation.groups import (
+    FAIR,
     PERSONAL,
+    RECEIVED,
     SERVER,
     SHARED,
     TAG,
@@ -454,10 +456,12 @@ class Trainer:
     def releases(self, groups: Groups) -> Releases:
         """Return what leaves a client of this method in a run.
 
-        By default the shared group, ``extras_up`` and ``metrics``. What a round brings beside it
-        ends the run.
+        By default the shared group, ``extras_up`` and ``metrics``, and the clients' losses where
+        ``FED.WEIGHTING`` reads them. What a round brings beside it ends the run.
         """
-        return Releases(groups.shared, tuple(self.extras_up), tuple(self.metrics))
+        kind = getattr(getattr(self.root, "FED", None), "WEIGHTING", "")
+        fair = (RECEIVED,) if kind in FAIR else ()
+        return Releases(groups.shared, tuple(self.extras_up), (*self.metrics, *fair))
 
     def extra_forms(self, ctx: Context, start: Tree) -> Tree | None:
         """Return of which names, shapes and types a client's extras are in a round.

@@ -22,7 +22,7 @@ from fedvlm.federation.batches import Batcher
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Bundle, Engine, LocalEngine, stack_downloads
-from fedvlm.federation.groups import Finetune, Groups, resolve_groups
+from fedvlm.federation.groups import RECEIVED, Finetune, Groups, resolve_groups
 from fedvlm.federation.local.guard import run_guarded
 from fedvlm.federation.local.hooks import explain_hook, name_of, slots_of, tree_of
 from fedvlm.federation.local.images import sightings
@@ -152,12 +152,15 @@ class Workplace:
             portion: of the shared tensors; by default what the method trains in this round.
         """
         plan = self.plan
+        metrics = self.trainer.metrics
+        if plan.fairness is not None:
+            metrics = (*metrics, RECEIVED)
         if portion is None:
             portion = self.trainer.portion(round_, self.groups) if round_ else WHOLE
         return Context(
             self.model, self.groups, self.batcher, list(clients), round_, plan.seed, plan.epochs,
             plan.optim, plan.schedule or Schedule(plan.optim.lr),
-            self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
+            self.trainer.extras_up, metrics, self.weighting, plan.nonfinite,
             plan.clock_per_round, newcomers=tuple(c not in worked for c in clients),
             effort=plan.effort, patience=plan.early_stop, class_counts=self.roster.classes,
             portion=portion, private=plan.private,

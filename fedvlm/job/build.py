@@ -29,7 +29,7 @@ from fedvlm.federation.batches import NO_WEIGHTS, Split, SplitBatcher
 from fedvlm.federation.context import OWN
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
-from fedvlm.federation.groups import PERSONAL, SHARED
+from fedvlm.federation.groups import FAIR, PERSONAL, SHARED
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
 from fedvlm.federation.peft_trainer import takes_peft
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedvlm.federation.aggregation.client_privacy import ClientPrivacy
+    from fedvlm.federation.aggregation.fairness import Fairness
     from fedvlm.federation.local.balance import Balance
     from fedvlm.federation.reliability.hostile import Hostile
 
@@ -229,12 +230,24 @@ def make_plan(cfg: CfgNode, sizes: Sequence[int] = ()) -> Plan:
     )
     return Plan(
         int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS), cfg.FED.FRAC, epochs, cfg.FED.FIRST_ROUND_ALL,
-        cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round, cfg.FED.WEIGHTING,
+        cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round,
+        "auto" if f.WEIGHTING in FAIR else f.WEIGHTING,
         aggregator, server_optim,
         draw_unseen(int(f.CLIENTS), int(f.UNSEEN_CLIENTS), int(cfg.DATA_SEED),
                     int(f.MIN_IMAGES), sizes),
         int(f.LOCAL_STEPS), span_of(f.EPOCHS_RANGE), int(f.EARLY_STOP), unreliable_of(cfg),
+        fairness=fairness_of(cfg),
     )
+
+
+def fairness_of(cfg: CfgNode) -> Fairness | None:
+    """Return what ``FED.WEIGHTING`` says of the clients' losses; None: nothing."""
+    kind = str(cfg.FED.WEIGHTING)
+    if kind not in FAIR:
+        return None
+    from fedvlm.federation.aggregation.fairness import Fairness  # start-up: such runs only
+
+    return Fairness(kind, cfg.FED.FAIR_Q, cfg.FED.FAIR_LR, 1.0 / max(cfg.OPTIM.LR, 1e-12))
 
 
 def unreliable_of(cfg: CfgNode) -> Unreliable:

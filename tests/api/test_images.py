@@ -67,3 +67,15 @@ def test_files_that_do_not_decode_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images below"):
         as_list(tmp_path / "empty")
+
+
+def test_a_dicom_file_is_one_sentence_that_names_the_page(tmp_path: Path) -> None:
+    scan = tmp_path / "scan.dcm"
+    scan.write_bytes(bytes(128) + b"DICM")
+    with pytest.raises(DataError, match=r"scan\.dcm is a DICOM file.*docs/own_data\.md"):
+        next(batches(as_list(scan)[0], SPEC, 2))
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    with pytest.raises(DataError) as caught:
+        next(batches(as_list(broken)[0], SPEC, 2))
+    assert "BytesIO" not in str(caught.value)

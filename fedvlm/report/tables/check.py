@@ -30,7 +30,7 @@ FREE = (
 # The server's rule, and who attacks it: a variant of a method, which its tag names.
 RULE = (
     "FED.WEIGHTING", "FED.AGGREGATOR", "FED.TRIM", "FED.BYZANTINE", "FED.CLIP_NORM",
-    "FED.SAA_TEMP", "FED.SERVER_", "FED.HOSTILE", "FED.ATTACK", "FED.DP.",
+    "FED.SAA_TEMP", "FED.FAIR_", "FED.SERVER_", "FED.HOSTILE", "FED.ATTACK", "FED.DP.",
 )
 # Keys that need to agree only among runs that agree in these.
 SCOPES = {
