@@ -207,6 +207,26 @@ def test_the_published_pair_of_epsilons() -> None:
     assert tight is not None and 7.047 <= tight <= 7.052
 
 
+@pytest.mark.parametrize(
+    ("rate", "noise", "rounds"), [(0.1, 1.0, 100), (0.02, 0.8, 500), (1.0, 2.0, 10)])
+def test_epsilons_are_those_of_dp_accounting(rate: float, noise: float, rounds: int) -> None:
+    """Its accountants of loss distributions and of Renyi orders, of a client more or less."""
+    dp = pytest.importorskip("dp_accounting", reason="the package of fedvlm[dp] is not installed")
+    pld = pytest.importorskip("dp_accounting.pld")
+    rdp = pytest.importorskip("dp_accounting.rdp")
+    one = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise))
+    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    tight, bound = (
+        kind(neighboring_relation=relation).compose(one, rounds).get_epsilon(1e-5)
+        for kind in (pld.PLDAccountant, rdp.RdpAccountant)
+    )
+    found = loss_epsilon(rate, noise, rounds, 1e-5)
+    assert found is not None and 0.9999 * tight <= found <= 1.005 * tight  # rounded up to a grid
+    assert renyi_epsilon(rate, noise, rounds, 1e-5) == pytest.approx(bound, rel=2e-3)
+    if rate == 1:
+        assert epsilon_of(noise, rounds, 1e-5) == pytest.approx(tight, rel=1e-3)
+
+
 @pytest.mark.parametrize(("noise", "rounds"), [(1.0, 1), (5.0, 100)])
 def test_without_sampling_the_loss_gives_the_exact_epsilon(noise: float, rounds: int) -> None:
     exact = epsilon_of(noise, rounds, 1e-5)
