@@ -292,6 +292,11 @@ def _privacy() -> Schema:
                  "gradients), in FED.DP.CLIP",
             low=0, neutral=0.0,
         ),
+        node + "QUANTILE": Option(
+            0.0, "let FED.DP.CLIP follow the moves: the share of them that it is to leave uncut, "
+                 "by a count with noise of its own (FED.DP.UNIT client); 0: it stays",
+            low=0, high=1, high_open=True, neutral=0.0,
+        ),
         node + "DELTA": Option(
             0.0, "delta of (epsilon, delta); has to be given, below one over the clients (images "
                  "of a client)", low=0,

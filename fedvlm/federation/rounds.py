@@ -409,24 +409,28 @@ class Federation(Workplace):
             raise FedvlmError(
                 f"trainer {self.trainer.name} changed server tensors during client work"
             )
-        dp, updates = self.plan.dp, self._arrived(work.updates)
+        dp, updates, ahead, bound = self.plan.dp, self._arrived(work.updates), State(), 0.0
         sent, public = updates.bytes() if updates else {}, updates
         if dp is not None:
             home = pick(self.trainer.shared(state.server), self.groups.shared)
             public = updates and Updates(updates.clients, {}, updates.weight)
-            updates = dp.repeat(dp.release(updates, home, round_))
+            bound = dp.bound(state.server)
+            ahead = dp.follow(updates, bound, round_)
+            updates = dp.repeat(dp.release(updates, home, round_, bound))
         if updates is None:
             raise DivergedError(
                 f"round {round_}: every client was dropped ({'; '.join(work.dropped.values())})"
             )
         held, weighed = Held(self.held, state.held), dict[str, Tree]()
         ctx = self.server_context(round_, held)
+        if ahead:
+            ctx.log("bound", bound)
         if self.plan.fairness is not None:
             updates, weighed, shares = self.plan.fairness.weigh(state.server, updates)
             ctx.log("client_weights", shares)
         origin = "" if dp else self.engine.origin(updates.clients)
         server, told = aggregate_updates(self.trainer, ctx, state.server, updates, origin)
-        server = self._moved(state.server, server, round_) | weighed
+        server = self._moved(state.server, server, round_) | weighed | ahead
         after = FedState(round_, server, state.versions | work.versions, held.commit(round_))
         spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}
         self.budget.record(round_, work.counters)

@@ -479,6 +479,11 @@ def image_privacy_of(
     from fedvlm.federation.toolbox import image_privacy as room
 
     kind, dp = type(trainer), cfg.FED.DP
+    if dp.QUANTILE:
+        raise ConfigError(
+            f"FED.DP.QUANTILE {dp.QUANTILE:g}: the bound follows moves of clients, not gradients; "
+            f"drop it, or FED.DP.UNIT {dp.UNIT}"
+        )
     fits = tuple(trainer.image_fits) if "image_fits" in vars(kind) else ()
     room.check_method(
         cfg.TRAINER.NAME, dp.UNIT, fits=fits, network=getattr(trainer, "network", False),
@@ -528,7 +533,7 @@ def privacy_of(
     )
     dp = room.make_privacy(
         clip=f.DP.CLIP, noise=f.DP.NOISE, epsilon=f.DP.EPSILON, delta=f.DP.DELTA, rate=f.FRAC,
-        clients=len(plan.members), rounds=plan.rounds, seed=plan.seed,
+        clients=len(plan.members), rounds=plan.rounds, seed=plan.seed, quantile=f.DP.QUANTILE,
     )
     return dp, room.drowned(dp, sum(start.p0[n].numel() for n in released.shared))
 

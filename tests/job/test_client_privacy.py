@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import jobs
+from tests.job.test_image_privacy import KILLED
 
 KEYS = (
     "--num-users", "4", "--trainer", "PromptFL", "TEST.REFERENCES", "False", "FED.FRAC", "0.7",
@@ -46,3 +47,16 @@ def test_refused_in_a_sentence(
     assert jobs.run(tmp_path, *KEYS, *words) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_a_bound_that_follows_the_moves_is_kept_with_the_state(tmp_path: Path) -> None:
+    one, two = tmp_path / "local", tmp_path / "stopped"
+    more = (*KEYS, "FED.DP.QUANTILE", "0.5")
+    assert jobs.run(one, *more) == 0
+    bounds = [r["aggregation"]["bound"] for r in jobs.records(one) if r["round"]]
+    assert bounds[0] == 0.1 and bounds[1] != 0.1
+    assert "at first, then by the noised share" in jobs.results(one)["privacy"]["words"]
+    assert jobs.spawn(two, *more, before=KILLED).returncode == 9
+    assert jobs.run(two, *more) == 0
+    jobs.same(one, two)
+    assert jobs.run(tmp_path, *more, "FED.DP.UNIT", "image") == 2

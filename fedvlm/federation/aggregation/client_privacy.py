@@ -6,6 +6,12 @@ cut to length C; the sum gets noise N(0, (z C)^2) in every number and is divided
 came. What the method's ``aggregate`` gets is this one noised mean, as if q N clients had sent it:
 whatever it does with that is post-processing. Neighbours are federations with and without a client.
 
+With a quantile the bound follows the moves (Andrew et al., Differentially Private Learning with
+Adaptive Clipping, NeurIPS 2021): each round also counts who moved no further than C, with noise,
+and C becomes C exp(-0.2 (share - quantile)). A client adds (move / C, +-1/2) to the two sums, so
+that noise z_s C on the moves and s on the count are one mechanism of noise z with
+1 / z^2 = 1 / z_s^2 + 1 / (2 s)^2 (theorem 1): epsilon is that of z.
+
 Renyi accounting of the sampled Gaussian mechanism (Mironov et al. 2019, theorem 5),
 to epsilon by Canonne et al. 2020 (proposition 12), chooses the noise: an upper bound. The epsilon
 of a run is the tighter one by the distribution of the privacy loss, with the bound beside it.
@@ -27,7 +33,7 @@ from torch.special import ndtr
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import Tree
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.rules import move_norms
 from fedvlm.federation.aggregation.sums import add_moves, of_each, reads_single
 from fedvlm.federation.aggregation.updates import Updates
@@ -37,6 +43,8 @@ ORDERS = (
 )
 FEW = 50  # clients; below, the noise that hides one of them hides their sum
 LARGEST, STEPS = 1e4, 30  # noise that is looked for
+SLOT, BOUND, PACE = "dp", "bound", 0.2  # the server's slot of a bound that moves; how fast it does
+PART, LEAST = 20, 2.5  # noise of the count: clients over this, or noises, the larger of the two
 GRID, TAIL, WIDEST = 1 << 18, 1e-14, 200.0  # half of a grid's points; mass beyond it; its end
 TRUST = "against the other clients and whoever gets the models; the server is trusted"
 
@@ -52,6 +60,7 @@ class ClientPrivacy:
         rate: q, probability that a client takes part in a round.
         clients: N, that may take part.
         seed: of the noise.
+        quantile: share of moves that the bound is to leave uncut; 0: the bound stays.
     """
 
     clip: float
@@ -60,11 +69,48 @@ class ClientPrivacy:
     rate: float
     clients: int
     seed: int
+    quantile: float = 0.0
 
     @property
     def expected(self) -> float:
         """The fixed denominator q N."""
         return self.rate * self.clients
+
+    @property
+    def count_noise(self) -> float:
+        """Noise on the count of moves within the bound: at most 2.1 % more on the moves."""
+        return max(self.expected / PART, LEAST * self.noise) if self.noise else 0.0
+
+    @property
+    def move_noise(self) -> float:
+        """Noise on the moves over the bound: what the count leaves of ``noise``."""
+        if not self.quantile or not self.noise:
+            return self.noise
+        return (self.noise**-2 - (2 * self.count_noise) ** -2) ** -0.5
+
+    def bound(self, server: State) -> float:
+        """Return C of the round that starts from the server's state ``server``."""
+        return float(server[SLOT][BOUND]) if SLOT in server else self.clip
+
+    def follow(self, updates: Updates | None, bound: float, round_: int) -> State:
+        """Return the server's slot with C of the next round; {}: C stays.
+
+        Args:
+            updates: of the round; None: nobody came.
+            bound: C of the round.
+        """
+        if not self.quantile:
+            return {}
+        inside = 0.0
+        if updates is not None:
+            there = (updates.weight > 0).double().cpu()
+            within = (move_norms(updates) <= bound).double().cpu()
+            inside = float(((within - 0.5) * there).sum())
+        stream = rng.stream(self.seed, "dp/count", round_)
+        z = float(torch.randn((), generator=stream, dtype=torch.float64))
+        share = 0.5 + (inside + self.count_noise * z) / self.expected
+        ahead = bound * math.exp(-PACE * (share - self.quantile))
+        return {SLOT: {BOUND: torch.tensor(ahead, dtype=torch.float64)}}
 
     def draw(self, round_: int, members: Sequence[int]) -> list[int]:
         """Return who takes part in a round: each of ``members`` by a coin of its own, ascending."""
@@ -75,27 +121,31 @@ class ClientPrivacy:
         )
         return [c for c, coin in zip(members, coins.tolist(), strict=True) if coin < self.rate]
 
-    def release(self, updates: Updates | None, home: Tree, round_: int) -> Updates:
+    def release(
+        self, updates: Updates | None, home: Tree, round_: int, bound: float = 0.0
+    ) -> Updates:
         """Return the noised mean move of a round on top of ``home``, as the update of one client.
 
         Args:
             updates: of the round; None: nobody came, and the noise comes alone.
             home: what all clients received of the shared tensors, no client axis.
+            bound: C of the round; 0: ``clip``.
 
         Raises:
             FedvlmError: a client received something else, or sends no floating-point numbers.
         """
+        clip = bound or self.clip
         sums = {n: torch.zeros(v.shape, dtype=torch.float64) for n, v in home.items()}
         if updates is not None:
             norm = move_norms(updates)
-            factor = (self.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp(max=1)
+            factor = (clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp(max=1)
             factor = factor * (updates.weight.to(factor.device) > 0)
             add_moves(sums, updates, factor, home, "FED.DP")
         stream = rng.stream(self.seed, "dp/noise", round_)
         means = {}
         for name, total in sorted(sums.items()):
             z = torch.randn(total.shape, generator=stream, dtype=torch.float64)
-            means[name] = (total + self.noise * self.clip * z) / self.expected
+            means[name] = (total + self.move_noise * clip * z) / self.expected
         return of_each(updates.clients[:1] if updates is not None else (0,), home, means)
 
     def repeat(self, released: Updates) -> Updates:
@@ -125,9 +175,13 @@ class ClientPrivacy:
             f"each of {self.clients} clients by a coin of {self.rate:g}" if self.rate < 1
             else f"all {self.clients} clients"
         )
+        follows = (
+            f" at first, then by the noised share of moves within it, quantile {self.quantile:g}: "
+            f"noise {self.move_noise:.4g} on the moves and {self.count_noise:.4g} on the count"
+        ) if self.quantile else ""
         words = (
             f"epsilon {spent:.4g} ({said}), delta {self.delta:g} for the presence of one client, "
-            f"{TRUST}; noise from the seed: a simulation (clip {self.clip:g}, noise "
+            f"{TRUST}; noise from the seed: a simulation (clip {self.clip:g}{follows}, noise "
             f"{self.noise:.4g}, {rounds} rounds, {drawn} a round; evaluations and baselines are "
             "not covered)"
         )
@@ -320,7 +374,7 @@ def check_cover(
 
 def make_privacy(
     *, clip: float, noise: float, epsilon: float, delta: float, rate: float, clients: int,
-    rounds: int, seed: int,
+    rounds: int, seed: int, quantile: float = 0.0,
 ) -> ClientPrivacy:
     """Return the mechanism that ``FED.DP`` asks for.
 
@@ -344,5 +398,6 @@ def make_privacy(
             "delta 1/N may publish one of N clients as it is; 1e-5 is usual"
         )
     return ClientPrivacy(
-        clip, noise or noise_for(epsilon, delta, rate, rounds), delta, rate, clients, seed
+        clip, noise or noise_for(epsilon, delta, rate, rounds), delta, rate, clients, seed,
+        quantile,
     )

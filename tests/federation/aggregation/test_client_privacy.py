@@ -137,12 +137,94 @@ def test_a_server_that_counts_clients_counts_the_expected_ones() -> None:
     assert trainer.seen == [(0, 1)] * 2
 
 
+# ---- a bound that follows the moves ------------------------------------------------------------
+ADAPTIVE = ClientPrivacy(clip=2.0, noise=1.0, delta=1e-5, rate=0.5, clients=200, seed=1,
+                         quantile=0.5)
+
+
+def test_moves_and_count_together_are_one_mechanism_of_the_whole_noise() -> None:
+    """Two Gaussians of noise over sensitivity z_s and 2 s: mu^2 adds up to that of z."""
+    for noise, clients in ((1.0, 200), (0.5, 20), (4.0, 30)):
+        dp = replace(ADAPTIVE, noise=noise, clients=clients)
+        assert dp.move_noise**-2 + (2 * dp.count_noise) ** -2 == pytest.approx(noise**-2)
+        assert 1 < dp.move_noise / noise < 1.022
+    assert ADAPTIVE.report(3, 3)["epsilon"] == replace(ADAPTIVE, quantile=0).report(3, 3)["epsilon"]
+    assert "quantile 0.5: noise 1.005 on the moves and 5 on the count" in (
+        ADAPTIVE.report(3, 3)["words"])
+
+
+def test_the_bound_moves_by_the_share_within_it_and_a_client_counts_a_half() -> None:
+    dp = replace(ADAPTIVE, noise=0.0, clients=8)  # four are expected
+    rows = ([0.1, 0.0], [0.0, 1.9], [0.3, 0.4], [6.0, 8.0])
+    kept = [float(dp.follow(moved(*some), 2.0, 1)["dp"]["bound"]) for some in (rows, rows[:3])]
+    for found, inside in zip(kept, (1.0, 1.5), strict=True):
+        assert found == pytest.approx(2 * math.exp(-0.2 * inside / 4))
+    assert dp.follow(None, 2.0, 1)["dp"]["bound"] == 2.0
+    assert replace(dp, quantile=0.0).follow(moved(*rows), 2.0, 1) == {}
+
+
+def test_the_noise_of_the_count_and_of_the_moves_has_its_size() -> None:
+    """4,000 rounds in which nobody came: within 5 % at four sigmas."""
+    found = [float(ADAPTIVE.follow(None, 2.0, r)["dp"]["bound"]) for r in range(4000)]
+    shares = torch.tensor(found).div(2).log() / -0.2
+    assert float(shares.std()) == pytest.approx(ADAPTIVE.count_noise / 100, rel=0.05)
+    assert abs(float(shares.mean())) < 4 * ADAPTIVE.count_noise / 100 / math.sqrt(4000)
+    start = home(20_000)
+    move = ADAPTIVE.release(None, start, 1, 0.3).params["w"][0] - start["w"]
+    assert float(move.std()) == pytest.approx(ADAPTIVE.move_noise * 0.3 / 100, rel=0.025)
+
+
+def test_the_bound_finds_the_quantile() -> None:
+    """From ten times too far to within a tenth of the true quantile of lognormal lengths."""
+    lengths = torch.randn(100, generator=torch.Generator().manual_seed(1)).exp()
+    for quantile in (0.3, 0.7):
+        dp, bound = replace(ADAPTIVE, quantile=quantile), 10.0
+        for round_ in range(1, 120):
+            bound = float(dp.follow(moved(*[[n] for n in lengths.tolist()]), bound, round_)[
+                "dp"]["bound"])
+        below = float((lengths <= bound).double().mean())
+        assert below == pytest.approx(quantile, abs=0.1)
+
+
+def test_a_bound_that_moved_goes_on_with_the_same_bits() -> None:
+    dp = ClientPrivacy(1.0, 0.5, 1e-5, 0.7, 2, 1, 0.5)
+    whole, cut = quadratic(Quadratic(), 4, dp=dp), quadratic(Quadratic(), 4, dp=dp)
+    reports: list[dict[str, Any]] = []
+    whole.subscribers.append(
+        lambda e: reports.append(dict(e.report)) if isinstance(e, RoundFinished) else None)
+    one, two = whole.run().server, cut.run(cut.run(until=2)).server
+    assert float(one["w"]["w"]) == float(two["w"]["w"])
+    assert float(one["dp"]["bound"]) == float(two["dp"]["bound"]) != 1.0
+    bounds = [r["bound"] for r in reports if r]
+    assert bounds[0] == 1.0 and len(set(bounds)) == 4
+
+
 # ---- accounting -------------------------------------------------------------------------------
 def test_the_published_pair_of_epsilons() -> None:
     """q 0.1, z 1, T 100, delta 1e-5: dp-accounting says 7.047 (PLD) and 7.904 (RDP)."""
     assert renyi_epsilon(0.1, 1.0, 100, 1e-5) == pytest.approx(7.904, rel=1e-3)
     tight = loss_epsilon(0.1, 1.0, 100, 1e-5)
     assert tight is not None and 7.047 <= tight <= 7.052
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "rounds"), [(0.1, 1.0, 100), (0.02, 0.8, 500), (1.0, 2.0, 10)])
+def test_epsilons_are_those_of_dp_accounting(rate: float, noise: float, rounds: int) -> None:
+    """Its accountants of loss distributions and of Renyi orders, of a client more or less."""
+    dp = pytest.importorskip("dp_accounting", reason="the package of fedvlm[dp] is not installed")
+    pld = pytest.importorskip("dp_accounting.pld")
+    rdp = pytest.importorskip("dp_accounting.rdp")
+    one = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise))
+    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    tight, bound = (
+        kind(neighboring_relation=relation).compose(one, rounds).get_epsilon(1e-5)
+        for kind in (pld.PLDAccountant, rdp.RdpAccountant)
+    )
+    found = loss_epsilon(rate, noise, rounds, 1e-5)
+    assert found is not None and 0.9999 * tight <= found <= 1.005 * tight  # rounded up to a grid
+    assert renyi_epsilon(rate, noise, rounds, 1e-5) == pytest.approx(bound, rel=2e-3)
+    if rate == 1:
+        assert epsilon_of(noise, rounds, 1e-5) == pytest.approx(tight, rel=1e-3)
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(1.0, 1), (5.0, 100)])
