@@ -272,6 +272,10 @@ def _privacy() -> Schema:
     """Return what ``docs/privacy.md`` explains."""
     node = "FED.DP."
     return {
+        "FED.SECURE_SUM": Option(
+            False, "sites send masked sums of their clients' updates, and the server learns the "
+                   "sum over all sites only; with --engine sites, from 3 sites on", neutral=False,
+        ),
         node + "CLIP": Option(
             0.0, "client-level differential privacy: longest move of a client in a round, all "
                  "shared tensors together; 0: no such privacy", low=0, neutral=0.0,

@@ -402,9 +402,11 @@ class Federation(Workplace):
             )
         dp, updates = self.plan.dp, self._arrived(work.updates)
         sent, public = updates.bytes() if updates else {}, updates
+        hidden = dp is not None or work.summed is not None
+        if hidden:
+            public = updates and Updates(updates.clients, {}, updates.weight)
         if dp is not None:
             home = pick(self.trainer.shared(state.server), self.groups.shared)
-            public = updates and Updates(updates.clients, {}, updates.weight)
             updates = dp.repeat(dp.release(updates, home, round_))
         if updates is None:
             raise DivergedError(
@@ -424,7 +426,7 @@ class Federation(Workplace):
             bytes_down=downloads.sizes,
             counters={n: work.counters[n] + spent.get(n, 0) for n in [*work.counters, *spent]},
             seconds=time.perf_counter() - began, report=dict(ctx.report),
-            telltale=Telltale() if dp else told,
+            telltale=Telltale() if hidden else told,
         )
         return after
 

@@ -434,6 +434,10 @@ def _adversaries(
     if any((cfg.FED.DP.CLIP, cfg.FED.DP.NOISE, cfg.FED.DP.EPSILON)):
         dp, words = privacy_of(cfg, plan, start, trainer, inputs)
         plan, remarks = replace(plan, dp=dp), [*remarks, words]
+    if fed.SECURE_SUM:
+        from fedvlm.job.sites.sums import check_sums  # start-up: runs with secure sums only
+
+        remarks.append(check_sums(cfg, plan, start.groups, trainer, inputs.counts))
     return plan, remarks
 
 
