@@ -39,6 +39,8 @@ def check_sums(
     from fedvlm.distributed.sums.masks import FEWEST, require_cryptography, threshold
 
     require_cryptography()
+    if counts is None:  # whatever the coordinator does with it
+        return f"{KEY}: updates leave this site in masked sums only"
     beyond = beyond_sums(trainer, groups, exact=True)
     if beyond:
         raise ConfigError(f"{KEY} does not cover {cfg.TRAINER.NAME}: {beyond}")
@@ -50,8 +52,6 @@ def check_sums(
         if holds:
             raise ConfigError(f"{KEY} with {key}: it looks at single updates, which the server "
                               "does not see; drop one of them")
-    if counts is None:
-        return f"{KEY}: updates leave this site in masked sums only"
     sites = len(set(counts.site.tolist()))
     if sites < FEWEST:
         raise ConfigError(f"{KEY} needs {FEWEST} sites, and {sites} are here: of two, each would "
