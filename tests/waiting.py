@@ -175,6 +175,24 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "cryptography.hazmat.primitives.asymmetric", "cryptography.x509.oid",
         ),
     },
+    "fedvlm/distributed/site.py": {
+        "start-up: runs with secure sums only": ("fedvlm.distributed.sums.site",),
+    },
+    "fedvlm/distributed/sums/masks.py": {
+        "optional: fedvlm[secure]": (
+            "cryptography", "cryptography.exceptions",
+            "cryptography.hazmat.primitives.asymmetric.x25519",
+            "cryptography.hazmat.primitives.ciphers",
+            "cryptography.hazmat.primitives.ciphers.aead",
+            "cryptography.hazmat.primitives.ciphers.algorithms",
+            "cryptography.hazmat.primitives.hashes", "cryptography.hazmat.primitives.kdf.hkdf",
+        ),
+    },
+    "fedvlm/job/sites/sums.py": {
+        "start-up: runs with secure sums only": (
+            "fedvlm.distributed.sums.masks", "fedvlm.distributed.sums.server",
+        ),
+    },
     "fedvlm/distributed/flower/door.py": {
         "optional: fedvlm[flower]": ("httpx", "uvicorn"),
     },
@@ -248,6 +266,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: runs with client-level privacy only": (
             "fedvlm.federation.aggregation.client_privacy",
         ),
+        "start-up: runs with secure sums only": ("fedvlm.job.sites.sums",),
     },
     "fedvlm/job/data_choice.py": {
         "start-up: for folders of images only": ("fedvlm.data.own.add",),

@@ -272,6 +272,10 @@ def _privacy() -> Schema:
     """Return what ``docs/privacy.md`` explains."""
     node = "FED.DP."
     return {
+        "FED.SECURE_SUM": Option(
+            False, "sites send masked sums of their clients' updates, and the server learns the "
+                   "sum over all sites only; with --engine sites, from 3 sites on", neutral=False,
+        ),
         node + "UNIT": Option(
             "client", "what differential privacy hides: one client (noise on the sum of their "
             "moves), or one image or all images of one group (--groups) of a client (noise on "

@@ -82,7 +82,7 @@ class Ledger:
         before, what = self.read(), "failed" if failed else op
         files.write_json(self.path, asdict(replace(
             before, answers={**before.answers, what: before.answers.get(what, 0) + 1},
-            round=max(before.round, round_ if what == "work" else 0), down=before.down + down,
-            up=before.up + up, seconds=round(before.seconds + seconds, 3),
+            round=max(before.round, round_ if what in ("work", "mask") else 0),
+            down=before.down + down, up=before.up + up, seconds=round(before.seconds + seconds, 3),
             last=round(time.time(), 3),
         )))

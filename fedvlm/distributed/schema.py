@@ -89,8 +89,14 @@ versions = by(client, integer())
 _where = {"run": hexes, "like": hexes, "nonce": hexes}
 _trip = {**_where, "round": integer(), "accepted": versions, "down": by(client, text(r"\d{1,9}"))}
 _back = {"nonce": hexes, "round": integer()}
+_key = text("[0-9a-f]{64}", 64)
+_packet = text("([0-9a-f]{2})+", 1000)
+_attempt = {**_where, "round": integer(), "attempt": hexes}
+_roster = {"roster": by(name, record({"lock": _key, "mask": _key, "mark": _key}))}
+_shares = {"shares": by(name, _packet)}
+SUMS = {"keys": "offered", "share": "shared", "mask": "masked", "unmask": "unmasked"}
 ANSWERS = {"hello": "welcome", "work": "worked", "evaluate": "evaluated", "forget": "forgot",
-           "personalize": "personalized"}
+           "personalize": "personalized", **SUMS}
 PARTS = ("up", "extra", "told", "rows")  # trees of a part
 PART = {
     "clients": each(integer(0, MOST_CLIENTS)), "rows": by(name, integer(-16, 16)),
@@ -123,6 +129,15 @@ VALUES: Mapping[str, Mapping[str, Check]] = {
     "evaluated": {**_back, "rows": each(row), "seconds": by(client, number)},
     "personalize": {**_trip, "tune": flag},
     "personalized": {**_back, "parts": each(record(BUNDLE))},
+    "keys": _attempt,
+    "offered": {**_back, "lock": _key, "mask": _key, "mark": _key},
+    "share": {**_attempt, **_roster},
+    "shared": {**_back, **_shares},
+    "mask": {**_trip, **_attempt, **_roster, **_shares, "floor": versions, "whole": span},
+    "masked": {**_back, "dropped": by(client, words), "counters": by(name, integer()),
+               "towers": by(name, integer())},
+    "unmask": {**_attempt, **_roster, **_shares, "there": each(name)},
+    "unmasked": {**_back, **_shares},
     "forget": {**_where, "keep": versions},
     "forgot": {"nonce": hexes},
     "failed": {"nonce": text("|[0-9a-f]{8,64}", 64), "kind": text("[a-z]+", 20), "text": words},
@@ -131,6 +146,7 @@ TREES: Mapping[str, re.Pattern[str]] = {
     "work": re.compile(r"down/\d{1,9}"), "evaluate": re.compile(r"down/\d{1,9}"),
     "worked": re.compile(r"(up|extra|told|rows)/\d{1,9}"), "evaluated": re.compile("logits|sums"),
     "personalize": re.compile(r"down/\d{1,9}"), "personalized": re.compile(r"model/\d{1,9}"),
+    "mask": re.compile(r"down/\d{1,9}"), "masked": re.compile("sum"),
 }
 
 
@@ -140,7 +156,7 @@ def misfit(op: str, values: Any, trees: Mapping[str, Mapping[str, Any]]) -> str:
     Values of the other side are not quoted: they could be anything.
     """
     if op not in VALUES:
-        return "its op is none of " + ", ".join(VALUES)
+        return "its op is unknown to this version"
     fields = VALUES[op]
     if not isinstance(values, dict) or values.keys() != fields.keys():
         return f"'{op}' has {', '.join(fields)}, no more and no less"
@@ -154,17 +170,17 @@ def misfit(op: str, values: Any, trees: Mapping[str, Mapping[str, Any]]) -> str:
             return f"'{op}' has a tree of more than {MOST_LEAVES} tensors"
         if not all(map(name, leaves)):
             return f"'{op}' has a tensor without a proper name"
-    if op in ("work", "evaluate", "personalize"):
+    if op in ("work", "evaluate", "personalize", "mask"):
         if values["accepted"].keys() != values["down"].keys():
             return f"'{op}' names other clients in 'down' than in 'accepted'"
         if {f"down/{ref}" for ref in values["down"].values()} != trees.keys():
             return f"'{op}' names missing downloads, or has others"
-    if op == "work":
+    if op in ("work", "mask"):
         accepted, floor, round_ = values["accepted"], values["floor"], values["round"]
         if any(v >= round_ for v in accepted.values()):
-            return "'work' starts from a version that is not older than its round"
+            return f"'{op}' starts from a version that is not older than its round"
         if accepted.keys() != floor.keys() or any(floor[c] > v for c, v in accepted.items()):
-            return "'floor' of 'work' is above 'accepted', or of other clients"
+            return f"'floor' of '{op}' is above 'accepted', or of other clients"
     if op == "worked":
         parts = range(len(values["parts"]))
         if {f"{kind}/{p}" for p in parts for kind in PARTS} != trees.keys():

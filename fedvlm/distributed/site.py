@@ -7,6 +7,7 @@ and neither do the texts of errors that this room did not write: they could quot
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import Counter
@@ -21,10 +22,10 @@ from fedvlm.core.errors import ConfigError, DataError, DivergedError
 from fedvlm.core.trees import Tree, matching
 from fedvlm.distributed.facts import digest, facts, likeness, odd_keys
 from fedvlm.distributed.ledger import Ledger
-from fedvlm.distributed.noise import client_keys
+from fedvlm.distributed.noise import LENGTH, client_keys
 from fedvlm.distributed.schema import LINE, by_number, words
 from fedvlm.distributed.store import LostState, SiteStore, hold_store
-from fedvlm.distributed.terms import Refused, Terms
+from fedvlm.distributed.terms import SECURE, Refused, Terms
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
 from fedvlm.evaluation.meter import ClientMeter
 from fedvlm.evaluation.references.parties import WEIGHTS, alone_rows, pooled_rows, site_sums
@@ -32,11 +33,12 @@ from fedvlm.evaluation.references.suite import Asked
 from fedvlm.evaluation.scores import ABSENT, WITHHELD
 from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.batches import SplitBatcher
+from fedvlm.federation.engine import RoundWork
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Measure, Question, Row, only_numbers
 
-ROUNDS = ("work", "evaluate")  # requests of a round: they go into the account
+ROUNDS = ("work", "evaluate", "mask")  # requests of a round: they go into the account
 BASELINE = "baseline"  # model of an evaluation: no model of the run
 SPENT = ".spent"  # folder among the states, for accounts of time
 WEIGHT = "weight"  # among a part's numbers; metrics are ``metric/<name>``
@@ -87,6 +89,15 @@ class Site:
             "hello": self._hello, "work": self._work, "evaluate": self._evaluate,
             "forget": self._forget,
         }
+        if self.config.get(SECURE):
+            self._sum_only()
+
+    def _sum_only(self) -> None:
+        """Let single clients' updates stay here: only masked sums of all of them leave."""
+        from fedvlm.distributed.sums.site import SiteSums  # start-up: runs with secure sums only
+
+        del self._ops["work"]
+        self._ops |= SiteSums(self, self.secret or os.urandom(LENGTH)).ops
 
     def answer(self, data: bytes) -> bytes:
         """Return the reply to a message; what goes wrong is a reply, too."""
@@ -153,10 +164,14 @@ class Site:
             "data": self.data or digest(counts),
         })
 
-    def _work(self, frame: Frame) -> Frame:
-        """Train clients from exactly the accepted versions; keep what is theirs, send the rest."""
+    def train(self, frame: Frame) -> tuple[RoundWork, Counter[str]]:
+        """Train clients from exactly the accepted versions; keep what is theirs, return the rest.
+
+        Returns:
+            The work, and what the towers counted in it.
+        """
         fed, values = self.federation, frame.values
-        accepted, downloads = self._addressed(frame)
+        accepted, downloads = self.addressed(frame)
         worked = {c for c, version in accepted.items() if version}
         round_, towers = values["round"], Counter(fed.model.counters)
         steps = fed.plan.effort.totals(
@@ -173,15 +188,24 @@ class Site:
                 fed.clients, accepted,
             )
             store.keep(by_number(values["floor"]))
+        return done, Counter(fed.model.counters) - towers
+
+    def told_of(self, done: RoundWork, towers: Mapping[str, int]) -> dict[str, Any]:
+        """Return the plain values of an answer to work: who was dropped, and counts."""
+        return {
+            "dropped": {str(c): _told(why) for c, why in done.dropped.items()},
+            "counters": _counts(done.counters), "towers": _counts(towers),
+        }
+
+    def _work(self, frame: Frame) -> Frame:
+        """Train clients, and send what they upload."""
+        done, towers = self.train(frame)
         trees: dict[str, Tree] = {}
         for p, part in enumerate(done.uploads):
             trees |= {f"{kind}/{p}": tree for kind, tree in _trees(part).items()}
         return Frame("worked", {
-            "nonce": values["nonce"], "round": round_,
-            "parts": [_values(part) for part in done.uploads],
-            "dropped": {str(c): _told(why) for c, why in done.dropped.items()},
-            "counters": _counts(done.counters),
-            "towers": _counts({n: v - towers[n] for n, v in fed.model.counters.items()}),
+            "nonce": frame.values["nonce"], "round": frame.values["round"],
+            "parts": [_values(part) for part in done.uploads], **self.told_of(done, towers),
         }, trees)
 
     def _evaluate(self, frame: Frame) -> Frame:
@@ -195,7 +219,7 @@ class Site:
             self.say("the server requested logits; they are not sent (rule 'logits')")
             measure = replace(measure, keep_logits=False)
         if values["model"] == "template":  # nothing of the run is in it
-            self._like(frame)
+            self.check_like(frame)
             ids = list(by_number(values["accepted"]))
             self._mine(ids)
             self._allow(frame)
@@ -203,7 +227,7 @@ class Site:
                 raise Refused("this site does not evaluate the untrained model")
             rows: list[Row] = only_numbers(fed.meter.template(measure, ids), ids)
         else:
-            accepted, downloads = self._addressed(frame)
+            accepted, downloads = self.addressed(frame)
             ids = list(accepted)
             question = Question(values["round"], ids, downloads, accepted, values["tune"])
             epochs = fed.finetuning.epochs if question.tune else 0
@@ -228,7 +252,7 @@ class Site:
         Raises:
             Refused: other clients, another config, or weights of another shape.
         """
-        self._like(frame)
+        self.check_like(frame)
         ids = list(by_number(frame.values["accepted"]))
         self._mine(ids)
         self._allow(frame)
@@ -251,10 +275,10 @@ class Site:
 
     def _forget(self, frame: Frame) -> Frame:
         """Delete states but those named."""
-        self._like(frame)
+        self.check_like(frame)
         keep = by_number(frame.values["keep"])
         self._mine(keep)
-        with self._opened(frame.values["run"]) as store:
+        with self.opened(frame.values["run"]) as store:
             store.forget(keep)
         return Frame("forgot", {"nonce": frame.values["nonce"]})
 
@@ -271,13 +295,13 @@ class Site:
             accounts = self._spent(), Ledger(self.folder / frame.values["run"])
             self.terms.allow_time(max(account.read().seconds for account in accounts))
 
-    def _addressed(self, frame: Frame) -> tuple[dict[int, int], dict[int, Tree]]:
+    def addressed(self, frame: Frame) -> tuple[dict[int, int], dict[int, Tree]]:
         """Return whom a request names: their accepted versions and downloads.
 
         Raises:
             Refused: other clients, tensors that no server sends, another config.
         """
-        self._like(frame)
+        self.check_like(frame)
         values = frame.values
         accepted = by_number(values["accepted"])
         self._mine(accepted)
@@ -286,7 +310,8 @@ class Site:
                  for ref, t in frame.trees.items()}
         return accepted, {c: trees[ref] for c, ref in by_number(values["down"]).items()}
 
-    def _like(self, frame: Frame) -> None:
+    def check_like(self, frame: Frame) -> None:
+        """Refuse a request of another run (``Refused``)."""
         if frame.values["like"] != self.like:
             raise Refused("the request is of a run with another config, model or version")
 
@@ -310,7 +335,7 @@ class Site:
             raise Refused(f"'{(lost + odd)[0]}' of a download is missing or has the wrong shape")
         return tree
 
-    def _opened(self, run: str) -> AbstractContextManager[SiteStore]:
+    def opened(self, run: str) -> AbstractContextManager[SiteStore]:
         """Hold the run's folder of states."""
         return hold_store(self.folder, run, self.federation.model.device)
 
@@ -319,7 +344,7 @@ class Site:
         """Hold the run's states, with those that the server accepted among them."""
         clients = self.federation.clients
         before = clients.store
-        with self._opened(run) as store:
+        with self.opened(run) as store:
             for words in store.damage:
                 self.say(words)
             store.require(accepted)

@@ -37,6 +37,7 @@ _RULES: Mapping[str, _Check] = {
     "count": (_is_whole(1), "a whole number from 1"),
     "logits": (lambda v: isinstance(v, bool), "true or false"),
     "baselines": (lambda v: isinstance(v, bool), "true or false"),
+    "sums": (lambda v: isinstance(v, bool), "true or false"),
 }
 _NEEDED = ("trainers", "backbones")
 
@@ -138,4 +139,5 @@ allow:
   count: 5              # fewer images than these are told of no class and of no test set
   logits: false         # whether outputs for single images may leave
   baselines: false      # whether numbers of each client alone, and one sum of features, may leave
+  sums: false           # whether updates leave in secure sums over sites only (FED.SECURE_SUM)
 """

@@ -19,6 +19,7 @@ LOCAL = re.compile(r"[A-Za-z][\w-]*")  # a method's name; anything else may be a
 PARTS = ("train", "val", "test")
 _TRAINER, _BACKBONE, _ROUNDS = "TRAINER.NAME", "MODEL.BACKBONE.NAME", "FED.ROUNDS"
 _WEIGHTS = "MODEL.INIT_WEIGHTS"
+SECURE = "FED.SECURE_SUM"
 
 
 class Refused(FedvlmError):
@@ -42,6 +43,7 @@ class Terms:
         baselines: whether baselines may leave: a row of numbers for each client alone, and one sum
             of features over the site's training images.
         weights: of a backbone, beside the published ones that a plain word names; None: all.
+        sums: only runs in which single updates stay here (``FED.SECURE_SUM``).
     """
 
     backbones: tuple[str, ...] | None = None
@@ -54,6 +56,7 @@ class Terms:
     logits: bool = False
     baselines: bool = False
     weights: tuple[str, ...] | None = None
+    sums: bool = False
 
     # ---- before work -------------------------------------------------------------------------
     def admit(self, config: Mapping[str, Any]) -> None:
@@ -76,6 +79,9 @@ class Terms:
         if self.weights is not None and not named:
             raise _refusal("weights", "weights go by a published name here, or by one that the "
                            "owner lists; a file of the coordinator's is none")
+        if self.sums and config.get(SECURE) is not True:
+            raise _refusal("sums", "updates leave this site in secure sums only; set "
+                           "FED.SECURE_SUM True")
         rounds = config.get(_ROUNDS, 0)
         if self.rounds and isinstance(rounds, int) and rounds > self.rounds:
             raise _refusal("rounds", f"at most {self.rounds} rounds, and {rounds} are planned")

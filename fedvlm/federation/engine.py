@@ -50,16 +50,21 @@ class RoundWork:
 
     Attributes:
         versions: client -> the version of its state that is now stored.
+        summed: in the place of uploads, their mean as the update of each client
+            (``aggregation.sums.of_each``), where the engine knows no more.
     """
 
     versions: dict[int, int] = field(default_factory=dict)
     uploads: list[Upload] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
+    summed: Updates | None = None
 
     @property
     def updates(self) -> Updates | None:
         """All updates by ascending id, with all rows; None where every client was dropped."""
+        if self.summed is not None:
+            return self.summed
         return join_updates([upload.arrive() for upload in self.uploads]) if self.uploads else None
 
 

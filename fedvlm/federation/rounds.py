@@ -411,9 +411,11 @@ class Federation(Workplace):
             )
         dp, updates, ahead, bound = self.plan.dp, self._arrived(work.updates), State(), 0.0
         sent, public = updates.bytes() if updates else {}, updates
+        hidden = dp is not None or work.summed is not None
+        if hidden:
+            public = updates and Updates(updates.clients, {}, updates.weight)
         if dp is not None:
             home = pick(self.trainer.shared(state.server), self.groups.shared)
-            public = updates and Updates(updates.clients, {}, updates.weight)
             bound = dp.bound(state.server)
             ahead = dp.follow(updates, bound, round_)
             updates = dp.repeat(dp.release(updates, home, round_, bound))
@@ -440,7 +442,7 @@ class Federation(Workplace):
             bytes_down=downloads.sizes,
             counters={n: work.counters[n] + spent.get(n, 0) for n in [*work.counters, *spent]},
             seconds=time.perf_counter() - began, report=dict(ctx.report),
-            telltale=Telltale() if dp else told,
+            telltale=Telltale() if hidden else told,
         )
         return after
 

@@ -463,6 +463,10 @@ def _adversaries(
     elif fed.DP.UNIT != "client":
         remarks.append(f"no differential privacy: FED.DP.UNIT {fed.DP.UNIT} alone sets none; give "
                        "FED.DP.CLIP, FED.DP.EPSILON and FED.DP.DELTA")
+    if fed.SECURE_SUM:
+        from fedvlm.job.sites.sums import check_sums  # start-up: runs with secure sums only
+
+        remarks.append(check_sums(cfg, plan, start.groups, trainer, inputs.counts))
     return plan, remarks
 
 

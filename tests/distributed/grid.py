@@ -163,6 +163,7 @@ class Grid:
     folder: Path
     setup: Setup = field(default_factory=lambda: Setup(rounds=2))
     policy: Policy = field(default_factory=lambda: Policy(wait=0))
+    kind: type[RemoteEngine] = RemoteEngine
     carrier: InProcess = field(init=False)
     sites: dict[str, Site] = field(init=False)
     said: list[str] = field(default_factory=list)
@@ -191,7 +192,7 @@ class Grid:
         fed = federation(self.world, self.trainer, self.setup)
         fed.meter = None
         fed.batcher = Absent(fed.roster, BATCH, "the server")
-        engine = RemoteEngine(
+        engine = self.kind(
             self.carrier, CONFIG, CHUNK, self.policy, RUN, say=self.said.append
         )
         engine.meet(len(SITES), 0, before)

@@ -64,6 +64,10 @@ class Requests:
         """Return the word to delete clients' states but the versions named (0: all)."""
         return Frame("forget", self._about() | {"keep": {str(c): v for c, v in keep.items()}})
 
+    def of_run(self, op: str, **values: Any) -> Frame:
+        """Return a question about this run, without trees."""
+        return Frame(op, self._about() | values)
+
     def trips(
         self, op: str, round_: int, versions: Mapping[int, int], downloads: Mapping[int, Tree],
         home: Mapping[int, str], more: Callable[[Sequence[int]], dict[str, Any]],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedvlm.core.errors import QuorumError
 from fedvlm.core.trees import Tree, nbytes
@@ -103,13 +104,8 @@ class RoundAnswers:
         Args:
             ids: the clients that the site was asked for.
         """
-        values = reply.values
-        for counters in (values["counters"], values["towers"]):
-            self._count(site, counters, ids)
         parts, refused, foreign = read_parts(reply, self.ctx, self.downloads, ids, self.forms)
-        told = by_number(values["dropped"])
-        foreign += sorted(set(told) - set(ids))
-        dropped = {c: why for c, why in told.items() if c in ids}  # others' are not its to drop
+        foreign += self.settle(site, reply.values, ids)
         if foreign:
             self.say(
                 f"round {self.ctx.round}: {site} answers for clients {foreign[:8]}, which were "
@@ -123,8 +119,22 @@ class RoundAnswers:
             if rest is not None:
                 self.parts.append((site, rest))
         self._refuse(site, refused)
+        self.missing -= {*refused, *(c for part in parts for c in part.clients)}
+
+    def settle(self, site: str, values: Mapping[str, Any], ids: Sequence[int]) -> list[int]:
+        """Take what an answer counted and whom it dropped; return others' clients among those."""
+        for counters in (values["counters"], values["towers"]):
+            self._count(site, counters, ids)
+        told = by_number(values["dropped"])
+        dropped = {c: why for c, why in told.items() if c in ids}  # others' are not its to drop
         self.dropped |= {c: f"{site}: {why}" for c, why in dropped.items()}
-        self.missing -= {*dropped, *refused, *(c for part in parts for c in part.clients)}
+        self.missing -= set(dropped)
+        return sorted(set(told) - set(ids))
+
+    def refuse_all(self, site: str, why: str, ids: Sequence[int]) -> None:
+        """Take nothing of an answer."""
+        self._refuse(site, dict.fromkeys(ids, why))
+        self.missing -= set(ids)
 
     def fail(self, site: str, why: Grave, ids: Sequence[int]) -> None:
         """Do without a site's clients in this round, if the quorum allows it (``check``)."""

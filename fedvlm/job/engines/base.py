@@ -24,7 +24,8 @@ from fedvlm.runs.folder import RunFolder
 
 READS = {  # key -> its flag, and the engines that read it
     "WORKERS": ("--workers", WORKERS), "SITES_AT": ("--sites-at", SITES),
-    "SITE_FILE": ("--site-file", SITES), "FEDERATION": ("--federation", FLOWER, SITES),
+    "SITE_FILE": ("--site-file", SITES), "SECURE_SUM": ("FED.SECURE_SUM", SITES),
+    "FEDERATION": ("--federation", FLOWER, SITES),
 }
 Tell = Callable[[str], None]
 

@@ -18,6 +18,7 @@ from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.job.build import Built, build_run, chunk_of
 from fedvlm.job.inputs import ServerInputs
 from fedvlm.job.sites.party import config_plain
+from fedvlm.job.sites.sums import engine_of
 
 WAIT = 600.0  # seconds for all sites to be there
 
@@ -55,7 +56,7 @@ def coordinate(
             method wants server images that are not there.
     """
     check_file(file)
-    engine = RemoteEngine(
+    engine = engine_of(cfg)(
         carrier, config_plain(cfg), policy=policy or Policy(), run_id=run_id, say=say
     )
     engine.meet(int(cfg.FED.CLIENTS), seconds)

@@ -38,6 +38,7 @@ from fedvlm.job.engines.states import RUN
 from fedvlm.job.inputs import ServerInputs
 from fedvlm.job.sites.coordinator import check_file, inputs_of, join_sites
 from fedvlm.job.sites.party import config_plain
+from fedvlm.job.sites.sums import engine_of
 
 PLACE = "sites"  # in the run's folder
 NAME, MET, FRAMES = "run", "met.json", "frames.json"
@@ -198,7 +199,7 @@ def meet_parties(cfg: CfgNode, path: Path) -> Iterator[Parties]:
         raise ConfigError(f"DATASET.NAME {cfg.DATASET.NAME}: '{cfg.FED.SITE_FILE}' is "
                           f"for '{file.dataset}'; drop the key")
     before, carrier = read_met(path), sites_of(cfg)
-    engine = RemoteEngine(
+    engine = engine_of(cfg)(
         carrier, config_plain(cfg), policy=policy_of(cfg), run_id=run_name(path),
         say=_tell,
     )

@@ -26,7 +26,7 @@ from fedvlm.core.progress import Progress
 from fedvlm.data.own.site import SiteFile, read_site
 from fedvlm.distributed.facts import odd_keys
 from fedvlm.distributed.flower.outpost import Outpost
-from fedvlm.distributed.schema import LIMIT, by, hexes, name, record, setting, too_long
+from fedvlm.distributed.schema import LIMIT, SUMS, by, hexes, name, record, setting, too_long
 from fedvlm.distributed.site import Site, failure
 from fedvlm.distributed.site_yaml import SiteYaml
 from fedvlm.distributed.sockets.serving import serve
@@ -111,7 +111,7 @@ class Resident:
                 f"{config[_ROUNDS]} rounds: accepted"
             )
             return built
-        if frame.op not in ("work", "evaluate", "forget"):
+        if frame.op not in ("work", "evaluate", "forget", *SUMS):
             raise Refused(f"a site does not support '{frame.op}'")
         words = self._read(self._words(str(frame.values["run"])))
         if not words:

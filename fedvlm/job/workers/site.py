@@ -63,7 +63,7 @@ class PoolSite(Site):
             Refused: as for other work.
         """
         fed, values = self.federation, frame.values
-        accepted, downloads = self._addressed(frame)
+        accepted, downloads = self.addressed(frame)
         question = Question(values["round"], list(accepted), downloads, accepted, values["tune"])
         parts, trees = list[dict[str, Any]](), dict[str, Tree]()
         with self._states(values["run"], accepted):

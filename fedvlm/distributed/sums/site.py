@@ -1,0 +1,306 @@
+"""A site's side of secure sums: it adds its own clients' moves, masks the sum, and helps to unmask.
+
+All keys of an attempt follow from the site's secret and the attempt's name, so that a question that
+is asked again gets the same answer. What a site answered is kept on its disk (``ASKED``): in one
+attempt it answers one question of each kind, and for a round it helps to read one sum only; a
+second sum over other sites would show what the site between them sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fedvlm.core import files
+from fedvlm.core.trees import Tree
+from fedvlm.distributed.noise import client_keys
+from fedvlm.distributed.store import SiteStore
+from fedvlm.distributed.sums import masks
+from fedvlm.distributed.terms import Refused, Terms
+from fedvlm.distributed.wire import Frame
+from fedvlm.federation.aggregation.sums import add_moves
+from fedvlm.federation.engine import RoundWork
+from fedvlm.federation.rounds import Federation
+
+ASKED = "asked.json"  # beside a run's states
+KEY, OWN = 0, 1  # of the two shares of a site: of its key, and of its own mask
+SUM = "sum"  # tree and tensor of the answer
+
+
+class Workshop(Protocol):
+    """What of a site its secure sums are made with (``distributed.site.Site``)."""
+
+    federation: Federation
+    folder: Path
+    terms: Terms
+
+    def check_like(self, frame: Frame) -> None:
+        """Refuse a request of another run."""
+
+    def addressed(self, frame: Frame) -> tuple[dict[int, int], dict[int, Tree]]:
+        """Return accepted versions and downloads."""
+
+    def train(self, frame: Frame) -> tuple[RoundWork, Counter[str]]:
+        """Train clients."""
+
+    def told_of(self, done: RoundWork, towers: Mapping[str, int]) -> dict[str, Any]:
+        """Return the plain values of an answer."""
+
+    def opened(self, run: str) -> AbstractContextManager[SiteStore]:
+        """Hold the run's folder."""
+
+
+@dataclass(frozen=True)
+class SumRoster:
+    """The sites of an attempt, as one of them sees them.
+
+    Attributes:
+        me: its name here.
+        keys: name -> public keys ``lock``, ``mask`` and the digest ``mark``, all in hex.
+        words: what all keys of the attempt are bound to.
+    """
+
+    me: str
+    keys: Mapping[str, Mapping[str, str]]
+    words: tuple[Any, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """All sites; a site's place in this list, from 1, is the place of its shares."""
+        return sorted(self.keys)
+
+    @property
+    def others(self) -> list[str]:
+        """All but this one."""
+        return [name for name in self.names if name != self.me]
+
+    def publics(self) -> dict[str, bytes]:
+        """Return the keys of the others' masks."""
+        return {name: bytes.fromhex(self.keys[name]["mask"]) for name in self.others}
+
+
+class SiteSums:
+    """Answers the four questions of an attempt.
+
+    Args:
+        site: whose clients are summed.
+        secret: 32 bytes or more that nobody else has.
+    """
+
+    def __init__(self, site: Workshop, secret: bytes) -> None:
+        masks.require_cryptography()
+        self.site, self.secret = site, secret
+        self.ops: Mapping[str, Callable[[Frame], Frame]] = {
+            "keys": self._keys, "share": self._share, "mask": self._mask, "unmask": self._unmask,
+        }
+
+    # ---- questions ---------------------------------------------------------------------------
+    def _keys(self, frame: Frame) -> Frame:
+        """Say the public keys of an attempt."""
+        self.site.check_like(frame)
+        self.site.terms.allow_round(frame.values["round"])
+        return _reply("offered", frame, **self._offer(frame))
+
+    def _share(self, frame: Frame) -> Frame:
+        """Return shares of this site's secrets, each sealed for the site that it is for."""
+        roster = self._roster(frame)
+        self._note(frame, "roster", masks.bound_to(roster.keys).hex())
+        both = self._split(frame, roster)
+        return _reply("shared", frame, shares={
+            name: masks.shut(self._lock(frame, roster, roster.me, name),
+                             masks.to_text([half[at] for half in both])).hex()
+            for at, name in enumerate(roster.names) if name != roster.me
+        })
+
+    def _mask(self, frame: Frame) -> Frame:
+        """Train the clients, and send the masked sum of what they would have sent."""
+        roster, values = self._roster(frame), frame.values
+        self._open_shares(frame, roster)
+        accepted, downloads = self.site.addressed(frame)
+        starts = client_keys(b"", values["run"], values["round"], accepted, downloads)
+        self._note(frame, "roster", masks.bound_to(roster.keys).hex())
+        self._note(frame, "clients", sorted(accepted))
+        self._note(frame, "work", masks.bound_to(
+            values["whole"], {str(c): key.hex() for c, key in starts.items()}).hex())
+        done, towers = self.site.train(frame)
+        plain = self._encoded(done, values["whole"])
+        key, own = self._secret("mask", frame), self._secret("own", frame)
+        hidden = plain + masks.keystream(own, len(plain)) + masks.pair_masks(
+            key, roster.me, roster.publics(), len(plain), *roster.words)
+        return Frame("masked", {
+            "nonce": values["nonce"], "round": values["round"],
+            **self.site.told_of(done, towers),
+        }, {SUM: {SUM: torch.from_numpy(hidden.view(np.int64))}})
+
+    def _unmask(self, frame: Frame) -> Frame:
+        """Return shares: of the own masks of sites that sent a sum, of the keys of the others.
+
+        Raises:
+            Refused: another such question was answered, or this one is none of an honest server.
+        """
+        roster, there = self._roster(frame), list(frame.values["there"])
+        if sorted(set(there)) != there or not {*there} <= {*roster.names}:
+            raise Refused("a question for shares does not name the sites of its attempt")
+        if len(there) < masks.threshold(len(roster.names)):
+            raise Refused(f"the sum of {len(there)} of {len(roster.names)} sites is not unmasked: "
+                          f"it takes {masks.threshold(len(roster.names))}")
+        mine = self._asked(frame)[1]
+        if roster.me not in there or "work" not in mine:
+            raise Refused("this site sent no sum in that attempt")
+        held = self._open_shares(frame, roster)
+        self._note(frame, "roster", masks.bound_to(roster.keys).hex())
+        self._note(frame, "there", [there, mine["clients"]])
+        return _reply("unmasked", frame, shares={
+            name: masks.to_text([both[OWN if name in there else KEY]]).hex()
+            for name, both in held.items()
+        })
+
+    # ---- keys --------------------------------------------------------------------------------
+    def _secret(self, kind: str, frame: Frame) -> bytes:
+        values = frame.values
+        return masks.derive(self.secret, kind, values["run"], values["round"], values["attempt"])
+
+    def _offer(self, frame: Frame) -> dict[str, str]:
+        lock, key, own = (self._secret(kind, frame) for kind in ("lock", "mask", "own"))
+        return {"lock": masks.public_of(lock).hex(), "mask": masks.public_of(key).hex(),
+                "mark": mark_of(own)}
+
+    def _roster(self, frame: Frame) -> SumRoster:
+        """Return the sites of an attempt.
+
+        Raises:
+            Refused: too few, one twice, or this site is not among them.
+        """
+        self.site.check_like(frame)
+        values, mine = frame.values, self._offer(frame)
+        keys = values["roster"]
+        me = [name for name, offer in keys.items() if offer == mine]
+        if len(keys) < masks.FEWEST:
+            raise Refused(f"a secure sum needs {masks.FEWEST} sites; this one is over {len(keys)}")
+        if len(me) != 1 or any(len({o[kind] for o in keys.values()}) < len(keys) for kind in mine):
+            raise Refused("the list of sites does not have this site once, each with its own keys")
+        return SumRoster(me[0], keys, words_of(values))
+
+    def _lock(self, frame: Frame, roster: SumRoster, giver: str, taker: str) -> bytes:
+        """Return the key that seals the shares of one site for another."""
+        other = taker if giver == roster.me else giver
+        return self._agreed(self._secret("lock", frame), roster.keys[other]["lock"],
+                            "share", giver, taker, *roster.words)
+
+    @staticmethod
+    def _agreed(secret: bytes, public: str, *words: Any) -> bytes:
+        try:
+            return masks.agree(secret, bytes.fromhex(public), *words)
+        except ValueError:
+            raise Refused("a key of another site is none") from None
+
+    def _split(self, frame: Frame, roster: SumRoster) -> list[list[int]]:
+        """Return the shares of this site's key and of its own mask, a list each."""
+        return [
+            masks.make_shares(self._secret(kind, frame), len(roster.names),
+                        masks.derive(self.secret, "shares", kind, *roster.words))
+            for kind in ("mask", "own")
+        ]
+
+    def _open_shares(self, frame: Frame, roster: SumRoster) -> dict[str, list[int]]:
+        """Return both shares of each site that this site has.
+
+        Raises:
+            Refused: some are missing, or are not what the other site sealed.
+        """
+        sealed, place = frame.values["shares"], roster.names.index(roster.me)
+        if sorted(sealed) != roster.others:
+            raise Refused("shares of other sites are missing")
+        held = {roster.me: [half[place] for half in self._split(frame, roster)]}
+        for name in roster.others:
+            data = masks.unshut(self._lock(frame, roster, name, roster.me),
+                                bytes.fromhex(sealed[name]))
+            if data is None or len(data) != 2 * masks.WIDE:
+                raise Refused(f"the shares of {name} are damaged")
+            held[name] = masks.from_text(data)
+        return held
+
+    # ---- numbers -----------------------------------------------------------------------------
+    def _encoded(self, done: RoundWork, whole: float) -> np.ndarray:
+        """Return the clients' moves by their shares of ``whole``, then weight and a one: uint64.
+
+        Raises:
+            Refused: a move is too long for fixed point, or ``whole`` is not all weights.
+        """
+        fed, updates = self.site.federation, done.updates
+        shapes = {n: fed.p0[n].shape for n in sorted(fed.groups.shared)}
+        sums = {n: torch.zeros(shape, dtype=torch.float64) for n, shape in shapes.items()}
+        weight = 0.0
+        if updates is not None:
+            weight = float(updates.weight.sum())
+            home = {n: v[0] for n, v in updates.received.items()}
+            add_moves(sums, updates, updates.weight / whole, home, "FED.SECURE_SUM")
+        flat = torch.cat([*(v.reshape(-1) for v in sums.values()), torch.zeros(0).double()]).numpy()
+        if not weight <= whole <= masks.HEAVIEST:
+            raise Refused("the weights of a secure sum are not those that were told")
+        if len(flat) and not np.abs(flat).max() <= masks.REACH * weight / whole:
+            raise Refused(f"a client moved a number by more than {masks.REACH:g}: too far for a "
+                          "secure sum")
+        return np.concatenate([
+            masks.to_fixed(flat), masks.to_fixed(np.array([weight]), masks.WEIGHT_BITS),
+            np.ones(1, np.uint64),
+        ])
+
+    # ---- memory ------------------------------------------------------------------------------
+    def _asked(self, frame: Frame) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+        """Return what was answered in the run's attempts, and in this one.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        path = self._path(frame)
+        with files.explain_errors(path):
+            told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        mine = told.setdefault(frame.values["attempt"], {"round": frame.values["round"]})
+        if mine["round"] != frame.values["round"]:
+            raise Refused("that attempt was of another round")
+        return told, mine
+
+    def _note(self, frame: Frame, kind: str, what: Any) -> None:
+        """Keep what is answered, before it is.
+
+        Raises:
+            Refused: another question of this kind was answered.
+        """
+        with self.site.opened(frame.values["run"]):
+            told, mine = self._asked(frame)
+            if mine.get(kind, what) != what:
+                raise Refused(f"this site answered another question of that attempt ({kind}) and "
+                              "does not answer a second one")
+            if kind == "there" and any(other["round"] == mine["round"] and
+                                       other.get("there", what) != what for other in told.values()):
+                raise Refused(f"this site helped to read a sum of round {mine['round']} over other "
+                              "sites or clients, and the difference would show single ones")
+            if kind not in mine:
+                mine[kind] = what
+                files.write_json(self._path(frame), told)
+
+    def _path(self, frame: Frame) -> Path:
+        return self.site.folder / str(frame.values["run"]) / ASKED
+
+
+def words_of(values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what the keys of an attempt are bound to: run, round, attempt, and all public keys."""
+    return values["run"], values["round"], values["attempt"], values["roster"]
+
+
+def mark_of(own: bytes) -> str:
+    """Return a digest by which the secret of a site's own mask is known when it is joined."""
+    return masks.bound_to("mark", own.hex()).hex()
+
+
+def _reply(op: str, frame: Frame, **values: Any) -> Frame:
+    return Frame(op, {"nonce": frame.values["nonce"], "round": frame.values["round"], **values})

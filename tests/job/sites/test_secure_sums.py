@@ -1,0 +1,81 @@
+"""``FED.SECURE_SUM`` in the real job: parties with images of their own, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedvlm.cli.main import main
+from tests import jobs
+from tests.job.sites import places
+
+pytest.importorskip("cryptography")
+THREE = ("site0", "site1", "site2")
+USERS = ("--num-users", "3", "--trainer", "APFL")
+KEYS = (*USERS, "FED.SECURE_SUM", "True")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three parties with a client each, and a coordinator."""
+    monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "few"))
+    monkeypatch.setattr(places, "NAMES", THREE)
+    folder = tmp_path / "parties"
+    words = ("--demo", "--partition", "disjoint", "--num-users", "3", "--shots", "2")
+    assert main(["site", "make", "--split", "0,1,2", "--to", str(folder), *words]) == 0
+    for name in THREE:
+        (folder / name / "site.yaml").write_text(places.RULES + "  sums: true\n")
+    return folder
+
+
+def test_a_run_says_what_holds_and_keeps_no_number_of_a_single_update(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And goes on after a stop with the bits that it would have had."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert places.federated(place, one, monkeypatch, *KEYS)[0] == 0
+    said = capsys.readouterr().out
+    words = "the server learns the sum of the updates of 3 sites, and no site's own; 3 of them have"
+    assert words in " ".join(said.split()) and "nobody may drop out" in " ".join(said.split())
+    told = json.loads((jobs.folder(one) / "results.json").read_text())
+    assert any(words in note for note in told["run_info"]["notes"])
+    for record in jobs.records(one):
+        assert not any(record["train"].values()) and record["update_norm"] == {}
+    released = json.loads((jobs.folder(one) / "released.json").read_text())
+    assert released["sent"]["metrics"] == {}
+    assert places.federated(place, two, monkeypatch, *KEYS, stop=("mask", 2))[0] == 130
+    assert places.federated(place, two, monkeypatch, *KEYS)[0] == 0
+    ours, theirs = jobs.state(one), jobs.state(two)
+    assert ours.keys() == theirs.keys() and all(bool((ours[n] == theirs[n]).all()) for n in ours)
+
+
+def test_a_site_of_such_a_rule_takes_no_part_without_sums(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert places.federated(place, tmp_path / "out", monkeypatch, *USERS)[0] == 2
+    said = capsys.readouterr().err
+    assert "updates leave this site in secure sums only" in said and "(rule 'sums')" in said
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--trainer", "FedTV"), "FED.SECURE_SUM does not cover FedTV: its server reads single updat"),
+    (("FED.AGGREGATOR", "median"), "FED.SECURE_SUM with FED.AGGREGATOR median: it looks at"),
+    (("FED.ASK.MAX_NORM", "1"), "FED.SECURE_SUM with FED.ASK.MAX_NORM 1: it looks at single"),
+])
+def test_what_reads_single_updates_is_refused(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str,
+) -> None:
+    assert places.federated(place, tmp_path / "out", monkeypatch, *KEYS, *words)[0] == 2
+    assert said in capsys.readouterr().err
+
+
+def test_in_one_process_there_is_nobody_to_hide_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.run(tmp_path, *KEYS) == 2
+    assert "FED.SECURE_SUM True has no effect with --engine local: use --engine sites" in (
+        capsys.readouterr().err)
