@@ -45,6 +45,7 @@ class Ditto(PeftTrainer):
 
     name = "Ditto"
     label_sets = True
+    captions = True
     classic = True
     losses = ("softmax", "sigmoid")
     metrics = (r"(v/)?loss",)

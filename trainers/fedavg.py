@@ -31,4 +31,5 @@ class FedAvg(PeftTrainer):
 
     name = "FedAvg"
     label_sets = True
+    captions = True
     classic = True

@@ -40,6 +40,7 @@ class FedProx(PeftTrainer):
 
     name = "FedProx"
     label_sets = True
+    captions = True
     classic = True
     losses = ("softmax", "sigmoid")
     options = {"MU": Option(0.1, "strength of the pull to the received model", low=0.0)}

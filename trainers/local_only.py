@@ -29,5 +29,6 @@ class LocalOnly(PeftTrainer):
 
     name = "LocalOnly"
     label_sets = True
+    captions = True
     classic = True
     roles = {peft.BODY: "personal", peft.HEAD: "personal"}

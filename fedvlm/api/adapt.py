@@ -17,7 +17,7 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.trees import Tree, unstack
-from fedvlm.data.datum import Datum, labels_of, refuse_sets
+from fedvlm.data.datum import Datum, labels_of, refuse_captions, refuse_sets
 from fedvlm.data.images import ImageLoader
 from fedvlm.data.own.add import OwnSet, understand
 from fedvlm.evaluation.metrics import accuracy
@@ -60,6 +60,7 @@ def adapt(
     base = rebuild(run_folder(run), device, weights, changes, Trust(trainer, trust_code), round)
     model = base.federation.model
     refuse_sets(model.sets, "fedvlm adapt")
+    refuse_captions(base.cfg.DATASET.CAPTIONS, "fedvlm adapt")
     own = understand(user_path(images))
     table = same_classes(model.classnames, own.data.classnames)
     if table is None:

@@ -16,7 +16,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import DataError, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.datasets import load_dataset, templates
-from fedvlm.data.datum import DatasetBase, Datum, refuse_sets
+from fedvlm.data.datum import DatasetBase, Datum, refuse_captions, refuse_sets
 from fedvlm.data.images import ImageLoader
 from fedvlm.data.own.add import FORMAT_KEY, OwnSet, understand
 from fedvlm.data.targets import set_config
@@ -59,6 +59,7 @@ def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
     cfg.DATASET.ROOT = root or cfg.DATASET.ROOT
     node = set_config(word, cfg, "--dataset")
     refuse_sets(node.DATASET.LABELS, f"--dataset {word}")
+    refuse_captions(node.DATASET.CAPTIONS, f"--dataset {word}")
     data = load_dataset(node)
     return _labelled(data, data.test, templates(node))
 
@@ -122,6 +123,7 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
     """
     first = next(iter(models.values()))
     refuse_sets(first.model.sets, "fedvlm evaluate")
+    refuse_captions(first.facts.captioned, "fedvlm evaluate")
     table = same_classes(first.classnames, tests.classnames)
     own = np.array([d.label for d in tests.samples])
     true = own if table is None else np.array(table)[own]

@@ -80,7 +80,7 @@ def header(built: Built) -> dict[str, object]:
     return {
         "method": cfg.TRAINER.NAME,
         "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} "
-                   f"{'classes' if built.data.label_sets is None else 'labels'} "
+                   f"{_kind(built.data)} "
                    f"({cfg.DATASET.SUBSAMPLE_CLASSES}), shots {cfg.DATASET.NUM_SHOTS}",
         "clients": f"{len(roster)}, {partition_name(cfg)}{unseen}",
         "images": images_line(built.data, roster),
@@ -89,6 +89,12 @@ def header(built: Built) -> dict[str, object]:
                      f"{shared} tensors shared, {personal} personal",
         "seeds": f"model {cfg.SEED}, data {cfg.DATA_SEED}",
     }
+
+
+def _kind(data: FederatedData) -> str:
+    if data.captioned:
+        return "topics of captions"
+    return "classes" if data.label_sets is None else "labels"
 
 
 def images_line(data: FederatedData, roster: Roster) -> str:
