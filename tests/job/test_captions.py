@@ -155,6 +155,8 @@ def test_methods_that_take_captions(method: str, peft: str, trips: Path, tmp_pat
     results = jobs.results(tmp_path)
     losses = [row["train"] for row in map(json.loads, (
         jobs.folder(tmp_path) / "metrics.jsonl").read_text().splitlines()[1:])]
+    (line,) = answer_lines(results, method)
+    assert ("each client alone: not known" in line) == (method != "LocalOnly")
     first, last = (np.mean([told["loss"] for told in one.values()]) for one in losses)
     assert last < first and results["last"]["personal"] is not None
 

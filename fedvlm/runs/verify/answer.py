@@ -173,9 +173,13 @@ def _reason(results: Mapping[str, Any]) -> str:
     """Return why a run has no answer."""
     last = results.get("last") or {}
     if is_retrieval(last):
-        return (f"each client alone: not known, together: {_percent(last.get('personal'))} "
-                f"{RECALL}, all images in one place: not known; no baseline is trained on captions "
-                "(the same command with --trainer LocalOnly gives each client alone)")
+        value, unknown = f"{_percent(last.get('personal'))} {RECALL}", "not known"
+        shares = _shares(results)
+        alone, together = (unknown, value) if shares else (value, unknown)
+        lacks = "LocalOnly gives each client alone" if shares else "FedAvg gives together"
+        return (f"each client alone: {alone}, together: {together}, all images in one place: "
+                f"{unknown}; no baseline is trained on captions (the same command with --trainer "
+                f"{lacks})")
     if "privacy" in results:
         return ("baselines on the private images would not be covered by the run's privacy "
                 "guarantee")
