@@ -12,6 +12,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/api/model.py": {
         "start-up: open_clip, 3 s": ("fedvlm.export.write",),
+        "start-up: for captions only": ("fedvlm.models.features.texts",),
     },
     "fedvlm/cli/data/_findings.py": {
         "start-up: rich, for a terminal only": ("rich.console",),
@@ -159,6 +160,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/data/formats/table_files.py": {
         "start-up: for LEAF's files only": ("PIL",),
+        "start-up: for captions only": ("fedvlm.data.columns.karpathy",),
     },
     "fedvlm/data/partition/kinds.py": {
         "start-up: for groups only": ("fedvlm.data.whole_groups",),
@@ -236,15 +238,24 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/federation/toolbox/privacy.py": {
         "optional: fedvlm[dp]": ("dp_accounting", "dp_accounting.rdp"),
     },
+    "fedvlm/data/formats/table.py": {
+        "start-up: for captions only": ("fedvlm.data.columns.captions",),
+    },
+    "fedvlm/federation/trainer.py": {
+        "start-up: for captions only": ("fedvlm.federation.toolbox.retrieval",),
+    },
     "fedvlm/evaluation/evaluator.py": {
+        "start-up: for captions only": ("fedvlm.evaluation.caption_rows",),
         "start-up: for metrics by name only": ("fedvlm.evaluation.named",),
         "start-up: for sets of labels only": ("fedvlm.evaluation.label_rows",),
     },
     "fedvlm/evaluation/meter.py": {
+        "start-up: for captions only": ("fedvlm.evaluation.caption_rows",),
         "start-up: for metrics by name only": ("fedvlm.evaluation.named",),
         "start-up: for sets of labels only": ("fedvlm.evaluation.label_rows",),
     },
     "fedvlm/evaluation/scores.py": {
+        "start-up: for captions only": ("fedvlm.evaluation.caption_rows",),
         "start-up: for sets of labels only": ("fedvlm.evaluation.label_rows",),
     },
     "fedvlm/job/results/references.py": {
@@ -256,6 +267,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/job/build.py": {
         "start-up: such runs only": ("fedvlm.federation.aggregation.fairness",),
         "start-up: for class weights only": ("fedvlm.federation.local.balance",),
+        "start-up: for captions only": ("fedvlm.job.images.texts",),
         "start-up: on a GPU only": ("fedvlm.models.device",),
         "start-up: runs with attackers only": (
             "fedvlm.federation.reliability.hostile", "fedvlm.evaluation.backdoor",

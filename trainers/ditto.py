@@ -47,6 +47,7 @@ class Ditto(PeftTrainer):
 
     name = "Ditto"
     label_sets = True
+    captions = True
     classic = True
     losses = ("softmax", "sigmoid")
     metrics = (r"(v/)?loss",)

@@ -32,4 +32,5 @@ class FedAvg(PeftTrainer):
     name = "FedAvg"
     label_sets = True
     image_fits = (0,)
+    captions = True
     classic = True

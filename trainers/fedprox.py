@@ -41,6 +41,7 @@ class FedProx(PeftTrainer):
     name = "FedProx"
     label_sets = True
     image_fits = (0,)
+    captions = True
     classic = True
     losses = ("softmax", "sigmoid")
     options = {"MU": Option(0.1, "strength of the pull to the received model", low=0.0)}

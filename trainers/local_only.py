@@ -30,5 +30,6 @@ class LocalOnly(PeftTrainer):
     name = "LocalOnly"
     label_sets = True
     image_fits = (0,)
+    captions = True
     classic = True
     roles = {peft.BODY: "personal", peft.HEAD: "personal"}

@@ -45,6 +45,7 @@ class VPT(TemplateTrainer):
 
     name = "VPT"
     label_sets = True
+    captions = True
     title = "VPT (FedAvg)"
     groups = ((r"image\.prompt\.\d+", "shared"),)
     options = {

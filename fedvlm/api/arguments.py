@@ -35,6 +35,7 @@ class TrainArguments(TypedDict, total=False):
     clients_by: Word
     groups: Word
     labels: Word
+    captions: Word
     min_images: int | str | None
     held_out_domain: Word
     finetune_epochs: int | str | None

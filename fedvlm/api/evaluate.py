@@ -16,7 +16,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.datasets import load_dataset, templates
-from fedvlm.data.datum import DatasetBase, Datum, refuse_sets
+from fedvlm.data.datum import DatasetBase, Datum, refuse_captions, refuse_sets
 from fedvlm.data.federated import number_sets
 from fedvlm.data.images import ImageLoader
 from fedvlm.data.own.add import FORMAT_KEY, LABELS, OwnSet, understand
@@ -64,6 +64,7 @@ def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
     cfg.DATASET.ROOT = root or cfg.DATASET.ROOT
     node = set_config(word, cfg, "--dataset")
     refuse_sets(node.DATASET.LABELS, f"--dataset {word}")
+    refuse_captions(node.DATASET.CAPTIONS, f"--dataset {word}")
     data = load_dataset(node)
     return _labelled(data, data.test, templates(node))
 
@@ -130,6 +131,7 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
             another backbone's, or lacks what the method looks at.
     """
     first = next(iter(models.values()))
+    refuse_captions(first.facts.captioned, "fedvlm evaluate")
     if first.model.sets:
         return _evaluate_sets(models, tests)
     refuse_sets(tests.sets, "this run")

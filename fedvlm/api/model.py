@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.api.frames import frame
@@ -144,8 +145,13 @@ class Model:
                 (``images.as_list``).
 
         Raises:
+            ConfigError: the model was trained on captions.
             DataError: something that is no image.
         """
+        if self.facts.captioned:
+            raise ConfigError(
+                "this model was trained on captions and predicts no class: give the texts to "
+                "choose from (fedvlm predict RUN IMAGE --texts FILE, or model.similarities)")
         found, names = as_list(images)
         with torch.no_grad():
             rows = [
@@ -186,6 +192,24 @@ class Model:
                 self.trainer.image_features(self.model, self._stacked, {"pixels": pixels})[0]
                 .float().cpu() for pixels in self._pixels(found)
             ])
+
+    def similarities(self, images: Images, texts: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+        """Return the cosines of images and texts, ``[n, m]`` float32, and the images' names.
+
+        For a model that was trained on captions.
+
+        Raises:
+            ConfigError: it was not.
+            DataError: something that is no image.
+        """
+        if not self.facts.captioned:
+            raise ConfigError("texts are compared by a model that was trained on captions "
+                              "(--captions COLUMN); this one predicts its classes")
+        from fedvlm.models.features.texts import encode_captions  # start-up: for captions only
+
+        backbone = self.model.backbone
+        rows = F.normalize(encode_captions(backbone, texts).float(), dim=-1)
+        return F.normalize(self.features(images), dim=-1) @ rows.mT, tuple(as_list(images)[1])
 
     def export(self, folder: str | Path, format: str = "safetensors") -> Exported:
         """Write the model into a new folder that other libraries read (``export.write``).

@@ -210,7 +210,8 @@ class Run:
         notes = [f"round {state.round} of {most}{cfg.FED.ROUNDS}, run folder {self.path.name}"]
         answer = not self._earlier and self.record and federation_answer(self.record.results)
         notes += [answer_sentence(answer)] if answer else []
-        return Facts(owner, words, metrics, "", "", tuple(notes), *fixed)
+        return Facts(owner, words, metrics, "", "", tuple(notes), *fixed,
+                     bool(cfg.DATASET.CAPTIONS))
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"

@@ -94,6 +94,15 @@ _COLUMNS = {
         "a;b, JSON), or the columns of 0 and 1, one for each label (edema,effusion); '': one class "
         "for each image", neutral="",
     ),
+    "DATASET.CAPTIONS": Option(
+        "", "your own tables: images have captions, and the run learns to find the text of an "
+        "image and the image of a text: the column with a caption in each line or a JSON list of "
+        "them, or several columns; '': one class for each image", neutral="",
+    ),
+    "DATASET.TOPICS": Option(
+        10, "captions without a column of classes: images are grouped by their words into so many "
+        "topics, by which they are split and dealt", low=1, neutral=10,
+    ),
     "DATASET.COLUMNS": Option(
         "", "your own tables: what columns mean, path=img_id,classname=dx,split=- (- for none); a "
         "path may be made of several, path={site}/{id}.png", neutral="",

@@ -57,6 +57,12 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
     """
     data = _load(cfg)
     check_holders(data, cfg.DATASET.get("CLIENTS_BY", ""), cfg.DATASET.get("GROUPS", ""))
+    if cfg.DATASET.get("CAPTIONS", "") and not data.captioned:
+        raise ConfigError(
+            f"--captions {cfg.DATASET.CAPTIONS} names a column of a table of your own images, and "
+            f"{data.name} as it is read here has no captions: give such a table (--images "
+            "list.csv)"
+        )
     if cfg.DATASET.get("LABELS", "") and not data.label_names:
         raise ConfigError(
             f"--labels {cfg.DATASET.LABELS} names columns of a table of your own images, and "
@@ -270,7 +276,8 @@ def read_by_config(cfg: CfgNode, root: Path, faults: list[str] | None = None) ->
         name, images, tuple(files), renames, drop, test_share=float(node.get("TEST_SHARE", 0.0)),
         seed=int(cfg.DATA_SEED), faults=faults, clients_by=node.get("CLIENTS_BY", ""),
         groups=node.get("GROUPS", ""), columns=node.get("COLUMNS", ""),
-        labels=node.get("LABELS", ""),
+        labels=node.get("LABELS", ""), captions=node.get("CAPTIONS", ""),
+        topics=int(node.get("TOPICS", 1)),
         unpacked=cache_dir(cfg) / "fedvlm" / "unpacked" if form in _TABLES else None,
     ))  # fmt: skip
     if form == "coop" and files[0].name == prepared_name(name):

@@ -64,6 +64,8 @@ class Datum:
         labels: its set of labels, ascending and perhaps empty, by the columns that DATASET.LABELS
             names; None where it has one class. ``label`` is then the rarest of them, by which
             images are dealt and drawn, and the number of labels for an image without one.
+        captions: texts that describe it, by the column that DATASET.CAPTIONS names; ``label`` is
+            then its topic, by which images are dealt.
     """
 
     impath: str
@@ -76,6 +78,7 @@ class Datum:
     client: str = ""
     group: str | None = field(default=None, compare=False, repr=False)
     labels: tuple[int, ...] | None = None
+    captions: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def path(self) -> Path:
@@ -169,6 +172,11 @@ class DatasetBase:
         self.classnames = [self.lab2cname[label] for label in sorted(self.lab2cname)]
 
     @property
+    def captioned(self) -> bool:
+        """Whether images have captions; their classes are then topics."""
+        return any(d.captions for part in PARTS for d in self.parts[part][:1])
+
+    @property
     def num_classes(self) -> int:
         """Number of classes over all three lists (Dassl counts train only)."""
         return len(self.classnames)
@@ -216,6 +224,21 @@ def refuse_sets(sets: object, what: str) -> None:
     if sets:
         raise ConfigError(f"{what} needs one class for each image, and these have sets of labels "
                           "(DATASET.LABELS)")
+
+
+def refuse_captions(captions: object, what: str) -> None:
+    """Refuse images that have captions.
+
+    Args:
+        captions: something true where they have.
+        what: asks; begins the sentence.
+
+    Raises:
+        ConfigError: they have.
+    """
+    if captions:
+        raise ConfigError(f"{what} needs one class for each image, and these have captions "
+                          "(DATASET.CAPTIONS)")
 
 
 def labels_of(items: Sequence[Datum]) -> IntArray:

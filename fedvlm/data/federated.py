@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedvlm.data.datum import (
     domains_of,
     group_numbers,
     labels_of,
+    refuse_captions,
     refuse_sets,
 )
 from fedvlm.data.draw import MOST_NAMED, DatasetDraw, spec_of
@@ -73,6 +74,7 @@ class FederatedData:
         global_test: indices of all test images of the run's classes.
         new_test: indices of the new classes' test images.
         labels, domains: int64 ``[len(samples)]``; a target's images have its labels and domain -1.
+        captioned: images have captions (``Datum.captions``); their classes are topics.
         label_sets: uint8 ``[S, C]``, the sets of labels that occur, where an image has a set of
             them: ``labels`` is then the row of its set; else None.
         domain_names: by domain number; empty for a set without domains.
@@ -115,6 +117,7 @@ class FederatedData:
     label_sets: NDArray[np.uint8] | None = None
     written: bool = False
     forgotten: Mapping[str, Any] = field(default_factory=dict)
+    captioned: bool = False
 
     def dealt_as(self) -> tuple[IntArray, list[str]]:
         """Return the class ``[len(samples)]`` by which an image was dealt, and the classes' names.
@@ -187,7 +190,9 @@ def build_federation(
     data = load_for_training(cfg) if data is None else data
     check_described(prompts, data.label_names or data.classnames, "DATASET.TEMPLATES")
     if data.label_names:
-        _check_sets(cfg)
+        _check_sets(cfg, refuse_sets)
+    if data.captioned:
+        _check_sets(cfg, refuse_captions)
     selection = DatasetDraw(data, spec, cfg.DATASET.TEST_NEW)
     index = cfg.FED.INDEX_FILE
     content = read_index_file(index) if index else None
@@ -294,6 +299,7 @@ def _assemble(
         groups=group_numbers(samples) if selection.pool.groups else None,
         label_sets=sets,
         forgotten=forgotten,
+        captioned=data.captioned,
     )
 
 
@@ -308,8 +314,11 @@ def number_sets(items: Sequence[Datum], classes: int) -> tuple[IntArray, NDArray
     return np.fromiter(rows, dtype=np.int64, count=len(items)), table
 
 
-def _check_sets(cfg: CfgNode) -> None:
+def _check_sets(cfg: CfgNode, refuse: Callable[[object, str], None]) -> None:
     """Refuse settings that ask for one class of each image.
+
+    Args:
+        refuse: says what the images have instead.
 
     Raises:
         ConfigError: names the key.
@@ -325,7 +334,7 @@ def _check_sets(cfg: CfgNode) -> None:
         "TEST.PER_IMAGE": bool(cfg.TEST.PER_IMAGE),
     }
     for key, given in asked.items():
-        refuse_sets(given, key)
+        refuse(given, key)
 
 
 def _others(

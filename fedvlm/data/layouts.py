@@ -53,6 +53,8 @@ class CopyInfo:
             say who holds an image and what it belongs to; empty for none.
         columns: what other columns mean (DATASET.COLUMNS).
         labels: columns that say an image's set of labels (DATASET.LABELS); empty for one class.
+        captions: columns of an image's captions (DATASET.CAPTIONS); empty for none.
+        topics: groups of captions that stand for classes where no column does (DATASET.TOPICS).
     """
 
     name: str
@@ -74,6 +76,8 @@ class CopyInfo:
     groups: str = ""
     columns: str = ""
     labels: str = ""
+    captions: str = ""
+    topics: int = 1
 
 
 Reader = Callable[[Path, CopyInfo], DatasetBase]

@@ -19,7 +19,14 @@ from fedvlm.config.read import find_config, lookup
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datasets import load_dataset, templates
-from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, refuse_sets
+from fedvlm.data.datum import (
+    PARTS,
+    DatasetBase,
+    Datum,
+    IntArray,
+    refuse_captions,
+    refuse_sets,
+)
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import broken_images
 from fedvlm.data.partition.index_file import canonical_hash
@@ -70,6 +77,7 @@ def load_targets(cfg: CfgNode, run_set: str) -> list[Target]:
     for word in cfg.TEST.TARGETS:
         node = set_config(str(word), cfg)
         refuse_sets(node.DATASET.LABELS, f"TEST.TARGETS {word}")
+        refuse_captions(node.DATASET.CAPTIONS, f"TEST.TARGETS {word}")
         target = Target(load_dataset(node), templates(node))
         name = target.data.name
         if name == run_set:
@@ -177,7 +185,8 @@ def _cost(targets: Sequence[ExtraTest]) -> list[str]:
 
 
 def split_digest(data: DatasetBase) -> str:
-    """Return the sha256 of a set's lists: keys, labels, domains, class and domain names."""
-    rows = {part: [[d.key, d.label, d.domain, *([] if d.labels is None else [d.labels])]
+    """Return the sha256 of a set's lists: keys, labels, captions, domains and all names."""
+    rows = {part: [[d.key, d.label, d.domain, *([] if d.labels is None else [d.labels]),
+                    *([d.captions] if d.captions else [])]
                    for d in data.parts[part]] for part in PARTS}
     return canonical_hash([data.classnames, data.domain_names, rows])

@@ -98,6 +98,7 @@ class Evaluator:
         self.open = trainer.open_vocabulary
         self.cross = scores.has_new(tests) if cross is None else cross
         self.sets = getattr(tests, "label_sets", None) is not None
+        self.captioned = bool(getattr(tests, "captioned", False))
         self.logits: dict[str, Tensor] = {}
         self.named: Sequence[NamedMetric] = ()
         self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
@@ -146,9 +147,13 @@ class Evaluator:
             result["named"] = named
         if by_label is not None:
             result["labels"] = by_label
-        shared, numbers = self._global(event.shared, ends, keep)
-        result |= numbers
-        if counts is not None:
+        if self.captioned:
+            shared = None
+            result |= self._retrieved(event.shared)
+        else:
+            shared, numbers = self._global(event.shared, ends, keep)
+            result |= numbers
+        if counts is not None and shared is not None:
             true = self.data.labels[self.data.global_test]
             result[scores.CONFUSION] = {
                 "personal": counts, "global": scores.confusion(true, shared)
@@ -212,6 +217,14 @@ class Evaluator:
         numbers = scores.global_scores(self.data, shared) | scores.other_scores(self.data, beside)
         return shared, numbers
 
+    def _retrieved(self, params: Tree) -> dict[str, Any]:
+        """Return the numbers of the shared model on the whole test set's images and captions."""
+        from fedvlm.evaluation import caption_rows  # start-up: for captions only
+
+        return caption_rows.shared_recall(
+            lambda x: self.trainer.image_features(self.model, params, x), self._batches.source,
+            self.data.global_test, self._batches.batch_size, self.model.device)
+
     def _predictor(self, model: VLModel, params: Tree) -> Predictor:
         with torch.no_grad():
             return self.trainer.predictor(model, params)
@@ -271,15 +284,21 @@ def zero_shot(
     sets = getattr(tests, "label_sets", None) is not None
     if sets:
         _by_label(rows, ())
-    predict = template_predictor(model)
-    base = batches.shared(predict, tests.global_test, 1, sets)[0]
-    beside = scores.other_predictions(
-        tests, batches, model, template_predictor, predict, targets=True
-    )
     result: dict[str, Any] = {"round": None} | scores.personal_scores(rows)
     if panel.is_cohort:
         result["personal_clients"] = len(rows)
-    result |= scores.global_scores(tests, base) | scores.other_scores(tests, beside)
+    if getattr(tests, "captioned", False):
+        from fedvlm.evaluation import caption_rows  # start-up: for captions only
+
+        result |= caption_rows.shared_recall(
+            model.image, source, tests.global_test, batch_size, model.device)
+    else:
+        predict = template_predictor(model)
+        base = batches.shared(predict, tests.global_test, 1, sets)[0]
+        beside = scores.other_predictions(
+            tests, batches, model, template_predictor, predict, targets=True
+        )
+        result |= scores.global_scores(tests, base) | scores.other_scores(tests, beside)
     result |= scores.cross_scores(rows, result["personal"])
     result["personal_before_ft"] = result["personal"]
     if panel.unseen:

@@ -169,6 +169,12 @@ class ClientMeter:
 
     def __call__(self, measure: Measure, models: PersonalModels) -> list[Row]:
         """Return a row for every client: see ``scores.client_row``, ``base_row``, ``new_row``."""
+        if getattr(self.data, "captioned", False):
+            from fedvlm.evaluation import caption_rows  # start-up: for captions only
+
+            return list(caption_rows.personal_rows(
+                self.trainer, self.model, models, self._batches.source, self.data.clients,
+                measure.split, self._batches.batch_size))
         if measure.keep_logits:
             self.logits = {}
         new = self._new(measure) if self.trainer.open_vocabulary else None
@@ -211,6 +217,12 @@ class ClientMeter:
 
     def template(self, measure: Measure, clients: Sequence[int]) -> list[Row]:
         """Return the rows of the pretrained model, classified by the dataset's template prompt."""
+        if getattr(self.data, "captioned", False):
+            from fedvlm.evaluation import caption_rows  # start-up: for captions only
+
+            return caption_rows.pretrained_rows(
+                self.model, self._batches.source, self.data.clients, clients, measure.split,
+                self._batches.batch_size)
         same = Same(
             self.model, template_predictor, self._batches, len(self.data.labels),
             truth=self._truth(measure),

@@ -329,8 +329,13 @@ def personal_scores(rows: Sequence[Row]) -> dict[str, Any]:
     """Return mean, spread and pooled accuracy over all clients that have test samples.
 
     And quartiles of the accuracies over clients, the mean of the class-balanced ones, and where the
-    lines have them the means of ``nll`` and ``ece``. Of sets of labels ``label_rows.set_scores``.
+    lines have them the means of ``nll`` and ``ece``. Of sets of labels ``label_rows.set_scores``,
+    of captions ``caption_rows.caption_scores``.
     """
+    if any("i2t_r1" in row for row in rows):
+        from fedvlm.evaluation import caption_rows  # start-up: for captions only
+
+        return caption_rows.caption_scores(rows)
     if any("auroc" in row for row in rows):
         from fedvlm.evaluation import label_rows  # start-up: for sets of labels only
 

@@ -23,6 +23,7 @@ class Facts:
         notes: more sentences.
         temperature, thresholds: of a model over sets of labels, as its client's validation images
             fixed them; without thresholds 0.5 for each label.
+        captioned: it was trained on captions: it finds texts of images and predicts no classes.
     """
 
     owner: str = ""
@@ -33,6 +34,7 @@ class Facts:
     notes: tuple[str, ...] = ()
     temperature: float = 1.0
     thresholds: tuple[float, ...] = ()
+    captioned: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,12 @@ def check_target(folder: Path, format: str) -> None:
     _refuse_taken(folder)
 
 
+def _refuse_captioned(models: Iterable[TrainedModel]) -> None:
+    if any(one.facts.captioned for one in models):
+        raise ConfigError("an export holds a model that predicts classes, and this one was trained "
+                          "on captions (DATASET.CAPTIONS): fedvlm predict --texts FILE uses it")
+
+
 def export(trained: TrainedModel, folder: Path, format: str) -> Exported:
     """Write one model into a new folder and read it back.
 
@@ -73,6 +79,7 @@ def export(trained: TrainedModel, folder: Path, format: str) -> Exported:
         FedvlmError: what was read back predicts otherwise; the folder is not left.
     """
     form = _format(format)
+    _refuse_captioned([trained])
     with _whole(folder) as place:
         gap = _write(trained, place, place, form)
     return Exported(folder, format, gap)
@@ -93,6 +100,7 @@ def export_all(
         FedvlmError: as ``export``.
     """
     form = _format(format)
+    _refuse_captioned(models.values())
     bad = [n for n in models if not _NAME.fullmatch(n)]
     if bad or not models or len({n.lower() for n in models}) < len(models):
         raise ConfigError(

@@ -90,6 +90,8 @@ class Trainer:
             it reads ``Batch.y``. A class says so itself; it is not inherited.
         unweighted: why ``OPTIM.CLASS_WEIGHTS`` cannot be used; empty where the loss of an image is
             ``cross_entropy``, which reads them.
+        captions: it trains on captions of images, too: its loss is ``loss`` of this class, on
+            ``image_features``; texts stay frozen. A class says so itself; it is not inherited.
         exempt: invariants of ``fedvlm check`` that do not hold, with the reason; not those of
             privacy and order.
     """
@@ -107,6 +109,7 @@ class Trainer:
     losses: Sequence[str] = (SOFTMAX, SIGMOID)
     label_sets: ClassVar[bool] = False
     unweighted: ClassVar[str] = ""
+    captions: ClassVar[bool] = False
     exempt: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -343,7 +346,15 @@ class Trainer:
     def loss(
         self, model: VLModel, params: Tree, batch: Batch
     ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the mean cross-entropy of each client, ``[K]``, or SigLIP's loss of pairs."""
+        """Return the mean cross-entropy of each client, ``[K]``, or SigLIP's loss of pairs.
+
+        Where a batch has captions, the contrastive loss of images and captions.
+        """
+        if "captions" in batch.x:
+            from fedvlm.federation.toolbox import retrieval  # start-up: for captions only
+
+            z = self.image_features(model, params, batch.x)
+            return retrieval.caption_loss(z, batch, model.scale)
         logits = self.predict(model, params, batch.x)
         if self.loss_kind == SIGMOID:
             return sigmoid_pairs(logits, batch.y, batch.w, model.backbone.logit_bias or 0.0)

@@ -64,7 +64,7 @@ from fedvlm.models.adapt.peft import role_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
-from fedvlm.runs.verify.answer import measure_name
+from fedvlm.runs.verify.answer import measure_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -304,7 +304,7 @@ def make_plateau(cfg: CfgNode, plan: Plan, roster: Roster) -> Plateau:
     panel = panel_of(roster, cohort=int(cfg.TEST.COHORT), data_seed=int(cfg.DATA_SEED))
     return Plateau(
         int(cfg.FED.PATIENCE), [c for c in panel.clients if roster.val[c]],
-        max(2, math.ceil(panel.members / plan.cohort)), measure_name(bool(cfg.DATASET.LABELS)),
+        max(2, math.ceil(panel.members / plan.cohort)), measure_of(cfg),
     )
 
 
@@ -368,7 +368,7 @@ def prepare_run(
         ConfigError, DataError: as ``build_run``.
     """
     inputs = inputs or Inputs()
-    trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
+    trainer = _load_method(cfg)
     data = inputs.data(cfg, progress)
     blind = not any(len(c.val) for c in data.clients)
     if inputs.counts is not None:
@@ -386,9 +386,7 @@ def prepare_run(
         backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,
         bf16_text=cfg.MODEL.PREC == "bf16", sets=data.label_sets is not None,
     )
-    check_targets(cfg, trainer, data)
-    if backbone.has_text:
-        model.check_texts()
+    check_targets(cfg, trainer, data, model)
     loader = ImageLoader(
         data.samples, backbone.transform_spec, views_of(cfg), int(cfg.DATA_SEED),
         crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
@@ -436,6 +434,16 @@ def prepare_run(
         make_budget(cfg, plan, batcher), proxy, loader, identity,
         [*_marks(cfg, loader, trainer, start.p0), *said, *proxy_notes],
     )
+
+
+def _load_method(cfg: CfgNode) -> Trainer:
+    """Return the method, refused where it does not train on captions that the config gives."""
+    trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
+    if cfg.DATASET.CAPTIONS:
+        from fedvlm.job.images import texts  # start-up: for captions only
+
+        texts.check_captions(cfg, trainer)
+    return trainer
 
 
 def _adversaries(
@@ -597,6 +605,7 @@ def complete_run(
     images = pixel_sources(run.loader, labels)
     train: StreamSource = images[0]
     test: StreamSource = images[1]
+    plain: StreamSource = images[0]
     packed = bool(packs_of(data.samples))
     cached = bool(images_to_encode(data, 1)) and (packed or not (pixels or cfg.FED.PLAIN))
     if cached:
@@ -604,6 +613,11 @@ def complete_run(
         train, test = (source.on(device) for source in image_sources(
             cfg, data, model, run.loader, labels, run.trainer, progress, tell
         ))
+    if data.captioned:
+        from fedvlm.job.images import texts  # start-up: for captions only
+
+        plain, train, test = texts.with_captions(
+            cfg, data, run.backbone, [plain, train, test], model.notes, progress)
     batcher = run.batcher
     if isinstance(batcher, SplitBatcher):
         batcher = replace(batcher, source=train, plain=test)
@@ -622,7 +636,7 @@ def complete_run(
         budget=run.budget, plateau=make_plateau(cfg, run.plan, run.start.roster), start=run.start,
     )
     if cached:
-        refuse_unequal_streams(cfg, federation, train, images[0], train_images(data))
+        refuse_unequal_streams(cfg, federation, train, plain, train_images(data))
     notes = [
         *data.notes, *pack_notes(data.samples, run.backbone), *model.notes, *run.remarks,
     ]
@@ -631,14 +645,22 @@ def complete_run(
     )
 
 
-def check_targets(cfg: CfgNode, trainer: Trainer, data: FederatedData) -> None:
-    """Refuse class weights or sets of labels where the method or the engine cannot use them.
+def check_targets(
+    cfg: CfgNode, trainer: Trainer, data: FederatedData, model: VLModel
+) -> None:
+    """Refuse targets or class weights where the method, the towers or the engine cannot use them.
 
     Raises:
         ConfigError: names the method or the key.
     """
     if cfg.OPTIM.CLASS_WEIGHTS != NO_WEIGHTS:
         trainer.check_weights(cfg.OPTIM.CLASS_WEIGHTS)
+    if data.captioned:
+        from fedvlm.job.images import texts  # start-up: for captions only
+
+        texts.check_text_tower(model.backbone)
+    if model.has_text:
+        model.check_texts()
     if data.label_sets is None:
         return
     trainer.check_sets()

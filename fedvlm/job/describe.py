@@ -80,7 +80,7 @@ def header(built: Built) -> dict[str, object]:
     return {
         "method": cfg.TRAINER.NAME,
         "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} "
-                   f"{'classes' if built.data.label_sets is None else 'labels'} "
+                   f"{_kind(built.data)} "
                    f"({cfg.DATASET.SUBSAMPLE_CLASSES}), {_shots(cfg.DATASET.NUM_SHOTS)}",
         "clients": f"{len(roster)}, {partition_name(cfg)}{unseen}",
         "images": images_line(built.data, roster),
@@ -93,6 +93,12 @@ def header(built: Built) -> dict[str, object]:
 
 def _shots(number: int) -> str:
     return f"shots {number}" if number >= 0 else "all training images"
+
+
+def _kind(data: FederatedData) -> str:
+    if data.captioned:
+        return "topics of captions"
+    return "classes" if data.label_sets is None else "labels"
 
 
 def images_line(data: FederatedData, roster: Roster) -> str:

@@ -125,6 +125,8 @@ FLAGS: tuple[Flag, ...] = (
        "column of a patient, slide, video: kept on one side of a split", "COLUMN"),
     _v(_FED, "DATASET.LABELS", "--labels",
        "several labels per image: a|b cells, or columns of 0 and 1", "COLUMN"),
+    _v(_FED, "DATASET.CAPTIONS", "--captions",
+       "captions of images: a column of texts, one a line or a JSON list", "COLUMN"),
     _v(_FED, "FED.MIN_IMAGES", "--min-images",
        "clients with fewer images do not train (new clients)", "N"),
     _v(_FED, "FED.HELD_OUT_DOMAIN", "--held-out-domain --held-out",

@@ -28,7 +28,7 @@ from fedvlm.job.kinds import dataset_of, method_of
 from fedvlm.job.request import Request
 from fedvlm.runs.identity import read_json
 from fedvlm.runs.private import public_value, read_private
-from fedvlm.runs.verify.answer import measure_name
+from fedvlm.runs.verify.answer import measure_of
 
 if TYPE_CHECKING:
     from fedvlm.federation.discovery import Trust
@@ -319,9 +319,23 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     whole = fed.PARTITION in SKEWED or natural
     if cfg.DATASET.LABELS and origins["DATASET.NUM_SHOTS"] == DEFAULT:
         cfg.DATASET.NUM_SHOTS, origins["DATASET.NUM_SHOTS"] = -1, "because DATASET.LABELS is set"
+    if cfg.DATASET.CAPTIONS:
+        notes += _captions(cfg, origins)
     if whole and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
         cfg.DATASET.NUM_SHOTS = -1
         origins["DATASET.NUM_SHOTS"] = f"because FED.PARTITION is {fed.PARTITION}"
+    return notes
+
+
+def _captions(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
+    """Set what images with captions decide where the user says nothing; return a note."""
+    why, notes = "because DATASET.CAPTIONS is set", list[str]()
+    if origins["DATASET.NUM_SHOTS"] == DEFAULT:
+        cfg.DATASET.NUM_SHOTS, origins["DATASET.NUM_SHOTS"] = -1, why
+    if origins["PEFT.TEXT"] == DEFAULT and cfg.PEFT.TEXT != "none" and cfg.PEFT.VISUAL != "none":
+        cfg.PEFT.TEXT, origins["PEFT.TEXT"] = "none", why
+        notes.append(f"captions: the text tower stays frozen, so PEFT.TEXT is none; trained is "
+                     f"PEFT.VISUAL {cfg.PEFT.VISUAL} (--peft lora, feature or adapter)")
     return notes
 
 
@@ -372,7 +386,7 @@ def _rounds(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     fed.ROUNDS, origins["FED.ROUNDS"] = MOST_ROUNDS, why
     if origins["FED.PATIENCE"] == DEFAULT:
         fed.PATIENCE, origins["FED.PATIENCE"] = PATIENCE, "because FED.ROUNDS is auto"
-    what = measure_name(bool(cfg.DATASET.LABELS))
+    what = measure_of(cfg)
     return [f"--rounds auto: training stops when the clients' validation {what} is flat, after "
             f"{MOST_ROUNDS} rounds at most; --rounds N sets a number"]
 

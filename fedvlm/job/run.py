@@ -52,7 +52,7 @@ from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import method_name
 from fedvlm.runs.private import public_text
 from fedvlm.runs.state import clear_states
-from fedvlm.runs.verify.answer import answer_lines, measure_name
+from fedvlm.runs.verify.answer import answer_lines, measure_of
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _train(
         data_digest=built.data.digest, backbone_digest=built.backbone.digest,
         notes=built.notes, chunk=built.identity["chunk"],
     )
-    measure = measure_name(bool(cfg.DATASET.LABELS))
+    measure = measure_of(cfg)
     log = LogFile(folder.log_path, int(cfg.FED.ROUNDS), measure, public_text)
     screens = (console, log)
     if not of_parties(cfg) and on_disk(built):

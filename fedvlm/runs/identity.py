@@ -29,7 +29,8 @@ FORMAT = 2  # of manifest.json and results.json
 DEVICE_KEYS = ("device", "cuda", "chunk")
 FORMATS = (FORMAT, 1)  # that are read
 LABEL = "label"  # the kind of target: one class of each image,
-LABELS = "labels"  # or a set of labels
+LABELS = "labels"  # or a set of labels,
+CAPTIONS = "captions"  # or texts
 _LIMIT = 60  # bytes of one part; the longest folder name has two of them
 _PLAIN = "._-+=,"
 _ABSENT = object()

@@ -17,7 +17,9 @@ MOST = 219  # modules of fedvlm that ``run --demo`` may load
 NEVER = (
     "fedvlm.distributed", "fedvlm.compat", "fedvlm.job.sites", "fedvlm.job.dry", "fedvlm.data.own",
     "fedvlm.data.memory", "fedvlm.data.packs", "fedvlm.data.untrusted", "fedvlm.data.get",
-    "fedvlm.data.doctor", "fedvlm.data.fewshot_file",
+    "fedvlm.data.doctor", "fedvlm.data.fewshot_file", "fedvlm.data.columns.captions",
+    "fedvlm.data.columns.topics", "fedvlm.federation.toolbox.retrieval", "fedvlm.job.images.texts",
+    "fedvlm.evaluation.caption_rows", "fedvlm.models.features.texts",
     "fedvlm.report.statistics", "fedvlm.report.tables", "fedvlm.report.pages",
     "fedvlm.report.collect", "fedvlm.runs.finished", "fedvlm.models.towers.trunk",
     "fedvlm.job.results.images", "fedvlm.core.rows.away", "fedvlm.api", "fedvlm.sweep",

@@ -13,6 +13,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
 from fedvlm.data.formats.class_names import read_given
 from fedvlm.data.own.add import (
+    CAPTIONS,
     CLASSNAMES_KEY,
     CLIENTS_BY,
     COLUMNS,
@@ -35,12 +36,13 @@ def add_folder(args: Namespace) -> int:
     """
     given = {NAME_KEY: args.name, LEAVE_OUT_KEY: args.leave_out, "CACHE_DIR": args.cache_dir,
              CLIENTS_BY: args.clients_by, GROUPS: args.groups, COLUMNS: args.columns,
-             LABELS: args.labels,
+             LABELS: args.labels, CAPTIONS: args.captions,
              CLASSNAMES_KEY: read_given(args.classnames)}
     own = understand(Path(args.dataset), {key: value for key, value in given.items() if value})
     place = _place(own, args.to)
     there = _write(place, yaml_text(own))
     method = "PromptFL" if own.data.label_names else "FedTV"  # which needs one class of an image
+    method = "FedAvg --peft lora" if own.data.captioned else method
     say(own.sentence, *(f"note: {note}" for note in own.notes),
         f"{'there already' if there else 'wrote'} {place}",
         f"train on it: fedvlm run --dataset-config-file {shlex.quote(str(place))} --trainer "

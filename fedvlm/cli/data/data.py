@@ -45,7 +45,7 @@ ALSO = ("dataset", "datasets", "add", "download", "prepare", "fetch", "get")
 READS = {  # command -> the flags that it reads
     "list": (),
     "add": ("name", "to", "leave_out", "classnames", "cache_dir", "clients_by", "groups",
-            "columns", "labels"),
+            "columns", "labels", "captions"),
     "download": ("root", "url_base"),
     "prepare": ("root", "dir", "image_dir", "seed", "into_dataset", "cache_dir"),
 }
@@ -76,6 +76,8 @@ def flags(parser: Parser) -> None:
         "classname=dx,path=img_id")
     add("--labels", default="", metavar="COLUMN", help="add: several labels per image: column "
         "whose cells list them (a|b), or columns of 0 and 1")
+    add("--captions", default="", metavar="COLUMN", help="add: column of captions, one a line or "
+        "a JSON list")
     add("--classnames", default="", metavar="A,B", help="add: class names, in the order of the "
         "folders, or folder=name,..., or a file")
     parser.checks.append(_mistakes)

@@ -35,7 +35,8 @@ EXAMPLES = (
 ALSO = ("diagnose", "status", "inspect")
 _SAMPLE = 64
 OF_TABLES = {"--clients-by": "DATASET.CLIENTS_BY", "--groups": "DATASET.GROUPS",
-             "--columns": "DATASET.COLUMNS", "--labels": "DATASET.LABELS"}
+             "--columns": "DATASET.COLUMNS", "--labels": "DATASET.LABELS",
+             "--captions": "DATASET.CAPTIONS"}
 
 
 def flags(parser: Parser) -> None:

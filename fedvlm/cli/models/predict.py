@@ -17,16 +17,19 @@ from fedvlm.cli.models._run import add_run, open_run
 from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import one_line, table_lines
 from fedvlm.console.screen import say
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import user_path
 from fedvlm.core.spelling import cell_text
 from fedvlm.runs.private import client_label
 
 if TYPE_CHECKING:
     from fedvlm.api.model import Predictions
+    from fedvlm.api.run import Run
 
 EXAMPLES = (
     "fedvlm predict RUN photo.jpg --client 3",
     "fedvlm predict RUN photos/ --client 3 --csv > said.csv  # probabilities of all classes",
+    "fedvlm predict RUN photo.jpg --client 3 --texts captions.txt  # a model trained on captions",
     "fedvlm predict RUN photos/ --json --top 3  # global model, one line of JSON per image",
 )
 ALSO = ("classify", "infer", "inference", "label")
@@ -41,6 +44,8 @@ def flags(parser: Parser) -> None:
     add("--top", type=whole_number(1), default=1, metavar="N", help="number of classes per image "
         "(1)")
     add("--json", action="store_true", help="JSON lines: image, client, classes, probabilities")
+    add("--texts", default="", metavar="FILE", help="of a model trained on captions: the texts "
+        "to choose from, one a line")
     add("--csv", action="store_true", help="a table with the probabilities of all classes")
 
 
@@ -57,7 +62,12 @@ def main(args: Namespace) -> int:
     """
     if args.json and args.csv:
         raise ConfigError("give --json or --csv, not both")
+    if args.csv and args.texts:
+        raise ConfigError("--csv lists classes; with --texts use --json")
+    texts = _texts(args.texts) if args.texts else []
     run = open_run(args)
+    if texts:
+        return _say_texts(run, args, texts)
     rows: list[dict[str, object]] = []
     table = []
     for name, model in run.named(args.client).items():
@@ -86,6 +96,42 @@ def main(args: Namespace) -> int:
         writer.writerows([map(_cell, row) for row in [head, *table]])
         say(*text.getvalue().splitlines())
     elif not args.json:
+        say(*table_lines(rows))
+    return 0
+
+
+def _texts(word: str) -> list[str]:
+    """Return the lines of a file that say something.
+
+    Raises:
+        DataError: it cannot be read, or has none.
+    """
+    path = user_path(word)
+    try:
+        lines = [" ".join(line.split()) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--texts {path}: it cannot be read as text in UTF-8 "
+                        f"({getattr(error, 'strerror', None) or 'other bytes'})") from error
+    if not any(lines):
+        raise DataError(f"--texts {path} holds no text: write one a line")
+    return [line for line in lines if line]
+
+
+def _say_texts(run: Run, args: Namespace, texts: Sequence[str]) -> int:
+    """Print the nearest texts of each image; return the exit code."""
+    rows: list[dict[str, object]] = []
+    for name, model in run.named(args.client).items():
+        near, images = model.similarities(args.images, texts)
+        for image, row in zip(images, near, strict=True):
+            order = row.argsort(descending=True, stable=True)[: args.top].tolist()
+            rows += [{
+                "image": image, "model": _shown(name, run.client_names), "place": place,
+                "text": texts[i], "cosine": f"{float(row[i]):.3f}",
+            } for place, i in enumerate(order, 1)]
+            if args.json:
+                say(json.dumps({"image": image, "model": name, "texts": [texts[i] for i in order],
+                                "cosines": [round(float(row[i]), DIGITS) for i in order]}))
+    if not args.json:
         say(*table_lines(rows))
     return 0
 

@@ -48,6 +48,7 @@ _BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _UNKNOWN = ("", "-1", "-1.0")  # of a column of 0 and 1: not said, uncertain
 _NEAR = 0.8  # how like a column must be to a known word for a hint
 _MOST = 9  # columns that a message lists
+_TEXTS = ("caption", "sentence", "text", "description", "report")  # or more than one
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,22 @@ class Wish:
         columns: ``path``, ``classname``, ... to the column that says it, or for ``path`` a text
             with ``{column}`` in it; ``-`` for none.
         labels: columns that say an image's set of labels; empty for one class.
+        captions: columns of its captions; empty for none.
     """
 
     clients_by: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    captions: tuple[str, ...] = ()
 
 
-def wish_of(clients_by: str, groups: str, columns: str, labels: str = "") -> Wish:
-    """Return what DATASET.CLIENTS_BY, GROUPS, COLUMNS and LABELS say; patterns are no columns.
+def wish_of(
+    clients_by: str, groups: str, columns: str, labels: str = "", captions: str = ""
+) -> Wish:
+    """Return what DATASET.CLIENTS_BY, GROUPS, COLUMNS, LABELS and CAPTIONS say.
+
+    Patterns are no columns.
 
     Raises:
         DataError: COLUMNS names what no column can say, or a word without ``=``.
@@ -84,7 +91,7 @@ def wish_of(clients_by: str, groups: str, columns: str, labels: str = "") -> Wis
             )
         named[meaning] = column
     by, whole = ("" if "{" in text else text for text in (clients_by, groups))
-    return Wish(_words(by), _words(whole), named, _words(labels))
+    return Wish(_words(by), _words(whole), named, _words(labels), _words(captions))
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -103,6 +110,7 @@ class Header:
         guessed: of ``at``, those that were taken from words that may say something else.
         labels: positions that say an image's set of labels; empty where it has one class.
         words: those columns as the user names them, in any spelling that finds them.
+        captions: positions of an image's captions; empty where it has none.
     """
 
     at: Mapping[str, int]
@@ -113,17 +121,19 @@ class Header:
     guessed: frozenset[str] = frozenset()
     labels: tuple[int, ...] = ()
     words: tuple[str, ...] = ()
+    captions: tuple[int, ...] = ()
 
     @property
     def used(self) -> list[str]:
         """What the table says."""
         more = [word for word, at in (
-            ("client", self.client), ("group", self.group), ("labels", self.labels)) if at]
+            ("client", self.client), ("group", self.group), ("labels", self.labels),
+            ("captions", self.captions)) if at]
         return [*(["path"] if self.path else []), *self.at, *more]
 
     def unused(self) -> list[str]:
         """Return the columns that are not read, with a hint where one is nearly a known word."""
-        read = {*self.at.values(), *self.client, *self.group, *self.labels}
+        read = {*self.at.values(), *self.client, *self.group, *self.labels, *self.captions}
         read |= {i for i, name in enumerate(self.names) if f"{{{name}}}" in self.path}
         others = [name for i, name in enumerate(self.names) if i not in read and name]
         return [name + _hint(name, self.at) for name in others]
@@ -185,26 +195,34 @@ def read_header(
                             f"labels, and --columns {one[0]}={wish.columns[one[0]]} one "
                             "class: give one of the two")
         at = {m: i for m, i in at.items() if i not in labels and m not in ("label", "classname")}
+    captions = tuple(_find(names, word, path, "--captions") for word in wish.captions)
+    if labels and captions:
+        raise DataError(f"{path}: --labels gives each image a set of labels, and --captions texts: "
+                        "give one of the two")
+    at = {meaning: i for meaning, i in at.items() if i not in captions}
     client = tuple(_find(names, word, path, "--clients-by") for word in wish.clients_by)
     group = tuple(_find(names, word, path, "--groups") for word in wish.groups)
     lower = {name.lower(): i for i, name in reversed(list(enumerate(names)))}
+    if captions and not {"label", "classname"} & set(at) and "topic" in lower:
+        at["classname"] = lower["topic"]
     for meaning, words in _PERHAPS.items():
-        there = meaning in at or meaning in wish.columns or (labels and meaning == "classname")
+        there = meaning in at or meaning in wish.columns or (
+            (labels or captions) and meaning == "classname")
         if there or (meaning == "classname" and "label" in at) or (meaning == "path" and template):
             continue
         place = next((lower[w] for w in words if w in lower and _may_be(meaning, lines, lower[w])),
                      None)
-        if place is not None and place not in (*client, *group, *labels):
+        if place is not None and place not in (*client, *group, *labels, *captions):
             bare_word = meaning == "classname" and names[place].lower() in _BARE
             at["label" if bare_word else meaning] = place
             guessed.add("label" if bare_word else meaning)
     if at.get("domain") in (*client, *group):
         del at["domain"]
-    classed = bare or labels or {"label", "classname"} & set(at)
+    classed = bare or labels or captions or {"label", "classname"} & set(at)
     if ("path" not in at and not template) or not classed:
         raise _incomplete(names, at, path, template, lines)
     return Header(at, client, group, names, template, frozenset(guessed), labels,
-                  wish.labels)
+                  wish.labels, captions)
 
 
 def _may_be(meaning: str, lines: Sequence[Sequence[str]], at: int) -> bool:
@@ -262,6 +280,11 @@ def _incomplete(
             f"--labels {','.join(binary[:_MOST])} reads such columns as an image's set of labels "
             f"(name those that are labels); --columns classname={binary[0]} reads one as two "
             "classes")
+    texts = [name for name in names if fold(name).rstrip("s") in _TEXTS]
+    if ("path" in at or template) and texts:
+        return DataError(
+            f"{path}: no column names a class, and {quote_name(texts[0])} seems to hold captions: "
+            f"--captions {texts[0]} reads it as such (recall of texts and images)")
     header = ",".join(names)[:60] or "nothing"
     hints = [name + _hint(name, at) for name in names]
     near = next((hint.removeprefix(name) for name, hint in zip(names, hints, strict=True)

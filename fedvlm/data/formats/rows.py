@@ -34,6 +34,7 @@ class ImageRow(NamedTuple):
         client: who holds the image; empty where the partition decides.
         group: what it shares with images that are no independent evidence; None without one.
         labels: names of its set of labels; None where it has one class, ``target``.
+        captions: texts that describe it.
     """
 
     path: str
@@ -46,6 +47,7 @@ class ImageRow(NamedTuple):
     client: str = ""
     group: str | None = None
     labels: tuple[str, ...] | None = None
+    captions: tuple[str, ...] = ()
 
 
 def image_path(path: str, anchors: Sequence[str], domain: str, where: str) -> str:

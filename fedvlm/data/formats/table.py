@@ -60,7 +60,7 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
     notes: list[str] = []
     columns: set[str] = set()
     lines: dict[str, str] = {}
-    wish = wish_of(info.clients_by, info.groups, info.columns, info.labels)
+    wish = wish_of(info.clients_by, info.groups, info.columns, info.labels, info.captions)
     for path in paths:
         table = read_lines_of(path, info.unpacked)
         part = part_of_table(path, image_dir) if len(paths) > 1 else ""
@@ -70,6 +70,10 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
             raise DataError(f"{path} has the columns {', '.join(sorted(used))}, the table before "
                             f"it has {', '.join(sorted(columns))}; give all tables the same")
         columns = set(used)
+        if "captions" in used:
+            from fedvlm.data.columns import captions  # start-up: for captions only
+
+            more = captions.join_lines(more)
         if others:
             notes.append(f"{path.name}: columns not used: {', '.join(others)}")
         for row in more:
@@ -88,6 +92,12 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
         rows = find_images(rows, image_dir)
     if "labels" in columns:
         return _with_sets(rows, domains, notes, info)
+    if "captions" in columns:
+        from fedvlm.data.columns import captions  # start-up: for captions only
+
+        data, words = captions.captioned(rows, info, domains)
+        data = mark(data, info.clients_by, info.groups)
+        return _parted(rows, data, domains, [*notes, words], info)
     labels = _labels(rows, columns, first, info.renames)
     data = [
         Datum(r.file or str(image_dir / r.path), label,
@@ -116,19 +126,20 @@ class Glance:
     numbers: tuple[str, ...] = ()
 
 
-def glance(path: Path, columns: str = "", labels: str = "") -> Glance:
+def glance(path: Path, columns: str = "", labels: str = "", captions: str = "") -> Glance:
     """Look at a table's columns and first line; nothing is unpacked.
 
     Args:
         columns: what its columns mean (DATASET.COLUMNS).
         labels: which of them say a set of labels (DATASET.LABELS).
+        captions: which of them hold captions (DATASET.CAPTIONS).
 
     Raises:
         DataError: it cannot be read, has no line, or no column of paths.
     """
     table = read_lines_of(path)
     rows = [line for _, line in table.lines]
-    header = read_header(table.header, path, True, wish_of("", "", columns, labels), rows)
+    header = read_header(table.header, path, True, wish_of("", "", columns, labels, captions), rows)
     if not table.lines:
         raise DataError(f"{path} holds no image; a line is {','.join(TABLE_COLUMNS)}")
     first = ""
@@ -141,7 +152,7 @@ def glance(path: Path, columns: str = "", labels: str = "") -> Glance:
         at = header.at["label"]
         codes = {line[at].strip() for line in rows if at < len(line)}
         numbers = codes if all(code.isdecimal() for code in codes) else set()
-    labelled = bool(header.labels or {"label", "classname"} & set(header.at))
+    labelled = bool(header.labels or header.captions or {"label", "classname"} & set(header.at))
     return Glance(first, labelled, tuple(sorted(numbers, key=int)))
 
 
@@ -199,6 +210,11 @@ def _rows(
     notes = [f"{path.name}: {sentence}" for sentence in proposals(header, lines)]
     names, note = _binary(header, lines, wish)
     sets = read_sets(header, table.lines, f"{path}, {table.unit}") if header.labels else []
+    texts: list[tuple[str, ...]] = []
+    if header.captions:
+        from fedvlm.data.columns.captions import read_captions  # start-up: for captions only
+
+        texts = read_captions(header, table.lines, f"{path}, {table.unit}")
     notes += [f"{path.name}: {note}"] if note else []
     if not sets:
         _refuse_bars(header, table, path)
@@ -217,13 +233,15 @@ def _rows(
         row = _row(cells, where, part)
         if sets:
             row = row._replace(labels=sets[at])
+        if texts:
+            row = row._replace(captions=texts[at])
         if header.client:
             row = row._replace(client=_holder(header, line, header.client, where))
         if header.group:
             row = row._replace(group=_holder(header, line, header.group, where))
         if base:
             row = row._replace(path=f"{base}/{row.path}")
-        if not row.target and not sets:
+        if not row.target and not sets and not texts:
             row = row._replace(target=_folder_class(row))
         rows.append(row._replace(file=table.places.get(number, "")))
     _refuse_sets(rows)

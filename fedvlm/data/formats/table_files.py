@@ -1,7 +1,8 @@
 """A table's file as lines of text cells: CSV (with ``,``, ``;`` or tabs), JSON, parquet, LEAF.
 
-A JSON file is a list of objects, or LEAF's (FEMNIST, CelebA): ``users`` and, for each, ``x`` and
-``y``; pictures of pixels are written once into the cache, as those of parquet files are.
+A JSON file is a list of objects, a split of captions (``columns.karpathy``), or LEAF's (FEMNIST,
+CelebA): ``users`` and, for each, ``x`` and ``y``; pictures of pixels are written once
+into the cache, as those of parquet files are.
 
 Parquet files of Hugging Face hold the images themselves; these are written once into the cache, and
 labels that are numbers there become the names that the file's own schema has for them.
@@ -24,6 +25,7 @@ import numpy as np
 from fedvlm.core.errors import DataError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+_LONGEST = 99_999  # characters of a list in a cell
 _MAGIC = {
     b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"BM": ".bmp", b"RIFF": ".webp",
     b"II*\0": ".tif", b"MM\0*": ".tif",
@@ -129,6 +131,10 @@ def _json(path: Path, unpacked: Path | None) -> Lines:
     users = _user_data(content)
     if users is not None:
         return _leaf(path, users, unpacked)
+    if isinstance(content, dict) and isinstance(content.get("images"), list):
+        from fedvlm.data.columns import karpathy  # start-up: for captions only
+
+        return Lines(karpathy.HEADER, karpathy.read_split(content["images"], path), "image")
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
         raise DataError(f"{path}: a table in JSON is a list of objects, [{{\"path\": ..., "
                         "\"classname\": ...}]")
@@ -190,7 +196,7 @@ def _pixels(path: Path, values: Sequence[Any], place: Path, number: int) -> str:
 def _cell(value: Any) -> str:
     """Return a value as a cell; a list stands as JSON, an object is no cell of a used column."""
     if isinstance(value, list):
-        return json.dumps(value)[:999]
+        return json.dumps(value)[:_LONGEST]
     if value is None or isinstance(value, dict):
         return ""
     return str(value)

@@ -22,12 +22,12 @@ from fedvlm.data.own.shape import look
 FORMAT_KEY, LEAVE_OUT_KEY, NAME_KEY = "DATASET.FORMAT", "DATASET.LEAVE_OUT", "DATASET.NAME"
 CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 CLIENTS_BY, GROUPS, COLUMNS = "DATASET.CLIENTS_BY", "DATASET.GROUPS", "DATASET.COLUMNS"
-LABELS = "DATASET.LABELS"
+LABELS, CAPTIONS, TOPICS = "DATASET.LABELS", "DATASET.CAPTIONS", "DATASET.TOPICS"
 TREES = ("folders", "domains")  # formats whose class names are folders' names
 _OF_READING = (
     NAME_KEY, FORMAT_KEY, LEAVE_OUT_KEY, "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE",
     "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE", CLASSNAMES_KEY, CLIENTS_BY,
-    GROUPS, COLUMNS, LABELS,
+    GROUPS, COLUMNS, LABELS, CAPTIONS, TOPICS,
 )  # fmt: skip
 _NAMED = 8  # clients that the first lines of a run name
 PARTITION = "FED.PARTITION"
@@ -69,6 +69,9 @@ class OwnSet:
 def _classes(data: DatasetBase) -> str:
     if data.label_names:
         return f"sets of {len(data.label_names)} labels ({first_names(data.label_names)})"
+    if data.captioned:
+        return (f"{sum(len(d.captions) for d in data.all()):,} captions, {data.num_classes} "
+                f"topics ({first_names(data.classnames)})")
     return f"{data.num_classes} classes ({first_names(data.classnames)})"
 
 
@@ -85,7 +88,7 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     given = dict(given or {})
     shape = look(path, _words(given.get(LEAVE_OUT_KEY, ())), known=FORMAT_KEY not in given,
                  columns=str(given.get(COLUMNS, "")), pattern=str(given.get(CLIENTS_BY, "")),
-                 labels=str(given.get(LABELS, "")))
+                 labels=str(given.get(LABELS, "")), captions=str(given.get(CAPTIONS, "")))
     keys: Keys = {} if shape.known else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}
     keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
     cfg, _ = build_config(None, None, keys | given, [], default_schema())
@@ -105,6 +108,9 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     elif data.label_names and not data.domain_names:
         share = {PARTITION: "iid", "FED.CLIENTS": 2}
         notes = ["sets of labels: FED.PARTITION iid, FED.CLIENTS 2, if nothing else is asked for"]
+    elif data.captioned and data.num_classes < 2 and not data.domain_names:
+        share = {PARTITION: "iid", "FED.CLIENTS": 2}
+        notes = ["one topic: FED.PARTITION iid, FED.CLIENTS 2, if nothing else is asked for"]
     elif data.domain_names or not shape.known:
         share, notes = default_sharing(
             data.name, data.classnames, data.domain_names, len(data.train_x),

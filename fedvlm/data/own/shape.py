@@ -40,7 +40,7 @@ _DEEP = 3  # folders that hold nothing but one folder
 @explain_refusals()
 def look(
     path: Path, leave_out: Sequence[str] = (), known: bool = True, *, columns: str = "",
-    pattern: str = "", labels: str = "",
+    pattern: str = "", labels: str = "", captions: str = "",
 ) -> FolderShape:
     """Understand a folder of images, or a table beside its images.
 
@@ -49,6 +49,7 @@ def look(
         known: False where the user says the layout, which is then not looked for.
         columns: what a table's columns mean (DATASET.COLUMNS).
         labels: which of them say a set of labels (DATASET.LABELS).
+        captions: which of them hold captions (DATASET.CAPTIONS).
         pattern: of the paths (DATASET.CLIENTS_BY); one with ``{class}`` is the layout.
 
     Raises:
@@ -59,14 +60,14 @@ def look(
         return _finish(FolderShape("read as DATASET.FORMAT says", {}), path, leave_out)
     if path.is_file():
         here = look_into(path.parent, path.parent, leave_out)
-        return _finish(in_tables(here, (path,), columns, labels), path.parent, leave_out)
+        return _finish(in_tables(here, (path,), columns, labels, captions), path.parent, leave_out)
     if is_pattern(pattern) and "{class}" in pattern:
         return _finish(FolderShape(f"folders as {pattern}", {"DATASET.FORMAT": "folders"}), path,
                        leave_out)
     shape = _known(path) or _split_file(path)
     if shape is None and not TINY_IMAGENET.missing(path):
         shape = FolderShape(TINY_IMAGENET.name, {"DATASET.FORMAT": "tiny_imagenet"})
-    shape = shape or _structure(_descend(path, leave_out), leave_out, columns, labels)
+    shape = shape or _structure(_descend(path, leave_out), leave_out, columns, labels, captions)
     return _finish(shape, path, leave_out)
 
 
@@ -153,15 +154,15 @@ def _descend(path: Path, leave_out: Sequence[str]) -> ImageFolder:
 
 
 def _structure(
-    place: ImageFolder, leave_out: Sequence[str], columns: str, labels: str
+    place: ImageFolder, leave_out: Sequence[str], columns: str, labels: str, captions: str
 ) -> FolderShape:
     here, keys = place.here, _image_dir(place)
     parts = {PART_NAMES[f.lower()]: here / f for f in place.pictures if f.lower() in PART_NAMES}
     metadata = metadata_of(place)
     if metadata:
-        return in_tables(place, metadata, columns, labels)
+        return in_tables(place, metadata, columns, labels, captions)
     if not place.pictures and not place.flat:
-        return in_parquet(place, columns, labels)
+        return in_parquet(place, columns, labels, captions)
     if "train" in parts:
         train = look_into(place.top, parts["train"], leave_out)
         if train.pictures and not train.flat:
@@ -176,7 +177,7 @@ def _structure(
         form = {"DATASET.FORMAT": "folders"}
         return FolderShape("class folders", keys | form | names, (*notes, *_unread(place)))
     if place.tables:
-        return in_tables(place, own_tables(place), columns, labels)
+        return in_tables(place, own_tables(place), columns, labels, captions)
     if len(place.pictures) == 1 and not place.flat and "train" not in parts:
         raise DataError(f"{here} holds one class only, {place.pictures[0]}; give the folder that "
                         "holds all class folders")

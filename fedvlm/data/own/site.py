@@ -20,7 +20,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data.datum import PARTS, Datum, labels_of, refuse_sets
+from fedvlm.data.datum import PARTS, Datum, labels_of, refuse_captions, refuse_sets
 from fedvlm.data.draw import spec_of
 from fedvlm.data.federated import ClientSplit, FederatedData
 from fedvlm.data.image_records import records_of
@@ -166,6 +166,7 @@ def cut_site(data: FederatedData, clients: Sequence[int], public: bool = False) 
         public: with the set's test images; without clients also with the server's.
     """
     refuse_sets(data.label_sets is not None, "a site file")
+    refuse_captions(data.captioned, "a site file")
 
     def rows(indices: Iterable[int]) -> ImageList:
         return [(data.samples[i].key, int(data.labels[i])) for i in indices]

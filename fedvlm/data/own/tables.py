@@ -51,7 +51,9 @@ def own_tables(place: ImageFolder) -> tuple[Path, ...]:
                     "one to read instead of the folder")
 
 
-def in_parquet(place: ImageFolder, columns: str = "", labels: str = "") -> FolderShape:
+def in_parquet(
+    place: ImageFolder, columns: str = "", labels: str = "", captions: str = ""
+) -> FolderShape:
     """Return a folder without images whose parquet files hold them, as the Hub gives them.
 
     Raises:
@@ -69,11 +71,12 @@ def in_parquet(place: ImageFolder, columns: str = "", labels: str = "") -> Folde
         content = describe_content(place.here)
         raise DataError(f"{place.here} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no table "
                         f"of images (found: {content})")
-    return in_tables(place, paths, columns, labels)
+    return in_tables(place, paths, columns, labels, captions)
 
 
 def in_tables(
-    place: ImageFolder, paths: Sequence[Path], columns: str = "", labels: str = ""
+    place: ImageFolder, paths: Sequence[Path], columns: str = "", labels: str = "",
+    captions: str = "",
 ) -> FolderShape:
     """Return a set in tables; the folder of the images is where the first line's image is.
 
@@ -84,10 +87,10 @@ def in_tables(
     if len(forms) > 1:
         raise DataError(f"{place.here} holds tables of several kinds ({', '.join(forms)}): give "
                         "the one to read instead of the folder")
-    paths, notes = _labelled(place, paths, labels)
+    paths, notes = _labelled(place, paths, labels or captions)
     order = {part: number for number, part in enumerate(PARTS)}
     paths.sort(key=lambda path: order.get(part_of_table(path, place.here), -1))  # stable
-    first = glance(paths[0], columns, labels)
+    first = glance(paths[0], columns, labels, captions)
     images = _images_of(place, paths[0], first.first)
     form = {".ndjson": "jsonl", ".tsv": "csv"}.get(forms[0], forms[0].removeprefix("."))
     files = ",".join(place.below(path) for path in paths)
@@ -104,13 +107,13 @@ def in_tables(
 
 
 def _labelled(
-    place: ImageFolder, paths: Sequence[Path], labels: str
+    place: ImageFolder, paths: Sequence[Path], asked: str
 ) -> tuple[list[Path], list[str]]:
     """Return the tables that have labels, and a note on a test table that has none."""
     kept, notes = [], []
     for path in paths:
         bare = len(paths) > 1 and part_of_table(path, place.here) == "test"
-        if bare and not labels and path.stem.lower() != METADATA and not glance(path).labelled:
+        if bare and not asked and path.stem.lower() != METADATA and not glance(path).labelled:
             notes.append(f"{path.name} was left out: no column names a class")
         else:
             kept.append(path)

@@ -73,6 +73,11 @@ class Asked:
         """The sets of labels ``[S, C]``; None where an image has one class."""
         return getattr(self.data, "label_sets", None)
 
+    @property
+    def captioned(self) -> bool:
+        """Whether images have captions; nothing but the pretrained model is then asked."""
+        return bool(getattr(self.data, "captioned", False))
+
     def hot(self, samples: np.ndarray) -> Tensor:
         """Return the labels of samples as ``[n, C]`` of 0 and 1, float64."""
         y = self.frozen.y(samples)
@@ -142,7 +147,7 @@ def zero_shots(
         model: ``anchor("template", 0)`` is the classifier.
         rows: the clients' lines of ``evaluator.zero_shot``.
     """
-    if asked.sets is not None:
+    if asked.sets is not None or asked.captioned:
         return template_reference(rows)
     tests = np.unique(np.concatenate([np.asarray(asked.data.clients[c].test)
                                       for c in asked.clients]))
@@ -168,6 +173,9 @@ def zero_shots(
 
 def template_reference(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Return the reference ``zero_shot`` of the clients' lines of ``evaluator.zero_shot``."""
+    if any("i2t_r1" in row for row in rows):
+        return {"zero_shot": reference(ALONE, "the pretrained model, not trained on captions",
+                                       rows)}
     return {"zero_shot": reference(ALONE, "the dataset's template prompt", [
         {name: row[name] for name in (*COLUMNS, *OF_SETS) if name in row}
         if "auroc" in row else {name: row[name] for name in COLUMNS} for row in rows
@@ -183,12 +191,15 @@ def reference(kind: str, how: str, rows: Sequence[Row]) -> dict[str, Any]:
     """
     values = [row["accuracy"] for row in rows]
     sets = any("auroc" in row for row in rows)
+    recalls = {f"personal_{name}": mean(row[name] for row in rows)
+               for name in ("i2t_r1", "t2i_r1") if any(name in row for row in rows)}
     more = {f"personal_{name}": mean(row.get(name) for row in rows) for name in OF_SETS[1:]
             if sets and any(name in row for row in rows)}
     return {
         "kind": kind, "personal": mean(values), "personal_std": population_std(values),
         "personal_worst": metrics.worst(values),
-        **(more or {"personal_balanced": mean(row.get("balanced") for row in rows)}), "how": how,
+        **(recalls or more or {"personal_balanced": mean(row.get("balanced") for row in rows)}),
+        "how": how,
         "clients": list(rows),
     }
 

@@ -27,13 +27,19 @@ from fedvlm.job.describe import partition_name, setting_name
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import HIDDEN, meaning_of, private
-from fedvlm.runs.identity import LABEL, LABELS
+from fedvlm.runs.identity import CAPTIONS, LABEL, LABELS
 from fedvlm.runs.metrics import sentence, spent, totals
 from fedvlm.runs.names import method_name
 from fedvlm.runs.private import public_facts
-from fedvlm.runs.verify.answer import ANSWER, NEXT, answer_lines, federation_answer
+from fedvlm.runs.verify.answer import (
+    ANSWER,
+    NEXT,
+    answer_lines,
+    federation_answer,
+    is_retrieval,
+)
 from fedvlm.runs.verify.beside import References, gain, hurt, reference_kind
-from fedvlm.runs.verify.numbers import CLIENTS
+from fedvlm.runs.verify.numbers import CLIENTS, RECALLS
 
 METRICS = (
     "personal", "personal_std", "personal_worst", "personal_worst_decile", "personal_micro",
@@ -42,6 +48,7 @@ METRICS = (
     "unseen_clients_std", "unseen_clients_worst", "personal_balanced", "personal_q1",
     "personal_median", "personal_q3", "personal_nll", "personal_ece", "personal_auroc",
     "personal_sensitivity", "global_auroc", "backdoor",
+    *(f"{whose}_{name}" for whose in ("personal", "global") for name in RECALLS),
 )
 COLUMNS = (
     "personal", "personal_before_ft", "personal_worst", "global", "base_all", "base_other", "new",
@@ -49,6 +56,7 @@ COLUMNS = (
 )
 NAMED = "named"  # metrics by name (``evaluation.named``)
 SETS_COLUMNS = ("personal_auroc", "personal_macro_f1")  # of sets of labels
+CAPTION_COLUMNS = ("personal_i2t_r1", "personal_t2i_r1", "personal_i2t_r10", "personal_t2i_r10")
 LONG = ("similarity", CONFUSION, LABELS, NAMED)  # of a round's record: K x K, C x C
 FEW = 4  # targets with a column each; of more, the table on the screen has the mean only
 
@@ -223,7 +231,8 @@ def protocol(built: Built) -> dict[str, Any]:
         "local_epochs": int(cfg.FED.LOCAL_EPOCHS), "views": views_of(cfg), "seed": int(cfg.SEED),
         "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT, "budget": cfg.FED.BUDGET,
         "extra_data": built.federation.trainer.extra_data,
-        "target": LABEL if built.data.label_sets is None else LABELS,
+        "target": CAPTIONS if built.data.captioned else (
+            LABEL if built.data.label_sets is None else LABELS),
         "proxy": built.federation.proxy.source if built.federation.proxy else "",
     })
 
@@ -257,7 +266,8 @@ def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def _table(rows: Mapping[str, Row], last: Row) -> list[dict[str, Any]]:
     """Return the rows of the final table; its columns are what the last round has."""
     targets = [name for name in last if name.startswith(TARGET)]
-    sets = SETS_COLUMNS if "personal_auroc" in last else ()
+    sets: tuple[str, ...] = SETS_COLUMNS if "personal_auroc" in last else ()
+    sets = CAPTION_COLUMNS if is_retrieval(last) else sets
     columns = [*COLUMNS, *sets, *(targets if len(targets) <= FEW else ())]
     if not last.get("finetune"):
         columns.remove("personal_before_ft")  # the same as personal
@@ -354,7 +364,7 @@ def outliers(records: Sequence[Row]) -> list[str]:
 
 def _headline(last: Row) -> Headline | None:
     """Return what ``log.txt`` ends with; None where no client has a test image."""
-    if last["personal"] is None or LABELS in last:
+    if last["personal"] is None or LABELS in last or is_retrieval(last):
         return None
     clients = [c for c in last["clients"] if c["n"]]
     return Headline(

@@ -72,6 +72,8 @@ def reference_rows(
 
 
 def _made(asked: Asked) -> dict[str, dict[str, Any]]:
+    if asked.captioned:
+        return {}  # no baseline is trained on captions
     if asked.sets is None:
         return references(asked)
     from fedvlm.evaluation.references import by_label  # start-up: for sets of labels only

@@ -18,8 +18,8 @@ from fedvlm.report.tables.facts import RunFacts
 from fedvlm.report.tables.layout import spell_names
 from fedvlm.report.tables.papers import Paper, dataset_name
 from fedvlm.runs.finished import FinishedRun
-from fedvlm.runs.identity import LABELS
-from fedvlm.runs.verify.answer import measure_name
+from fedvlm.runs.identity import CAPTIONS, LABELS
+from fedvlm.runs.verify.answer import RECALL, measure_name
 
 PLACE = ("dataset", "setting", "shots", "partition", "held_out", "backbone")  # what a panel is of
 FREE = {"SEED", "DATA_SEED", "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE"}  # seeds may differ in them
@@ -71,6 +71,8 @@ class FigureRuns:
     @property
     def measure(self) -> str:
         """What the numbers of a client are, in words."""
+        if all(run.protocol.get("target") == CAPTIONS for run in self.runs):
+            return RECALL
         return measure_name(all(run.protocol.get("target") == LABELS for run in self.runs))
 
     @cached_property

@@ -15,7 +15,7 @@ from fedvlm.report.tables.cells import BEST, PEER
 from fedvlm.report.tables.check import TRAINING
 from fedvlm.report.tables.facts import BEFORE, RunFacts
 from fedvlm.report.tables.metrics import metric
-from fedvlm.runs.identity import LABELS
+from fedvlm.runs.identity import CAPTIONS, LABELS
 
 DIGEST = 8  # characters of a digest shown
 MOST_DIGESTS = 9
@@ -68,6 +68,10 @@ def caption(
     if any(one.run.protocol.get("target") == LABELS for one in runs):
         parts.insert(1, "An image has a set of labels: the one number of a client, and personal "
                         "and global, are mAP (the mean over labels of the average precision)")
+    if any(one.run.protocol.get("target") == CAPTIONS for one in runs):
+        parts.insert(1, "Images have captions: the one number of a client, and personal and "
+                        "global, are recall@1, mean of finding the text of an image and the image "
+                        "of a text, each client's test set searched by itself")
     if averaged:
         harmonic = [n for n in names if metric(n).parts]
         order = (f"; {', '.join(harmonic)} twice: H of the averages (as in CoOp's and MaPLe's "

@@ -101,6 +101,12 @@ DEFINED = {m.name: m for m in (
     Metric("personal_sensitivity", "sets of labels: each client's mean over labels of the "
                                    "sensitivity at 90 % specificity, unweighted mean over clients"),
     Metric("global_auroc", "sets of labels: the shared model's mean over labels of the AUROC"),
+    *(Metric(f"{whose}_{way}_r{k}", f"captions: share of {words} among the {k} nearest, {model}")
+      for whose, model in (("personal", "each client's model on its own test set, mean over "
+                            "clients"), ("global", "the shared model on the whole test set"))
+      for way, words in (("i2t", "images with a caption of their own"),
+                         ("t2i", "captions with their image"))
+      for k in (1, 5, 10)),
     Metric("personal_nll", "negative log-likelihood of the personal models, mean over clients",
            "nats", True, digits=3),
     Metric("personal_macro_f1", "macro-F1 of the personal models, mean over clients"),

@@ -27,6 +27,7 @@ BASELINES = {  # of results["references"], in words
 }
 PAYS, COSTS, UNCLEAR, UNSHARED = "pays", "costs", "unclear", "unshared"
 ACCURACY, MAP = "accuracy", "mAP"  # the number of a run; of a run on sets of labels
+RECALL = "recall@1"  # of a run on captions: mean of both ways
 _ACCURACY = re.compile(r"\b[Aa]ccurac(?:y|ies)\b")
 NORMAL = 1.96  # standard errors of a 95 % margin
 LISTED = 5  # clients that are named
@@ -58,7 +59,7 @@ def federation_answer(results: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     alone = {n: one for n, one in found.items()
              if one["kind"] == ALONE and one["personal"] is not None}
-    if last.get("personal") is None or not alone:
+    if last.get("personal") is None or not alone or is_retrieval(last):
         return None
     name = max(alone, key=lambda n: float(alone[n]["personal"]))
     rows = _pairs(last.get("clients", ()), alone[name]["clients"])
@@ -81,9 +82,21 @@ def measure_name(sets: bool) -> str:
     return MAP if sets else ACCURACY
 
 
+def measure_of(cfg: Any) -> str:
+    """Return what the one number of a run of a config is; of captions recall at 1."""
+    return RECALL if cfg.DATASET.CAPTIONS else measure_name(bool(cfg.DATASET.LABELS))
+
+
 def measure_word(row: Mapping[str, Any]) -> str:
     """Return what the one number of a run, a client or a reference is, by the numbers beside it."""
+    if is_retrieval(row):
+        return RECALL
     return measure_name("personal_auroc" in row or "auroc" in row)
+
+
+def is_retrieval(row: Mapping[str, Any]) -> bool:
+    """Return whether numbers of a run, a client or a reference are of captions."""
+    return "personal_i2t_r1" in row or "i2t_r1" in row
 
 
 def in_measure(words: str, measure: str) -> str:
@@ -158,6 +171,15 @@ def answer_lines(results: Mapping[str, Any], method: str) -> list[str]:
 
 def _reason(results: Mapping[str, Any]) -> str:
     """Return why a run has no answer."""
+    last = results.get("last") or {}
+    if is_retrieval(last):
+        value, unknown = f"{_percent(last.get('personal'))} {RECALL}", "not known"
+        shares = _shares(results)
+        alone, together = (unknown, value) if shares else (value, unknown)
+        lacks = "LocalOnly gives each client alone" if shares else "FedAvg gives together"
+        return (f"each client alone: {alone}, together: {together}, all images in one place: "
+                f"{unknown}; no baseline is trained on captions (the same command with --trainer "
+                f"{lacks})")
     if "privacy" in results:
         return ("baselines on the private images would not be covered by the run's privacy "
                 "guarantee")

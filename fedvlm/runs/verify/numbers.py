@@ -23,7 +23,7 @@ from fedvlm.core.stats import (
     worst,
     worst_decile,
 )
-from fedvlm.runs.identity import LABEL, LABELS
+from fedvlm.runs.identity import CAPTIONS, LABEL, LABELS
 
 PlainRow = Mapping[str, Any]
 PlainRows = Sequence[PlainRow]
@@ -48,6 +48,8 @@ def _micro(rows: PlainRows, _: NumberRecord) -> float | None:
     return pooled_accuracy([row["correct"] for row in rows], [row["n"] for row in rows])
 
 
+#: Recall at 1, 5 and 10: the text of an image, the image of a text.
+RECALLS = tuple(f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10))
 #: number -> (the rows it is of, how it follows from them and the numbers before it).
 DERIVED: Mapping[str, tuple[str, Callable[[PlainRows, NumberRecord], float | None]]] = {
     "personal": (CLIENTS, _over("accuracy")),
@@ -75,11 +77,12 @@ DERIVED: Mapping[str, tuple[str, Callable[[PlainRows, NumberRecord], float | Non
     "unseen_clients": (UNSEEN_ROWS, _over("accuracy")),
     "unseen_clients_std": (UNSEEN_ROWS, _over("accuracy", population_std)),
     "unseen_clients_worst": (UNSEEN_ROWS, _over("accuracy", worst)),
-}
+} | {f"personal_{name}": (CLIENTS, _over(name)) for name in RECALLS}
 #: Percentages, wherever in the results they stand; ``target.<NAME>`` is one, too.
 PERCENT = (frozenset(DERIVED) - {"personal_nll"}) | {
     "global", "global_macro_f1", "unseen", "targets", "accuracy", "macro_f1", "accuracy_before_ft",
     "val", "balanced", "ece", "auroc", "global_auroc", "ap", "f1", "sensitivity",
+    *RECALLS, *(f"global_{name}" for name in RECALLS),
 }
 #: A method's own numbers, by its own names; and counts under the names of percentages.
 FREE = ("aggregation", "train", "similarity", "confusion", "named")
@@ -223,7 +226,8 @@ def _meant(
     classes = config.get("DATASET.SUBSAMPLE_CLASSES", "all")
     yield "setting", "leave_one_domain_out" if held_out else "transfer" if targets else (
         "personal" if classes == "all" else "base2new")
-    yield "target", LABELS if config.get("DATASET.LABELS") else LABEL
+    sets = LABELS if config.get("DATASET.LABELS") else LABEL
+    yield "target", CAPTIONS if config.get("DATASET.CAPTIONS") else sets
     if protocol.get("peft") and {"PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD"} <= config.keys():
         yield "peft", trained_words(config)
     backbone, weights = str(config.get("MODEL.BACKBONE.NAME")), config.get("MODEL.INIT_WEIGHTS")

@@ -1,0 +1,100 @@
+"""A run on captions: what it refuses, and its captions' features beside its images' streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from yacs.config import CfgNode
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.progress import Progress
+from fedvlm.data.datum import refuse_captions
+from fedvlm.data.federated import FederatedData
+from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.toolbox.contrast import SOFTMAX
+from fedvlm.federation.toolbox.retrieval import STREAM
+from fedvlm.federation.trainer import Trainer
+from fedvlm.job.sources import store_dir
+from fedvlm.models.backbone import Backbone
+from fedvlm.models.features.sources import FeatureSource, JoinedSource, StreamSource
+from fedvlm.models.features.texts import cached_texts
+
+TAKES = "FedAvg, FedProx, Ditto, LocalOnly or VPT"
+
+
+def check_captions(cfg: CfgNode, trainer: Trainer) -> None:
+    """Refuse a run on captions whose method or settings need classes, before any data are read.
+
+    Raises:
+        ConfigError: names the method or the key.
+    """
+    who = trainer.name or type(trainer).__name__
+    trainer.require(
+        bool(vars(type(trainer)).get("captions")),
+        f"{who} needs one class for each image (its loss, its prototypes or its texts are those "
+        f"of classes), and DATASET.CAPTIONS gives images captions: take {TAKES}")
+    trainer.require(
+        trainer.loss_kind == SOFTMAX,
+        f"OPTIM.LOSS {trainer.loss_kind} pairs images with classes; with DATASET.CAPTIONS leave it "
+        "out: the loss compares the images and captions of a batch")
+    if isinstance(trainer, PeftTrainer):
+        spec = trainer.spec
+        trainer.require(
+            spec.text == "none" and spec.head == "text",
+            "captions are encoded by the frozen text tower, once, and there are no classes for a "
+            f"prompt or a head: PEFT.TEXT {spec.text}, PEFT.HEAD {spec.head} would train nothing "
+            "here: use --peft lora, feature or adapter (they change the image side)")
+    trainer.require(
+        cfg.FED.ENGINE == "local",
+        f"FED.ENGINE {cfg.FED.ENGINE}: captions (DATASET.CAPTIONS) are read in one process so far: "
+        "use --engine local")
+    refuse_captions(
+        cfg.FED.HOSTILE and cfg.FED.ATTACK in ("label_flip", "backdoor"),
+        f"FED.ATTACK {cfg.FED.ATTACK}")
+    refuse_captions(cfg.TEST.KEEP_LOGITS, "TEST.KEEP_LOGITS")
+
+
+def check_text_tower(backbone: Backbone) -> None:
+    """Refuse a backbone that cannot read captions (``ConfigError``)."""
+    if not backbone.has_text:
+        raise ConfigError(
+            f"backbone '{backbone.name}' has no text tower, and captions (DATASET.CAPTIONS) need "
+            "one: choose a CLIP backbone")
+
+
+@dataclass(frozen=True)
+class TextSource(FeatureSource):
+    """Features of samples' texts, the same in every view."""
+
+    def take(self, rows: Tensor, view: int) -> Tensor:
+        """See ``FeatureSource.take``."""
+        return super().take(rows, 0)
+
+
+def with_captions(
+    cfg: CfgNode, data: FederatedData, backbone: Backbone, sources: list[StreamSource],
+    notes: list[str], progress: Progress | None,
+) -> list[StreamSource]:
+    """Return the sources with the stream ``captions`` beside their own.
+
+    It is ``[n, M, d]``: normalised features of a sample's captions, zero behind the last.
+
+    Raises:
+        DataError: the feature store cannot be written.
+    """
+    counts = [len(sample.captions) for sample in data.samples]
+    texts = list(chain.from_iterable(sample.captions for sample in data.samples))
+    rows = F.normalize(cached_texts(backbone, texts, store_dir(cfg), progress, notes), dim=-1)
+    table = rows.new_zeros(len(counts), max(counts), rows.shape[1])
+    at = torch.tensor(counts)
+    table[torch.arange(max(counts)) < at[:, None]] = rows
+    own = TextSource.of(
+        [table], torch.arange(len(counts)), torch.from_numpy(data.labels.copy()), STREAM)
+    return [
+        JoinedSource((*(one.parts if isinstance(one, JoinedSource) else (one,)), own))
+        for one in sources
+    ]
