@@ -30,7 +30,8 @@ can be taken out of it: ``channels``; inside the towers: ``adapters``, ``blocks`
 The server: ``ServerContext``, ``Proxy``, ``Updates``, ``weighted_mean``, ``weighted_sum``,
 ``require_finite``, ``similarity_aware``, ``rules``, ``lora``.
 
-Parts of methods: ``contrast``, ``prototypes``, ``moments``, ``distill``, ``attack``, ``privacy``,
+Parts of methods: ``contrast``, ``prototypes``, ``moments``, ``mixtures``,
+``distill``, ``attack``, ``privacy``,
 ``adaptation``. Names in lower case that are no functions are modules (``peft.role``); each is
 documented where it stands, and loaded when a method asks for it.
 """
@@ -73,6 +74,7 @@ if TYPE_CHECKING:  # loaded by __getattr__, when a method's file asks for them
         adaptation,
         contrast,
         distill,
+        mixtures,
         moments,
         privacy,
         prototypes,
@@ -106,7 +108,8 @@ _LATER = {  # module -> what comes of it when it is asked for
     "fedvlm.federation.aggregation": "lora",
     "fedvlm.federation.module_trainer": "ModuleTrainer",
     "fedvlm.federation.peft_trainer": "PeftTrainer",
-    "fedvlm.federation.toolbox": "adaptation contrast distill moments privacy prototypes",
+    "fedvlm.federation.toolbox": "adaptation contrast distill mixtures moments privacy "
+                                   "prototypes",
     "fedvlm.federation.toolbox.contexts": "ContextTrainer PairTrainer",
     "fedvlm.federation.toolbox.regularise": "WORDS fill_newcomers kept_words pull weighting",
     "fedvlm.federation.toolbox.templates": "TemplateTrainer TrainingFree",
@@ -127,8 +130,8 @@ __all__ = [
     "per_client", "pick", "pull", "rates", "require_finite", "similarity_aware", "weighted_mean",
     "weighted_sum", "weighting",
     "adapters", "adaptation", "attack", "attention", "blocks", "channels", "contexts", "contrast",
-    "distill", "gates", "layers", "lora", "moments", "multimodal", "peft", "privacy", "prompts",
-    "prototypes", "rng", "rules", "small", "trees", "vision", "visual",
+    "distill", "gates", "layers", "lora", "mixtures", "moments", "multimodal", "peft", "privacy",
+    "prompts", "prototypes", "rng", "rules", "small", "trees", "vision", "visual",
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ Departures from the authors' code: none known to us; Flower's baseline fedpft, a
 Extra data: none; the mean of few images tells much of them, and with MIXTURES above 1 a component
     may hold a single image, whose feature it is.
 Cost: ViT-B/16, C = 100, spherical: 51,500 numbers up, 51,300 down; no training at the clients.
+Claim: none.
 Command: python federated_main.py --demo --trainer FedPFT
 """
 
@@ -27,10 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from fedvlm.method import (
@@ -45,13 +44,13 @@ from fedvlm.method import (
     Updates,
     Upload,
     VLModel,
+    mixtures,
 )
 
 HEAD, BIAS = "head.weight", "head.bias"
 SHARE, MEAN, SPREAD, COUNT = (f"pft.{n}" for n in ("share", "mean", "spread", "count"))
 KNOWN, IDS = "known", "ids"  # slot of the server: whose mixtures are held
 LARGEST_SEED = 2**31 - 1
-FLOOR = 1e-6  # of a variance, scikit-learn's
 
 
 @TRAINER_REGISTRY.register("FedPFT")
@@ -72,7 +71,7 @@ class FedPFT(Trainer):
     options = {
         "MIXTURES": Option(1, "components of a class's mixture", low=1),
         "COVARIANCE": Option("spherical", "of a component: one variance, one for each channel, or "
-                             "a matrix", choices=("spherical", "diag", "full")),
+                             "a matrix", choices=mixtures.COVARIANCES),
         "HEAD_LR": Option(1e-4, "AdamW's learning rate at the server", low=0.0),
         "HEAD_EPOCHS": Option(50, "passes of the server over its draws", low=1),
         "HEAD_BATCH": Option(32, "draws in a step", low=1),
@@ -140,26 +139,13 @@ class FedPFT(Trainer):
         seeds = torch.randint(LARGEST_SEED, into[COUNT].shape, generator=generator).tolist()
         parts = int(self.cfg.MIXTURES)
         for c in y.unique().tolist():
-            own = z[y == c].double().cpu().numpy()
+            own = z[y == c]
             if len(own) <= parts:
                 continue
-            if parts == 1 or not np.isfinite(own).all():
-                found = np.ones(1), own.mean(0)[None], np.asarray(self.covariance(own))[None]
-            else:
-                fit = GaussianMixture(parts, covariance_type=self.cfg.COVARIANCE, tol=1e-12,
-                                      max_iter=10_000, random_state=seeds[c]).fit(own)
-                found = fit.weights_, fit.means_, fit.covariances_
+            found = mixtures.fit_mixture(own, parts, self.cfg.COVARIANCE, seeds[c])
             for name, value in zip((SHARE, MEAN, SPREAD), found, strict=True):
-                into[name][c, :len(found[0])] = torch.as_tensor(value).to(into[name])
+                into[name][c, :len(value)] = value.to(into[name])
             into[COUNT][c] = len(own)
-
-    def covariance(self, z: np.ndarray) -> np.ndarray | np.floating:
-        """Return the covariance of features ``[n, d]`` in COVARIANCE's form, as scikit-learn."""
-        centred = z - z.mean(0)
-        if self.cfg.COVARIANCE == "full":
-            return centred.T @ centred / len(z) + FLOOR * np.eye(z.shape[1])
-        each = (centred**2).mean(0) + FLOOR
-        return each if self.cfg.COVARIANCE == "diag" else each.mean()
 
     def extra_forms(self, ctx: Context, start: Tree) -> Tree:
         """See ``Trainer.extra_forms``: shares, means, covariances, and images of each class."""
@@ -188,21 +174,13 @@ class FedPFT(Trainer):
             w = self.train_head(ctx.start, z.to(w[HEAD]), y.to(w[HEAD].device), ctx.stream("head"))
         return server | {"w": w, KNOWN: {IDS: torch.tensor(known, dtype=torch.int64)}}
 
-    def draw(self, mixtures: Tree, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def draw(self, held: Tree, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return as many features ``[n, d]`` and classes ``[n]`` as a client has images."""
-        share, mean, spread, count = (
-            mixtures[n].double().cpu() for n in (SHARE, MEAN, SPREAD, COUNT))
-        drawn, classes = [mean.new_zeros(0, mean.shape[-1])], []
-        for c in count.nonzero()[:, 0].tolist():
-            n = int(count[c])
-            part = torch.multinomial(share[c], n, replacement=True, generator=generator)
-            noise = torch.randn(n, mean.shape[-1], generator=generator, dtype=mean.dtype)
-            if self.cfg.COVARIANCE == "full":
-                root = torch.linalg.cholesky_ex(spread[c])[0][part]
-                noise = (root @ noise[..., None])[..., 0]
-            else:
-                noise = noise * spread[c][part].sqrt().reshape(n, -1)
-            drawn.append(mean[c][part] + noise)
+        drawn, classes = [held[MEAN].new_zeros(0, held[MEAN].shape[-1]).double().cpu()], list[int]()
+        for c in held[COUNT].nonzero()[:, 0].tolist():
+            n = int(held[COUNT][c])
+            parts = (held[name][c] for name in (SHARE, MEAN, SPREAD))
+            drawn.append(mixtures.draw_mixture(n, *parts, generator))
             classes += [c] * n
         return torch.cat(drawn), torch.tensor(classes, dtype=torch.int64)
 
