@@ -173,6 +173,9 @@ def test_below_the_threshold_nothing_is_unmasked_and_the_run_goes_on_later(grid:
             next(r.trees["sum"]["sum"] for s, a, r in some if s == site and a.op == "mask")
             for some in (carried, again))
         assert bool((one[:-2] != two[:-2]).all())
+        before, after = (next(a for s, a, _ in some if s == site and a.op == "share")
+                         .values["roster"][site] for some in (carried, again))
+        assert not {*before.values()} & {*after.values()}
 
 
 def test_a_round_that_is_repeated_has_the_same_bits(grid: Grid) -> None:
