@@ -339,11 +339,13 @@ def _known(
 ) -> list[tuple[Path, str]]:
     """Return what in known places still knows the images: runs, journals, stores."""
     found = [(path, "the old run: models, rows, partition")]
-    for one in runs_below(output):
-        if one != path and (one / "partition.json").is_file():
-            held = read_index_file(one / "partition.json")["clients"]
-            if any(not names.isdisjoint(c[p]) for c in held for p in PARTS):
-                found.append((one, "another run on these images"))
+    others = [one / "partition.json" for one in runs_below(output) if one != path]
+    for file in (*others, *sorted((output / "forget").glob("*.json"))):
+        held = read_index_file(file)["clients"] if file.is_file() else []
+        if any(not names.isdisjoint(c[p]) for c in held for p in PARTS):
+            run = file in others
+            found.append((file.parent if run else file, "another run on these images" if run else
+                          "a partition with them, of an earlier forget"))
     found += [(file.parent, "a sweep or a tuning: its choices may rest on runs on these images")
               for name in ("plan.yaml", "tuned.json") for file in sorted(output.rglob(name))]
     for place, what in (

@@ -148,7 +148,10 @@ def test_a_patient_is_forgotten_in_all_splits(tmp_path: Path) -> None:
     new = carry_out(plan)
     names = {"0.png", "1.png", "2.png"}
     assert not any(f'"{n}"' in (new / "partition.json").read_text() for n in names)
-    test = carry_out(plan_forgetting(new, group="p7"))  # one of the test images, after another
+    second = plan_forgetting(new, group="p7")  # of the test images, after another
+    known = {place for place, _ in second.known}
+    assert {run, new, Path(plan.changes["FED.INDEX_FILE"])} <= known
+    test = carry_out(second)
     told = json.loads((test / "forgotten.json").read_text())
     assert told["unit"] == "group" and told["images"]["test"] == 3 and "p7" not in str(told)
     assert not any(f'"{n}.png"' in (test / "partition.json").read_text() for n in (0, 21, 22, 23))
