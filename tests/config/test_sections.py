@@ -31,6 +31,7 @@ READS = {
     "FED.HOSTILE_BY": {"FED.HOSTILE": 0.2}, "FED.ATTACK": {"FED.HOSTILE": 0.2},
     "FED.ATTACK_SCALE": {"FED.HOSTILE": 0.2, "FED.ATTACK": "scale"},
     "FED.ATTACK_TARGET": {"FED.HOSTILE": 0.2, "FED.ATTACK": "backdoor"},
+    "FED.FAIR_Q": {"FED.WEIGHTING": "q_ffl"}, "FED.FAIR_LR": {"FED.WEIGHTING": "agnostic"},
     "FED.TRIM": {"FED.AGGREGATOR": "trimmed_mean"}, "FED.BYZANTINE": {"FED.AGGREGATOR": "krum"},
     "FED.CLIP_NORM": {"FED.AGGREGATOR": "clipped_mean"},
     "FED.SAA_TEMP": {"FED.AGGREGATOR": "similarity"},
