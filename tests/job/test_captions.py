@@ -161,6 +161,18 @@ def test_methods_that_take_captions(method: str, peft: str, trips: Path, tmp_pat
     assert last < first and results["last"]["personal"] is not None
 
 
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+def test_partitions_go_by_topic(kind: str, trips: Path, tmp_path: Path) -> None:
+    command = words(trips, tmp_path, "--trainer", "FedAvg", "--peft", "feature", "--partition",
+                    kind, "--num-users", "3", "--rounds", "1", "FED.BETA", "0.3")
+    at = command.index("--clients-by")
+    assert main(command[:at] + command[at + 2 :]) == 0
+    lines = (jobs.folder(tmp_path) / "partition.csv").read_text().splitlines()[1:]
+    rows = [line.split(",") for line in lines]
+    assert {row[3] for row in rows} == {f"{c} {s}" for c in COLOURS for s in SHAPES}
+    assert sum(int(row[4]) for row in rows) == 72, "each image is dealt once, with its captions"
+
+
 def test_the_cache_is_the_plain_computation(trips: Path, tmp_path: Path) -> None:
     found = []
     for place, more in (("fast", []), ("plain", ["--plain"])):
