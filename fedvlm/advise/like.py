@@ -18,12 +18,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from scipy.special import stdtrit
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
+from fedvlm.core.stats import pooled_interval
 
 PLACE = Path("docs/results/map/map.csv")  # in the checkout
 SKEWS = {"two classes": 0.05, "0.1": 0.1, "0.3": 0.3, "1": 1.0, "even": 100.0}
@@ -33,8 +31,7 @@ ALONE, TOGETHER = "alone", "together"
 NEEDED = {"set", "clients", "images", "skew", "shift", "method", "seeds", "personal", "balanced",
           "hurt", "gain", "gain_se"}
 FAR = math.log(2.5)  # a cell whose clients or images differ by more is another case
-LEVEL = 0.95
-Row = Mapping[str, Any]
+Row = Mapping[str, str]
 _EXAMPLE = '"10 clients, 4 images, skew 0.3"'
 
 
@@ -154,11 +151,12 @@ def like_lines(text: str, file: Path) -> list[str]:
             lines.append(f"{name:<{wide}} no cell near: the set has too few images")
             continue
         a, b = cell[ALONE], cell[TOGETHER]
-        half = margin([r for r in every if all(r[c] == b[c] for c in ("set", "clients", "images"))],
-                      int(b["seeds"]))
-        gains.append((float(b["gain"]), half))
+        alike = [r for r in every if all(r[c] == b[c] for c in ("set", "clients", "images"))]
+        half = pooled_interval([(int(r["seeds"]), float(r["gain_se"])) for r in alike],
+                               int(b["seeds"]))
+        gains.append((float(b["gain"]), math.nan if half is None else half))
         size = f"{a['clients']} x {a['images']}"
-        error = "(one draw)" if math.isnan(half) else f"+- {half:.1f}"
+        error = "(one draw)" if half is None else f"+- {half:.1f}"
         gain = f"{float(b['gain']):+.1f} {error}"
         even = float(b["balanced"]) - float(a["balanced"])
         lines.append(f"{name:<{wide}} {size:>16}  {float(a['personal']):>6.1f}  "
@@ -166,20 +164,6 @@ def like_lines(text: str, file: Path) -> list[str]:
                      f"{float(b['hurt']):>7.0f} %")
     return [*lines, _conclusion(gains), "These are public sets; your own images tell more: "
             "fedvlm advise --images FOLDER"]
-
-
-def margin(cells: Sequence[Row], draws: int, metric: str = "gain") -> float:
-    """Return half the width of a cell's 95 % interval (Student's t) over ``draws``, in points.
-
-    The variance of a draw is pooled over ``cells``: the label skews of the same set, clients,
-    images and shift, since one cell has few draws. nan: no cell has two draws.
-    """
-    several = [(n, float(row[f"{metric}_se"])) for row in cells if (n := int(row["seeds"])) > 1]
-    if not several:
-        return math.nan
-    df = sum(n - 1 for n, _ in several)
-    variance = sum((n - 1) * n * error**2 for n, error in several) / df
-    return float(stdtrit(df, (1 + LEVEL) / 2)) * math.sqrt(variance / draws)
 
 
 def _nearest(case: Case, rows: Sequence[Row]) -> dict[str, Row] | None:

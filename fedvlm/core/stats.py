@@ -89,10 +89,34 @@ def t_interval(values: Iterable[float | None], level: float = 0.95) -> float | N
     spread = sample_std(there)
     if spread is None:
         return None
+    return _quantile(len(there) - 1, level) * spread / math.sqrt(len(there))
+
+
+def pooled_interval(
+    several: Iterable[tuple[int, float]], draws: int, level: float = 0.95
+) -> float | None:
+    """Return half the width of Student's t-interval of a mean of ``draws`` values.
+
+    The variance of a value is pooled over several means, where each has few values.
+
+    Args:
+        several: of each mean the number of its values and its standard error.
+
+    Returns:
+        None where no mean has two values.
+    """
+    pairs = [(n, error) for n, error in several if n > 1]
+    if not pairs:
+        return None
+    df = sum(n - 1 for n, _ in pairs)
+    variance = math.fsum((n - 1) * n * error**2 for n, error in pairs) / df
+    return _quantile(df, level) * math.sqrt(variance / draws)
+
+
+def _quantile(df: int, level: float) -> float:
     from scipy.special import stdtrit  # start-up: 0.1 s of tables without intervals
 
-    quantile = float(stdtrit(len(there) - 1, (1 + level) / 2))
-    return quantile * spread / math.sqrt(len(there))
+    return float(stdtrit(df, (1 + level) / 2))
 
 
 def drop_missing(values: Iterable[float | None]) -> list[float]:

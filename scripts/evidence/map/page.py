@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -29,7 +30,8 @@ def page_of(rows: Sequence[Row]) -> str:
     """
     sets = {row["set"]: sorted({r["seeds"] for r in rows if r["set"] == row["set"]})
             for row in rows}
-    draws = ", ".join(f"{dataset_name(name)} ({_draws(seeds)} of each cell)"
+    cells = Counter(row["set"] for row in together(rows))
+    draws = ", ".join(f"{dataset_name(name)} ({cells[name]} cells, {_draws(seeds)} of each)"
                       for name, seeds in sets.items())
     return TEXT.read_text(encoding="utf-8").format(
         findings=_findings(rows), methods=_methods(rows), prior=_prior(rows), points=POINTS,
@@ -77,8 +79,9 @@ def _word(skew: str) -> str:
 
 
 def _findings(rows: Sequence[Row]) -> str:
-    lines = ["| classes of the clients | cells | better | worse | gain, median | largest gain "
-             "| class-balanced gain, median | clients that do better alone |",
+    lines = ["| classes of the clients | cells | better | worse | gain, median "
+             "| largest gain (set, clients x images) | class-balanced gain, median "
+             "| clients that do better alone |",
              "|---|---:|---:|---:|---:|---|---:|---:|"]
     for shift in sorted({row["shift"] for row in rows}):
         for skew in SKEWS:
@@ -91,8 +94,8 @@ def _findings(rows: Sequence[Row]) -> str:
             lines.append(
                 f"| {_word(skew)}{', a scanner each' if shift else ''} | {len(some)} | {better} | "
                 f"{worse} | {median(row['gain'] for row in some):+.1f} | {best['gain']:+.1f} "
-                f"({dataset_name(best['set'])}, {best['clients']} clients, {best['images']} images "
-                f"each) | {median(row['balanced_gain'] for row in some):+.1f} | "
+                f"({dataset_name(best['set'])}, {best['clients']} x {best['images']}) | "
+                f"{median(row['balanced_gain'] for row in some):+.1f} | "
                 f"{fmean(row['hurt'] for row in some):.0f} % |")
     return "\n".join(lines)
 

@@ -20,7 +20,7 @@ from evidence.map.images import Features, Part, set_aside
 from evidence.map.map import keys_of, read_rows
 from evidence.map.page import page_of, words_of
 from evidence.map.table import join_tables, read_table, sides, summarize
-from fedvlm.advise.like import margin
+from fedvlm.core.stats import pooled_interval
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +134,8 @@ def test_table_and_figures_of_cells_that_were_run(
     assert {f"{name}.png" for name in FIGURES} <= {p.name for p in (tmp_path / "out").iterdir()}
     assert summarize(rows[:1])[0]["seeds"] == 1
     page = (tmp_path / "out" / "README.md").read_text()
-    assert "| all classes evenly | 4 | 4 | 0 | +11.5 | +11.5 (EuroSAT, 2 clients, 5 images" in page
-    assert "EuroSAT (2 draws of each cell)" in page
+    assert "| all classes evenly | 4 | 4 | 0 | +11.5 | +11.5 (EuroSAT, 2 x 5) |" in page
+    assert "EuroSAT (4 cells, 2 draws of each)" in page
     assert "is +0.0 points from the personal head's fixed point" in page
     assert "8 draws in" in capsys.readouterr().out
     again = tmp_path / "again"
@@ -161,7 +161,7 @@ def test_a_gain_counts_by_a_t_interval_pooled_over_skews() -> None:
             for skew, x in draws.items()]
     left = np.concatenate([np.array(x) - np.mean(x) for x in draws.values()])
     half = scipy.stats.t.ppf(0.975, 2) * np.sqrt((left**2).sum() / 2) / np.sqrt(2)
-    assert margin(rows, 2) == pytest.approx(half)
+    assert pooled_interval([(2, r["gain_se"]) for r in rows], 2) == pytest.approx(half)
     assert 3 < half < 8
     assert sides(rows) == [1, 0] == sides(rows, least=7.9)
     assert sides(rows, least=8.1) == [0, 0]
