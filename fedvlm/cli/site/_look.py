@@ -211,6 +211,7 @@ def _limits(terms: Terms) -> str:
               "seconds": terms.seconds}
     words = [f"{name} {value:,}" for name, value in limits.items() if value]
     words += [f"counts of at least {terms.count}"] if terms.count > 1 else []
+    words += ["updates in secure sums only"] if terms.sums else []
     return "; ".join(["", *words, f"logits {'are sent' if terms.logits else 'are not sent'}",
                       f"baselines {'are sent' if terms.baselines else 'are not sent'}"])
 
