@@ -58,8 +58,9 @@ def lines(found: Cells, seconds: float) -> list[str]:
                 told = " | ".join(number(v) if v else "missing" for v in row)
                 out.append(f"| {words} | {clients} | {told} |")
     count = sum(map(len, found.values()))
-    return [*out, "", f"{count} runs, {seconds / 3600:.2f} hours of rounds. A number in brackets is "
-            f"the number of seeds, where there are fewer than three; {missing} cells are missing."]
+    return [*out, "", f"{count} runs, {seconds / 3600:.2f} hours of rounds. A number in brackets "
+            f"is the number of seeds, where there are fewer than three; {missing} cells are "
+            "missing."]
 
 
 def main(folder: str, page: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
+from fedvlm.config.engines import of_parties
 from fedvlm.config.families import trained_words
 from fedvlm.console.log import Headline
 from fedvlm.console.rows import table_lines
@@ -58,6 +59,10 @@ NAMED = "named"  # metrics by name (``evaluation.named``)
 SETS_COLUMNS = ("personal_auroc", "personal_macro_f1")  # of sets of labels
 CAPTION_COLUMNS = ("personal_i2t_r1", "personal_t2i_r1", "personal_i2t_r10", "personal_t2i_r10")
 LONG = ("similarity", CONFUSION, LABELS, NAMED)  # of a round's record: K x K, C x C
+TOLD = (
+    "numbers of clients are as their sites told them: nobody else has their images, and a site "
+    "that lies about them is believed (docs/attacks.md)"
+)
 FEW = 4  # targets with a column each; of more, the table on the screen has the mean only
 
 Row = Mapping[str, Any]  # a round's record, or the metrics of a reference without training
@@ -105,7 +110,7 @@ def results_of(
     ``answer``, ``next``, ``below``, ``gain``, ``hurt``, ``spent``, ``per_class``, ``confusion``,
     ``table`` (``docs/references.md``), ``lost``, ``partial`` (``docs/unreliable.md``), ``privacy``
     (``docs/privacy.md``), ``readmitted`` (``docs/deployment.md``), ``attack``
-    (``docs/attacks.md``).
+    (``docs/attacks.md``), ``told`` (whose word the clients' numbers are).
     """
     start, last = records[0], records[-1]
     numbers: dict[str, Any] = {
@@ -140,8 +145,10 @@ def results_of(
     spoken = private(built, records)
     if spoken:
         numbers["privacy"] = spoken
+    if of_parties(built.cfg):
+        numbers["told"] = TOLD
     end = [
-        *_end(built), *readmissions(taken),
+        *_end(built), *([TOLD] if "told" in numbers else []), *readmissions(taken),
         *privacy_lines(spoken), *losses(records),
         *outliers(records), *attack_lines(numbers), *_named(last),
     ]

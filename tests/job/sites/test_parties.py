@@ -92,6 +92,27 @@ def test_a_run_over_parties_ends_below_its_quorum_and_goes_on(
     assert personal and all(v.numpy().tobytes() not in everything for v in personal.values())
 
 
+def test_sites_hide_their_images_by_noise_of_their_own_and_are_believed(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``FED.DP.UNIT image``: noise that no seed gives, epsilon, and whose word the numbers are."""
+    words = ("--trainer", "FedTV", "FED.DP.UNIT", "image", "FED.DP.CLIP", "1", "FED.DP.DELTA",
+             "1e-5")
+    here, seeded = tmp_path / "sites", tmp_path / "seeded"
+    assert federated(place, here, monkeypatch, *words, "FED.DP.EPSILON", "8")[0] == 2
+    assert "give FED.DP.NOISE" in capsys.readouterr().err
+    assert federated(place, here, monkeypatch, *words, "FED.DP.NOISE", "4")[0] == 0
+    found = jobs.results(here)
+    assert found["privacy"]["noise"] == "secret" and found["privacy"]["epsilon"] > 0
+    assert found["privacy"]["words"].endswith("noise from each site's own secret")
+    assert "are as their sites told them" in found["told"]
+    assert found["told"] in (jobs.folder(here) / "log.txt").read_text()
+    assert jobs.run(seeded, *words, "FED.DP.NOISE", "4", "FED.SITES", "0,1") == 0
+    assert "told" not in jobs.results(seeded)
+    ours, theirs = jobs.state(here), jobs.state(seeded)
+    assert not torch.equal(ours["server|w|text.sigma"], theirs["server|w|text.sigma"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [
     ("hello", 0), ("evaluate", 0), ("work", 1), ("evaluate", 1), ("work", 2), ("evaluate", 2),
