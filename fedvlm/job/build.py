@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,43 +11,40 @@ import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
-from fedvlm.config.engines import of_parties
 from fedvlm.config.federation import ATTACKS
-from fedvlm.config.keys import ROLES, default_schema
+from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.holdout import ServerImages
 from fedvlm.data.images import ImageLoader
-from fedvlm.evaluation import ClientMeter, panel_of
+from fedvlm.evaluation import ClientMeter
 from fedvlm.evaluation.scores import Batches
-from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
-from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
-from fedvlm.federation.aggregation.sums import beyond_sums
+from fedvlm.federation.aggregation.rules import AUTO
+from fedvlm.federation.aggregation.server_optim import NONE
 from fedvlm.federation.batches import NO_WEIGHTS, Split, SplitBatcher
-from fedvlm.federation.context import OWN
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
-from fedvlm.federation.groups import FAIR, PERSONAL, SHARED
 from fedvlm.federation.local.images import Absent
-from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
 from fedvlm.federation.peft_trainer import takes_peft
 from fedvlm.federation.plan import (
     Budget,
     Plan,
-    Plateau,
-    draw_unseen,
     parse_sites,
-    plain_work,
 )
-from fedvlm.federation.reliability.unreliable import Unreliable, parse_absences
 from fedvlm.federation.rounds import Federation, check_rounds
-from fedvlm.federation.server import Roster
 from fedvlm.federation.trainer import Trainer
 from fedvlm.federation.workplace import TrainingStart
 from fedvlm.job.identity import run_identity
 from fedvlm.job.images.packed import check_packs, foreign_origins, pack_notes, packs_of
 from fedvlm.job.inputs import Inputs
+from fedvlm.job.settings.work import (
+    make_budget,
+    make_plan,
+    make_plateau,
+    roles_of,
+    unreliable_of,
+)
 from fedvlm.job.sources import (
     CLIENTS,
     StreamSource,
@@ -64,15 +60,11 @@ from fedvlm.models.adapt.peft import role_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
-from fedvlm.runs.verify.answer import measure_of
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedvlm.federation.aggregation.client_privacy import ClientPrivacy
-    from fedvlm.federation.aggregation.fairness import Fairness
     from fedvlm.federation.local.balance import Balance
-    from fedvlm.federation.reliability.hostile import Hostile
 
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
 RESNET = re.compile(r"RN\d+.*")  # OpenAI's and open_clip's names of CLIP's ResNets
@@ -204,110 +196,6 @@ def check_tower(cfg: CfgNode, trainer: Trainer) -> None:
         )
 
 
-def make_plan(cfg: CfgNode, sizes: Sequence[int] = ()) -> Plan:
-    """Return rounds, participation, optimiser and schedule of a config.
-
-    Args:
-        sizes: training images of each client; FED.MIN_IMAGES reads them.
-    """
-    o, epochs = cfg.OPTIM, int(cfg.FED.LOCAL_EPOCHS)
-    spec = OptimSpec(
-        o.NAME, o.LR, o.MOMENTUM, o.WEIGHT_DECAY, o.SGD_DAMPNING, o.SGD_NESTEROV,
-        (o.ADAM_BETA1, o.ADAM_BETA2), roles_of(cfg), o.CLIP, o.KEEP_STATE,
-        o.ADAM_EPS,
-    )
-    per_round = o.CLOCK == "round"
-    schedule = Schedule(
-        o.LR, o.LR_SCHEDULER, epochs if per_round else epochs * int(cfg.FED.ROUNDS),
-        tuple(int(s) for s in o.STEPSIZE), o.GAMMA, int(o.WARMUP_EPOCH), o.WARMUP_TYPE,
-        o.WARMUP_CONS_LR, o.WARMUP_MIN_LR,
-    )
-    f = cfg.FED
-    aggregator = AggregateSpec(f.AGGREGATOR, f.TRIM, int(f.BYZANTINE), f.CLIP_NORM, f.SAA_TEMP)
-    server_optim = ServerOptimSpec(
-        f.SERVER_OPTIM, f.SERVER_LR, f.SERVER_MOMENTUM, f.SERVER_BETA1, f.SERVER_BETA2,
-        f.SERVER_TAU,
-    )
-    return Plan(
-        int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS), cfg.FED.FRAC, epochs, cfg.FED.FIRST_ROUND_ALL,
-        cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round,
-        "auto" if f.WEIGHTING in FAIR else f.WEIGHTING,
-        aggregator, server_optim,
-        draw_unseen(int(f.CLIENTS), int(f.UNSEEN_CLIENTS), int(cfg.DATA_SEED),
-                    int(f.MIN_IMAGES), sizes),
-        int(f.LOCAL_STEPS), span_of(f.EPOCHS_RANGE), int(f.EARLY_STOP), unreliable_of(cfg),
-        fairness=fairness_of(cfg),
-    )
-
-
-def fairness_of(cfg: CfgNode) -> Fairness | None:
-    """Return what ``FED.WEIGHTING`` says of the clients' losses; None: nothing."""
-    kind = str(cfg.FED.WEIGHTING)
-    if kind not in FAIR:
-        return None
-    from fedvlm.federation.aggregation.fairness import Fairness  # start-up: such runs only
-
-    return Fairness(kind, cfg.FED.FAIR_Q, cfg.FED.FAIR_LR, 1.0 / max(cfg.OPTIM.LR, 1e-12))
-
-
-def unreliable_of(cfg: CfgNode) -> Unreliable:
-    """Return what ``FED.UNRELIABLE`` says.
-
-    Raises:
-        ConfigError: keys that contradict each other.
-    """
-    u = cfg.FED.UNRELIABLE
-    return Unreliable(
-        int(cfg.SEED), int(cfg.FED.ROUNDS), u.DROPOUT, u.STRAGGLERS, tuple(u.SLOWDOWN), u.SLOW_BY,
-        u.DEADLINE, u.CLOCK, u.LATE, u.JOIN, u.LEAVE, parse_absences(u.AWAY, int(cfg.FED.CLIENTS)),
-        u.QUORUM,
-    )
-
-
-def span_of(value: Sequence[object]) -> tuple[int, ...]:
-    """Return ``FED.EPOCHS_RANGE`` as numbers; ``1,4`` on the command line comes as words.
-
-    Raises:
-        ConfigError: they are no whole numbers.
-    """
-    words = [str(n).strip() for n in value]
-    if not all(word.isdecimal() for word in words):
-        raise ConfigError(
-            f"FED.EPOCHS_RANGE {tuple(value)}: expects two whole numbers of epochs, such as (1, 4)"
-        )
-    return tuple(map(int, words))
-
-
-def roles_of(cfg: CfgNode) -> dict[str, RoleSpec]:
-    """Return what ``OPTIM.<ROLE>`` sets, by role."""
-    found = {role.lower(): RoleSpec(n.NAME, n.LR, n.WEIGHT_DECAY)
-             for role, n in ((role, cfg.OPTIM[role]) for role in ROLES)}
-    return {role: spec for role, spec in found.items() if spec != RoleSpec()}
-
-
-def make_budget(cfg: CfgNode, plan: Plan, batcher: SplitBatcher | Absent) -> Budget:
-    """Return what the run may spend: FedAvg's work under the same config (``FED.BUDGET``)."""
-    unit = cfg.FED.BUDGET
-    lengths, sizes = (batcher.lengths(range(plan.clients), 1), batcher.sizes(range(plan.clients)))
-    cohorts = [] if unit == "rounds" else [
-        plan.answering(r + 1, lengths) for r in range(plan.rounds)
-    ]
-    return Budget(unit, plain_work(unit, cohorts, sizes, plan.effort, batcher.batch_size))
-
-
-def make_plateau(cfg: CfgNode, plan: Plan, roster: Roster) -> Plateau:
-    """Return where a run ends whose validation accuracy is flat (``FED.PATIENCE``).
-
-    A check asks everybody, so there is one for each time that everybody has worked, at most every
-    second round.
-    """
-    panel = panel_of(roster, cohort=int(cfg.TEST.COHORT), data_seed=int(cfg.DATA_SEED))
-    return Plateau(
-        int(cfg.FED.PATIENCE), [c for c in panel.clients if roster.val[c]],
-        max(2, math.ceil(panel.members / plan.cohort)), measure_of(cfg),
-    )
-
-
 def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     """Return how many clients are stacked: ``FED.CHUNK``, or by a fixed budget of memory."""
     if cfg.FED.PLAIN:
@@ -415,7 +303,11 @@ def prepare_run(
     if inputs.serves:
         trainer.check_proxy(proxy)
     start = TrainingStart.of(trainer, model, batcher, plan, sites)  # may refuse
-    plan, said = _adversaries(cfg, plan, start, sites, backbone, trainer, inputs, batcher)
+    said = list[str]()
+    if _threatened(cfg.FED):
+        from fedvlm.job.settings.threats import add_threats  # start-up: such runs only
+
+        plan, said = add_threats(cfg, plan, start, sites, backbone, trainer, inputs, batcher)
     if plan.hostile is not None and isinstance(batcher, SplitBatcher):
         batcher = replace(batcher, poison=plan.hostile.poison)
     check_rounds(trainer, model, batcher, plan, start.roster)
@@ -446,144 +338,14 @@ def _load_method(cfg: CfgNode) -> Trainer:
     return trainer
 
 
-def _adversaries(
-    cfg: CfgNode, plan: Plan, start: TrainingStart, sites: Sequence[int], backbone: Backbone,
-    trainer: Trainer, inputs: Inputs, batcher: SplitBatcher | Absent,
-) -> tuple[Plan, list[str]]:
-    """Return the plan with who attacks and what is hidden of clients, and remarks on both."""
-    remarks, fed = list[str](), cfg.FED
-    if not fed.HOSTILE and (ATTACKS[0] != fed.ATTACK or fed.ATTACK_SCALE or fed.ATTACK_TARGET):
-        remarks.append("nobody attacks this run: FED.ATTACK needs a share of hostile clients, "
-                       "FED.HOSTILE above 0")
-    if fed.DP.DELTA and not any((fed.DP.CLIP, fed.DP.NOISE, fed.DP.EPSILON)):
-        remarks.append("no differential privacy: FED.DP.DELTA alone sets none; give FED.DP.CLIP "
-                       "and FED.DP.EPSILON")
-    if fed.HOSTILE:
-        hostile, said = hostile_of(cfg, plan, start, sites, backbone, inputs)
-        plan, remarks = replace(plan, hostile=hostile), [*remarks, *said]
-    if any((fed.DP.CLIP, fed.DP.NOISE, fed.DP.EPSILON)):
-        if fed.DP.UNIT == "client":
-            dp, words = privacy_of(cfg, plan, start, trainer, inputs)
-            plan = replace(plan, dp=dp)
-        else:
-            plan, words = image_privacy_of(cfg, plan, start, trainer, batcher)
-        remarks = [*remarks, words]
-    elif fed.DP.UNIT != "client":
-        remarks.append(f"no differential privacy: FED.DP.UNIT {fed.DP.UNIT} alone sets none; give "
-                       "FED.DP.CLIP, FED.DP.EPSILON and FED.DP.DELTA")
-    if fed.SECURE_SUM:
-        from fedvlm.job.sites.sums import check_sums  # start-up: runs with secure sums only
-
-        remarks.append(check_sums(cfg, plan, start.groups, trainer, inputs.counts))
-    return plan, remarks
-
-
-def image_privacy_of(
-    cfg: CfgNode, plan: Plan, start: TrainingStart, trainer: Trainer,
-    batcher: SplitBatcher | Absent,
-) -> tuple[Plan, str]:
-    """Return the plan with the privacy of images or groups, and what is to be said of it.
-
-    Raises:
-        ConfigError: it is incomplete, or does not cover the run.
-    """
-    # start-up: runs with privacy of images only
-    from fedvlm.federation.toolbox import image_privacy as room
-
-    kind, dp = type(trainer), cfg.FED.DP
-    if dp.QUANTILE:
-        raise ConfigError(
-            f"FED.DP.QUANTILE {dp.QUANTILE:g}: the bound follows moves of clients, not gradients; "
-            f"drop it, or FED.DP.UNIT {dp.UNIT}"
-        )
-    fits = tuple(trainer.image_fits) if "image_fits" in vars(kind) else ()
-    room.check_method(
-        cfg.TRAINER.NAME, dp.UNIT, fits=fits, network=getattr(trainer, "network", False),
-        trains_by=trainer.trains_by, extras=trainer.releases(start.groups).extras,
-        own_privacy=kind.privacy is not Trainer.privacy, own_weight=start.weighting == OWN,
-        finetune=start.finetuning.epochs, early_stop=plan.early_stop,
+def _threatened(fed: CfgNode) -> bool:
+    """Whether a key says something of attackers, differential privacy or secure sums."""
+    dp = fed.DP
+    return bool(
+        fed.HOSTILE or ATTACKS[0] != fed.ATTACK or fed.ATTACK_SCALE or fed.ATTACK_TARGET
+        or fed.SECURE_SUM or dp.UNIT != "client"
+        or any((dp.CLIP, dp.NOISE, dp.EPSILON, dp.DELTA, dp.QUANTILE))
     )
-    size = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
-    groups = batcher.largest_groups(plan.members) if isinstance(batcher, SplitBatcher) else {}
-    how = room.ImagePrivacy(
-        dp.UNIT, dp.CLIP, dp.NOISE, dp.DELTA, fits, groups
-    )
-    plan, sizes = replace(plan, private=how), start.roster.train.tolist()
-    work = plan.worked({r: plan.sample(r) for r in range(1, plan.rounds + 1)}, sizes, size)
-    how = room.make_image_privacy(
-        how, epsilon=dp.EPSILON, work=work, largest=max(sizes, default=0),
-        sites=of_parties(cfg),
-    )
-    trained = sum(v.numel() for n, v in start.p0.items()
-                  if start.groups.of[n] in (SHARED, PERSONAL))
-    return replace(plan, private=how), room.beside_the_sum(how, trained, size)
-
-
-def privacy_of(
-    cfg: CfgNode, plan: Plan, start: TrainingStart, trainer: Trainer, inputs: Inputs
-) -> tuple[ClientPrivacy, str]:
-    """Return the client-level privacy of a run (``FED.DP``), and what is to be said of it.
-
-    Raises:
-        ConfigError: it is incomplete, or does not cover the run.
-    """
-    # start-up: runs with client-level privacy only
-    from fedvlm.federation.aggregation import client_privacy as room
-
-    f = cfg.FED
-    if inputs.counts is not None or not inputs.serves:
-        raise ConfigError(
-            "FED.DP: its noise is drawn from the seed, which every site knows, and a federation of "
-            f"sites has fewer than the {room.FEW} clients it needs; drop FED.DP, or simulate with "
-            "FED.ENGINE local"
-        )
-    released = trainer.releases(start.groups)
-    room.check_cover(
-        cfg.TRAINER.NAME, rule=f.AGGREGATOR, beyond=beyond_sums(trainer, start.groups),
-        own_privacy=type(trainer).privacy is not Trainer.privacy, patience=int(f.PATIENCE),
-        proxy=trainer.proxy_source,
-    )
-    dp = room.make_privacy(
-        clip=f.DP.CLIP, noise=f.DP.NOISE, epsilon=f.DP.EPSILON, delta=f.DP.DELTA, rate=f.FRAC,
-        clients=len(plan.members), rounds=plan.rounds, seed=plan.seed, quantile=f.DP.QUANTILE,
-    )
-    return dp, room.drowned(dp, sum(start.p0[n].numel() for n in released.shared))
-
-
-def hostile_of(
-    cfg: CfgNode, plan: Plan, start: TrainingStart, sites: Sequence[int], backbone: Backbone,
-    inputs: Inputs,
-) -> tuple[Hostile, list[str]]:
-    """Return who attacks the run (``FED.HOSTILE``), and what is to be said of it.
-
-    Raises:
-        ConfigError: clients are real, or the attack has nothing to attack.
-    """
-    from fedvlm.federation.reliability import hostile as room  # start-up: runs with attackers only
-
-    f, spec = cfg.FED, backbone.transform_spec
-    if inputs.counts is not None or not inputs.serves:
-        raise ConfigError(
-            f"FED.HOSTILE {f.HOSTILE:g}: attackers are simulated, but the clients of this run are "
-            "parties with images of their own; drop FED.HOSTILE, or simulate with FED.ENGINE local"
-        )
-    classes = start.roster.classes.shape[1]
-    room.check_attack(
-        f.ATTACK, shared=bool(start.groups.shared), method=cfg.TRAINER.NAME, pixels=cfg.FED.PLAIN,
-        target=int(f.ATTACK_TARGET), classes=classes,
-    )
-    by_site = sites if f.HOSTILE_BY == "site" else ()
-    clients = room.draw_hostile(f.HOSTILE, plan.members, plan.seed, by_site)
-    white = tuple((1 - m) / s for m, s in zip(spec.mean, spec.std, strict=True))
-    hostile = room.Hostile(
-        f.ATTACK, clients, f.ATTACK_SCALE, classes,
-        room.Trigger(white, int(f.ATTACK_TARGET)) if f.ATTACK == room.BACKDOOR else None,
-    )
-    cohort = plan.cohort
-    broken = room.broken_assumption(
-        plan.aggregator, cohort, min(len(clients), cohort), cfg.TRAINER.NAME
-    )
-    return hostile, [hostile.words(len(plan.members)), *([broken] if broken else [])]
 
 
 def complete_run(
