@@ -265,13 +265,17 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: q-FFL only": ("fedvlm.federation.aggregation.fairness",),
     },
     "fedvlm/job/build.py": {
-        "start-up: such runs only": ("fedvlm.federation.aggregation.fairness",),
         "start-up: for class weights only": ("fedvlm.federation.local.balance",),
         "start-up: for captions only": ("fedvlm.job.images.texts",),
         "start-up: on a GPU only": ("fedvlm.models.device",),
-        "start-up: runs with attackers only": (
-            "fedvlm.federation.reliability.hostile", "fedvlm.evaluation.backdoor",
-        ),
+        "start-up: runs with attackers only": ("fedvlm.evaluation.backdoor",),
+        "start-up: such runs only": ("fedvlm.job.settings.threats",),
+    },
+    "fedvlm/job/settings/work.py": {
+        "start-up: such runs only": ("fedvlm.federation.aggregation.fairness",),
+    },
+    "fedvlm/job/settings/threats.py": {
+        "start-up: runs with attackers only": ("fedvlm.federation.reliability.hostile",),
         "start-up: runs with privacy of images only": (
             "fedvlm.federation.toolbox.image_privacy",
         ),
