@@ -33,6 +33,7 @@ EXAMPLES = tuple(f"{PROGRAM} bench {words}" for words in (
     "methods FedAvg --peft text-lora prompt+lora",
     "methods --family visual-prompt adapter",
     "scale --sizes 10 1000 --json scale.json",
+    "scale --head --sizes 1000000 --rounds 10 --evaluate 1000",
     "linear --repeats 300",
     "engines FedTV --clients 40 --rounds 4 --workers 2",
     "engines FedAvg --clients 4 --engines local,workers,loopback",
@@ -41,9 +42,9 @@ BACKBONE = {"fedtv": "ViT-B/16", "methods": "tiny", "scale": "tiny", "linear": "
             "engines": "tiny"}
 METHODS_ONLY = ("family", "fp64", "markdown", "peft", "quick")
 METHODS = (*METHODS_ONLY, "backbone", "clients", "repeats", "rounds", "threads", "json")
-SCALE = ("cohort", "sizes", "threads", "json")
+SCALE = ("cohort", "evaluate", "head", "rounds", "sizes", "threads", "json")
 LINEAR = ("cohort", "repeats", "threads", "json")
-SCALE_ONLY = ("cohort", "sizes")
+SCALE_ONLY = ("cohort", "evaluate", "head", "sizes")
 ENGINES = ("clients", "engines", "repeats", "rounds", "threads", "workers", "json")
 ENGINES_ONLY = ("engines", "workers")
 NAMES = ("local", "workers", "loopback")
@@ -56,9 +57,10 @@ NUMBERS = {
     "threads": (1, "threads; CPU time of one thread is what CI can compare"),
     "stack": (8, "clients stacked in one pass of ours"),
     "clients": (10, "clients of a round (--round, --cold; methods, engines)"),
-    "rounds": (2, "timed rounds (methods, engines)"),
+    "rounds": (2, "timed rounds (methods, engines; scale: all of a run, 6)"),
     "workers": (2, "worker processes (engines only)"),
     "cohort": (50, "clients of a round (scale, linear)"),
+    "evaluate": (0, "clients that stand for all at start and end, 0: all (scale only)"),
 }
 SWITCHES = {
     "bf16": "also our side with bfloat16 linear layers",
@@ -67,6 +69,7 @@ SWITCHES = {
     "profile": "also where our time goes, by operator",
     "tiny": "a random tiny CLIP: seconds, and no verdict",
     "quick": "every method once and every trainable set once, few clients (methods only)",
+    "head": "the linear head alone (scale only)",
     "fp64": "both sides in double precision: what is left of the difference (methods only)",
 }
 
@@ -181,7 +184,12 @@ def _methods(args: Namespace) -> tuple[dict[str, Any], list[str]]:
 
 def _scale(args: Namespace) -> tuple[dict[str, Any], list[str]]:
     """Return the record of ``bench scale`` and its lines."""
-    record = scale.run(args.sizes, cohort=args.cohort, threads=args.threads, say=_progress)
+    rounds = args.rounds if "rounds" in args.spelling else scale.ROUNDS
+    kinds = (scale.HEAD,) if args.head else (scale.HEAD, scale.FEDTV)
+    record = scale.run(
+        args.sizes, cohort=args.cohort, methods=kinds, evaluate=args.evaluate, rounds=rounds,
+        threads=args.threads, say=_progress,
+    )
     return record, scale.lines(record)
 
 

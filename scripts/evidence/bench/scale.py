@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
@@ -46,6 +46,8 @@ from fedvlm.runs.folder import RunFolder, RunPath
 HEAD, FEDTV = "linear head", "FedTV"
 CLASSES, TRAIN, TEST, POOL, WIDTH = 10, 50, 20, 5000, 512
 SEED, ROUNDS, RATE = 7, 6, 0.05
+LEAST = 4  # rounds: the second and the third are its middle
+BLOCK = 10_000  # clients whose samples are drawn at once
 
 
 class LinearHead(Trainer):
@@ -85,16 +87,47 @@ class Data:
     others: Sequence[Any] = ()
 
 
+class Drawn(Sequence[IndexSplit]):
+    """Splits of many clients as two arrays: a client's own are made when somebody asks.
+
+    Args:
+        picks: samples of each client, ``[N, TRAIN + TEST]``.
+    """
+
+    def __init__(self, picks: np.ndarray) -> None:
+        self._picks = picks
+        for part in (slice(TRAIN), slice(TRAIN, None)):
+            self._picks[:, part].sort(axis=1)
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self._picks)
+
+    @overload
+    def __getitem__(self, at: int) -> IndexSplit: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[IndexSplit]: ...
+
+    def __getitem__(self, at: int | slice) -> IndexSplit | Sequence[IndexSplit]:
+        """Return a client's split."""
+        if isinstance(at, slice):
+            return [self[k] for k in range(*at.indices(len(self)))]
+        own = self._picks[at].astype(np.int64)
+        return IndexSplit(own[:TRAIN], own[:0], own[TRAIN:])
+
+
 def draw(clients: int, width: int) -> tuple[Data, Tensor]:
     """Return clients of ``TRAIN`` and ``TEST`` samples each, and the pool ``[POOL, width]``."""
     generator = np.random.default_rng(SEED)
     labels = generator.integers(0, CLASSES, POOL)
     features = torch.randn(POOL, width, generator=rng.stream(SEED, "bench-scale"))
     edge = POOL - POOL // 10
-    picks = generator.integers(0, edge, (clients, TRAIN + TEST))
-    splits = [IndexSplit(np.sort(p[:TRAIN]), p[:0], np.sort(p[TRAIN:])) for p in picks]
+    picks = np.empty((clients, TRAIN + TEST), np.int16)
+    for at in range(0, clients, BLOCK):
+        part = picks[at : at + BLOCK]
+        part[:] = generator.integers(0, edge, part.shape)
     names = [f"class {i}" for i in range(CLASSES)]
-    return Data(splits, labels, np.arange(edge, POOL), names), features
+    return Data(Drawn(picks), labels, np.arange(edge, POOL), names), features
 
 
 class Silence:
@@ -110,9 +143,16 @@ class Silence:
         """Show nothing."""
 
 
-def build(method: str, clients: int, cohort: int) -> Built:
-    """Return a run of ``method`` on random features, as the main job's recorder reads it."""
-    cfg = resolve(parse(["--demo", "--trainer", "FedTV", "--device", "cpu"])).jobs[0].cfg
+def build(
+    method: str, clients: int, cohort: int, *, evaluate: int = 0, rounds: int = ROUNDS
+) -> Built:
+    """Return a run of ``method`` on random features, as the main job's recorder reads it.
+
+    Args:
+        evaluate: ``TEST.COHORT``: clients that stand for all at start and end; 0: all.
+    """
+    words = ["--demo", "--trainer", "FedTV", "--device", "cpu", "TEST.COHORT", str(evaluate)]
+    cfg = resolve(parse(words)).jobs[0].cfg
     backbone = load_backbone("tiny")
     data, features = draw(clients, WIDTH if method == HEAD else backbone.embed_dim)
     model = VLModel(backbone, list(data.classnames))
@@ -121,7 +161,7 @@ def build(method: str, clients: int, cohort: int) -> Built:
         source, data.clients, TRAIN, SEED, 1, 1, model.device, model.dtype, plain=source
     )
     plan = Plan(
-        ROUNDS, clients, min(cohort / clients, 1.0), first_round_all=False, seed=SEED,
+        rounds, clients, min(cohort / clients, 1.0), first_round_all=False, seed=SEED,
         optim=OptimSpec("sgd", RATE, 0.0, 0.0),
     )
     trainer = LinearHead(cfg) if method == HEAD else load_trainer("FedTV")(cfg)
@@ -154,8 +194,10 @@ class Watch:
         return timed
 
 
-def one(method: str, clients: int, cohort: int) -> Measurements:
-    """Run ``ROUNDS`` rounds and return what they cost; the first is left out as a warm-up.
+def one(
+    method: str, clients: int, cohort: int, *, evaluate: int = 0, rounds: int = ROUNDS
+) -> Measurements:
+    """Run ``rounds`` rounds and return what they cost; the first is left out as a warm-up.
 
     Returns:
         CPU seconds of a middle round by phase, of the evaluation of all at the end, bytes of a
@@ -163,7 +205,9 @@ def one(method: str, clients: int, cohort: int) -> Measurements:
         beside what was there before, milliseconds of training per client and round, and how many
         times its training a middle round's bookkeeping costs.
     """
-    built, watch, before = build(method, clients, cohort), Watch(), machine.settle()
+    began = time.process_time()
+    built = build(method, clients, cohort, evaluate=evaluate, rounds=rounds)
+    watch, before, building = Watch(), machine.settle(), time.process_time() - began
     with tempfile.TemporaryDirectory() as place:
         path = RunPath("scale", "random", "all", method, "tiny", f"n{clients}", SEED, SEED)
         folder = RunFolder.create(place, path, {"clients": clients, "method": method})
@@ -186,18 +230,19 @@ def one(method: str, clients: int, cohort: int) -> Measurements:
         with folder:
             _, cost = machine.measure(federation.run)
             line = max(len(text) for text in folder.metrics_path.read_text().splitlines()[1:-1])
-    return _numbers(watch.spent, min(cohort, clients)) | {
+    return _numbers(watch.spent, min(cohort, clients), rounds) | {
+        "building": building, "whole_run": cost.cpu, "peak": cost.rss,
         "state_bytes": median(written[2:-1]), "state_bytes_all": sizes[-1],
         "clients": clients, "cohort": min(cohort, clients), "metrics_line": line,
         "memory": max(0, cost.rss - before), "chunk": federation.engine.chunk,
     }
 
 
-def _numbers(spent: dict[str, list[float]], cohort: int) -> Measurements:
+def _numbers(spent: dict[str, list[float]], cohort: int, rounds: int) -> Measurements:
     """Return the medians of the middle rounds: not the first, nor the last, which evaluates all."""
-    middle = slice(1, ROUNDS - 1)  # of the rounds 1, 2, ...
+    middle = slice(1, rounds - 1)  # of the rounds 1, 2, ...
     hearing = [h for h in spent["hearing"] if h]  # two events a round but the start's one
-    ends = hearing[:: 2] if len(hearing) == 2 * ROUNDS + 1 else hearing
+    ends = hearing[:: 2] if len(hearing) == 2 * rounds + 1 else hearing
     evaluation = spent["evaluation"]
     rows = list(zip(spent["round"], evaluation[1:], spent["state"][1:], ends[1:], strict=False))
     told = [max(h - e, 0.0) for _, e, _, h in rows]
@@ -222,17 +267,24 @@ def _files(folder: Path) -> dict[Path, tuple[int, int]]:
 
 def run(
     sizes: Sequence[int], *, cohort: int = 50, methods: Sequence[str] = (HEAD, FEDTV),
-    threads: int = 1, say: Callable[[str], None] = lambda _: None,
+    evaluate: int = 0, rounds: int = ROUNDS, threads: int = 1,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Measurements:
     """Measure and return a record of plain JSON values.
 
     Args:
         sizes: numbers of clients.
         cohort: how many of them work in a round.
+        evaluate: how many stand for all in the evaluations of start and end; 0: all.
 
     Raises:
-        ConfigError: a number below 1.
+        ConfigError: a number below 1, or fewer rounds than have a middle.
     """
+    if rounds < LEAST:
+        raise ConfigError(f"--rounds {rounds}: must be at least {LEAST}, the first and the last "
+                          "round are no measurement")
+    if evaluate < 0:
+        raise ConfigError(f"--evaluate {evaluate}: must be at least 0")
     for name, value in (("cohort", cohort), ("threads", threads), *(("sizes", n) for n in sizes)):
         if value < 1:
             raise ConfigError(f"--{name} {value}: must be at least 1")
@@ -243,11 +295,14 @@ def run(
         for method in methods:
             for clients in sizes:
                 say(f"{method}, {clients:,} clients")
-                rows.setdefault(method, []).append(one(method, clients, cohort))
+                rows.setdefault(method, []).append(one(
+                    method, clients, cohort, evaluate=evaluate, rounds=rounds
+                ))
     finally:
         torch.set_num_threads(before)
     return {
-        "setting": {"cohort": cohort, "threads": threads, "rounds": ROUNDS, "train": TRAIN,
+        "setting": {"cohort": cohort, "threads": threads, "rounds": rounds,
+                    "evaluate": evaluate, "train": TRAIN,
                     "test": TEST, "torch": torch.__version__},
         "load": {"after": machine.load(), "cores": machine.cores()}, "methods": rows,
     }
@@ -267,7 +322,8 @@ def lines(record: Measurements) -> list[str]:
     return [
         *out,
         "beside: evaluation, metrics and state over training; all: evaluation of every client at "
-        "the end; written: state files of a round; memory: what the run added at its peak",
+        "the end, or of those that --evaluate names; written: state files of a round; memory: what "
+        "the run added at its peak; process: its whole peak; run: all CPU seconds, and building",
     ]
 
 
@@ -280,4 +336,5 @@ def _row(r: Measurements) -> dict[str, object]:
         "written": f"{r['state_bytes'] / 2**20:.2f} MiB",
         "folder": f"{r['state_bytes_all'] / 2**20:.1f} MiB",
         "line": f"{r['metrics_line'] / 1024:.0f} KiB", "memory": f"{r['memory'] / 2**20:.0f} MiB",
+        "process": f"{r['peak'] / 2**20:.0f} MiB", "run": f"{r['building'] + r['whole_run']:.1f}",
     }
