@@ -342,7 +342,6 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: 1 s": ("torchvision",),
     },
     "fedvlm/models/load/vit.py": {
-        "cycle: it builds on this file": ("fedvlm.models.load.torchvision",),
         "start-up: 3 s": ("open_clip.transformer",),
         "start-up: 1 s": ("timm",),
         "start-up: 2 s": ("transformers",),

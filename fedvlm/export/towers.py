@@ -18,6 +18,7 @@ from fedvlm.core.trees import Tree
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.hf_clip import HUB_NAMES
 from fedvlm.models.load.openclip import build_image_side, build_model
+from fedvlm.models.load.torchvision import empty_classifier
 from fedvlm.models.load.vit import empty_vit
 from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, sites
 from fedvlm.models.towers.clip import is_block, is_trunk
@@ -52,7 +53,11 @@ def plain_visual(model: VLModel) -> nn.Module:
     arch = model.backbone.arch
     if model.backbone.standard:
         return copy.deepcopy(plain_clip(model).get_submodule("visual"))
-    visual: Any = build_image_side(arch)[0].visual if "vision_cfg" in arch else empty_vit(arch)
+    visual: Any
+    if "torchvision" in arch:
+        visual = empty_classifier(arch["torchvision"])
+    else:
+        visual = build_image_side(arch)[0].visual if "vision_cfg" in arch else empty_vit(arch)
     visual.load_state_dict(visual_state(model.backbone.model.visual), strict=True)
     if getattr(visual, "output_tokens", False):
         visual.output_tokens = False  # CoCa's: the feature alone

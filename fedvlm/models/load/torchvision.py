@@ -14,7 +14,7 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
 from fedvlm.models.load.vit import VisionOnly, ViTBackbone, no_text
-from fedvlm.models.load.weights import read_state
+from fedvlm.models.load.weights import read_state_dict
 
 LOADERS = ("torchvision",)
 MEAN, STD, SIDE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224  # of ImageNet's recipes
@@ -55,7 +55,7 @@ def load(
     if weights:
         path = user_path(weights)
         try:
-            model.load_state_dict(read_state(path))
+            model.load_state_dict(read_state_dict(path))
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:160]
             raise DataError(f"'{path}' does not fit torchvision's '{name}': {reason}") from error
@@ -67,7 +67,7 @@ def load(
     )
 
 
-def empty(name: str) -> nn.Module:
+def empty_classifier(name: str) -> nn.Module:
     """Return the image tower of a name, with random weights."""
     from torchvision import models  # start-up: 1 s
 

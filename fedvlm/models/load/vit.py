@@ -20,7 +20,7 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
 from fedvlm.models.backbone import Backbone, Tokenizer
-from fedvlm.models.load.weights import quiet_hub, quiet_transformers, read_state
+from fedvlm.models.load.weights import quiet_hub, quiet_transformers, read_state_dict
 from fedvlm.models.towers.trunk import KINDS, TimmTower
 from fedvlm.models.towers.trunk_blocks import is_timm
 
@@ -112,10 +112,6 @@ def empty_vit(arch: dict[str, Any]) -> nn.Module:
 
     ``arch`` is ``ViTBackbone``'s; with ``timm`` it names a model that is not renamed.
     """
-    if "torchvision" in arch:
-        from fedvlm.models.load.torchvision import empty  # cycle: it builds on this file
-
-        return empty(arch["torchvision"])
     if "timm" in arch:
         import timm  # start-up: 1 s
 
@@ -192,7 +188,7 @@ def _from_timm(
         with quiet_hub():
             model: Any = timm.create_model(name, pretrained=not (random or weights))
         if weights:
-            model.load_state_dict(read_state(user_path(weights)))
+            model.load_state_dict(read_state_dict(user_path(weights)))
     except (OSError, RuntimeError, SafetensorError, DataError) as error:
         reason = " ".join(str(error).split())[:160]
         raise DataError(

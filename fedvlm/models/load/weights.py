@@ -99,7 +99,7 @@ def load_file(model: nn.Module, path: Path, parts: tuple[str, ...] = ()) -> None
         raise DataError(f"cannot load weights from '{path}': {reason}") from error
 
 
-def read_state(path: Path) -> dict[str, Tensor]:
+def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a state dict file (.safetensors, .pth, .bin); no code in it is run.
 
     Raises:
