@@ -64,7 +64,7 @@ class Panel:
         """Return the clients to ask after a round, ascending."""
         if self.alike or event.round in (0, event.total_rounds):
             return list(self.clients)
-        there = {*event.roster.members}  # a forgotten client is drawn, and has no image left
+        there = {*event.roster.present}  # a forgotten client is drawn, and has no image left
         return [c for c in event.drawn if c in there]
 
 
@@ -78,7 +78,7 @@ def panel_of(
         data_seed: decides who, the same for every method of a table.
         every, alike: see ``Panel``.
     """
-    members = list(roster.members)
+    members = list(roster.present)
     asked = members
     if 0 < cohort < len(members):
         order = torch.randperm(len(members), generator=rng.stream(data_seed, "eval-cohort"))

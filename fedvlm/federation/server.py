@@ -57,10 +57,15 @@ class Roster:
 
     @property
     def members(self) -> Sequence[int]:
-        """The clients that take part in the run, ascending; a forgotten one has no image left."""
-        empty = np.flatnonzero((self.train == 0) & (self.val == 0) & (self.test == 0)).tolist()
-        everyone, out = range(len(self)), {*self.unseen, *empty}
+        """The clients that take part in the run, ascending."""
+        everyone, out = range(len(self)), set(self.unseen)
         return [c for c in everyone if c not in out] if out else everyone
+
+    @property
+    def present(self) -> Sequence[int]:
+        """The members with any image, ascending: a forgotten one (``fedvlm forget``) has none."""
+        some = (self.train > 0) | (self.val > 0) | (self.test > 0)
+        return self.members if some.all() else [c for c in self.members if some[c]]
 
 
 @dataclass(frozen=True)

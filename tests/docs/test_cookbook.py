@@ -159,7 +159,7 @@ def test_contrast_of_three_images_by_hand() -> None:
     pad = {"pixels": torch.cat([x["pixels"], x["pixels"][:, :1]], 1)}
     batch = SimpleNamespace(
         x=pad, y=torch.tensor([[0, 0, 1, 0]] * 2), w=torch.tensor([[1.0, 1, 1, 0]] * 2).double(),
-        sets=None,
+        sets=None, costs=lambda dtype: None,
     )
     value, parts = trainer.loss(model, p, batch)
     assert torch.allclose(parts["contrast"], hand)

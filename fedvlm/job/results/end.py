@@ -247,7 +247,7 @@ def protocol(built: Built) -> dict[str, Any]:
 def cohort_of(built: Built) -> int:
     """Return how many clients stand for all in the evaluation; 0 where all of them do."""
     cohort = int(built.cfg.TEST.COHORT)
-    return cohort if cohort < len(built.federation.roster.members) else 0
+    return cohort if cohort < len(built.federation.roster.present) else 0
 
 
 def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:

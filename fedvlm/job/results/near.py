@@ -25,8 +25,8 @@ def near_duplicates(built: Built, panel: Panel, progress: Progress | None = None
     that the run has or the store's; at most ``MOST_TEST`` x ``MOST_TRAIN`` are compared.
     """
     data = built.data
-    source = features_source(built, panel, built.federation.roster.members, progress)
-    clients = [data.clients[c] for c in built.federation.roster.members]
+    source = features_source(built, panel, built.federation.roster.present, progress)
+    clients = [data.clients[c] for c in built.federation.roster.present]
     train = _some(np.unique(np.concatenate([c.train for c in clients])), MOST_TRAIN)
     test = _some(np.unique(np.concatenate([c.test for c in clients])), MOST_TEST)
     if len(train) < LEAST or len(test) < LEAST:

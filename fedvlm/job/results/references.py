@@ -54,7 +54,7 @@ def reference_rows(
     Raises:
         DataError: an image changed meanwhile, or the feature store cannot be written.
     """
-    members = built.federation.roster.members
+    members = built.federation.roster.present
     path = _path(built, panel, members)
     plain = None if afresh else _read(path)
     if plain is None or zero_shot is not None:

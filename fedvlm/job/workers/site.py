@@ -76,7 +76,7 @@ class PoolSite(Site):
         }, trees)
 
     @contextmanager
-    def _opened(self, run: str) -> Iterator[SiteStore]:
+    def opened(self, run: str) -> Iterator[SiteStore]:
         """See ``Site``: without a lock, the workers share the folder."""
         yield SiteStore(self.folder, run, self.federation.model.device, self.letters)
 
