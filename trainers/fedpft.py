@@ -10,7 +10,7 @@ Personal: none
 Frozen: both towers.
 Defaults: MIXTURES 1, COVARIANCE spherical, HEAD_LR 1e-4, HEAD_EPOCHS 50, HEAD_BATCH 32 (AdamW), one
     round. Before it the head is zero.
-Knobs: MIXTURES 1 | 2 | 5; COVARIANCE spherical | diag | full; HEAD_LR 1e-5 to 0.1 log.
+Knobs: MIXTURES 1 | 2 | 5; HEAD_LR 1e-5 to 0.1 log.
 Departures from the paper: features are those of CLIP's joint space; numbers travel in 32 bits
     (there 16); no differential privacy (its theorem bounds full covariances of features of length
     1), no decentralised chain.
@@ -68,6 +68,7 @@ class FedPFT(Trainer):
         "w/.*": "trained on draws from all mixtures, a draw for each image",
     }
     open_vocabulary = False
+    unweighted = "trains no client; the server's draws have each class as often as its images"
     options = {
         "MIXTURES": Option(1, "components of a class's mixture", low=1),
         "COVARIANCE": Option("spherical", "of a component: one variance, one for each channel, or "

@@ -57,6 +57,8 @@ class TrainArguments(TypedDict, total=False):
     workers: int | str | None
     sites_at: Word
     site_file: Word
+    class_weights: Word
+    metric: Sequence[Word] | Word
     output_dir: Word
     resume: Word
     tag: Word

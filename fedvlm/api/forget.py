@@ -42,6 +42,7 @@ from fedvlm.runs import lock
 from fedvlm.runs.cells import runs_below
 from fedvlm.runs.finished import FinishedRun, find_finished
 from fedvlm.runs.identity import read_json
+from fedvlm.runs.names import RESULTS
 from fedvlm.runs.private import read_private
 from fedvlm.runs.verify.check import inspect
 
@@ -324,7 +325,7 @@ def _index_without(
     domain = [o.indices for o in data.others if o.kind == "domain"]
     tests = {data.samples[i].key for at in (data.global_test, data.new_test, *domain) for i in at}
     text = "\n".join([run.digest, *sorted(gone.names)])
-    results = read_json(path / "results.json") or {}
+    results = read_json(path / RESULTS) or {}
     content[FORGOTTEN] = {
         "unit": gone.unit, "clients": sorted({*before.get("clients", ()), *gone.clients}),
         "images": dict(gone.counts), "digest": hashlib.sha256(text.encode()).hexdigest(),

@@ -303,11 +303,7 @@ def prepare_run(
     if inputs.serves:
         trainer.check_proxy(proxy)
     start = TrainingStart.of(trainer, model, batcher, plan, sites)  # may refuse
-    said = list[str]()
-    if _threatened(cfg.FED):
-        from fedvlm.job.settings.threats import add_threats  # start-up: such runs only
-
-        plan, said = add_threats(cfg, plan, start, sites, backbone, trainer, inputs, batcher)
+    plan, said = _with_threats(cfg, plan, start, sites, backbone, trainer, inputs, batcher)
     if plan.hostile is not None and isinstance(batcher, SplitBatcher):
         batcher = replace(batcher, poison=plan.hostile.poison)
     check_rounds(trainer, model, batcher, plan, start.roster)
@@ -338,14 +334,21 @@ def _load_method(cfg: CfgNode) -> Trainer:
     return trainer
 
 
-def _threatened(fed: CfgNode) -> bool:
-    """Whether a key says something of attackers, differential privacy or secure sums."""
-    dp = fed.DP
-    return bool(
+def _with_threats(
+    cfg: CfgNode, plan: Plan, start: TrainingStart, sites: Sequence[int], backbone: Backbone,
+    trainer: Trainer, inputs: Inputs, batcher: SplitBatcher | Absent,
+) -> tuple[Plan, list[str]]:
+    """Return the plan with attackers, differential privacy and secure sums, and remarks on them."""
+    fed, dp = cfg.FED, cfg.FED.DP
+    if not (
         fed.HOSTILE or ATTACKS[0] != fed.ATTACK or fed.ATTACK_SCALE or fed.ATTACK_TARGET
         or fed.SECURE_SUM or dp.UNIT != "client"
         or any((dp.CLIP, dp.NOISE, dp.EPSILON, dp.DELTA, dp.QUANTILE))
-    )
+    ):
+        return plan, []
+    from fedvlm.job.settings.threats import add_threats  # start-up: such runs only
+
+    return add_threats(cfg, plan, start, sites, backbone, trainer, inputs, batcher)
 
 
 def complete_run(

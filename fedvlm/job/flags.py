@@ -144,8 +144,8 @@ FLAGS: tuple[Flag, ...] = (
     _v(_TRAIN, "INPUT.VIEWS", "--views",
        "1: one fixed view; n: n augmented ones; 0: always a new one", "N"),
     _v(_TRAIN, "TEST.TARGETS", "--targets", "also test on these data sets (transfer)", "A,B"),
-    Flag(("--metric", "--metrics"), "also compute: auroc, top5, f1, balanced, sensitivity, or "
-         "./file.py:function", _TRAIN, "TEST.METRICS", kind="names", metavar="NAME"),
+    Flag(("--metric", "--metrics"), "further metrics: auroc, top5, f1, ..., or ./file.py:function",
+         _TRAIN, "TEST.METRICS", kind="names", metavar="NAME"),
     _v(_TRAIN, "TEST.EVAL_EVERY", "--eval-every", "rounds between evaluations, or auto", "N"),
     _v(_TRAIN, "SEED", "--seed", "model seed", "N"),
     _v(_TRAIN, "DATA_SEED", "--data-seed", "seed of the partition and of the drawn shots", "N"),
