@@ -143,7 +143,7 @@ def plan_forgetting(
         ConfigError: no such client or group, a run of sites, or nobody would be left.
         DataError: no finished run, damage, other data than the run's, or no such image.
     """
-    path = run_folder(folder)
+    path = run_folder(folder).resolve()
     run = find_finished(path)
     if run is None:
         raise DataError(f"'{path}' is not finished: finish it first (the same command goes on), or "
@@ -151,6 +151,9 @@ def plan_forgetting(
     verdict = inspect(path)
     if verdict.damage:
         raise DataError(f"{verdict.sentence()}; a damaged run names no images to forget")
+    if len(path.parents) <= PLACE_DEPTH:
+        raise DataError(f"'{path}' is not in an output folder any more: forgetting writes a new "
+                        "run beside it; move it back below OUTPUT_DIR")
     cfg = run_config(path, {**(changes or {}), "SINKS": "()", "RESUME": ""}, trust)
     _refuse_parties(path, cfg)
     data = Inputs().data(cfg, progress)
@@ -158,6 +161,11 @@ def plan_forgetting(
         raise DataError(f"{path}: {clause}: the images here are not those of the run; give their "
                         "place with --root")
     removal = _removal(path, data, client, group, images)
+    if removal.clients and str(cfg.FED.WEIGHTING) == "agnostic":
+        raise ConfigError(
+            f"{path}: FED.WEIGHTING agnostic needs every client in each round, and a forgotten one is "
+            "away: run again without the client's images"
+        )
     index = _index_without(data, removal, run, path)
     output = path.parents[PLACE_DEPTH]
     file = output / "forget" / f"{index['sha256'][:8]}.json"
@@ -342,7 +350,11 @@ def _known(
     found = [(path, "the old run: models, rows, partition")]
     others = [one / "partition.json" for one in runs_below(output) if one != path]
     for file in (*others, *sorted((output / "forget").glob("*.json"))):
-        held = read_index_file(file)["clients"] if file.is_file() else []
+        try:
+            held = read_index_file(file)["clients"] if file.is_file() else []
+        except DataError:
+            found.append((file, "a partition that cannot be read: look at it yourself"))
+            continue
         if any(not names.isdisjoint(c[p]) for c in held for p in PARTS):
             run = file in others
             found.append((file.parent if run else file, "another run on these images" if run else

@@ -255,8 +255,8 @@ class PeftTrainer(RoleTrainer):
             tree |= weighted_mean(own, norm_weights(own.params, weight))
         elif kind == "by_rank" and lora:
             ranks = [self.spec.rank_of(c) for c in updates.clients]
-            own = {n: p[n] for n in factors}
-            tree |= require_finite(mean_by_rank(own, weight, ranks))
+            sent = {n: p[n] for n in factors}
+            tree |= require_finite(mean_by_rank(sent, weight, ranks))
         elif self.lora_rule.turns:
             resting = self.portion(ctx.round, ctx.groups).resting
             tree = {n: v for n, v in tree.items() if n not in resting}

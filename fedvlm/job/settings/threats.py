@@ -12,7 +12,7 @@ from fedvlm.config.engines import of_parties
 from fedvlm.config.federation import ATTACKS
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.aggregation.sums import beyond_sums
-from fedvlm.federation.batches import SplitBatcher
+from fedvlm.federation.batches import NO_WEIGHTS, SplitBatcher
 from fedvlm.federation.context import OWN
 from fedvlm.federation.groups import PERSONAL, SHARED
 from fedvlm.federation.local.images import Absent
@@ -76,6 +76,22 @@ def image_privacy_of(
         raise ConfigError(
             f"FED.DP.QUANTILE {dp.QUANTILE:g}: the bound follows moves of clients, not gradients; "
             f"drop it, or FED.DP.UNIT {dp.UNIT}"
+        )
+    if cfg.OPTIM.CLASS_WEIGHTS != NO_WEIGHTS:
+        raise ConfigError(
+            f"FED.DP.UNIT {dp.UNIT} with OPTIM.CLASS_WEIGHTS {cfg.OPTIM.CLASS_WEIGHTS}: the weights "
+            "depend on all images of a client, so that one image moves every gradient; drop one of "
+            "the two"
+        )
+    if cfg.DATASET.CAPTIONS:
+        raise ConfigError(
+            f"FED.DP.UNIT {dp.UNIT}: the loss of captions compares the images of a batch, so that "
+            "no image has a gradient of its own; drop FED.DP or DATASET.CAPTIONS"
+        )
+    if plan.fairness is not None:
+        raise ConfigError(
+            f"FED.DP.UNIT {dp.UNIT} with FED.WEIGHTING {cfg.FED.WEIGHTING}: each client would send "
+            "its loss, which is an exact function of its images; drop one of the two"
         )
     fits = tuple(trainer.image_fits) if "image_fits" in vars(kind) else ()
     room.check_method(

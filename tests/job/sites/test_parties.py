@@ -267,7 +267,8 @@ def test_a_guarantee_of_privacy_leaves_baselines_out() -> None:
     for name, promises in (("DP_FPL", True), ("FedAvg", False)):
         trainer = object.__new__(load_trainer(name))
         built: Any = SimpleNamespace(
-            federation=SimpleNamespace(trainer=trainer, plan=SimpleNamespace(dp=None, private=None)))
+            federation=SimpleNamespace(
+                trainer=trainer, plan=SimpleNamespace(dp=None, private=None)))
         assert promises_privacy(built) is promises
 
 
