@@ -47,6 +47,10 @@ def lines(found: Cells, seconds: float) -> list[str]:
     """Return the tables."""
     out, missing = [], 0
     for method, title in METHODS.items():
+        if not any(key[0] == method for key in found):
+            missing += len(UNITS) * len(CLIENTS) * len(EPSILONS)
+            out += ["", f"**{title}**: not run."]
+            continue
         heads = ["no privacy", *(f"epsilon {e}" for e in EPSILONS[1:])]
         out += ["", f"**{title}**", "", f"| hides | clients | {' | '.join(heads)} |",
                 f"|---|---:{'|---:' * len(heads)}|"]

@@ -163,8 +163,8 @@ def plan_forgetting(
     removal = _removal(path, data, client, group, images)
     if removal.clients and str(cfg.FED.WEIGHTING) == "agnostic":
         raise ConfigError(
-            f"{path}: FED.WEIGHTING agnostic needs every client in each round, and a forgotten one is "
-            "away: run again without the client's images"
+            f"{path}: FED.WEIGHTING agnostic needs every client in each round, and a forgotten one "
+            "is away: run again without the client's images"
         )
     index = _index_without(data, removal, run, path)
     output = path.parents[PLACE_DEPTH]

@@ -79,7 +79,7 @@ def image_privacy_of(
         )
     if cfg.OPTIM.CLASS_WEIGHTS != NO_WEIGHTS:
         raise ConfigError(
-            f"FED.DP.UNIT {dp.UNIT} with OPTIM.CLASS_WEIGHTS {cfg.OPTIM.CLASS_WEIGHTS}: the weights "
+            f"FED.DP.UNIT {dp.UNIT} with OPTIM.CLASS_WEIGHTS {cfg.OPTIM.CLASS_WEIGHTS}: weights "
             "depend on all images of a client, so that one image moves every gradient; drop one of "
             "the two"
         )
