@@ -180,8 +180,8 @@ class FedPFT(Trainer):
         drawn, classes = [held[MEAN].new_zeros(0, held[MEAN].shape[-1]).double().cpu()], list[int]()
         for c in held[COUNT].nonzero()[:, 0].tolist():
             n = int(held[COUNT][c])
-            parts = (held[name][c] for name in (SHARE, MEAN, SPREAD))
-            drawn.append(mixtures.draw_mixture(n, *parts, generator))
+            share, mean, spread = (held[name][c] for name in (SHARE, MEAN, SPREAD))
+            drawn.append(mixtures.draw_mixture(n, share, mean, spread, generator))
             classes += [c] * n
         return torch.cat(drawn), torch.tensor(classes, dtype=torch.int64)
 

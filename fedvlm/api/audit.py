@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +183,9 @@ def carry_out_audit(plan: Audit) -> dict[str, Any]:
         every = np.unique(np.concatenate([p.samples for p in pools.values()]))
         target = _signals(built, built.federation, state, models, pools, every)
         found = [_shadow(built, plan, pools, every, n) for n in range(plan.shadows)]
-        rows = _membership(built.data, pools, every, target, found)
         claimed = plan.run.results.get("privacy") or None
+        delta = float((claimed or {}).get("delta") or 0.0)
+        rows = _membership(built.data, pools, every, target, found, delta)
         told = read_json(plan.path / "released.json") or {}
         return {
             "format": 1, "run": plan.run.digest, "method": plan.run.method,
@@ -293,7 +295,7 @@ def _signals(
 
 def _loss(loss: np.ndarray | None) -> Floats:
     """Return losses; one that is not finite is no sign of a member."""
-    return np.nan_to_num(np.asarray(loss, dtype=np.float64), nan=np.inf, posinf=1e6)
+    return np.nan_to_num(np.asarray(loss, dtype=np.float64), nan=1e6, posinf=1e6)
 
 
 def _halves(pools: Mapping[int, Pool], seed: int, shadows: int) -> dict[int, Bools]:
@@ -329,45 +331,47 @@ def _shadow(
 # ---- attacks -------------------------------------------------------------------------------------
 def _membership(
     data: FederatedData, pools: Mapping[int, Pool], every: np.ndarray, target: Signals,
-    shadows: Sequence[tuple[Signals, Mapping[int, Bools]]],
+    shadows: Sequence[tuple[Signals, Mapping[int, Bools]]], delta: float,
 ) -> list[dict[str, Any]]:
-    """Return a row for each model and attack."""
+    """Return a row for each model and attack; ``delta``: of what the run claims."""
     order = list(pools)
     member = np.concatenate([pools[c].member for c in order])
     own = np.concatenate([target.personal[c] for c in order])
     trained = np.zeros(len(data.samples), dtype=bool)
     trained[np.concatenate([pools[c].samples[pools[c].member] for c in order])] = True
-    among = 4 if shadows else 2  # attacks
-    rows = [_row(PERSONAL, "threshold on the loss", -own, member, among),
-            _row(GLOBAL, "threshold on the loss", -target.shared, trained[every], among)]
+    row = partial(_row, among=4 if shadows else 2, delta=delta)  # attacks, and what is claimed
+    rows = [row(PERSONAL, "threshold on the loss", -own, member),
+            row(GLOBAL, "threshold on the loss", -target.shared, trained[every])]
     if not shadows:
         return rows
     name = f"likelihood ratio, {len(shadows)} shadows"
     inside = np.stack([np.concatenate([part[c] for c in order]) for _, part in shadows])
     losses = np.stack([np.concatenate([one.personal[c] for c in order]) for one, _ in shadows])
     ratios = likelihood_ratios(confidence_of(own), confidence_of(losses), inside)
-    rows.append(_row(PERSONAL, name, ratios, member, among))
+    rows.append(row(PERSONAL, name, ratios, member))
     held = np.zeros((len(shadows), len(data.samples)), dtype=bool)
     for line, (_, part) in zip(held, shadows, strict=True):
         line[np.concatenate([pools[c].samples[part[c]] for c in order])] = True
     held = held[:, every]
     both = held.any(0) & ~held.all(0)  # an image of several clients may be in all shadows
+    if not trained[every][both].any() or trained[every][both].all():
+        return rows  # nothing to tell apart
     ratios = likelihood_ratios(
         confidence_of(target.shared)[both],
         confidence_of(np.stack([one.shared for one, _ in shadows]))[:, both], held[:, both])
-    rows.append(_row(GLOBAL, name, ratios, trained[every][both], among))
+    rows.append(row(GLOBAL, name, ratios, trained[every][both]))
     return rows
 
 
 def _row(
-    model: str, attack: str, signal: Floats, member: Bools, among: int
+    model: str, attack: str, signal: Floats, member: Bools, *, among: int, delta: float
 ) -> dict[str, Any]:
     inside, outside = signal[member], signal[~member]
     centre, low, high = auc(inside, outside)
     return {
         "model": model, "attack": attack, "auc": centre, "low": low, "high": high,
         "rates": [asdict(hit_rate(inside, outside, rate)) for rate in RATES],
-        "epsilon": epsilon_bound(inside, outside, among=among),
+        "epsilon": epsilon_bound(inside, outside, delta, among),
     }
 
 

@@ -47,6 +47,8 @@ def draw_mixture(
     part = torch.multinomial(share, n, replacement=True, generator=generator)
     noise = torch.randn(n, mean.shape[-1], generator=generator, dtype=mean.dtype)
     if spread.ndim == 3:
-        root = torch.linalg.cholesky_ex(spread)[0][part]
-        return mean[part] + (root @ noise[..., None])[..., 0]
+        for g, matrix in enumerate(spread):  # a root of each, which need not have the full rank
+            values, axes = torch.linalg.eigh(matrix)
+            noise[part == g] = noise[part == g] @ (axes * values.clamp_min(0).sqrt()).mT
+        return mean[part] + noise
     return mean[part] + noise * spread[part].sqrt().reshape(n, -1)
