@@ -20,7 +20,7 @@ from fedvlm.core.rows.store import move_state
 from fedvlm.core.trees import Tree, cast
 from fedvlm.data.datasets import templates
 from fedvlm.data.datum import NO_LABEL
-from fedvlm.data.partition.index_file import read_index_file
+from fedvlm.data.partition.index_file import canonical_hash, read_index_file
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.discovery import NO_TRUST, Trust, load_trainer
 from fedvlm.federation.engine import LocalEngine
@@ -108,8 +108,15 @@ def rebuild(
             "--weights FILE"
         )
     names = [str(name) for name in index["classnames"]]
+    prompts = templates(cfg)
+    said = manifest.get("facts", {}).get("templates_digest")
+    if said and canonical_hash(prompts) != said:
+        raise DataError(
+            f"{path}: DATASET.TEMPLATES '{cfg.DATASET.TEMPLATES}' has other texts than when the "
+            "run was made: give the file back as it was"
+        )
     model = VLModel(
-        backbone, names, templates=templates(cfg), packed=not cfg.FED.PLAIN,
+        backbone, names, templates=prompts, packed=not cfg.FED.PLAIN,
         bf16_text=cfg.MODEL.PREC == "bf16", sets=bool(cfg.DATASET.LABELS),
     )
     counts = roster_of(path, int(cfg.FED.CLIENTS), names)

@@ -28,6 +28,7 @@ from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datasets import set_name
 from fedvlm.data.datum import PARTS
 from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
+from fedvlm.data.partition.index_file import canonical_hash
 from fedvlm.evaluation import Panel, zero_shot
 from fedvlm.evaluation.scores import CONFUSION
 from fedvlm.federation.discovery import load_trainer
@@ -253,6 +254,8 @@ def _train(
     folder.record_facts(
         data_digest=built.data.digest, backbone_digest=built.backbone.digest,
         notes=built.notes, chunk=built.identity["chunk"],
+        **({"templates_digest": canonical_hash(built.data.templates)} if built.data.written
+           else {}),
     )
     measure = measure_of(cfg)
     log = LogFile(folder.log_path, int(cfg.FED.ROUNDS), measure, public_text)

@@ -83,6 +83,10 @@ def captioned(
     """Return the images, and a sentence on their captions and topics."""
     targets = [row.target for row in rows]
     own = not all(targets)
+    if own and any(targets):
+        row = next(row for row in rows if not row.target)
+        raise DataError(f"{row.where}: '{row.path}' has no topic, and other images have one: fill "
+                        "it in, or leave the column out for all")
     if own:
         targets = group_texts([row.captions for row in rows], info.topics)
     names = sorted(set(targets))

@@ -24,7 +24,8 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
 )
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_VOLATILE = ("_name_or_path", "transformers_version", "auto_map", "torch_dtype", "dtype")
+_VOLATILE = ("_name_or_path", "transformers_version", "auto_map", "torch_dtype", "dtype",
+             "attn_implementation", "_attn_implementation", "quantization_config")
 _MOST = {  # what a config may ask for
     "hidden_size": 16_384, "d_model": 16_384, "intermediate_size": 131_072, "d_ff": 131_072,
     "num_hidden_layers": 256, "num_layers": 256, "encoder_layers": 256, "vocab_size": 4_000_000,
@@ -75,8 +76,23 @@ def with_config(arch: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     """
     text = dict(arch["text_cfg"])
     repo = str(text.get("hf_model_name") or "")
-    if not repo or "hf_config" in text:
+    if not repo:
         return dict(arch)
+    config, file = text.get("hf_config"), Path("hf_config")
+    if config is None:
+        config, file = _found_config(repo, folder)
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise DataError(f"'{file}' is not the config of a text encoder of transformers")
+    for key, most in _MOST.items():
+        number = config.get(key, 1)
+        if number is not None and not (isinstance(number, int) and 0 < number <= most):
+            raise DataError(f"{file}: {key} is {number}; it must be above 0 and at most {most:,}")
+    text["hf_config"] = {k: v for k, v in sorted(config.items()) if k not in _VOLATILE}
+    return {**arch, "text_cfg": text}
+
+
+def _found_config(repo: str, folder: Path | None) -> tuple[Any, Path]:
+    """Return an encoder's config and its file: of the folder, else of the local cache."""
     file = folder / CONFIG if folder is not None and (folder / CONFIG).is_file() else None
     file = file or cached(repo, CONFIG)
     if file is None:
@@ -86,16 +102,9 @@ def with_config(arch: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
             f"Hugging Face cache that has them ('hf download {repo}')"
         )
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        config["model_type"]
-    except (ValueError, KeyError, TypeError) as error:
+        return json.loads(file.read_text(encoding="utf-8")), file
+    except ValueError as error:
         raise DataError(f"'{file}' is not the config of a text encoder of transformers") from error
-    for key, most in _MOST.items():
-        number = config.get(key, 1)
-        if number is not None and not (isinstance(number, int) and 0 < number <= most):
-            raise DataError(f"{file}: {key} is {number}; it must be above 0 and at most {most:,}")
-    text["hf_config"] = {k: v for k, v in sorted(config.items()) if k not in _VOLATILE}
-    return {**arch, "text_cfg": text}
 
 
 @contextmanager

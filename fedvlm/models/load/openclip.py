@@ -219,7 +219,8 @@ def _check_folder_config(arch: Any, card: Path) -> None:
         for key, value in part.items() if isinstance(part, dict) else ():
             if isinstance(value, str) and (
                     key == "timm_model_name" and (":" in value or "/" in value)
-                    or key in ("hf_model_name", "hf_tokenizer_name") and not is_repository(value)):
+                    or value and key in ("hf_model_name", "hf_tokenizer_name")
+                    and not is_repository(value)):
                 raise DataError(f"{card}: {place}{key} '{value}' names another place: a folder "
                                 "brings its own weights, and nothing is downloaded for it")
             if key == "timm_model_pretrained" and value:

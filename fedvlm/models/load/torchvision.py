@@ -5,6 +5,7 @@ What stands before a model's last linear layer is the feature. Nothing is downlo
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from fedvlm.models.load.vit import VisionOnly, ViTBackbone, no_text
 from fedvlm.models.load.weights import read_state_dict
 
 LOADERS = ("torchvision",)
+_OLD = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.(?=[12]\.)")
 MEAN, STD, SIDE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224  # of ImageNet's recipes
 
 
@@ -55,7 +57,8 @@ def load(
     if weights:
         path = user_path(weights)
         try:
-            model.load_state_dict(read_state_dict(path))
+            # DenseNet's published files have older names
+            model.load_state_dict({_OLD.sub(r"\1", n): v for n, v in read_state_dict(path).items()})
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:160]
             raise DataError(f"'{path}' does not fit torchvision's '{name}': {reason}") from error

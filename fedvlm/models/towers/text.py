@@ -73,8 +73,9 @@ class TextTower:
         counters: Counter[str], packed: PackedText | None = None,
     ) -> None:
         self.backbone, self.counters = backbone, counters
-        self.sets = len(templates)
-        told = [[fill(t, c) for c in classnames] for t in templates]
+        # Sentences of other classes alone are left out.
+        told = [some for t in templates if any(some := [fill(t, c) for c in classnames])]
+        self.sets = len(told)
         texts = [text for some in told for text in some if text is not None]
         counts = [sum(text is not None for text in some) for some in told]
         # Where classes have unlike numbers of sentences: the class of each text.

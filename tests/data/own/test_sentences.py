@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedvlm.api.run import load
 from fedvlm.cli.main import main
 from fedvlm.core.errors import DataError, FedvlmError
 from fedvlm.core.spelling import check_described, fill
@@ -54,6 +55,17 @@ def test_sentences_of_a_class_are_averaged_as_units(tmp_path: Path) -> None:
         rows = inside.adapted_text(TreeEdits("text", {}), 2)
         assert relative(rows[1], model.anchor("template", 0)) < 1e-9
     assert model.anchor("literal", 4).shape == model.anchor("template", 0).shape
+
+
+def test_sentences_of_other_classes_alone_are_left_out(tmp_path: Path) -> None:
+    """Three sentences of a class that the model does not have: two prompts at most are told."""
+    templates = read_templates(table(tmp_path, {"cat": ["a cat"], "dog": ["a dog", "it barks"],
+                                                "cow": ["a cow", "it moos", "it gives milk"]}))
+    for packed in (True, False):
+        model = VLModel(
+            toy(dtype=torch.float64), ("cat", "dog"), templates=templates, packed=packed)
+        rows = model.adapted_text(TreeEdits("text", {}), 2)
+        assert relative(rows[1], model.anchor("template", 0)) < 1e-9
 
 
 def test_templates_by_line(tmp_path: Path) -> None:
@@ -122,9 +134,13 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text("a photo of a {}.\na drawing of a {}.\n")
     assert run(tmp_path, "--opts", "DATASET.TEMPLATES", str(path)) == 0
     capsys.readouterr()
+    folder = next(tmp_path.rglob("results.json")).parent
+    assert load(folder).client(0).classnames
     path.write_text("a photo of a {}.\na sketch of a {}.\n")  # another file is another run
     assert run(tmp_path, "--opts", "DATASET.TEMPLATES", str(path)) != 0
     assert "repeat the existing settings" in capsys.readouterr().err
+    with pytest.raises(DataError, match="other texts than when the run was made"):
+        load(folder).client(0)
     cupl = table(tmp_path, {"circles": ["something round"]})
     assert run(tmp_path / "3", "--opts", "DATASET.TEMPLATES", cupl) == 3
     assert "has no sentences for the class" in capsys.readouterr().err

@@ -161,6 +161,23 @@ def test_a_folder_cannot_point_elsewhere(
         load(f"local-dir:{tmp_path / 'f'}")
 
 
+@pytest.mark.parametrize(("own", "words"), [
+    ({"model_type": "bert", "hidden_size": 10**9}, "hidden_size is 1000000000; it must be"),
+    ({"auto_map": {"AutoModel": "x.py"}}, "is not the config of a text encoder"),
+])
+def test_a_card_with_a_config_of_its_own(
+    tmp_path: Path, own: dict[str, object], words: str
+) -> None:
+    bert(arch_of("bert"), tmp_path / "f")
+    card = tmp_path / "f" / "open_clip_config.json"
+    body = json.loads(card.read_text())
+    body["model_cfg"]["text_cfg"]["hf_config"] = own
+    card.write_text(json.dumps(body))
+    model = VLModel(load(f"local-dir:{tmp_path / 'f'}"), NAMES)
+    with pytest.raises(DataError, match=words):
+        model.anchor("template", 0)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"hidden_size": 32}'])
 def test_a_config_that_is_none(tmp_path: Path, text: str) -> None:
     bert(arch_of("bert"), tmp_path / "f")
