@@ -92,7 +92,8 @@ _back = {"nonce": hexes, "round": integer()}
 _key = text("[0-9a-f]{64}", 64)
 _packet = text("([0-9a-f]{2})+", 1000)
 _attempt = {**_where, "round": integer(), "attempt": hexes}
-_roster = {"roster": by(name, record({"lock": _key, "mask": _key, "mark": _key}))}
+KEYS = ("lock", "mask", "mark", "who")  # of a site in a secure sum
+_roster = {"roster": by(name, record(dict.fromkeys(KEYS, _key)))}
 _shares = {"shares": by(name, _packet)}
 SUMS = {"keys": "offered", "share": "shared", "mask": "masked", "unmask": "unmasked"}
 ANSWERS = {"hello": "welcome", "work": "worked", "evaluate": "evaluated", "forget": "forgot",
@@ -130,7 +131,7 @@ VALUES: Mapping[str, Mapping[str, Check]] = {
     "personalize": {**_trip, "tune": flag},
     "personalized": {**_back, "parts": each(record(BUNDLE))},
     "keys": _attempt,
-    "offered": {**_back, "lock": _key, "mask": _key, "mark": _key},
+    "offered": {**_back, **dict.fromkeys(KEYS, _key)},
     "share": {**_attempt, **_roster},
     "shared": {**_back, **_shares},
     "mask": {**_trip, **_attempt, **_roster, **_shares, "floor": versions, "whole": span},

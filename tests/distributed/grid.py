@@ -164,6 +164,7 @@ class Grid:
     setup: Setup = field(default_factory=lambda: Setup(rounds=2))
     policy: Policy = field(default_factory=lambda: Policy(wait=0))
     kind: type[RemoteEngine] = RemoteEngine
+    secrets: Mapping[str, bytes] = field(default_factory=dict)  # by site, as after a restart
     carrier: InProcess = field(init=False)
     sites: dict[str, Site] = field(init=False)
     said: list[str] = field(default_factory=list)
@@ -180,7 +181,7 @@ class Grid:
             name: Site(
                 federation(self.world, self.trainer, self.setup, s),
                 [c for c, at in enumerate(SITES) if at == s], self.folder / name, CONFIG,
-                say=self.logs.append,
+                say=self.logs.append, secret=self.secrets.get(name, b""),
             ) for s, name in enumerate(NAMES)
         }
         self.carrier.answers = {name: site.answer for name, site in self.sites.items()}

@@ -17,11 +17,12 @@ import torch
 
 from fedvlm.core.errors import ConfigError, FedvlmError, QuorumError
 from fedvlm.core.trees import Tree, pick
+from fedvlm.distributed.schema import KEYS
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.server.requests import Grave
 from fedvlm.distributed.server.work import SLACK, RoundAnswers, join_reasons, silence
 from fedvlm.distributed.sums import masks
-from fedvlm.distributed.sums.site import KEY, OWN, SUM, mark_of, words_of
+from fedvlm.distributed.sums.site import KEY, OWN, SUM, mark_of, task_of, words_of
 from fedvlm.distributed.wire import Frame
 from fedvlm.federation.aggregation.sums import of_each
 from fedvlm.federation.aggregation.updates import NOTHING
@@ -96,7 +97,7 @@ class SumEngine(RemoteEngine):
             self.say(f"round {ctx.round}: {site} is excluded from now on")
         job.check(members)
         self._enough(job, sent, attempt.roster, "sent a sum")
-        total = self._unmasked(job, attempt, sent)
+        total = self._unmasked(job, attempt, sent, task_of(_whole(ctx), start))
         work = job.work(self.sites)
         there = [c for c in sorted(accepted) if members.home[c] in sent and c not in work.dropped]
         if there:
@@ -122,7 +123,7 @@ class SumEngine(RemoteEngine):
             attempt = secrets.token_hex(16)
             about = {"round": job.ctx.round, "attempt": attempt}
             offered = self._gather(job, {s: self.requests.of_run("keys", **about) for s in sites})
-            roster = {s: {k: str(reply.values[k]) for k in ("lock", "mask", "mark")}
+            roster = {s: {k: str(reply.values[k]) for k in KEYS}
                       for s, reply in offered.items()}
             self._enough(job, roster, sites, "sent a key")
             shared = self._gather(job, {
@@ -162,9 +163,12 @@ class SumEngine(RemoteEngine):
         return out
 
     def _unmasked(
-        self, job: RoundAnswers, attempt: Attempt, sent: Mapping[str, np.ndarray]
+        self, job: RoundAnswers, attempt: Attempt, sent: Mapping[str, np.ndarray], task: str
     ) -> np.ndarray:
         """Return the sum of what the sites sent, without masks.
+
+        Args:
+            task: what their masks are bound to beside the attempt (``task_of``).
 
         Raises:
             QuorumError: too few shares, or some that fit no secret.
@@ -179,8 +183,8 @@ class SumEngine(RemoteEngine):
         for site in there:
             total = total + sent[site]
         names = sorted(attempt.roster)
-        words = words_of({"run": self.requests.run_id, "round": round_, "attempt": attempt.name,
-                          "roster": attempt.roster})
+        words = words_of({"run": self.requests.run_id, "like": self.requests.like, "round": round_,
+                          "attempt": attempt.name, "roster": attempt.roster})
         for name in names:
             kind = OWN if name in sent else KEY
             secret = _joined(replies, name, names)
@@ -194,7 +198,7 @@ class SumEngine(RemoteEngine):
                 total = total - masks.keystream(secret, len(total))
             else:
                 publics = {s: bytes.fromhex(attempt.roster[s]["mask"]) for s in there}
-                total = total + masks.pair_masks(secret, name, publics, len(total), *words)
+                total = total + masks.pair_masks(secret, name, publics, len(total), *words, task)
         return total
 
     def _gather(

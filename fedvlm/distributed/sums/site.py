@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fedvlm.core import files
-from fedvlm.core.trees import Tree
+from fedvlm.core.trees import Tree, pick
 from fedvlm.distributed.noise import client_keys
 from fedvlm.distributed.store import SiteStore
 from fedvlm.distributed.sums import masks
@@ -64,7 +64,8 @@ class SumRoster:
 
     Attributes:
         me: its name here.
-        keys: name -> public keys ``lock``, ``mask`` and the digest ``mark``, all in hex.
+        keys: name -> public keys ``lock``, ``mask``, the digest ``mark``, and ``who``, which a site
+            has in all attempts of a run, all in hex.
         words: what all keys of the attempt are bound to.
     """
 
@@ -125,6 +126,12 @@ class SiteSums:
         roster, values = self._roster(frame), frame.values
         self._open_shares(frame, roster)
         accepted, downloads = self.site.addressed(frame)
+        if not accepted:
+            raise Refused("a secure sum asks each of its sites for work")
+        shared = self.site.federation.groups.shared
+        tasks = {task_of(values["whole"], pick(downloads[c], shared)) for c in accepted}
+        if len(tasks) > 1:
+            raise Refused("the clients of a secure sum start from one model")
         starts = client_keys(b"", values["run"], values["round"], accepted, downloads)
         self._note(frame, "roster", masks.bound_to(roster.keys).hex())
         self._note(frame, "clients", sorted(accepted))
@@ -134,7 +141,7 @@ class SiteSums:
         plain = self._encoded(done, values["whole"])
         key, own = self._secret("mask", frame), self._secret("own", frame)
         hidden = plain + masks.keystream(own, len(plain)) + masks.pair_masks(
-            key, roster.me, roster.publics(), len(plain), *roster.words)
+            key, roster.me, roster.publics(), len(plain), *roster.words, *tasks)
         return Frame("masked", {
             "nonce": values["nonce"], "round": values["round"],
             **self.site.told_of(done, towers),
@@ -157,7 +164,8 @@ class SiteSums:
             raise Refused("this site sent no sum in that attempt")
         held = self._open_shares(frame, roster)
         self._note(frame, "roster", masks.bound_to(roster.keys).hex())
-        self._note(frame, "there", [there, mine["clients"]])
+        who = sorted(roster.keys[name]["who"] for name in there)
+        self._note(frame, "there", [who, mine["clients"]])
         return _reply("unmasked", frame, shares={
             name: masks.to_text([both[OWN if name in there else KEY]]).hex()
             for name, both in held.items()
@@ -171,7 +179,8 @@ class SiteSums:
     def _offer(self, frame: Frame) -> dict[str, str]:
         lock, key, own = (self._secret(kind, frame) for kind in ("lock", "mask", "own"))
         return {"lock": masks.public_of(lock).hex(), "mask": masks.public_of(key).hex(),
-                "mark": mark_of(own)}
+                "mark": mark_of(own),
+                "who": masks.derive(self.secret, "who", frame.values["run"]).hex()}
 
     def _roster(self, frame: Frame) -> SumRoster:
         """Return the sites of an attempt.
@@ -284,6 +293,10 @@ class SiteSums:
                                        other.get("there", what) != what for other in told.values()):
                 raise Refused(f"this site helped to read a sum of round {mine['round']} over other "
                               "sites or clients, and the difference would show single ones")
+            if kind == "work" and any(other["round"] == mine["round"] and
+                                      other.get("work", what) != what for other in told.values()):
+                raise Refused(f"this site did other work for a sum of round {mine['round']}, and "
+                              "the difference would show single updates")
             if kind not in mine:
                 mine[kind] = what
                 files.write_json(self._path(frame), told)
@@ -293,8 +306,16 @@ class SiteSums:
 
 
 def words_of(values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what the keys of an attempt are bound to: run, round, attempt, and all public keys."""
-    return values["run"], values["round"], values["attempt"], values["roster"]
+    """Return what the keys of an attempt are bound to.
+
+    Run, settings (by their digest), round, attempt, and all public keys.
+    """
+    return tuple(values[word] for word in ("run", "like", "round", "attempt", "roster"))
+
+
+def task_of(whole: float, start: Tree) -> str:
+    """Return a digest of what all sites of a sum are told alike: the weights and the model."""
+    return masks.bound_to(float(whole), client_keys(b"", "", 0, {0: 0}, {0: start})[0].hex()).hex()
 
 
 def mark_of(own: bytes) -> str:

@@ -63,6 +63,6 @@ def check_sums(
         f"{need} of them have to stay to the end of a round"
         + ("; nobody may drop out" if need == sites else "") +
         f"; {sites - 1} sites that tell each other what they sent learn that of the last one; "
-        "nobody may have invented sites or exchanged their keys (docs/privacy.md); numbers of "
-        "evaluations are not covered"
+        "this holds against a coordinator that follows the protocol and only reads, and not "
+        "against one that departs from it (docs/privacy.md); numbers of evaluations are not covered"
     )

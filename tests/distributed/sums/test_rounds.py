@@ -13,6 +13,7 @@ import torch
 
 from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import ConfigError, QuorumError
+from fedvlm.distributed.schema import KEYS
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.sums import masks
@@ -41,7 +42,8 @@ def grid(world: CheckWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(room, "SITES", FOUR)
     monkeypatch.setattr(room, "NAMES", tuple(f"site{s}" for s in FOUR))
     monkeypatch.setattr(room, "CONFIG", {**room.CONFIG, "FED.SECURE_SUM": True})
-    yield Grid(world, load_trainer("fedper"), tmp_path, kind=SumEngine)
+    yield Grid(world, load_trainer("fedper"), tmp_path, kind=SumEngine,
+               secrets={f"site{s}": bytes([s + 1]) * 32 for s in FOUR})
 
 
 def meddle(grid: Grid, how: Ask) -> list[tuple[str, Frame, Frame]]:
@@ -175,6 +177,7 @@ def test_below_the_threshold_nothing_is_unmasked_and_the_run_goes_on_later(grid:
         assert bool((one[:-2] != two[:-2]).all())
         before, after = (next(a for s, a, _ in some if s == site and a.op == "share")
                          .values["roster"][site] for some in (carried, again))
+        assert before.pop("who") == after.pop("who")
         assert not {*before.values()} & {*after.values()}
 
 
@@ -216,6 +219,42 @@ def test_wrong_shares_are_noticed(grid: Grid) -> None:
     meddle(grid, lie)
     with pytest.raises(QuorumError, match="shares of the secret of site2 do not fit"):
         grid.server()[0].run(until=1)
+
+
+@pytest.mark.parametrize("part", ["whole", "model"])
+def test_sites_that_are_told_unlike_things_make_no_sum(grid: Grid, part: str) -> None:
+    """Site 3 alone hears of other weights, or of another model."""
+    carried: list[Frame] = []
+
+    def lie(site: str, asked: Frame) -> Frame | None:
+        if asked.op != "mask" or site != "site3":
+            return None
+        values, trees = dict(asked.values), asked.trees
+        if part == "whole":
+            values["whole"] *= 2
+        else:
+            trees = {ref: {n: v + 1 for n, v in tree.items()} for ref, tree in trees.items()}
+        reply = unpack(grid.sites[site].answer(pack(Frame("mask", values, trees))))
+        carried.append(reply)
+        return reply
+
+    grid.policy = KEEP_ON
+    meddle(grid, lie)
+    with pytest.raises(QuorumError, match="masks of the sites do not cancel"):
+        grid.server()[0].run(until=1)
+    assert [reply.op for reply in carried] == ["masked"]
+
+
+def test_sites_with_unlike_settings_make_no_sum(grid: Grid) -> None:
+    """Site 3 was started for another config, and is asked as if all were."""
+    grid.policy = KEEP_ON
+    fed, _ = grid.server()
+    site = grid.sites["site3"]
+    site.like = "ee" * 16
+    meddle(grid, lambda name, asked: None if name != "site3" else unpack(
+        site.answer(pack(Frame(asked.op, {**asked.values, "like": site.like}, asked.trees)))))
+    with pytest.raises(QuorumError, match="the shares of site3 are damaged"):
+        fed.run(until=1)
 
 
 # ---- what a site refuses --------------------------------------------------------------------
@@ -266,6 +305,97 @@ def test_a_site_does_not_help_to_read_two_sums_of_a_round(grid: Grid) -> None:
         grid.server()[0].run(until=1)
 
 
+def test_a_site_without_work_is_in_no_sum(grid: Grid) -> None:
+    """The round again, with nothing of site 3: the difference would be site 3's update."""
+    grid.server()[0].run(until=1)
+    replies: list[Frame] = []
+
+    def bare(site: str, asked: Frame) -> Frame | None:
+        if asked.op != "mask" or site != "site3":
+            return None
+        empty = {**asked.values, "accepted": {}, "down": {}, "floor": {}}
+        replies.append(unpack(grid.sites[site].answer(pack(Frame("mask", empty, {})))))
+        return replies[-1]
+
+    grid.policy = KEEP_ON
+    meddle(grid, bare)
+    with pytest.raises(QuorumError, match="0 of 4 sites helped to unmask the sum"):
+        grid.server()[0].run(until=1)
+    assert [r.values["text"] for r in replies] == ["a secure sum asks each of its sites for work"]
+
+
+def test_all_clients_of_a_site_start_from_one_model(
+    world: CheckWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "SITES", (0, 0, 1, 2))
+    monkeypatch.setattr(room, "NAMES", ("site0", "site1", "site2"))
+    monkeypatch.setattr(room, "CONFIG", {**room.CONFIG, "FED.SECURE_SUM": True})
+    three = Grid(world, load_trainer("fedper"), tmp_path, kind=SumEngine, policy=KEEP_ON)
+    replies: list[Frame] = []
+
+    def unlike(site: str, asked: Frame) -> Frame | None:
+        if asked.op != "mask" or site != "site0":
+            return None
+        down = dict(asked.values["down"])
+        assert down["0"] == down["1"]
+        other = {n: v + 1 for n, v in asked.trees[f"down/{down['0']}"].items()}
+        values = {**asked.values, "down": {**down, "1": "7"}}
+        replies.append(unpack(three.sites[site].answer(
+            pack(Frame("mask", values, {**asked.trees, "down/7": other})))))
+        return replies[-1]
+
+    meddle(three, unlike)
+    with pytest.raises(QuorumError):
+        three.server()[0].run(until=1)
+    assert replies[0].values["text"] == "the clients of a secure sum start from one model"
+
+
+def test_a_site_does_the_same_work_in_all_attempts_at_a_round(grid: Grid) -> None:
+    meddle(grid, lost("site0", "unmask"))
+    grid.policy = KEEP_ON
+    grid.server()[0].run(until=1)
+    replies: list[Frame] = []
+
+    def other(site: str, asked: Frame) -> Frame | None:
+        if asked.op != "mask" or site != "site0":
+            return None
+        twice = {**asked.values, "whole": asked.values["whole"] * 2}
+        replies.append(unpack(grid.sites[site].answer(pack(Frame("mask", twice, asked.trees)))))
+        return replies[-1]
+
+    meddle(grid, other)
+    with pytest.raises(QuorumError):
+        grid.server()[0].run(until=1)
+    assert "did other work for a sum of round 1" in replies[0].values["text"]
+
+
+@pytest.mark.parametrize(("labels", "op"), [((0, 1, 2, 3), "unmasked"), ((0, 1, 3, 2), "failed")])
+def test_names_that_are_exchanged_do_not_hide_who_is_in_a_sum(
+    grid: Grid, labels: tuple[int, ...], op: str
+) -> None:
+    """After a sum over the sites 0, 1 and 2, one over 0, 1 and 3, which is now called site 2."""
+    grid.policy = KEEP_ON
+    carried = meddle(grid, lost("site3", "mask"))
+    grid.server()[0].run(until=1)
+    label = {f"site{s}": f"site{name}" for s, name in enumerate(labels)}
+
+    def ask(site: str, op: str, **values: Any) -> Frame:
+        asked = asked_of(carried, site, op)
+        values = {**asked.values, "attempt": "ab" * 16, **values}
+        return unpack(grid.sites[site].answer(pack(Frame(op, values, asked.trees))))
+
+    offers = {s: ask(s, "keys").values for s in label}
+    roster = {label[s]: {k: offer[k] for k in KEYS} for s, offer in offers.items()}
+    made = {label[s]: ask(s, "share", roster=roster).values["shares"] for s in label}
+    shares = {name: sealed["site0"] for name, sealed in made.items() if name != "site0"}
+    assert ask("site0", "mask", roster=roster, shares=shares).op == "masked"
+    reply = ask("site0", "unmask", roster=roster, shares=shares,
+                there=["site0", "site1", "site2"])
+    assert reply.op == op
+    if op == "failed":
+        assert "over other sites or clients" in reply.values["text"]
+
+
 @pytest.mark.parametrize(("change", "said"), [
     ({"there": ["site0", "site1"]}, "the sum of 2 of 4 sites is not unmasked: it takes 3"),
     ({"there": ["site1", "site2", "site3"]}, "this site sent no sum in that attempt"),
@@ -292,7 +422,7 @@ def test_a_list_of_sites_is_of_three_with_keys_of_their_own(grid: Grid) -> None:
     assert "needs 3 sites; this one is over 2" in refused(site, asked, attempt="ab" * 8, roster=two)
     mine = unpack(site.answer(pack(Frame("keys", {
         k: asked.values[k] for k in ("run", "like", "nonce", "round")} | {"attempt": "ab" * 8}))))
-    own = {k: mine.values[k] for k in ("lock", "mask", "mark")}
+    own = {k: mine.values[k] for k in KEYS}
     twice = {"site0": own, "site1": roster["site1"], "site2": roster["site1"]}
     assert "each with its own keys" in refused(site, asked, attempt="ab" * 8, roster=twice)
 

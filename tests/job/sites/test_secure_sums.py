@@ -40,6 +40,7 @@ def test_a_run_says_what_holds_and_keeps_no_number_of_a_single_update(
     said = capsys.readouterr().out
     words = "the server learns the sum of the updates of 3 sites, and no site's own; 3 of them have"
     assert words in " ".join(said.split()) and "nobody may drop out" in " ".join(said.split())
+    assert "follows the protocol and only reads, and not against one" in " ".join(said.split())
     told = json.loads((jobs.folder(one) / "results.json").read_text())
     assert any(words in note for note in told["run_info"]["notes"])
     for record in jobs.records(one):
