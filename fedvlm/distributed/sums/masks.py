@@ -37,7 +37,8 @@ def threshold(sites: int) -> int:
     """Return how many sites together can say a secret: more than two thirds, and ``FEWEST``.
 
     A server that tells some sites that another sent its sum, and others that it did not, then gets
-    too few answers to one of both questions (Bonawitz et al., section 6.2).
+    too few answers to one of both questions (Bonawitz et al., section 6.2), unless it has exchanged
+    keys or invented sites.
     """
     return max(FEWEST, 2 * sites // 3 + 1)
 
