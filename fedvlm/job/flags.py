@@ -75,7 +75,8 @@ _METHODS = "TRAINER.*."  # keys of the chosen method's own
 _FORKS = (
     "--transforms", "--head", "--imbalance-train", "--split-client", "--model", "--source-domains",
     "--target-domains", "--iid", "--useall", "--no-train", "--load-epoch",
-    "--repeat-rate", "--test-batch-size", "--momentum",
+    "--repeat-rate", "--test-batch-size", "--momentum", "--optim", "--weight-decay", "--gamma",
+    "--eval-only", "--model-dir",
 )
 _OF_METHODS = "options as other projects' scripts spell them (a method's own: fedvlm list METHOD)"
 _JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
@@ -185,9 +186,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--help", "-h"), "this page", _RUN, dest="help", kind="switch"),
     Flag(("--version",), "the version of fedvlm", dest="version", kind="switch"),
     # CoOp's and Dassl's habits
-    Flag(("--eval-only",), "evaluate --model-dir, or the initial model, without training",
+    Flag(("--eval-only",), "evaluate --model-dir, or the initial model",
          dest="eval_only", kind="switch"),
-    _v("", "", "--model-dir", "run folder that --eval-only evaluates", "DIR",
+    _v("", "", "--model-dir", "a run folder", "DIR",
        dest="model_dir"),
     _v("", "", "--load-epoch", "with --model-dir: the round to load (default: the "
                                "newest)", "N", dest="load_epoch"),
