@@ -269,10 +269,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: for captions only": ("fedvlm.job.images.texts",),
         "start-up: on a GPU only": ("fedvlm.models.device",),
         "start-up: runs with attackers only": ("fedvlm.evaluation.backdoor",),
-        "start-up: such runs only": ("fedvlm.job.settings.threats",),
-    },
-    "fedvlm/job/settings/work.py": {
-        "start-up: such runs only": ("fedvlm.federation.aggregation.fairness",),
+        "start-up: such runs only": (
+            "fedvlm.job.settings.threats", "fedvlm.federation.aggregation.fairness",
+        ),
     },
     "fedvlm/job/settings/threats.py": {
         "start-up: runs with attackers only": ("fedvlm.federation.reliability.hostile",),

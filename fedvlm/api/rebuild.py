@@ -27,11 +27,10 @@ from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import Federation, FedState, convert_format1
 from fedvlm.federation.server import Roster
-from fedvlm.job.build import check_model, pick_device
+from fedvlm.job.build import check_model, make_plan, pick_device
 from fedvlm.job.engines.states import SITE, check_rows, take_workers_rows
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.resolve import run_config
-from fedvlm.job.settings.work import make_plan
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.identity import read_manifest
 from fedvlm.runs.names import read_partition

@@ -12,9 +12,9 @@ from fedvlm.config.read import read_yaml
 from fedvlm.core.errors import fold
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.job.build import make_plan
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
-from fedvlm.job.settings.work import make_plan
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 YAMLS = sorted((CONFIGS / "trainers").glob("*.yaml"))

@@ -70,9 +70,9 @@ def test_validation_samples_come_unaugmented(more: tuple[str, ...], tmp_path: Pa
 
 def test_keys_of_the_local_training_reach_the_plan(tmp_path: Path) -> None:
     from fedvlm.federation.optim import RoleSpec
+    from fedvlm.job.build import make_budget, make_plan
     from fedvlm.job.flags import parse
     from fedvlm.job.resolve import resolve
-    from fedvlm.job.settings.work import make_budget, make_plan
 
     def plan_of(*opts: str) -> Any:
         cfg = resolve(parse([*jobs.argv(tmp_path), "--opts", *opts])).jobs[0].cfg

@@ -1,1 +1,1 @@
-"""What a config's keys come to: a run's work, and who attacks it or must not learn of it."""
+"""Who attacks a run, and who must not learn of it, by its config."""
