@@ -14,9 +14,10 @@ Knobs: MIXTURES 1 | 2 | 5; HEAD_LR 1e-5 to 0.1 log.
 Departures from the paper: features are those of CLIP's joint space; numbers travel in 32 bits
     (there 16); no differential privacy (its theorem bounds full covariances of features of length
     1), no decentralised chain.
-Departures from the authors' code: none known to us; Flower's baseline fedpft, as which a class of
-    at most MIXTURES images is left out (its mixture would be these images), draws with
-    scikit-learn's generator and starts at PyTorch's random layer.
+Departures from the authors' code: their baseline for Flower draws with scikit-learn's generator,
+    starts at PyTorch's random layer and rounds mixtures to 16 bits; else it computes the same
+    (docs/authors.md). As there, a class of at most MIXTURES images is left out: its mixture would
+    be these images.
 Extra data: none; the mean of few images tells much of them, and with MIXTURES above 1 a component
     may hold a single image, whose feature it is.
 Cost: ViT-B/16, C = 100, spherical: 51,500 numbers up, 51,300 down; no training at the clients.

@@ -91,10 +91,14 @@ def repository(folder: Path, *stubs: str) -> Iterator[Callable[[str], Any]]:
         sys.modules.update(kept)
 
 
-def in_double(folder: Path, name: str) -> ModuleType:
-    """Return a repository's module, computing in float64: its words for float32 are replaced."""
+def in_double(folder: Path, name: str, word: str = "float32") -> ModuleType:
+    """Return a repository's module, computing in float64: its words for float32 are replaced.
+
+    Args:
+        word: what stands for another type in its text.
+    """
     path = folder / f"{name}.py"
-    text = path.read_text(encoding="utf-8").replace("float32", "float64")
+    text = path.read_text(encoding="utf-8").replace(word, "float64")
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
     exec(compile(text.replace(".float()", ".double()"), str(path), "exec"), vars(module))  # noqa: S102

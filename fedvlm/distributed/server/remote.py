@@ -222,15 +222,22 @@ class RemoteEngine:
             trips, end=False, most=job.most_bytes()
         ).items():
             ids = [int(c) for c in trips[site].values["accepted"]]
-            if isinstance(reply, Grave):
-                job.fail(site, reply, ids)
-            elif isinstance(reply, str):
-                self._failed.add(site)
-                why = silence(reply) if site in self.requests.silent else reply
-                job.why |= dict.fromkeys(ids, f"{site}: {why}")
-                self.say(f"round {job.ctx.round}, attempt {attempt}: {site}: {reply}")
+            if isinstance(reply, str):
+                self._note_failure(job, site, reply, ids, attempt)
             else:
                 self._take(job, site, reply, ids)
+
+    def _note_failure(
+        self, job: RoundAnswers, site: str, why: str, ids: Sequence[int], attempt: int
+    ) -> None:
+        """Keep, for clients of a site, why an attempt has no answer for them."""
+        if isinstance(why, Grave):
+            job.fail(site, why, ids)
+            return
+        self._failed.add(site)
+        words = silence(why) if site in self.requests.silent else why
+        job.why |= dict.fromkeys(ids, f"{site}: {words}")
+        self.say(f"round {job.ctx.round}, attempt {attempt}: {site}: {why}")
 
     def _take(self, job: RoundAnswers, site: str, reply: Frame, ids: Sequence[int]) -> None:
         job.take(site, reply, ids)

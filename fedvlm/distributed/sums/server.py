@@ -217,14 +217,9 @@ class SumEngine(RemoteEngine):
                 ids = [c for c in job.missing if self.members.home[c] == site]
                 if isinstance(reply, str):
                     self._why[site] = f"{site}: {reply}"
-                if isinstance(reply, Grave):
-                    gone.add(site)
-                    job.fail(site, reply, ids)
-                elif isinstance(reply, str):
-                    self._failed.add(site)
-                    why = silence(reply) if site in self.requests.silent else reply
-                    job.why |= dict.fromkeys(ids, f"{site}: {why}")
-                    self.say(f"round {job.ctx.round}, attempt {attempt}: {site}: {reply}")
+                    self._note_failure(job, site, reply, ids, attempt)
+                    if isinstance(reply, Grave):
+                        gone.add(site)
                 else:
                     out[site] = reply
             if len(out) + len(gone) == len(frames):
