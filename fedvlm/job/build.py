@@ -365,6 +365,13 @@ def prepare_run(
     inputs = inputs or Inputs()
     trainer = _load_method(cfg)
     data = inputs.data(cfg, progress)
+    splits = data.clients
+    if any(len(c.unlabelled) for c in splits):
+        from fedvlm.data import unlabelled  # start-up: for such images only
+
+        data = unlabelled.for_method(data, trainer.unlabelled, trainer.name,
+                                     cfg.FED.ATTACK if cfg.FED.HOSTILE else "")
+        splits = unlabelled.taught(data.clients)
     blind = not any(len(c.val) for c in data.clients)
     if inputs.counts is not None:
         blind = not inputs.counts.val.any()
@@ -389,12 +396,12 @@ def prepare_run(
     check_packs(trainer, model, loader, cfg.FED.PLAIN)
     train, test = pixel_sources(loader, torch.from_numpy(data.labels.copy()))
     known = inputs.counts
-    sizes = [len(c.train) for c in data.clients] if known is None else known.train.tolist()
+    sizes = [len(c.train) for c in splits] if known is None else known.train.tolist()
     plan, chunk = make_plan(cfg, sizes), chunk_of(cfg, model, trainer)
     sites = parse_sites(cfg.FED.SITES, plan.clients)
     size = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
     batcher: SplitBatcher | Absent = SplitBatcher(
-        train, data.clients, size, int(cfg.SEED), loader.views, plan.epochs, model.device,
+        train, splits, size, int(cfg.SEED), loader.views, plan.epochs, model.device,
         model.dtype, plain=test, sets=label_table(data, model),
         groups=getattr(data, "groups", None), grouped=cfg.FED.DP.UNIT == "group",
         balance=balance_of(
