@@ -236,9 +236,9 @@ def build_federation(
     forgotten = (content or {}).get(FORGOTTEN, {})
     bare: Sequence[Sequence[Datum]] = ()
     if data.unlabelled:
-        from fedvlm.data.unlabelled import deal_unlabelled  # start-up: for such images only
+        from fedvlm.data.partition import unlabelled  # start-up: for such images only
 
-        bare = deal_unlabelled(selection, content, index)
+        bare = unlabelled.deal_unlabelled(selection, content, index)
     whole = _assemble(selection, partition, prompts, targets, tested, forgotten, bare)
     return replace(whole, written=True) if cfg.DATASET.get("TEMPLATES", "") else whole
 

@@ -16,7 +16,7 @@ from fedvlm.config.federation import ATTACKS
 from fedvlm.config.keys import ROLES, default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
-from fedvlm.data.federated import FederatedData
+from fedvlm.data.federated import ClientSplit, FederatedData
 from fedvlm.data.holdout import ServerImages
 from fedvlm.data.images import ImageLoader
 from fedvlm.evaluation import ClientMeter, panel_of
@@ -365,13 +365,7 @@ def prepare_run(
     inputs = inputs or Inputs()
     trainer = _load_method(cfg)
     data = inputs.data(cfg, progress)
-    splits = data.clients
-    if any(len(c.unlabelled) for c in splits):
-        from fedvlm.data import unlabelled  # start-up: for such images only
-
-        data = unlabelled.for_method(data, trainer.unlabelled, trainer.name,
-                                     cfg.FED.ATTACK if cfg.FED.HOSTILE else "")
-        splits = unlabelled.taught(data.clients)
+    data, splits = _as_trained(cfg, trainer, data)
     blind = not any(len(c.val) for c in data.clients)
     if inputs.counts is not None:
         blind = not inputs.counts.val.any()
@@ -436,6 +430,19 @@ def prepare_run(
         make_budget(cfg, plan, batcher), proxy, loader, identity,
         [*_marks(cfg, loader, trainer, start.p0), *said, *proxy_notes],
     )
+
+
+def _as_trained(
+    cfg: CfgNode, trainer: Trainer, data: FederatedData
+) -> tuple[FederatedData, Sequence[ClientSplit]]:
+    """Return the data as the method trains on them, and all that each client trains on."""
+    if not any(len(c.unlabelled) for c in data.clients):
+        return data, data.clients
+    from fedvlm.job.images import unlabelled  # start-up: for images without a label only
+
+    attack = cfg.FED.ATTACK if cfg.FED.HOSTILE else ""
+    data = unlabelled.for_method(data, trainer.unlabelled, trainer.name, attack)
+    return data, unlabelled.taught(data.clients)
 
 
 def _load_method(cfg: CfgNode) -> Trainer:
