@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedvlm.core.errors import DataError, fold
 from fedvlm.core.rng import numpy_stream
+from fedvlm.data.columns.find_images import refuse_dicom
 from fedvlm.data.columns.patterns import files_of, is_pattern, mark
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.parts import OWN_SHARES, PART_NAMES, complete
@@ -256,6 +257,7 @@ def class_data(folder: Path, root: Path, label: int, domain: int, classname: str
     Raises:
         DataError: there is none.
     """
+    refuse_dicom(folder)
     files = image_files(folder)
     if not files:
         raise DataError(
