@@ -157,6 +157,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/data/federated.py": {
         "start-up: for such a file only": ("fedvlm.data.fewshot_file",),
+        "start-up: for such images only": ("fedvlm.data.partition.unlabelled",),
     },
     "fedvlm/data/formats/table_files.py": {
         "start-up: for LEAF's files only": ("PIL",),
@@ -267,6 +268,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/job/build.py": {
         "start-up: for class weights only": ("fedvlm.federation.local.balance",),
         "start-up: for captions only": ("fedvlm.job.images.texts",),
+        "start-up: for images without a label only": ("fedvlm.job.images.unlabelled",),
         "start-up: on a GPU only": ("fedvlm.models.device",),
         "start-up: runs with attackers only": ("fedvlm.evaluation.backdoor",),
         "start-up: such runs only": (

@@ -14,7 +14,7 @@ from fedvlm.config.engines import of_parties
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
 from fedvlm.core.trees import in_double
-from fedvlm.data.datum import IntArray, refuse_captions, refuse_sets
+from fedvlm.data.datum import IntArray, refuse_targets
 from fedvlm.data.federated import build_federation
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.plan import draw_unseen
@@ -66,8 +66,8 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         raise ConfigError(
             f"advise needs the images of all clients in one place; drop --engine {cfg.FED.ENGINE}"
         )
-    refuse_sets(cfg.DATASET.LABELS, "fedvlm advise")
-    refuse_captions(cfg.DATASET.CAPTIONS, "fedvlm advise")
+    refuse_targets(
+        "fedvlm advise", sets=cfg.DATASET.LABELS, captions=cfg.DATASET.CAPTIONS)
     data = build_federation(cfg, progress, tested=False)
     device = pick_device(cfg.DEVICE)
     check_model(cfg, device)

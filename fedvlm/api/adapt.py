@@ -16,7 +16,7 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.trees import Tree, unstack
-from fedvlm.data.datum import Datum, labels_of, refuse_captions, refuse_sets
+from fedvlm.data.datum import Datum, labels_of, refuse_targets
 from fedvlm.data.federated import number_sets
 from fedvlm.data.images import ImageLoader
 from fedvlm.data.own.add import LABELS, OwnSet, understand
@@ -64,7 +64,7 @@ def adapt(
     changes = {} if epochs is None else {"FED.FINETUNE_EPOCHS": str(epochs)}
     base = rebuild(run_folder(run), device, weights, changes, Trust(trainer, trust_code), round)
     model = base.federation.model
-    refuse_captions(base.cfg.DATASET.CAPTIONS, "fedvlm adapt")
+    refuse_targets("fedvlm adapt", captions=base.cfg.DATASET.CAPTIONS)
     asked = labels or str(base.cfg.DATASET.LABELS)
     own = understand(user_path(images), {LABELS: asked} if asked else None)
     parts, table = _parts(own), _table(model, own)
@@ -106,7 +106,7 @@ def _table(model: VLModel, own: OwnSet) -> list[int]:
     """
     data = own.data
     if not model.sets:
-        refuse_sets(data.label_names, "this run")
+        refuse_targets("this run", sets=data.label_names)
         table = same_classes(model.classnames, data.classnames)
         if table is not None:
             return table

@@ -29,7 +29,7 @@ from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
 from fedvlm.core.trees import TreeView, expand
-from fedvlm.data.datum import refuse_sets
+from fedvlm.data.datum import refuse_targets
 from fedvlm.data.federated import FederatedData
 from fedvlm.evaluation.scores import Batches
 from fedvlm.federation.batches import Batch
@@ -156,7 +156,7 @@ def plan_audit(
     if of_parties(cfg):
         raise ConfigError(f"'{path}': the clients' images are at their sites, and an audit trains "
                           "on them; audit a simulation with FED.ENGINE local on data like theirs")
-    refuse_sets(cfg.DATASET.LABELS, "fedvlm audit")
+    refuse_targets("fedvlm audit", sets=cfg.DATASET.LABELS)
     each = float(run.info.get("seconds_rounds") or 0)
     why = "" if shadows is None or shadows else "--shadows 0"
     if shadows is None:

@@ -16,7 +16,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.datasets import load_dataset, templates
-from fedvlm.data.datum import DatasetBase, Datum, refuse_captions, refuse_sets
+from fedvlm.data.datum import DatasetBase, Datum, refuse_targets
 from fedvlm.data.federated import number_sets
 from fedvlm.data.images import ImageLoader
 from fedvlm.data.own.add import FORMAT_KEY, LABELS, OwnSet, understand
@@ -63,8 +63,8 @@ def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
     cfg.defrost()
     cfg.DATASET.ROOT = root or cfg.DATASET.ROOT
     node = set_config(word, cfg, "--dataset")
-    refuse_sets(node.DATASET.LABELS, f"--dataset {word}")
-    refuse_captions(node.DATASET.CAPTIONS, f"--dataset {word}")
+    refuse_targets(
+        f"--dataset {word}", sets=node.DATASET.LABELS, captions=node.DATASET.CAPTIONS)
     data = load_dataset(node)
     return _labelled(data, data.test, templates(node))
 
@@ -131,10 +131,10 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
             another backbone's, or lacks what the method looks at.
     """
     first = next(iter(models.values()))
-    refuse_captions(first.facts.captioned, "fedvlm evaluate")
+    refuse_targets("fedvlm evaluate", captions=first.facts.captioned)
     if first.model.sets:
         return _evaluate_sets(models, tests)
-    refuse_sets(tests.sets, "this run")
+    refuse_targets("this run", sets=tests.sets)
     table = same_classes(first.classnames, tests.classnames)
     own = np.array([d.label for d in tests.samples])
     true = own if table is None else np.array(table)[own]

@@ -26,7 +26,7 @@ from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.cache import cache_dir, records_dir
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
-from fedvlm.data.datum import PARTS
+from fedvlm.data.datum import PARTS, refuse_targets
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.holdout import SERVER_KEY
 from fedvlm.data.locate import first_names
@@ -229,6 +229,7 @@ def _removal(
     """
     if sum(map(bool, (client, group, images))) != 1:
         raise ConfigError("say what to forget: --client K, --group ID, or --images FOLDER_OR_LIST")
+    refuse_targets("fedvlm forget", unlabelled=any(len(c.unlabelled) for c in data.clients))
     shared = 0
     if client:
         number = _client(path, client, len(data.clients))

@@ -121,6 +121,10 @@ def _own_sets() -> Schema:
             "folder=name,...; words: folder names as words (AnnualCrop: annual crop); '': as they "
             "are", neutral="",
         ),
+        "DATASET.UNLABELLED": Option(
+            "", "your own folders: name of the folder beside the class folders whose images have "
+            "no label; in a table the cell of the class is empty instead", neutral="",
+        ),
         "DATASET.LEAVE_OUT": Option(
             (), "your own sets: names of folders to ignore", neutral=()
         ),

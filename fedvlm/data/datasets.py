@@ -67,6 +67,11 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
         raise ConfigError(
             f"--labels {cfg.DATASET.LABELS} names columns of a table of your own images, and "
             f"{data.name} as it is read here is none (nor does a feature pack have sets of labels)")
+    if (name := cfg.DATASET.get("UNLABELLED", "")) and not data.unlabelled:
+        raise ConfigError(
+            f"DATASET.UNLABELLED {name} names a folder of images without labels among your own "
+            f"class folders, and {data.name} as it is read here has none; in a table, leave the "
+            "cell of the class empty")
     return data
 
 
@@ -262,6 +267,7 @@ def read_by_config(cfg: CfgNode, root: Path, faults: list[str] | None = None) ->
     form = _format(cfg, _form_of(node.SPLIT_FILE) if named else info.form if info else "")
     split_file, image_dir = node.SPLIT_FILE, node.IMAGE_DIR
     renames, drop = _names_of(cfg, folder), tuple(node.get("LEAVE_OUT", ()))
+    bare = str(node.get("UNLABELLED", ""))
     if info is not None:
         split_file = split_file or (info.split_file if form == "coop" else "")
         image_dir = image_dir or info.image_dir
@@ -277,7 +283,7 @@ def read_by_config(cfg: CfgNode, root: Path, faults: list[str] | None = None) ->
         seed=int(cfg.DATA_SEED), faults=faults, clients_by=node.get("CLIENTS_BY", ""),
         groups=node.get("GROUPS", ""), columns=node.get("COLUMNS", ""),
         labels=node.get("LABELS", ""), captions=node.get("CAPTIONS", ""),
-        topics=int(node.get("TOPICS", 1)),
+        topics=int(node.get("TOPICS", 1)), unlabelled=bare,
         unpacked=cache_dir(cfg) / "fedvlm" / "unpacked" if form in _TABLES else None,
     ))  # fmt: skip
     if form == "coop" and files[0].name == prepared_name(name):
@@ -333,7 +339,7 @@ def holder_notes(data: DatasetBase, clients_by: str) -> list[str]:
     classes: dict[str, set[int]] = {}
     for d in data.train_x:
         classes.setdefault(d.client, set()).add(d.label)
-    single = [c for c in data.client_names if len(classes[c]) == 1]
+    single = [c for c in data.client_names if len(classes.get(c, ())) == 1]
     if single:
         notes.append(f"--clients-by {clients_by}: {len(single)} of {len(data.client_names)} "
                      "clients have images of one class only: they can learn no boundary alone")

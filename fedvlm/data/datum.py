@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 IntArray = NDArray[np.int64]
 PARTS = ("train", "val", "test")
-NO_LABEL = "no label"  # the class by which images without a label are dealt
+NO_LABEL = "no label"  # the class by which images with an empty set of labels are dealt
 _FIRST = 5  # labels that a message lists
 _MOST = 0.5  # of the classes: where more of them have no test image there is no test
 
@@ -49,7 +49,7 @@ class Datum:
 
     Attributes:
         impath: absolute path of the image file, or of the file that holds it.
-        label: class number from 0.
+        label: class number from 0; -1 of an image that nobody has labelled.
         domain: number into ``DatasetBase.domain_names`` (0 where there is one domain).
         classname: as in the split file or folder name; ``_`` becomes a blank at prompt time.
         key: path relative to the image folder, with ``/``: the image's name in index files.
@@ -118,6 +118,7 @@ class DatasetBase:
         lab2cname, classnames: names by label; empty until ``check`` has passed.
         label_names: of all labels where an image has a set of them (``Datum.labels``), set by the
             reader; else empty. ``classnames`` is then these, and ``NO_LABEL`` where one has none.
+        unlabelled: training images without a label (``add_unlabelled``); they are in no part.
         client_names: sorted names of the clients that the data say (``Datum.client``) and that have
             a training image; empty where the partition decides.
 
@@ -141,6 +142,7 @@ class DatasetBase:
         self.domain_names = list(domain_names)
         self.notes = list(notes)
         self.label_names: list[str] = []
+        self.unlabelled: list[Datum] = []
         self.lab2cname: dict[int, str] = {}
         self.classnames: list[str] = []
         self.client_names = sort_names({d.client for d in self.parts["train"]} - {""})
@@ -170,6 +172,19 @@ class DatasetBase:
         if self.label_names:
             self.lab2cname |= dict(enumerate(self.label_names))
         self.classnames = [self.lab2cname[label] for label in sorted(self.lab2cname)]
+
+    def add_unlabelled(self, items: Iterable[Datum]) -> None:
+        """Take training images without a label, but those of a validation or test image's group."""
+        torn = {d.group for part in ("val", "test") for d in self.parts[part]} - {None}
+        every = list(items)
+        kept = [d for d in every if d.group not in torn]
+        if len(kept) < len(every):
+            self.notes.append(
+                f"{len(every) - len(kept):,} images without a label were left out: others of their "
+                "groups are validation or test images")
+        self.unlabelled += kept
+        named = {d.client for d in (*self.parts["train"], *self.unlabelled)} - {""}
+        self.client_names = sort_names(named)
 
     @property
     def captioned(self) -> bool:
@@ -211,34 +226,27 @@ class DatasetBase:
         return [datum for part in PARTS for datum in self.parts[part]]
 
 
-def refuse_sets(sets: object, what: str) -> None:
-    """Refuse images that have sets of labels.
+def refuse_targets(
+    what: str, *, sets: object = False, captions: object = False, unlabelled: object = False
+) -> None:
+    """Refuse images that do not have one class each.
 
     Args:
-        sets: something true where they have.
         what: asks; begins the sentence.
+        sets, captions, unlabelled: something true where images have sets of labels, have captions,
+            or where some have no label.
 
     Raises:
-        ConfigError: they have.
+        ConfigError: one of them is true.
     """
-    if sets:
-        raise ConfigError(f"{what} needs one class for each image, and these have sets of labels "
-                          "(DATASET.LABELS)")
-
-
-def refuse_captions(captions: object, what: str) -> None:
-    """Refuse images that have captions.
-
-    Args:
-        captions: something true where they have.
-        what: asks; begins the sentence.
-
-    Raises:
-        ConfigError: they have.
-    """
-    if captions:
-        raise ConfigError(f"{what} needs one class for each image, and these have captions "
-                          "(DATASET.CAPTIONS)")
+    for there, words in (
+        (sets, "these have sets of labels (DATASET.LABELS)"),
+        (captions, "these have captions (DATASET.CAPTIONS)"),
+        (unlabelled, "some of these have no label: take them out of the table, or leave their "
+                     "folder out with DATASET.LEAVE_OUT"),
+    ):
+        if there:
+            raise ConfigError(f"{what} needs one class for each image, and {words}")
 
 
 def labels_of(items: Sequence[Datum]) -> IntArray:

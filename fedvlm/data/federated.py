@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,14 +23,14 @@ from fedvlm.data.datum import (
     domains_of,
     group_numbers,
     labels_of,
-    refuse_captions,
-    refuse_sets,
+    refuse_targets,
 )
 from fedvlm.data.draw import MOST_NAMED, DatasetDraw, spec_of
 from fedvlm.data.holdout import LISTS, SERVER_KEY, holdout_from
 from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.partition.index_file import (
     FORGOTTEN,
+    UNLABELLED,
     canonical_hash,
     read_index_file,
     seal,
@@ -53,12 +53,16 @@ _POLICIES = ("skip", "refuse")
 
 @dataclass(frozen=True)
 class ClientSplit:
-    """One client's images: sorted, read-only int64 indices into ``FederatedData.samples``."""
+    """One client's images: sorted, read-only int64 indices into ``FederatedData.samples``.
+
+    ``unlabelled`` are training images without a label, which are in none of the parts.
+    """
 
     train: IntArray
     val: IntArray
     test: IntArray
     domain: str = ""
+    unlabelled: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +71,8 @@ class FederatedData:
 
     Attributes:
         name: of the set.
-        samples: every image used; ``label`` is the run's (new classes have their own from 0).
+        samples: every image used; ``label`` is the run's (new classes have their own from 0), -1
+            of images without one, which come last.
         classnames, new_classnames: by label; the second is empty where new is not evaluated.
         templates: prompt templates with ``{}``.
         clients: one split per client.
@@ -131,10 +136,16 @@ class FederatedData:
     def index_file(self) -> dict[str, Any]:
         """Return the index file's content: paths per client and part, spec, and hash."""
         keys = [sample.key for sample in self.samples]
+
+        def bare(client: ClientSplit) -> dict[str, list[str]]:
+            names = [keys[i] for i in client.unlabelled]
+            return {UNLABELLED: names} if names else {}
+
         clients = [
             {
                 "domain": client.domain,
                 **{part: [keys[i] for i in getattr(client, part)] for part in PARTS},
+                **bare(client),
             }
             for client in self.clients
         ]
@@ -189,10 +200,8 @@ def build_federation(
     spec, prompts = spec_of(cfg), templates(cfg)
     data = load_for_training(cfg) if data is None else data
     check_described(prompts, data.label_names or data.classnames, "DATASET.TEMPLATES")
-    if data.label_names:
-        _check_sets(cfg, refuse_sets)
-    if data.captioned:
-        _check_sets(cfg, refuse_captions)
+    if data.label_names or data.captioned:
+        _check_keys(cfg, sets=bool(data.label_names), captions=data.captioned)
     selection = DatasetDraw(data, spec, cfg.DATASET.TEST_NEW)
     index = cfg.FED.INDEX_FILE
     content = read_index_file(index) if index else None
@@ -212,7 +221,7 @@ def build_federation(
     if content is None:
         selection.rehearse(shots)
     targets = load_targets(cfg, data.name) if tested else []
-    records = records_of(data.all(), cfg)
+    records = records_of([*data.all(), *data.unlabelled], cfg)
     records.progress = progress
     if content is not None and FORGOTTEN in content:
         selection.keep_tests(content[FORGOTTEN]["tests"])
@@ -225,18 +234,23 @@ def build_federation(
     else:
         partition = selection.partition(shots)
     forgotten = (content or {}).get(FORGOTTEN, {})
-    whole = _assemble(selection, partition, prompts, targets, tested, forgotten)
+    bare: Sequence[Sequence[Datum]] = ()
+    if data.unlabelled:
+        from fedvlm.data.partition import unlabelled  # start-up: for such images only
+
+        bare = unlabelled.deal_unlabelled(selection, content, index)
+    whole = _assemble(selection, partition, prompts, targets, tested, forgotten, bare)
     return replace(whole, written=True) if cfg.DATASET.get("TEMPLATES", "") else whole
 
 
 def _assemble(
     selection: DatasetDraw, partition: Partition, prompts: list[str], targets: Sequence[Target],
-    tested: bool, forgotten: Mapping[str, Any],
+    tested: bool, forgotten: Mapping[str, Any], bare: Sequence[Sequence[Datum]],
 ) -> FederatedData:
     """Put all images that the run uses into one list, and the clients' shares as indices into it.
 
     The order: training, validation and test images by position, new classes, other test sets, the
-    server's images.
+    server's images, each client's images without a label (``bare``).
     """
     data, spec = selection.data, selection.spec
     union = partition.union() | {"test": selection.test}
@@ -262,6 +276,12 @@ def _assemble(
         ClientSplit(a, b, c, _one_domain(domains[a], data.domain_names))
         for a, b, c in zip(indices["train"], indices["val"], indices["test"], strict=True)
     ]
+    if bare:
+        ends = len(samples) + np.cumsum([0, *map(len, bare)])
+        clients = [replace(client, unlabelled=np.arange(a, b, dtype=np.int64))
+                   for client, a, b in zip(clients, ends[:-1], ends[1:], strict=True)]
+        samples += [datum for share in bare for datum in share]
+        domains = domains_of(samples)
     _refuse_empty(clients, selection, forgotten.get("clients", ()))
     tests = (global_test, new_test, *(other.indices for other in others))
     trains = [*(client.train for client in clients), server]
@@ -314,11 +334,11 @@ def number_sets(items: Sequence[Datum], classes: int) -> tuple[IntArray, NDArray
     return np.fromiter(rows, dtype=np.int64, count=len(items)), table
 
 
-def _check_sets(cfg: CfgNode, refuse: Callable[[object, str], None]) -> None:
+def _check_keys(cfg: CfgNode, *, sets: bool, captions: bool) -> None:
     """Refuse settings that ask for one class of each image.
 
     Args:
-        refuse: says what the images have instead.
+        sets, captions: what the images have instead.
 
     Raises:
         ConfigError: names the key.
@@ -334,7 +354,7 @@ def _check_sets(cfg: CfgNode, refuse: Callable[[object, str], None]) -> None:
         "TEST.PER_IMAGE": bool(cfg.TEST.PER_IMAGE),
     }
     for key, given in asked.items():
-        refuse(given, key)
+        refuse_targets(key, sets=given and sets, captions=given and captions)
 
 
 def _others(
@@ -429,7 +449,8 @@ def _one_domain(domains: IntArray, names: Sequence[str]) -> str:
 def _refuse_empty(
     clients: Sequence[ClientSplit], selection: DatasetDraw, gone: Sequence[int]
 ) -> None:
-    empty = [j for j, client in enumerate(clients) if not len(client.train) and j not in gone]
+    empty = [j for j, client in enumerate(clients)
+             if not len(client.train) and not len(client.unlabelled) and j not in gone]
     if empty:
         bare = selection.classes_without("train")
         classes = f"; without any: class(es) {', '.join(bare[:MOST_NAMED])}" if bare else ""

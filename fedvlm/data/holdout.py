@@ -25,7 +25,7 @@ from fedvlm.core.progress import Progress
 from fedvlm.core.rng import numpy_stream
 from fedvlm.core.transform import TransformSpec
 from fedvlm.data.datasets import load_dataset
-from fedvlm.data.datum import Datum, IntArray, refuse_captions, refuse_sets
+from fedvlm.data.datum import Datum, IntArray, refuse_targets
 from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.images import ImageLoader, broken_images
 from fedvlm.data.locate import IMAGE_SUFFIXES, explain_refusals, image_files, listing
@@ -221,8 +221,7 @@ def _of_dataset(source: str, cfg: CfgNode, run_set: str) -> tuple[list[Datum], l
     word, what = source.removeprefix(OF_DATASET), f"server images {source}"
     try:
         node = set_config(word, cfg, what)
-        refuse_sets(node.DATASET.LABELS, what)
-        refuse_captions(node.DATASET.CAPTIONS, what)
+        refuse_targets(what, sets=node.DATASET.LABELS, captions=node.DATASET.CAPTIONS)
         data = load_dataset(node)
     except (ConfigError, DataError) as error:
         raise type(error)(f"{what}: {str(error).removeprefix(f'{what}: ')}") from None

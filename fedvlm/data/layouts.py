@@ -55,6 +55,7 @@ class CopyInfo:
         labels: columns that say an image's set of labels (DATASET.LABELS); empty for one class.
         captions: columns of an image's captions (DATASET.CAPTIONS); empty for none.
         topics: groups of captions that stand for classes where no column does (DATASET.TOPICS).
+        unlabelled: the folder of images without a label (DATASET.UNLABELLED); empty for none.
     """
 
     name: str
@@ -78,6 +79,7 @@ class CopyInfo:
     labels: str = ""
     captions: str = ""
     topics: int = 1
+    unlabelled: str = ""
 
 
 Reader = Callable[[Path, CopyInfo], DatasetBase]

@@ -24,8 +24,7 @@ from fedvlm.data.datum import (
     DatasetBase,
     Datum,
     IntArray,
-    refuse_captions,
-    refuse_sets,
+    refuse_targets,
 )
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import broken_images
@@ -76,8 +75,8 @@ def load_targets(cfg: CfgNode, run_set: str) -> list[Target]:
     targets: list[Target] = []
     for word in cfg.TEST.TARGETS:
         node = set_config(str(word), cfg)
-        refuse_sets(node.DATASET.LABELS, f"TEST.TARGETS {word}")
-        refuse_captions(node.DATASET.CAPTIONS, f"TEST.TARGETS {word}")
+        refuse_targets(
+            f"TEST.TARGETS {word}", sets=node.DATASET.LABELS, captions=node.DATASET.CAPTIONS)
         target = Target(load_dataset(node), templates(node))
         name = target.data.name
         if name == run_set:

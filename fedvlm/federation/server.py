@@ -314,7 +314,8 @@ def count_roster(
     sizes = {p: _lengths(getattr(s, p) for s in splits) for p in ("train", "val", "test")}
     counts = np.zeros((len(splits), width), dtype=np.int64)
     for row, split in zip(counts, splits, strict=True):
-        row += np.bincount(values[np.asarray(split.train, dtype=np.int64)], minlength=width)
+        own = values[np.asarray(split.train, dtype=np.int64)]
+        row += np.bincount(own[own >= 0], minlength=width)  # -1: without a label
     site = np.zeros(len(splits), dtype=np.int64)
     return Roster(sizes["train"], sizes["val"], sizes["test"], counts, site)
 

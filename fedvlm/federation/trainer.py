@@ -92,6 +92,8 @@ class Trainer:
             ``cross_entropy``, which reads them.
         captions: it trains on captions of images, too: its loss is ``loss`` of this class, on
             ``image_features``; texts stay frozen. A class says so itself; it is not inherited.
+        unlabelled: it trains on images without a label, too: they are among the training images of
+            its batches, with -1 in ``Batch.y``, and no other method gets them.
         exempt: invariants of ``fedvlm check`` that do not hold, with the reason; not those of
             privacy and order.
     """
@@ -110,6 +112,7 @@ class Trainer:
     label_sets: ClassVar[bool] = False
     unweighted: ClassVar[str] = ""
     captions: ClassVar[bool] = False
+    unlabelled: ClassVar[bool] = False
     exempt: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:

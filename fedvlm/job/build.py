@@ -16,7 +16,7 @@ from fedvlm.config.federation import ATTACKS
 from fedvlm.config.keys import ROLES, default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
-from fedvlm.data.federated import FederatedData
+from fedvlm.data.federated import ClientSplit, FederatedData
 from fedvlm.data.holdout import ServerImages
 from fedvlm.data.images import ImageLoader
 from fedvlm.evaluation import ClientMeter, panel_of
@@ -365,6 +365,7 @@ def prepare_run(
     inputs = inputs or Inputs()
     trainer = _load_method(cfg)
     data = inputs.data(cfg, progress)
+    data, splits = _as_trained(cfg, trainer, data)
     blind = not any(len(c.val) for c in data.clients)
     if inputs.counts is not None:
         blind = not inputs.counts.val.any()
@@ -389,12 +390,12 @@ def prepare_run(
     check_packs(trainer, model, loader, cfg.FED.PLAIN)
     train, test = pixel_sources(loader, torch.from_numpy(data.labels.copy()))
     known = inputs.counts
-    sizes = [len(c.train) for c in data.clients] if known is None else known.train.tolist()
+    sizes = [len(c.train) for c in splits] if known is None else known.train.tolist()
     plan, chunk = make_plan(cfg, sizes), chunk_of(cfg, model, trainer)
     sites = parse_sites(cfg.FED.SITES, plan.clients)
     size = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
     batcher: SplitBatcher | Absent = SplitBatcher(
-        train, data.clients, size, int(cfg.SEED), loader.views, plan.epochs, model.device,
+        train, splits, size, int(cfg.SEED), loader.views, plan.epochs, model.device,
         model.dtype, plain=test, sets=label_table(data, model),
         groups=getattr(data, "groups", None), grouped=cfg.FED.DP.UNIT == "group",
         balance=balance_of(
@@ -429,6 +430,19 @@ def prepare_run(
         make_budget(cfg, plan, batcher), proxy, loader, identity,
         [*_marks(cfg, loader, trainer, start.p0), *said, *proxy_notes],
     )
+
+
+def _as_trained(
+    cfg: CfgNode, trainer: Trainer, data: FederatedData
+) -> tuple[FederatedData, Sequence[ClientSplit]]:
+    """Return the data as the method trains on them, and all that each client trains on."""
+    if not any(len(c.unlabelled) for c in data.clients):
+        return data, data.clients
+    from fedvlm.job.images import unlabelled  # start-up: for images without a label only
+
+    attack = cfg.FED.ATTACK if cfg.FED.HOSTILE else ""
+    data = unlabelled.for_method(data, trainer.unlabelled, trainer.name, attack)
+    return data, unlabelled.taught(data.clients)
 
 
 def _load_method(cfg: CfgNode) -> Trainer:

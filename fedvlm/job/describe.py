@@ -110,7 +110,9 @@ def images_line(data: FederatedData, roster: Roster) -> str:
         each = f"{min(sizes)} to {max(sizes)}, median {statistics.median(sizes):g}"
     if not used:
         return f"{sum(sizes):,} training images, kept at their sites; per client: {each}"
-    return f"{used:,} of {data.available:,} training images; per client: {each}"
+    bare = sum(len(client.unlabelled) for client in data.clients)
+    more = f" and {bare:,} without a label" if bare else ""
+    return f"{used:,} of {data.available:,} training images{more}; per client: {each}"
 
 
 def setting_name(cfg: CfgNode) -> str:

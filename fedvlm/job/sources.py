@@ -450,12 +450,13 @@ def images_to_encode(data: FederatedData, views: int) -> int:
 
 def train_images(data: FederatedData) -> list[int]:
     """Return the clients' training samples, ascending."""
-    return sorted({int(i) for c in data.clients for i in c.train})
+    return sorted({int(i) for c in data.clients for part in (c.train, c.unlabelled) for i in part})
 
 
 def _every(data: FederatedData) -> list[int]:
     return sorted(
-        {int(i) for c in data.clients for part in (c.train, c.val, c.test) for i in part}
+        {int(i) for c in data.clients for part in (c.train, c.val, c.test, c.unlabelled)
+         for i in part}
         | set(data.global_test.tolist()) | set(data.new_test.tolist())
         | {int(i) for other in data.others for i in other.indices}
     )

@@ -14,7 +14,7 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.version import __version__
 from fedvlm.data.catalog import dataset_info
-from fedvlm.data.datum import PARTS, refuse_captions, refuse_sets
+from fedvlm.data.datum import PARTS, refuse_targets
 from fedvlm.data.get.offers import offer_of
 from fedvlm.data.locate import PACK_SUFFIX
 from fedvlm.data.packs.lists import hash_images, write_pack_file
@@ -41,8 +41,8 @@ def write_pack(job: Job, place: Path, stem: str = "", verify: bool = False) -> P
         ConfigError: another file is there.
         DataError: missing or broken data; the file cannot be written.
     """
-    refuse_sets(job.cfg.DATASET.LABELS, "a feature pack")
-    refuse_captions(job.cfg.DATASET.CAPTIONS, "a feature pack")
+    node = job.cfg.DATASET
+    refuse_targets("a feature pack", sets=node.LABELS, captions=node.CAPTIONS)
     path = pack_path(place, stem or re.sub(r"[^\w-]+", "_", job.cfg.DATASET.NAME))
     images, spent = whole_set(job.cfg, verify), Throughput()
     hashes = [images.records.content_key(datum) for datum in images.data.all()]

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.formats.rows import ImageRow
-from fedvlm.data.locate import IMAGE_SUFFIXES, image_files
+from fedvlm.data.locate import IMAGE_SUFFIXES, folder_contents, image_files
 
 DICOM = (".dcm", ".dicom")
 
@@ -54,6 +54,18 @@ def is_found(name: str, folder: Path) -> bool:
         PurePosixPath(path).name == last or (bare and PurePosixPath(path).stem == last)
         for path in image_files(folder)
     )
+
+
+def refuse_dicom(folder: Path) -> None:
+    """Refuse a folder of a class in which DICOM files lie: they would be passed over.
+
+    Raises:
+        DataError: names the first.
+    """
+    _, files = folder_contents(folder)
+    for name in sorted(files):
+        if name.lower().endswith(DICOM):
+            raise DataError(dicom_words(str(folder / name)))
 
 
 def dicom_words(name: str) -> str:

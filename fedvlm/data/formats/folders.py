@@ -9,10 +9,12 @@ DATA_SEED instead (``parts``), as a tree that has a training folder only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedvlm.core.errors import DataError, fold
 from fedvlm.core.rng import numpy_stream
+from fedvlm.data.columns.find_images import refuse_dicom
 from fedvlm.data.columns.patterns import files_of, is_pattern, mark
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.parts import OWN_SHARES, PART_NAMES, complete
@@ -49,6 +51,11 @@ def read_folders(_folder: Path, info: CopyInfo) -> DatasetBase:
     folder = info.images
     if is_pattern(info.clients_by) and "{class}" in info.clients_by:
         return _read_pattern(folder, info)
+    if info.unlabelled:
+        out = read_folders(_folder, replace(
+            info, unlabelled="", drop=(*info.drop, info.unlabelled)))
+        out.add_unlabelled(_bare_images(folder, info))
+        return out
     parts, notes = _labelled(part_folders(folder, info.drop), info.drop)
     if not parts:
         classes = class_folders(folder, info.drop)
@@ -66,9 +73,30 @@ def read_folders(_folder: Path, info: CopyInfo) -> DatasetBase:
     return DatasetBase.of(lists, [], notes + more)
 
 
+def _bare_images(folder: Path, info: CopyInfo) -> list[Datum]:
+    """Return the images of the folder without labels, beside the classes or the parts."""
+    places = [p for p in (folder, *(folder / name for name in subfolders(folder)
+                                    if PART_NAMES.get(name.lower()) == "train"))
+              if (p / info.unlabelled).is_dir()]
+    return mark([d for p in places for d in class_data(p / info.unlabelled, folder, -1, 0, "")],
+                info.clients_by, info.groups)
+
+
 def _read_pattern(folder: Path, info: CopyInfo) -> DatasetBase:
     """Read a tree whose folders name client and class in the order that a pattern says."""
     rows = files_of(folder, info.clients_by, info.drop)
+    bare = [Datum(f"{folder}/{key}", -1, key=key) for key, name, _ in rows
+            if info.unlabelled and name == info.unlabelled]
+    rows = [row for row in rows if row[1] != info.unlabelled]
+    out = _classes_by_pattern(folder, info, rows)
+    if bare:
+        out.add_unlabelled(mark(bare, info.clients_by, info.groups))
+    return out
+
+
+def _classes_by_pattern(
+    folder: Path, info: CopyInfo, rows: Sequence[tuple[str, str, str]]
+) -> DatasetBase:
     classes = sorted({name for _, name, _ in rows})
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     named = {PART_NAMES.get(part.lower(), "") for _, _, part in rows}
@@ -217,8 +245,9 @@ def refuse_unlabelled_class(folder: Path, classes: Sequence[str]) -> None:
     for name in classes:
         if fold(name) in UNLABELLED and len(classes) > 1:
             raise DataError(
-                f"{folder / name} looks like unlabelled images and would be read as a class: leave "
-                f"it out with DATASET.LEAVE_OUT {name}, or give the class another name"
+                f"{folder / name} looks like unlabelled images and would be read as a class: say "
+                f"that they have no label with DATASET.UNLABELLED {name}, leave the folder out "
+                f"with DATASET.LEAVE_OUT {name}, or give the class another name"
             )
 
 
@@ -228,6 +257,7 @@ def class_data(folder: Path, root: Path, label: int, domain: int, classname: str
     Raises:
         DataError: there is none.
     """
+    refuse_dicom(folder)
     files = image_files(folder)
     if not files:
         raise DataError(

@@ -90,6 +90,9 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
     domains = sorted({row.domain for row in rows}) if "domain" in columns else []
     if not rows[0].file:
         rows = find_images(rows, image_dir)
+    unlabelled = [row for row in rows if _bare(row)]
+    rows = [row for row in rows if not _bare(row)]
+    _check_bare(unlabelled, rows)
     if "labels" in columns:
         return _with_sets(rows, domains, notes, info)
     if "captions" in columns:
@@ -108,7 +111,37 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
     data = mark(data, info.clients_by, info.groups)
     if not {"label", "classname"} & columns:
         notes.append(f"{first.name}: no column names a class, so it is the folder of each image")
-    return _parted(rows, data, domains, notes, info)
+    out = _parted(rows, data, domains, notes, info)
+    bare = [
+        Datum(r.file or str(image_dir / r.path), -1,
+              domains.index(r.domain) if domains else 0, "", r.path, client=r.client, group=r.group)
+        for r in unlabelled
+    ]
+    if bare:
+        out.notes.append(f"{first.name}: {len(bare):,} image(s) have an empty cell for the class: "
+                         "images without a label")
+        out.add_unlabelled(mark(bare, info.clients_by, info.groups))
+    return out
+
+
+def _bare(row: ImageRow) -> bool:
+    """Say whether an image has no label."""
+    return not row.target and row.labels is None and not row.captions
+
+
+def _check_bare(unlabelled: Sequence[ImageRow], labelled: Sequence[ImageRow]) -> None:
+    """Refuse images without a label where one is needed.
+
+    Raises:
+        DataError: one that is there to measure on, or no image with a label.
+    """
+    if unlabelled and not labelled:
+        raise DataError(f"{unlabelled[0].where}: the cell of the class is empty here and on every "
+                        "other line: no image has a label")
+    for row in unlabelled:
+        if row.split not in ("", "train"):
+            raise DataError(f"{row.where}: '{row.path}' has no label, and it is in {row.split}: "
+                            "nothing can be measured on it; take the line out, or fill the cell")
 
 
 @dataclass(frozen=True)
@@ -241,7 +274,7 @@ def _rows(
             row = row._replace(group=_holder(header, line, header.group, where))
         if base:
             row = row._replace(path=f"{base}/{row.path}")
-        if not row.target and not sets and not texts:
+        if not {"label", "classname"} & set(header.at) and not sets and not texts:
             row = row._replace(target=_folder_class(row))
         rows.append(row._replace(file=table.places.get(number, "")))
     _refuse_sets(rows)
@@ -305,7 +338,9 @@ def _folder_class(row: ImageRow) -> str:
 
 
 def _row(cells: Mapping[str, str], where: str, part: str) -> ImageRow:
-    empty = [name for name, text in cells.items() if not text]
+    classes = {"label", "classname"} & set(cells)
+    bare = classes if not any(cells[name] for name in classes) else ()  # an image without a label
+    empty = [name for name, text in cells.items() if not text and name not in bare]
     if empty:
         raise DataError(f"{where}: the cell '{empty[0]}' is empty")
     broken = [name for name, text in cells.items() if len(text.splitlines()) > 1]

@@ -27,7 +27,7 @@ TREES = ("folders", "domains")  # formats whose class names are folders' names
 _OF_READING = (
     NAME_KEY, FORMAT_KEY, LEAVE_OUT_KEY, "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE",
     "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE", CLASSNAMES_KEY, CLIENTS_BY,
-    GROUPS, COLUMNS, LABELS, CAPTIONS, TOPICS,
+    GROUPS, COLUMNS, LABELS, CAPTIONS, TOPICS, "DATASET.UNLABELLED",
 )  # fmt: skip
 _NAMED = 8  # clients that the first lines of a run name
 PARTITION = "FED.PARTITION"

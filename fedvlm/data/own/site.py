@@ -20,7 +20,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data.datum import PARTS, Datum, labels_of, refuse_captions, refuse_sets
+from fedvlm.data.datum import PARTS, Datum, labels_of, refuse_targets
 from fedvlm.data.draw import spec_of
 from fedvlm.data.federated import ClientSplit, FederatedData
 from fedvlm.data.image_records import records_of
@@ -165,8 +165,9 @@ def cut_site(data: FederatedData, clients: Sequence[int], public: bool = False) 
     Args:
         public: with the set's test images; without clients also with the server's.
     """
-    refuse_sets(data.label_sets is not None, "a site file")
-    refuse_captions(data.captioned, "a site file")
+    refuse_targets(
+        "a site file", sets=data.label_sets is not None, captions=data.captioned,
+        unlabelled=any(len(client.unlabelled) for client in data.clients))
 
     def rows(indices: Iterable[int]) -> ImageList:
         return [(data.samples[i].key, int(data.labels[i])) for i in indices]

@@ -27,6 +27,7 @@ _HASH = "sha256"
 NAMES, KEYED = "names", "hmac-sha256"  # in a file whose paths are keyed hashes
 KEY = ".key"  # the ending of the file with the key
 RUN_FILE = "partition.json"  # as a run writes it
+UNLABELLED = "unlabelled"  # of a client: training images without a label, where it has any
 FORGOTTEN = "forgotten"  # section of a file from which images were taken away (``api.forget``)
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "str": str, "int": int, "bool": bool, "float": (int, float),
@@ -126,7 +127,7 @@ def read_index_file(path: str | Path) -> dict[str, Any]:
         raise DataError(f"{path}: an index file has spec, classnames and a list of clients")
     for number, client in enumerate(clients):
         right = isinstance(client, dict) and all(_is_names(client.get(part)) for part in PARTS)
-        if not right:
+        if not right or not _is_names(client.get(UNLABELLED, [])):
             raise DataError(f"{path}: client {number} must have lists of paths {', '.join(PARTS)}")
     return content
 
@@ -239,7 +240,8 @@ def partition_from(
                     f"{where}: {len(others)} {part} image(s) of client {number} are not in the "
                     f"{part} list of this set (first: {others[0]})"
                 )
-            if part == "train" and not client[part] and number not in gone:
+            if part == "train" and not client[part] and number not in gone and (
+                    UNLABELLED not in client):
                 raise DataError(f"{where}: client {number} has no train image")
             if len(set(client[part])) != len(client[part]):
                 raise DataError(f"{where}: client {number} names a {part} image twice")

@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
-from fedvlm.data.datum import refuse_captions
+from fedvlm.data.datum import refuse_targets
 from fedvlm.data.federated import FederatedData
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.toolbox.contrast import SOFTMAX
@@ -52,10 +52,9 @@ def check_captions(cfg: CfgNode, trainer: Trainer) -> None:
         cfg.FED.ENGINE == "local",
         f"FED.ENGINE {cfg.FED.ENGINE}: captions (DATASET.CAPTIONS) are read in one process so far: "
         "use --engine local")
-    refuse_captions(
-        cfg.FED.HOSTILE and cfg.FED.ATTACK in ("label_flip", "backdoor"),
-        f"FED.ATTACK {cfg.FED.ATTACK}")
-    refuse_captions(cfg.TEST.KEEP_LOGITS, "TEST.KEEP_LOGITS")
+    flips = cfg.FED.HOSTILE and cfg.FED.ATTACK in ("label_flip", "backdoor")
+    refuse_targets(f"FED.ATTACK {cfg.FED.ATTACK}", captions=flips)
+    refuse_targets("TEST.KEEP_LOGITS", captions=cfg.TEST.KEEP_LOGITS)
 
 
 def check_text_tower(backbone: Backbone) -> None:

@@ -99,7 +99,7 @@ HEAD = "path,label,classname,split"
         ("path,classname\n", "holds no image"),
         ("path,label\na.png,0\nb.png,1\n", "the column label holds numbers only.*add a column cl"),
         (GOOD + "c.png,cat\n", "line 7: 2 cells, but the header has 3"),
-        (GOOD + "c.png,,train\n", "line 7: the cell 'classname' is empty"),
+        (GOOD + "c.png,,test\n", "line 7: 'c.png' has no label, and it is in test"),
         (GOOD + "/c.png,cat,train\n", "line 7: '/c.png' must be a relative path"),
         (GOOD + "a/../../c.png,cat,train\n", "line 7: .* must be a relative path without '..'"),
         (GOOD + "C:\\c.png,cat,train\n", "line 7: .* must be a relative path without '..'"),
