@@ -320,6 +320,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "fedvlm.federation.cards", "fedvlm.report.collect", "fedvlm.report.pages.run",
         ),
     },
+    "fedvlm/models/load/bert.py": {
+        "start-up: 2 s": ("transformers",),
+    },
     "fedvlm/models/load/hf_clip.py": {
         "start-up: 2 s": ("transformers",),
         "start-up: 3 s": ("open_clip",),
@@ -353,6 +356,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: 2 s": ("transformers.utils",),
     },
     "fedvlm/models/towers/vision.py": {
+        "start-up: for texts as samples only": ("fedvlm.models.towers.encoder",),
         "start-up: for timm's towers only": ("fedvlm.models.towers.trunk",),
     },
     "fedvlm/report/compare/runs.py": {

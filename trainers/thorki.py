@@ -21,8 +21,8 @@ Defaults: LoRA of rank 8 on attention, AdamW 1e-3; SMALL mlp of 64 hidden units,
     average.
 Knobs: SMALL_LR 0.0001 to 0.01 log; DISTILL_BETA 0 to 1.
 Departures from the paper: not known (its text was not available). S is an MLP on frozen features,
-    or a tower that starts untrained. The text side (20 Newsgroups, BERT) is out of scope:
-    fusion and split work on logits and labels, and a test shows them on a tiny BERT.
+    or a tower that starts untrained. On texts (20 Newsgroups over a BERT) G is LoRA and a linear
+    head in the encoder, and S the MLP on the frozen encoder's feature.
 Departures from the authors' code: not known (it was not available).
 Extra data: none; the adaptation set is the client's own and nothing else trains on it. A client
     whose classes have one image each has none: its models are averaged.

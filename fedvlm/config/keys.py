@@ -64,7 +64,7 @@ def _job() -> Schema:
 
 FORMATS = (
     "", "coop", "csv", "jsonl", "parquet", "folders", "domains", "cifar", "tiny_imagenet", "memory",
-    "json",
+    "json", "texts",
 )
 
 
@@ -151,8 +151,9 @@ def _dataset() -> Schema:
             "parquet); a,b: several tables, one per part"
         ),
         "DATASET.FORMAT": Option(
-            "", "layout on disk; '': the set's own, or by the name of SPLIT_FILE; memory: the "
-            "data given to fedvlm.train(data=...)", choices=FORMATS,
+            "", "layout on disk; '': the set's own, or by the name of SPLIT_FILE; texts: samples "
+            "are texts, class folders or a table; memory: the data given to fedvlm.train(data=...)",
+            choices=FORMATS,
         ),
         **_COLUMNS,
         "DATASET.TEMPLATE": Option("", "prompt with {} for the class name; '': the set's own"),
@@ -204,6 +205,10 @@ def _dataset() -> Schema:
             low=0,
             high=1000,  # each has files of its own in the store
         ),
+        "INPUT.TEXT_LENGTH": Option(
+            128, "samples that are texts: how many tokens of each are read, from its start", low=3,
+            high=8192, neutral=128,
+        ),
         "INPUT.RRCROP_SCALE": Option(
             (0.08, 1.0),
             "smallest and largest share of the area of the random resized crop",
@@ -228,7 +233,7 @@ def _model() -> Schema:
         "MODEL.LOADER": Option(
             "open_clip",
             "library that builds the towers; timm, torchvision, transformers-vit: no text tower "
-            "(--peft head)",
+            "(--peft head); transformers-text: an encoder such as BERT, for samples that are texts",
             choices=LOADERS.names(),
         ),
         "MODEL.PREC": Option(

@@ -41,7 +41,8 @@ from fedvlm.data.locate import (
 
 DATASET_REGISTRY: Registry[Callable[[CfgNode], DatasetBase]] = Registry("dataset")
 _TABLES = ("csv", "jsonl", "parquet", "json")
-FORMATS = ("coop", *_TABLES, "folders", "domains", "cifar", "tiny_imagenet")
+TEXTS = "texts"
+FORMATS = ("coop", *_TABLES, "folders", "domains", "cifar", "tiny_imagenet", TEXTS)
 _HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another shape"
 MEMORY_FORMAT = "memory"  # DATASET.FORMAT of what a Python program gave (``memory/given.py``)
 DEFAULT_TEMPLATE = "a photo of a {}."
@@ -272,7 +273,7 @@ def read_by_config(cfg: CfgNode, root: Path, faults: list[str] | None = None) ->
         split_file = split_file or (info.split_file if form == "coop" else "")
         image_dir = image_dir or info.image_dir
         renames, drop = info.renames | renames, (*info.drop, *drop)
-    listed = form in _TABLES or form == "coop"
+    listed = form in _TABLES or form == "coop" or (form == TEXTS and bool(split_file))
     files = _split_files(name, folder, form, split_file, source) if listed else []
     images = folder
     if listed or form in ("folders", "domains"):
@@ -408,7 +409,7 @@ def _split_files(
     """
     if not split_file:
         raise ConfigError(f"{name}: DATASET.FORMAT {form} needs DATASET.SPLIT_FILE")
-    words = split_file.split(",") if form in _TABLES else [split_file]
+    words = split_file.split(",") if form != "coop" else [split_file]
     paths = []
     for word in (w.strip() for w in words):
         if not (folder / word).is_file():

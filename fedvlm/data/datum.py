@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,8 +45,28 @@ class Picture(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Passage:
+    """A sample that is a text, where others are images (``Datum.array``)."""
+
+    text: str
+
+    @property
+    def key(self) -> str:
+        """Its content key: the sha256 of the text."""
+        return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def read(self) -> NDArray[np.uint8]:
+        """Refuse: there are no pixels.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError("this sample is a text, and what was asked for needs images")
+
+
+@dataclass(frozen=True, slots=True)
 class Datum:
-    """One labelled image.
+    """One labelled image, or a text (``array`` is then a ``Passage``).
 
     Attributes:
         impath: absolute path of the image file, or of the file that holds it.

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.rng import numpy_stream
-from fedvlm.core.transform import TransformSpec
-from fedvlm.data.datum import Datum
+from fedvlm.core.transform import TextSpec, TransformSpec
+from fedvlm.data.datum import Datum, Passage
 from fedvlm.data.image_records import ImageRecords, describe_failure
 
 CROP_SCALE = (0.08, 1.0)
@@ -51,7 +51,8 @@ class ImageLoader:
         records: known content keys (``FederatedData.records``); None = this object's own memory.
 
     Raises:
-        ConfigError: unknown interpolation or resize mode, views < 1, crop scale not within (0, 1].
+        ConfigError: unknown interpolation or resize mode, views < 1, crop scale not within (0, 1];
+            texts for a tower that reads images, or images for one that reads texts.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class ImageLoader:
         records: ImageRecords | None = None,
     ) -> None:
         _check(spec, views, crop_scale)
+        _check_kind(samples, spec, views)
         self.samples, self.spec, self.views, self.data_seed = samples, spec, views, data_seed
         self.crop_scale = (float(crop_scale[0]), float(crop_scale[1]))
         self.records = records if records is not None else ImageRecords(None)
@@ -75,7 +77,7 @@ class ImageLoader:
         return len(self.samples)
 
     def load(self, i: int, view: int | None = None, *, key: str = "") -> Tensor:
-        """Return image ``i`` as float32 ``[3, S, S]``, normalised.
+        """Return image ``i`` as float32 ``[3, S, S]``, normalised; a text as its tokens ``[L]``.
 
         Args:
             view: None for the deterministic test view; a training view from 0 to views - 1
@@ -87,6 +89,8 @@ class ImageLoader:
             DataError: the image cannot be decoded (it was readable when the run began), or is no
                 longer the one that ``key`` stands for.
         """
+        if isinstance(self.spec, TextSpec):
+            return self._tokens(i, self.spec)
         image = self._decode(i, key)
         if view is None or self.views == 1:
             image = resize_for_test(image, self.spec)
@@ -115,12 +119,21 @@ class ImageLoader:
         With ``content_key`` it names a cached feature exactly.
         """
         spec = self.spec
+        if isinstance(spec, TextSpec):
+            return f"text:v1:{spec.size}:{spec.vocabulary}"
         numbers = ",".join(repr(float(v)) for v in (*spec.mean, *spec.std))
         base = f"v1:{spec.size}:{spec.interpolation}:{spec.resize_mode}:{numbers}"
         if view is None or self.views == 1:
             return f"test:{base}"
         scale = f"{self.crop_scale[0]!r}-{self.crop_scale[1]!r}"
         return f"crop-flip:{base}:{scale}:seed{self.data_seed}:view{view}"
+
+    def _tokens(self, i: int, spec: TextSpec) -> Tensor:
+        """Return a text's token numbers, float32 ``[L]`` (whole numbers up to 2^24 are exact)."""
+        held = self.samples[i].array
+        if not isinstance(held, Passage):
+            raise DataError(f"{self.samples[i].key} is an image, and the tower reads texts")
+        return torch.tensor(list(spec.tokenize(held.text)), dtype=torch.float32)
 
     def _decode(self, i: int, key: str = "") -> Image.Image:
         sample = self.samples[i]
@@ -219,7 +232,14 @@ def normalise(image: Image.Image, spec: TransformSpec) -> Tensor:
 
 
 def resize_for_test(image: Image.Image, spec: TransformSpec) -> Image.Image:
-    """Return the image as ``S x S`` RGB, as open_clip's test transform cuts it."""
+    """Return the image as ``S x S`` RGB, as open_clip's test transform cuts it.
+
+    Raises:
+        ConfigError: the tower reads texts.
+    """
+    if isinstance(spec, TextSpec):
+        raise ConfigError("these are images, and the model reads texts (DATASET.FORMAT texts): "
+                          "name a run that was trained on images")
     size, mode = spec.size, _MODES[spec.interpolation]
     width, height = image.size
     if spec.resize_mode == "squash":
@@ -288,6 +308,22 @@ def _check(spec: TransformSpec, views: int, crop_scale: Sequence[float]) -> None
         raise ConfigError(f"INPUT.VIEWS is {views}; it must be at least 1")
     if len(crop_scale) != 2 or not 0 < crop_scale[0] <= crop_scale[1] <= 1:
         raise ConfigError(f"INPUT.RRCROP_SCALE is {tuple(crop_scale)}; give 0 < low <= high <= 1")
+
+
+def _check_kind(samples: Sequence[Datum], spec: TransformSpec, views: int) -> None:
+    """Refuse a tower that cannot read what a list holds (``ConfigError``); the first one tells."""
+    if not samples:
+        return
+    if isinstance(samples[0].array, Passage) != isinstance(spec, TextSpec):
+        raise ConfigError(
+            "these samples are images, and the backbone reads texts: use a CLIP or image backbone "
+            "(--backbone ViT-B/16), or give a set of texts (DATASET.FORMAT texts)"
+            if isinstance(spec, TextSpec) else
+            "these samples are texts (DATASET.FORMAT texts), and the backbone reads images: use "
+            "--backbone transformers-text:FOLDER, an encoder such as BERT")
+    if isinstance(spec, TextSpec) and views > 1:
+        raise ConfigError(f"INPUT.VIEWS is {views}, but texts have no augmented views: set "
+                          "--views 1")
 
 
 def broken_images(

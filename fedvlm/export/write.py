@@ -19,6 +19,7 @@ import torch
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
+from fedvlm.core.transform import TextSpec
 from fedvlm.export.card import index, readme
 from fedvlm.export.formats import onnx_file, openclip, peft_folder, tensors
 from fedvlm.export.pruned import without_pruned
@@ -59,7 +60,10 @@ def check_target(folder: Path, format: str) -> None:
     _refuse_taken(folder)
 
 
-def _refuse_captioned(models: Iterable[TrainedModel]) -> None:
+def _refuse_texts(models: Iterable[TrainedModel]) -> None:
+    if any(isinstance(one.model.backbone.transform_spec, TextSpec) for one in models):
+        raise ConfigError("an export holds a model that reads pixels, and this one reads texts "
+                          "(DATASET.FORMAT texts): fedvlm.load(...) in Python has its tensors")
     if any(one.facts.captioned for one in models):
         raise ConfigError("an export holds a model that predicts classes, and this one was trained "
                           "on captions (DATASET.CAPTIONS): fedvlm predict --texts FILE uses it")
@@ -79,7 +83,7 @@ def export(trained: TrainedModel, folder: Path, format: str) -> Exported:
         FedvlmError: what was read back predicts otherwise; the folder is not left.
     """
     form = _format(format)
-    _refuse_captioned([trained])
+    _refuse_texts([trained])
     with _whole(folder) as place:
         gap = _write(trained, place, place, form)
     return Exported(folder, format, gap)
@@ -100,7 +104,7 @@ def export_all(
         FedvlmError: as ``export``.
     """
     form = _format(format)
-    _refuse_captioned(models.values())
+    _refuse_texts(models.values())
     bad = [n for n in models if not _NAME.fullmatch(n)]
     if bad or not models or len({n.lower() for n in models}) < len(models):
         raise ConfigError(

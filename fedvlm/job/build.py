@@ -16,6 +16,7 @@ from fedvlm.config.federation import ATTACKS
 from fedvlm.config.keys import ROLES, default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
+from fedvlm.core.transform import TextSpec
 from fedvlm.data.federated import ClientSplit, FederatedData
 from fedvlm.data.holdout import ServerImages
 from fedvlm.data.images import ImageLoader
@@ -197,6 +198,24 @@ def check_tower(cfg: CfgNode, trainer: Trainer) -> None:
             f"{trainer.name} reads '{inside[0]}' inside the image tower, but that of {name} is a "
             "ResNet without patches and blocks: use a ViT, such as --backbone ViT-B/16"
         )
+
+
+def check_passages(cfg: CfgNode, trainer: Trainer, model: VLModel) -> None:
+    """Refuse what needs pixels where samples are texts.
+
+    Raises:
+        ConfigError: the method or the attack needs them.
+    """
+    if not isinstance(model.backbone.transform_spec, TextSpec):
+        return
+    trainer.require(
+        "pixels" not in trainer.streams(model),
+        f"{trainer.name} with these settings reads pixels, and the samples are texts: choose a "
+        "setting or a method that works on features (fedvlm list METHOD), or images",
+    )
+    if cfg.FED.HOSTILE and cfg.FED.ATTACK == "backdoor":
+        raise ConfigError("FED.ATTACK backdoor draws a mark into images, and the samples are "
+                          "texts: choose another attack, such as label_flip")
 
 
 def make_plan(cfg: CfgNode, sizes: Sequence[int] = ()) -> Plan:
@@ -388,6 +407,7 @@ def prepare_run(
         crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
     )
     check_packs(trainer, model, loader, cfg.FED.PLAIN)
+    check_passages(cfg, trainer, model)
     train, test = pixel_sources(loader, torch.from_numpy(data.labels.copy()))
     known = inputs.counts
     sizes = [len(c.train) for c in splits] if known is None else known.train.tolist()

@@ -64,6 +64,7 @@ class Inputs:
             cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS, loader=cfg.MODEL.LOADER,
             dtype=DTYPES[cfg.MODEL.PREC], device=device,
             allow_random=not cfg.MODEL.BACKBONE.PRETRAINED, seed=cfg.SEED, plain=cfg.FED.PLAIN,
+            length=int(cfg.INPUT.TEXT_LENGTH),
         )
 
 
@@ -162,6 +163,7 @@ def backbone_key(cfg: CfgNode, device: torch.device) -> str:
     return json.dumps([
         cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS, cfg.MODEL.LOADER, cfg.MODEL.PREC,
         str(device), pretrained, None if pretrained else int(cfg.SEED), bool(cfg.FED.PLAIN),
+        int(cfg.INPUT.TEXT_LENGTH),
     ])
 
 

@@ -395,8 +395,8 @@ def refuse_unequal_streams(
 
 def _drawn_pair(model: VLModel, labels: Tensor) -> tuple[FeatureSource, PixelSource, Tensor]:
     """Return two random images as features and as pixels, with their positions."""
-    side, backbone = model.backbone.image_size, model.backbone
-    images = torch.randn(2, 3, side, side, generator=rng.stream(0, "stream-proof-pixels"))
+    backbone = model.backbone
+    images = backbone.draw_input(2, rng.stream(0, "stream-proof-pixels"))
     with torch.no_grad():
         features = backbone.encode_image(images.to(model.device, model.dtype))
     at = torch.arange(2)

@@ -143,6 +143,11 @@ class Backbone:
         features: Tensor = out[0] if isinstance(out, tuple) else out  # CoCa's has tokens beside it
         return features.to(self.feature_dtype)
 
+    def draw_input(self, count: int, generator: torch.Generator) -> Tensor:
+        """Return random samples ``[count, 3, S, S]`` as the image tower reads them."""
+        side = self.image_size
+        return torch.randn(count, 3, side, side, generator=generator)
+
     def tokenize(self, texts: Iterable[str], context_length: int | None = None) -> Tensor:
         """Token ids [n, context_length] of texts (cut at the end where too long)."""
         length = context_length or self.context_length

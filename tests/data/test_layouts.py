@@ -14,6 +14,7 @@ from PIL import Image
 
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError, fold
+from fedvlm.core.plugins import Plugins
 from fedvlm.data import formats as readers
 from fedvlm.data.catalog import CATALOG
 from fedvlm.data.datasets import FORMATS, load_dataset, templates
@@ -301,8 +302,7 @@ def test_config_runs(stem: str, kind: str, tmp_path: Path) -> None:
 
 
 def test_every_reader_is_found_by_its_mark_and_named_by_a_format_or_a_layout() -> None:
-    formats = Path(readers.__file__).parent.glob("*.py")
-    marked = {path.stem for path in formats if "\nREADER = " in path.read_text(encoding="utf-8")}
+    marked = set(Plugins(readers.__name__, "READER", "reader").names())
     tables = dict.fromkeys(("csv", "json", "jsonl", "parquet"), "table")
     named = {tables.get(form, form) for form in FORMATS}
     named |= {layout.reader for layouts in LAYOUTS_BY_SET.values() for layout in layouts}

@@ -1,4 +1,7 @@
-"""Trees of domains: ``<domain>/<class>/file`` or ``<domain>/{train,val,test}/<class>/file``."""
+"""Trees of domains: ``<domain>/<class>/file`` or ``<domain>/{train,val,test}/<class>/file``.
+
+The parts of some have names of their own: ``<domain>/<part>/<class>/file``.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.folders import class_folders, cut_tree, part_folders, tree_data
 from fedvlm.data.formats.parts import PART_NAMES, complete
+from fedvlm.data.formats.rows import ImageRow, build_lists
 from fedvlm.data.layouts import CopyInfo
-from fedvlm.data.locate import subfolders
+from fedvlm.data.locate import image_files, subfolders
 
-READER = "domains"
+READER = ("domains", "part_folders")
 
 
 def read_domains(_folder: Path, info: CopyInfo) -> DatasetBase:
@@ -43,6 +47,23 @@ def read_domains(_folder: Path, info: CopyInfo) -> DatasetBase:
         lists, more = cut_tree(folder, groups, classes, info)
     notes += [*more, *_gaps(lists, domains, classes)]
     return DatasetBase.of(lists, info.domains if info.folders else domains, notes)
+
+
+def read_part_folders(folder: Path, info: CopyInfo) -> DatasetBase:
+    """Read the folders ``info.parts`` of each domain.
+
+    Raises:
+        DataError: a part without class folders, or a domain without test images.
+    """
+    rows: list[ImageRow] = []
+    for domain in info.domains:
+        for part, inner in info.parts.items():
+            place = inner.format(domain)
+            for name in class_folders(folder / place, info.drop):
+                base, target = f"{place}/{name}", info.renames.get(name, name)
+                rows += [ImageRow(f"{base}/{file}", target, None, domain, part, base)
+                         for file in image_files(folder / base)]
+    return build_lists(rows, info)
 
 
 def _parts_by_domain(

@@ -100,7 +100,7 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
 
         data, words = captions.captioned(rows, info, domains)
         data = mark(data, info.clients_by, info.groups)
-        return _parted(rows, data, domains, [*notes, words], info)
+        return parted(rows, data, domains, [*notes, words], info)
     labels = _labels(rows, columns, first, info.renames)
     data = [
         Datum(r.file or str(image_dir / r.path), label,
@@ -111,7 +111,7 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
     data = mark(data, info.clients_by, info.groups)
     if not {"label", "classname"} & columns:
         notes.append(f"{first.name}: no column names a class, so it is the folder of each image")
-    out = _parted(rows, data, domains, notes, info)
+    out = parted(rows, data, domains, notes, info)
     bare = [
         Datum(r.file or str(image_dir / r.path), -1,
               domains.index(r.domain) if domains else 0, "", r.path, client=r.client, group=r.group)
@@ -199,11 +199,15 @@ def part_of_table(path: Path, image_dir: Path) -> str:
     return next((PART_NAMES[w.lower()] for w in reversed(words) if w.lower() in PART_NAMES), "")
 
 
-def _parted(
+def parted(
     rows: Sequence[ImageRow], data: list[Datum], domains: list[str], notes: list[str],
     info: CopyInfo,
 ) -> DatasetBase:
-    """Share the images out to train, val and test."""
+    """Share the samples of a table out to train, val and test.
+
+    Raises:
+        DataError: no training samples, or neither test samples nor a share of them.
+    """
     path = info.files[0]
     parts = [row.split for row in rows]
     folders = {row.path.split("/")[0].lower() if "/" in row.path else "" for row in rows}
@@ -371,7 +375,7 @@ def _with_sets(
     bare = sum(not row.labels for row in rows)
     notes.append(f"{info.files[0].name}: sets of {len(names)} labels ({first_names(names, _FIRST)})"
                  + (f"; {bare} image(s) without any label" if bare else ""))
-    out = _parted(rows, data, domains, notes, info)
+    out = parted(rows, data, domains, notes, info)
     out.label_names = names
     return out
 

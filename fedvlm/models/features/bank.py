@@ -269,7 +269,7 @@ def compute_padded(tower: VisionTower, stream: str, pixels: Tensor, size: int) -
 
     In float64 on one thread, as ``encode.encode_padded``.
     """
-    filler = pixels[:1].expand(size - len(pixels), -1, -1, -1)
+    filler = pixels[:1].expand(size - len(pixels), *pixels.shape[1:])
     threads = torch.get_num_threads()
     if tower.backbone.feature_dtype is torch.float64:
         torch.set_num_threads(1)

@@ -121,7 +121,7 @@ def encode_padded(backbone: Backbone, pixels: Tensor, size: int) -> Tensor:
 
     In float64 on one thread: measured with two, a row's bits depend on its place in the batch.
     """
-    filler = pixels[:1].expand(size - len(pixels), -1, -1, -1)
+    filler = pixels[:1].expand(size - len(pixels), *pixels.shape[1:])
     threads = torch.get_num_threads()
     if backbone.feature_dtype is torch.float64:
         torch.set_num_threads(1)

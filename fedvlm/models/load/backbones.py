@@ -13,8 +13,8 @@ import torch
 from fedvlm.core.plugins import Plugins
 from fedvlm.models.backbone import Backbone
 
-USUAL = "open_clip"
-SHORT = ("timm", "torchvision")  # ``timm:resnet18`` is this loader and that name
+USUAL, TEXTS = "open_clip", "transformers-text"
+SHORT = ("timm", "torchvision", TEXTS)  # ``timm:resnet18`` is this loader and that name
 LIBRARIES = Plugins("fedvlm.models.load", "LOADERS", "loader", (USUAL, "transformers"))
 EMBEDDED = Plugins("fedvlm.models.load", "BACKBONES", "backbone")
 
@@ -29,6 +29,7 @@ def load_backbone(
     allow_random: bool = False,
     seed: int = 0,
     plain: bool = False,
+    length: int = 0,
 ) -> Backbone:
     """Load a frozen backbone.
 
@@ -39,13 +40,15 @@ def load_backbone(
         weights: tag, file (.safetensors, .pt state dict, OpenAI's TorchScript archive) or
             ``local-dir:<folder>``; empty: the ``openai`` tag where the build has one.
         loader: ``open_clip`` or ``transformers``; ``timm``, ``torchvision`` or
-            ``transformers-vit`` for an image tower without text tower; ``timm:NAME`` and
-            ``torchvision:NAME`` say it too.
+            ``transformers-vit`` for an image tower without text tower; ``transformers-text`` for
+            an encoder of samples that are texts; ``timm:NAME``, ``torchvision:NAME`` and
+            ``transformers-text:NAME`` say it too.
         dtype: float32, bfloat16 (linear layers only) or float64.
         device: torch device.
         allow_random: with no weights named, initialise at random from ``seed`` (bench, tests).
         seed: of the random weights; the global generators are left alone.
         plain: keep open_clip's own layers in the image tower (see ``Backbone``).
+        length: tokens of a text, where the tower reads samples that are texts; 0: its default.
 
     Raises:
         ConfigError: unknown name, tag or loader; weights that do not fit the build.
@@ -58,6 +61,6 @@ def load_backbone(
     module: Any = EMBEDDED.load(name) if embedded else LIBRARIES.load(loader)
     backbone: Backbone = module.load(
         name, weights, loader=loader, random=allow_random, seed=seed, dtype=dtype, device=device,
-        plain=plain,
+        plain=plain, **({"length": length} if length and loader == TEXTS else {}),
     )
     return backbone

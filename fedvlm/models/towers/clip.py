@@ -142,6 +142,13 @@ def is_trunk(module: nn.Module) -> bool:
     )
 
 
+def is_encoder(module: nn.Module) -> bool:
+    """Tell whether a module reads texts in an image tower's place: ``encoder.EncoderTower``."""
+    kind = type(module)
+    return (kind.__module__, kind.__qualname__) == (
+        "fedvlm.models.towers.encoder", "EncoderTower")
+
+
 def is_quick_gelu(module: nn.Module | None) -> bool:
     """Tell whether a module is open_clip's QuickGELU, ``x * sigmoid(1.702 x)``."""
     return _is_open_clip(module, "QuickGELU")

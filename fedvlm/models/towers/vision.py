@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
-from fedvlm.models.towers.clip import is_image_tower, is_trunk
+from fedvlm.models.towers.clip import is_encoder, is_image_tower, is_trunk
 
 PREFIX = "tokens."
 PATCHES = "patches"
@@ -169,9 +169,10 @@ class VisionTower:
             ConfigError: the tower pools by attention and has no such rows.
         """
         if not self.shell.has_patches:
-            raise ConfigError(
-                f"{self.backbone.name} pools its patches by attention: there are no patch features"
-            )
+            why = "pools its patches by attention"
+            if is_encoder(self.backbone.model.visual):
+                why = "reads texts"
+            raise ConfigError(f"{self.backbone.name} {why}: there are no patch features")
         return self.tokens - self.prefix, self.backbone.embed_dim
 
     def patches(self, x: Tensor, start: int, edits: Edits | None = None) -> Tensor:
@@ -256,6 +257,10 @@ def _shell(visual: Any, backbone: Backbone) -> Shell:
     Raises:
         Unreadable: it is none of the known kinds.
     """
+    if is_encoder(visual):
+        from fedvlm.models.towers.encoder import EncoderShell  # start-up: for texts as samples only
+
+        return EncoderShell(visual, backbone)
     if not is_trunk(visual):
         return ClipShell(visual)
     from fedvlm.models.towers.trunk import Trunk  # start-up: for timm's towers only
