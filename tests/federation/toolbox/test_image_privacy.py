@@ -316,7 +316,7 @@ def test_epsilon_of_draws_is_dp_accountings_own() -> None:
 
 
 def test_the_noise_of_draws_reaches_epsilon_for_every_client() -> None:
-    work = [Worked((10,) * 10, 10, 100, 10), Worked((2,) * 10, 2, 12, 10), Worked((), 0, 0, 0)]
+    work = [Worked((10,) * 10, 10, 100, 10), Worked((1,), 5, 50, 10), Worked((), 0, 0, 0)]
     start = replace(DRAWN, noise=0.0)
     told = {"epsilon": 3.0, "largest": 100, "sites": False}
     both = make_image_privacy(start, work=work, **told)
