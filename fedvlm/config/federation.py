@@ -301,6 +301,12 @@ def _privacy() -> Schema:
                  "by a count with noise of its own (FED.DP.UNIT client); 0: it stays",
             low=0, high=1, high_open=True, neutral=0.0,
         ),
+        node + "SAMPLING": Option(
+            "shuffle", "batches of FED.DP.UNIT image, group: each image once in a pass (shuffle), "
+                       "or each image (group) drawn anew at every step by a coin of batch size "
+                       "over images of the client (poisson), which epsilon gains by",
+            choices=("shuffle", "poisson"), neutral="shuffle",
+        ),
         node + "DELTA": Option(
             0.0, "delta of (epsilon, delta); has to be given, below one over the clients (images "
                  "of a client)", low=0,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.trees import Tree
-from fedvlm.federation.local.steps import Block, StepPlan, plan_steps, plan_whole
+from fedvlm.federation.local.steps import Block, StepPlan, plan_drawn, plan_steps, plan_whole
 from fedvlm.federation.server import Roster, count_roster
 from fedvlm.models.features.sources import SampleSource
 
@@ -83,7 +83,8 @@ class Batch:
         present: of ``Context.whole``: 1 for a client with samples in the split itself, ``[K]``.
         clients: ids of the clients.
         moment: of a loop's step; None elsewhere.
-        counts: samples per client, known to the host; (): a batch that was made by hand.
+        counts: samples per client, known to the host (of drawn batches the number expected, since
+            the number drawn is a secret); (): a batch that was made by hand.
         sets: the sets of labels that there are, ``[S, C]`` of 0 and 1, where a sample has a set of
             them: ``y`` is then the row of its set; None: ``y`` is its class.
         balance: what classes count in the loss; None: all the same.
@@ -356,7 +357,8 @@ class SplitBatcher:
     un-augmented from ``plain``; without it from ``source``, first view. ``poison`` is what hostile
     clients do to theirs, ``secrets`` what a site's clients draw noise from; ``groups``: by sample,
     numbers of what ``subset`` never divides; ``grouped``: batches tell them, too; ``balance``:
-    what classes count in the loss.
+    what classes count in the loss; ``drawn``: every step draws each sample (each group, if
+    ``grouped``) by a coin of batch size over samples, instead of shuffles (``FED.DP.SAMPLING``).
     """
 
     source: SampleSource
@@ -374,6 +376,7 @@ class SplitBatcher:
     groups: np.ndarray | None = None
     balance: Balance | None = None
     grouped: bool = False
+    drawn: bool = False
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """See ``Batcher.sizes``."""
@@ -405,21 +408,32 @@ class SplitBatcher:
         def clock(step: int, epoch: int) -> int:
             return after + (step * max(each) // limit if limit else epoch)
 
-        plan = plan_steps(
-            self.source, lambda k, epoch: self._shuffled(clients[k], round_, epoch, tag), cuts,
-            totals, lambda epoch: self._view(round_, after + epoch), self.device, self.dtype,
-            clock,
-        )
+        def view(epoch: int) -> int:
+            return self._view(round_, after + epoch)
+
+        if self.drawn:
+            plan = plan_drawn(
+                self.source, lambda k, t: self._drawn(clients[k], round_, t + 1, tag),
+                [self._part(c, "train")[:1] for c in clients], list(map(len, cuts)), totals, view,
+                self.device, self.dtype, clock,
+            )
+        else:
+            plan = plan_steps(
+                self.source, lambda k, epoch: self._shuffled(clients[k], round_, epoch, tag), cuts,
+                totals, view, self.device, self.dtype, clock,
+            )
+        expected = tuple(min(self.batch_size, n) for n in self.sizes(clients))
         for t, step in enumerate(plan.steps, start=1):
             active = len(step.epochs)
             ids = tuple(clients[:active])
+            told = [expected[:active] if self.drawn else b.counts for b in step.blocks]
             yield Step(
-                active, t, step.epochs, sum(sum(block.counts) for block in step.blocks),
+                active, t, step.epochs, sum(map(sum, told)),
                 tuple(
-                    self._batch(
+                    replace(self._batch(
                         plan, block, step.views, ids,
                         Moment(self.seed, round_, tag, t, j, self.secrets),
-                    )
+                    ), counts=told[j])
                     for j, block in enumerate(step.blocks)
                 ),
             )
@@ -485,6 +499,28 @@ class SplitBatcher:
         generator = rng.stream(self.seed, f"batches/{tag}", round_, client, epoch)
         order: np.ndarray = train[torch.randperm(len(train), generator=generator).numpy()]
         return order
+
+    def _drawn(self, client: int, round_: int, step: int, tag: str) -> np.ndarray:
+        """Return the training samples that a client draws for a step, maybe none.
+
+        Each sample (group) by a coin of its own: a function of the model seed, or of the client's
+        secret, since a gain by draws needs draws that nobody knows.
+        """
+        train = self._part(client, "train")
+        units = np.arange(len(train))
+        if self.grouped and self.groups is not None:
+            units = np.unique(self.groups[train], return_inverse=True)[1]
+        place, own = (f"draws/{tag}", round_, client, step), self.secrets.get(client, b"")
+        count = int(units.max(initial=-1)) + 1
+        if own:
+            key = hashlib.sha256(own + repr(place).encode()).digest()
+            raw = np.frombuffer(hashlib.shake_256(key).digest(8 * count), dtype="<u8")
+            uniform = (raw >> np.uint64(11)).astype(np.float64) / 2.0**53
+        else:
+            stream = rng.stream(self.seed, *place)
+            uniform = torch.rand(count, generator=stream, dtype=torch.float64).numpy()
+        picked: np.ndarray = train[(uniform < self.batch_size / max(len(train), 1))[units]]
+        return picked
 
     def _view(self, round_: int, epoch: int) -> int:
         """Return the augmented view of a local epoch."""

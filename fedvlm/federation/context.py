@@ -280,7 +280,8 @@ class Context(Cohort):
                 value, each = sample_gradients(
                     self.model, slots["p"], loss, batch, names, batch.y.numel()
                 )
-                self._count(batch, batch.y.numel(), value.sum(1), each, what)
+                asked = batch.samples if self.private.poisson else batch.y.numel()
+                self._count(batch, asked, value.sum(1), each, what)
                 grads = self.private.noised(each, batch)
             if edit is not None:
                 grads = edit(slots["p"], grads, batch)

@@ -418,6 +418,7 @@ def prepare_run(
         train, splits, size, int(cfg.SEED), loader.views, plan.epochs, model.device,
         model.dtype, plain=test, sets=label_table(data, model),
         groups=getattr(data, "groups", None), grouped=cfg.FED.DP.UNIT == "group",
+        drawn=cfg.FED.DP.SAMPLING == "poisson" and cfg.FED.DP.UNIT != "client",
         balance=balance_of(
             cfg, data.labels, data.clients, len(data.classnames), data.label_sets),
     ) if inputs.counts is None else Absent(inputs.counts, size, "the server")
@@ -483,7 +484,7 @@ def _with_threats(
     fed, dp = cfg.FED, cfg.FED.DP
     if not (
         fed.HOSTILE or ATTACKS[0] != fed.ATTACK or fed.ATTACK_SCALE or fed.ATTACK_TARGET
-        or fed.SECURE_SUM or dp.UNIT != "client"
+        or fed.SECURE_SUM or dp.UNIT != "client" or dp.SAMPLING != "shuffle"
         or any((dp.CLIP, dp.NOISE, dp.EPSILON, dp.DELTA, dp.QUANTILE))
     ):
         return plan, []

@@ -60,3 +60,14 @@ def test_a_bound_that_follows_the_moves_is_kept_with_the_state(tmp_path: Path) -
     assert jobs.run(two, *more) == 0
     jobs.same(one, two)
     assert jobs.run(tmp_path, *more, "FED.DP.UNIT", "image") == 2
+
+
+def test_weights_that_become_equal_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """FedTV's server weighs by single updates; it gets one noised mean, and the run says so."""
+    said = "weights by similarity are all equal then"
+    assert jobs.run(tmp_path, *KEYS, "--trainer", "FedTV", "--dry-run") == 0
+    assert said in capsys.readouterr().out
+    assert jobs.run(tmp_path, *KEYS, "--dry-run") == 0  # PromptFL: a mean anyway
+    assert said not in capsys.readouterr().out

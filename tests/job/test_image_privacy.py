@@ -53,6 +53,24 @@ def test_a_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     jobs.same(one, two)
 
 
+DRAWN = (*KEYS, "FED.DP.SAMPLING", "poisson", "--batch-size", "3")
+
+
+def test_draws_go_on_with_the_same_bits_and_engines_agree(tmp_path: Path) -> None:
+    one, two, three = tmp_path / "whole", tmp_path / "stopped", tmp_path / "workers"
+    assert jobs.run(one, *DRAWN) == 0
+    spent = jobs.results(one)["privacy"]
+    assert "drawn by a coin at every step" in spent["words"] and spent["noise"] == "seed"
+    assert "noise from the seed: a simulation" in spent["words"]
+    assert 0 < spent["epsilon"] <= spent["epsilon_bound"]
+    assert jobs.spawn(two, *DRAWN, before=KILLED).returncode == 9
+    assert jobs.run(two, *DRAWN) == 0
+    jobs.same(one, two)
+    assert jobs.run(three, *DRAWN, "--engine", "workers", "--workers", "2") == 0
+    jobs.same(one, three)
+    assert main(["verify", str(jobs.folder(one)), "--replay", "9"]) == 0
+
+
 def test_groups_are_counted_by_the_batches_that_they_may_be_in(tmp_path: Path) -> None:
     """Six images of each person, batches of 4: two or more batches of a pass, not one."""
     dice, lines = np.random.default_rng(0), ["file,class,person"]
@@ -81,6 +99,8 @@ def test_groups_are_counted_by_the_batches_that_they_may_be_in(tmp_path: Path) -
     (("--trainer", "Per-FedAvg"), "does not cover Per-FedAvg: it trains by a loop of its own"),
     (("--trainer", "FedBABU", "--peft", "prompt+feature"), "not cover FedBABU: its final fine-tun"),
     (("FED.DP.UNIT", "group"), "FED.DP.UNIT group: nothing says which images belong together"),
+    (("FED.DP.UNIT", "client", "FED.DP.SAMPLING", "poisson"), "which FED.FRAC draws by coins"),
+    (("FED.DP.CLIP", "0", "FED.DP.NOISE", "0", "FED.DP.SAMPLING", "poisson"), "hide nothing"),
     (("FED.DP.DELTA", "0.5"), "FED.DP.DELTA 0.5: give a delta above 0 and below 1/"),
 ])
 def test_refused_in_a_sentence(

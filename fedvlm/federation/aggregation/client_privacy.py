@@ -12,9 +12,7 @@ and C becomes C exp(-0.2 (share - quantile)). A client adds (move / C, +-1/2) to
 that noise z_s C on the moves and s on the count are one mechanism of noise z with
 1 / z^2 = 1 / z_s^2 + 1 / (2 s)^2 (theorem 1): epsilon is that of z.
 
-Renyi accounting of the sampled Gaussian mechanism (Mironov et al. 2019, theorem 5),
-to epsilon by Canonne et al. 2020 (proposition 12), chooses the noise: an upper bound. The epsilon
-of a run is the tighter one by the distribution of the privacy loss, with the bound beside it.
+Epsilon and the noise for it are ``aggregation.accountant``'s.
 
 The noise is drawn from the run's seed, in floating point: a simulation.
 """
@@ -22,30 +20,23 @@ The noise is drawn from the run's seed, in floating point: a simulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.special import ndtr
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree
+from fedvlm.federation.aggregation.accountant import loss_epsilon, noise_for, renyi_epsilon
 from fedvlm.federation.aggregation.rules import move_norms
 from fedvlm.federation.aggregation.sums import add_moves, of_each, reads_single
 from fedvlm.federation.aggregation.updates import Updates
 
-ORDERS = (
-    *(1 + k / 10 for k in range(1, 100)), *range(11, 64), 80, 96, 128, 192, 256, 384, 512, 1024,
-)
 FEW = 50  # clients; below, the noise that hides one of them hides their sum
-LARGEST, STEPS = 1e4, 30  # noise that is looked for
 SLOT, BOUND, PACE = "dp", "bound", 0.2  # the server's slot of a bound that moves; how fast it does
 PART, LEAST = 20, 2.5  # noise of the count: clients over this, or noises, the larger of the two
-GRID, TAIL, WIDEST = 1 << 18, 1e-14, 200.0  # half of a grid's points; mass beyond it; its end
 TRUST = "against the other clients and whoever gets the models; the server is trusted"
 
 
@@ -209,131 +200,6 @@ def drowned(dp: ClientPrivacy, numbers: int) -> str:
         f"{words}; with {dp.clients} clients, noise that hides one of them drowns their sum: use "
         f"{FEW} clients or more, or protect single images (DP-FPL)"
     )
-
-
-# ---- accounting ----------------------------------------------------------------------------------
-def renyi_epsilon(rate: float, noise: float, rounds: int, delta: float) -> float:
-    """Return an epsilon of ``rounds`` Poisson-sampled Gaussian mechanisms; infinite without noise.
-
-    Args:
-        rate: q.
-        noise: z, standard deviation over sensitivity.
-    """
-    if not rounds or not rate:
-        return 0.0
-    if not noise:
-        return math.inf
-    found = math.inf
-    for order in ORDERS:
-        spent = rounds * renyi_divergence(rate, noise, order)
-        less = (math.log(delta) + math.log(order)) / (order - 1)
-        found = min(found, spent + math.log1p(-1 / order) - less)
-    return max(found, 0.0)
-
-
-@cache
-def renyi_divergence(rate: float, noise: float, order: float) -> float:
-    """Return the Renyi divergence of an order above 1 of one sampled Gaussian mechanism.
-
-    log E[((1 - q) + q exp((2 x - 1) / (2 z^2)))^order] / (order - 1), x ~ N(0, z^2), by the
-    trapezoidal rule, which is exact to rounding for such an integrand.
-    """
-    if rate >= 1:
-        return order / (2 * noise**2)
-    step = noise / 16
-    x = torch.arange(-12 * noise, order + 12 * noise, step, dtype=torch.float64)
-    likelihood = torch.logaddexp(
-        torch.full_like(x, math.log1p(-rate)), math.log(rate) + (2 * x - 1) / (2 * noise**2)
-    )
-    density = -x.square() / (2 * noise**2) - math.log(noise * math.sqrt(2 * math.pi))
-    whole = float(torch.logsumexp(order * likelihood + density, 0)) + math.log(step)
-    return max(whole, 0.0) / (order - 1)
-
-
-def loss_epsilon(rate: float, noise: float, rounds: int, delta: float) -> float | None:
-    """Return an epsilon by the distribution of the privacy loss, composed by FFT.
-
-    Losses are rounded up to a grid, what lies above the grid counts as delta, and both directions
-    (a client more, a client less) are looked at: an upper bound, within ``rounds`` steps of the
-    grid (Koskela et al., AISTATS 2020; Meiser and Mohammadi, CCS 2018). None where the loss is
-    beyond ``WIDEST``: the Renyi bound is all there is.
-    """
-    if not rounds or not rate:
-        return 0.0
-    wide = renyi_epsilon(rate, noise, rounds, TAIL)
-    if not wide < WIDEST:
-        return None
-    grid = torch.arange(-GRID, GRID, dtype=torch.float64) * (wide / GRID)
-    return max(_composed(below, rounds, delta) for below in _loss_below(rate, noise, grid))
-
-
-def _loss_below(rate: float, noise: float, grid: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, for both directions, the grid and the probability of a loss at or below each point.
-
-    The loss is log((1 - q) + q exp((2 x - 1) / (2 z^2))), x from the mixture; or less that, x from
-    N(0, z^2).
-    """
-    def at(loss: Tensor) -> Tensor:
-        """Return the x of a loss of the first direction; below all losses minus infinity."""
-        inside = (torch.exp(loss) - (1 - rate)) / rate
-        return torch.where(inside > 0, noise**2 * inside.clamp_min(1e-300).log() + 0.5, -math.inf)
-
-    x, mirrored = at(grid), at(-grid)
-    yield grid, (1 - rate) * ndtr(x / noise) + rate * ndtr((x - 1) / noise)
-    yield grid, ndtr(-mirrored / noise)
-
-
-def _composed(direction: tuple[Tensor, Tensor], rounds: int, delta: float) -> float:
-    """Return the epsilon of ``rounds`` mechanisms of a loss, by its distribution on a grid."""
-    grid, below = direction
-    mass = torch.diff(below, prepend=below.new_zeros(1))
-    lost = TAIL + rounds * float(1 - below[-1])
-    # A loss of 0 stands first, so that the sum of several wraps to its own place.
-    one = torch.fft.rfft(torch.roll(mass, -GRID))
-    whole = torch.roll(torch.fft.irfft(one**rounds, n=2 * GRID), GRID).clamp_min(0)
-
-    def above(epsilon: float) -> bool:
-        gain = 1 - torch.exp((epsilon - grid).clamp(max=0))
-        return float((gain * whole).sum()) + lost > delta
-
-    low, high = 0.0, float(grid[-1])
-    if not above(low):
-        return 0.0
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if above(middle) else (low, middle)
-    return high
-
-
-def noise_for(epsilon: float, delta: float, rate: float, rounds: int) -> float:
-    """Return the least noise z for an epsilon by the Renyi bound, rounded up to four digits.
-
-    Raises:
-        ConfigError: no noise up to ``LARGEST`` reaches it.
-    """
-    def above(noise: float) -> bool:
-        return renyi_epsilon(rate, noise, rounds, delta) > epsilon
-
-    if above(LARGEST):
-        raise ConfigError(
-            f"FED.DP.EPSILON {epsilon:g}: no noise up to {LARGEST:g} reaches it in {rounds} rounds "
-            f"at delta {delta:g}; raise FED.DP.EPSILON, or lower --rounds or FED.FRAC"
-        )
-    return _round_up(_least(above))
-
-
-def _least(above: Callable[[float], bool]) -> float:
-    """Return where a falling condition ends, between 1e-3 and ``LARGEST``."""
-    low, high = math.log(1e-3), math.log(LARGEST)
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if above(math.exp(middle)) else (low, middle)
-    return math.exp(high)
-
-
-def _round_up(value: float) -> float:
-    scale = 10.0 ** (3 - math.floor(math.log10(value)))
-    return math.ceil(value * scale - 1e-9) / scale
 
 
 # ---- what is refused -----------------------------------------------------------------------------

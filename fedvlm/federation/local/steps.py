@@ -117,6 +117,32 @@ def plan_steps(
     return lay_out(source, tuple(steps), picks, device, dtype)
 
 
+def plan_drawn(
+    source: SampleSource, draw: Order, fillers: Sequence[np.ndarray], lengths: Sequence[int],
+    totals: Sequence[int], view: Callable[[int], int], device: torch.device, dtype: torch.dtype,
+    clock: Callable[[int, int], int],
+) -> StepPlan:
+    """Return the plan of a fit of which every step draws its samples anew.
+
+    Args:
+        draw: (client's place, 0-based step) -> its samples, which may be none.
+        fillers: a sample of each client, as padding where none was drawn.
+        lengths: steps of an epoch of each client.
+        totals, view, dtype, clock: as of ``plan_steps``.
+    """
+    steps, picks, start = list[PlannedStep](), list[list[np.ndarray]](), 0
+    for t in range(max(totals, default=0)):
+        at = tuple(t // n for n, total in zip(lengths, totals, strict=True) if total > t)
+        drawn = [draw(k, t) for k in range(len(at))]
+        counts = tuple(map(len, drawn))
+        block = Block(start, max(1, *counts), counts)
+        picks.append([d if len(d) else f for d, f in zip(drawn, fillers, strict=False)])
+        start = block.stop
+        steps.append(
+            PlannedStep(tuple(clock(t, e) for e in at), tuple(view(e) for e in at), (block,)))
+    return lay_out(source, tuple(steps), picks, device, dtype)
+
+
 def plan_whole(
     source: SampleSource, picks: Sequence[np.ndarray], full: Sequence[bool], device: torch.device,
     dtype: torch.dtype,

@@ -9,7 +9,14 @@ Neighbours differ in one image of one client (in all images of one of its groups
 a sum moves by at most 2 C. Numbers of images, batches and sizes of groups are public. In a pass an
 image is in one batch; a group of m images is in at most m of them, and each of these is a release.
 Releases compose as ``toolbox.privacy`` says, without any gain of sampling: the batches of one
-shuffle are no independent draws. What an optimiser, an ``edit`` or a server makes of a noised
+shuffle are no independent draws.
+
+With ``poisson`` (``FED.DP.SAMPLING``) every step draws each image (group) of a client by a coin of
+q = batch size over images, and the sum is divided by the batch size, whoever came. Neighbours then
+differ in the presence of one image (group), numbers of images being public as before: a sum moves
+by at most C, and each step is one Poisson-sampled Gaussian mechanism of rate q and noise z, which
+``aggregation.accountant`` composes. How many were drawn is a secret like the
+noise: counters tell what was expected. What an optimiser, an ``edit`` or a server makes of a noised
 gradient is post-processing.
 """
 
@@ -26,6 +33,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree
+from fedvlm.federation.aggregation.accountant import loss_epsilon, noise_for, renyi_epsilon
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.local.effort import Worked
 from fedvlm.federation.toolbox.privacy import (
@@ -57,6 +65,7 @@ class ImagePrivacy:
         fits: of a client's round, the epochs of each; 0: as many as the run says.
         largest: by client the images of its largest group; {}: no groups are known. Of unit image
             it is not read.
+        poisson: batches are drawn by coins, step by step.
     """
 
     unit: str
@@ -65,6 +74,7 @@ class ImagePrivacy:
     delta: float
     fits: tuple[int, ...]
     largest: Mapping[int, int] = field(default_factory=dict)
+    poisson: bool = False
 
     def enter(self, counters: Counter[str], epochs: int | None) -> None:
         """Count a fit of a round.
@@ -99,8 +109,9 @@ class ImagePrivacy:
         """
         if self.unit == GROUP:
             grads = sum_by_group(grads, batch.groups)
-        mean = mean_gradient(clip_by_part(grads, self.clip, [list(grads)]), batch)
-        return add_noise(mean, batch, self.noise * self.clip, "dp/image")
+        count = batch.w.new_tensor(batch.counts) if self.poisson else None
+        mean = mean_gradient(clip_by_part(grads, self.clip, [list(grads)]), batch, count)
+        return add_noise(mean, batch, self.noise * self.clip, "dp/image", count)
 
     def spread(self, client: int, per_pass: int) -> int:
         """Return in how many batches of a pass a unit of a client may be."""
@@ -113,11 +124,56 @@ class ImagePrivacy:
             work: of every client that was drawn, a number of steps for each of its fits.
         """
         how = Mechanism(self.noise, self.clip, self.delta, unit=self.unit)
-        spent = dict(report_spending(how, work))
+        spent = self._drawn(work) if self.poisson else dict(report_spending(how, work))
         return spent | {
             "words": f"{spent['words']}, {TRUST}; {NOT_COVERED}", "unit": self.unit,
             "trust": TRUST, "clip": self.clip, "multiplier": self.noise,
         }
+
+
+    def _drawn(self, work: Sequence[Worked]) -> dict[str, Any]:
+        """Return what ``report_spending`` does, of steps that draw by coins."""
+        bounds = {each: renyi_epsilon(each[0], self.noise, each[1], self.delta)
+                  for each in _rates(work)}
+        most, bound = 0.0, max(bounds.values(), default=0.0)
+        for each in sorted(bounds, key=bounds.__getitem__, reverse=True):
+            if bounds[each] <= most:
+                break
+            tight = loss_epsilon(each[0], self.noise, each[1], self.delta)
+            most = max(most, bounds[each] if tight is None else min(tight, bounds[each]))
+        words = (
+            f"epsilon {most:.4g} (Renyi bound {bound:.4g}), delta {self.delta:g} for the presence "
+            f"of one {self.unit} of a client, worst client (sigma {self.noise:g}, clip "
+            f"{self.clip:g}, each {self.unit} drawn by a coin at every step)"
+        )
+        return {"epsilon": most, "epsilon_bound": bound, "delta": self.delta, "words": words,
+                "releases": max((steps for _, steps in bounds), default=0)}
+
+
+def _rates(work: Sequence[Worked]) -> list[tuple[float, int]]:
+    """Return the rates of clients' draws with the number of their steps, largest rates first."""
+    return sorted({(one.batch / one.size, sum(one.steps)) for one in work if one.size},
+                  reverse=True)
+
+
+def noise_of_draws(epsilon: float, delta: float, work: Sequence[Worked]) -> float:
+    """Return the noise with which no client's draws spend more than ``epsilon``.
+
+    Raises:
+        ConfigError: none reaches it.
+    """
+    noise = 0.0
+    for rate, steps in _rates(work):
+        if not noise or renyi_epsilon(rate, noise, steps, delta) > epsilon:
+            try:
+                noise = noise_for(epsilon, delta, rate, steps)
+            except ConfigError:
+                raise ConfigError(
+                    f"FED.DP.EPSILON {epsilon:g}: no noise reaches it in {steps} steps that draw "
+                    f"{100 * rate:.3g} % of a client's images at delta {delta:g}; raise "
+                    "FED.DP.EPSILON, or lower --rounds or --batch-size"
+                ) from None
+    return noise
 
 
 def sum_by_group(grads: Tree, groups: Tensor | None) -> Tree:
@@ -221,8 +277,9 @@ def make_image_privacy(
     if start.noise:
         return start
     releases = max((one.passes for one in work), default=0)
-    noise = sigma_for(epsilon, delta, max(releases, 1))
-    if epsilon_of(multiplier(noise), max(releases, 1), delta) > epsilon:
+    noise = (noise_of_draws(epsilon, delta, work) if start.poisson
+             else sigma_for(epsilon, delta, max(releases, 1)))
+    if not start.poisson and epsilon_of(multiplier(noise), max(releases, 1), delta) > epsilon:
         raise ConfigError(
             f"FED.DP.EPSILON {epsilon:g}: no noise reaches it in {releases} releases at delta "
             f"{delta:g}; raise FED.DP.EPSILON, or lower --rounds"

@@ -58,9 +58,13 @@ def clip_by_part(grads: Tree, bound: float, parts: Sequence[Sequence[str]]) -> T
     return out
 
 
-def mean_gradient(grads: Tree, batch: Batch) -> Tree:
-    """Return the means over each client's samples, ``[K, ...]``; padding (weight 0) is out."""
-    count = batch.w.sum(1)
+def mean_gradient(grads: Tree, batch: Batch, count: Tensor | None = None) -> Tree:
+    """Return the means over each client's samples, ``[K, ...]``; padding (weight 0) is out.
+
+    Args:
+        count: what sums are divided by, ``[K]``; None: the samples of each client.
+    """
+    count = batch.w.sum(1) if count is None else count
     out = {}
     for name, g in grads.items():
         weight = batch.w.reshape(*batch.w.shape, *([1] * (g.dim() - 2)))
@@ -69,8 +73,12 @@ def mean_gradient(grads: Tree, batch: Batch) -> Tree:
     return out
 
 
-def add_noise(tree: Tree, batch: Batch, std: float, purpose: str) -> Tree:
+def add_noise(
+    tree: Tree, batch: Batch, std: float, purpose: str, count: Tensor | None = None
+) -> Tree:
     """Return the tree plus N(0, (std / B_k)^2) in every number, B_k the samples of client k.
+
+    ``count`` ``[K]``, where it is given, is B instead.
 
     The draws are a function of model seed (or the client's secret, ``Batch.secret``), purpose, fit,
     round, client and step; no client shares any with another. Without noise (``std`` 0) the tree
@@ -93,7 +101,7 @@ def add_noise(tree: Tree, batch: Batch, std: float, purpose: str) -> Tree:
                 secret_normal(secret + n.encode(), shape) if secret
                 else torch.randn(shape, generator=stream, dtype=torch.float64)
             )
-    count = batch.w.sum(1)
+    count = batch.w.sum(1) if count is None else count
     out = {}
     for n, v in tree.items():
         z = torch.stack(draws[n]).to(v.dtype).to(v.device, non_blocking=True)

@@ -49,6 +49,10 @@ def add_threats(
         else:
             plan, words = image_privacy_of(cfg, plan, start, trainer, batcher)
         remarks = [*remarks, words]
+    elif fed.DP.SAMPLING != "shuffle":
+        raise ConfigError(f"FED.DP.SAMPLING {fed.DP.SAMPLING}: draws alone hide nothing; give "
+                          "FED.DP.UNIT image, FED.DP.CLIP, FED.DP.EPSILON and FED.DP.DELTA too, or "
+                          "drop it")
     elif fed.DP.UNIT != "client":
         remarks.append(f"no differential privacy: FED.DP.UNIT {fed.DP.UNIT} alone sets none; give "
                        "FED.DP.CLIP, FED.DP.EPSILON and FED.DP.DELTA")
@@ -103,7 +107,7 @@ def image_privacy_of(
     size = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
     groups = batcher.largest_groups(plan.members) if isinstance(batcher, SplitBatcher) else {}
     how = room.ImagePrivacy(
-        dp.UNIT, dp.CLIP, dp.NOISE, dp.DELTA, fits, groups
+        dp.UNIT, dp.CLIP, dp.NOISE, dp.DELTA, fits, groups, dp.SAMPLING == "poisson"
     )
     plan, sizes = replace(plan, private=how), start.roster.train.tolist()
     work = plan.worked({r: plan.sample(r) for r in range(1, plan.rounds + 1)}, sizes, size)
@@ -134,6 +138,11 @@ def privacy_of(
             f"sites has fewer than the {room.FEW} clients it needs; drop FED.DP, or simulate with "
             "FED.ENGINE local"
         )
+    if f.DP.SAMPLING != "shuffle":
+        raise ConfigError(
+            f"FED.DP.SAMPLING {f.DP.SAMPLING} draws images, but FED.DP.UNIT client hides clients, "
+            "which FED.FRAC draws by coins anyway; drop it, or set FED.DP.UNIT image"
+        )
     released = trainer.releases(start.groups)
     room.check_cover(
         cfg.TRAINER.NAME, rule=f.AGGREGATOR, beyond=beyond_sums(trainer, start.groups),
@@ -144,7 +153,13 @@ def privacy_of(
         clip=f.DP.CLIP, noise=f.DP.NOISE, epsilon=f.DP.EPSILON, delta=f.DP.DELTA, rate=f.FRAC,
         clients=len(plan.members), rounds=plan.rounds, seed=plan.seed, quantile=f.DP.QUANTILE,
     )
-    return dp, room.drowned(dp, sum(start.p0[n].numel() for n in released.shared))
+    words = room.drowned(dp, sum(start.p0[n].numel() for n in released.shared))
+    if not trainer.linear:
+        words += (
+            f"; the server of {cfg.TRAINER.NAME} reads single updates, of which it gets the one "
+            "noised mean only: weights by similarity are all equal then (docs/privacy.md)"
+        )
+    return dp, words
 
 
 def hostile_of(

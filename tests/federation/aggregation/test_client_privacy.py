@@ -11,16 +11,18 @@ import torch
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import State
-from fedvlm.federation.aggregation.client_privacy import (
+from fedvlm.federation.aggregation.accountant import (
     ORDERS,
-    ClientPrivacy,
-    check_cover,
-    drowned,
     loss_epsilon,
-    make_privacy,
     noise_for,
     renyi_divergence,
     renyi_epsilon,
+)
+from fedvlm.federation.aggregation.client_privacy import (
+    ClientPrivacy,
+    check_cover,
+    drowned,
+    make_privacy,
 )
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.rounds import RoundFinished

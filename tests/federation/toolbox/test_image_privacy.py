@@ -201,6 +201,134 @@ def test_what_a_method_has_not_declared_ends_the_run(reads: str, said: str) -> N
     federation(None, cls).run(until=1)
 
 
+# ---- draws by coins ---------------------------------------------------------------------------
+DRAWN = replace(HOW, poisson=True)
+
+
+def drawing(how: ImagePrivacy | None, groups: np.ndarray, chunk: int = 1, size: int = 2) -> Any:
+    fed = federation(how, "FedAvg", chunk, groups)
+    fed.batcher = replace(fed.batcher, drawn=True, batch_size=size)
+    return fed
+
+
+def drawn(batcher: SplitBatcher, rounds: int, client: int = 0) -> np.ndarray:
+    """Return who was drawn at each of 4 steps of some rounds, [steps, numbers of groups]."""
+    out = []
+    for r in range(1, rounds + 1):
+        for step in batcher.steps([client], r, 1, 1, "w", limit=4):
+            batch = step.batches[0]
+            assert batch.groups is not None and batch.y.shape[1] >= 1
+            out.append(np.bincount(batch.groups[0][batch.w[0] > 0], minlength=200))
+    return np.array(out)
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_each_image_is_drawn_by_a_coin_of_its_own(secret: bool) -> None:
+    """2 of 7 expected: rates, sizes, empty batches and pairs as of independent coins."""
+    batcher = drawing(None, np.arange(200)).batcher
+    batcher = replace(batcher, secrets={0: b"own", 1: b"other"} if secret else {})
+    train = np.array(batcher.splits[0].train)
+    found = drawn(batcher, 500)
+    n, q, steps = len(train), 2 / len(train), len(found)
+    assert n == 7 and steps == 2000 and found.max() == 1
+    assert found[:, np.setdiff1d(np.arange(200), train)].sum() == 0
+    sigma = math.sqrt(q * (1 - q) / steps)
+    assert np.abs(found[:, train].mean(0) - q).max() < 4 * sigma
+    size = found.sum(1)
+    assert size.var() == pytest.approx(n * q * (1 - q), rel=0.13)  # 4 sigmas; of a fixed batch 0
+    empty = (1 - q) ** n
+    assert abs((size == 0).mean() - empty) < 4 * math.sqrt(empty * (1 - empty) / steps)
+    pairs = np.corrcoef(found[:, train].T)[np.triu_indices(n, 1)]
+    assert np.abs(pairs).max() < 4.5 / math.sqrt(steps)
+    after = [np.corrcoef(found[:-1, i], found[1:, i])[0, 1] for i in train]
+    assert np.abs(after).max() < 4.5 / math.sqrt(steps)
+    assert np.array_equal(found[:40], drawn(batcher, 10))  # a run that goes on meets them again
+    other = replace(batcher, secrets={0: b"else"}) if secret else replace(batcher, seed=9)
+    assert not np.array_equal(found[:40], drawn(other, 10))
+    if secret:
+        assert np.array_equal(found[:40], drawn(replace(batcher, seed=9), 10))
+
+
+def test_images_of_a_group_are_drawn_together() -> None:
+    groups = np.arange(200) // 3
+    batcher = drawing(None, groups).batcher
+    whole = np.bincount(groups[np.array(batcher.splits[0].train)], minlength=200)
+    found = drawn(batcher, 200)
+    there = np.flatnonzero(whole)
+    assert len(there) > 1 and set(found[:, there].ravel()) == {0, *whole[there]}
+    for g in there:
+        assert set(found[:, g]) == {0, whole[g]}
+        q = 2 / 7
+        assert abs((found[:, g] > 0).mean() - q) < 4 * math.sqrt(q * (1 - q) / 800)
+
+
+def test_sums_of_draws_are_divided_by_what_was_expected() -> None:
+    """Also where nobody was drawn, and one image moves the sum by one bound, not two."""
+    batch = replace(step(), counts=(2, 4))
+    quiet, here = replace(DRAWN, noise=0.0), grads(3)
+    got = quiet.noised(here, batch)
+    full = replace(HOW, noise=0.0).noised(here, step())
+    for n, v in got.items():
+        for k, count in enumerate((2, 4)):
+            assert torch.allclose(v[k] * count, full[n][k] * B, atol=1e-12)
+    gone = {n: v.clone() for n, v in here.items()}
+    for v in gone.values():
+        v[:, 0] = 0
+    less = quiet.noised(gone, batch)
+    moves = [2 * math.sqrt(sum(float((got[n] - less[n])[0].square().sum()) for n in got))]
+    assert 0 < moves[0] <= HOW.clip * (1 + 1e-12)
+    nobody = replace(batch, w=torch.zeros(K, B, dtype=torch.float64))
+    zero = {"a": torch.zeros(K, B, 20_000, dtype=torch.float64)}
+    for row, count in zip(DRAWN.noised(zero, nobody)["a"], (2, 4), strict=True):
+        assert float(row.std()) == pytest.approx(HOW.noise * HOW.clip / count, rel=0.025)
+
+
+def test_a_federation_of_draws_tells_no_numbers_of_draws_and_no_chunk() -> None:
+    told = []
+    runs = [drawing(DRAWN, np.arange(200), chunk) for chunk in (1, 4)]
+    for fed in runs:
+        fed.subscribers.append(lambda event: told.append(getattr(event, "counters", None)))
+    one, two = (fed.run() for fed in runs)
+    for name, v in one.server["w"].items():
+        assert torch.isfinite(v).all() and torch.allclose(v, two.server["w"][name], atol=1e-9)
+    seen = [c for c in told if c]
+    assert seen and all(c["samples"] == c["gradient_samples"] == c["gradients"] for c in seen)
+    assert len({c["samples"] for c in seen}) == 1  # the same in every round, whatever the coins
+
+
+def test_epsilon_of_draws_is_dp_accountings_own() -> None:
+    """Its loss distributions and Renyi bound: batches of 10 of 100 images, 100 steps, noise 1."""
+    package = pytest.importorskip("dp_accounting")
+    from dp_accounting.pld import PLDAccountant
+
+    relation = package.NeighboringRelation.REPLACE_SPECIAL  # an image, or none in its place
+    how = replace(DRAWN, noise=1.0)
+    work = [Worked((40, 60), 10, 100, 10), Worked((40,), 50, 500, 10)]
+    told = how.report(work)
+    event = package.PoissonSampledDpEvent(0.1, package.GaussianDpEvent(1.0))
+    loss = PLDAccountant(neighboring_relation=relation).compose(event, 100).get_epsilon(1e-5)
+    assert told["epsilon"] == pytest.approx(loss, rel=2e-3)
+    assert told["epsilon_bound"] == pytest.approx(7.904, abs=1e-2) and told["releases"] == 100
+    assert "for the presence of one image of a client" in told["words"]
+    grouped = replace(how, unit="group", largest={0: 9}).report(work)
+    assert grouped["epsilon"] == told["epsilon"] and "one group of" in grouped["words"]
+    assert how.report([])["epsilon"] == 0
+
+
+def test_the_noise_of_draws_reaches_epsilon_for_every_client() -> None:
+    work = [Worked((10,) * 10, 10, 100, 10), Worked((1,), 5, 50, 10), Worked((), 0, 0, 0)]
+    start = replace(DRAWN, noise=0.0)
+    told = {"epsilon": 3.0, "largest": 100, "sites": False}
+    both = make_image_privacy(start, work=work, **told)
+    each = [make_image_privacy(start, work=[one], **told).noise for one in work[:2]]
+    assert both.noise == max(each) > min(each)
+    assert 2.5 < both.report(work)["epsilon"] <= both.report(work)["epsilon_bound"] <= 3.0
+    least = replace(both, noise=0.99 * both.noise).report(work)
+    assert least["epsilon_bound"] > 3.0
+    with pytest.raises(ConfigError, match="no noise reaches it in 100 steps that draw 10 %"):
+        make_image_privacy(start, work=work[:1], **told | {"epsilon": 1e-4})
+
+
 # ---- accounting -------------------------------------------------------------------------------
 def test_releases_are_counted_by_fit_by_pass_and_by_batches_of_a_group() -> None:
     fed = federation(replace(HOW, fits=(0, 3)))
