@@ -80,15 +80,13 @@ def lines(found: Cells, seconds: float) -> list[str]:
     return [*out, "", f"{count} runs, {seconds / 3600:.2f} hours of rounds."]
 
 
-def main(folder: str, page: str) -> None:
-    """Write the page's tables anew."""
+def rewrite(page: str, table: Sequence[str]) -> None:
+    """Write the lines between a page's two marks anew."""
     path = Path(page)
-    text = path.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    table = "\n".join(lines(*cells(Path(folder))))
-    path.write_text(f"{before}{BEGIN}\n{table}\n\n{END}{after}", encoding="utf-8")
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    text = "\n".join(table)
+    path.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    rewrite(sys.argv[2], lines(*cells(Path(sys.argv[1]))))

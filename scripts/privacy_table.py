@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fedvlm.report.collect import collect
-from scripts.attack_table import BEGIN, END, number
+from scripts.attack_table import number, rewrite
 
 METHODS = {
     "head": "FedAvg, linear head", "ditto": "Ditto, linear head", "prompt": "PromptFL",
@@ -67,15 +67,5 @@ def lines(found: Cells, seconds: float) -> list[str]:
             "missing."]
 
 
-def main(folder: str, page: str) -> None:
-    """Write the page's table anew."""
-    path = Path(page)
-    text = path.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    table = "\n".join(lines(*cells(Path(folder))))
-    path.write_text(f"{before}{BEGIN}\n{table}\n\n{END}{after}", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    rewrite(sys.argv[2], lines(*cells(Path(sys.argv[1]))))

@@ -19,20 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def counts_of_bias(gradient: Tensor, chances: Tensor, n: int) -> Tensor:
-    """Return the images of each class ``[C]`` in a batch of ``n``; exact where ``chances`` are.
-
-    The gradient of the mean cross-entropy to a bias is ``mean p_c - n_c / n``.
-
-    Args:
-        gradient: to the bias, ``[C]``.
-        chances: mean probability of each class before the step ``[C]``; ``1 / C`` of a head of
-            zeros.
-        n: images of the batch.
-    """
-    return n * (chances - gradient)
-
-
 def feature_of(gradient: Tensor, head: Tensor, scale: float) -> Tensor:
     """Return the unit feature ``[d]`` of the one image of a step, in float64.
 
