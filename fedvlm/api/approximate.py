@@ -293,7 +293,7 @@ def _accuracy(built: Built, model: TreeView, samples: np.ndarray) -> float:
     return 100 * float(right.mean())
 
 
-def score(built: Built, model: TreeView, gone: int) -> dict[str, float | None]:
+def knowledge_of(built: Built, model: TreeView, gone: int) -> dict[str, float | None]:
     """Return what a shared model still knows of a client, and what it is worth to the others.
 
     Returns:
@@ -341,12 +341,12 @@ def score_approximate(
         if kept is None or new is None or done is None:
             raise DataError(f"'{plan.path if kept is None else exact}' has no state any more "
                             "(state/), so there is no model to compare with")
-        rows = [{"model": "the run"} | score(old, kept, gone) | _cost(plan.run),
-                {"model": "exact"} | score(old, new, gone) | _cost(done)]
+        rows = [{"model": "the run"} | knowledge_of(old, kept, gone) | _cost(plan.run),
+                {"model": "exact"} | knowledge_of(old, new, gone) | _cost(done)]
         files = []
         for name in methods:
             model, spent = _apply(name, plan, old, gone, rounds, kept)
-            row = {"model": name} | score(old, model, gone) | {
+            row = {"model": name} | knowledge_of(old, model, gone) | {
                 "rounds": spent.rounds, "samples": spent.samples, "regained": spent.regained}
             rows.append(row)
             place = Path(plan.changes["OUTPUT_DIR"]) / "forget" / plan.index["sha256"][:8]
