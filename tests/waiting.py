@@ -68,6 +68,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/results/forget.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.api.forget",),
         "start-up: PyTorch": ("fedvlm.federation.discovery",),
+        "start-up: where it is asked for": ("fedvlm.api.approximate",),
     },
     "fedvlm/cli/results/report.py": {
         "start-up: 1 s of matplotlib": ("fedvlm.report.pages.sweep", "fedvlm.report.pages.run"),

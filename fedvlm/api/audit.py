@@ -28,7 +28,7 @@ from fedvlm.console.screen import progress
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
-from fedvlm.core.trees import TreeView, expand
+from fedvlm.core.trees import Tree, TreeView, expand
 from fedvlm.data.datum import refuse_targets
 from fedvlm.data.federated import FederatedData
 from fedvlm.evaluation.scores import Batches
@@ -179,7 +179,7 @@ def carry_out_audit(plan: Audit) -> dict[str, Any]:
         for clause in partition_differences(built.data, plan.path):
             raise DataError(f"{plan.path}: {clause}: give the place of the images with --root")
         state, models = _recorded(built, plan)
-        pools = _pools(built, plan.seed)
+        pools = membership_pools(built, plan.seed)
         every = np.unique(np.concatenate([p.samples for p in pools.values()]))
         target = _signals(built, built.federation, state, models, pools, every)
         found = [_shadow(built, plan, pools, every, n) for n in range(plan.shadows)]
@@ -250,7 +250,7 @@ def _recorded(built: Built, plan: Audit) -> tuple[FedState, PersonalModels]:
     return state, federation.personal(state, clients)
 
 
-def _pools(built: Built, seed: int) -> dict[int, Pool]:
+def membership_pools(built: Built, seed: int) -> dict[int, Pool]:
     """Return each client's members and as many test images of its classes, where it has any."""
     data, out = built.data, {}
     for c in make_panel(built).clients:
@@ -288,12 +288,12 @@ def _signals(
     for clients, params in models:
         asked = [pools[c].samples if c in pools else none for c in clients]
         found = batches.separate(predictor(params), asked, truth=truth)
-        personal |= {c: _loss(p.loss) for c, p in zip(clients, found, strict=True)}
+        personal |= {c: finite_loss(p.loss) for c, p in zip(clients, found, strict=True)}
     (one,) = batches.shared(predictor(federation.shared(state)), every, 1, truth=truth)
-    return Signals(personal, _loss(one.loss))
+    return Signals(personal, finite_loss(one.loss))
 
 
-def _loss(loss: np.ndarray | None) -> Floats:
+def finite_loss(loss: np.ndarray | None) -> Floats:
     """Return losses; one that is not finite is no sign of a member."""
     return np.nan_to_num(np.asarray(loss, dtype=np.float64), nan=1e6, posinf=1e6)
 
@@ -434,14 +434,25 @@ def _fetch(built: Built, samples: np.ndarray) -> Mapping[str, Tensor]:
 
 def _gradient(built: Built, samples: np.ndarray) -> Tensor:
     """Return the gradient of the method's loss to the shared tensors at the start, flat, [P]."""
+    found = gradient_at(built, built.federation.p0, samples)
+    return torch.cat([g.flatten() for g in found.values()]).cpu()
+
+
+def gradient_at(built: Built, at: TreeView, samples: np.ndarray) -> Tree:
+    """Return the gradient of the method's mean loss on some images to its shared tensors.
+
+    Args:
+        at: the trainable tensors, no client axis.
+        samples: ``[n]``.
+    """
     federation, model = built.federation, built.model
     x = {name: v.to(model.device)[None] for name, v in _fetch(built, samples).items()}
     y = torch.tensor(built.data.labels[samples])[None].to(model.device)
-    params = {n: v.clone()[None].requires_grad_() for n, v in federation.p0.items()}
+    params = {n: v.clone()[None].requires_grad_() for n, v in at.items()}
     batch = Batch(x, y, torch.ones_like(y, dtype=model.dtype), counts=(len(samples),))
     value = federation.trainer.loss(model, params, batch)
     loss = value if isinstance(value, Tensor) else value[0]
-    wanted = [params[n] for n in federation.groups.shared]
-    found = torch.autograd.grad(loss.sum(), wanted, allow_unused=True)
-    return torch.cat([torch.zeros_like(w).flatten() if g is None else g.flatten()
-                      for g, w in zip(found, wanted, strict=True)]).cpu()
+    names = federation.groups.shared
+    found = torch.autograd.grad(loss.sum(), [params[n] for n in names], allow_unused=True)
+    return {n: torch.zeros_like(at[n]) if g is None else g[0]
+            for n, g in zip(names, found, strict=True)}

@@ -362,6 +362,8 @@ def _known(
                           "a partition with them, of an earlier forget"))
     found += [(file.parent, "a sweep or a tuning: its choices may rest on runs on these images")
               for name in ("plan.yaml", "tuned.json") for file in sorted(output.rglob(name))]
+    found += [(file, "an approximate model, without any guarantee, of an earlier forget")
+              for file in sorted((output / "forget").glob("*/*.safetensors"))]
     for place, what in (
         (store_dir(cfg) or default_dir(), "cached features of images (fedvlm features)"),
         (records_dir(cfg), "records of checked images"),

@@ -19,6 +19,7 @@ EXAMPLES = (
     "fedvlm forget RUN --client 3 --dry-run  # what it takes",
     "fedvlm forget RUN --client 3",
     "fedvlm forget RUN --group patient-17 --delete-old",
+    "fedvlm forget RUN --client 3 --approximate federaser,pga  # two methods of the literature",
     "fedvlm forget RUN --images withdrawn.txt --root DATA/  # names, one a line",
 )
 ALSO = ("unlearn", "erase", "remove-client")
@@ -36,6 +37,8 @@ def flags(parser: Parser) -> None:
     add("--dry-run", action="store_true", help="only say what it would take")
     add("--delete-old", action="store_true", help="delete the old run's folder when the new run is "
         "done")
+    add("--approximate", default="", metavar="METHOD", help="also try federaser, pga or both (with "
+        "a comma) on a client, scored against the exact run; no guarantee")
     add("--root", default="", metavar="DATA/", help="where the images are now")
     add_trust(parser)
 
@@ -55,6 +58,11 @@ def main(args: Namespace) -> int:
         changes={"DATASET.ROOT": args.root} if args.root else {},
         trust=Trust(args.trainer, args.trust_code),
     )
+    methods = [word.strip() for word in args.approximate.split(",") if word.strip()]
+    if methods:
+        from fedvlm.api import approximate  # start-up: where it is asked for
+
+        approximate.check_methods(plan, methods)
     say(*plan.lines())
     if args.dry_run:
         say("dry run: nothing was written", *_known(plan.known))
@@ -62,6 +70,11 @@ def main(args: Namespace) -> int:
     folder = room.carry_out(plan)
     say(f"done: {folder}", f"certificate: {folder / 'forgotten.json'}")
     known = list(plan.known)
+    if methods:
+        rows, files = approximate.score_approximate(plan, folder, methods)
+        say(*approximate.score_lines(rows))
+        known += [(file, approximate.NO_GUARANTEE) for file in files
+                  if file not in [place for place, _ in known]]
     if args.delete_old:
         room.delete_run(plan.path)
         say(f"deleted: {plan.path}")
