@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core import files
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import DataError, FedvlmError
 from fedvlm.distributed.schema import ANSWERS
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.terms import SECURE, Terms
 from fedvlm.distributed.wire import WireError, outline
-from fedvlm.federation.trainer import Trainer
 from fedvlm.runs.metrics import append_metrics, read_chain, truncate_metrics
 from fedvlm.runs.seal import sha256
 
@@ -32,7 +31,6 @@ CAME, WENT = "in", "out"
 SERVING, UNREADABLE, TOO_LONG = "serving", "unreadable", "too long"
 _WHERE = ("run", "round", "model")
 _ALL = 2**53  # no round is later
-_DP = ("FED.DP.UNIT", "FED.DP.CLIP", "FED.DP.NOISE", "FED.DP.EPSILON", "FED.DP.DELTA")
 
 
 class MessageLog:
@@ -56,7 +54,8 @@ class MessageLog:
         Raises:
             DataError: as ``enter``.
         """
-        rules = asdict(terms) | {"weights": len(terms.weights or ())}  # they may be paths
+        rules = {rule: v for rule, v in asdict(terms).items() if rule != "weights"}  # may be paths
+        rules["files of weights"] = len(terms.weights or ())
         self.enter("", {"kind": SERVING, "over": over, "rules": rules})
 
     def carry(
@@ -70,10 +69,10 @@ class MessageLog:
         Raises:
             DataError: as ``enter``: then no answer may leave.
         """
-        asked = entry_of(data)
+        asked = line_of(data)
         self.enter(CAME, asked)
         reply = answer(data)
-        said = {k: asked[k] for k in ("run", "round") if k in asked} | entry_of(reply)
+        said = {k: asked[k] for k in ("run", "round") if k in asked} | line_of(reply)
         there = site() if said["kind"] == ANSWERS["hello"] else None
         self.enter(WENT, said | ({"about": about_run(there)} if there else {}))
         return reply
@@ -81,7 +80,7 @@ class MessageLog:
     def unread(self, size: int, reply: bytes) -> None:
         """Write the lines of a message that is too long to be read (``DataError``)."""
         self.enter(CAME, {"kind": TOO_LONG, "bytes": size})
-        self.enter(WENT, entry_of(reply))
+        self.enter(WENT, line_of(reply))
 
     def enter(self, direction: str, record: Mapping[str, Any]) -> None:
         """Write a line; it is on disk when this returns.
@@ -104,7 +103,7 @@ class MessageLog:
         with files.explain_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         chain = read_chain(self.path)
-        why = broken(self.path)
+        why = log_damage(self.path)
         if why:
             raise DataError(f"'{self.path}': {why}; move the file away and keep it: a new log then "
                             "begins")
@@ -113,7 +112,7 @@ class MessageLog:
         return chain.last
 
 
-def entry_of(data: bytes) -> dict[str, Any]:
+def line_of(data: bytes) -> dict[str, Any]:
     """Return what the log says of a message, beside time and direction.
 
     Names only: which tensors, which numbers; what was refused with the words that left.
@@ -154,22 +153,31 @@ def about_run(site: Site) -> dict[str, Any]:
     """Return what the log says of a run as it is accepted.
 
     Returns:
-        Method, backbone, planned rounds, what protects it, and what the method declares that it
-        sends (``Trainer.releases``).
+        Method, backbone, planned rounds, secure sums or none, the guarantee of privacy if every
+        client of the site works in all planned rounds, and what the method declares that it sends
+        (``Trainer.releases``).
     """
-    trainer, config = site.federation.trainer, site.config
-    own = type(trainer).privacy is not Trainer.privacy
-    head = f"TRAINER.{trainer.name.upper()}."
+    fed, config = site.federation, site.config
     return {
-        "method": trainer.name, "backbone": config.get("MODEL.BACKBONE.NAME"),
-        "rounds": config.get("FED.ROUNDS"), "secure": config.get(SECURE) is True,
-        "privacy": {k: config[k] for k in _DP if k in config} if config.get(_DP[1]) else {},
-        "own_privacy": {k: v for k, v in config.items() if own and k.startswith(head)},
-        "declared": asdict(trainer.releases(site.federation.groups)),
+        "method": fed.trainer.name, "backbone": config.get("MODEL.BACKBONE.NAME"),
+        "rounds": fed.plan.rounds, "secure": config.get(SECURE) is True, **_guarantee(site),
+        "declared": asdict(fed.trainer.releases(fed.groups)),
     }
 
 
-def broken(path: Path) -> str:
+def _guarantee(site: Site) -> dict[str, Any]:
+    """Return ``bounded``, whether epsilon has a bound, and ``privacy`` in words; empty: nothing."""
+    fed, batch = site.federation, int(site.config["DATALOADER.TRAIN_X.BATCH_SIZE"])
+    drawn = dict.fromkeys(range(1, fed.plan.rounds + 1), site.clients)
+    try:
+        report = fed.plan.private.report if fed.plan.private else fed.trainer.privacy
+        spoken = dict(report(fed.plan.worked(drawn, fed.roster.train.tolist(), batch)))
+    except FedvlmError as error:  # the run's coordinator hears it as the run ends
+        return {"bounded": False, "privacy": f"not known: {error}"}
+    return {"bounded": spoken.get("epsilon") is not None, "privacy": spoken.get("words", "")}
+
+
+def log_damage(path: Path) -> str:
     """Return where a log is not what was written; empty: every line fits the one before.
 
     A last line that a kill cut is no break.
