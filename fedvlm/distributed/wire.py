@@ -96,6 +96,23 @@ def unpack(data: bytes) -> Frame:
     return Frame(op, values, trees)
 
 
+def outline(data: bytes) -> tuple[str, dict[str, Any], dict[str, list[str]]]:
+    """Return op, values and the names in each tree of a frame; no tensor is looked at.
+
+    Raises:
+        WireError: no frame, or one that does not fit its op.
+    """
+    _size(data)
+    try:
+        head = _head(data)
+        op, values, layout = head["op"], head["values"], head["layout"]
+        names = {str(tree): [str(name) for name in leaves] for tree, leaves in layout.items()}
+        _fit(op, values, layout)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+        raise WireError(f"a message is not a fedvlm frame ({type(error).__name__})") from None
+    return op, values, names
+
+
 def _head(data: bytes) -> dict[str, Any]:
     """Return the header; JSON that says a key twice, or a number that is none, is refused."""
     size = int.from_bytes(data[:_PLACE], "little")

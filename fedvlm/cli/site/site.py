@@ -15,9 +15,12 @@ serve site.yaml: wait for coordinators, and work for any run that the owner allo
 images; a run's config comes from its coordinator. With --federation INVITATION over Flower, and no
 port is open here; with --listen PATH for coordinators on this machine (fedvlm run --engine sites
 --sites-at PATH).
+record site.yaml: ten questions about what left this site, to whom and how protected, answered from
+the log of its messages and its rules; writes record.md beside site.yaml.
 stop site.yaml: end the process that serves it; what it keeps is whole at any time.
 
-exit code of check: 0 all is well, 3 images or lists are not, 2 wrong usage or rules.
+exit code of check and record: 0 all is well, 3 images, lists or the log are not, 2 wrong usage or
+rules.
 """
 
 from __future__ import annotations
@@ -38,15 +41,18 @@ EXAMPLES = (
     "fedvlm site check clinic/site.yaml",
     "fedvlm site check server/site.json --images test_photos/",
     "fedvlm site status clinic/site.yaml",
+    "fedvlm site record clinic/site.yaml",
     "fedvlm site key clinic/site.yaml  # and send clinic/clinic.pub to the coordinator",
     "fedvlm site serve clinic/site.yaml --federation clinic.json",
     "fedvlm site stop clinic/site.yaml",
     "fedvlm site serve clinic/site.yaml --listen sockets/clinic",
 )
 ALSO = ("party", "silo", "owner", "serve")
-WHAT = ("make", "check", "status", "key", "serve", "stop")
-_READS = {"check": ("full", "json", "sample"), "status": ("json",), "stop": (),
+WHAT = ("make", "check", "status", "key", "serve", "record", "stop")
+_READS = {"check": ("full", "json", "sample"), "status": ("json",),
+          "record": ("head", "json"), "stop": (),
           "key": _serve.KEYS}
+_LOOKS = ("full", "head", "json", "sample")
 _FILE = "FILE is a site.yaml, written by fedvlm site make"
 _LIST = {"check": ("images",)}  # read with a coordinator's site.json
 
@@ -59,7 +65,9 @@ def flags(parser: Parser) -> None:
     add("--full", action="store_true", help="check: decode all images")
     add("--sample", type=int, default=None, metavar="N", help="check: number of images to decode "
                                                               "(64)")
-    add("--json", action="store_true", help="check, status: the full result as JSON")
+    add("--json", action="store_true", help="check, status, record: the full result as JSON")
+    add("--head", default="", metavar="SEAL", help="record: seal of an earlier record that was "
+        "kept elsewhere: is its line still in the log?")
     _serve.flags(parser)
     add_flags(parser, shown=False)
     add_opts(parser)
@@ -73,7 +81,7 @@ def _mistakes(args: Namespace) -> list[str]:
         return []
     if args.what not in WHAT:
         return [unknown_word(args.what, WHAT)]
-    looks = [name for dest, name in args.spelling.items() if dest in ("full", "json", "sample")]
+    looks = [name for dest, name in args.spelling.items() if dest in _LOOKS]
     if args.what == "serve":
         stray = looks + [n for dest, n in args.spelling.items()
                          if dest in (*_make.OWN, *_serve.KEYS)]
@@ -109,6 +117,10 @@ def main(args: Namespace) -> int:
         return _serve.serve_command(args)
     if args.what == "key":
         return _serve.key(args)
+    if args.what == "record":
+        from fedvlm.cli.site._record import site_record  # start-up: PyTorch, 2 s
+
+        return site_record(args)
     from fedvlm.cli.site import _look  # start-up: PyTorch, 2 s
 
     return {"check": _look.check, "status": _look.site_status, "stop": _look.stop}[args.what](args)

@@ -20,7 +20,8 @@ PUBLIC = "noise from the seed: a simulation"
 HERE = "a server on the same machine (a simulation)"
 AWAY = "the server of the run, from sites with their own images"
 CERTAIN = 0.9999  # an epsilon of about 9: from here on a guarantee is none
-NEVER = ("images", "labels of single images", "personal tensors", "optimisers' states")
+LABELS = "labels of single images"
+NEVER = ("images", LABELS, "personal tensors", "optimisers' states")
 
 
 def released(built: Built, records: Sequence[Mapping[str, Any]], results: Row) -> dict[str, Any]:

@@ -32,9 +32,10 @@ from fedvlm.distributed.site_yaml import SiteYaml
 from fedvlm.distributed.sockets.serving import serve
 from fedvlm.distributed.sockets.stream import listen
 from fedvlm.distributed.terms import Refused
-from fedvlm.distributed.wire import Frame, pack, unpack
+from fedvlm.distributed.wire import Frame, WireError, outline, pack, unpack
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.run import threads_of
+from fedvlm.job.sites.messages import MessageLog
 from fedvlm.job.sites.party import config_plain, open_site
 from fedvlm.runs import lock
 
@@ -65,11 +66,21 @@ class Resident:
     ) -> None:
         self.owner, self.own, self.say, self.progress = owner, dict(own or {}), say, progress
         self.file: SiteFile = read_site(owner.file)
+        self.log = MessageLog(owner.states)
         self._site: Site | None = None
         self._cfg: CfgNode | None = None
 
     def answer(self, data: bytes) -> bytes:
-        """Return the reply to a message; what goes wrong is a reply, too."""
+        """Return the reply to a message; what goes wrong is a reply, too.
+
+        Both are in the site's log before the reply leaves; one that cannot be written does not.
+        """
+        try:
+            return self.log.carry(data, self._reply, lambda: self._site)
+        except DataError as error:
+            return pack(Frame("failed", {"nonce": _nonce(data)} | failure(error, self.say)))
+
+    def _reply(self, data: bytes) -> bytes:
         nonce = ""
         try:
             self.owner.terms.allow_size(len(data))
@@ -87,7 +98,12 @@ class Resident:
             self.owner.terms.allow_size(size)
             raise Refused(too_long(size, LIMIT))
         except Refused as error:
+            reply = pack(Frame("failed", {"nonce": ""} | failure(error, self.say)))
+        try:
+            self.log.unread(size, reply)
+        except DataError as error:
             return pack(Frame("failed", {"nonce": ""} | failure(error, self.say)))
+        return reply
 
     def _site_of(self, frame: Frame) -> tuple[Site, CfgNode]:
         """Return the site that works for the run of a request.
@@ -163,6 +179,14 @@ class Resident:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             content = json.loads(path.read_text(encoding="utf-8"))
         return dict(content) if _WORDS(content) else {}
+
+
+def _nonce(data: bytes) -> str:
+    """Return what an answer to a message has to name; empty: it is no frame."""
+    try:
+        return str(outline(data)[1].get("nonce", ""))
+    except WireError:
+        return ""
 
 
 def config_from(plain: Mapping[str, Any], own: Mapping[str, str]) -> CfgNode:
@@ -243,5 +267,7 @@ def serve_site(
             raise DataError(f"'{owner.file}' has no clients: it belongs to a server")
         say(f"ready at {where}: {site.file.dataset}, clients "
             f"{', '.join(map(str, site.file.clients))}; waiting for coordinators")
+        site.log.begin(f"{outpost.invitation.address}, certificate "
+                       f"{outpost.invitation.fingerprint}" if outpost else "", owner.terms)
         with outpost or contextlib.nullcontext():
             serve(door, token, site.answer, say, owner.terms.bytes or LIMIT, site.refuse)
