@@ -32,7 +32,7 @@ from fedvlm.core.errors import ConfigError, DataError, FedvlmError, did_you_mean
 from fedvlm.core.rows.store import move_state
 from fedvlm.core.stats import mean
 from fedvlm.core.trees import Tree, TreeView, expand, pick
-from fedvlm.data.datum import refuse_sets
+from fedvlm.data.datum import refuse_targets
 from fedvlm.evaluation.scores import Batches
 from fedvlm.federation.aggregation.rules import AUTO, MEAN
 from fedvlm.federation.aggregation.server_optim import NONE
@@ -89,7 +89,7 @@ def check_methods(plan: Forgetting, methods: Sequence[str]) -> None:
         raise ConfigError("--approximate forgets one whole client whose images nobody else has: "
                           "give --client K, or leave --approximate out")
     cfg = run_config(plan.path, plan.changes, plan.trust)
-    refuse_sets(cfg.DATASET.LABELS, "fedvlm forget --approximate")
+    refuse_targets("fedvlm forget --approximate", sets=cfg.DATASET.LABELS)
     _check_plain(rebuild(plan.path, str(cfg.DEVICE), trust=plan.trust).federation)
 
 

@@ -200,24 +200,6 @@ def check_tower(cfg: CfgNode, trainer: Trainer) -> None:
         )
 
 
-def check_passages(cfg: CfgNode, trainer: Trainer, model: VLModel) -> None:
-    """Refuse what needs pixels where samples are texts.
-
-    Raises:
-        ConfigError: the method or the attack needs them.
-    """
-    if not isinstance(model.backbone.transform_spec, TextSpec):
-        return
-    trainer.require(
-        "pixels" not in trainer.streams(model),
-        f"{trainer.name} with these settings reads pixels, and the samples are texts: choose a "
-        "setting or a method that works on features (fedvlm list METHOD), or images",
-    )
-    if cfg.FED.HOSTILE and cfg.FED.ATTACK == "backdoor":
-        raise ConfigError("FED.ATTACK backdoor draws a mark into images, and the samples are "
-                          "texts: choose another attack, such as label_flip")
-
-
 def make_plan(cfg: CfgNode, sizes: Sequence[int] = ()) -> Plan:
     """Return rounds, participation, optimiser and schedule of a config.
 
@@ -383,8 +365,7 @@ def prepare_run(
     """
     inputs = inputs or Inputs()
     trainer = _load_method(cfg)
-    data = inputs.data(cfg, progress)
-    data, splits = _as_trained(cfg, trainer, data)
+    data, splits = _as_trained(cfg, trainer, inputs.data(cfg, progress))
     blind = not any(len(c.val) for c in data.clients)
     if inputs.counts is not None:
         blind = not inputs.counts.val.any()
@@ -407,7 +388,6 @@ def prepare_run(
         crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
     )
     check_packs(trainer, model, loader, cfg.FED.PLAIN)
-    check_passages(cfg, trainer, model)
     train, test = pixel_sources(loader, torch.from_numpy(data.labels.copy()))
     known = inputs.counts
     sizes = [len(c.train) for c in splits] if known is None else known.train.tolist()
@@ -568,6 +548,8 @@ def check_targets(
         texts.check_text_tower(model.backbone)
     if model.has_text:
         model.check_texts()
+    if isinstance(model.backbone.transform_spec, TextSpec):
+        _check_passages(cfg, trainer, model)
     if data.label_sets is None:
         return
     trainer.check_sets()
@@ -580,6 +562,22 @@ def check_targets(
         raise ConfigError(
             f"FED.ATTACK {cfg.FED.ATTACK} changes the class of an image, and these images have "
             "sets of labels (DATASET.LABELS): choose sign, scale, constant or alie")
+
+
+def _check_passages(cfg: CfgNode, trainer: Trainer, model: VLModel) -> None:
+    """Refuse what needs pixels where samples are texts.
+
+    Raises:
+        ConfigError: the method or the attack needs them.
+    """
+    trainer.require(
+        "pixels" not in trainer.streams(model),
+        f"{trainer.name} with these settings reads pixels, and the samples are texts: choose a "
+        "setting or a method that works on features (fedvlm list METHOD), or images",
+    )
+    if cfg.FED.HOSTILE and cfg.FED.ATTACK == "backdoor":
+        raise ConfigError("FED.ATTACK backdoor draws a mark into images, and the samples are "
+                          "texts: choose another attack, such as label_flip")
 
 
 def balance_of(
