@@ -108,6 +108,7 @@ def _check_plain(federation: Federation) -> None:
             or cls.init_client is not Trainer.init_client
             or plan.aggregator.rule not in (AUTO, MEAN)
             or plan.fairness or plan.hostile or plan.dp or plan.private
+            or plan.unreliable.buffer
         ) else ""
     )
     if odd or not groups.shared:
