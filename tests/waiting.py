@@ -265,6 +265,10 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/federation/rounds.py": {
         "start-up: q-FFL only": ("fedvlm.federation.aggregation.fairness",),
+        "start-up: such runs only": ("fedvlm.federation.reliability.buffered",),
+    },
+    "fedvlm/federation/plan.py": {
+        "start-up: such runs only": ("fedvlm.federation.reliability.buffered",),
     },
     "fedvlm/job/build.py": {
         "start-up: for class weights only": ("fedvlm.federation.local.balance",),

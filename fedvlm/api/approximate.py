@@ -41,7 +41,7 @@ from fedvlm.federation.optim import clip
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.rounds import Event, Federation, FedState, RoundFinished
 from fedvlm.federation.trainer import Trainer
-from fedvlm.job.build import Built, build_run
+from fedvlm.job.build import Built, build_run, span_of
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import make_panel
 from fedvlm.job.resolve import run_config
@@ -58,6 +58,9 @@ ASCENT, LONGEST, BALL = 100, 5.0, 3.0  # PGA: most steps, longest gradient, dist
 RECOVERY = 2  # PGA: rounds without the client afterwards
 SAMPLES = "gradient_samples"
 NO_GUARANTEE = "approximate: no guarantee"
+ABSENT, ALONE = "the client was not in the last round", "the client was alone in the last round"
+OF_ALL = "the reference is the model of all"
+UNCALIBRATED = "no round was calibrated"
 
 
 @dataclass
@@ -67,20 +70,25 @@ class Spent:
     Attributes:
         rounds, samples: of the method itself; images count once for each gradient.
         regained: samples of rounds of the run that were done again to have what it did not keep.
+        note: where the method could not do what its paper says; empty: nowhere.
     """
 
     rounds: int = 0
     samples: int = 0
     regained: int = 0
+    note: str = ""
 
 
 def check_methods(plan: Forgetting, methods: Sequence[str]) -> None:
     """Refuse what the two methods cannot do.
 
     Raises:
-        ConfigError: no such method; no whole client; a run whose server does not take the plain
-            mean of all trained tensors.
+        ConfigError: no method, none of that name, or one twice; no whole client; a run whose
+            server does not take the plain mean of all trained tensors.
     """
+    if not methods or len({*methods}) < len(methods):
+        raise ConfigError(f"--approximate {','.join(methods)}: expected {' or '.join(METHODS)}, or "
+                          "both with a comma, each once")
     for name in methods:
         if name not in METHODS:
             raise ConfigError(f"--approximate {name}: expected {' or '.join(METHODS)}, or both "
@@ -108,6 +116,7 @@ def _check_plain(federation: Federation) -> None:
             or cls.init_client is not Trainer.init_client
             or plan.aggregator.rule not in (AUTO, MEAN)
             or plan.fairness or plan.hostile or plan.dp or plan.private
+            or plan.unreliable.buffer
         ) else ""
     )
     if odd or not groups.shared:
@@ -246,6 +255,8 @@ def ascent(
     Args:
         old, rounds, kept: as of ``federaser``; without: the run without the client.
         before: the shared tensors one round before the last; None: that round is regained.
+
+    If the client was not in the last round, the ball is around the model of all; a note says so.
     """
     spent, federation = Spent(), old.federation
     first = rounds if before is not None else 1
@@ -259,6 +270,8 @@ def ascent(
         at = told.clients.index(gone)
         own = {n: v[at] for n, v in told.params.items()}
         reference = others_mean(kept, own, float(told.weight[at] / told.weight.sum()))
+    else:
+        spent.note = f"{ALONE if told is not None and gone in told.clients else ABSENT}: {OF_ALL}"
     radius = distance(reference, federation.p0) / BALL
     samples, model = np.asarray(old.data.clients[gone].train), reference
     guess = 100 / len(old.data.classnames)
@@ -347,7 +360,8 @@ def score_approximate(
         for name in methods:
             model, spent = _apply(name, plan, old, gone, rounds, kept)
             row = {"model": name} | knowledge_of(old, model, gone) | {
-                "rounds": spent.rounds, "samples": spent.samples, "regained": spent.regained}
+                "rounds": spent.rounds, "samples": spent.samples, "regained": spent.regained,
+                "note": spent.note}
             rows.append(row)
             place = Path(plan.changes["OUTPUT_DIR"]) / "forget" / plan.index["sha256"][:8]
             place.mkdir(parents=True, exist_ok=True)
@@ -369,6 +383,7 @@ def score_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
              for r in rows]
     return [
         *table_lines(shown),
+        *(f"{r['model']}: {r['note']}" for r in rows if r.get("note")),
         "its images: accuracy on the client's training images; AUC: of telling them from its test "
         "images by the loss; others: mean accuracy of the other clients",
         "samples regained: rounds of the run that were done again, as it keeps no updates",
@@ -381,17 +396,28 @@ def _apply(
 ) -> tuple[Tree, Spent]:
     """Run one method on builds of its own, as a round leaves rows of clients behind."""
     cfg = run_config(plan.path, plan.changes, plan.trust)
-    fewer = {} if name == PGA else {
-        "FED.LOCAL_EPOCHS": str(max(1, int(cfg.FED.LOCAL_EPOCHS) // EVERY)),
-        "FED.LOCAL_STEPS": str(-(-int(cfg.FED.LOCAL_STEPS) // EVERY))}
+    fewer, note = ({}, "") if name == PGA else shorter(cfg.FED)
     data = Inputs().data(cfg, progress)
     cfg = run_config(plan.path, {**plan.changes, **fewer}, plan.trust)
     other = build_run(cfg, inputs=ShadowInputs(data, old.backbone))
     again = build_run(old.cfg, inputs=ShadowInputs(old.data, old.backbone))
     if name == FEDERASER:
-        return federaser(again, other, gone, rounds, kept, plan.path)
+        model, spent = federaser(again, other, gone, rounds, kept, plan.path)
+        spent.note = note if spent.rounds else UNCALIBRATED
+        return model, spent
     before = _final(plan.path, plan.run, old, rounds - 1) if rounds > 1 else None
     return ascent(again, other, gone, rounds, before, kept, plan.path)
+
+
+def shorter(fed: Any) -> tuple[dict[str, str], str]:
+    """Return half the local training (``FED``) as changes, and a note where it cannot be halved."""
+    epochs, steps, span = int(fed.LOCAL_EPOCHS), int(fed.LOCAL_STEPS), span_of(fed.EPOCHS_RANGE)
+    fewer = {"FED.LOCAL_EPOCHS": str(max(1, epochs // EVERY)),
+             "FED.LOCAL_STEPS": str(-(-steps // EVERY))}
+    if span:
+        fewer["FED.EPOCHS_RANGE"] = ",".join(str(max(1, n // EVERY)) for n in span)
+    once = (steps or (span[-1] if span else epochs)) == 1
+    return fewer, f"1 local {'step' if steps else 'epoch'}: not halved" if once else ""
 
 
 def _cost(run: FinishedRun) -> dict[str, int]:

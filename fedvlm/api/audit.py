@@ -418,6 +418,8 @@ def _no_step(built: Built) -> str:
     federation, method = built.federation, type(built.federation.trainer)
     if promises_privacy(built):
         return "what leaves is noised, and no gradient as it is"
+    if built.cfg.FED.SECURE_SUM:
+        return "FED.SECURE_SUM: the server sees the sum over all sites, and no client's own step"
     if not federation.groups.shared:
         return "the clients share no tensor"
     if method.client_update is not Trainer.client_update or method.loss is not Trainer.loss:

@@ -196,7 +196,7 @@ def _unreliable() -> Schema:
         ),
         node + "STRAGGLERS": Option(
             0.0, "probability that a client is slow; has an effect only with a "
-                 "DEADLINE", low=0, high=1,
+                 "DEADLINE or a BUFFER", low=0, high=1,
             neutral=0.0,
         ),
         node + "SLOWDOWN": Option(
@@ -236,6 +236,11 @@ def _unreliable() -> Schema:
         node + "QUORUM": Option(
             0.0, "share of a round's clients that must answer; otherwise the run stops with exit "
             "code 6 and keeps its state; 0: no minimum", low=0, high=1, neutral=0.0,
+        ),
+        node + "BUFFER": Option(
+            0, "asynchronous rounds (FedBuff): the server makes a step after so many updates, "
+               "while FRAC of the clients are at work; 0: it waits for the clients of a round",
+            low=0, neutral=0,
         ),
     }
 

@@ -235,7 +235,8 @@ def build_federation(
         partition = selection.partition(shots)
     forgotten = (content or {}).get(FORGOTTEN, {})
     bare: Sequence[Sequence[Datum]] = ()
-    if data.unlabelled:
+    named = any(client.get("unlabelled") for client in (content or {}).get("clients", ()))
+    if data.unlabelled or named:
         from fedvlm.data.partition import unlabelled  # start-up: for such images only
 
         bare = unlabelled.deal_unlabelled(selection, content, index)

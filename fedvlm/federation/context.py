@@ -277,9 +277,9 @@ class Context(Cohort):
                 self.check(value, f"loss of fit '{tag}' at local step {step.index}", batch)
             else:
                 what = f"fit '{tag}' at local step {step.index}"
-                value, each = sample_gradients(
-                    self.model, slots["p"], loss, batch, names, batch.y.numel()
-                )
+                with self.private.uncounted(self.model.counters):
+                    value, each = sample_gradients(
+                        self.model, slots["p"], loss, batch, names, batch.y.numel())
                 asked = batch.samples if self.private.poisson else batch.y.numel()
                 self._count(batch, asked, value.sum(1), each, what)
                 grads = self.private.noised(each, batch)

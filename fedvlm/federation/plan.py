@@ -23,6 +23,7 @@ from fedvlm.federation.reliability.unreliable import Unreliable, below_quorum, q
 if TYPE_CHECKING:
     from fedvlm.federation.aggregation.client_privacy import ClientPrivacy
     from fedvlm.federation.aggregation.fairness import Fairness
+    from fedvlm.federation.reliability.buffered import Turn
     from fedvlm.federation.reliability.hostile import Hostile
     from fedvlm.federation.toolbox.image_privacy import ImagePrivacy
 
@@ -235,6 +236,8 @@ class Plan:
     def sample(self, round_: int) -> list[int]:
         """Return the clients of a round, ascending, drawn without replacement."""
         members = self.members
+        if self.unreliable.buffer:
+            return list(self.turn(round_).starts)
         if self.dp is not None:
             return self.dp.draw(round_, members)
         if self.frac >= 1 or (round_ == 1 and self.first_round_all):
@@ -242,6 +245,13 @@ class Plan:
         generator = rng.stream(self.seed, "sample", round_)
         order = torch.randperm(len(members), generator=generator)
         return sorted(members[i] for i in order[: self.cohort].tolist())
+
+    def turn(self, round_: int) -> Turn:
+        """Return whose updates arrive for an asynchronous round; ``cohort`` clients work."""
+        from fedvlm.federation.reliability.buffered import turns  # start-up: such runs only
+
+        members, last = tuple(self.members), max(self.rounds, round_)
+        return turns(self.unreliable, members, self.cohort, last)[round_ - 1]
 
     def fates(
         self, round_: int, clients: Sequence[int], lengths: Sequence[int]

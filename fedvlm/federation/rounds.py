@@ -26,7 +26,7 @@ from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batcher
 from fedvlm.federation.context import OWN
 from fedvlm.federation.engine import Engine, RoundWork
-from fedvlm.federation.groups import SERVER, SHARED
+from fedvlm.federation.groups import SERVER, SHARED, Groups
 from fedvlm.federation.local.hooks import name_of, slots_of
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.plan import Budget, Plan, Plateau, check_footing
@@ -199,7 +199,7 @@ class Federation(Workplace):
         self.proxy = proxy
         self.subscribers, self.savers = list(subscribers), list(savers)
         self.held: RowStore = MemoryStore() if held is None else held
-        check_rounds(trainer, model, batcher, plan, self.roster)
+        check_rounds(trainer, model, batcher, plan, self.roster, self.groups)
         trainer.seal()
 
     def server_context(self, round_: int, held: Held) -> ServerContext:
@@ -210,10 +210,16 @@ class Federation(Workplace):
             plan.optim, self.roster, held, self.proxy, plan.aggregator, plan.server_optim,
         )
 
-    def downloads(self, state: FedState, round_: int, clients: Sequence[int]) -> Downloads:
+    def downloads(
+        self, state: FedState, round_: int, clients: Sequence[int],
+        servers: Mapping[int, State] | None = None,
+    ) -> Downloads:
         """Return what each of ``clients`` receives, and how many bytes of it travel.
 
         A tensor of the group ``server`` travels to who has not received it since it moved.
+
+        Args:
+            servers: the state that a client receives its download from; by default the newest.
 
         Raises:
             FedvlmError: a tensor that is neither shared nor declared, no such client, or without
@@ -228,7 +234,8 @@ class Federation(Workplace):
             if not 0 <= client < self.plan.clients:
                 raise FedvlmError(f"no client {client}: clients are numbered 0 to "
                                   f"{self.plan.clients - 1}")
-            out[client] = tree = self.trainer.download(ctx, state.server, client)
+            server = state.server if servers is None else servers[client]
+            out[client] = tree = self.trainer.download(ctx, server, client)
             if id(tree) not in checked:  # all of them are kept: no id stands for two trees
                 self._check_download(client, tree, whole)
                 checked[id(tree)] = ctx.sizes(tree)
@@ -390,7 +397,9 @@ class Federation(Workplace):
         chosen = [c for c in chosen if c not in lost]
         self._tell(RoundStarted(round_, self.plan.rounds, chosen))
         began, towers = time.perf_counter(), dict(self.model.counters)
-        downloads = self.downloads(state, round_, there)
+        turn = self.plan.turn(round_) if self.plan.unreliable.buffer else None
+        servers = turn.servers(state.server, state.round) if turn else None
+        downloads = self.downloads(state, round_, there, servers)
         if not chosen and self.plan.dp is None:  # nobody answers: the model stays as it was
             after = FedState(round_, state.server, dict(state.versions), dict(state.held))
             self.budget.record(round_, {})
@@ -430,9 +439,15 @@ class Federation(Workplace):
         if self.plan.fairness is not None:
             updates, weighed, shares = self.plan.fairness.weigh(state.server, updates)
             ctx.log("client_weights", shares)
+        if turn is not None:
+            home = self.trainer.shared(state.server)
+            updates, stale = turn.discount(updates, home, state.round)
+            ctx.log("staleness", stale)
         origin = "" if dp else self.engine.origin(updates.clients)
         server, told = aggregate_updates(self.trainer, ctx, state.server, updates, origin)
         server = self._moved(state.server, server, round_) | weighed | ahead
+        if turn is not None:
+            server = turn.remember(state.server, server, round_)
         after = FedState(round_, server, state.versions | work.versions, held.commit(round_))
         spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}
         self.budget.record(round_, work.counters)
@@ -541,9 +556,20 @@ class Federation(Workplace):
 
 
 def check_rounds(
-    trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, roster: Roster
+    trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, roster: Roster, groups: Groups
 ) -> None:
     """Refuse rounds that a method cannot do with these clients (``ConfigError``)."""
+    if plan.unreliable.buffer:
+        from fedvlm.federation.reliability.buffered import check_buffer  # start-up: such runs only
+
+        plain = (bool(groups.shared) and not groups.server and _takes_mean(trainer)
+                 and trainer.linear and type(trainer).init_server is Trainer.init_server
+                 and type(trainer).download in (Trainer.download, PeftTrainer.download)
+                 and trainer.weighting != OWN and not trainer.extras_up and not trainer.extras_down)
+        check_buffer(trainer.name or type(trainer).__name__, plan.unreliable.buffer, plain=plain,
+                     rule=plan.aggregator.rule, others={
+                         "FED.WEIGHTING by losses": plan.fairness, "FED.HOSTILE": plan.hostile,
+                         "FED.DP": plan.dp or plan.private})
     lengths = batcher.lengths(range(plan.clients), 1) if plan.unreliable.active else ()
     check_aggregation(trainer, plan, lengths)
     trainer.check_loss(model)
@@ -568,15 +594,19 @@ def check_aggregation(trainer: Trainer, plan: Plan, lengths: Sequence[int] = ())
     if plan.fairness is not None:
         from fedvlm.federation.aggregation.fairness import check_fairness  # start-up: q-FFL only
 
-        cls = type(trainer)
-        plain = (cls.combine in (Trainer.combine, PeftTrainer.combine)
-                 and cls.aggregate in (Trainer.aggregate, PeftTrainer.aggregate))
         check_fairness(
             plan.fairness.kind, name, trainer.aggregators, plan.aggregator.rule,
-            trainer.weighting == OWN, plain, plan.frac >= 1 and not plan.unreliable.active,
-            plan.dp is not None)
+            trainer.weighting == OWN, _takes_mean(trainer),
+            plan.frac >= 1 and not plan.unreliable.active, plan.dp is not None)
     if kind != NONE and not trainer.server_optim:
         raise ConfigError(f"FED.SERVER_OPTIM {kind}: {name}, as configured, allows {NONE}")
+
+
+def _takes_mean(trainer: Trainer) -> bool:
+    """Say whether the aggregate is the mean by weights where no rule is named."""
+    cls = type(trainer)
+    return (cls.combine in (Trainer.combine, PeftTrainer.combine)
+            and cls.aggregate in (Trainer.aggregate, PeftTrainer.aggregate))
 
 
 def _versions(state: State) -> dict[str, int]:

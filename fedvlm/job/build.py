@@ -253,10 +253,13 @@ def unreliable_of(cfg: CfgNode) -> Unreliable:
         ConfigError: keys that contradict each other.
     """
     u = cfg.FED.UNRELIABLE
+    if u.BUFFER and cfg.FED.ENGINE != "local":
+        raise ConfigError(f"FED.UNRELIABLE.BUFFER {u.BUFFER} is a simulation in one process, and "
+                          f"FED.ENGINE is {cfg.FED.ENGINE}: use --engine local")
     return Unreliable(
         int(cfg.SEED), int(cfg.FED.ROUNDS), u.DROPOUT, u.STRAGGLERS, tuple(u.SLOWDOWN), u.SLOW_BY,
         u.DEADLINE, u.CLOCK, u.LATE, u.JOIN, u.LEAVE, parse_absences(u.AWAY, int(cfg.FED.CLIENTS)),
-        u.QUORUM,
+        u.QUORUM, int(u.BUFFER),
     )
 
 
@@ -415,7 +418,7 @@ def prepare_run(
     plan, said = _with_threats(cfg, plan, start, sites, backbone, trainer, inputs, batcher)
     if plan.hostile is not None and isinstance(batcher, SplitBatcher):
         batcher = replace(batcher, poison=plan.hostile.poison)
-    check_rounds(trainer, model, batcher, plan, start.roster)
+    check_rounds(trainer, model, batcher, plan, start.roster, start.groups)
     identity = run_identity(
         cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else "",
         foreign_origins(data.samples, backbone),

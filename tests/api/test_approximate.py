@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,28 @@ def test_the_ascent_forgets_and_stays_in_its_ball(
     assert seen and all(room.distance(m, c) <= r * (1 + 1e-5) for m, c, r in seen)
 
 
+def test_half_the_training_is_halved_or_said() -> None:
+    def fed(epochs: int, steps: int, span: Any) -> Any:
+        return SimpleNamespace(LOCAL_EPOCHS=epochs, LOCAL_STEPS=steps, EPOCHS_RANGE=span)
+
+    fewer, note = room.shorter(fed(4, 0, (2, 6)))
+    assert (fewer["FED.LOCAL_EPOCHS"], fewer["FED.EPOCHS_RANGE"], note) == ("2", "1,3", "")
+    assert room.shorter(fed(1, 0, ()))[1] == "1 local epoch: not halved"
+    assert room.shorter(fed(4, 1, ()))[1] == "1 local step: not halved"
+
+
+def test_a_client_that_missed_the_last_round_is_said(tmp_path: Path) -> None:
+    """Its record says that the reference is no mean of the others."""
+    away = ("FED.UNRELIABLE.AWAY", "1:2-2", "FED.NONFINITE", "drop")
+    assert jobs.run(tmp_path, *WORDS, "--rounds", "2", *away) == 0
+    plan = plan_forgetting(jobs.folder(tmp_path), client="1")
+    rows, files = room.score_approximate(plan, carry_out(plan), room.METHODS)
+    said = ["no round was calibrated",
+            "the client was not in the last round: the reference is the model of all"]
+    assert [json.loads(f.with_suffix(".json").read_text())["scores"]["note"] for f in files] == said
+    assert {f"federaser: {said[0]}", f"pga: {said[1]}"} <= {*room.score_lines(rows)}
+
+
 def test_a_later_forget_lists_the_approximate_models(scored: Scored) -> None:
     plan, _, files = scored
     places = [place for place, _ in plan_forgetting(plan.path, client="1").known]
@@ -128,6 +151,9 @@ def test_what_they_cannot_do_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
         room.check_methods(plan, ["pga"])
     with pytest.raises(ConfigError, match="did you mean 'federaser'"):
         room.check_methods(plan, ["federazer"])
+    for word in (",", "pga,pga"):
+        assert main(["forget", str(run), "--client", "1", "--approximate", word]) == 2
+        assert "each once" in capsys.readouterr().err
     assert main(["forget", str(run), "--client", "1", "--approximate", "sgd"]) == 2
     assert "expected federaser or pga" in capsys.readouterr().err
     assert len([*tmp_path.rglob("manifest.json")]) == 1, "nothing was run"

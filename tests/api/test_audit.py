@@ -84,6 +84,15 @@ def test_a_step_of_a_shared_head_gives_its_feature_away(tmp_path: Path) -> None:
     assert list(found["released"]["shared"]) == ["head.weight"]
 
 
+def test_a_step_in_a_secure_sum_is_not_read(tmp_path: Path) -> None:
+    """The same head as above: its server would see no single step."""
+    assert jobs.run(tmp_path, "--trainer", "FedAvg", *HEAD, "--rounds", "1") == 0
+    plan = room.plan_audit(jobs.folder(tmp_path), shadows=0, changes={"FED.SECURE_SUM": "True"})
+    found = room.carry_out_audit(plan)
+    assert list(found["step"]) == ["why"] and "FED.SECURE_SUM" in found["step"]["why"]
+    assert "one step: not read: FED.SECURE_SUM: the server" in "\n".join(room.audit_lines(found))
+
+
 def test_a_private_run_has_its_claim_beside_the_bound(tmp_path: Path) -> None:
     words = ("--trainer", "DP-FPL", "--rounds", "1", "TRAINER.DP-FPL.SIGMA", "20")
     assert jobs.run(tmp_path, *words) == 0

@@ -33,7 +33,9 @@ from tests.data.partition.pools import NAMES
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "datasets"
 FILES = sorted(CONFIGS.glob("*.yaml"))
-OWN = {"custom_folders", "custom_split", "custom_domains", "custom_nico", "custom_csv"}
+OWN = {"custom_folders", "custom_split", "custom_domains", "custom_nico", "custom_csv",
+       "custom_texts"}
+TEXTS = {"20news"}  # published, and no images: the catalogue has sets of images
 PUBLISHED = {
     "Caltech101": "split_zhou_Caltech101.json",
     "DescribableTextures": "split_zhou_DescribableTextures.json",
@@ -59,11 +61,13 @@ def keys_of(content: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_every_known_set_has_a_config() -> None:
-    found = {read(f)["DATASET"]["NAME"] for f in FILES if f.stem not in OWN}
+    found = {read(f)["DATASET"]["NAME"] for f in FILES if f.stem not in OWN | TEXTS}
     assert found == set(CATALOG)
 
 
-@pytest.mark.parametrize("path", [f for f in FILES if f.stem not in OWN], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [f for f in FILES if f.stem not in OWN | TEXTS], ids=lambda p: p.stem
+)
 def test_config_agrees_with_the_facts(path: Path) -> None:
     node = read(path)["DATASET"]
     info = dataset_info(path.stem)
@@ -95,6 +99,11 @@ def test_own_data_examples_work_as_they_stand(stem: str, tmp_path: Path) -> None
         rows = [f"{path},{name},{part}" for part in split for path, _, name in split[part]]
         text = "\n".join(["path,classname,split", *rows])
         (tmp_path / "my_set" / "table.csv").write_text(text, encoding="utf-8")
+    elif stem == "custom_texts":
+        lines = [f"{name} number {i},{name},{part}" for part in ("train", "test")
+                 for name in ("a", "b") for i in range(60 if part == "train" else 61, 120)]
+        (tmp_path / "my_texts").mkdir()
+        (tmp_path / "my_texts" / "table.csv").write_text("\n".join(["text,label,split", *lines]))
     else:
         node = read(CONFIGS / f"{stem}.yaml")
         domains = [f"site{i}" for i in range(node["FED"]["CLIENTS"])]

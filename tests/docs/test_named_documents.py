@@ -19,6 +19,7 @@ ELSEWHERE = {  # a document that is named and not in the repository -> whose it 
     "FILE.md": "a name for the user's own", "gone.md": "a dead link that a test plants",
     "table.md": "written by fedvlm table", "t.md": "written by fedvlm table in its test",
     "DATASETS.md": "CoOp's page of data sets",
+    "record.md": "written by fedvlm site record",
     "reproduced.md": "written by make publish TAKE=PACK",
     "results.md": "where docs/results/README.md was once, in the CHANGELOG",
 }

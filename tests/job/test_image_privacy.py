@@ -71,6 +71,16 @@ def test_draws_go_on_with_the_same_bits_and_engines_agree(tmp_path: Path) -> Non
     assert main(["verify", str(jobs.folder(one)), "--replay", "9"]) == 0
 
 
+@pytest.mark.parametrize("words", [("PromptFL",), ("FedAvg", "--peft", "lora")])
+def test_no_count_tells_how_many_were_drawn(tmp_path: Path, words: tuple[str, ...]) -> None:
+    told = []
+    for seed in ("1", "2"):  # draws differ, data do not
+        place = tmp_path / seed
+        assert jobs.run(place, *DRAWN, "--trainer", *words, "--seed", seed, "DATA_SEED", "1") == 0
+        told.append([r.get("counters") for r in jobs.records(jobs.folder(place))])
+    assert told[0] == told[1] and any(told[0])
+
+
 def test_groups_are_counted_by_the_batches_that_they_may_be_in(tmp_path: Path) -> None:
     """Six images of each person, batches of 4: two or more batches of a pass, not one."""
     dice, lines = np.random.default_rng(0), ["file,class,person"]

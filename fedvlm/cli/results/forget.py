@@ -59,7 +59,7 @@ def main(args: Namespace) -> int:
         trust=Trust(args.trainer, args.trust_code),
     )
     methods = [word.strip() for word in args.approximate.split(",") if word.strip()]
-    if methods:
+    if args.approximate:
         from fedvlm.api import approximate  # start-up: where it is asked for
 
         approximate.check_methods(plan, methods)

@@ -239,7 +239,9 @@ def _held(run: RunLines) -> str:
     told = run.about["declared"]
     list_ = _names([*told["shared"], *told["extras"], *told["metrics"]])
     return ("More left than its method declares for updates: " if run.outside() else
-            "No more left with updates than its method declares: ") + f"{list_}, and a weight."
+            "No more left with updates than its method declares: ") + (
+                f"{list_}, a weight, and counts of work (steps, samples, passes through the "
+                "towers).")
 
 
 def _to_whom(history: SiteHistory) -> list[str]:
@@ -353,7 +355,9 @@ def _stays(history: SiteHistory) -> list[str]:
     outputs = any(LOGITS in line["tensors"] for run in history.runs.values()
                   for line in run.of(EVALUATED))
     never = [what for what in NEVER if not outputs or what != LABELS]
-    words = f"{', '.join(never)}: no message in this log has them."
+    sure = "it cannot be said; see the problems above" if history.failures() else (
+        "no message in this log declares them")
+    words = f"{', '.join(never)}: {sure}."
     return [
         words[0].upper() + words[1:],
         *(["**Outputs for single images left, with their labels** (rule 'logits')."] if outputs

@@ -7,9 +7,10 @@ random by DATA_SEED: they have no class by which a partition could deal them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import Datum
@@ -29,7 +30,8 @@ def deal_unlabelled(
 
     Raises:
         ConfigError: groups, and nothing that says whose an image is.
-        DataError: images that do not exist, or do not decode where that is refused.
+        DataError: an index file that names other images; images that do not exist, or do not
+            decode where that is refused.
     """
     data, spec = selection.data, selection.spec
     items = sorted((d for d in data.unlabelled if d.domain != selection.held_out),
@@ -45,6 +47,7 @@ def deal_unlabelled(
         name_of = name_in(content, user_path(where))
         owner = {key: c for c, client in enumerate(content["clients"])
                  for key in client.get(UNLABELLED, ())}
+        _check_names(content, {name_of(d.key) for d in data.unlabelled}, where)
         for d in items:
             if name_of(d.key) in owner:
                 shares[owner[name_of(d.key)]].append(d)
@@ -65,3 +68,21 @@ def deal_unlabelled(
     selection.notes.append(f"{sum(map(len, shares)):,} images without a label at "
                            f"{sum(map(bool, shares))} clients{how}")
     return [sorted(share, key=lambda d: d.key) for share in shares]
+
+
+def _check_names(content: Mapping[str, Any], known: AbstractSet[str], where: str) -> None:
+    """Refuse an index file that names an image without a label twice, or one that is not there.
+
+    Raises:
+        DataError: names it.
+    """
+    seen: set[str] = set()
+    for number, client in enumerate(content["clients"]):
+        for name in client.get(UNLABELLED, ()):
+            if name not in known:
+                raise DataError(f"{where}: client {number} names '{name}' without a label, and the "
+                                "set has no such image without a label")
+            if name in seen:
+                raise DataError(f"{where}: '{name}' is named twice among the images without a "
+                                "label")
+            seen.add(name)

@@ -64,6 +64,8 @@ class Unreliable:
         join, leave: probability that a client comes after round 1, and that it leaves for good.
         absences: of named clients.
         quorum: share of a round's clients that have to answer; 0: a round may pass without any.
+        buffer: updates for which the server makes a step, whoever is still at work
+            (``buffered``); 0: it waits for the clients of a round.
     """
 
     seed: int = 1
@@ -79,6 +81,7 @@ class Unreliable:
     leave: float = 0.0
     absences: tuple[Absence, ...] = field(default=())
     quorum: float = 0.0
+    buffer: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself.
@@ -86,22 +89,38 @@ class Unreliable:
         Raises:
             ConfigError: such a key.
         """
+        self._check_buffer()
         low, high = self.slowdown
         if self.stragglers and not 1 <= low <= high:
             raise ConfigError(
                 f"{KEY}.SLOWDOWN {self.slowdown}: expected (least, most) with 1 <= least <= "
                 "most, such as (2, 4)"
             )
-        if self.stragglers and not self.deadline:
+        if self.stragglers and not self.deadline and not self.buffer:
             raise ConfigError(
                 f"{KEY}.STRAGGLERS {self.stragglers:g} without {KEY}.DEADLINE: slow clients have "
                 f"no effect when the server waits for all clients; set {KEY}.DEADLINE (1: until a "
-                "client of full speed has done its work)"
+                f"client of full speed has done its work) or {KEY}.BUFFER"
             )
         if 0 < self.deadline < 1 and self.clock == WORK and self.late == DROP:
             raise ConfigError(
                 f"{KEY}.DEADLINE {self.deadline:g}: no client finishes its work in less than "
                 f"1; set it to 1 or more, {KEY}.LATE partial, or {KEY}.CLOCK steps"
+            )
+
+    def _check_buffer(self) -> None:
+        """Refuse what needs rounds with a beginning and an end where there are none."""
+        there = {
+            "DROPOUT": self.dropout, "DEADLINE": self.deadline, "JOIN": self.join,
+            "LEAVE": self.leave, "AWAY": self.absences, "QUORUM": self.quorum,
+            f"CLOCK {STEPS}": self.clock != WORK,
+        }
+        odd = [f"{KEY}.{name}" for name, value in there.items() if value]
+        if self.buffer and odd:
+            raise ConfigError(
+                f"{KEY}.BUFFER {self.buffer}: the server waits for so many updates and for no "
+                f"named client; it cannot be combined with {' and '.join(odd)}: leave it out, or "
+                f"set {KEY}.BUFFER 0"
             )
 
     @property
@@ -216,6 +235,7 @@ class Unreliable:
             f"{self.leave:g} leave": self.leave,
             f"{len({a.client for a in self.absences})} clients listed as absent": self.absences,
             f"quorum {self.quorum:g}": self.quorum and self.active,
+            f"asynchronous rounds of {self.buffer} updates": self.buffer,
         }
         return ", ".join(words for words, there in said.items() if there)
 

@@ -13,18 +13,20 @@ shuffle are no independent draws.
 
 With ``poisson`` (``FED.DP.SAMPLING``) every step draws each image (group) of a client by a coin of
 q = batch size over images, and the sum is divided by the batch size, whoever came. Neighbours then
-differ in the presence of one image (group), numbers of images being public as before: a sum moves
-by at most C, and each step is one Poisson-sampled Gaussian mechanism of rate q and noise z, which
-``aggregation.accountant`` composes. How many were drawn is a secret like the
-noise: counters tell what was expected. What an optimiser, an ``edit`` or a server makes of a noised
-gradient is post-processing.
+differ in one image (group) that is replaced by nothing; the public count of images is held fixed,
+since q and the divisor follow from it. A sum moves by at most C, and each step is one
+Poisson-sampled Gaussian mechanism of rate q and noise z, which ``aggregation.accountant`` composes.
+How many were drawn is a secret like the noise: counters tell what was expected, and passes through
+the towers are not counted. What an optimiser, an ``edit`` or a server makes of a noised gradient is
+post-processing.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -89,6 +91,15 @@ class ImagePrivacy:
                 f"image_fits {self.fits} declare, so that no epsilon would count it"
             )
         counters[COUNTED] += 1
+
+    @contextmanager
+    def uncounted(self, passes: Counter[str]) -> Iterator[None]:
+        """Leave counters of tower passes as they are, where they would tell how many were drawn."""
+        before = Counter(passes)
+        yield
+        if self.poisson:
+            for name in passes:
+                passes[name] = before[name]
 
     def refuse(self, what: str) -> None:
         """Refuse what reads images without noise.

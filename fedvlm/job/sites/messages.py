@@ -3,8 +3,9 @@
 A line says run, round, kind, direction, names of tensors and numbers, bytes and the checksum of the
 frame, never a value of a tensor, an image, a label or a path. It ends with a seal over itself and
 the line before (``runs.metrics``). The line of an answer is on disk before the answer leaves, so
-that none leaves without one; a site that is killed in between leaves a line too many, never one too
-few. Whoever may write the file can make all of it anew: a seal that was kept elsewhere shows that.
+that no update leaves without a line; a site that is killed in between leaves a line too
+many, never one too few. Whoever may write the file can make all of it anew: a seal that was kept
+elsewhere shows that.
 """
 
 from __future__ import annotations

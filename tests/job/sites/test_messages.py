@@ -91,6 +91,8 @@ def test_every_message_has_one_line_and_none_says_what_it_holds(
     assert "each fits the one before" in capsys.readouterr().out
     page = (place / "site0" / "record.md").read_text()
     assert "No more left with updates than its method declares: `text.ctx`" in page
+    assert "and counts of work (steps, samples, passes through the towers)" in page
+    assert "no message in this log declares them" in page
     assert "no secure sums; no guarantee of privacy" in page and page.count("\n## ") == 11
 
     rows = places.rows(place, out)
@@ -218,6 +220,8 @@ def test_an_update_with_more_than_its_method_declares_is_told(
     assert main(["site", "record", str(site)]) == 3
     said = "run efefefefefef (FedAvg) sent what its method does not declare: `image.personal`, `siz"
     assert said in capsys.readouterr().err
+    page = (site.parent / "record.md").read_text()
+    assert "it cannot be said; see the problems above" in page and "declares them" not in page
     assert "behind Flower at `127.0.0.2:7400, certificate SHA256:x`" in (
         site.parent / "record.md").read_text()
 
