@@ -396,7 +396,7 @@ def _apply(
 ) -> tuple[Tree, Spent]:
     """Run one method on builds of its own, as a round leaves rows of clients behind."""
     cfg = run_config(plan.path, plan.changes, plan.trust)
-    fewer, note = ({}, "") if name == PGA else shorter(cfg.FED)
+    fewer, note = ({}, "") if name == PGA else halved_epochs(cfg.FED)
     data = Inputs().data(cfg, progress)
     cfg = run_config(plan.path, {**plan.changes, **fewer}, plan.trust)
     other = build_run(cfg, inputs=ShadowInputs(data, old.backbone))
@@ -409,7 +409,7 @@ def _apply(
     return ascent(again, other, gone, rounds, before, kept, plan.path)
 
 
-def shorter(fed: Any) -> tuple[dict[str, str], str]:
+def halved_epochs(fed: Any) -> tuple[dict[str, str], str]:
     """Return half the local training (``FED``) as changes, and a note where it cannot be halved."""
     epochs, steps, span = int(fed.LOCAL_EPOCHS), int(fed.LOCAL_STEPS), span_of(fed.EPOCHS_RANGE)
     fewer = {"FED.LOCAL_EPOCHS": str(max(1, epochs // EVERY)),

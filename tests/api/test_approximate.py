@@ -118,10 +118,10 @@ def test_half_the_training_is_halved_or_said() -> None:
     def fed(epochs: int, steps: int, span: Any) -> Any:
         return SimpleNamespace(LOCAL_EPOCHS=epochs, LOCAL_STEPS=steps, EPOCHS_RANGE=span)
 
-    fewer, note = room.shorter(fed(4, 0, (2, 6)))
+    fewer, note = room.halved_epochs(fed(4, 0, (2, 6)))
     assert (fewer["FED.LOCAL_EPOCHS"], fewer["FED.EPOCHS_RANGE"], note) == ("2", "1,3", "")
-    assert room.shorter(fed(1, 0, ()))[1] == "1 local epoch: not halved"
-    assert room.shorter(fed(4, 1, ()))[1] == "1 local step: not halved"
+    assert room.halved_epochs(fed(1, 0, ()))[1] == "1 local epoch: not halved"
+    assert room.halved_epochs(fed(4, 1, ()))[1] == "1 local step: not halved"
 
 
 def test_a_client_that_missed_the_last_round_is_said(tmp_path: Path) -> None:
