@@ -1,8 +1,10 @@
 """Write the tables of ``docs/attacks.md``: accuracy of honest clients by attack and rule.
 
     python scripts/attack_table.py output/attacks docs/attacks.md
+    python scripts/attack_table.py output/attacks_more docs/attacks.md
 
-Reads the finished runs of ``configs/sweeps/attacks.yaml``. A number is the mean over seeds of the
+Reads the finished runs of ``configs/sweeps/attacks.yaml``, or of ``attacks_more.yaml`` (one table
+of all its methods, under a mark of its own). A number is the mean over seeds of the
 mean accuracy of the clients that are not drawn as hostile (also in runs without attackers, so that
 all numbers are of the same clients); the interval is Student's, 95 %, over three seeds or more.
 """
@@ -24,11 +26,15 @@ from fedvlm.federation.reliability.hostile import draw_hostile
 from fedvlm.report.collect import collect
 from fedvlm.runs.finished import FinishedRun
 
-BEGIN, END = "<!-- table -->", "<!-- end -->"
+BEGIN, BEGIN_MORE, END = "<!-- table -->", "<!-- more -->", "<!-- end -->"
 SHARE = 0.3  # FED.HOSTILE of the plan
 METHODS = {
     "head": "FedAvg, linear head", "prompt": "PromptFL", "fedtv": "FedTV",
     "lora": "FedAvg, LoRA of the text tower",
+}
+MORE = {
+    "prox": "FedProx", "moon": "MOON", "fedper": "FedPer", "apfl": "APFL", "ditto": "Ditto",
+    "fedclip": "FedCLIP", "kgcoop": "KgCoOp", "lg": "LG-FedAvg",
 }
 ATTACKS = {
     "none": "none", "sign": "sign", "scale": "scale (10)", "alie": "alie (1.5)",
@@ -76,17 +82,36 @@ def lines(found: Cells, seconds: float) -> list[str]:
         for attack, label in ATTACKS.items():
             row = [found.get((method, attack, rule), ()) for rule in RULES]
             out.append(f"| {label} | {' | '.join(number(v) if v else '' for v in row)} |")
-    count = sum(map(len, found.values()))
-    return [*out, "", f"{count} runs, {seconds / 3600:.2f} hours of rounds."]
+    return [*out, *cost(found, seconds)]
 
 
-def rewrite(page: str, table: Sequence[str]) -> None:
-    """Write the lines between a page's two marks anew."""
+def lines_more(found: Cells, seconds: float) -> list[str]:
+    """Return the table of the other methods: without and with scaled updates, by two rules."""
+    pairs = [(attack, rule) for attack in ("none", "scale") for rule in ("auto", "multi_krum")]
+    out = ["", f"| method | {' | '.join(f'{ATTACKS[a]}, {r}' for a, r in pairs)} |",
+           f"|---{'|---:' * len(pairs)}|"]
+    for method, title in MORE.items():
+        row = [found.get((method, *pair), ()) for pair in pairs]
+        out.append(f"| {title} | {' | '.join(number(v) if v else '' for v in row)} |")
+    return [*out, *cost(found, seconds)]
+
+
+def cost(found: Cells, seconds: float) -> list[str]:
+    """Return how many runs there were, and how long their rounds took."""
+    return ["", f"{sum(map(len, found.values()))} runs, {seconds / 3600:.2f} hours of rounds."]
+
+
+def rewrite(page: str, table: Sequence[str], begin: str = BEGIN) -> None:
+    """Write the lines between a page's mark and the next end anew."""
     path = Path(page)
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
     text = "\n".join(table)
-    path.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    path.write_text(f"{before}{begin}\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    rewrite(sys.argv[2], lines(*cells(Path(sys.argv[1]))))
+    found, seconds = cells(Path(sys.argv[1]))
+    if any(method in MORE for method, _, _ in found):
+        rewrite(sys.argv[2], lines_more(found, seconds), BEGIN_MORE)
+    else:
+        rewrite(sys.argv[2], lines(found, seconds))

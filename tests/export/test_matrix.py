@@ -23,7 +23,7 @@ def test_the_table_has_numbers_and_reasons() -> None:
 # Without a recipe: what predicts is more than adapters of known kinds and class features.
 NO_RECIPE = {
     "afl", "clip_adapter", "cocoop", "fedclip", "feddda", "feddpa", "fedmgp", "fedmvp", "fedotp",
-    "fedpft",
+    "fedmedclip", "fedpft",
     "maple", "pfedmma", "pfedmoap", "promptsrc", "tip_adapter", "tip_adapter_f", "tofa", "vpt",
 }
 

@@ -23,7 +23,7 @@ def test_every_card_names_what_its_method_trains() -> None:
             wrong[trainer.name] = said, families(names)
         groups.setdefault(family_heading(said), []).append(trainer.name)
     assert not wrong
-    assert len(groups) == 13 and "" not in groups
+    assert len(groups) == 14 and "" not in groups
     assert groups["nothing is trained"] == ["Tip-Adapter", "ZeroShot"]
     assert {"pFedMMA"} == set(groups["adapters inside the towers"])
     assert {"VPT", "FedMVP"} == set(groups["image prompts"])
@@ -43,4 +43,4 @@ def test_the_page_of_methods_has_the_headings_of_list() -> None:
         for name in re.sub(r"\(.*?\)", "", first).split(","):
             assert family_heading(families_in(cards[fold(name.strip())])) == heading, name
             there.append(fold(name.strip()))
-    assert sorted(there) == sorted(set(there)) and len(there) == 27
+    assert sorted(there) == sorted(set(there)) and len(there) == 28
