@@ -23,6 +23,7 @@ from fedvlm.job.results.private import LABELS, NEVER
 from fedvlm.job.sites.messages import CAME, LOG, SERVING, WENT, log_damage, read_log
 
 PAGE = "record.md"
+TITLE = "# What left the site of "
 EXIT_DATA = 3
 SHORT = 12  # digits of a run's name
 Line = dict[str, Any]
@@ -132,6 +133,10 @@ def site_record(args: Namespace) -> int:
         DataError: the log cannot be read, or the page not written.
     """
     file = user_path(args.opts[0])
+    page = file.parent / PAGE
+    if not args.json and page.exists() and not _is_ours(page):
+        raise ConfigError(f"'{page}' is not a page of fedvlm site record: move it away, or print "
+                          "the answers with --json")
     history = read_history(read_site_yaml(file))
     problems = history.failures()
     if args.head and args.head not in history.seals:
@@ -143,7 +148,6 @@ def site_record(args: Namespace) -> int:
                         "lines": len(history.seals), "problems": problems, "exit_code": code},
                        indent=1))
         return code
-    page = file.parent / PAGE
     files.write_text(page, record_page(file, history, answers, problems))
     for number, (question, words) in enumerate(answers, start=1):
         say(f"{number}. {question}", f"   {words[0]}")
@@ -158,12 +162,17 @@ def site_record(args: Namespace) -> int:
     return code
 
 
+def _is_ours(page: Path) -> bool:
+    with files.explain_errors(page), page.open("rb") as file:
+        return file.read(len(TITLE)) == TITLE.encode()
+
+
 def record_page(
     file: Path, history: SiteHistory, answers: Sequence[tuple[str, Sequence[str]]],
     problems: Sequence[str],
 ) -> str:
     """Return the page, Markdown."""
-    parts = [f"# What left the site of {_code(str(file))}", "",
+    parts = [f"{TITLE}{_code(str(file))}", "",
              f"Made {_day(time.time())} by `fedvlm site record` from the site's log "
              f"({len(history.seals)} lines), its rules and its folder of states. It states what "
              "was written down here; it is no legal assessment.", ""]

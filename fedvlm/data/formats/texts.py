@@ -38,7 +38,7 @@ def read_texts(folder: Path, info: CopyInfo) -> DatasetBase:
         DataError: no classes, an empty text, a file that is no text, or a table without the
             columns that are needed; names the place.
     """
-    return _tables(info) if info.files else _folders(folder, info)
+    return _tables(folder, info) if info.files else _folders(folder, info)
 
 
 def _folders(folder: Path, info: CopyInfo) -> DatasetBase:
@@ -104,12 +104,14 @@ def _text_of(path: Path) -> Passage:
     return Passage(text)
 
 
-def _tables(info: CopyInfo) -> DatasetBase:
+def _tables(folder: Path, info: CopyInfo) -> DatasetBase:
     rows: list[ImageRow] = []
     texts: list[str] = []
     notes: list[str] = []
     for path in info.files:
         table = read_lines_of(path)
+        inside = path.is_relative_to(folder)
+        name = path.relative_to(folder).as_posix() if inside else path.name
         at = _places(table, path, info)
         part = part_of_table(path, info.images) if len(info.files) > 1 else ""
         unused = [name for i, name in enumerate(table.header) if i not in at.values()]
@@ -129,7 +131,7 @@ def _tables(info: CopyInfo) -> DatasetBase:
                                 f"(known: {', '.join(PARTS)})")
             texts.append(said["text"])
             rows.append(ImageRow(
-                f"{path.name}:{number}", said["label"], None, "",
+                f"{name}:{number}", said["label"], None, "",
                 PART_NAMES[word.lower()] if word else part, where, str(path),
                 said.get("client", ""), said.get("group"),
             ))

@@ -113,3 +113,13 @@ def test_a_tower_reads_what_it_can(tmp_path: Path) -> None:
         ImageLoader([text], SPEC, 2)
     with pytest.raises(DataError, match="is a text"):
         Passage("x").read()
+
+
+def test_tables_of_one_name_in_two_parts_are_two(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "data.csv").write_text(
+            f"text,label\n{part} one,a\n{part} two,b\n{part} three,a\n{part} four,b\n")
+    data = read_texts(tmp_path, info(tmp_path, "train/data.csv", "test/data.csv"))
+    data.check()
+    assert {d.key for d in data.test} == {f"test/data.csv:{n}" for n in (2, 3, 4, 5)}

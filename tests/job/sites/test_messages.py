@@ -204,6 +204,17 @@ def test_what_is_no_frame_is_a_line_without_a_word_of_it(site: Path) -> None:
     assert "`messages of no run: refused: a 'message'`" in (site.parent / "record.md").read_text()
 
 
+def test_a_page_of_somebody_else_is_not_written_over(
+    site: Path, capsys: pytest.CaptureFixture
+) -> None:
+    page, words = site.parent / "record.md", ["site", "record", str(site)]
+    page.write_text("my own notes")
+    assert main(words) == 2 and "is not a page of fedvlm site record" in capsys.readouterr().err
+    assert page.read_text() == "my own notes" and main([*words, "--json"]) == 0
+    page.unlink()
+    assert main(words) == 0 and main(words) == 0  # its own page is made anew
+
+
 def test_an_update_with_more_than_its_method_declares_is_told(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
