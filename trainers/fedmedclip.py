@@ -28,7 +28,8 @@ Departures from the authors' code: numbers travel in 32 bits (there 16); a const
     round counts, not the best on validation.
 Extra data: none.
 Cost: ViT-B/16, C = 100: 526,336 trained and sent each way, 843,976 more trained at home and
-    3,073 that follow the batches; no text pass in a step.
+    3,073 that follow the batches; no text pass in a step, and a second pass through both small
+    networks for the norms' statistics.
 Claim: none.
 Command: python federated_main.py --demo --trainer FedMedCLIP
 """
