@@ -62,9 +62,15 @@ ROLES = {
     )}, "text.net.queries": "adapter",
     **{f"gate.{site}.{part}": "head" for site in "qkvo" for part in ("weight", "bias")},
     "gate.weight": "head", "head.visual": "head", "head.bias": "head", "head.mix": "head",
+    "image.adapter.fc*.threshold": "adapter", "head.batches": "head",
+    **{f"head.fc*.{part}": "head" for part in ("weight", "bias", "threshold")},
+    **{f"head.norm*.{part}": "head" for part in ("weight", "bias", "mean", "var")},
 }
 
-NUMBERS = r"(?<=lora\.)\d+\.[a-z]+|(?<=fc)\d+|(?<=ff)\d+|(?<=conv)\d+|(?<=\.)\d+(\.(attn|mlp))?"
+NUMBERS = (
+    r"(?<=lora\.)\d+\.[a-z]+|(?<=fc)\d+|(?<=head\.norm)\d+|(?<=ff)\d+|(?<=conv)\d+"
+    r"|(?<=\.)\d+(\.(attn|mlp))?"
+)
 
 
 @pytest.fixture(scope="module")
