@@ -239,16 +239,16 @@ class World:
         shared = {n: v[0] for n, v in federation.shared(state).items()
                   if n in federation.groups.names(SHARED)}
         found = {f"shared {n}": v for n, v in shared.items()}
-        logits = []
+        logits: dict[int, Tensor] = {}  # they come by size
         for clients, models in federation.personal(state, range(len(c.sizes))):
             with torch.no_grad():
                 x = self.stream(self.tests.expand(len(clients), *self.tests.shape))
-                logits += list(trainer.predict(self.model, models, x))
+                logits |= zip(clients, trainer.predict(self.model, models, x), strict=True)
             for name, value in models.items():
                 for client, own in zip(clients, value, strict=True):
                     if name not in shared or not torch.equal(own, shared[name]):
                         found[f"client{client} {name}"] = own
-        found["logits"] = torch.stack(logits)
+        found["logits"] = torch.stack([logits[k] for k in range(len(c.sizes))])
         return {name: value.detach().clone() for name, value in found.items()}
 
 

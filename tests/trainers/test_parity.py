@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from parity.figures import BOUND, GOLDEN, PAPER, READING, WHOLE, digest, distance, read_golden
-from parity.world import World, draw
+from parity.world import Case, World, draw
 
 from fedvlm.federation.discovery import load_trainer
 
@@ -60,3 +60,14 @@ def test_a_digest_notices_every_entry(size: int) -> None:
         assert distance(moved, stored) > BOUND, at
     assert distance(value.reshape(2, -1), stored) == float("inf")
     assert distance(torch.full_like(value, float("nan")), stored) == float("inf")
+
+
+def test_logits_stand_by_client_whatever_its_size() -> None:
+    """A row is what its client's tensors predict, also where a later client has more images."""
+    world = World(Case("LocalOnly", sizes=(2, 6, 3), rounds=1))
+    found = world.values()
+    own = [{n.partition(" ")[2]: v[None] for n, v in found.items() if n.startswith(f"client{k} ")}
+           for k in range(3)]
+    for k, tree in enumerate(own):
+        got = world.trainer.predict(world.model, tree, world.stream(world.tests[None]))[0]
+        assert torch.allclose(found["logits"][k], got, atol=1e-12), k
