@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from fedvlm.cli.main import main
+from fedvlm.data.partition.index_file import seal
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import cross_entropy
@@ -159,6 +160,40 @@ def test_without_clients_they_are_dealt_evenly_and_an_index_file_keeps_them(
     assert main([*again, "DATA_SEED", "7"]) == 0
     found = json.loads((jobs.folder(tmp_path / "b") / "partition.json").read_text())["clients"]
     assert [c["unlabelled"] for c in found] == dealt
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("gone.png", "client 1 names 'gone.png' without a label, and the set has no such image"),
+    ("3.png", "'3.png' is named twice among the images without a label"),
+])
+def test_an_index_file_that_names_what_is_not_there(
+    name: str, words: str, scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["--images", str(scans / "all.csv"), "--partition", "iid", "--users", "2", "--backbone",
+            "tiny", "--rounds", "1", "--peft", "head", "--trainer", "SAGE"]
+    assert main([*base, "--output-dir", str(tmp_path / "a")]) == 0
+    content = json.loads((jobs.folder(tmp_path / "a") / "partition.json").read_text())
+    del content["sha256"]
+    names = [content["clients"][c]["unlabelled"] for c in (0, 1)]
+    for some in names:
+        some[:] = [other for other in some if other != "3.png"]
+    names[0].append("3.png")
+    names[1].append(name)
+    (tmp_path / "index.json").write_text(json.dumps(seal(content)))
+    last = [*base, "--output-dir", str(tmp_path / "b"), "FED.INDEX_FILE"]
+    assert main([*last, str(tmp_path / "index.json")]) == 3
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not any((tmp_path / "b").rglob("*.jsonl"))
+
+
+def test_a_pack_says_that_it_leaves_them_out(
+    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--dataset-config-file", str(tmp_path / "scans.yaml"), "--backbone", "tiny"]
+    assert main(["data", "add", str(scans / "all.csv"), "--to", words[1], "--name", "S"]) == 0
+    capsys.readouterr()
+    assert main(["features", *words, "--pack", str(tmp_path / "s.pack.safetensors")]) == 0
+    assert "34 images without a label were left out" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(("change", "words"), [

@@ -1,4 +1,4 @@
-"""``fedvlm data add``: a folder of images becomes a dataset YAML; prints how it was read."""
+"""``fedvlm data add``: a folder becomes a dataset YAML; prints how it was read."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ def add_folder(args: Namespace) -> int:
     there = _write(place, yaml_text(own))
     method = "PromptFL" if own.data.label_names else "FedTV"  # which needs one class of an image
     method = "FedAvg --peft lora" if own.data.captioned else method
+    if own.of_texts:
+        method = "FedAvg --peft head --backbone transformers-text:FOLDER"
     say(own.sentence, *(f"note: {note}" for note in own.notes),
         f"{'there already' if there else 'wrote'} {place}",
         f"train on it: fedvlm run --dataset-config-file {shlex.quote(str(place))} --trainer "

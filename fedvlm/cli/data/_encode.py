@@ -90,6 +90,9 @@ def whole_set(cfg: CfgNode, verify: bool = False) -> WholeSet:
     if packs_of(data.all()):
         raise DataError(f"{cfg.DATASET.ROOT} is a feature pack: it has the features of "
                         f"{data.name} and no images to encode; fedvlm features --show describes it")
+    if data.unlabelled:
+        data.notes.append(f"{len(data.unlabelled):,} images without a label were left out here: "
+                          "only a run on the images themselves trains on them")
     records = records_of(data.all(), cfg)
     records.progress = progress
     notes = [*data.notes, *(_verified(records, data.all()) if verify else ())]

@@ -1,9 +1,10 @@
 """Samples that are texts: class folders of plain files, or a table ``text,label[,split]``.
 
 Folders are 20 Newsgroups' (``20news-bydate-train/<class>/<file>``, ``20news-bydate-test/...``): a
-part is a folder that is called, or ends with, train, val or test; without any, each class is cut
-50/20/30 as trees of images are. A file is one text, whole, in UTF-8 or else Latin-1. In a table,
-``DATASET.COLUMNS text=body,label=topic`` says what columns mean where their names do not.
+part is a folder that is called train, val or test, or ends in it and holds folders (a class may be
+called ``steam-train``); without any, each class is cut 50/20/30 as trees of images are. A file is
+one text, whole, in UTF-8 or else Latin-1. In a table, ``DATASET.COLUMNS text=body,label=topic``
+says what columns mean where their names do not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.formats.table import part_of_table, parted
 from fedvlm.data.formats.table_files import Lines, read_lines_of
 from fedvlm.data.layouts import CopyInfo
-from fedvlm.data.locate import first_names, folder_contents, subfolders
+from fedvlm.data.locate import IMAGE_SUFFIXES, first_names, folder_contents, subfolders
 
 READER = "texts"
 COLUMNS = {
@@ -41,17 +42,63 @@ def read_texts(folder: Path, info: CopyInfo) -> DatasetBase:
     return _tables(folder, info) if info.files else _folders(folder, info)
 
 
-def _folders(folder: Path, info: CopyInfo) -> DatasetBase:
+def text_parts(folder: Path, drop: Sequence[str] = ()) -> tuple[dict[str, Path], list[str]]:
+    """Return the folder of each part, none where folders are classes, and the folders beside them.
+
+    Raises:
+        DataError: two folders of one part, or parts without training texts.
+    """
+    names = [name for name in subfolders(folder) if name not in drop]
+    split = {name: re.fullmatch(r"(?:(.*)[-_.])?([^-_.]*)", name.lower()) for name in names}
+    called = {name: (found[1] or "", PART_NAMES[found[2]]) for name, found in split.items()
+              if found and found[2] in PART_NAMES}
     parts: dict[str, Path] = {}
-    for name in subfolders(folder):
-        part = PART_NAMES.get(re.split(r"[-_.]", name.lower())[-1], "")
-        if part and name not in info.drop:
-            if part in parts:
-                raise DataError(f"{folder} has two folders of {part} texts, {parts[part].name} and "
-                                f"{name}: name one of them in DATASET.LEAVE_OUT")
-            parts[part] = folder / name
+    for name, (before, part) in called.items():
+        twins = [other for other in called if called[other][0] == before]
+        if before and len(twins) < 2 and not folder_contents(folder / name)[0]:
+            continue  # a class that is called so
+        if part in parts:
+            raise DataError(f"{folder} has two folders of {part} texts, {parts[part].name} and "
+                            f"{name}: name one of them in DATASET.LEAVE_OUT")
+        parts[part] = folder / name
     if parts and "train" not in parts:
         raise DataError(f"{folder} has {first_names(parts)} but no folder of training texts")
+    return parts, [name for name in names if parts and folder / name not in parts.values()]
+
+
+def is_class_tree(folder: Path, drop: Sequence[str] = ()) -> bool:
+    """Return whether class folders of plain texts lie in a folder or its parts, by a first look."""
+    places = list(text_parts(folder, drop)[0].values()) or [folder]
+    classes = [p / name for p in places for name in subfolders(p) if name not in drop]
+    return len(classes) > 1 and all(_holds_texts(place) for place in classes)
+
+
+def _holds_texts(folder: Path) -> bool:
+    folders, files = folder_contents(folder)
+    first = folder / min(files, default="")
+    if folders or not files or first.suffix.lower() not in ("", ".txt"):
+        return False
+    with first.open("rb") as file:
+        return b"\0" not in file.read(1 << 12)
+
+
+def is_table_of_texts(path: Path, columns: str = "") -> bool:
+    """Return whether a table has columns of texts and labels, and none of images.
+
+    Args:
+        columns: what its columns mean (DATASET.COLUMNS).
+    """
+    if "text=" in columns:
+        return True
+    table = read_lines_of(path)
+    pictured = any(cell.lower().endswith(IMAGE_SUFFIXES) for _, row in table.lines[:1]
+                   for cell in row)
+    return not table.embedded and not pictured and all(
+        _has(table.header, COLUMNS[what]) for what in ("text", "label"))
+
+
+def _folders(folder: Path, info: CopyInfo) -> DatasetBase:
+    parts, beside = text_parts(folder, info.drop)
     places = parts or {"": folder}
     classes = sorted({c for place in places.values() for c in class_folders(place, info.drop)})
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
@@ -69,6 +116,9 @@ def _folders(folder: Path, info: CopyInfo) -> DatasetBase:
         return DatasetBase.of(lists, [], [f"{folder.name}: there are no folders of train and test "
                                           f"texts, so {OWN_CUT}"])
     whole, notes = complete(lists, info, str(folder))
+    if beside:
+        read = first_names(path.name for path in parts.values())
+        notes.append(f"{folder.name}: not read, beside {read}: {first_names(beside)}")
     return DatasetBase.of(whole, [], notes)
 
 

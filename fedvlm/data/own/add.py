@@ -56,13 +56,18 @@ class OwnSet:
     origin: ClassVar[str] = "the folder of images"
 
     @property
+    def of_texts(self) -> bool:
+        """Whether samples are texts."""
+        return self.keys.get(FORMAT_KEY) == "texts"
+
+    @property
     def sentence(self) -> str:
         """How the folder was read, in one line."""
         data = self.data
         sizes = "/".join(f"{len(data.parts[part]):,}" for part in PARTS)
         domains = f"{len(data.domain_names)} domains ({first_names(data.domain_names)}), "
         return (f"{self.keys[NAME_KEY]}: {self.what}: {domains if data.domain_names else ''}"
-                f"{_classes(data)}, {sizes} images in "
+                f"{_classes(data)}, {sizes} {'texts' if self.of_texts else 'images'} in "
                 f"{'/'.join(PARTS)}")
 
 
@@ -89,7 +94,8 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     shape = look(path, _words(given.get(LEAVE_OUT_KEY, ())), known=FORMAT_KEY not in given,
                  columns=str(given.get(COLUMNS, "")), pattern=str(given.get(CLIENTS_BY, "")),
                  labels=str(given.get(LABELS, "")), captions=str(given.get(CAPTIONS, "")))
-    keys: Keys = {} if shape.known else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}
+    bare = shape.known or shape.keys.get(FORMAT_KEY) == "texts"
+    keys: Keys = {} if bare else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}
     keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
     cfg, _ = build_config(None, None, keys | given, [], default_schema())
     data = load_for_training(cfg)

@@ -1,4 +1,4 @@
-"""What a folder of images is: class folders, parts, domains, a table, Tiny-ImageNet, a known set.
+"""What a folder is: class folders, parts, domains, a table, texts, Tiny-ImageNet, a known set.
 
 ``look`` reads names only, opens no image and writes nothing. Its result is a ``FolderShape``: the
 config keys that read the folder, the same that a YAML of one's own would have, and notes on what
@@ -25,12 +25,12 @@ from fedvlm.data.layouts import TINY_IMAGENET, choose, layouts_of
 from fedvlm.data.locate import explain_refusals, is_pack, listing, read_json_file
 from fedvlm.data.own.place import FolderShape, ImageFolder, Keys, look_into
 from fedvlm.data.own.tables import (
-    in_parquet,
     in_tables,
     metadata_of,
     names_file,
     own_tables,
     too_large,
+    without_images,
 )
 
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
@@ -162,7 +162,7 @@ def _structure(
     if metadata:
         return in_tables(place, metadata, columns, labels, captions)
     if not place.pictures and not place.flat:
-        return in_parquet(place, columns, labels, captions)
+        return without_images(place, leave_out, columns, labels, captions)
     if "train" in parts:
         train = look_into(place.top, parts["train"], leave_out)
         if train.pictures and not train.flat:

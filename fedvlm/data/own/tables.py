@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedvlm.core.errors import DataError
@@ -12,6 +12,8 @@ from fedvlm.data.formats.class_names import has_names
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
 from fedvlm.data.formats.table import METADATA, glance, part_of_table
 from fedvlm.data.formats.table_files import TABLES, is_leaf
+from fedvlm.data.formats.texts import READER as TEXTS
+from fedvlm.data.formats.texts import is_class_tree, is_table_of_texts, text_parts
 from fedvlm.data.locate import IMAGE_SUFFIXES, describe_content, listing
 from fedvlm.data.own.place import FolderShape, ImageFolder, Keys
 
@@ -51,10 +53,11 @@ def own_tables(place: ImageFolder) -> tuple[Path, ...]:
                     "one to read instead of the folder")
 
 
-def in_parquet(
-    place: ImageFolder, columns: str = "", labels: str = "", captions: str = ""
+def without_images(
+    place: ImageFolder, leave_out: Sequence[str], columns: str = "", labels: str = "",
+    captions: str = "",
 ) -> FolderShape:
-    """Return a folder without images whose parquet files hold them, as the Hub gives them.
+    """Return a folder without images whose parquet files hold them, or a folder of texts.
 
     Raises:
         DataError: there is none either.
@@ -68,6 +71,10 @@ def in_parquet(
         slices = next((p for e in DICOM for p in sorted(place.here.rglob(f"*{e}"))), None)
         if slices is not None:
             raise DataError(dicom_words(slices.name))
+        if any(is_table_of_texts(place.here / file, columns) for file in place.tables):
+            return in_tables(place, own_tables(place), columns, labels, captions)
+        if is_class_tree(place.here, leave_out):
+            return _texts_in(place, text_parts(place.here, leave_out)[0])
         content = describe_content(place.here)
         raise DataError(f"{place.here} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no table "
                         f"of images (found: {content})")
@@ -87,6 +94,8 @@ def in_tables(
     if len(forms) > 1:
         raise DataError(f"{place.here} holds tables of several kinds ({', '.join(forms)}): give "
                         "the one to read instead of the folder")
+    if not labels + captions and is_table_of_texts(paths[0], columns):
+        return _texts_in(place, {part_of_table(path, place.here): path for path in paths})
     paths, notes = _labelled(place, paths, labels or captions)
     order = {part: number for number, part in enumerate(PARTS)}
     paths.sort(key=lambda path: order.get(part_of_table(path, place.here), -1))  # stable
@@ -104,6 +113,18 @@ def in_tables(
         keys["DATASET.TEST_SHARE"] = USUAL_SHARE
     what = f"a table, {files}" if len(paths) < 4 else f"{len(paths)} tables, {files[:40]}..."
     return FolderShape(what, keys, tuple(notes))
+
+
+def _texts_in(place: ImageFolder, parts: Mapping[str, Path]) -> FolderShape:
+    """Return a set of texts: tables, or class folders, by their parts."""
+    keys: Keys = {"DATASET.FORMAT": TEXTS}
+    if set(parts) == {"train"}:
+        keys["DATASET.TEST_SHARE"] = USUAL_SHARE
+    names = [place.below(parts[part]) for part in ("", *PARTS) if part in parts]
+    if any(path.is_file() for path in parts.values()):
+        keys["DATASET.SPLIT_FILE"] = ",".join(names)
+        return FolderShape(f"a table of texts, {', '.join(names)}", keys)
+    return FolderShape(f"class folders of texts{' in ' if names else ''}{', '.join(names)}", keys)
 
 
 def _labelled(

@@ -38,6 +38,34 @@ def test_the_folders_of_20_newsgroups(tmp_path: Path) -> None:
     assert space[0].key == "20news-bydate-train/sci.space/50000" and space[0].label == 1
 
 
+def test_a_class_may_be_called_as_a_part_is_and_what_lies_beside_parts_is_said(
+    tmp_path: Path,
+) -> None:
+    for name in ("bus", "steam-train", "crash_test"):
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            (tmp_path / name / f"{i}.txt").write_text(f"{name} {i}")
+    data = read_texts(tmp_path, info(tmp_path))
+    assert sorted({d.classname for d in data.all()}) == ["bus", "crash_test", "steam-train"]
+    news = write_news(tmp_path / "news", 2)
+    (news / "raw").mkdir()
+    (news / "20news-bydate-train" / "steam-train").mkdir()
+    (news / "20news-bydate-train" / "steam-train" / "1").write_text("x")
+    data = read_texts(news, info(news))
+    assert {d.classname for d in data.train_x} == {*TOPICS, "steam-train"}
+    assert data.notes[-1] == (
+        "news: not read, beside 20news-bydate-test, 20news-bydate-train: raw")
+    assert not any("not read" in n for n in read_texts(news, info(news, drop=("raw",))).notes)
+
+
+def test_flat_folders_of_two_parts_are_no_classes(tmp_path: Path) -> None:
+    for name in ("mine-train", "mine-test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.txt").write_text("x")
+    with pytest.raises(DataError, match="has no class folders"):
+        read_texts(tmp_path, info(tmp_path))
+
+
 def test_folders_without_parts_are_cut_and_say_so(tmp_path: Path) -> None:
     for topic in TOPICS:
         (tmp_path / topic).mkdir()

@@ -18,6 +18,7 @@ from fedvlm.data.own.add import OwnSet, _once, understand, yaml_text
 from tests.data.miniatures import shapes
 from tests.data.miniatures.own import shared, write_image, write_tree
 from tests.data.miniatures.shapes import CLASSES, SHAPES, WNIDS
+from tests.models.bert import write_news
 
 
 def read(path: Path, cache: Path, **given: object) -> OwnSet:
@@ -209,6 +210,32 @@ def test_files_that_are_no_folder(tmp_path: Path) -> None:
         read(tmp_path / "sat", tmp_path)
     with pytest.raises(ConfigError, match="TEST_SHARE"):
         read(tmp_path / "set", tmp_path, DATASET__TEST_SHARE="2")
+
+
+def test_texts_are_known_by_their_folders_or_columns(tmp_path: Path) -> None:
+    own = read(write_news(tmp_path / "news", 4), tmp_path)
+    assert own.sentence == (
+        "news: class folders of texts in 20news-bydate-train, 20news-bydate-test: 3 classes "
+        "(rec.autos, sci.space, talk.politics), 12/0/6 texts in train/val/test")
+    assert own.keys["DATASET.FORMAT"] == "texts" and "DATASET.TEMPLATE" not in own.keys
+    shutil.rmtree(tmp_path / "news" / "20news-bydate-test")
+    assert read(tmp_path / "news", tmp_path).keys["DATASET.TEST_SHARE"] == 0.3
+    (tmp_path / "plain").mkdir()
+    lines = "".join(f"word {i},{'ab'[i % 2]},{i % 3}\n" for i in range(20))
+    (tmp_path / "plain" / "t.csv").write_text(f"text,label,who\n{lines}")
+    for place in (tmp_path / "plain", tmp_path / "plain" / "t.csv"):
+        own = read(place, tmp_path, **{"DATASET.CLIENTS_BY": "who"})
+        assert own.what == "a table of texts, t.csv" and len(own.data.client_names) == 3
+    asked = read(tmp_path / "plain", tmp_path, **{"DATASET.COLUMNS": "text=who"})
+    assert asked.data.train_x[0].array.text in "012"
+    (tmp_path / "plain" / "t.csv").write_text("photo,text,label\n1.png,a cat,x\n")
+    with pytest.raises(DataError, match="columns path=COLUMN"):
+        read(tmp_path / "plain" / "t.csv", tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / "rows" / name).mkdir(parents=True)
+        (tmp_path / "rows" / name / "IM1").write_bytes(b"\0" * 200)
+    with pytest.raises(DataError, match="holds no image"):
+        read(tmp_path / "rows", tmp_path)
 
 
 def test_clients_are_simulated_where_nothing_names_them(place: Path, tmp_path: Path) -> None:
