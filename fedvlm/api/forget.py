@@ -1,10 +1,11 @@
 """``forget``: a finished run again without a client, a group or some images (exact unlearning).
 
-What was learnt from an image is in every tensor that came after it, so the run is done again from
-the untrained start, on the same partition without these images. A client that keeps none is away
-from round 1 (``FED.UNRELIABLE.AWAY``): it keeps its number, so that the random streams of the
-others are those of the old run (Bourtoule et al., Machine Unlearning, S&P 2021, define exactness
-by this retraining).
+What was learnt from an image is in every tensor that came after it, so the run is done again on the
+same partition without these images: from the last kept state that they never touched
+(``forgetting.kept``), else from the untrained start. A client that keeps none is away from round 1
+(``FED.UNRELIABLE.AWAY``): it keeps its number, so that the random streams of the others are those
+of the old run (Bourtoule et al., Machine Unlearning, S&P 2021, define exactness by this
+retraining).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from fedvlm.api.forgetting.kept import KeptStart, begin_kept, kept_start
 from fedvlm.api.rebuild import run_folder
 from fedvlm.api.replay import partition_differences
 from fedvlm.config.build import flat
@@ -32,7 +34,7 @@ from fedvlm.data.holdout import SERVER_KEY
 from fedvlm.data.locate import first_names
 from fedvlm.data.partition.index_file import FORGOTTEN, read_index_file, seal
 from fedvlm.federation.discovery import NO_TRUST, Trust
-from fedvlm.job.inputs import Inputs
+from fedvlm.job.inputs import Inputs, SharedInputs
 from fedvlm.job.request import Request
 from fedvlm.job.resolve import Job, run_config
 from fedvlm.job.run import run_job
@@ -82,6 +84,7 @@ class Forgetting:
         path: the old run's folder; run: its numbers.
         index: the partition without what is forgotten.
         changes: config keys of the new run.
+        start: where the new run begins.
         known: files and folders that still know what is forgotten, with what they are.
     """
 
@@ -90,40 +93,29 @@ class Forgetting:
     removal: Removal
     index: Mapping[str, Any]
     changes: Mapping[str, str]
+    start: KeptStart
     known: Sequence[tuple[Path, str]]
     trust: Trust
 
     def lines(self) -> list[str]:
         """Return what will be done, and what it costs, for the screen."""
-        gone, rounds = self.removal, int(self.run.protocol["rounds"])
+        gone, rows = self.removal, self.run.rounds()[1:]
         counts = ", ".join(f"{n} {part}" for part, n in gone.counts.items() if n)
-        seconds = float(self.run.info.get("seconds_rounds") or 0)
+        again = [row for row in rows if row["round"] > self.start.round]
+        seconds = sum(float(row["seconds"]) for row in again)
         away = f"; away from round 1: client {', '.join(map(str, gone.clients))}" \
             if gone.clients else ""
         stay = f"; {gone.shared} of its images are other clients' too and stay with them" \
             if gone.shared else ""
+        begin = f"the state of round {self.start.round}" if self.start.round else \
+            "the untrained model"
         return [
             f"to forget: {gone.words} ({counts} images of client "
             f"{', '.join(map(str, gone.touched))}{stay}{away})",
-            f"start: the untrained model, {self._why()}",
-            f"cost: {rounds} rounds, about {seconds:.1f} s of training as the run took, and the "
-            "evaluations",
+            f"start: {begin}, {self.start.why}",
+            f"cost: {len(again)} of {len(rows)} rounds, about {seconds:.1f} s of training as the "
+            "run took, and the evaluations",
         ]
-
-    def _why(self) -> str:
-        first = first_round(self.run, self.removal.touched)
-        if first <= 1:
-            return "as the images were trained on in round 1"
-        return (f"although the images were first trained on in round {first}: the evaluations of "
-                "all rounds before count them, and are made again")
-
-
-def first_round(run: FinishedRun, clients: Sequence[int]) -> int:
-    """Return the first round in which one of some clients worked; one more than all for none."""
-    for row in run.rounds()[1:]:
-        if {*clients} & {*row.get("participants", ())}:
-            return int(row["round"])
-    return int(run.protocol["rounds"]) + 1
 
 
 def plan_forgetting(
@@ -174,6 +166,7 @@ def plan_forgetting(
         path, run, removal, index,
         {**(changes or {}), "SINKS": "()", "RESUME": "", "OUTPUT_DIR": str(output),
          INDEX: str(file), "DATASET.FEWSHOT_FILE": "", AWAY: ",".join(filter(None, away))},
+        kept_start(path, run, cfg, removal.touched, trust),
         _known(path, output, cfg, removal.names), trust,
     )
 
@@ -191,7 +184,10 @@ def carry_out(plan: Forgetting) -> Path:
     cfg = run_config(plan.path, plan.changes, plan.trust)
     origin = f"{plan.path.name}/config.yaml"
     origins = {key: "fedvlm forget" if key in (AWAY, INDEX) else origin for key in flat(cfg)}
-    done = run_job(Job(cfg, origins), Request())
+    job, inputs = Job(cfg, origins), SharedInputs()
+    if plan.start.round:
+        begin_kept(plan.path, plan.run, job, plan.start.round, inputs)
+    done = run_job(job, Request(), inputs)
     if done is None or not (done[1] / "forgotten.json").is_file():
         raise DataError(f"'{plan.path}': the run without the images wrote no certificate")
     return done[1]

@@ -43,7 +43,7 @@ from fedvlm.job.request import Request
 from fedvlm.job.resolve import Job
 from fedvlm.job.results import Results, results_of, seed_table
 from fedvlm.job.results.classes import absent_parts, matrix_file
-from fedvlm.job.results.private import certificate, promises_privacy, released
+from fedvlm.job.results.private import BEGUN, certificate, promises_privacy, released
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs.claim import look_ahead
@@ -272,7 +272,8 @@ def _train(
     records, _ = read_metrics(folder.metrics_path)
     folder.write_json("released.json", released(built, records, results.numbers))
     if built.data.forgotten:
-        folder.write_json("forgotten.json", certificate(built.data.forgotten, folder.digest))
+        folder.write_json("forgotten.json", certificate(
+            built.data.forgotten, folder.digest, folder.facts.get(BEGUN)))
     if CONFUSION in results.numbers:
         counts = results.numbers[CONFUSION]["personal"]
         folder.write_bytes("cmat.pt", matrix_file(counts, len(built.data.classnames)))
@@ -286,6 +287,8 @@ def _rounds(
     """Say what the run is, and run its rounds."""
     cfg, (console, log) = built.cfg, screens
     state = clients.resume(restore(built, folder))
+    if state is None and folder.facts.get(BEGUN):  # its kept rounds were lost
+        folder.record_facts(**{BEGUN: None})
     folder.save_start(built.federation.p0)
     lines = header(built)
     console.header(lines)

@@ -215,6 +215,11 @@ class ClaimedFolder:
         return run
 
     # ---- manifest ---------------------------------------------------------------------------
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the manifest says of the run beside its identity (``record_facts``)."""
+        return self._manifest.get("facts", {})
+
     def record_facts(self, **facts: Any) -> None:
         """Add facts (digests of backbone and partition, ...) to ``manifest.json``."""
         plain = private.public_facts(files.json_ready(facts))

@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedvlm.api.forget import carry_out, first_round, plan_forgetting
+from fedvlm.api.forget import carry_out, plan_forgetting
+from fedvlm.api.forgetting.kept import first_round
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.partition.index_file import read_index_file
@@ -95,7 +96,7 @@ def test_dry_run_says_the_cost_and_writes_nothing(
     before = sorted(run.parents[6].rglob("*"))
     assert main(["forget", str(run), "--client", "2", "--dry-run"]) == 0
     told = capsys.readouterr().out
-    assert "start: the untrained model" in told and "cost: 3 rounds, about" in told
+    assert "start: the untrained model" in told and "cost: 3 of 3 rounds, about" in told
     assert str(run) in told and sorted(run.parents[6].rglob("*")) == before
 
 

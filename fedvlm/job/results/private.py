@@ -20,6 +20,7 @@ PUBLIC = "noise from the seed: a simulation"
 HERE = "a server on the same machine (a simulation)"
 AWAY = "the server of the run, from sites with their own images"
 CERTAIN = 0.9999  # an epsilon of about 9: from here on a guarantee is none
+BEGUN = "begun_from"  # fact of a run that went on from another's state (``api.forgetting.kept``)
 LABELS = "labels of single images"
 NEVER = ("images", LABELS, "personal tensors", "optimisers' states")
 
@@ -60,16 +61,20 @@ def released(built: Built, records: Sequence[Mapping[str, Any]], results: Row) -
     }
 
 
-def certificate(forgotten: Row, identity: str) -> dict[str, Any]:
+def certificate(forgotten: Row, identity: str, begun: Row | None = None) -> dict[str, Any]:
     """Return the certificate of a run from which images were taken away (``forgotten.json``).
 
     Args:
         forgotten: the section of its index file.
         identity: digest of the run that was made without them.
+        begun: the run and round of the state that it went on from (``BEGUN``); None: the start.
     """
     told = {k: v for k, v in forgotten.items() if k != "tests"}
-    record = {"format": 1, **told, "without": identity, "from_round": 1,
-              "how": "all rounds were run again, from the untrained start"}
+    first = int(begun["round"]) + 1 if begun else 1
+    how = (f"rounds before {first} are those of the run {begun['run'][:8]}, which drew no client "
+           "of the images in them; their evaluations were made again, and all later rounds run "
+           "again") if begun else "all rounds were run again, from the untrained start"
+    record = {"format": 1, **told, "without": identity, "from_round": first, "how": how}
     return record | {"seal": seal_of(record)}
 
 
