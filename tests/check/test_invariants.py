@@ -27,7 +27,7 @@ BASELINES = {
     "afl", "clip_adapter", "clip_lora", "cocoop", "dp_fpl", "fedclip", "feddda", "feddpa",
     "fedmgp", "fedmvp", "fedotp", "fedpgp", "fedpha", "fedtpg", "hetlora", "kgcoop", "maple",
     "pfedmma", "pfedmoap", "prograd", "promptfolio", "promptsrc", "tip_adapter", "tip_adapter_f",
-    "tofa", "vpt",
+    "tofa", "trip", "vpt",
 }
 QUICK = {"G1", "G10", "G16"}
 EACH = [

@@ -24,7 +24,8 @@ def test_the_table_has_numbers_and_reasons() -> None:
 NO_RECIPE = {
     "afl", "clip_adapter", "cocoop", "fedclip", "feddda", "feddpa", "fedmgp", "fedmvp", "fedotp",
     "fedmedclip", "fedpft",
-    "maple", "pfedmma", "pfedmoap", "promptsrc", "tip_adapter", "tip_adapter_f", "tofa", "vpt",
+    "maple", "pfedmma", "pfedmoap", "promptsrc", "tip_adapter", "tip_adapter_f", "tofa", "trip",
+    "vpt",
 }
 
 

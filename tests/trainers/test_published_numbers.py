@@ -40,6 +40,8 @@ CLASSES = 100
         ("AFL", {}, 51_200, 51_200),  # what comes back; the server solves for it
         ("FedPFT", {}, 51_300, 51_300),  # what comes back; the server trains it
         ("FedMedCLIP", {}, 526_336 + 843_976 + 3_073, 526_336),  # 3,073 follow
+        ("TRIP", {}, 32_768, 32_768),
+        ("TRIP", {"N_CTX": 32}, 65_536, 65_536),  # its README: 0.065M
         ("FedMVP", {}, 9_845_760, 9_845_760),
         ("HetLoRA", {}, 294_912, 294_912),  # of a client with the whole rank
         ("FedDPA", {}, 589_824, 294_912),

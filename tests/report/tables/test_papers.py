@@ -42,7 +42,7 @@ def test_every_card_has_a_group_and_every_paper_a_key_of_its_own() -> None:
     assert {s for s, g in groups.items() if g == ONE_MODEL} == {
         "afl", "cocoop", "fedavg", "fedclip", "feddyn", "fedmvp", "fedpft", "fedprox", "fedtpg",
         "hetlora", "kgcoop", "maple", "moon", "prograd", "promptfl", "promptsrc", "sage",
-        "scaffold", "tofa", "vpt"}
+        "scaffold", "tofa", "trip", "vpt"}
     assert {groups["fedtv"], groups["fedproto"], groups["fedala"]} == {PERSONAL}
     again = papers.pop("tip_adapter_f").key  # both forms are of one paper
     assert again == papers["tip_adapter"].key

@@ -127,7 +127,7 @@ def test_every_card_claims_what_can_be_tested() -> None:
               for stem, path in trainer_files().items()}
     assert {claim.lane for claim in claims.values() if claim} <= lanes
     assert sorted(stem for stem, claim in claims.items() if claim is None) == [
-        "fedmedclip", "fedpft", "local_only", "sage", "zeroshot",
+        "fedmedclip", "fedpft", "local_only", "sage", "trip", "zeroshot",
     ]
     assert claims["ditto"] == Claim("personal_worst", "FedAvg", "dirichlet")
 
