@@ -20,28 +20,25 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.api.forgetting.kept import KeptStart, begin_kept, kept_start
+from fedvlm.api.forgetting.known import Known, list_known
 from fedvlm.api.rebuild import run_folder
 from fedvlm.api.replay import partition_differences
 from fedvlm.config.build import flat
 from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
 from fedvlm.core import files
-from fedvlm.core.cache import cache_dir, records_dir
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.data.datum import PARTS, refuse_targets
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.holdout import SERVER_KEY
 from fedvlm.data.locate import first_names
-from fedvlm.data.partition.index_file import FORGOTTEN, read_index_file, seal
+from fedvlm.data.partition.index_file import FORGOTTEN, seal
 from fedvlm.federation.discovery import NO_TRUST, Trust
 from fedvlm.job.inputs import Inputs, SharedInputs
 from fedvlm.job.request import Request
 from fedvlm.job.resolve import Job, run_config
 from fedvlm.job.run import run_job
-from fedvlm.job.sources import store_dir
-from fedvlm.models.features.store import default_dir
 from fedvlm.runs import lock
-from fedvlm.runs.cells import runs_below
 from fedvlm.runs.finished import FinishedRun, find_finished
 from fedvlm.runs.identity import read_json
 from fedvlm.runs.names import RESULTS
@@ -94,7 +91,7 @@ class Forgetting:
     index: Mapping[str, Any]
     changes: Mapping[str, str]
     start: KeptStart
-    known: Sequence[tuple[Path, str]]
+    known: Known
     trust: Trust
 
     def lines(self) -> list[str]:
@@ -120,7 +117,7 @@ class Forgetting:
 
 def plan_forgetting(
     folder: str | Path, *, client: str = "", group: str = "", images: str = "",
-    changes: Mapping[str, str] | None = None, trust: Trust = NO_TRUST,
+    changes: Mapping[str, str] | None = None, trust: Trust = NO_TRUST, look: Sequence[str] = (),
 ) -> Forgetting:
     """Return what forgetting takes; nothing is written.
 
@@ -130,9 +127,11 @@ def plan_forgetting(
         group: a value of the column that DATASET.GROUPS names.
         images: a folder of images below the data set's, or a text file of names, one a line.
         changes: other values of config keys that move no number (``DATASET.ROOT``).
+        look: more folders in which exports and packs may lie.
 
     Raises:
-        ConfigError: no such client or group, a run of sites, or nobody would be left.
+        ConfigError: no such client or group, a run of sites, or nobody would be left;
+            no such folder to look in.
         DataError: no finished run, damage, other data than the run's, or no such image.
     """
     path = run_folder(folder).resolve()
@@ -167,7 +166,7 @@ def plan_forgetting(
         {**(changes or {}), "SINKS": "()", "RESUME": "", "OUTPUT_DIR": str(output),
          INDEX: str(file), "DATASET.FEWSHOT_FILE": "", AWAY: ",".join(filter(None, away))},
         kept_start(path, run, cfg, removal.touched, trust),
-        _known(path, output, cfg, removal.names), trust,
+        list_known(path, output, run, cfg, removal.names, look), trust,
     )
 
 
@@ -338,33 +337,3 @@ def _index_without(
         "tests": sorted(tests - gone.names),
     }
     return seal(content)
-
-
-def _known(
-    path: Path, output: Path, cfg: CfgNode, names: frozenset[str]
-) -> list[tuple[Path, str]]:
-    """Return what in known places still knows the images: runs, journals, stores."""
-    found = [(path, "the old run: models, rows, partition")]
-    others = [one / "partition.json" for one in runs_below(output) if one != path]
-    for file in (*others, *sorted((output / "forget").glob("*.json"))):
-        try:
-            held = read_index_file(file)["clients"] if file.is_file() else []
-        except DataError:
-            found.append((file, "a partition that cannot be read: look at it yourself"))
-            continue
-        if any(not names.isdisjoint(c[p]) for c in held for p in PARTS):
-            run = file in others
-            found.append((file.parent if run else file, "another run on these images" if run else
-                          "a partition with them, of an earlier forget"))
-    found += [(file.parent, "a sweep or a tuning: its choices may rest on runs on these images")
-              for name in ("plan.yaml", "tuned.json") for file in sorted(output.rglob(name))]
-    found += [(file, "an approximate model, without any guarantee, of an earlier forget")
-              for file in sorted((output / "forget").glob("*/*.safetensors"))]
-    for place, what in (
-        (store_dir(cfg) or default_dir(), "cached features of images (fedvlm features)"),
-        (records_dir(cfg), "records of checked images"),
-        (cache_dir(cfg) / "fedvlm-data", "built-in sets"),
-    ):
-        if place.is_dir():
-            found.append((place, what))
-    return found

@@ -70,6 +70,8 @@ def _rows(recipe: ExportRecipe, trained: TrainedModel, base: str) -> Mapping[str
         "Licence of the base weights": facts.licence or "unknown to fedvlm: ask the authors",
         "Backbone digest": backbone.digest,
     }
+    if facts.run:
+        rows["Run"] = facts.run
     if "sets" in recipe.card:
         sets = recipe.card["sets"]
         limits = zip(recipe.card["classnames"], sets["thresholds"], strict=True)

@@ -24,6 +24,7 @@ class Facts:
         temperature, thresholds: of a model over sets of labels, as its client's validation images
             fixed them; without thresholds 0.5 for each label.
         captioned: it was trained on captions: it finds texts of images and predicts no classes.
+        run: identity digest of the run that it is of.
     """
 
     owner: str = ""
@@ -35,6 +36,7 @@ class Facts:
     temperature: float = 1.0
     thresholds: tuple[float, ...] = ()
     captioned: bool = False
+    run: str = ""
 
 
 @dataclass(frozen=True)

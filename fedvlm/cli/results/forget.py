@@ -40,6 +40,8 @@ def flags(parser: Parser) -> None:
     add("--approximate", default="", metavar="METHOD", help="also try federaser, pga or both (with "
         "a comma) on a client, scored against the exact run; no guarantee")
     add("--root", default="", metavar="DATA/", help="where the images are now")
+    add("--look", nargs="+", default=[], metavar="DIR", help="also list exports and packs in these "
+        "folders that still know it")
     add_trust(parser)
 
 
@@ -56,7 +58,7 @@ def main(args: Namespace) -> int:
     plan = room.plan_forgetting(
         args.run, client=args.client, group=args.group, images=args.images,
         changes={"DATASET.ROOT": args.root} if args.root else {},
-        trust=Trust(args.trainer, args.trust_code),
+        trust=Trust(args.trainer, args.trust_code), look=args.look,
     )
     methods = [word.strip() for word in args.approximate.split(",") if word.strip()]
     if args.approximate:
@@ -80,8 +82,8 @@ def main(args: Namespace) -> int:
         say(f"deleted: {plan.path}")
         known = [one for one in known if one[0] != plan.path]
     say(*_known(known))
-    complain("copies that left this folder (exports, packs, reports, results sent to others) are "
-             "not known here: delete them yourself", prefix="note")
+    complain("copies that are elsewhere (exports, packs, reports, results sent to others) are not "
+             "known here: --look DIR looks in another folder; delete them yourself", prefix="note")
     return 0
 
 

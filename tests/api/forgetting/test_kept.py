@@ -134,7 +134,7 @@ def test_a_server_that_reads_sizes_of_all_begins_at_the_start(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("key", "value", "said"), [
-    ("FED.BUDGET", "images", "FED.BUDGET images counts the work of all clients"),
+    ("FED.BUDGET", "samples", "FED.BUDGET samples counts the work of all clients"),
     ("FED.PATIENCE", 2, "FED.PATIENCE looks at validation images"),
     ("TEST.SELECT", "val", "TEST.SELECT val looks at validation images"),
     ("FED.WEIGHTING", "agnostic", "FED.WEIGHTING agnostic reads losses"),
