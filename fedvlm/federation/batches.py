@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedvlm.federation.local.balance import Balance
 
 NO_WEIGHTS = "none"  # OPTIM.CLASS_WEIGHTS: classes count all the same
+COHORT = 1 << 14  # clients whose sizes are kept when they are asked for together
 
 
 class Split(Protocol):
@@ -377,10 +378,17 @@ class SplitBatcher:
     balance: Balance | None = None
     grouped: bool = False
     drawn: bool = False
+    _sizes: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
-        """See ``Batcher.sizes``."""
-        return [len(self.splits[c].train) for c in clients]
+        """See ``Batcher.sizes``; of a cohort they are kept, since a round asks several times."""
+        if len(clients) > COHORT:
+            return [len(self.splits[c].train) for c in clients]
+        known = self._sizes
+        for c in clients:
+            if c not in known:
+                known[c] = len(self.splits[c].train)
+        return [known[c] for c in clients]
 
     def largest_groups(self, clients: Sequence[int]) -> dict[int, int]:
         """Return by client the training samples of its largest group; {}: no groups are known."""
@@ -418,9 +426,10 @@ class SplitBatcher:
                 self.device, self.dtype, clock,
             )
         else:
+            dice = torch.Generator()
             plan = plan_steps(
-                self.source, lambda k, epoch: self._shuffled(clients[k], round_, epoch, tag), cuts,
-                totals, view, self.device, self.dtype, clock,
+                self.source, lambda k, epoch: self._shuffled(clients[k], round_, epoch, tag, dice),
+                cuts, totals, view, self.device, self.dtype, clock,
             )
         expected = tuple(min(self.batch_size, n) for n in self.sizes(clients))
         for t, step in enumerate(plan.steps, start=1):
@@ -452,8 +461,9 @@ class SplitBatcher:
         self, clients: Sequence[int], round_: int, tag: str, most: int
     ) -> Batch | None:
         """See ``Batcher.draw``: the first ones of a shuffle under ``tag``, un-augmented."""
+        dice = torch.Generator()
         return self._as_they_are(
-            clients, [self._shuffled(c, round_, 0, tag)[:most] for c in clients]
+            clients, [self._shuffled(c, round_, 0, tag, dice)[:most] for c in clients]
         )
 
     def _as_they_are(
@@ -493,11 +503,18 @@ class SplitBatcher:
         """See ``Batcher.roster``."""
         return count_roster([self.splits[c] for c in range(len(self.splits))], self.source.labels)
 
-    def _shuffled(self, client: int, round_: int, epoch: int, tag: str) -> np.ndarray:
-        """Return a client's training samples in the order of a local epoch."""
+    def _shuffled(
+        self, client: int, round_: int, epoch: int, tag: str, dice: torch.Generator | None = None
+    ) -> np.ndarray:
+        """Return a client's training samples in the order of a local epoch.
+
+        Args:
+            dice: is seeded anew; whoever shuffles many clients' saves making one for each.
+        """
+        dice = torch.Generator() if dice is None else dice
         train = np.asarray(self.splits[client].train, dtype=np.int64)
-        generator = rng.stream(self.seed, f"batches/{tag}", round_, client, epoch)
-        order: np.ndarray = train[torch.randperm(len(train), generator=generator).numpy()]
+        dice.manual_seed(rng.seed_of(self.seed, f"batches/{tag}", round_, client, epoch))
+        order: np.ndarray = train[torch.randperm(len(train), generator=dice).numpy()]
         return order
 
     def _drawn(self, client: int, round_: int, step: int, tag: str) -> np.ndarray:

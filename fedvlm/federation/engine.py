@@ -182,15 +182,18 @@ class LocalEngine:
         clients.store.begin(accepted)
         everybody = make(sorted(accepted))
         forms = trainer.extra_forms(everybody, clients.blank)
+        homes = dict[int, Tree]()  # one copy of what clients of any chunk received alike
         for chunk in self._chunks(everybody, downloads, clients, accepted, most):
             ids = list(chunk.clients)
             ctx = make(ids)
-            update = partial(_updated, trainer, ctx, clients, downloads, accepted)
+            where = _where(trainer.name, ctx)
+            update = partial(_updated, trainer, ctx, clients, downloads, accepted, where)
             (state, upload), looked = run_guarded(ctx, update, _tensors, partial(_asked, ctx))
-            _check_extras(_where(trainer.name, ctx), upload.extras, forms)
+            upload = replace(upload, received=_homes(downloads, ctx, homes) or upload.received)
+            _check_extras(where, upload.extras, forms)
             ctx.check_weighted(trainer.name or type(trainer).__name__)
             work.counters.update(ctx.counters)
-            stay = _collect(work, trainer.name, ctx, state, upload, looked)
+            stay = _collect(work, where, ctx, state, upload, looked)
             if stay:
                 # What is the server's is not kept, and lies there once: no copy for each client.
                 own = {slot: _own(ctx, slot, tree) for slot, tree in state.items()}
@@ -221,7 +224,7 @@ def _tensors(done: tuple[State, Upload]) -> Iterable[Tensor]:
 
 def _updated(
     trainer: Trainer, ctx: Context, clients: Clients, downloads: Mapping[int, Tree],
-    accepted: Mapping[int, int],
+    accepted: Mapping[int, int], where: str,
 ) -> tuple[State, Upload]:
     """Do the work of a chunk on inputs of its own: whoever writes into them harms nobody."""
     received = stack_downloads(downloads, ctx)
@@ -233,7 +236,7 @@ def _updated(
     out = _client_update(trainer, ctx, clients, state, received)
     if before is not None:
         ctx.logs[RECEIVED] = before
-    new, upload = _check_work(_where(trainer.name, ctx), ctx, out, received)
+    new, upload = _check_work(where, ctx, out, received)
     return new | (ctx.kept or {}), replace(upload, received=pick(received, ctx.groups.shared))
 
 
@@ -268,13 +271,29 @@ def stack_downloads(downloads: Mapping[int, Tree], ctx: Context) -> Tree:
     return own | expand(pick(trees[0], ctx.groups.server), ctx.k)
 
 
+def _homes(downloads: Mapping[int, Tree], ctx: Context, known: dict[int, Tree]) -> Tree:
+    """Return the shared tensors that all clients of a chunk received alike; {}: they did not.
+
+    ``[K, ...]``, to be read only: K times one row, which stands for other chunks' clients, too.
+
+    Args:
+        known: the rows so far, by download; written to.
+    """
+    tree = downloads[ctx.clients[0]]
+    if any(downloads[c] is not tree for c in ctx.clients):
+        return {}
+    if id(tree) not in known:  # the downloads live as long as the round: no id stands for two
+        known[id(tree)] = repeat(pick(tree, ctx.groups.shared), 1)
+    return {n: v.expand(ctx.k, *v.shape[1:]) for n, v in known[id(tree)].items()}
+
+
 def _asked(ctx: Context, done: tuple[State, Upload]) -> list[Tensor]:
     """Return the numbers that the host needs of a chunk: weights, counts of rows, metrics."""
     return [done[1].weight, *done[1].told.values(), *ctx.logs.values()]
 
 
 def _collect(
-    work: RoundWork, name: str, ctx: Context, state: State, upload: Upload, looked: Looked
+    work: RoundWork, where: str, ctx: Context, state: State, upload: Upload, looked: Looked
 ) -> list[int]:
     """Add a chunk's uploads to ``work`` but those that the policy drops; say which rows stay.
 
@@ -283,9 +302,9 @@ def _collect(
         FedvlmError: a weight that is no finite number >= 0, or rows that are not there.
     """
     weights, *numbers = looked.numbers
-    _check_weight(_where(name, ctx), ctx, weights)
+    _check_weight(where, ctx, weights)
     counts = {n: list(map(int, row)) for n, row in zip(upload.told, numbers, strict=False)}
-    _check_rows(_where(name, ctx), ctx, upload, counts)
+    _check_rows(where, ctx, upload, counts)
     stay = []
     for k, client in enumerate(ctx.clients):
         if not looked.finite:
@@ -304,7 +323,7 @@ def _collect(
         weight=torch.tensor(weights, dtype=torch.float64), absent=(), told={},
         clients=tuple(ctx.clients), counts=counts,
         metrics={n: torch.tensor(row, dtype=torch.float64) for n, row in told.items()},
-        received=_rows(upload.received, everybody),
+        received={n: v.detach() for n, v in upload.received.items()},
     ).take(stay))
     return stay
 

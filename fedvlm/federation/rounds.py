@@ -240,9 +240,11 @@ class Federation(Workplace):
                 self._check_download(client, tree, whole)
                 checked[id(tree)] = ctx.sizes(tree)
             last = state.versions.get(client, 0)  # in that round it received all
-            known = {n for n in whole if last and moved[n] < last}
+            known = {n for n in whole if last and moved[n] < last} if names else ()
             sizes = checked[id(tree)]
-            out.sizes[client] = {n: b for n, b in sizes.items() if n not in known}
+            out.sizes[client] = (
+                {n: b for n, b in sizes.items() if n not in known} if known else dict(sizes)
+            )
         return out
 
     def _check_download(self, client: int, tree: Tree, whole: Tree) -> None:
@@ -419,6 +421,7 @@ class Federation(Workplace):
                 f"trainer {self.trainer.name} changed server tensors during client work"
             )
         dp, updates, ahead, bound = self.plan.dp, self._arrived(work.updates), State(), 0.0
+        work.uploads.clear()  # joined: each tensor lies in memory once
         sent, public = updates.bytes() if updates else {}, updates
         hidden = dp is not None or work.summed is not None
         if hidden:

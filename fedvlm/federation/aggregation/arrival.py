@@ -90,7 +90,7 @@ class Upload:
         told: how many each client sends of those, ``[K]`` (``Rows.told``), until they are read.
         clients: ids.
         metrics: see ``Updates``.
-        received: what these clients received of the shared group, ``[K, ...]``.
+        received: what these clients received of the shared group, ``[K, ...]``; read only.
         counts: how many rows each client sends, by name.
     """
 
@@ -132,7 +132,7 @@ class Upload:
         sizes: dict[str, tuple[int, ...]] = {}
         for name, home in self.received.items():
             if name not in params:
-                params[name], sizes[name] = home, (0,) * k
+                params[name], sizes[name] = home.contiguous(), (0,) * k
                 present[name] = torch.zeros(k, dtype=torch.bool, device=home.device)
         for name, rows in self.rows.items():
             sent, home, axis = params[name], self.received[name], rows.along(params[name])

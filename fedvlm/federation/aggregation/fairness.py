@@ -106,7 +106,7 @@ class Fairness:
         bound = p * q * level ** (q - 1) * moves
         total = power.sum()
         if not total > 0:  # no loss anywhere: nobody moves
-            return replace(updates, params=dict(updates.received))
+            return replace(updates, params={n: v.contiguous() for n, v in updates.received.items()})
         short = float(total / (total + bound.sum()))
         params: Tree = {}
         for name, sent in updates.params.items():

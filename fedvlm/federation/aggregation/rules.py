@@ -25,6 +25,7 @@ from fedvlm.core.trees import Tree, in_double, per_client
 from fedvlm.federation.aggregation.updates import (
     NOTHING,
     Updates,
+    one_row,
     require_finite,
     similarity_aware,
     weighted_mean,
@@ -250,7 +251,10 @@ def moves(updates: Updates) -> Iterator[Tensor]:
             piece = in_double(sent[:, at : at + width])
             if home is not None:
                 less = home.reshape(len(rows), -1)[:, at : at + width]
-                less = less if less.device == piece.device else in_double(less)
+                if one_row(home):
+                    less = in_double(less[:1])
+                elif less.device != piece.device:
+                    less = in_double(less)
                 piece = piece - less if piece.dtype == sent.dtype else piece.sub_(less)
             yield piece
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -33,7 +34,8 @@ class Updates:
         extras: declared side information (prototypes, control variates, ...), ``[K, ...]``.
         metrics: declared numbers of the clients' own training, ``[K]`` float64; NaN for a client
             that has no such number (no step, or another phase).
-        received: what they started from, of the tensors in ``params``, ``[K, ...]``.
+        received: what they started from, of the tensors in ``params``, ``[K, ...]``; read only:
+            where all received the same, it is K times one row.
         present: of tensors that somebody did not send whole: who did, ``[K]`` bool, or which rows
             each of them sent, ``[K, n]``.
         sizes: bytes by client, as sent, of tensors that are not plainly sent by everybody.
@@ -137,6 +139,14 @@ def join_updates(parts: Sequence[Updates]) -> Updates:
         joined = cat(trees)
         return joined if same else {n: v[order.to(v.device)] for n, v in joined.items()}
 
+    def homes() -> Tree:
+        """Join ``received``, of which K times one row stays that."""
+        trees = [p.received for p in parts]
+        one = {n for n, v in trees[0].items() if all(n in t and one_row(v, t[n]) for t in trees)}
+        joined = rows([{n: v for n, v in t.items() if n not in one} for t in trees])
+        return {n: v.expand(len(clients), *v.shape[1:]) if n in one else joined[n]
+                for n, v in ((n, v[:1]) for n, v in trees[0].items())}
+
     names = list(dict.fromkeys(n for part in parts for n in part.metrics))
     metrics = [
         {n: p.metrics.get(n, torch.full((len(p),), torch.nan, dtype=torch.float64)) for n in names}
@@ -146,10 +156,17 @@ def join_updates(parts: Sequence[Updates]) -> Updates:
     return Updates(
         tuple(clients[i] for i in order.tolist()), rows([p.params for p in parts]),
         torch.cat([p.weight for p in parts])[order], rows([p.extras for p in parts]),
-        rows(metrics), rows([p.received for p in parts]), rows(_present(parts)),
+        rows(metrics), homes(), rows(_present(parts)),
         {n: tuple(size[i] for i in places) for n, size in sizes.items()},
         {n: axis for p in parts for n, axis in p.axes.items()},
     )
+
+
+def one_row(leaf: Tensor, other: Tensor | None = None) -> bool:
+    """Say whether ``leaf [K, ...]`` is K times one row, and ``other`` the same row in memory."""
+    both = (leaf,) if other is None else (leaf, other)
+    return (all(len(v) == 1 or v.stride(0) == 0 for v in both)
+            and all(v.data_ptr() == leaf.data_ptr() for v in both))
 
 
 def _without_idle(parts: Sequence[Updates]) -> Sequence[Updates]:
@@ -193,7 +210,7 @@ def _present(parts: Sequence[Updates]) -> list[Tree]:
     return out
 
 
-def weighted_sum(tensors: Tensor | Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+def weighted_sum(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
     """Return the weighted mean over the rows ``[K, ...]``, in their own dtype.
 
     Weights are normalised; the sum runs in float64, in the order given.
@@ -206,9 +223,10 @@ def weighted_sum(tensors: Tensor | Sequence[Tensor], weights: Sequence[float]) -
         raise FedvlmError("the weights of the updates have no finite sum: no mean is possible")
     if not total > 0:
         raise FedvlmError(NOTHING)
-    first = tensors[0]
+    rows = iter(tensors)
+    first = next(rows)
     out = torch.zeros(first.shape, dtype=torch.float64, device=in_double(first).device)
-    for tensor, weight in zip(tensors, weights, strict=True):
+    for tensor, weight in zip(chain([first], rows), weights, strict=True):
         out.add_(tensor if tensor.device == out.device else in_double(tensor),
                  alpha=weight / total)
     return out.to(first.dtype).to(first.device)
@@ -223,7 +241,9 @@ def weighted_mean(updates: Updates, weights: Sequence[float] | None = None) -> T
     share = updates.weight.tolist() if weights is None else list(weights)
     out: Tree = {}
     for names in _alike(updates.params):
-        flat = torch.cat([updates.params[n].reshape(len(updates), -1) for n in names], 1)
+        leaves = [updates.params[n].reshape(len(updates), -1) for n in names]
+        size = sum(v.numel() for v in leaves)
+        flat = torch.cat(leaves, 1) if size <= PIECE else map(torch.cat, zip(*leaves, strict=True))
         out |= _apart(weighted_sum(flat, share), names, updates.params)
     return require_finite({n: out[n] for n in updates.params})
 
