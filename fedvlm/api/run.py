@@ -22,7 +22,7 @@ from fedvlm.runs.finished import FinishedRun, read_finished
 from fedvlm.runs.identity import LABELS
 from fedvlm.runs.private import read_private
 from fedvlm.runs.records import read_models
-from fedvlm.runs.verify.answer import answer_sentence, federation_answer, measure_word
+from fedvlm.runs.verify.answer import answer_sentences, federation_answer, measure_word
 from fedvlm.runs.verify.models import check_models
 
 if TYPE_CHECKING:
@@ -208,8 +208,8 @@ class Run:
             fixed = fixed_of(self.record.results, client)
         most = "at most " if cfg.FED.PATIENCE else ""
         notes = [f"round {state.round} of {most}{cfg.FED.ROUNDS}, run folder {self.path.name}"]
-        answer = not self._earlier and self.record and federation_answer(self.record.results)
-        notes += [answer_sentence(answer)] if answer else []
+        if not self._earlier and self.record and federation_answer(self.record.results):
+            notes += answer_sentences(self.record.results, self.record.method)
         return Facts(owner, words, metrics, "", "", tuple(notes), *fixed,
                      bool(cfg.DATASET.CAPTIONS), digest_of(self.path))
 

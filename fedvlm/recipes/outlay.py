@@ -4,10 +4,11 @@ Operations of the towers are open_clip's own profile (images of 224 pixels, 77 t
 tensor costs three passes, a frozen tower one. Texts are packed as they are in a run: one prefix and
 context for all names (``models.towers.text_path``). A method that is no ``PeftTrainer`` is taken to
 send its prompts through the text tower. Hours are by what this machine's matrix products were seen
-to do (``speed_here``), on a GPU by a round number. Of a network of its own every step reads its
-images, small products take three times as long as the arithmetic says (measured: 1.8 to 4.7 times),
-and the backbone still sees the test images for zero-shot. Sizes of data sets are those of their
-downloads (``data.get.offers``), of weights those of ``models.load.weights``.
+to do (``speed_here``), on a GPU by a round number; they are said as a range (``OFF``). Of a network
+of its own every step reads its images, small products take three times as long as the arithmetic
+says (measured: 1.8 to 4.7 times), and the backbone still sees the test images for zero-shot. Sizes
+of data sets are those of their downloads (``data.get.offers``), of weights those of
+``models.load.weights``.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ PASSES = 3  # forward, and backward to tensors and to inputs
 SLOW = 3.0  # a network's small products and what lies between them, beside one large product
 TESTS, TOWER = 4, 2  # passes over test images: models (shared, own; first, last), zero-shot
 READ, READERS = 0.002, 8  # seconds to read an image on one core; cores beside a GPU
+OFF = 2.0  # times as long, or as short, as the arithmetic says
 FEWEST = 0.1  # of what is printed as a number
 SIDE, BYTES, COPIES = 224, 4, 2  # pixels; of a number; a client's personal tensors and its state
 
@@ -62,12 +64,9 @@ class Outlay:
         Args:
             speed: operations a second of this machine.
         """
-        here, gpu = self.hours(speed), self.hours(GPU, READERS)
-        about = "about " if here >= FEWEST else ""
-        return (
-            f"{about}{few(here)} hours here or {few(gpu)} on a GPU, and "
-            f"{few(self.bytes / 1e9)} GB for clients' states and features"
-        )
+        here, gpu = (_span(hours) for hours in (self.hours(speed), self.hours(GPU, READERS)))
+        return (f"{here} hours here or {gpu} on a GPU, and {few(self.bytes / 1e9)} GB for clients' "
+                "states and features")
 
     def hours(self, speed: float, readers: int = 1) -> float:
         """Return the hours at so many operations a second, with so many cores that read images."""
@@ -202,6 +201,12 @@ def _network(trainer: Trainer, backbone: str, classes: int) -> float:
         params = dict(module.named_parameters())
         trainer.forward(module, params, {"pixels": torch.zeros(1, 3, SIDE, SIDE)})
     return float(counter.get_total_flops())
+
+
+def _span(hours: float) -> str:
+    """Return the range of an estimate, which real runs missed by up to ``OFF``."""
+    low, high = few(hours / OFF), few(hours * OFF)
+    return low if low == high else f"{low} to {high}"
 
 
 def few(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The commands of ``python scripts/evidence``: bench, coverage, gpu-hour, map, methods, publish.
+"""The commands of ``python scripts/evidence``: from advise and bench to publish.
 
 Each is a file as a verb of ``fedvlm`` is (``fedvlm.cli.verbs``): a docstring that is its help,
 ``flags`` and ``main``. They stand outside the package because only this repository needs them.
@@ -24,8 +24,8 @@ from fedvlm.core.threads import sleep_while_waiting
 
 PROGRAM = "python scripts/evidence"
 # command -> the folder of its file
-FOLDERS = {"bench": "bench", "coverage": "results", "gpu-hour": "gpu", "map": "map",
-           "methods": "methods", "publish": "results"}
+FOLDERS = {"advise": "map", "bench": "bench", "coverage": "results", "gpu-hour": "gpu",
+           "map": "map", "methods": "methods", "publish": "results"}
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,13 @@ from typing import Any
 from fedvlm.core.stats import mean
 from fedvlm.runs.verify.answer import (
     ALONE,
+    ANSWER,
     BASELINES,
     COSTS,
     POOLED,
     TOGETHER,
     UNSHARED,
+    head_together,
     measure_name,
     measure_word,
 )
@@ -36,7 +38,9 @@ ROWS = {  # of the final table; zero-shot has its own, with more numbers
 }
 QUARTERS = 4  # parts of a run whose last two show whether accuracy still rises
 MAD = 3.0  # times the loss of guessing: a learning rate that is far too high
-RISE = 1.0  # points from one quarter to the next that call for more rounds
+RISE = 1.0  # points that are worth another command; from one quarter to the next, more rounds
+FEW, ENOUGH = 2 * QUARTERS, 20  # rounds: fewer than FEW have no trend; what a run at least needs
+AFL = ("--trainer", "AFL")
 HEAD = ("--trainer", "FedAvg", "--peft", "head")
 OWN_HEAD = ("--trainer", "LocalOnly", "--peft", "head")
 
@@ -63,14 +67,16 @@ def below(
 
 
 def next_step(
-    answer: Mapping[str, Any] | None, found: References, records: Sequence[Mapping[str, Any]],
-    trainer: str, peft: str, rate: float,
+    numbers: Mapping[str, Any], records: Sequence[Mapping[str, Any]], trainer: str, peft: str,
+    rate: float,
 ) -> dict[str, Any] | None:
     """Return something cheap that would probably help, or None.
 
+    Advice needs no significance: a point is enough. First what makes training wrong (the learning
+    rate), then too few rounds, then a simpler model that the run's baselines have measured.
+
     Args:
-        answer: of ``federation_answer``.
-        found: the run's baselines.
+        numbers: of the run: ``answer`` (of ``federation_answer``), ``references``, ``spent``.
         records: one per round, the untrained start first.
         trainer, peft: the method and what it trains.
         rate: its learning rate.
@@ -78,50 +84,73 @@ def next_step(
     Returns:
         ``reason`` in words and the ``flags`` that the same command takes.
     """
-    if answer is None or answer["verdict"] == UNSHARED:
+    answer, found = numbers[ANSWER], numbers["references"]
+    if answer is None:
         return None
-    personal, margin = answer[TOGETHER]["personal"], answer["margin"]
-    one_round = float((found.get("afl") or {}).get("personal") or 0.0)
-    alone = answer[ALONE]["personal"]
-    goal = max(alone, one_round, (answer[POOLED] or {}).get("personal") or 0.0)
-    sets = "measure" in answer  # of labels: another loss, and no AFL to run
-    guess = 0.0 if sets else _guess_loss(found)
-    loss = mean(_losses(records[-1])) if records else None
-    if guess and loss is not None and loss > MAD * guess and answer["verdict"] == COSTS:
-        return {
-            "reason": f"the training loss {loss:.3g} is far above that of guessing, {guess:.2g}: "
-                      "lower the learning rate",
-            "flags": ["--lr", f"{rate / 10:g}"],
-        }
-    start = records[0].get("personal") if records else None
-    if guess and loss is not None and loss > guess and start is not None \
-            and personal < start - margin:
-        return {
-            "reason": f"training made the models worse than untrained ones ({start:.1f}), and the "
-                      f"loss {loss:.3g} is above that of guessing, {guess:.2g}: lower the learning "
-                      "rate",
-            "flags": ["--lr", f"{rate / 10:g}"],
-        }
-    rise = last_rise(records)
-    if rise >= RISE and goal > personal + margin:
-        return {
-            "reason": f"{measure_name(sets)} still rises ({rise:+.1f} points in the last quarter "
-                      "of the rounds): train longer",
-            "flags": ["--rounds", str(2 * (len(records) - 1))],
-        }
+    personal, alone = float(answer[TOGETHER]["personal"]), answer[ALONE]
+    head = head_together(numbers)
+    pooled = float((answer[POOLED] or {}).get("personal") or 0.0)
+    goal = max(float(alone["personal"]), head["personal"] if head else 0.0, pooled)
+    if answer["verdict"] != UNSHARED:
+        slower = _too_fast(answer, found, records)
+        if slower:
+            return {"reason": f"{slower}: lower the learning rate", "flags": ["--lr",
+                                                                              f"{rate / 10:g}"]}
+        longer = _rise(records, measure_name("measure" in answer))
+        if longer and numbers["spent"]["local_steps"] and goal >= personal + RISE:
+            rounds = max(ENOUGH, 2 * (len(records) - 1))
+            return {"reason": f"{longer}: train longer", "flags": ["--rounds", str(rounds)]}
+    is_head = (trainer, peft) == (HEAD[1], HEAD[3])
+    few = len(records) - 1 < FEW
+    if head and head["points"] > 0 and head["personal"] >= personal + RISE:
+        fedavg = not (is_head or few or trainer == AFL[1])
+        return {"reason": "train a linear head together: in one round (AFL) it reaches "
+                          f"{head['personal']:.1f}",
+                "flags": list(HEAD if fedavg else AFL)}
     if answer["verdict"] == COSTS:
+        if alone["reference"].startswith("zero_shot"):
+            return {"reason": "the untrained model is better: use it as it is, or share fewer "
+                              "parts", "flags": ["--trainer", "ZeroShot"]}
         return {"reason": "train a linear head at each client alone, or share fewer parts",
                 "flags": list(OWN_HEAD)}
-    if one_round > personal + margin:
-        simple = peft != "head" or trainer != HEAD[1]
-        if sets and not simple:
-            return None
-        return {
-            "reason": f"a linear head on the same features reaches {one_round:.1f} in one round "
-                      "of AFL: train a head",
-            "flags": list(HEAD) if simple else ["--trainer", "AFL"],
-        }
+    if trainer == AFL[1] and pooled >= personal + RISE:
+        return {"reason": f"a linear head on all images in one place reaches {pooled:.1f}, and "
+                          "FedAvg of a head can come near that",
+                "flags": [*HEAD, *(("--rounds", str(ENOUGH)) if few else ())]}
     return None
+
+
+def _too_fast(
+    answer: Mapping[str, Any], found: References, records: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return in words why the learning rate looks too high; empty where it does not."""
+    guess = 0.0 if "measure" in answer else _guess_loss(found)  # sets of labels: another loss
+    loss = mean(_losses(records[-1])) if records else None
+    if not guess or loss is None:
+        return ""
+    if loss > MAD * guess and answer["verdict"] == COSTS:
+        return f"the training loss {loss:.3g} is far above that of guessing, {guess:.2g}"
+    start = records[0].get("personal")
+    if loss > guess and start is not None \
+            and answer[TOGETHER]["personal"] < start - answer["margin"]:
+        return (f"training made the models worse than untrained ones ({start:.1f}), and the loss "
+                f"{loss:.3g} is above that of guessing, {guess:.2g}")
+    return ""
+
+
+def _rise(records: Sequence[Mapping[str, Any]], measure: str) -> str:
+    """Return in words that accuracy still rises; empty where it does not.
+
+    Of fewer than ``FEW`` rounds, which have no trend, it is enough to be above the start.
+    """
+    rise, rounds = last_rise(records), len(records) - 1
+    if rise >= RISE:
+        return f"{measure} still rises ({rise:+.1f} points in the last quarter of the rounds)"
+    start, end = (one.get("personal") for one in (records[0], records[-1]))
+    if rounds >= FEW or start is None or end is None or end < start + RISE:
+        return ""
+    return (f"{rounds} round{'s are' if rounds > 1 else ' is'} few, and {measure} has risen by "
+            f"{end - start:.1f} points since the untrained start")
 
 
 def _guess_loss(found: References) -> float:

@@ -160,11 +160,10 @@ def results_of(
     }
     said = protocol(built) | ({"privacy": spoken["words"]} if spoken else {})
     if references is not None:
-        answer = federation_answer(numbers)
-        numbers |= {ANSWER: answer, NEXT: None if hostile is not None else against.next_step(
-            answer, references, records, said["trainer"], said["peft"],
-            float(built.cfg.OPTIM.LR),
-        )}  # what attackers do is mended by no flag of these
+        numbers[ANSWER] = federation_answer(numbers)
+        numbers[NEXT] = None if hostile is not None else against.next_step(
+            numbers, records, said["trainer"], said["peft"], float(built.cfg.OPTIM.LR)
+        )  # what attackers do is mended by no flag of these
     return Results(
         table, [*end, sentence(whole)], _headline(last), run_info, said,
         numbers | {"table": table}, class_lines(numbers.get("per_class", {}).get("personal", ())),

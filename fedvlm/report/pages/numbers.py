@@ -25,16 +25,13 @@ from fedvlm.runs.identity import LABELS
 from fedvlm.runs.verify.answer import (
     ANSWER,
     COSTS,
-    NEXT,
     PAYS,
     answer_columns,
-    answer_lines,
-    answer_sentence,
+    answer_sentences,
     answer_table,
     federation_answer,
     in_measure,
     measure_word,
-    next_sentence,
 )
 
 _BEFORE = "personal_before_ft"
@@ -105,16 +102,16 @@ def answer_content(run: FinishedRun) -> Html:
     """Return whether federation paid: alone, together, pooled, a sentence, the next step."""
     answer = run.results.get(ANSWER) or federation_answer(run.results)
     if answer is None:
-        return element("p", *answer_lines(run.results, run.method))
+        return element("p", *answer_sentences(run.results, run.method))
     rows = [[who, cell(mine, as_float(mine)), cell(even, as_float(even))]
             for who, mine, even in answer_table(answer, run.method)]
-    words = [_sentence(answer_sentence(answer)), _sentence(next_sentence(run.results.get(NEXT)))]
+    words = answer_sentences(run.results, run.method)
     kind = {PAYS: "up", COSTS: "down"}.get(answer["verdict"])
     return join_content([
         table(list(answer_columns(answer)), rows,
               caption="Mean over clients, on their own test images"),
         *(element("p", text, class_=kind if not at else None)
-          for at, text in enumerate(words) if text),
+          for at, text in enumerate(words)),
     ])
 
 
@@ -225,10 +222,6 @@ def megabyte_text(count: Any) -> str:
     """Return bytes as MB."""
     value = as_float(count) or 0.0
     return f"{value:,.0f} B" if value < 1000 else f"{value / 1e6:,.3f} MB"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def _delta(value: float, zero: float | None) -> Html:

@@ -31,6 +31,7 @@ RECALL = "recall@1"  # of a run on captions: mean of both ways
 _ACCURACY = re.compile(r"\b[Aa]ccurac(?:y|ies)\b")
 NORMAL = 1.96  # standard errors of a 95 % margin
 LISTED = 5  # clients that are named
+SAME = 0.05  # points: less is the same number in print
 
 Row = Mapping[str, Any]
 
@@ -126,8 +127,59 @@ def answer_columns(answer: Mapping[str, Any]) -> tuple[str, str, str]:
     return "accuracy (%)", "personal", "class-balanced"
 
 
-def answer_sentence(answer: Mapping[str, Any]) -> str:
-    """Return whether federation paid, by how much, and for how many clients it did not."""
+def head_together(results: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a linear head made together in one round reaches, beside the best alone.
+
+    That is the baseline AFL, which every run has that has baselines for single labels.
+
+    Args:
+        results: as ``federation_answer`` takes them.
+
+    Returns:
+        ``personal`` in percent; ``points`` above the best alone; ``verdict``: pays, costs or
+        unclear, by the 95 % margin of ``points``. None where it was not computed.
+    """
+    answer = results.get(ANSWER) or federation_answer(results)
+    found = results.get("references") or {}
+    head = found.get("afl")
+    if answer is None or not head or head["personal"] is None:
+        return None
+    own = found[answer[ALONE]["reference"]]
+    points = float(head["personal"]) - float(own["personal"])
+    margin = _margin(_pairs(head.get("clients", ()), own["clients"]))
+    return {"personal": float(head["personal"]), "points": points,
+            "verdict": _verdict(points, margin, shares=True)}
+
+
+def answer_sentences(results: Mapping[str, Any], method: str) -> list[str]:
+    """Return whether federation paid, by how much, for how many clients it did not; what to try.
+
+    Where the run does not show that it pays, a second sentence says what a linear head made
+    together in one round reaches. A run of an earlier version, whose results hold no answer, gets
+    it from its baselines. Where there is none, one sentence says why.
+
+    Args:
+        results: as ``federation_answer`` takes them.
+        method: its name in words.
+    """
+    answer = results.get(ANSWER) or federation_answer(results)
+    if answer is None:
+        return [f"Whether federation pays is not known: {_reason(results)}."]
+    told = [_paid(answer, method)]
+    head = head_together(results) if answer["verdict"] != PAYS else None
+    if head is not None and abs(head["personal"] - answer[TOGETHER]["personal"]) >= SAME:
+        end = {PAYS: "federation can pay here", COSTS: "federation does not pay here",
+               UNCLEAR: "no clear difference"}[head["verdict"]]
+        told.append("a linear head made together in one round (--trainer AFL) reaches "
+                    f"{head['personal']:.1f}, {head['points']:+.1f} points against the best "
+                    f"alone: {end}")
+    step = results.get(NEXT)
+    if step is not None:
+        told.append(f"next: {step['reason']}; run the same command with {' '.join(step['flags'])}")
+    return [f"{_capital(text)}." for text in told]
+
+
+def _paid(answer: Mapping[str, Any], method: str) -> str:
     points, margin, verdict = answer["points"], answer["margin"], answer["verdict"]
     if verdict == UNSHARED:
         return ("the clients shared nothing in this run, so it does not show whether federation "
@@ -137,36 +189,25 @@ def answer_sentence(answer: Mapping[str, Any]) -> str:
     even = answer["balanced_points"]
     size += "" if even is None else f", class-balanced {even:+.1f}"
     start = {
-        PAYS: "federation pays here", COSTS: "federation does not pay here",
-        UNCLEAR: "no clear difference between alone and together",
+        PAYS: f"federation pays here with {method}",
+        COSTS: f"{method} does not reach what the clients reach alone",
+        UNCLEAR: f"no clear difference between {method} and the clients alone",
     }[verdict]
     return f"{start}: {size}; {_worse_clients(answer['worse'], answer['of'])}"
 
 
-def next_sentence(step: Mapping[str, Any] | None) -> str:
-    """Return what to try next in words; empty where nothing cheap would help."""
-    if step is None:
-        return ""
-    return f"{step['reason']}; run the same command with {' '.join(step['flags'])}"
-
-
 def answer_lines(results: Mapping[str, Any], method: str) -> list[str]:
-    """Return a run's answer as lines of text: a table of three rows, a sentence, the next step.
-
-    A run of an earlier version, whose results hold no answer, gets it from its baselines. Where
-    there is none, one line says why.
-    """
-    answer = results.get(ANSWER) or federation_answer(results)
+    """Return a run's answer as lines of text: a table of three rows, then ``answer_sentences``."""
+    answer, told = results.get(ANSWER) or federation_answer(results), answer_sentences(
+        results, method)
     if answer is None:
-        return [f"Whether federation pays is not known: {_reason(results)}."]
+        return told
     rows = answer_table(answer, method)
     wide = max(len(row[0]) for row in rows)
     name, first, second = answer_columns(answer)
     head = f"{name:<{wide}}  {first:>8}  {second:>14}"
     table = [f"{who:<{wide}}  {mine:>8}  {even:>14}" for who, mine, even in rows]
-    step = next_sentence(results.get(NEXT))
-    end = [f"Next: {step}."] if step else []
-    return [head, *table, _capital(answer_sentence(answer)) + ".", *end]
+    return [head, *table, *told]
 
 
 def _reason(results: Mapping[str, Any]) -> str:

@@ -70,44 +70,62 @@ def records(*personal: float) -> list[dict[str, Any]]:
     return [{"personal": value} for value in (0.0, *personal)]
 
 
-def answer(personal: float, sent: int = 1) -> dict[str, Any] | None:
-    """Return the answer of ten clients with a hundred test images each."""
+def numbers(
+    personal: float, sent: int = 1, afl: float = 80.0, alone: str = "logreg", steps: int = 9
+) -> dict[str, Any]:
+    """Return results of ten clients with a hundred test images each, who reach 60 alone."""
     found = {
         name: {"kind": kind, "personal": value, "personal_balanced": value,
                "clients": [{"client": c, "n": 100, "accuracy": value} for c in range(10)]}
-        for name, kind, value in (("logreg", "alone", 60.0), ("afl", "together", 80.0),
-                                  ("pooled", "bound", 90.0))
+        for name, kind, value in ((alone, "alone", 60.0), ("afl", "together", afl),
+                                  ("pooled", "bound", 90.0), ("chance", "bound", 10.0))
     }
     rows = [{"client": c, "n": 100, "accuracy": personal} for c in range(10)]
-    return federation_answer({
+    out: dict[str, Any] = {
         "last": {"personal": personal, "personal_balanced": personal, "clients": rows},
-        "references": found, "spent": {"bytes_up": sent, "bytes_down": 0},
-    })
+        "references": found, "spent": {"bytes_up": sent, "bytes_down": 0, "local_steps": steps},
+    }
+    return out | {"answer": federation_answer(out)}
 
 
 RISING = records(10, 20, 30, 40, 50, 60, 70, 72)
 FLAT = records(*[70.0] * 8)
-AFL = {"afl": {"personal": 80.0}}
+HEAD = ["--trainer", "FedAvg", "--peft", "head"]
+OWN_HEAD = ["--trainer", "LocalOnly", "--peft", "head"]
+AFL = ["--trainer", "AFL"]
 
 
-@pytest.mark.parametrize(("personal", "history", "trainer", "flags"), [
-    (72.0, RISING, "FedTV", ["--rounds", "16"]),
-    (72.0, FLAT, "FedTV", ["--trainer", "FedAvg", "--peft", "head"]),
-    (50.0, FLAT, "FedTV", ["--trainer", "LocalOnly", "--peft", "head"]),
-    (50.0, records(10, 50), "FedTV", ["--trainer", "LocalOnly", "--peft", "head"]),  # too short
-    (72.0, FLAT, "FedAvg", ["--trainer", "AFL"]),
+@pytest.mark.parametrize(("found", "history", "trainer", "flags"), [
+    (numbers(72.0), RISING, "FedTV", ["--rounds", "20"]),
+    (numbers(72.0), records(*range(40, 80)), "FedTV", ["--rounds", "80"]),
+    (numbers(88.0), RISING, "FedTV", ["--rounds", "20"]),  # within the margin of the bound: said
+    (numbers(50.0), records(50), "FedTV", ["--rounds", "20"]),  # few rounds, above the start
+    (numbers(50.0), records(0), "FedTV", AFL),  # one round that taught nothing
+    (numbers(72.0, steps=0), records(72), "TOFA", AFL),  # without steps more rounds are no help
+    (numbers(72.0), FLAT, "FedTV", HEAD),
+    (numbers(78.9), FLAT, "FedTV", HEAD),  # less than the margin: advice needs a point
+    (numbers(72.0, sent=0), FLAT, "LocalOnly", HEAD),
+    (numbers(72.0), FLAT, "FedAvg", AFL),
+    (numbers(50.0), FLAT, "FedTV", HEAD),  # below alone, where a head together is above it
+    (numbers(50.0, afl=59.0), FLAT, "FedTV", OWN_HEAD),
+    (numbers(50.0, afl=59.0, alone="zero_shot"), FLAT, "FedTV", ["--trainer", "ZeroShot"]),
+    (numbers(80.0, steps=0), FLAT, "AFL", HEAD),  # the bound is above it
+    (numbers(80.0, steps=0), records(80), "AFL", [*HEAD, "--rounds", "20"]),
 ])
 def test_the_next_step(
-    personal: float, history: list[dict[str, Any]], trainer: str, flags: list[str]
+    found: dict[str, Any], history: list[dict[str, Any]], trainer: str, flags: list[str]
 ) -> None:
-    step = against.next_step(answer(personal), AFL, history, trainer, "head", 0.5)
+    peft = "head" if trainer == "FedAvg" else ""
+    step = against.next_step(found, history, trainer, peft, 0.5)
     assert step is not None and step["flags"] == flags
 
 
 def test_no_next_step_where_nothing_cheap_helps() -> None:
-    assert against.next_step(answer(92.0), AFL, RISING, "FedTV", "", 0.5) is None  # above the bound
-    assert against.next_step(answer(50.0, sent=0), AFL, FLAT, "LocalOnly", "head", 0.5) is None
-    assert against.next_step(None, AFL, FLAT, "FedTV", "", 0.5) is None
+    assert against.next_step(numbers(92.0), RISING, "FedTV", "", 0.5) is None  # above the bound
+    assert against.next_step(numbers(79.5), FLAT, "FedTV", "", 0.5) is None  # less than a point
+    assert against.next_step(
+        numbers(50.0, sent=0, afl=59.0), FLAT, "LocalOnly", "head", 0.5) is None
+    assert against.next_step({"answer": None, "references": {}}, FLAT, "FedTV", "", 0.5) is None
 
 
 def test_accuracy_rises_by_quarters() -> None:
@@ -117,19 +135,15 @@ def test_accuracy_rises_by_quarters() -> None:
 
 def test_a_mad_rate_is_named() -> None:
     """Guessing among ten classes has a loss of 2.3; three times that is no training."""
-    found = AFL | {"chance": {"personal": 10.0}}
-    for loss, flags in ((40.0, ["--lr", "0.05"]), (6.8, ["--trainer", "LocalOnly", "--peft",
-                                                         "head"])):
+    for loss, flags in ((40.0, ["--lr", "0.05"]), (6.8, AFL)):
         history = [*FLAT[:-1], {"personal": 20.0, "train": {"0": {"w/loss": loss}}}]
-        step = against.next_step(answer(20.0), found, history, "FedAvg", "head", 0.5)
+        step = against.next_step(numbers(20.0), history, "FedAvg", "head", 0.5)
         assert step is not None and step["flags"] == flags
 
 
 def test_models_worse_than_untrained_ones_say_a_lower_rate() -> None:
-    found = AFL | {"chance": {"personal": 10.0}}
-    for start, loss, flags in ((60.0, 2.8, ["--lr", "0.05"]), (60.0, 1.0, None), (20.0, 2.8, None)):
+    for start, loss, flags in ((60.0, 2.8, ["--lr", "0.05"]), (60.0, 1.0, AFL), (20.0, 2.8, AFL)):
         history = [{"personal": start}, *FLAT[1:-1],
                    {"personal": 20.0, "train": {"0": {"w/loss": loss}}}]
-        step = against.next_step(answer(20.0), found, history, "FedAvg", "head", 0.5)
-        assert step is not None
-        assert step["flags"] == (flags or ["--trainer", "LocalOnly", "--peft", "head"])
+        step = against.next_step(numbers(20.0), history, "FedAvg", "head", 0.5)
+        assert step is not None and step["flags"] == flags

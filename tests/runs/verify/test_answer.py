@@ -12,7 +12,12 @@ import pytest
 import fedvlm
 from fedvlm.report.collect import collect
 from fedvlm.report.pages.run import run_page
-from fedvlm.runs.verify.answer import answer_lines, answer_sentence, federation_answer
+from fedvlm.runs.verify.answer import (
+    answer_lines,
+    answer_sentences,
+    federation_answer,
+    head_together,
+)
 from fedvlm.runs.verify.beside import disagreements
 from tests import jobs
 
@@ -48,8 +53,9 @@ def test_it_pays() -> None:
     assert (answer["points"], answer["balanced_points"], answer["worse"], answer["of"]) == (
         20.0, 25.0, [2], 3)
     assert answer["verdict"] == "pays"
-    assert answer_sentence(answer).startswith("federation pays here: +20.0 points")
-    assert answer_sentence(answer).endswith("1 of 3 clients does better alone (client 2)")
+    (words,) = answer_sentences(results(90.0, 95.0, 96.0, 79.0), "FedTV")
+    assert words.startswith("Federation pays here with FedTV: +20.0 points")
+    assert words.endswith("1 of 3 clients does better alone (client 2).")
 
 
 def test_the_margin_is_binomial() -> None:
@@ -71,9 +77,37 @@ def test_the_verdict_needs_more_than_the_margin(together: float, verdict: str) -
 
 
 def test_a_run_that_shares_nothing_answers_nothing() -> None:
-    answer = federation_answer(results(90.0, 90.0, 90.0, 90.0, sent=0))
+    numbers = results(90.0, 90.0, 90.0, 90.0, sent=0)
+    answer = federation_answer(numbers)
     assert answer is not None and answer["verdict"] == "unshared"
-    assert "does not show whether" in answer_sentence(answer)
+    assert "does not show whether" in answer_sentences(numbers, "LocalOnly")[0]
+
+
+@pytest.mark.parametrize(("head", "verdict", "end"), [
+    (90.0, "pays", "reaches 90.0, +20.0 points against the best alone: federation can pay here."),
+    (71.0, "unclear", "reaches 71.0, +1.0 points against the best alone: no clear difference."),
+    (45.0, "costs", "reaches 45.0, -25.0 points against the best alone: federation does not pay "
+                    "here."),
+])
+@pytest.mark.parametrize(("together", "sent"), [(50.0, 1), (70.5, 1), (99.0, 0)])
+def test_what_a_head_made_together_reaches_is_said_where_the_method_shows_nothing(
+    head: float, verdict: str, end: str, together: float, sent: int
+) -> None:
+    numbers = results(together, *[together] * 3, sent=sent)
+    numbers["references"]["afl"] |= {"personal": head, "clients": rows(head, head, head)}
+    assert (head_together(numbers) or {})["verdict"] == verdict
+    first, second = answer_sentences(numbers, "FedTV")
+    assert "pays here" not in first and second.endswith(end)
+    numbers["last"]["personal"] = head  # AFL itself: the same number is not said twice
+    assert len(answer_sentences(numbers, "AFL")) == 1
+
+
+def test_a_verdict_on_a_head_needs_the_images_of_its_clients() -> None:
+    numbers = results(50.0, 50.0, 50.0, 50.0)
+    assert (head_together(numbers) or {})["verdict"] == "unclear"  # afl names no client
+    del numbers["references"]["afl"]
+    assert head_together(numbers) is None
+    assert len(answer_sentences(numbers, "FedTV")) == 1
 
 
 def test_it_is_left_out_where_it_would_say_too_much_or_nothing() -> None:
@@ -102,11 +136,12 @@ def test_every_reader_has_the_same_words(quick_run: Path) -> None:
     folder = jobs.folder(quick_run)
     stored = json.loads((folder / "results.json").read_text())["results"]
     assert stored["answer"] == federation_answer(stored)
-    lines, words = answer_lines(stored, "FedTV"), answer_sentence(stored["answer"])
+    lines, told = answer_lines(stored, "FedTV"), answer_sentences(stored, "FedTV")
+    assert lines[-len(told):] == told and told[-1].endswith(" ".join(stored["next"]["flags"]) + ".")
     log = (folder / "log.txt").read_text()
     assert all(line in log for line in lines)
     page = html.unescape(str(run_page(collect([folder]).runs[0], "")))
-    assert words[1:] in page
+    assert all(sentence in page for sentence in told)
     for number in (stored["answer"]["alone"]["personal"], stored["answer"]["pooled"]["personal"]):
         assert f"{number:.1f}" in page
-    assert words in fedvlm.load(folder).client(0).facts.notes
+    assert set(told) < set(fedvlm.load(folder).client(0).facts.notes)

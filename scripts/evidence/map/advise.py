@@ -1,0 +1,199 @@
+"""What ``fedvlm advise`` says of six folders of images, and what its own command then reaches.
+
+Makes the folders of cuts of real sets (copies, drawn once), asks for advice, runs the recommended
+command on the same clients, and prints the table of ``docs/advise.md``. Runs that are there are
+not run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import math
+import shlex
+import shutil
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from evidence.flags import add_folder, make_folder
+from fedvlm.cli import main as cli
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import say
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.rng import numpy_stream
+from fedvlm.runs.names import RESULTS
+
+EXAMPLES = ("python scripts/evidence advise --root DATA/ --backbone local-dir:WEIGHTS",)
+EUROSAT, DTD = "eurosat/2750", "dtd/images"
+CALTECH, CIFAR = "caltech-101/101_ObjectCategories", "cifar-10/train"
+ALL = ("--shots", "-1")  # every training image, each at one client
+OPPOSITE = {"federate": -1, "do not federate": 1}  # sign of a clear gain that says the contrary
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An own folder.
+
+    Attributes:
+        words: for the table.
+        source: folder of class folders below DATA.
+        classes, train, test: how many classes, and of each how many images.
+        flags: how they are dealt.
+        sites: of a table, how many values its column ``hospital`` has; 0: class folders.
+    """
+
+    words: str
+    source: str
+    classes: int
+    train: int
+    test: int
+    flags: str = ""
+    sites: int = 0
+
+
+CUTS = {
+    "even": Cut("EuroSAT, iid, 5 clients", EUROSAT, 10, 20, 60, "--partition iid --num-users 5"),
+    "mixed": Cut("EuroSAT, Dirichlet 0.3, 10 clients", EUROSAT, 10, 60, 60,
+                 "--partition dirichlet --beta 0.3 --num-users 10"),
+    "textures": Cut("DTD, 12 classes, Dirichlet 1, 6 clients", DTD, 12, 15, 10,
+                    "--partition dirichlet --beta 1 --num-users 6"),
+    "objects": Cut("Caltech101, 30 classes, Dirichlet 0.5, 20 clients", CALTECH, 30, 20, 20,
+                   "--partition dirichlet --beta 0.5 --num-users 20"),
+    "own": Cut("CIFAR-10, classes of their own, 5 clients", CIFAR, 10, 60, 60,
+               "--partition disjoint --num-users 5"),
+    "table": Cut("CIFAR-10, table with hospitals, 8 clients", CIFAR, 10, 40, 60,
+                 "--clients-by hospital", 8),
+}
+
+
+def flags(parser: Parser) -> None:
+    """Add what the command takes."""
+    parser.add_argument("--root", default="", metavar="DATA", help="folder of the data sets")
+    parser.add_argument("--backbone", default="", metavar="NAME", help="of advice and runs")
+    add_folder(parser, "--runs", "where folders and runs are (output/advise)", "output/advise")
+
+
+def main(args: Namespace) -> int:
+    """Advise, run, and print the table.
+
+    Raises:
+        ConfigError: no data or backbone is given, or a command failed.
+        DataError: images are missing.
+    """
+    if not args.root or not args.backbone:
+        raise ConfigError("give --root and --backbone")
+    runs, rows = make_folder(args.runs), []
+    for name, cut in CUTS.items():
+        images = make_images(cut, Path(args.root), runs / name / "images")
+        words = ["--images", str(images), "--backbone", args.backbone, *ALL,
+                 *shlex.split(cut.flags)]
+        advice = json.loads(_told(["advise", "--json", *words]))
+        out = runs / name / "run"
+        _told([*shlex.split(advice["command"])[1:], "--output-dir", str(out)])
+        (found,) = out.rglob(RESULTS)
+        rows.append((cut.words, advice, json.loads(found.read_text(encoding="utf-8"))["results"]))
+        say(table_row(*rows[-1]))
+    say("", *table_lines(rows))
+    return 0
+
+
+def make_images(cut: Cut, root: Path, into: Path) -> Path:
+    """Copy a cut's images; return the folder, or the table.
+
+    Raises:
+        DataError: the set is not there, or has too few images.
+    """
+    source, rng = root / cut.source, numpy_stream(0, "advise", cut.words)
+    if not source.is_dir():
+        raise DataError(f"{source} is no folder")
+    names = sorted(path.name for path in source.iterdir() if path.is_dir())
+    rows = []
+    for label, name in enumerate(sorted(rng.permutation(names)[:cut.classes])):
+        files = sorted((source / name).iterdir())
+        if len(files) < cut.train + cut.test:
+            raise DataError(f"{source / name} has {len(files)} images, fewer than "
+                            f"{cut.train + cut.test}")
+        for at, place in enumerate(rng.permutation(len(files))[:cut.train + cut.test]):
+            part, file = "train" if at < cut.train else "test", files[place]
+            path = into / part / name / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_file():
+                shutil.copyfile(file, path)
+            rows.append((path.relative_to(into), name, part, _site(label, cut.sites, rng)))
+    if not cut.sites:
+        return into
+    with (into / "images.csv").open("w", newline="", encoding="utf-8") as out:
+        csv.writer(out).writerows([("file", "class", "split", "hospital"), *rows])
+    return into / "images.csv"
+
+
+def _site(label: int, sites: int, rng: np.random.Generator) -> str:
+    """Return a hospital: half of a class lies at one of them, the rest anywhere."""
+    if not sites:
+        return ""
+    return f"H{label % sites if rng.random() < 1 / 2 else int(rng.integers(sites))}"
+
+
+def _told(words: Sequence[str]) -> str:
+    """Return what a command prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        code = cli.main(list(words))
+    if code:
+        raise ConfigError(f"fedvlm {shlex.join(words)} ended with code {code}")
+    return told.getvalue()
+
+
+Judged = tuple[str, dict[str, Any], dict[str, Any]]  # words, advice, results of the run
+
+
+def differences(advice: dict[str, Any], results: dict[str, Any]) -> tuple[float, float, float]:
+    """Return advised less run of "together" and of the gain, and the margin of the latter."""
+    answer = results["answer"]
+    together = advice["reached"][advice["method"]]["personal"] - answer["together"]["personal"]
+    return (together, advice["points"] - answer["points"],
+            math.hypot(advice["margin"], answer["margin"]))
+
+
+def is_opposite(advice: dict[str, Any], results: dict[str, Any]) -> bool:
+    """Return whether the run's gain is clear and contrary to the verdict."""
+    answer = results["answer"]
+    clear = {"pays": 1, "costs": -1}.get(answer["verdict"], 0)
+    return clear != 0 and OPPOSITE.get(advice["verdict"]) == clear
+
+
+def table_row(words: str, advice: dict[str, Any], results: dict[str, Any]) -> str:
+    """Return a row of the table."""
+    answer, reached = results["answer"], advice["reached"]
+    images = [client["images"] for client in advice["clients"]]
+    cells = (
+        f"{words}, {min(images)} to {max(images)} images each",
+        f"{advice['verdict']} ({advice['method']})", f"{reached[advice['method']]['personal']:.1f}",
+        f"{answer['together']['personal']:.1f}", f"{reached[advice['alone']]['personal']:.1f}",
+        f"{answer['alone']['personal']:.1f}", f"{advice['points']:+.1f} ± {advice['margin']:.1f}",
+        f"{answer['points']:+.1f} ± {answer['margin']:.1f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def table_lines(rows: Sequence[Judged]) -> list[str]:
+    """Return the table, and how near advice and runs are."""
+    found = [differences(advice, results) for _, advice, results in rows]
+    within = sum(abs(gain) <= margin for _, gain, margin in found)
+    contrary = [words for words, advice, results in rows if is_opposite(advice, results)]
+    mean = fmean(together for together, _, _ in found)
+    return [
+        "| images and clients | advice | together: advised | run | alone: advised | run "
+        "| gain: advised | run |", "|---|---|" + "---|" * 6, *(table_row(*row) for row in rows), "",
+        f'Over these {len(rows)} folders "together" is {mean:+.1f} points from the run on average '
+        f"({fmean(abs(one[0]) for one in found):.1f} without signs). In {within} of {len(rows)} "
+        "the two gains differ by less than their joint 95 % interval. The opposite advice: "
+        f"{', '.join(contrary) or 'none'}.",
+    ]

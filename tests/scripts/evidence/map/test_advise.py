@@ -1,0 +1,88 @@
+"""Advice beside its own runs: the folders, the comparison by hand, and the whole command."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from evidence.commands import main
+from evidence.map import advise
+from evidence.map.advise import Cut, differences, is_opposite, make_images, table_lines
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four classes of 26 images in noisy colours of their own."""
+    root, draw = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for name, colour in zip("abcd", np.eye(4, 3) * 120 + 60, strict=True):
+        (root / "set" / name).mkdir(parents=True)
+        for i in range(26):
+            pixels = draw.normal(colour, 30, (24, 24, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / "set" / name / f"{i}.png")
+    return root
+
+
+def test_a_folder_has_as_many_images_of_each_class_and_none_twice(
+    root: Path, tmp_path: Path,
+) -> None:
+    into = make_images(Cut("x", "set", 3, 5, 7), root, tmp_path / "x")
+    for part, count in (("train", 5), ("test", 7)):
+        classes = sorted(path.name for path in (into / part).iterdir())
+        assert len(classes) == 3
+        assert all(len(list((into / part / name).iterdir())) == count for name in classes)
+    contents = [path.read_bytes() for path in into.rglob("*.png")]
+    assert len(set(contents)) == len(contents) == 36
+    table = make_images(Cut("y", "set", 4, 9, 8, sites=2), root, tmp_path / "y")
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 17 and {row["hospital"] for row in rows} == {"H0", "H1"}
+    assert all((table.parent / row["file"]).is_file() for row in rows)
+    assert main(["advise", "--root", str(tmp_path), "--backbone", "tiny",
+                 "--runs", str(tmp_path / "none")]) == 3
+
+
+def judged(verdict: str, gain: float, run: float, margin: float = 3.0) -> advise.Judged:
+    """Return advice and run that reach 60 alone."""
+    answer = {"together": {"personal": 60 + run}, "alone": {"personal": 60.0}, "points": run,
+              "margin": 4.0,
+              "verdict": "unclear" if abs(run) <= 4 else "pays" if run > 0 else "costs"}
+    advice: dict[str, Any] = {
+        "verdict": verdict, "method": "afl", "alone": "logreg", "points": gain, "margin": margin,
+        "reached": {"afl": {"personal": 60 + gain}, "logreg": {"personal": 60.0}},
+        "clients": [{"images": 3}, {"images": 9}],
+    }
+    return f"{verdict} {run}", advice, {"answer": answer}
+
+
+def test_how_near_advice_and_runs_are_by_hand() -> None:
+    _, advice, results = judged("federate", 10.0, 4.0)
+    assert differences(advice, results) == (6.0, 6.0, math.hypot(3.0, 4.0))
+    for verdict, run, wrong in (("federate", -9.0, True), ("federate", -3.0, False),
+                                ("federate", 9.0, False), ("do not federate", 9.0, True),
+                                ("do not federate", -9.0, False), ("cannot say", 9.0, False)):
+        assert is_opposite(*judged(verdict, 0.0, run)[1:]) is wrong
+    lines = table_lines([judged("federate", 10.0, 4.0), judged("federate", 8.0, 9.0),
+                         judged("do not federate", 1.0, 9.0)])
+    assert lines[2].startswith("| federate 4.0, 3 to 9 images each | federate (afl) | 70.0 | 64.0")
+    assert "is -1.0 points from the run on average (5.0 without signs). In 1 of 3" in lines[-1]
+    assert lines[-1].endswith("The opposite advice: do not federate 9.0.")
+
+
+def test_the_command_advises_and_runs(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cut = Cut("four colours", "set", 4, 16, 10, "--partition iid --num-users 2")
+    monkeypatch.setattr(advise, "CUTS", {"four": cut})
+    words = ["advise", "--root", str(root), "--backbone", "tiny", "--runs", str(tmp_path)]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert told.count("| four colours, 32 to 32 images each |") == 2
+    assert "Over these 1 folders" in told
+    assert main(["advise"]) == 2
