@@ -2,9 +2,11 @@
 
     python scripts/attack_table.py output/attacks docs/attacks.md
     python scripts/attack_table.py output/attacks_more docs/attacks.md
+    python scripts/attack_table.py output/attacks_backdoor docs/attacks.md
 
-Reads the finished runs of ``configs/sweeps/attacks.yaml``, or of ``attacks_more.yaml`` (one table
-of all its methods, under a mark of its own). A number is the mean over seeds of the
+Reads the finished runs of ``configs/sweeps/attacks.yaml``, of ``attacks_more.yaml`` (one table
+of all its methods, under a mark of its own), or of ``attacks_backdoor.yaml`` (how often the trigger
+succeeds at the honest clients, untrained and by rule, and their accuracy). A number is the mean over seeds of the
 mean accuracy of the clients that are not drawn as hostile (also in runs without attackers, so that
 all numbers are of the same clients); the interval is Student's, 95 %, over three seeds or more.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -26,7 +28,8 @@ from fedvlm.federation.reliability.hostile import draw_hostile
 from fedvlm.report.collect import collect
 from fedvlm.runs.finished import FinishedRun
 
-BEGIN, BEGIN_MORE, END = "<!-- table -->", "<!-- more -->", "<!-- end -->"
+BEGIN, BEGIN_MORE, BEGIN_BACKDOOR, END = (
+    "<!-- table -->", "<!-- more -->", "<!-- backdoor -->", "<!-- end -->")
 SHARE = 0.3  # FED.HOSTILE of the plan
 METHODS = {
     "head": "FedAvg, linear head", "prompt": "PromptFL", "fedtv": "FedTV",
@@ -44,15 +47,32 @@ RULES = ("auto", "median", "multi_krum", "clipped_mean", "geometric_median")
 Cells = Mapping[tuple[str, str, str], Sequence[float]]
 
 
-def honest(run: FinishedRun) -> float:
-    """Return the mean accuracy of the clients that are, or would be, honest."""
-    rows = run.results["last"]["clients"]
+def honest(run: FinishedRun, name: str = "accuracy", at: int = -1) -> float:
+    """Return a number's mean over the clients that are, or would be, honest.
+
+    Args:
+        name: of the clients' rows; those without it do not count.
+        at: the round; -1: the last.
+    """
+    rows = run.rounds()[at]["clients"]
     seed = int(run.protocol["seed"])
     bad = draw_hostile(SHARE, [row["client"] for row in rows], seed)
-    return mean(row["accuracy"] for row in rows if row["client"] not in bad)
+    return mean(r[name] for r in rows if r["client"] not in bad and r.get(name) is not None)
 
 
-def cells(folder: Path) -> tuple[Cells, float]:
+def trigger(run: FinishedRun) -> float:
+    """Return how often the trigger succeeds after the last round, percent."""
+    return honest(run, "backdoor")
+
+
+def before(run: FinishedRun) -> float:
+    """Return how often the trigger succeeds on the untrained model, percent."""
+    return honest(run, "backdoor", 0)
+
+
+def cells(
+    folder: Path, measure: Callable[[FinishedRun], float] = honest
+) -> tuple[Cells, float]:
     """Return the numbers of each (method, attack, rule), and all runs' seconds."""
     found, seconds = defaultdict(list), 0.0
     for run in collect([folder]).runs:
@@ -60,7 +80,7 @@ def cells(folder: Path) -> tuple[Cells, float]:
         method, _, attack = str(run.protocol["tag"]).partition("-")
         attack = re.split(r"[-_,]", attack)[0]
         rule = str(config.get("FED.AGGREGATOR", "auto"))
-        found[method, attack, rule].append(honest(run))
+        found[method, attack, rule].append(measure(run))
         seconds += float(run.results["spent"]["seconds"])
     return found, seconds
 
@@ -96,6 +116,24 @@ def lines_more(found: Cells, seconds: float) -> list[str]:
     return [*out, *cost(found, seconds)]
 
 
+def lines_backdoor(folder: Path) -> list[str]:
+    """Return the tables of the backdoor: success of the trigger, and accuracy."""
+    (hits, _), (first, _), (right, seconds) = (
+        cells(folder, measure) for measure in (trigger, before, honest))
+    head = [f"| method | {{}}{' | '.join(RULES)} |", f"|---|{{}}{'---:|' * len(RULES)}"]
+    out = []
+    for title, found, start in (
+        ("The trigger succeeds, %", hits, first), ("Accuracy of honest clients, %", right, None),
+    ):
+        out += ["", f"**{title}**", "", head[0].format("untrained | " if start else ""),
+                head[1].format("---:|" if start else "")]
+        for method, name in METHODS.items():
+            row = [number(found[method, "backdoor", rule]) for rule in RULES]
+            row[:0] = [number(start[method, "backdoor", RULES[0]])] if start else []
+            out.append(f"| {name} | {' | '.join(row)} |")
+    return [*out, *cost(right, seconds)]
+
+
 def cost(found: Cells, seconds: float) -> list[str]:
     """Return how many runs there were, and how long their rounds took."""
     return ["", f"{sum(map(len, found.values()))} runs, {seconds / 3600:.2f} hours of rounds."]
@@ -111,7 +149,9 @@ def rewrite(page: str, table: Sequence[str], begin: str = BEGIN) -> None:
 
 if __name__ == "__main__":
     found, seconds = cells(Path(sys.argv[1]))
-    if any(method in MORE for method, _, _ in found):
+    if any(attack == "backdoor" for _, attack, _ in found):
+        rewrite(sys.argv[2], lines_backdoor(Path(sys.argv[1])), BEGIN_BACKDOOR)
+    elif any(method in MORE for method, _, _ in found):
         rewrite(sys.argv[2], lines_more(found, seconds), BEGIN_MORE)
     else:
         rewrite(sys.argv[2], lines(found, seconds))

@@ -96,6 +96,9 @@ def check_methods(plan: Forgetting, methods: Sequence[str]) -> None:
     if plan.removal.unit != CLIENT or len(plan.removal.clients) != 1 or plan.removal.shared:
         raise ConfigError("--approximate forgets one whole client whose images nobody else has: "
                           "give --client K, or leave --approximate out")
+    if plan.parting:
+        raise ConfigError("--approximate needs the clients' images, which are at their sites: "
+                          "leave it out")
     cfg = run_config(plan.path, plan.changes, plan.trust)
     refuse_targets("fedvlm forget --approximate", sets=cfg.DATASET.LABELS)
     _check_plain(rebuild(plan.path, str(cfg.DEVICE), trust=plan.trust).federation)

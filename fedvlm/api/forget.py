@@ -21,6 +21,7 @@ from yacs.config import CfgNode
 
 from fedvlm.api.forgetting.kept import KeptStart, begin_kept, kept_start
 from fedvlm.api.forgetting.known import Known, list_known
+from fedvlm.api.forgetting.parting import AT_SITE, leaving_site, parting
 from fedvlm.api.rebuild import run_folder
 from fedvlm.api.replay import partition_differences
 from fedvlm.config.build import flat
@@ -34,7 +35,7 @@ from fedvlm.data.holdout import SERVER_KEY
 from fedvlm.data.locate import first_names
 from fedvlm.data.partition.index_file import FORGOTTEN, seal
 from fedvlm.federation.discovery import NO_TRUST, Trust
-from fedvlm.job.inputs import Inputs, SharedInputs
+from fedvlm.job.inputs import Inputs, Parting, SharedInputs
 from fedvlm.job.request import Request
 from fedvlm.job.resolve import Job, run_config
 from fedvlm.job.run import run_job
@@ -83,6 +84,7 @@ class Forgetting:
         changes: config keys of the new run.
         start: where the new run begins.
         known: files and folders that still know what is forgotten, with what they are.
+        parting: of a run over sites: what it is built of without the one that leaves.
     """
 
     path: Path
@@ -93,6 +95,7 @@ class Forgetting:
     start: KeptStart
     known: Known
     trust: Trust
+    parting: Parting | None = None
 
     def lines(self) -> list[str]:
         """Return what will be done, and what it costs, for the screen."""
@@ -146,7 +149,10 @@ def plan_forgetting(
         raise DataError(f"'{path}' is not in an output folder any more: forgetting writes a new "
                         "run beside it; move it back below OUTPUT_DIR")
     cfg = run_config(path, {**(changes or {}), "SINKS": "()", "RESUME": ""}, trust)
-    _refuse_parties(path, cfg)
+    if of_parties(cfg):
+        if group or images or not client:
+            _refuse_parties(path)
+        return _plan_parting(path, run, cfg, client, changes, trust, look)
     data = Inputs().data(cfg, progress)
     for clause in partition_differences(data, path):
         raise DataError(f"{path}: {clause}: the images here are not those of the run; give their "
@@ -176,14 +182,15 @@ def carry_out(plan: Forgetting) -> Path:
     Raises:
         FedvlmError: as a run.
     """
-    index = Path(plan.changes[INDEX])
-    with files.explain_errors(index):
-        index.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(index, plan.index)
+    if plan.parting is None:
+        index = Path(plan.changes[INDEX])
+        with files.explain_errors(index):
+            index.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(index, plan.index)
     cfg = run_config(plan.path, plan.changes, plan.trust)
     origin = f"{plan.path.name}/config.yaml"
     origins = {key: "fedvlm forget" if key in (AWAY, INDEX) else origin for key in flat(cfg)}
-    job, inputs = Job(cfg, origins), SharedInputs()
+    job, inputs = Job(cfg, origins), plan.parting or SharedInputs()
     if plan.start.round:
         begin_kept(plan.path, plan.run, job, plan.start.round, inputs)
     done = run_job(job, Request(), inputs)
@@ -204,14 +211,34 @@ def delete_run(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def _refuse_parties(path: Path, cfg: CfgNode) -> None:
-    if of_parties(cfg):
-        raise ConfigError(
-            f"'{path}': the clients' images are at their sites, and nobody can do their rounds "
-            "again here. The owner of the site deletes the images from its list (a whole site: "
-            "leaves the federation), and the coordinator starts the run again with another --tag "
-            "(docs/audit.md)"
-        )
+def _refuse_parties(path: Path) -> None:
+    raise ConfigError(
+        f"'{path}': the clients' images are at their sites, and nobody knows here which are whose. "
+        "A whole site leaves with --client SITE. For less the owner of the site takes the images "
+        "from its list, and the coordinator starts the run again with another --tag "
+        "(docs/audit.md)"
+    )
+
+
+def _plan_parting(
+    path: Path, run: FinishedRun, cfg: CfgNode, client: str, changes: Mapping[str, str] | None,
+    trust: Trust, look: Sequence[str],
+) -> Forgetting:
+    """Return what it takes that a site leaves."""
+    site, told = leaving_site(path, client)
+    clients = tuple(sorted(map(int, told["clients"])))
+    counts = {p: sum(int(n[p]) for n in told["clients"].values()) for p in PARTS} | {"server": 0}
+    inputs, more = parting(path, run, cfg, site, counts)
+    output = path.parents[PLACE_DEPTH]
+    away = [str(flat(cfg)[AWAY]), *(f"{c}:1-" for c in clients)]
+    return Forgetting(
+        path, run, Removal("site", f"site {site}", frozenset(), counts, clients, clients), {},
+        {**(changes or {}), **more, "SINKS": "()", "RESUME": "", "OUTPUT_DIR": str(output),
+         AWAY: ",".join(filter(None, away))},
+        KeptStart(0, "as the sites that stay do all their rounds again"),
+        [*list_known(path, output, run, cfg, frozenset(), look), (Path(site), AT_SITE)],
+        trust, inputs,
+    )
 
 
 def _removal(

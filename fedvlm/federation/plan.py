@@ -265,8 +265,10 @@ class Plan:
             QuorumError: too few are left.
         """
         quorum, lost = self.unreliable.quorum, self.lost(round_, clients, lengths)
-        if len(clients) - len(lost) < quorum_count(quorum, len(clients)):
-            raise QuorumError(below_quorum(round_, len(clients), lost, quorum))
+        counted = [c for c in clients if not self.unreliable.never(c)]
+        gone = {c: why for c, why in lost.items() if c in counted}
+        if len(counted) - len(gone) < quorum_count(quorum, len(counted)):
+            raise QuorumError(below_quorum(round_, len(counted), gone, quorum))
         if not self.unreliable.cuts:
             return lost, {}
         whole, done = (f(round_, clients, lengths) for f in (self.effort.whole, self.effort.totals))

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from yacs.config import CfgNode
@@ -105,20 +105,35 @@ class ServerInputs(SiteInputs):
         folder: where its images are.
         counts: what the sites say of their clients.
         digest: of the data of all of them, as they tell it.
+        forgotten: see ``FederatedData``.
     """
 
     serves = True
 
     def __init__(
-        self, file: SiteFile, folder: Path, counts: Roster, digest: str = ""
+        self, file: SiteFile, folder: Path, counts: Roster, digest: str = "",
+        forgotten: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(file, folder)
-        self.counts, self.digest = counts, digest
+        self.counts, self.digest, self.forgotten = counts, digest, dict(forgotten or {})
 
     def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
         """See ``Inputs``."""
-        data = super().data(cfg, progress)
+        data = replace(super().data(cfg, progress), forgotten=self.forgotten)
         return replace(data, split_digest=self.digest) if self.digest else data
+
+
+@dataclass(frozen=True)
+class Parting(Inputs):
+    """What a run over sites without one of them is built of (``api.forgetting.parting``).
+
+    Attributes:
+        met: what the sites told in the old run; of the one that leaves zeros.
+        forgotten: what is to be certified.
+    """
+
+    met: Mapping[str, Any]
+    forgotten: Mapping[str, Any]
 
 
 class SharedInputs(Inputs):

@@ -173,6 +173,8 @@ def test_bad_words_are_one_sentence(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no image of the run is in this folder"):
         plan_forgetting(run, images=str(tmp_path))
     with pytest.raises(ConfigError, match="images are at their sites"):
+        plan_forgetting(run, group="p1", changes={"FED.ENGINE": "sites"})
+    with pytest.raises(ConfigError, match="nothing is kept of what its sites told"):
         plan_forgetting(run, client="1", changes={"FED.ENGINE": "sites"})
     with pytest.raises(DataError, match="not a run folder"):
         plan_forgetting(tmp_path, client="1")

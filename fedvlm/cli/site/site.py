@@ -15,6 +15,8 @@ serve site.yaml: wait for coordinators, and work for any run that the owner allo
 images; a run's config comes from its coordinator. With --federation INVITATION over Flower, and no
 port is open here; with --listen PATH for coordinators on this machine (fedvlm run --engine sites
 --sites-at PATH).
+forget site.yaml [RUN]: erase what this site keeps of a run, or of all: clients' states and words of
+the run; and say what the others still hold. --dry-run: say it alone.
 record site.yaml: ten questions about what left this site, to whom and how protected, answered from
 the log of its messages and its rules; writes record.md beside site.yaml.
 stop site.yaml: end the process that serves it; what it keeps is whole at any time.
@@ -42,15 +44,16 @@ EXAMPLES = (
     "fedvlm site check server/site.json --images test_photos/",
     "fedvlm site status clinic/site.yaml",
     "fedvlm site record clinic/site.yaml",
+    "fedvlm site forget clinic/site.yaml --dry-run",
     "fedvlm site key clinic/site.yaml  # and send clinic/clinic.pub to the coordinator",
     "fedvlm site serve clinic/site.yaml --federation clinic.json",
     "fedvlm site stop clinic/site.yaml",
     "fedvlm site serve clinic/site.yaml --listen sockets/clinic",
 )
 ALSO = ("party", "silo", "owner", "serve")
-WHAT = ("make", "check", "status", "key", "serve", "record", "stop")
+WHAT = ("make", "check", "status", "key", "serve", "record", "forget", "stop")
 _READS = {"check": ("full", "json", "sample"), "status": ("json",),
-          "record": ("head", "json"), "stop": (),
+          "record": ("head", "json"), "stop": (), "forget": ("dry_run",),
           "key": _serve.KEYS}
 _LOOKS = ("full", "head", "json", "sample")
 _FILE = "FILE is a site.yaml, written by fedvlm site make"
@@ -94,7 +97,7 @@ def _mistakes(args: Namespace) -> list[str]:
     stray = [n for dest, n in args.spelling.items() if dest not in reads]
     if stray:
         return [f"{args.what} does not read {name}" for name in stray]
-    if len(args.opts) != 1:
+    if len(args.opts) != 1 and not (args.what == "forget" and len(args.opts) == 2):
         return [f"{args.what} needs one FILE: fedvlm site {args.what} FILE; {_FILE}"]
     if args.full and args.sample is not None:
         return ["give --full or --sample N, not both"]
@@ -121,6 +124,10 @@ def main(args: Namespace) -> int:
         from fedvlm.cli.site._record import site_record  # start-up: PyTorch, 2 s
 
         return site_record(args)
+    if args.what == "forget":
+        from fedvlm.cli.site._erase import erase  # start-up: PyTorch, 2 s
+
+        return erase(args)
     from fedvlm.cli.site import _look  # start-up: PyTorch, 2 s
 
     return {"check": _look.check, "status": _look.site_status, "stop": _look.stop}[args.what](args)

@@ -13,6 +13,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.schema import by_number
 from fedvlm.federation.server import Roster
 
+GONE = "0" * 64  # digest of the data of a site that was forgotten (``fedvlm forget``)
 
 @dataclass
 class Membership:
@@ -64,6 +65,10 @@ class Membership:
                                   "made a new key, delete sites/met.json of the run's folder)")
             if client in self.home:
                 raise ConfigError(f"sites {self.home[client]} and {site} both have client {client}")
+        if any(self.before.get(c) == GONE for c in clients):
+            raise ConfigError(f"site {site} has client {min(clients)}, which this run has "
+                              "forgotten: end its process (fedvlm site stop), or remove the site "
+                              "(fedvlm federation dismiss)")
         if any(self.before.get(c, values["data"]) != values["data"] for c in clients):
             raise _other_data(site)
         self.met[site], self.data[site] = dict(values["facts"]), values["data"]
@@ -87,7 +92,8 @@ class Membership:
             self.data[site] = str(told["data"])
             if told.get("key"):
                 self.keys[site] = str(told["key"])
-            say(f"{site} is not connected: clients {sorted(counts)[:8]} count as before")
+            what = "are forgotten" if told["data"] == GONE else "count as before"
+            say(f"{site} is not connected: clients {sorted(counts)[:8]} {what}")
 
     def number(
         self, clients: int, before: Mapping[str, Mapping[str, Any]], names: Sequence[str]

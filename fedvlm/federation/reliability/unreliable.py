@@ -136,6 +136,10 @@ class Unreliable:
         return self.deadline > 0 and self.late == PARTIAL
 
     # ---- one client ------------------------------------------------------------------------
+    def never(self, client: int) -> bool:
+        """Say whether a client is away from round 1 to the end: no quorum counts it."""
+        return any(a.client == client and a.first <= 1 and not a.last for a in self.absences)
+
     def slowness(self, round_: int, client: int) -> float:
         """Return how many times as long a client's steps take in a round; 1: full speed."""
         when = round_ if self.slow_by == ROUND else 0

@@ -12,7 +12,7 @@ from fedvlm.distributed.server.baselines import ask_baselines
 from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built
 from fedvlm.job.engines.base import ClientSide, Tell
-from fedvlm.job.inputs import Inputs
+from fedvlm.job.inputs import Inputs, Parting
 from fedvlm.job.sites.parties import Parties, check_sites, meet_parties
 from fedvlm.runs.folder import RunFolder
 
@@ -33,7 +33,8 @@ class AtParties(ClientSide):
     def gather(self, path: Path, inputs: Inputs | None) -> Iterator[Inputs | None]:
         """See ``ClientSide.gather``: the sites are met, since counts come from them."""
         progress("meeting the sites")
-        with meet_parties(self.cfg, path) as self.parties:
+        without = inputs if isinstance(inputs, Parting) else None
+        with meet_parties(self.cfg, path, without) as self.parties:
             yield self.parties.inputs
 
     @contextlib.contextmanager

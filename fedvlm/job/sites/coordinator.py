@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from yacs.config import CfgNode
 
@@ -79,11 +80,13 @@ def check_file(file: SiteFile) -> None:
         )
 
 
-def inputs_of(engine: RemoteEngine, file: SiteFile, folder: Path) -> ServerInputs:
+def inputs_of(
+    engine: RemoteEngine, file: SiteFile, folder: Path, forgotten: Mapping[str, Any] | None = None
+) -> ServerInputs:
     """Return what the server's side of a run is built of, once the sites were met."""
     told = sorted([sorted(map(int, site["clients"])), site["data"]]
                   for site in engine.members.welcomes().values())
-    return ServerInputs(file, folder, engine.members.roster(), digest(told))
+    return ServerInputs(file, folder, engine.members.roster(), digest(told), forgotten)
 
 
 def join_sites(engine: RemoteEngine, built: Built) -> None:

@@ -35,7 +35,7 @@ from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built
 from fedvlm.job.engines.states import RUN
-from fedvlm.job.inputs import ServerInputs
+from fedvlm.job.inputs import Parting, ServerInputs
 from fedvlm.job.sites.coordinator import check_file, inputs_of, join_sites
 from fedvlm.job.sites.party import config_plain
 from fedvlm.job.sites.sums import engine_of
@@ -183,11 +183,14 @@ class Parties:
 
 
 @contextlib.contextmanager
-def meet_parties(cfg: CfgNode, path: Path) -> Iterator[Parties]:
+def meet_parties(
+    cfg: CfgNode, path: Path, without: Parting | None = None
+) -> Iterator[Parties]:
     """Meet the sites of a run, and hang up after it.
 
     Args:
         path: of the run's folder, which need not be there yet.
+        without: a run of before, and the site that leaves it.
 
     Raises:
         ConfigError: nobody is there, a site refuses or differs, or clients have no site.
@@ -198,7 +201,8 @@ def meet_parties(cfg: CfgNode, path: Path) -> Iterator[Parties]:
     if file.dataset != cfg.DATASET.NAME:
         raise ConfigError(f"DATASET.NAME {cfg.DATASET.NAME}: '{cfg.FED.SITE_FILE}' is "
                           f"for '{file.dataset}'; drop the key")
-    before, carrier = read_met(path), sites_of(cfg)
+    before = read_met(path) or (without.met if without else {})
+    carrier = sites_of(cfg)
     engine = engine_of(cfg)(
         carrier, config_plain(cfg), policy=policy_of(cfg), run_id=run_name(path),
         say=_tell,
@@ -209,7 +213,8 @@ def meet_parties(cfg: CfgNode, path: Path) -> Iterator[Parties]:
         for site, told in engine.members.welcomes().items():
             ids = [int(c) for c in told["clients"]]
             engine.say(f"{site}: clients {', '.join(map(str, ids))}")
-        yield Parties(engine, carrier, inputs_of(engine, file, images_of(cfg)))
+        yield Parties(engine, carrier, inputs_of(
+            engine, file, images_of(cfg), without.forgotten if without else None))
     finally:
         carrier.close()
         with contextlib.suppress(DataError, OSError):  # of the last session; nothing reads it back

@@ -1,0 +1,108 @@
+"""A site leaves a finished run: the others do it again, and the site erases what it keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from fedvlm.api.forget import plan_forgetting
+from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError
+from fedvlm.distributed.site_yaml import read_site_yaml
+from fedvlm.job.sites import parties
+from fedvlm.job.sites.resident import serving
+from fedvlm.runs.finished import read_finished
+from tests import jobs
+from tests.job.sites.places import Line, federated, make
+
+APFL = ("--trainer", "APFL")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
+        patch.setenv("FEDVLM_CACHE", str(tmp_path_factory.mktemp("few")))
+        return make(tmp_path_factory.mktemp("parties"))
+
+
+def others(place: Path, patch: pytest.MonkeyPatch, away: str) -> Line:
+    """Only the sites that stay are there."""
+    line = Line(place, ("", 0), ("", 0), {})
+    line.answers.pop(away, None)
+    patch.setattr(parties, "sites_of", lambda cfg: line)
+    return line
+
+
+def test_the_others_give_the_bits_of_a_run_it_was_never_in(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Against the run that sees all images, from which the client is away from round 1."""
+    monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    assert federated(place, tmp_path / "out", monkeypatch, *APFL)[0] == 0
+    old = jobs.folder(tmp_path / "out")
+    capsys.readouterr()
+    assert main(["forget", str(old), "--client", "site1", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "to forget: site site1 (10 train" in said and "away from round 1: client 1" in said
+    assert "its owner erases them (fedvlm site forget)" in said
+    everybody = Line(place, ("", 0), ("", 0), {})
+    monkeypatch.setattr(parties, "sites_of", lambda cfg: everybody)
+    assert main(["forget", str(old), "--client", "1"]) == 2
+    assert "site site1 has client 1, which this run has forgotten" in capsys.readouterr().err
+    line = others(place, monkeypatch, "site1")
+    assert main(["forget", str(old), "--client", "1"]) == 0
+    (file,) = (tmp_path / "out").rglob("forgotten.json")
+    told, new = json.loads(file.read_text()), read_finished(file.parent)
+    run = read_finished(old)
+    assert run is not None and new is not None and len(line.frames) > 4
+    assert (told["unit"], told["clients"], told["from_round"]) == ("site", [1], 1)
+    assert (told["of"], told["without"]) == (run.digest, new.digest)
+    assert main(["verify", str(file.parent)]) == 0
+    assert jobs.run(tmp_path / "away", *APFL, "FED.SITES", "0,1",
+                    "FED.UNRELIABLE.AWAY", "1:1-") == 0
+    newest = sorted(file.parent.glob("state/round_*.safetensors"))[-1]
+    theirs = {n: v for n, v in jobs.state(tmp_path / "away").items() if n.startswith("server|")}
+    ours = safetensors.torch.load_file(newest)
+    assert theirs and ours.keys() == theirs.keys()
+    assert all(torch.equal(v, ours[n]) for n, v in theirs.items())
+    before = safetensors.torch.load_file(sorted(old.glob("state/round_*.safetensors"))[-1])
+    assert any(not torch.equal(v, ours[n]) for n, v in before.items()), "it had a part in them"
+    for row in new.rounds():
+        assert 1 not in [c["client"] for c in row.get("clients", ())] + row["participants"]
+    with pytest.raises(ConfigError, match="it was forgotten before"):
+        plan_forgetting(file.parent, client="1")
+    with pytest.raises(ConfigError, match="no site is left that trained"):
+        plan_forgetting(file.parent, client="0")
+    with pytest.raises(ConfigError, match="the run has the sites site0, site1.*did you mean"):
+        plan_forgetting(old, client="site3")
+
+
+def test_a_site_erases_what_it_keeps_and_says_who_else_knows(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert federated(place, tmp_path / "out", monkeypatch, *APFL, "--tag", "again")[0] == 0
+    yaml = place / "site0" / "site.yaml"
+    states = read_site_yaml(yaml).states
+    run = (jobs.folder(tmp_path / "out") / "sites" / "run").read_text().strip()
+    assert (states / run).is_dir() and (states / ".runs" / f"{run}.json").is_file()
+    capsys.readouterr()
+    with serving(read_site_yaml(yaml)):
+        assert main(["site", "forget", str(yaml)]) == 2
+        assert "serves this site: end it first" in capsys.readouterr().err
+    assert main(["site", "forget", str(yaml), "nobody"]) == 2
+    assert "is the beginning of no run(s) of this site" in capsys.readouterr().err
+    assert main(["site", "forget", str(yaml), run[:8], "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert f"to erase: {states / run}" in said and (states / run).is_dir()
+    assert f"run {run[:12]}: updates of 2 rounds, 1 to 2, left this site" in said
+    assert main(["site", "forget", str(yaml), run[:8]]) == 0
+    assert not [p for p in states.rglob("*") if run in p.name]
+    assert (states / "messages.jsonl").is_file() and (states / ".noise").is_file()
+    assert main(["site", "forget", str(yaml)]) == 0
+    assert [p.name for p in states.rglob("*") if p.is_file()] == ["messages.jsonl"]
