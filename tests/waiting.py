@@ -254,6 +254,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/evaluation/meter.py": {
         "start-up: for captions only": ("fedvlm.evaluation.caption_rows",),
         "start-up: for metrics by name only": ("fedvlm.evaluation.named",),
+        "start-up: for temperatures only": ("fedvlm.evaluation.calibrated",),
         "start-up: for sets of labels only": ("fedvlm.evaluation.label_rows",),
     },
     "fedvlm/evaluation/scores.py": {

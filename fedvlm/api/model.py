@@ -39,7 +39,7 @@ class Predictions:
         logits: ``[n, C]`` float32 on the CPU.
         names: file of each image; empty for what came from memory.
         sets: an image has a set of labels: probabilities are each label's own.
-        temperature, thresholds: of such a model (``export.trained.Facts``).
+        temperature: that divides the logits; ``thresholds``: of sets (``export.trained.Facts``).
     """
 
     classnames: tuple[str, ...]
@@ -51,10 +51,10 @@ class Predictions:
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """Softmax of the logits, of sets of labels the sigmoid, ``[n, C]`` float64."""
+        """Softmax of logits / temperature, of sets of labels the sigmoid, ``[n, C]`` float64."""
         if self.sets:
             return (self.logits.double() / self.temperature).sigmoid().numpy()
-        return self.logits.double().softmax(-1).numpy()
+        return (self.logits.double() / self.temperature).softmax(-1).numpy()
 
     @property
     def labels(self) -> np.ndarray:

@@ -206,6 +206,8 @@ class Run:
                 last.get(EVERYBODY))
             metrics = {measure_word(last): float(value)} if value is not None else {}
             fixed = fixed_of(self.record.results, client)
+            if not fixed[1]:
+                fixed = (float(rows.get(client, {}).get("temperature") or 1.0), ())
         most = "at most " if cfg.FED.PATIENCE else ""
         notes = [f"round {state.round} of {most}{cfg.FED.ROUNDS}, run folder {self.path.name}"]
         if not self._earlier and self.record and federation_answer(self.record.results):

@@ -424,6 +424,10 @@ def _test() -> Schema:
             (), "more metrics of the personal models: auroc, top5, f1, balanced, sensitivity, or a "
             "function of your own as ./file.py:function", neutral=(),
         ),
+        "TEST.CALIBRATE": Option(
+            False, "fit a temperature of each client's probabilities on its validation images, "
+            "for results, predict and export; no prediction changes", neutral=False,
+        ),
         "TEST.KEEP_LOGITS": Option(False, "keep the last round's logits per sample"),
         "TEST.REFERENCES": Option(
             True,

@@ -155,6 +155,7 @@ class ClientMeter:
         backdoor: where attackers train a trigger: how its success is measured, where calibration
             is asked for.
         named: metrics by name, computed where calibration is asked for.
+        calibrate: there, also fit a temperature on validation images (``calibrated``).
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class ClientMeter:
         self.logits: dict[str, Tensor] = {}
         self.backdoor: Backdoor | None = None
         self.named: Sequence[NamedMetric] = ()
+        self.calibrate = False
         self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
 
     def __call__(self, measure: Measure, models: PersonalModels) -> list[Row]:
@@ -196,6 +198,8 @@ class ClientMeter:
                 self.backdoor.add(found, tests, partial(self._build(params), self.model))
             if self.named and measure.calibration:
                 self._name(found, measure, clients, answers)
+            if self.calibrate and measure.calibration:
+                self._calibrate(found, measure, clients, answers)
             rows += found
         return rows
 
@@ -205,15 +209,30 @@ class ClientMeter:
         """Add the metrics by name to the rows of a chunk, by a pass of their own."""
         from fedvlm.evaluation.named import add_metrics  # start-up: for metrics by name only
 
-        tests = [np.asarray(getattr(self.data.clients[c], measure.split), dtype=np.int64)
-                 for c in clients]
+        said = self._said(measure.split, clients, answers)
         sets = getattr(self.data, "label_sets", None)
-        truths = [self.data.labels[t] if sets is None else sets[self.data.labels[t]] for t in tests]
-        width = len(self.model.classnames)
-        add_metrics(self.named, rows, truths, [
-            np.zeros((0, width)) if one.logits is None else one.logits.double().numpy()
-            for one in answers.own(tests, True)
-        ])
+        truths = [labels if sets is None else sets[labels] for _, labels in said]
+        add_metrics(self.named, rows, truths, [logits for logits, _ in said])
+
+    def _calibrate(
+        self, rows: Sequence[Row], measure: Measure, clients: Sequence[int], answers: Answers
+    ) -> None:
+        """Add temperatures and what they change to the rows of a chunk, by passes of their own."""
+        from fedvlm.evaluation.calibrated import add_calibration  # start-up: for temperatures only
+
+        held, judged = (self._said(split, clients, answers) for split in ("val", measure.split))
+        add_calibration(rows, held, judged)
+
+    def _said(
+        self, split: str, clients: Sequence[int], answers: Answers
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return logits ``[n, C]`` float64 and labels ``[n]`` of each client's samples."""
+        at = [np.asarray(getattr(self.data.clients[c], split), dtype=np.int64) for c in clients]
+        none = np.zeros((0, len(self.model.classnames)))
+        return [
+            (none if one.logits is None else one.logits.double().numpy(), self.data.labels[samples])
+            for samples, one in zip(at, answers.own(at, True), strict=True)
+        ]
 
     def template(self, measure: Measure, clients: Sequence[int]) -> list[Row]:
         """Return the rows of the pretrained model, classified by the dataset's template prompt."""

@@ -31,6 +31,7 @@ DOMAIN = "domain"
 UNSEEN = "unseen"
 UNSEEN_CLIENTS = "unseen_clients"
 CONFUSION = "confusion"
+SURE = ("nll", "ece", "nll_calibrated", "ece_calibrated")  # of lines, and their means
 TARGET = "target."
 TARGETS = "targets"
 _LISTED = 8
@@ -342,7 +343,7 @@ def personal_scores(rows: Sequence[Row]) -> dict[str, Any]:
         return label_rows.set_scores(rows)
     values = [row["accuracy"] for row in rows]
     low, middle, high = metrics.quartiles(values)
-    sure = {f"personal_{name}": mean(row.get(name) for row in rows) for name in ("nll", "ece")
+    sure = {f"personal_{name}": mean(row.get(name) for row in rows) for name in SURE
             if any(name in row for row in rows)}
     return {
         "personal": mean(values),

@@ -78,6 +78,9 @@ def _rows(recipe: ExportRecipe, trained: TrainedModel, base: str) -> Mapping[str
         rows["Labels"] = ("a set of labels for each image: sigmoid(logit / "
                           f"{sets['temperature']:.3g}) at least the label's threshold: "
                           + ", ".join(f"{name} {limit:.3f}" for name, limit in limits))
+    if "temperature" in recipe.card:
+        rows["Probabilities"] = (f"softmax(logits / {recipe.card['temperature']:.3g}); the "
+                                 "temperature was fitted on the client's validation images")
     if trained.trainer.extra_data:
         rows["Extra data"] = trained.trainer.extra_data
     return rows

@@ -118,6 +118,8 @@ class ExportRecipe:
                 lines += [""] * line.startswith(("class ", "def ")) + [line]
         text = "\n".join(lines) + "\n" + (
             runner.SETS_TAIL if "sets" in self.card else runner.TAIL)
+        if "temperature" in self.card:
+            text = text.replace(*runner.WITH_PROBABILITY)
         return text if text.count("\n") <= 60 else re.sub(r"\n\n+", "\n", text)
 
     def module(self, model: VLModel) -> nn.Module:
@@ -186,10 +188,10 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
 
 
 def sets_card(trained: TrainedModel) -> dict[str, Any]:
-    """Return what a card says of sets of labels: temperature and thresholds; else nothing."""
-    if not trained.model.sets:
-        return {}
+    """Return the temperature, where one was fitted; of sets of labels with the thresholds."""
     facts = trained.facts
+    if not trained.model.sets:
+        return {} if facts.temperature == 1.0 else {"temperature": facts.temperature}
     limits = facts.thresholds or (0.5,) * len(trained.classnames)
     return {"sets": {"temperature": facts.temperature, "thresholds": list(limits)}}
 

@@ -160,6 +160,11 @@ if __name__ == "__main__":
         name = model.card["classnames"][logits.index(max(logits))]
         print(json.dumps({"image": image, "class": name, "logits": logits}))
 """
+WITH_PROBABILITY = (  # where a temperature was fitted
+    '"logits": logits}',
+    '"logits": logits,\n                          "probability": max(\n            '
+    '(torch.tensor(logits) / model.card["temperature"]).softmax(0).tolist())}',
+)
 SETS_TAIL = """
 if __name__ == "__main__":
     model = load(Path(__file__).resolve().parent)

@@ -21,8 +21,8 @@ class Facts:
         licence: of the base weights, as the Hub writes it (``mit``, ``apache-2.0``).
         base: the base model's name on the Hub; empty: by the backbone's name where it is known.
         notes: more sentences.
-        temperature, thresholds: of a model over sets of labels, as its client's validation images
-            fixed them; without thresholds 0.5 for each label.
+        temperature: that divides the logits, as the client's validation images fixed it.
+        thresholds: likewise, of a model over sets of labels; without any 0.5 for each label.
         captioned: it was trained on captions: it finds texts of images and predicts no classes.
         run: identity digest of the run that it is of.
     """

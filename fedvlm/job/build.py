@@ -515,6 +515,7 @@ def complete_run(
     meter = ClientMeter(
         model, run.trainer, test, data, batch_size=size, fold=not cfg.FED.PLAIN,
     )
+    meter.calibrate = bool(cfg.TEST.CALIBRATE)
     if run.plan.hostile is not None and run.plan.hostile.trigger is not None:
         from fedvlm.evaluation import backdoor  # start-up: runs with attackers only
 

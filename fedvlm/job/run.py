@@ -152,6 +152,7 @@ def _built_and_trained(
     with folder:
         # Under the lock: two of the same command do it once.
         named = named_metrics(prepared, origins)
+        check_calibrate(prepared)
         built = complete_run(prepared, progress, lambda note: console.notes([note]))
         built.meter.named = named
         folder.begin()
@@ -180,6 +181,30 @@ def named_metrics(run: Prepared, origins: Mapping[str, str]) -> Sequence[NamedMe
     typed = origins.get("TEST.METRICS", "").startswith(("flag", "opts"))
     return load_metrics(
         words, len(run.data.classnames), run.data.label_sets is not None, typed)
+
+
+def check_calibrate(run: Prepared) -> None:
+    """Refuse TEST.CALIBRATE where no temperature can be fitted.
+
+    Raises:
+        ConfigError: no client has validation images; sets of labels or captions; clients that are
+            measured in other processes.
+    """
+    cfg, data = run.cfg, run.data
+    if not cfg.TEST.CALIBRATE:
+        return
+    why = ""
+    if cfg.FED.ENGINE != "local":
+        why = f"it works in one process: use --engine local, not {cfg.FED.ENGINE}"
+    elif data.label_sets is not None:
+        why = "sets of labels always have temperatures and thresholds"
+    elif cfg.DATASET.CAPTIONS:
+        why = "a run on captions has no probabilities"
+    elif not any(len(client.val) for client in data.clients):
+        why = ("no client has validation images, on which a temperature is fixed: give the data a "
+               "validation part (split val)")
+    if why:
+        raise ConfigError(f"TEST.CALIBRATE: {why}; or drop it")
 
 
 def check_whole(cfg: CfgNode, request: Request) -> None:

@@ -47,7 +47,8 @@ METRICS = (
     "personal_macro_f1", "global", "global_macro_f1", "base_all", "base_other", "new", "hm2",
     "hm3", "cm", "personal_before_ft", "unseen", "unseen_personal", "targets", "unseen_clients",
     "unseen_clients_std", "unseen_clients_worst", "personal_balanced", "personal_q1",
-    "personal_median", "personal_q3", "personal_nll", "personal_ece", "personal_auroc",
+    "personal_median", "personal_q3", "personal_nll", "personal_ece",
+    "personal_nll_calibrated", "personal_ece_calibrated", "personal_auroc",
     "personal_sensitivity", "global_auroc", "backdoor",
     *(f"{whose}_{name}" for whose in ("personal", "global") for name in RECALLS),
 )

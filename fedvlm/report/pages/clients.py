@@ -18,7 +18,7 @@ from fedvlm.runs.verify.answer import measure_word
 LENGTH = 40  # points of a client's curve at most
 FEW = 30  # clients whose table is shown whole
 COLUMNS = {"client", "n", "correct", "accuracy"}  # keys of a client with a column of their own
-PLAIN = {"positives", "temperature"}  # of sets of labels: no percentages
+PLAIN = {"positives", "temperature", "nll_calibrated"}  # no percentages
 
 
 def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:

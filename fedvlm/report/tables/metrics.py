@@ -96,6 +96,8 @@ DEFINED = {m.name: m for m in (
                  "regression of their own", lower=True),
     Metric("personal_ece", "expected calibration error of the personal models, mean over clients",
            lower=True),
+    Metric("personal_ece_calibrated", "personal_ece at temperatures fixed on validation images "
+                                      "(TEST.CALIBRATE)", lower=True),
     Metric("personal_auroc", "sets of labels: each client's mean over labels of the AUROC, "
                              "unweighted mean over clients"),
     Metric("personal_sensitivity", "sets of labels: each client's mean over labels of the "
@@ -109,6 +111,8 @@ DEFINED = {m.name: m for m in (
       for k in (1, 5, 10)),
     Metric("personal_nll", "negative log-likelihood of the personal models, mean over clients",
            "nats", True, digits=3),
+    Metric("personal_nll_calibrated", "personal_nll at temperatures fixed on validation images "
+                                      "(TEST.CALIBRATE)", "nats", True, digits=3),
     Metric("personal_macro_f1", "macro-F1 of the personal models, mean over clients"),
     Metric("global", "the shared model on the whole test set"),
     Metric("global_macro_f1", "macro-F1 of the shared model on the whole test set"),

@@ -65,6 +65,8 @@ DERIVED: Mapping[str, tuple[str, Callable[[PlainRows, NumberRecord], float | Non
     "personal_q3": (CLIENTS, _quartile(2)),
     "personal_nll": (CLIENTS, _over("nll")),
     "personal_ece": (CLIENTS, _over("ece")),
+    "personal_nll_calibrated": (CLIENTS, _over("nll_calibrated")),
+    "personal_ece_calibrated": (CLIENTS, _over("ece_calibrated")),
     "personal_auroc": (CLIENTS, _over("auroc")),
     "personal_sensitivity": (CLIENTS, _over("sensitivity")),
     "base_all": (CLIENTS, _over("base_all")),
@@ -79,9 +81,9 @@ DERIVED: Mapping[str, tuple[str, Callable[[PlainRows, NumberRecord], float | Non
     "unseen_clients_worst": (UNSEEN_ROWS, _over("accuracy", worst)),
 } | {f"personal_{name}": (CLIENTS, _over(name)) for name in RECALLS}
 #: Percentages, wherever in the results they stand; ``target.<NAME>`` is one, too.
-PERCENT = (frozenset(DERIVED) - {"personal_nll"}) | {
+PERCENT = (frozenset(DERIVED) - {"personal_nll", "personal_nll_calibrated"}) | {
     "global", "global_macro_f1", "unseen", "targets", "accuracy", "macro_f1", "accuracy_before_ft",
-    "val", "balanced", "ece", "auroc", "global_auroc", "ap", "f1", "sensitivity",
+    "val", "balanced", "ece", "ece_calibrated", "auroc", "global_auroc", "ap", "f1", "sensitivity",
     *RECALLS, *(f"global_{name}" for name in RECALLS),
 }
 #: A method's own numbers, by its own names; and counts under the names of percentages.
