@@ -63,7 +63,7 @@ CUTS = {
     "even": Cut("EuroSAT, iid, 5 clients", EUROSAT, 10, 20, 60, "--partition iid --num-users 5"),
     "mixed": Cut("EuroSAT, Dirichlet 0.3, 10 clients", EUROSAT, 10, 60, 60,
                  "--partition dirichlet --beta 0.3 --num-users 10"),
-    "textures": Cut("DTD, 12 classes, Dirichlet 1, 6 clients", DTD, 12, 15, 10,
+    "textures": Cut("DTD, 10 classes, Dirichlet 1, 6 clients", DTD, 10, 30, 40,
                     "--partition dirichlet --beta 1 --num-users 6"),
     "objects": Cut("Caltech101, 30 classes, Dirichlet 0.5, 20 clients", CALTECH, 30, 20, 20,
                    "--partition dirichlet --beta 0.5 --num-users 20"),
@@ -114,14 +114,15 @@ def make_images(cut: Cut, root: Path, into: Path) -> Path:
     source, rng = root / cut.source, numpy_stream(0, "advise", cut.words)
     if not source.is_dir():
         raise DataError(f"{source} is no folder")
-    names = sorted(path.name for path in source.iterdir() if path.is_dir())
+    each = cut.train + cut.test
+    names = sorted(path.name for path in source.iterdir()
+                   if path.is_dir() and len(list(path.iterdir())) >= each)
+    if len(names) < cut.classes:
+        raise DataError(f"{source} has {len(names)} classes with {each} images, not {cut.classes}")
     rows = []
     for label, name in enumerate(sorted(rng.permutation(names)[:cut.classes])):
         files = sorted((source / name).iterdir())
-        if len(files) < cut.train + cut.test:
-            raise DataError(f"{source / name} has {len(files)} images, fewer than "
-                            f"{cut.train + cut.test}")
-        for at, place in enumerate(rng.permutation(len(files))[:cut.train + cut.test]):
+        for at, place in enumerate(rng.permutation(len(files))[:each]):
             part, file = "train" if at < cut.train else "test", files[place]
             path = into / part / name / file.name
             path.parent.mkdir(parents=True, exist_ok=True)

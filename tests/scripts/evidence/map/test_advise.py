@@ -14,6 +14,7 @@ from PIL import Image
 from evidence.commands import main
 from evidence.map import advise
 from evidence.map.advise import Cut, differences, is_opposite, make_images, table_lines
+from fedvlm.core.errors import DataError
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,8 @@ def test_a_folder_has_as_many_images_of_each_class_and_none_twice(
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 * 17 and {row["hospital"] for row in rows} == {"H0", "H1"}
     assert all((table.parent / row["file"]).is_file() for row in rows)
+    with pytest.raises(DataError, match="has 4 classes with 10 images, not 5"):
+        make_images(Cut("z", "set", 5, 5, 5), root, tmp_path / "z")
     assert main(["advise", "--root", str(tmp_path), "--backbone", "tiny",
                  "--runs", str(tmp_path / "none")]) == 3
 
