@@ -217,15 +217,21 @@ class _Merge:
 
     def tree(self) -> CfgNode:
         """Return the frozen yacs tree."""
-        root = CfgNode()
-        for key in sorted(self.values):
-            *path, name = key.split(".")
-            node = root
-            for part in path:
-                node = node.setdefault(part, CfgNode())
-            node[name] = self.values[key]
+        root = nested(self.values)
         root.freeze()
         return root
+
+
+def nested(values: Mapping[str, Value]) -> CfgNode:
+    """Return the yacs tree of dotted keys, not frozen."""
+    root = CfgNode()
+    for key in sorted(values):
+        *path, name = key.split(".")
+        node = root
+        for part in path:
+            node = node.setdefault(part, CfgNode())
+        node[name] = values[key]
+    return root
 
 
 def _swapped(

@@ -269,9 +269,8 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
 
     def number(word: str) -> int:
         wanted = f"a whole number from {low} " + ("on" if high is None else f"to {high}")
-        if not (word.isascii() and word.removeprefix("-").isdigit()):
-            raise argparse.ArgumentTypeError(f"expects {wanted}, got '{word}'")
-        if int(word) < low or (high is not None and int(word) > high):
+        digits = word.isascii() and word.removeprefix("-").isdigit()
+        if not digits or int(word) < low or (high is not None and int(word) > high):
             raise argparse.ArgumentTypeError(f"expects {wanted}, got '{word}'")
         return int(word)
 

@@ -78,22 +78,24 @@ def set_row(
     z = _finite(logits)
     each = {"ap": rankings.average_precision(truth, z), "auroc": rankings.auroc(truth, z)}
     row: Row = {"client": int(client), "n": len(truth), "positives": int(truth.sum()),
-                "accuracy": _percent(each["ap"]), "auroc": _percent(each["auroc"])}
+                "accuracy": mean_percent(each["ap"]), "auroc": mean_percent(each["auroc"])}
     if fixed is not None:
         p = probabilities(logits, fixed.temperature)
         each["f1"] = rankings.f1(truth, p >= fixed.thresholds)
         each["sensitivity"] = rankings.sensitivity_at(truth, z, SPECIFICITY)
-        row |= {"macro_f1": _percent(each["f1"]), "sensitivity": _percent(each["sensitivity"]),
+        row |= {"macro_f1": mean_percent(each["f1"]),
+                "sensitivity": mean_percent(each["sensitivity"]),
                 "nll": _nll(truth, z), "temperature": fixed.temperature}
         for i in range(truth.shape[1]):
             row[f"{LABEL}.{i}.positives"] = int(truth[:, i].sum())
             row[f"{LABEL}.{i}.threshold"] = float(fixed.thresholds[i])
-            row |= {f"{LABEL}.{i}.{name}": _percent(values[i : i + 1])
+            row |= {f"{LABEL}.{i}.{name}": mean_percent(values[i : i + 1])
                     for name, values in each.items()}
     return row | ({"broken": broken} if broken else {})
 
 
-def _percent(values: np.ndarray) -> float | None:
+def mean_percent(values: np.ndarray) -> float | None:
+    """Return 100 times the mean of the values that are numbers; None where none is."""
     there = values[~np.isnan(values)]
     return 100.0 * float(there.mean()) if len(there) else None
 

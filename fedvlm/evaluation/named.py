@@ -24,7 +24,7 @@ from fedvlm.core.errors import ConfigError, did_you_mean, failure_text
 from fedvlm.core.files import user_path
 from fedvlm.core.stats import mean, population_std, worst
 from fedvlm.evaluation import metrics, rankings
-from fedvlm.evaluation.label_rows import SPECIFICITY
+from fedvlm.evaluation.label_rows import SPECIFICITY, mean_percent
 from fedvlm.federation.discovery import code_digest, load_module
 from fedvlm.federation.server import Row
 
@@ -50,7 +50,7 @@ class NamedMetric:
 
 
 def _auroc(p: np.ndarray, y: np.ndarray) -> float | None:
-    return _percent(rankings.auroc(_hot(p, y), p))
+    return mean_percent(rankings.auroc(_hot(p, y), p))
 
 
 def _top(p: np.ndarray, y: np.ndarray) -> float:
@@ -60,7 +60,7 @@ def _top(p: np.ndarray, y: np.ndarray) -> float:
 
 
 def _sensitivity(p: np.ndarray, y: np.ndarray) -> float | None:
-    return _percent(rankings.sensitivity_at(_hot(p, y)[:, 1:], p[:, 1:], SPECIFICITY))
+    return mean_percent(rankings.sensitivity_at(_hot(p, y)[:, 1:], p[:, 1:], SPECIFICITY))
 
 
 #: name -> (what it is, how it is computed, the classes that it is defined for).
@@ -198,8 +198,3 @@ def metric_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _hot(p: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.eye(p.shape[1], dtype=np.int64)[y]
-
-
-def _percent(values: np.ndarray) -> float | None:
-    there = values[~np.isnan(values)]
-    return 100.0 * float(there.mean()) if len(there) else None

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -140,10 +140,10 @@ def identity_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[
     ]
 
 
-def shorten_lines(lines: list[str]) -> str:
+def shorten_lines(lines: Sequence[str], most: int = _SHOWN) -> str:
     """Join the first few of ``lines`` for one message."""
-    rest = len(lines) - _SHOWN
-    return "; ".join(lines[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+    rest = len(lines) - most
+    return "; ".join(lines[:most]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def config_text(resolved: Mapping[str, Any], origins: Mapping[str, str]) -> str:

@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 
 from fedvlm.export.formats import onnx_file
-from fedvlm.export.matrix import MatrixCell, try_exports
 from fedvlm.export.write import FORMATS
 from fedvlm.federation.cards import trainer_files
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.backbones import load_backbone
+from tests.export.matrix import MatrixCell, try_exports
 from tests.export.models import tiny, trained
 from tests.models.adapted import save_hf_clip
 

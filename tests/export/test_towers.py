@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlm.export.matrix import try_exports
 from fedvlm.export.recipe import TOLERANCE
+from tests.export.matrix import try_exports
 from tests.export.models import trained
 from tests.models.trunks import alone, paired
 

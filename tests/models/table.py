@@ -18,7 +18,6 @@ import torch
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.export.formats import onnx_file
-from fedvlm.export.matrix import try_exports
 from fedvlm.export.trained import TrainedModel
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.openclip import build_image_side
@@ -26,6 +25,7 @@ from fedvlm.models.towers.adapters import TreeEdits, prompt_tree
 from fedvlm.models.towers.blocks import Unreadable
 from fedvlm.models.towers.trunk import Trunk
 from fedvlm.models.vlmodel import VLModel
+from tests.export.matrix import try_exports
 from tests.export.models import NAMES, federation, tiny, trained
 from tests.models import encoders
 from tests.models.toys import toy

@@ -103,7 +103,8 @@ def about_of(job: Job, images: WholeSet, hashes: list[str]) -> About:
         numerics=str(backbone.numerics), batch=batch_size(backbone),
         dtype=str(backbone.feature_dtype).removeprefix("torch."),
         views=views, view_seed=int(cfg.DATA_SEED) if views else -1,
-        data_terms=_one_line(data_terms), weight_terms=_weight_terms(backbone.name),
+        data_terms=_one_line(data_terms),
+        weight_terms=_ASK if backbone.name != "tiny" else "embedded in fedvlm, under its licence",
         version=__version__,
     )
 
@@ -125,10 +126,6 @@ def _bare(weights: str) -> str:
     """Return weights without the folders of this machine."""
     head, colon, rest = weights.rpartition(":")
     return f"{head}{colon}{Path(rest).name}" if "/" in rest or "\\" in rest else weights
-
-
-def _weight_terms(backbone: str) -> str:
-    return "embedded in fedvlm, under its licence" if backbone == "tiny" else _ASK
 
 
 def _one_line(text: str) -> str:

@@ -12,17 +12,24 @@ if TYPE_CHECKING:
     from fedvlm.api.run import Run
 
 
-def add_run(parser: Parser, default: str = "global") -> None:
+def add_run(parser: Parser) -> None:
     """Add the run and the flags that choose its models."""
     add = parser.add_argument
     add("run", metavar="RUN", help="a run folder, finished or not")
-    add("--client", default=default, metavar="N", help=f"a client's number or name, global, or all "
-        f"({default})")
+    add("--client", default="global", metavar="N", help="a client's number or name, global, or all "
+        "(global)")
+    add_model_flags(parser)
+
+
+def add_model_flags(parser: Parser) -> None:
+    """Add the flags that say where a run's model is computed, by whose code, and of which round."""
+    add = parser.add_argument
     add("--device", default="auto", metavar="X", help="auto, cpu, cuda, cuda:N, mps")
     add("--weights", default="", metavar="X", help="file of the backbone's weights, if it was "
         "moved since the run")
     add_trust(parser)
-    add_round(parser)
+    add("--round", type=whole_number(0), default=None, metavar="N", help="the model of an earlier "
+        "round, if its state is kept (the last)")
 
 
 def add_trust(parser: Parser) -> None:
@@ -32,12 +39,6 @@ def add_trust(parser: Parser) -> None:
         "own: the file here, the one that the run recorded")
     add("--trust-code", default="", metavar="SHA256", help="run the method's own file that the "
         "folder names, if this is its digest")
-
-
-def add_round(parser: Parser) -> None:
-    """Add the flag for another round than the last."""
-    parser.add_argument("--round", type=whole_number(0), default=None, metavar="N", help="the "
-                        "model of an earlier round, if its state is kept (the last)")
 
 
 def open_run(args: Namespace) -> Run:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from fedvlm.cli.models._run import add_round, add_trust
+from fedvlm.cli.models._run import add_model_flags
 from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.files import user_path
@@ -33,11 +33,7 @@ def flags(parser: Parser) -> None:
         "onnx (safetensors)")
     add("--epochs", type=whole_number(0), default=None, metavar="N", help="epochs of fine-tuning "
         "(default: the run's setting)")
-    add("--device", default="auto", metavar="X", help="auto, cpu, cuda, cuda:N, mps")
-    add("--weights", default="", metavar="X", help="file of the backbone's weights, if it was "
-                                                   "moved since the run")
-    add_trust(parser)
-    add_round(parser)
+    add_model_flags(parser)
 
 
 def main(args: Namespace) -> int:

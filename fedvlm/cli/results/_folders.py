@@ -32,9 +32,13 @@ def run_folders(words: Iterable[str]) -> list[Path]:
 
 def papers_of(runs: Iterable[FinishedRun]) -> dict[str, Paper]:
     """Return what the cards say of the runs' methods, by the methods' names and by their titles."""
-    names = {str(run.protocol["trainer"]) for run in runs}
-    papers = {name: paper_of(card_of(name), name) for name in sorted(names)}
+    papers = papers_by_name(str(run.protocol["trainer"]) for run in runs)
     return papers | {paper.title: paper for paper in papers.values()}
+
+
+def papers_by_name(names: Iterable[str]) -> dict[str, Paper]:
+    """Return what the cards of methods say, by the methods' names."""
+    return {name: paper_of(card_of(name), name) for name in sorted(set(names))}
 
 
 def no_runs(folders: Sequence[Path], collected: Collected) -> DataError:

@@ -72,7 +72,8 @@ def _over_all(
 
     if args.runs:
         for run in collected.runs:
-            files.write_text(run.path / PAGE, _page(run, "", _command(run)))
+            origin_of_run = shlex.join(["fedvlm", "report", str(run.path)])
+            files.write_text(run.path / PAGE, _page(run, "", origin_of_run))
         say(f"{len(collected.runs)} pages of runs, {PAGE} in each folder")
     trainers = dict.fromkeys(str(run.protocol["trainer"]) for run in collected.runs)
     cards = {name: card_of(name) for name in trainers}
@@ -84,7 +85,3 @@ def _page(run: FinishedRun, title: str, origin: str) -> str:
     from fedvlm.report.pages.run import run_page  # start-up: 1 s of matplotlib
 
     return run_page(run, card_of(str(run.protocol["trainer"])), title, origin)
-
-
-def _command(run: FinishedRun) -> str:
-    return shlex.join(["fedvlm", "report", str(run.path)])

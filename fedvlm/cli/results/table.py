@@ -11,24 +11,22 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
+from fedvlm.cli.results._folders import no_runs, papers_by_name, papers_of, run_folders
 from fedvlm.cli.results._pairs import print_pairs
 from fedvlm.console.parser import Parser, amount, whole_number
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
-from fedvlm.federation.cards import card_of
 from fedvlm.report.collect import Collected, collect
 from fedvlm.report.compare.text import PAIR_FORMATS
 from fedvlm.report.tables.facts import KINDS, METRIC, REFERENCES, Pair, RunFacts
 from fedvlm.report.tables.logs import logs_table
 from fedvlm.report.tables.metrics import COLUMNS, known_metrics
-from fedvlm.report.tables.papers import Paper, bibliography, paper_of
+from fedvlm.report.tables.papers import Paper, bibliography
 from fedvlm.report.tables.render import FORMATS, notes_text
 from fedvlm.report.tables.table import ReportTable, Spec, tables
 from fedvlm.report.tables.tex import Style, tex
-from fedvlm.runs.finished import FinishedRun
 
 EXAMPLES = (
     "fedvlm table output",
@@ -158,13 +156,6 @@ def _beside(
     return lines
 
 
-def _papers(args: Namespace, runs: Sequence[FinishedRun]) -> dict[str, Paper]:
-    """Return what the cards say of the runs' methods, by name and title; else nothing."""
-    if args.names != "paper":
-        return {}
-    return papers_of(runs)
-
-
 def _drawn(args: Namespace, command: str) -> tuple[list[ReportTable], dict[str, Paper]]:
     if args.hyperparameters:
         return _from_tuning(args, command)
@@ -183,8 +174,7 @@ def _from_tuning(args: Namespace, command: str) -> tuple[list[ReportTable], dict
 
     progress.clear()
     path = user_path(args.hyperparameters)
-    names = {str(entry["trainer"]) for entry in read_tuned(path)["entries"]}
-    papers = {name: paper_of(card_of(name), name) for name in sorted(names)} \
+    papers = papers_by_name(str(entry["trainer"]) for entry in read_tuned(path)["entries"]) \
         if args.names == "paper" else {}
     return hyperparameters(path, command, papers), papers
 
@@ -198,7 +188,7 @@ def _from_runs(args: Namespace, command: str) -> tuple[list[ReportTable], dict[s
     collected = collect(folders)
     if not collected.runs:
         raise DataError(f"{no_runs(folders, collected)}; --logs reads CoOp-style logs")
-    papers = _papers(args, collected.runs)
+    papers = papers_of(collected.runs) if args.names == "paper" else {}
     return tables(collected, _spec(args, collected, papers), command), papers
 
 

@@ -86,11 +86,15 @@ def read_words(args: Namespace) -> list[str]:
                             "try configs/sweeps/demo.yaml")
     mistakes += [f"{args.spelling[dest]} does not work with a plan: use {instead}"
                  for dest, instead in _INSTEAD.items() if dest in args.spelling]
+    return mistakes + read_settings(args, PlanReader("words"))
+
+
+def read_settings(args: Namespace, reader: PlanReader) -> list[str]:
+    """Put the flags and KEY VALUE pairs into ``args.settings``; return the mistakes."""
     alone = pairs(args)
-    reader = PlanReader("words")
     opts = {} if alone else dict(zip(args.opts[::2], args.opts[1::2], strict=True))
     args.settings = args.flags | reader.settings(opts, "words")
-    return mistakes + alone + [m.removeprefix("words: words: ") for m in reader.mistakes]
+    return alone + [m.removeprefix("words: ").removeprefix("words: ") for m in reader.mistakes]
 
 
 def plan_of(args: Namespace) -> SweepPlan:

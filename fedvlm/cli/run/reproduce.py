@@ -16,14 +16,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedvlm.cli.run._plan import flatten, split_words, worker_flags
+from fedvlm.cli.run._plan import flatten, read_settings, split_words, worker_flags
 from fedvlm.cli.run.sweep import run_sweep
 from fedvlm.console.parser import Parser, amount
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import progress, say
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
-from fedvlm.job.flags import add_flags, pairs
+from fedvlm.job.flags import add_flags
 from fedvlm.sweep.plan import PlanReader
 
 if TYPE_CHECKING:
@@ -75,15 +75,10 @@ def _read(args: Namespace) -> list[str]:
                  for key in ("TAG", "RESUME") if key in args.flags]
     if args.all and args.recipes:
         mistakes.append(f"--all already means every recipe; drop it or {' '.join(args.recipes)}")
-    alone = pairs(args)
     reader = PlanReader("words")
-    opts = {} if alone else dict(zip(args.opts[::2], args.opts[1::2], strict=True))
-    args.settings = args.flags | reader.settings(opts, "words")
     args.seeds = reader.numbers([int(w) if w.isdigit() else w for w in args.seeds], "--seeds") \
         if args.seeds else ()
-    return mistakes + alone + [
-        m.removeprefix("words: ").removeprefix("words: ") for m in reader.mistakes
-    ]
+    return mistakes + read_settings(args, reader)
 
 
 def main(args: Namespace) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from fedvlm.compat.repository.find import Checkout, syntax_tree
@@ -100,9 +99,3 @@ def _literal(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return MISSING
-
-
-def script_lines(home: Checkout) -> dict[str, Path]:
-    """Return for every key the script that assigns it, for messages."""
-    return {k: main for main in reversed(home.mains)
-            for k in _assigned(syntax_tree(main), ("cfg",), {})}

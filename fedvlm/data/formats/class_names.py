@@ -42,7 +42,7 @@ def read_class_names(path: Path, codes: Sequence[str] = ()) -> dict[str, str]:
                 f"'{absent[0]}'{did_you_mean(absent[0], names)})"
             )
         names = {code: names[code] for code in codes}
-    return _distinct(names)
+    return distinct_names(names)
 
 
 def has_names(path: Path, codes: Sequence[str]) -> bool:
@@ -107,7 +107,8 @@ def _json_pair(code: str, value: Any) -> tuple[str, str] | None:
     return (code, code) if type(value) is int else None
 
 
-def _distinct(names: Mapping[str, str]) -> dict[str, str]:
+def distinct_names(names: Mapping[str, str]) -> dict[str, str]:
+    """Return code -> name by code; the second of one name is ``name (2)``."""
     times: Counter[str] = Counter()
     distinct = {}
     for code in sorted(names):

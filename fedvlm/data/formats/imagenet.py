@@ -12,11 +12,11 @@ ids, then gets ``(2)`` after its name, in ImageNet and in its variants, and the 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 
 from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
+from fedvlm.data.formats.class_names import distinct_names
 from fedvlm.data.formats.folders import class_data
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import read_lines, subfolders
@@ -88,12 +88,7 @@ def read_classnames(path: Path) -> tuple[dict[str, str], list[str]]:
             )
         if names.setdefault(wnid, name) != name:
             raise DataError(f"{path}, line {number}: {wnid} is also called '{names[wnid]}'")
-    unique: dict[str, str] = {}
-    times: Counter[str] = Counter()
-    for wnid in sorted(names):
-        name = names[wnid]
-        times[name] += 1
-        unique[wnid] = name if times[name] == 1 else f"{name} ({times[name]})"
+    unique = distinct_names(names)
     return unique, [wnid for wnid in unique if unique[wnid] != names[wnid]]
 
 

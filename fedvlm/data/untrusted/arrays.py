@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.untrusted.pickles import loads_restricted
+from fedvlm.data.untrusted.pickles import loads_restricted, read_raw
 
 _HEADERS = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}
 _MAX_UNPACKED = 2**30  # bytes of an npz; the published lists take a few megabytes
@@ -31,10 +31,7 @@ def load_arrays(path: Path) -> Any:
     Raises:
         DataError: unreadable, broken, or more than plain data.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    raw = read_raw(path)
     if raw.startswith(_NPY):
         return _npy(raw, str(path))
     if raw.startswith(_ZIP):

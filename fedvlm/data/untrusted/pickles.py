@@ -49,11 +49,19 @@ def load_restricted(path: Path, *, objects: bool = False) -> Any:
     Raises:
         DataError: unreadable, broken, or it asks for any other class or function.
     """
+    return loads_restricted(read_raw(path), str(path), objects=objects)
+
+
+def read_raw(path: Path) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     try:
-        raw = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    return loads_restricted(raw, str(path), objects=objects)
 
 
 def loads_restricted(raw: bytes, where: str, *, objects: bool = False) -> Any:

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.core.trees import Tree
+from fedvlm.models.towers.adapters import uniform
 
 KINDS = ("conf_gate", "gate_mlp", "gate_scalar", "concat_mlp", "classwise", "average")
 HIDDEN = {"conf_gate": 8, "gate_mlp": 32, "gate_scalar": 32, "concat_mlp": 32}
@@ -40,12 +41,12 @@ def build_gate(kind: str, classes: int, generator: torch.Generator, hidden: int 
         into = 2 * CONFIDENCES if kind == "conf_gate" else 2 * classes
         out = classes if kind in ("gate_mlp", "concat_mlp") else 1
         tree = {
-            "gate.w1": _uniform((width, into), into, generator),
-            "gate.b1": _uniform((width,), into, generator),
+            "gate.w1": uniform((width, into), into, generator),
+            "gate.b1": uniform((width,), into, generator),
             "gate.w2": torch.zeros(out, width), "gate.b2": torch.zeros(out),
         }
         if kind == "concat_mlp":
-            tree["gate.w2"] = _uniform((out, width), width, generator)
+            tree["gate.w2"] = uniform((out, width), width, generator)
     if kind in ("conf_gate", "classwise"):
         tree[BIAS] = torch.zeros(classes)
     return tree
@@ -107,7 +108,3 @@ def _joined(z_g: Tensor, z_s: Tensor) -> Tensor:
 def _mlp(p: Tree, x: Tensor) -> Tensor:
     hidden = torch.relu(x @ p["gate.w1"].mT + p["gate.b1"].unsqueeze(1))
     return hidden @ p["gate.w2"].mT + p["gate.b2"].unsqueeze(1)
-
-
-def _uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
-    return (torch.rand(shape, generator=generator) * 2 - 1) * fan_in**-0.5

@@ -18,6 +18,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor
 from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
 from fedvlm.models.features.decode import Load, Throughput, decode_ahead
-from fedvlm.models.features.encode import _WHAT, batch_size
+from fedvlm.models.features.encode import _WHAT, batch_size, compute_padded
 from fedvlm.models.features.rows import RowFile, as_tensor
 from fedvlm.models.features.store import FeatureStore, store_path
 from fedvlm.models.towers.vision import VisionTower
@@ -251,7 +252,10 @@ class Bank:
                 spent.hits += len(names)
             else:
                 with spent.clock("encoding"):
-                    values = compute_padded(self.tower, self.stream, pixels, self.size)
+                    values = compute_padded(
+                        partial(self.tower.compute, stream=self.stream),
+                        self.tower.backbone.feature_dtype, pixels, self.size,
+                    )
                     values = values.to(self.dtype)
                 if self.keeps or not self.store.writable:  # a read-only store says so itself
                     with spent.clock("storing"):
@@ -262,19 +266,3 @@ class Bank:
             done += len(names)
             if progress is not None:
                 progress(_WHAT, done, len(missing))
-
-
-def compute_padded(tower: VisionTower, stream: str, pixels: Tensor, size: int) -> Tensor:
-    """Return a stream of n <= ``size`` images ``[n, 3, H, W]`` through a batch of exactly ``size``.
-
-    In float64 on one thread, as ``encode.encode_padded``.
-    """
-    filler = pixels[:1].expand(size - len(pixels), *pixels.shape[1:])
-    threads = torch.get_num_threads()
-    if tower.backbone.feature_dtype is torch.float64:
-        torch.set_num_threads(1)
-    try:
-        with torch.no_grad():
-            return tower.compute(torch.cat([pixels, filler]), stream)[: len(pixels)].cpu()
-    finally:
-        torch.set_num_threads(threads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -57,7 +57,7 @@ def cached_features(
     size = batch or batch_size(backbone)
     with spent.clock("wall"):
         with spent.clock("looking_up"):
-            store = _open(backbone, transform_digest, cache_dir, size)
+            store = open_store(backbone, transform_digest, cache_dir, size)
         with store:
             rows = _filled(store, backbone, keys, load, view, size, workers, progress, spent)
             if notes is not None:
@@ -65,9 +65,10 @@ def cached_features(
     return rows
 
 
-def _open(
+def open_store(
     backbone: Backbone, transform_digest: str, cache_dir: Path | None, size: int
 ) -> FeatureStore:
+    """Return a tower's store of features, in batches of ``size``; see ``cached_features``."""
     path = store_path(
         cache_dir or default_dir(), backbone.digest, transform_digest, backbone.numerics, size
     )
@@ -117,16 +118,23 @@ def batch_size(backbone: Backbone) -> int:
 
 
 def encode_padded(backbone: Backbone, pixels: Tensor, size: int) -> Tensor:
-    """Features [n, embed_dim] of n <= ``size`` images through a batch of exactly ``size``.
+    """Features [n, embed_dim] of n <= ``size`` images through a batch of exactly ``size``."""
+    return compute_padded(backbone.encode_image, backbone.feature_dtype, pixels, size)
+
+
+def compute_padded(
+    compute: Callable[[Tensor], Tensor], dtype: torch.dtype, pixels: Tensor, size: int
+) -> Tensor:
+    """Return ``compute`` of n <= ``size`` images [n, 3, H, W] in a batch of exactly ``size``.
 
     In float64 on one thread: measured with two, a row's bits depend on its place in the batch.
     """
     filler = pixels[:1].expand(size - len(pixels), *pixels.shape[1:])
     threads = torch.get_num_threads()
-    if backbone.feature_dtype is torch.float64:
+    if dtype is torch.float64:
         torch.set_num_threads(1)
     try:
         with torch.no_grad():
-            return backbone.encode_image(torch.cat([pixels, filler]))[: len(pixels)].cpu()
+            return compute(torch.cat([pixels, filler]))[: len(pixels)].cpu()
     finally:
         torch.set_num_threads(threads)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedvlm.core.progress import Progress
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.features.store import FeatureStore, default_dir, store_path
+from fedvlm.models.features.encode import open_store
 
 KIND = "texts"
 BATCH = 64  # texts of a pass; part of the identity
@@ -32,12 +32,7 @@ def cached_texts(
     """
     keys = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
     by_key = dict(zip(keys, texts, strict=True))
-    path = store_path(cache_dir or default_dir(), backbone.digest, KIND, backbone.numerics, BATCH)
-    about = {
-        "backbone": backbone.name, "weights": backbone.weights, "digest": backbone.digest,
-        "transform": KIND, "numerics": str(backbone.numerics), "batch": str(BATCH),
-    }
-    with FeatureStore(path, backbone.embed_dim, backbone.feature_dtype, about) as store:
+    with open_store(backbone, KIND, cache_dir, BATCH) as store:
         at, rows = store.find(list(by_key), -1)
         missing = sorted(set(by_key) - set(at))
         parts, place = [rows], dict(at)

@@ -61,7 +61,7 @@ def lora_tree(
         for site in sites:
             out, into = block.shape(site)
             name = f"{tower}.lora.{block.index}.{site}"
-            tree[f"{name}.A"] = _uniform((rank, into), into, gen)
+            tree[f"{name}.A"] = uniform((rank, into), into, gen)
             tree[f"{name}.B"] = torch.zeros(out, rank)
     return tree
 
@@ -80,8 +80,8 @@ def adapter_tree(
             name = f"{tower}.adapter.{block.index}.{branch}"
             tree |= {
                 f"{name}.ln.weight": torch.ones(width), f"{name}.ln.bias": torch.zeros(width),
-                f"{name}.down.weight": _uniform((hidden, width), width, gen),
-                f"{name}.down.bias": _uniform((hidden,), width, gen),
+                f"{name}.down.weight": uniform((hidden, width), width, gen),
+                f"{name}.down.bias": uniform((hidden,), width, gen),
                 f"{name}.up.weight": torch.zeros(width, hidden),
                 f"{name}.up.bias": torch.zeros(width),
             }
@@ -110,7 +110,8 @@ def prompt_tree(
     }
 
 
-def _uniform(shape: tuple[int, ...], fan_in: int, gen: torch.Generator) -> Tensor:
+def uniform(shape: tuple[int, ...], fan_in: int, gen: torch.Generator) -> Tensor:
+    """Return a tensor of ``U(-a, a)``, ``a = fan_in ** -0.5``."""
     return (torch.rand(shape, generator=gen) * 2 - 1) * fan_in**-0.5
 
 

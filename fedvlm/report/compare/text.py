@@ -71,9 +71,9 @@ PAIR_FORMATS: dict[str, Callable[[Comparison], str]] = {
 }
 
 
-def signed_number(value: float | None, digits: int = 2) -> str:
+def signed_number(value: float | None) -> str:
     """Return a difference with its sign; a dash for None."""
-    return "-" if value is None else f"{value:+.{digits}f}"
+    return "-" if value is None else f"{value:+.2f}"
 
 
 def plain_number(value: float | None, digits: int = 2) -> str:
@@ -81,9 +81,9 @@ def plain_number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def interval(ends: tuple[float, float] | None, digits: int = 2) -> str:
+def interval(ends: tuple[float, float] | None) -> str:
     """Return ``[low, high]`` with signs; a dash for None."""
-    return "-" if ends is None else f"[{ends[0]:+.{digits}f}, {ends[1]:+.{digits}f}]"
+    return "-" if ends is None else f"[{ends[0]:+.2f}, {ends[1]:+.2f}]"
 
 
 def p_value(p: float | None) -> str:

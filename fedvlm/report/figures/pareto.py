@@ -10,15 +10,15 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.report.collect import as_float
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.levels import Level, draw_levels, legend_of, level_rows
-from fedvlm.report.figures.drawing.lines import LABEL_LENGTH, WORDS, legend_above
+from fedvlm.report.figures.drawing.lines import LABEL_LENGTH, label_first, legend_above
 from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
-from fedvlm.report.figures.traffic import MB, ticks_of
+from fedvlm.report.figures.traffic import MB, set_byte_axis
 
 NAME, ORDER, OF = "pareto", 55, "runs"
 CAPTION = ("Final personal accuracy against all bytes of the run, up and down, all clients, means "
@@ -110,9 +110,7 @@ def draw(planes: Sequence[Plane], title: str = "", width: float = style.PAGE) ->
         for plane, each in zip(planes, axes, strict=True):
             _draw(each, plane, numbers)
             each.set_title(style.cut_label(plane.title, int(width * 15 / min(most, len(planes)))))
-            place = each.get_subplotspec()
-            if place is None or place.is_first_col():
-                each.set_ylabel(WORDS.get(plane.metric, f"{plane.metric} (%)"))
+            label_first(each, plane.metric)
         figure.supxlabel("MB sent in the whole run, up and down, all clients",
                          fontsize=style.SMALL)
         key: list[tuple[Any, str]] = [
@@ -145,13 +143,8 @@ def _draw(axes: Axes, plane: Plane, numbers: Mapping[str, int]) -> None:
         axes.annotate(str(numbers[label]), at[label], ha="center", va="center_baseline",
                       color=style.ON_DARK, fontsize=style.SMALL, zorder=4)
     draw_levels(axes, plane.levels)
-    axes.set_xscale("log")
+    set_byte_axis(axes, low, high, nothing if silent else None)
     axes.set_xlim(nothing / 1.5 if silent else low / 1.5, high * 1.5)
-    ticks = ticks_of(low, high)
-    axes.xaxis.set_major_locator(FixedLocator([nothing, *ticks] if silent else ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda x, _: "0" if silent and x < math.sqrt(nothing * low) else f"{x:g}"))
     values = [p.accuracy for p in plane.points] + [one.value for one in plane.levels]
     margin = max(0.1 * (max(values) - min(values)), 1.0)
     axes.set_ylim(min(values) - margin, max(values) + margin)

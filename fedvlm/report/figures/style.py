@@ -104,11 +104,15 @@ def panels(count: int, width: float, height: float, most: int = 0) -> tuple[Figu
     rows = math.ceil(count / columns)
     columns = math.ceil(count / rows)  # 4 as 2 x 2, not as 3 + 1
     figure = blank(width, height * rows)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    axes = [grid[i // columns][i % columns] for i in range(rows * columns)]
+    return figure, axes_in(figure, rows, columns, count)
+
+
+def axes_in(figure: Figure, rows: int, columns: int, count: int) -> list[Axes]:
+    """Return the first ``count`` axes of a grid, row by row; the others are removed."""
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for spare in axes[count:]:
         spare.remove()
-    return figure, axes[:count]
+    return axes[:count]
 
 
 def line_style(index: int | None) -> dict[str, Any]:

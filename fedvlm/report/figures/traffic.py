@@ -53,6 +53,9 @@ def panels_sent(panels: Sequence[LinePanel]) -> dict[str, list[LinePanel]]:
             if any(map(_anything_sent, alone))}
 
 
+parts = panels_sent  # of a page (figures/__init__.py)
+
+
 def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE) -> Figure:
     """Return the figure; ``x`` of each line is the MB (10^6 bytes) sent so far, all clients.
 
@@ -69,18 +72,12 @@ def _fill(axes: Axes, panel: LinePanel, order: Mapping[str, int | None]) -> None
     low, high = (min(sent), max(sent)) if sent else (1.0, 10.0)
     silent = any(line.x and not _sends(line) for line in panel.lines)
     nothing = low / 3  # where a method that sends nothing is drawn
-    border = math.sqrt(nothing * low)
     for line in panel.lines:
         _path(axes, line, order[line.label], nothing)
-    axes.set_xscale("log")
+    set_byte_axis(axes, low, high, nothing if silent else None)
     axes.set_xlim(nothing / 1.6 if silent else low / 1.4, high * 1.4)
-    ticks = ticks_of(low, high)
-    axes.xaxis.set_major_locator(FixedLocator([nothing, *ticks] if silent else ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda x, _: "0" if silent and x < border else f"{x:g}")
-    )
     if silent:
+        border = math.sqrt(nothing * low)
         axes.axvline(border, color=style.FAINT, linewidth=0.6, linestyle=":")
 
 
@@ -117,6 +114,20 @@ def _anything_sent(panel: LinePanel) -> bool:
 
 def _sends(line: MethodLine) -> bool:
     return any(x > 0 for x in line.x)
+
+
+def set_byte_axis(axes: Axes, low: float, high: float, nothing: float | None) -> None:
+    """Make the x axis one of MB: logarithmic, a tick of 0 at ``nothing``, none where that is None.
+
+    Args:
+        low, high: least and greatest number above 0.
+    """
+    border = 0.0 if nothing is None else math.sqrt(nothing * low)
+    ticks = ticks_of(low, high)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(ticks if nothing is None else [nothing, *ticks]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: "0" if x < border else f"{x:g}"))
 
 
 def ticks_of(low: float, high: float) -> list[float]:

@@ -55,7 +55,7 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
             first.get(client, {}).get("accuracy"))
         gain = None if accuracy is None or start is None else accuracy - start
         rows.append([
-            client, *([_name(names, client)] if names else []),
+            client, *([names[client] if client < len(names) else ""] if names else []),
             *([str(there.get("domain", ""))] if domains else []),
             *(there.get(key, 0) for key in _counts(data).values()), one.get("n", 0),
             cell(decimal(accuracy), accuracy),
@@ -73,10 +73,6 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
         words += "; the names are this machine's (private.json): this page is not for others"
     return table(heads, rows, caption=words, sortable=True, tall=len(rows) > FEW,
                  key="client-table")
-
-
-def _name(names: Sequence[str], client: int) -> str:
-    return names[client] if client < len(names) else ""
 
 
 def _holdings(folder: Path) -> dict[int, dict[str, Any]]:

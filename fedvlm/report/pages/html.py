@@ -34,9 +34,9 @@ def lines(text: str) -> Html:
     return Html("\n".join(to_html(line) for line in text.splitlines()))
 
 
-def join_content(parts: Iterable[Content], between: str = "") -> Html:
+def join_content(parts: Iterable[Content]) -> Html:
     """Return parts one after the other; those that are no markup are escaped, None is nothing."""
-    return Html(between.join(
+    return Html("".join(
         part if isinstance(part, Html) else to_html(part) for part in parts if part is not None
     ))
 

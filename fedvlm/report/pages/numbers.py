@@ -93,7 +93,8 @@ def introduction(run: FinishedRun) -> Html:
         "rounds x local epochs": f"{said.get('rounds')} x {said.get('local_epochs')}",
         "training views per image": said.get("views"),
         "seeds": f"model {said.get('seed')}, data {said.get('data_seed')}",
-        "selection": _selection(said.get("selection")),
+        "selection": "last round; also one chosen by validation"
+                     if said.get("selection") == "val" else "last round",
         "trainable parameters": _count(run.info.get("trainable")),
     })
 
@@ -242,10 +243,6 @@ def _backbone(said: Mapping[str, Any]) -> str:
     digest = str(said.get("backbone_digest", ""))[:8]
     tag = said.get("weights")
     return f"{said.get('backbone')}{f' ({tag})' if tag else ''}{f', {digest}' if digest else ''}"
-
-
-def _selection(rule: Any) -> str:
-    return "last round; also one chosen by validation" if rule == "val" else "last round"
 
 
 def _count(number: Any) -> str:

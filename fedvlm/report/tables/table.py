@@ -58,6 +58,7 @@ from fedvlm.report.tables.metrics import (
 )
 from fedvlm.report.tables.papers import Paper
 from fedvlm.report.tables.rivals import beaten_by, coincidences, reference_notes
+from fedvlm.runs.identity import shorten_lines
 
 Places = Mapping[tuple[str, str, str], list[RunFacts]]  # row, column, metric -> its runs
 
@@ -155,7 +156,7 @@ def tables(collected: Collected, spec: Spec, command: str = "") -> list[ReportTa
     notes += [*collected.notes(), *rounds_to_problems(spec.metrics, entries)]
     if collected.unfinished:
         notes.append(f"{len(collected.unfinished)} unfinished run(s) left out: "
-                     f"{_listed([str(p) for p in collected.unfinished])}")
+                     f"{shorten_lines([str(p) for p in collected.unfinished], 6)}")
     groups = [spec.metrics] if METRIC in axes else [(name,) for name in spec.metrics]
     made: list[ReportTable] = []
     for share in kept:
@@ -414,9 +415,9 @@ def _remarks(
         if cell.fewer and not cell.average and cell.reached is None
     ]
     if fewer:
-        notes.append(f"† fewer than {most} seeds, so not marked: {_listed(fewer)}")
+        notes.append(f"† fewer than {most} seeds, so not marked: {shorten_lines(fewer, 6)}")
     if beaten:
-        notes.append(f"{BELOW} below a baseline of its kind: {_listed(beaten, 30)}")
+        notes.append(f"{BELOW} below a baseline of its kind: {shorten_lines(beaten, 30)}")
     if any(cell.reached is not None for cell in cells):
         notes.append("(a/b): only a of b seeds reach that accuracy, so no mean is given")
     if averaged and any(cell.mean is None for cell in cells):
@@ -442,15 +443,10 @@ def _incomparable(
     race = (tuple(line.cells for line in lines), spec.rows, spec.cols,
             _rivals(lines, spec, references))
     names = [line.label for line in lines] if "trainer" in spec.cols else columns
-    where = _listed([names[at] for at in columns_without_pairs(*race)])
+    where = shorten_lines([names[at] for at in columns_without_pairs(*race)], 6)
     return [f"no common seeds to pair, so not marked: {where}"] if where else []
 
 
 def _copies(copies: Sequence[str]) -> list[str]:
     many = f"{len(copies)} equal copies" if len(copies) > 1 else "1 equal copy"
-    return [f"{many} of a run dropped: {_listed(copies, 3)}"] if copies else []
-
-
-def _listed(words: Sequence[str], most: int = 6) -> str:
-    more = len(words) - most
-    return "; ".join(words[:most]) + (f"; and {more} more" if more > 0 else "")
+    return [f"{many} of a run dropped: {shorten_lines(copies, 3)}"] if copies else []

@@ -47,7 +47,7 @@ def hyperparameters(
     record = read_tuned(tuned)
     entries = list(record["entries"])
     groups = [(papers or {}).get(e["trainer"], Paper("")).group for e in entries]
-    order = sorted(range(len(entries)), key=lambda i: _rank(groups[i]))
+    order = sorted(range(len(entries)), key=lambda i: [*GROUPS, groups[i]].index(groups[i]))
     entries, groups = [entries[i] for i in order], [groups[i] for i in order]
     configs = [_config(record, entry) for entry in entries]
     made = f"{command}, from {tuned} ({record['digest'][:12]})" if command else ""
@@ -99,10 +99,6 @@ def _with(
         for row, config in zip(rows, configs, strict=True)
     ]
     return wider, [f"{names[key]} {_said(key, configs[0])}" for key in alike]
-
-
-def _rank(group: str) -> int:
-    return GROUPS.index(group) if group in GROUPS else len(GROUPS)
 
 
 def _config(record: Mapping[str, Any], entry: Mapping[str, Any]) -> Config:

@@ -269,9 +269,14 @@ def _fill(
     fill(axes, panel, order)
     draw_levels(axes, panel.levels)
     fit_height(axes, panel)
+    label_first(axes, panel.metric)
+
+
+def label_first(axes: Axes, metric: str) -> None:
+    """Name the metric at the left of the first column of panels."""
     place = axes.get_subplotspec()
     if place is None or place.is_first_col():
-        axes.set_ylabel(WORDS.get(panel.metric, f"{panel.metric} (%)"))
+        axes.set_ylabel(WORDS.get(metric, f"{metric} (%)"))
 
 
 def _one_by_one(

@@ -42,11 +42,7 @@ def strips(
     rows = math.ceil(len(titles) / columns)
     columns = math.ceil(len(titles) / rows)
     figure = style.blank(width, rows * (max(len(methods), FEWEST) * ROW + HEAD) + 0.1)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    axes = [grid[at // columns][at % columns] for at in range(rows * columns)]
-    for spare in axes[len(titles):]:
-        spare.remove()
-    axes = axes[:len(titles)]
+    axes = style.axes_in(figure, rows, columns, len(titles))
     most = int((width - left) * 15 / columns)
     heads = [title.partition(",")[0] for title in titles]
     if len(set(heads)) == len(titles) and any(len(title) > most for title in titles):

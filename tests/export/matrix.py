@@ -47,26 +47,3 @@ def try_exports(
                 except ConfigError as error:
                     cells.append(MatrixCell(name, form, None, str(error)))
     return cells
-
-
-def markdown(cells: Iterable[MatrixCell]) -> str:
-    """Return a table, models in rows and formats in columns, with the reasons as footnotes."""
-    rows: dict[str, dict[str, MatrixCell]] = {}
-    for cell in cells:
-        rows.setdefault(cell.name, {})[cell.format] = cell
-    formats = list(dict.fromkeys(form for row in rows.values() for form in row))
-    notes: list[str] = []
-
-    def text(cell: MatrixCell | None) -> str:
-        if cell is None:
-            return ""
-        if cell.difference is not None:
-            return f"{cell.difference:.0e}"
-        if cell.reason not in notes:
-            notes.append(cell.reason)
-        return f"refused ({notes.index(cell.reason) + 1})"
-
-    lines = [f"| model | {' | '.join(formats)} |", f"|---|{'---|' * len(formats)}"]
-    for name, row in rows.items():
-        lines.append(f"| {name} | {' | '.join(text(row.get(f)) for f in formats)} |")
-    return "\n".join(lines + [""] + [f"{i}. {note}" for i, note in enumerate(notes, 1)]) + "\n"
