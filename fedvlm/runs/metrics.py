@@ -34,6 +34,7 @@ COUNTERS = ("local_steps", "samples", "image_forwards", "text_passes", "text_tok
 
 
 _SEAL = re.compile(rb', "seal": "([0-9a-f]{64})"\}')
+_START = re.compile(rb'\{"after": "([0-9a-f]{64})"\}')  # first line of a file without its beginning
 _WIDTH = len(', "seal": ""}') + 64
 
 
@@ -47,6 +48,7 @@ class Chain:
         bare: how many lines have no seal; they come first.
         broken: what is wrong with the first line that does not hold; it and the rest are left out.
         cut: the last line has no end, as a kill leaves it; it is left out.
+        after: the seal that the first line follows; empty: the file has its beginning.
     """
 
     bodies: list[bytes] = field(default_factory=list)
@@ -54,15 +56,19 @@ class Chain:
     bare: int = 0
     broken: str = ""
     cut: str = ""
+    after: str = ""
 
     @property
     def last(self) -> str:
         """The last seal; empty before the first line."""
-        return self.seals[-1] if self.seals else ""
+        return self.seals[-1] if self.seals else self.after
 
 
-def read_chain(path: Path) -> Chain:
+def read_chain(path: Path, shortened: bool = False) -> Chain:
     """Return the chain in a file, empty where there is no file.
+
+    Args:
+        shortened: whether the file may lack its beginning (``sealed_lines``).
 
     Raises:
         DataError: it cannot be read.
@@ -78,10 +84,12 @@ def read_chain(path: Path) -> Chain:
     bodies: list[bytes] = []
     seals: list[str] = []
     bare, broken = 0, ""
-    for number, line in enumerate(lines, start=1):
+    start = _START.fullmatch(lines[0]) if shortened and lines else None
+    after = start[1].decode() if start else ""
+    for number, line in enumerate(lines[bool(start):], start=1 + bool(start)):
         told = _SEAL.fullmatch(line[-_WIDTH:])
         body = line[:-_WIDTH] + b"}" if told else line
-        seal = _link(seals[-1] if seals else "", body)
+        seal = _link(seals[-1] if seals else after, body)
         if told and told[1].decode() != seal:
             broken = f"line {number} is damaged (its checksum does not match)"
         elif not told and len(seals) > bare:
@@ -92,7 +100,20 @@ def read_chain(path: Path) -> Chain:
         bodies.append(body)
         seals.append(seal)
     cut = f"the last line ({len(lines) + 1}) is truncated" if tail.strip() and not broken else ""
-    return Chain(bodies, seals, bare, broken, cut)
+    return Chain(bodies, seals, bare, broken, cut, after)
+
+
+def sealed_lines(chain: Chain, first: int = 0) -> bytes:
+    """Return the lines of a sealed chain from one on, as a file that lacks those before it.
+
+    Args:
+        first: place of a line, from 0; 0: the chain as it is.
+    """
+    after = chain.seals[first - 1] if first else chain.after
+    lines = [f'{{"after": "{after}"}}'.encode()] if after else []
+    lines += [body[:-1] + f', "seal": "{seal}"}}'.encode()
+              for body, seal in zip(chain.bodies[first:], chain.seals[first:], strict=True)]
+    return b"".join(line + b"\n" for line in lines)
 
 
 def append_metrics(path: Path, record: Mapping[str, Any], before: str | None = None) -> str:

@@ -20,7 +20,16 @@ from fedvlm.distributed.site import METRIC, WEIGHT
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.federation.groups import Releases
 from fedvlm.job.results.private import LABELS, NEVER
-from fedvlm.job.sites.messages import CAME, LOG, SERVING, WENT, log_damage, read_log
+from fedvlm.job.sites.messages import (
+    CAME,
+    LOG,
+    OWNER,
+    PRUNED,
+    SERVING,
+    WENT,
+    log_damage,
+    read_log,
+)
 
 PAGE = "record.md"
 TITLE = "# What left the site of "
@@ -60,9 +69,9 @@ class RunLines:
 
     def outside(self) -> list[str]:
         """Return names of tensors and numbers that left with an update and are not declared."""
-        if not self.about:
+        told = self.about.get("declared")
+        if not told:
             return []
-        told = self.about["declared"]
         list_ = Releases(tuple(told["shared"]), tuple(told["extras"]), tuple(told["metrics"]))
         stray = set[str]()
         for line in self.of(WORKED):
@@ -80,6 +89,8 @@ class SiteHistory:
         owner: of the site.
         runs: by name.
         servings: lines of processes that began.
+        pruned: the line that says which lines the owner removed last; {}: none.
+        anew: when the owner let sums be read over other sites again.
         seals: of all lines.
         fault: where the log was changed; empty: nowhere.
     """
@@ -87,6 +98,8 @@ class SiteHistory:
     owner: SiteYaml
     runs: dict[str, RunLines] = field(default_factory=dict)
     servings: list[Line] = field(default_factory=list)
+    pruned: Line = field(default_factory=dict)
+    anew: list[float] = field(default_factory=list)
     seals: list[str] = field(default_factory=list)
     fault: str = ""
 
@@ -118,6 +131,12 @@ def read_history(owner: SiteYaml) -> SiteHistory:
         if line["kind"] == SERVING:
             out.servings.append(line)
             continue
+        if line["direction"] == OWNER:
+            if line["kind"] == PRUNED:
+                out.pruned = line
+            else:
+                out.anew.append(line["at"])
+            continue
         name = line.get("run", "")
         run = out.runs.setdefault(name, RunLines(name))
         {CAME: run.came, WENT: run.went}[line["direction"]].append(line)
@@ -141,7 +160,9 @@ def site_record(args: Namespace) -> int:
     problems = history.failures()
     if args.head and args.head not in history.seals:
         problems.append(f"{LOG} has no line with the seal {args.head}: lines were taken away, or "
-                        "all of it was made anew, since that seal was kept")
+                        "all of it was made anew, since that seal was kept" + (
+                            f"; or it is that of one of the {_removed(history.pruned)}, of which "
+                            "no seal is kept here" if history.pruned else ""))
     answers, code = ten_answers(history), EXIT_DATA if problems else 0
     if args.json:
         say(json.dumps({"answers": dict(answers), "head": _head(history),
@@ -153,8 +174,10 @@ def site_record(args: Namespace) -> int:
         say(f"{number}. {question}", f"   {words[0]}")
     complain(*problems, prefix="problem")
     if args.head and args.head in history.seals:
-        say(f"the seal that was kept is that of line {history.seals.index(args.head) + 1}: "
-            "everything up to it is as it was")
+        say(f"the seal that was kept is that of line "
+            f"{history.seals.index(args.head) + 1 + bool(history.pruned)}: "
+            "everything up to it is as it was"
+            + (f", but for the {_removed(history.pruned)}" if history.pruned else ""))
     say(f"{len(history.seals)} lines, "
         f"{'each fits the one before' if not history.fault else history.fault}; the last seal is "
         f"{_head(history)}", "keep it elsewhere: only so it shows if somebody makes the whole log "
@@ -243,9 +266,9 @@ def _held(run: RunLines) -> str:
         return "Updates left in masked sums only."
     if not run.of(WORKED):
         return "No update left."
-    if not run.about:
+    told = run.about.get("declared")
+    if not told:
         return "What its method declares is not in this log."
-    told = run.about["declared"]
     list_ = _names([*told["shared"], *told["extras"], *told["metrics"]])
     return ("More left than its method declares for updates: " if run.outside() else
             "No more left with updates than its method declares: ") + (
@@ -302,7 +325,9 @@ def _erased(history: SiteHistory) -> list[str]:
     return [
         "Here by deleting a run's folder of states while nobody serves; at the server by asking.",
         f"`fedvlm site stop`, then delete the run's folder in {_code(str(history.owner.states))}; "
-        f"{_code(LOG)} there stays, or goes as a whole (a new log then begins).",
+        f"{_code(LOG)} there stays; its old lines go with `fedvlm site prune` ("
+        + (f"{_removed(history.pruned)}, on {_day(history.pruned['at'])})." if history.pruned
+           else "so far none did)."),
         "What a model learnt from this site is not erased by that. The coordinator deletes the "
         "run folder and exported copies, or trains again without the client.",
     ]
@@ -332,6 +357,8 @@ def _protection(history: SiteHistory, runs: Sequence[RunLines]) -> list[str]:
         noise = (f"{run.about['privacy']} (if all {run.about['rounds']} planned rounds are worked)"
                  if run.about["privacy"] else "no guarantee of privacy")
         words.append(f"{run.what}: {sums}; {noise}")
+    words += [f"On {_day(at)} the owner let secure sums be read over other sites than before."
+              for at in history.anew]
     before = ""
     for line in history.servings:
         said = "; ".join(f"{k} {_rule(v)}" for k, v in line["rules"].items())
@@ -398,6 +425,10 @@ def _code(words: str) -> str:
 
 def _day(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def _removed(line: Line) -> str:
+    return f"{line['lines']} lines until {_day(line['until'])} that the owner removed"
 
 
 def _head(history: SiteHistory) -> str:

@@ -19,6 +19,9 @@ forget site.yaml [RUN]: erase what this site keeps of a run, or of all: clients'
 the run; and say what the others still hold. --dry-run: say it alone.
 record site.yaml: ten questions about what left this site, to whom and how protected, answered from
 the log of its messages and its rules; writes record.md beside site.yaml.
+prune site.yaml: with --days N remove the lines of that log of all that was over N days ago; a line
+says how many, and seals of later lines stay valid. With --sums let secure sums be read over other
+sites or clients than before (FED.SECURE_SUM). Only while nobody serves the site.
 stop site.yaml: end the process that serves it; what it keeps is whole at any time.
 
 exit code of check and record: 0 all is well, 3 images, lists or the log are not, 2 wrong usage or
@@ -45,17 +48,18 @@ EXAMPLES = (
     "fedvlm site status clinic/site.yaml",
     "fedvlm site record clinic/site.yaml",
     "fedvlm site forget clinic/site.yaml --dry-run",
+    "fedvlm site prune clinic/site.yaml --days 365",
     "fedvlm site key clinic/site.yaml  # and send clinic/clinic.pub to the coordinator",
     "fedvlm site serve clinic/site.yaml --federation clinic.json",
     "fedvlm site stop clinic/site.yaml",
     "fedvlm site serve clinic/site.yaml --listen sockets/clinic",
 )
 ALSO = ("party", "silo", "owner", "serve")
-WHAT = ("make", "check", "status", "key", "serve", "record", "forget", "stop")
-_READS = {"check": ("full", "json", "sample"), "status": ("json",),
-          "record": ("head", "json"), "stop": (), "forget": ("dry_run",),
+WHAT = ("make", "check", "status", "key", "serve", "record", "prune", "forget", "stop")
+_READS = {"check": ("full", "json", "sample"), "status": ("json",), "record": ("head", "json"),
+          "prune": ("days", "sums"), "stop": (), "forget": ("dry_run",),
           "key": _serve.KEYS}
-_LOOKS = ("full", "head", "json", "sample")
+_LOOKS = ("days", "full", "head", "json", "sample", "sums")
 _FILE = "FILE is a site.yaml, written by fedvlm site make"
 _LIST = {"check": ("images",)}  # read with a coordinator's site.json
 
@@ -71,6 +75,9 @@ def flags(parser: Parser) -> None:
     add("--json", action="store_true", help="check, status, record: the full result as JSON")
     add("--head", default="", metavar="SEAL", help="record: seal of an earlier record that was "
         "kept elsewhere: is its line still in the log?")
+    add("--days", type=int, default=None, metavar="N", help="prune: remove the log of what was "
+        "over N days ago")
+    add("--sums", action="store_true", help="prune: allow secure sums over other sites")
     _serve.flags(parser)
     add_flags(parser, shown=False)
     add_opts(parser)
@@ -99,6 +106,10 @@ def _mistakes(args: Namespace) -> list[str]:
         return [f"{args.what} does not read {name}" for name in stray]
     if len(args.opts) != 1 and not (args.what == "forget" and len(args.opts) == 2):
         return [f"{args.what} needs one FILE: fedvlm site {args.what} FILE; {_FILE}"]
+    if args.what == "prune" and args.days is None and not args.sums:
+        return ["prune needs --days N or --sums"]
+    if args.days is not None and args.days < 0:
+        return [f"--days {args.days}: a number of days, 0 or more"]
     if args.full and args.sample is not None:
         return ["give --full or --sample N, not both"]
     return []
@@ -128,6 +139,10 @@ def main(args: Namespace) -> int:
         from fedvlm.cli.site._erase import erase  # start-up: PyTorch, 2 s
 
         return erase(args)
+    if args.what == "prune":
+        from fedvlm.cli.site._prune import prune  # start-up: PyTorch, 2 s
+
+        return prune(args)
     from fedvlm.cli.site import _look  # start-up: PyTorch, 2 s
 
     return {"check": _look.check, "status": _look.site_status, "stop": _look.stop}[args.what](args)

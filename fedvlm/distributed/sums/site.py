@@ -3,7 +3,9 @@
 All keys of an attempt follow from the site's secret and the attempt's name, so that a question that
 is asked again gets the same answer. What a site answered is kept on its disk (``ASKED``): in one
 attempt it answers one question of each kind, and for a round it helps to read one sum only; a
-second sum over other sites would show what the site between them sent.
+second sum over other sites would show what the site between them sent. A run's name is the server's
+to choose: over which sites and clients a round was read is kept by the data (``READ``), for all
+runs on them, until the site's owner has it forgotten.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 
 from fedvlm.core import files
+from fedvlm.core.errors import DataError
 from fedvlm.core.trees import Tree, pick
 from fedvlm.distributed.noise import client_keys
 from fedvlm.distributed.store import SiteStore
@@ -31,6 +34,7 @@ from fedvlm.federation.engine import RoundWork
 from fedvlm.federation.rounds import Federation
 
 ASKED = "asked.json"  # beside a run's states
+READ = ".sums.json"  # among all states: digest of data -> round -> sites and clients of its sums
 KEY, OWN = 0, 1  # of the two shares of a site: of its key, and of its own mask
 SUM = "sum"  # tree and tensor of the answer
 
@@ -40,6 +44,7 @@ class Workshop(Protocol):
 
     federation: Federation
     folder: Path
+    data: str
     terms: Terms
 
     def check_like(self, frame: Frame) -> None:
@@ -65,7 +70,7 @@ class SumRoster:
     Attributes:
         me: its name here.
         keys: name -> public keys ``lock``, ``mask``, the digest ``mark``, and ``who``, which a site
-            has in all attempts of a run, all in hex.
+            has in all attempts of all runs, all in hex.
         words: what all keys of the attempt are bound to.
     """
 
@@ -180,7 +185,7 @@ class SiteSums:
         lock, key, own = (self._secret(kind, frame) for kind in ("lock", "mask", "own"))
         return {"lock": masks.public_of(lock).hex(), "mask": masks.public_of(key).hex(),
                 "mark": mark_of(own),
-                "who": masks.derive(self.secret, "who", frame.values["run"]).hex()}
+                "who": masks.derive(self.secret, "who").hex()}
 
     def _roster(self, frame: Frame) -> SumRoster:
         """Return the sites of an attempt.
@@ -270,9 +275,7 @@ class SiteSums:
         Raises:
             DataError: the file is damaged.
         """
-        path = self._path(frame)
-        with files.explain_errors(path):
-            told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        told = _kept(self._path(frame))
         mine = told.setdefault(frame.values["attempt"], {"round": frame.values["round"]})
         if mine["round"] != frame.values["round"]:
             raise Refused("that attempt was of another round")
@@ -289,20 +292,50 @@ class SiteSums:
             if mine.get(kind, what) != what:
                 raise Refused(f"this site answered another question of that attempt ({kind}) and "
                               "does not answer a second one")
-            if kind == "there" and any(other["round"] == mine["round"] and
-                                       other.get("there", what) != what for other in told.values()):
-                raise Refused(f"this site helped to read a sum of round {mine['round']} over other "
-                              "sites or clients, and the difference would show single ones")
             if kind == "work" and any(other["round"] == mine["round"] and
                                       other.get("work", what) != what for other in told.values()):
                 raise Refused(f"this site did other work for a sum of round {mine['round']}, and "
                               "the difference would show single updates")
+            if kind == "there":
+                self._note_read(mine["round"], what)
             if kind not in mine:
                 mine[kind] = what
                 files.write_json(self._path(frame), told)
 
+    def _note_read(self, round_: int, what: Any) -> None:
+        """Keep over which sites and clients a round is read, whatever the run is called.
+
+        Raises:
+            Refused: it was read over others, in this run or another one on the same data.
+            DataError: the file is damaged.
+        """
+        path = self.site.folder / READ
+        told = _kept(path)
+        rounds = told.setdefault(self.site.data, {})
+        if rounds.setdefault(str(round_), what) != what:
+            raise Refused(
+                f"this site helped to read a sum of round {round_} over other sites or clients, in "
+                "this run or another one on its images, and the difference would show single ones; "
+                "only its owner can allow that (fedvlm site prune SITE.YAML --sums)")
+        files.write_json(path, told)
+
     def _path(self, frame: Frame) -> Path:
         return self.site.folder / str(frame.values["run"]) / ASKED
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    """Return what a file remembers; nothing where there is none.
+
+    Raises:
+        DataError: it cannot be read, or is damaged.
+    """
+    with files.explain_errors(path):
+        text = path.read_text(encoding="utf-8") if path.is_file() else "{}"
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"'{path}' is damaged: without it this site does not know which sums it "
+                        "helped to read; restore it from a backup") from error
 
 
 def words_of(values: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ frame, never a value of a tensor, an image, a label or a path. It ends with a se
 the line before (``runs.metrics``). The line of an answer is on disk before the answer leaves, so
 that no update leaves without a line; a site that is killed in between leaves a line too
 many, never one too few. Whoever may write the file can make all of it anew: a seal that was kept
-elsewhere shows that.
+elsewhere shows that. The owner can remove old lines (``prune_log``): a line says which.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError, FedvlmError
 from fedvlm.distributed.schema import ANSWERS
 from fedvlm.distributed.site import Site
-from fedvlm.distributed.terms import SECURE, Terms
+from fedvlm.distributed.terms import SECURE, Refused, Terms
 from fedvlm.distributed.wire import WireError, outline
-from fedvlm.runs.metrics import append_metrics, read_chain, truncate_metrics
+from fedvlm.runs.metrics import Chain, append_metrics, read_chain, sealed_lines
 from fedvlm.runs.seal import sha256
 
 LOG = "messages.jsonl"
 CAME, WENT = "in", "out"
 SERVING, UNREADABLE, TOO_LONG = "serving", "unreadable", "too long"
+OWNER = "owner"  # direction of what the site's owner did
+PRUNED, SUMS_ANEW = "pruned", "secure sums anew"
 _WHERE = ("run", "round", "model")
-_ALL = 2**53  # no round is later
 
 
 class MessageLog:
@@ -103,13 +104,9 @@ class MessageLog:
         """
         with files.explain_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        chain = read_chain(self.path)
-        why = log_damage(self.path)
-        if why:
-            raise DataError(f"'{self.path}': {why}; move the file away and keep it: a new log then "
-                            "begins")
+        chain = whole_log(self.path)
         if chain.cut:
-            truncate_metrics(self.path, _ALL)
+            files.write_bytes(self.path, sealed_lines(chain))
         return chain.last
 
 
@@ -156,26 +153,55 @@ def about_run(site: Site) -> dict[str, Any]:
     Returns:
         Method, backbone, planned rounds, secure sums or none, the guarantee of privacy if every
         client of the site works in all planned rounds, and what the method declares that it sends
-        (``Trainer.releases``).
+        (``Trainer.releases``). ``privacy`` or ``declared`` None: the method's own code for it
+        fails; the site's log says why (``check_method``).
     """
     fed, config = site.federation, site.config
     return {
         "method": fed.trainer.name, "backbone": config.get("MODEL.BACKBONE.NAME"),
         "rounds": fed.plan.rounds, "secure": config.get(SECURE) is True, **_guarantee(site),
-        "declared": asdict(fed.trainer.releases(fed.groups)),
+        "declared": _told(site, "releases", lambda: json.loads(json.dumps(asdict(
+            fed.trainer.releases(fed.groups))))),
     }
+
+
+def check_method(site: Site) -> None:
+    """Refuse a method that does not say what it sends, or which privacy it has.
+
+    Raises:
+        Refused: its own code for that fails.
+    """
+    about = about_run(site)
+    for own, told in (("releases", about["declared"]), ("privacy", about["privacy"])):
+        if told is None:
+            raise Refused(f"this site does not work with this method: its own '{own}' fails, so "
+                          "that nobody can say what leaves; details are in the site's log")
+
+
+def _told(site: Site, own: str, tell: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    """Return what a method's own code tells; None: it fails."""
+    try:
+        return tell()
+    except Exception as error:  # somebody's file: anything
+        site.say(f"'{own}' of the method fails: {type(error).__name__}: {error}")
+        return None
 
 
 def _guarantee(site: Site) -> dict[str, Any]:
     """Return ``bounded``, whether epsilon has a bound, and ``privacy`` in words; empty: nothing."""
     fed, batch = site.federation, int(site.config["DATALOADER.TRAIN_X.BATCH_SIZE"])
     drawn = dict.fromkeys(range(1, fed.plan.rounds + 1), site.clients)
-    try:
-        report = fed.plan.private.report if fed.plan.private else fed.trainer.privacy
-        spoken = dict(report(fed.plan.worked(drawn, fed.roster.train.tolist(), batch)))
-    except FedvlmError as error:  # the run's coordinator hears it as the run ends
-        return {"bounded": False, "privacy": f"not known: {error}"}
-    return {"bounded": spoken.get("epsilon") is not None, "privacy": spoken.get("words", "")}
+
+    def tell() -> dict[str, Any]:
+        try:
+            report = fed.plan.private.report if fed.plan.private else fed.trainer.privacy
+            spoken = dict(report(fed.plan.worked(drawn, fed.roster.train.tolist(), batch)))
+        except FedvlmError as error:  # the run's coordinator hears it as the run ends
+            return {"bounded": False, "privacy": f"not known: {error}"}
+        return {"bounded": spoken.get("epsilon") is not None,
+                "privacy": str(spoken.get("words", ""))}
+
+    return _told(site, "privacy", tell) or {"bounded": False, "privacy": None}
 
 
 def log_damage(path: Path) -> str:
@@ -186,8 +212,13 @@ def log_damage(path: Path) -> str:
     Raises:
         DataError: it cannot be read.
     """
-    chain = read_chain(path)
-    return "line 1 is damaged (its checksum is missing)" if chain.bare else chain.broken
+    chain = read_chain(path, shortened=True)
+    if chain.bare:
+        return "line 1 is damaged (its checksum is missing)"
+    said = [line for line in map(json.loads, chain.bodies) if line["kind"] == PRUNED]
+    if chain.after and not chain.broken and chain.after not in [line["head"] for line in said]:
+        return "line 1 is damaged (lines before it are missing, and no line says who removed them)"
+    return chain.broken
 
 
 def read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -196,6 +227,53 @@ def read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     Raises:
         DataError: it cannot be read.
     """
-    chain = read_chain(path)
+    chain = read_chain(path, shortened=True)
     whole = [] if chain.bare else chain.bodies
     return [json.loads(body) for body in whole], chain.seals[: len(whole)]
+
+
+def whole_log(path: Path) -> Chain:
+    """Return a log in which every line holds.
+
+    Raises:
+        DataError: it cannot be read, or a line was changed, moved or taken away.
+    """
+    why = log_damage(path)
+    if why:
+        raise DataError(f"'{path}': {why}; move the file away and keep it: a new log then begins")
+    return read_chain(path, shortened=True)
+
+
+def prune_log(path: Path, before: float) -> int:
+    """Remove the lines of all that was over before a time; return how many.
+
+    What is kept begins with a start of the site, so that its rules are known, and a run is kept or
+    removed as a whole. A line at the end says how many went, and the seal of the last of them,
+    from which the chain goes on: seals of lines that are kept stay what they were.
+
+    Args:
+        before: seconds since 1970.
+
+    Raises:
+        DataError: the log cannot be read or written, or a line was changed.
+    """
+    chain = whole_log(path)
+    lines = [json.loads(body) for body in chain.bodies]
+    last = {line["run"]: i for i, line in enumerate(lines) if "run" in line}
+    first = ends = 0  # the first line that is kept; behind the last one of runs that begin before i
+    for i in range(len(lines) + 1):
+        if ends <= i and (i == len(lines) or lines[i]["kind"] == SERVING):
+            first = i
+        if i == len(lines) or lines[i]["at"] >= before:
+            break
+        ends = max(ends, last.get(lines[i].get("run"), i) + 1)
+    if all(line["kind"] == PRUNED for line in lines[:first]):
+        return 0
+    removed = [line["lines"] for line in lines if line["kind"] == PRUNED]
+    append_metrics(path, {  # first: a kill between the two leaves lines too many
+        "at": round(time.time(), 3), "direction": OWNER, "kind": PRUNED,
+        "lines": first + (removed[-1] if removed else 0), "until": lines[first - 1]["at"],
+        "head": chain.seals[first - 1],
+    }, chain.last)
+    files.write_bytes(path, sealed_lines(whole_log(path), first))
+    return first

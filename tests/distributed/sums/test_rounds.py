@@ -18,7 +18,7 @@ from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.sums import masks
 from fedvlm.distributed.sums.server import SumEngine
-from fedvlm.distributed.sums.site import SiteSums
+from fedvlm.distributed.sums.site import READ, SiteSums
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, RoundFinished
@@ -303,6 +303,29 @@ def test_a_site_does_not_help_to_read_two_sums_of_a_round(grid: Grid) -> None:
     meddle(grid, lost("site3", "mask"))
     with pytest.raises(QuorumError, match="0 of 4 sites helped to unmask the sum.*would show sin"):
         grid.server()[0].run(until=1)
+
+
+def test_another_run_name_makes_no_second_sum_of_a_round(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server renames the run and leaves a site out; the same sites again tell nothing new."""
+    grid.server()[0].run(until=1)
+    for name in ("cd", "ef"):
+        grid.restart()  # what they know is on their disks
+        monkeypatch.setattr(room, "RUN", name * 16)
+        grid.server()[0].run(until=1)
+    monkeypatch.setattr(room, "RUN", "01" * 16)
+    grid.policy = KEEP_ON
+    meddle(grid, lost("site3", "keys"))
+    with pytest.raises(QuorumError, match="0 of 3 sites helped to unmask.*in this run or another"):
+        grid.server()[0].run(until=1)
+    for name in grid.sites:
+        (grid.folder / name / READ).unlink()  # as their owners may
+    grid.server()[0].run(until=1)
+    (grid.folder / "site0" / READ).write_text("{")
+    with pytest.raises(QuorumError, match="2 of 3 sites helped to unmask"):
+        grid.server()[0].run(until=1)
+    assert any(f"{READ}' is damaged" in words for words in grid.logs)
 
 
 def test_a_site_without_work_is_in_no_sum(grid: Grid) -> None:

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from fedvlm.cli.main import main
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.own.site import read_site
 from fedvlm.distributed.site_yaml import read_site_yaml
 from fedvlm.distributed.terms import Terms
 from fedvlm.distributed.wire import Frame, pack, unpack
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.sites import messages
 from fedvlm.job.sites.messages import LOG, MessageLog, read_log
-from fedvlm.job.sites.resident import Resident
+from fedvlm.job.sites.resident import Resident, serving
 from fedvlm.runs.seal import sha256
 from tests import jobs
 from tests.job.sites import places
@@ -159,6 +160,141 @@ def test_a_seal_that_was_kept_shows_what_no_checksum_shows(
     assert main(words) == 0  # the last lines are gone, and nothing in the log shows it
     assert main([*words, "--head", head]) == 3
     assert f"has no line with the seal {head}" in capsys.readouterr().err
+
+
+def test_old_lines_go_and_a_kept_seal_still_shows_a_log_that_was_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three days, each with a start of the site and a run; that of day 1 goes on on day 2."""
+    (tmp_path / "site.yaml").write_text(places.RULES)
+    site, states = str(tmp_path / "site.yaml"), tmp_path / "states"
+    log, path = MessageLog(states), states / LOG
+    for day, runs in enumerate((["a0"], ["a1"], ["a1", "a2"], [])):
+        monkeypatch.setattr(messages.time, "time", lambda day=day: 100.0 + 86400.0 * day)
+        log.begin("", Terms(("tiny",), ("FedAvg",)))
+        for run in runs:
+            log.enter("in", {"run": run * 16, "kind": "work", "bytes": 1})
+    whole, seals = path.read_bytes(), read_log(path)[1]
+
+    def kept() -> list[str]:
+        return [line.get("run", line["kind"])[:7] for line in read_log(path)[0]]
+
+    words = ["site", "prune", site, "--days"]
+    assert main([*words, "9"]) == 0 and path.read_bytes() == whole
+    for days, first in (("2", 2), ("1", 2), ("1", 2)):  # older than a day, but a1 goes on
+        assert main([*words, days]) == 0
+        assert kept()[:-1] == ["serving", "a1a1a1a", "serving", "a1a1a1a", "a2a2a2a", "serving"]
+        assert read_log(path)[1][:-1] == seals[first:] and not messages.log_damage(path)
+    assert read_log(path)[0][-1]["lines"] == 2
+    assert main([*words, "0"]) == 0
+    assert kept() == ["serving", "pruned", "pruned"] and read_log(path)[0][-1]["lines"] == 7
+    capsys.readouterr()
+    MessageLog(states).enter("in", {"kind": "hello", "bytes": 1})  # the chain goes on
+    assert main(["site", "record", site, "--head", seals[7]]) == 0
+    assert "that of line 2: everything up to it is as it was, but for the 7 lines until" in (
+        capsys.readouterr().out)
+    assert "7 lines until 1970" in (tmp_path / "record.md").read_text()
+    assert main(["site", "record", site, "--head", seals[0]]) == 3
+    assert "or it is that of one of the 7 lines" in capsys.readouterr().err
+    with_ends = path.read_bytes()
+    path.write_bytes(with_ends + b'{"at": 1, "dir')  # cut by a kill
+    MessageLog(states).enter("in", {"kind": "hello", "bytes": 1})
+    assert path.read_bytes().startswith(with_ends) and not messages.log_damage(path)
+
+    start, *rest = with_ends.splitlines()
+    for lines, said in (
+        ([b'{"after": "' + seals[0].encode() + b'"}', *rest], "line 2 is damaged"),
+        (rest, "line 1 is damaged"),
+        ([start, rest[0].replace(b"tiny", b"huge"), *rest[1:]], "line 2 is damaged"),
+        ([start[:11] + seals[7].encode() + start[75:], *rest[1:]],
+         "lines before it are missing, and no line says who removed them"),
+    ):
+        path.write_bytes(b"\n".join(lines) + b"\n")
+        assert said in messages.log_damage(path)
+    path.unlink()  # somebody makes all of it anew, with fitting checksums
+    for line in (json.loads(one) for one in rest):
+        line.pop("seal")
+        MessageLog(states).enter(line.pop("direction"), line | {"bytes": 2})
+    capsys.readouterr()
+    assert messages.log_damage(path) == ""
+    assert main(["site", "record", site, "--head", seals[7]]) == 3
+    assert f"has no line with the seal {seals[7]}" in capsys.readouterr().err
+
+
+def test_a_pruning_that_was_cut_leaves_lines_too_many(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = log_of(site.parent)
+    before = path.read_bytes()
+    MessageLog(site.parent / "states").begin("", Terms())
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(messages.files, "write_bytes", killed)
+        messages.prune_log(path, 2.0**40)
+    assert path.read_bytes().startswith(before) and messages.log_damage(path) == ""
+    assert messages.prune_log(path, 2.0**40) == 9 and messages.log_damage(path) == ""
+
+
+def test_an_owner_lets_sums_be_read_over_other_sites_only_while_nobody_serves(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states, words = site.parent / "states", ["site", "prune", str(site), "--sums"]
+    assert main(words) == 0 and "has not helped to read" in capsys.readouterr().out
+    (states / ".sums.json").write_text("{}")
+    with serving(read_site_yaml(site)):
+        assert main(words) == 2 and "already serves this site" in capsys.readouterr().err
+    assert (states / ".sums.json").is_file() and main(words) == 0
+    assert not (states / ".sums.json").exists()
+    assert "whoever has both sums learns the difference" in capsys.readouterr().out
+    assert main(["site", "record", str(site)]) == 0
+    assert "the owner let secure sums be read over other sites" in (
+        site.parent / "record.md").read_text()
+    assert main(["site", "prune", str(site)]) == 2
+    assert "prune needs --days N or --sums" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), ConfigError("secret")])
+@pytest.mark.parametrize("own", ["releases", "privacy"])
+def test_a_method_that_cannot_say_what_it_sends_does_not_work_here(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, error: Exception
+) -> None:
+    """An error of fedvlm's own in 'privacy' is the coordinator's to hear at the end."""
+    def fail(*_: object) -> None:
+        raise error
+
+    heard: list[str] = []
+    resident = Resident(read_site_yaml(place / "site0" / "site.yaml"), say=heard.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(load_trainer("APFL"), own, fail)
+        code, line = places.federated(place, tmp_path / own, patch, *APFL, stop=("hello", 0),
+                                      sites={"site0": resident.answer})
+    greeting, reply = map(unpack, line.frames[-2:])
+    told = read_log(log_of(place / "site0"))[0][-1]
+    if own == "privacy" and isinstance(error, ConfigError):
+        assert reply.op == "welcome" and told["about"]["privacy"] == "not known: secret"
+        return
+    assert (reply.op, reply.values["kind"]) == ("failed", "refused") and "about" not in told
+    assert f"its own '{own}' fails, so that nobody can say" in reply.values["text"]
+    assert "secret" not in reply.values["text"] and any("secret" in words for words in heard)
+    asked = Frame("forget", {"run": greeting.values["run"], "like": "ab" * 8, "keep": {},
+                             "nonce": "cd" * 8})
+    assert "does not know that run" in unpack(resident.answer(pack(asked))).values["text"]
+
+
+def test_a_page_of_a_run_whose_method_declared_nothing(site: Path) -> None:
+    log, run = MessageLog(site.parent / "states"), "ef" * 16
+    about = {"method": "Odd", "rounds": 2, "secure": False, "bounded": False, "privacy": None,
+             "declared": None}
+    line = {"run": run, "tensors": {"up": ["text.ctx"]}, "numbers": [], "bytes": 9, "round": 1}
+    log.enter("out", line | {"kind": "welcome", "about": about})
+    log.enter("out", line | {"kind": "worked"})
+    assert main(["site", "record", str(site)]) == 0
+    page = (site.parent / "record.md").read_text()
+    assert "What its method declares is not in this log." in page
+    assert "run efefefefefef (Odd): no secure sums; no guarantee of privacy" in page
 
 
 def test_a_line_that_a_kill_cut_goes_and_the_chain_goes_on(site: Path) -> None:
