@@ -4,7 +4,8 @@
 
 Reads the finished runs of ``configs/sweeps/privacy.yaml``. A number is the mean over seeds of
 ``personal`` after the last round, with Student's 95 % interval where there are three seeds, else
-with the number of seeds; a cell without a run is "missing".
+with the number of seeds; a cell without a run is "missing". A page that has a number in a cell of
+which the folder has no run is left as it is, with a sentence: give the folder that has all runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fedvlm.report.collect import collect
-from scripts.attack_table import number, rewrite
+from scripts.attack_table import BEGIN, END, number, rewrite
 
 METHODS = {
     "head": "FedAvg, linear head", "ditto": "Ditto, linear head", "prompt": "PromptFL",
@@ -41,6 +42,43 @@ def cells(folder: Path) -> tuple[Cells, float]:
         found[method, clients, unit, epsilon].append(float(run.results["last"]["personal"]))
         seconds += float(run.results["spent"]["seconds"])
     return found, seconds
+
+
+def rows_of(page: str) -> set[tuple[str, ...]]:
+    """Return (method, unit, clients, column) of every cell of a page's table that has a number."""
+    out, title, heads = set(), "", list[str]()
+    for line in page.partition(BEGIN)[2].partition(END)[0].splitlines():
+        if line.startswith("**"):
+            title = line.partition("**:")[0].strip("*")
+        if line.startswith("| hides"):
+            heads = _parts(line)
+        elif line.startswith("| one"):
+            row = _parts(line)
+            out |= {(title, *row[:2], head) for head, value in zip(heads[2:], row[2:], strict=True)
+                    if value != "missing"}
+    return out
+
+
+def _parts(line: str) -> list[str]:
+    return [part.strip() for part in line.strip("|").split("|")]
+
+
+def write(page: Path, found: Cells, seconds: float) -> None:
+    """Write the tables into a page.
+
+    Raises:
+        SystemExit: the page has numbers of which there is no run; it is left as it is.
+    """
+    new = lines(found, seconds)
+    old = rows_of(page.read_text(encoding="utf-8"))
+    lost = sorted(old - rows_of("\n".join([BEGIN, *new])))
+    if lost:
+        method, unit, clients, column = lost[0]
+        raise SystemExit(
+            f"{page} is left as it is: it has numbers of {len(lost)} cells of which the folder has "
+            f"no run ({method}, {unit}, {clients} clients, {column} first); give the folder that "
+            "has all runs of configs/sweeps/privacy.yaml")
+    rewrite(str(page), new)
 
 
 def lines(found: Cells, seconds: float) -> list[str]:
@@ -68,4 +106,4 @@ def lines(found: Cells, seconds: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    rewrite(sys.argv[2], lines(*cells(Path(sys.argv[1]))))
+    write(Path(sys.argv[2]), *cells(Path(sys.argv[1])))

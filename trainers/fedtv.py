@@ -116,6 +116,7 @@ class FedTV(Trainer):
         super().__init__(cfg)
         chosen = VARIANTS[self.cfg.VARIANT]
         self.mode = {k: chosen[k] if self.cfg[k] in (AUTO, 0.0) else self.cfg[k] for k in chosen}
+        self.similarity = float(self.mode["SAA_TEMP"])
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the prompt factors, both adapters and the fusion (card: Shared, Personal)."""

@@ -306,6 +306,11 @@ def _privacy() -> Schema:
                  "by a count with noise of its own (FED.DP.UNIT client); 0: it stays",
             low=0, high=1, high_open=True, neutral=0.0,
         ),
+        node + "SIMILARITY": Option(
+            False, "keep weights by similarity (FedTV's, or FED.AGGREGATOR similarity) by a noised "
+                   "sum of the weights beside that of the moves (FED.DP.UNIT client); False: all "
+                   "clients weigh the same", neutral=False,
+        ),
         node + "SAMPLING": Option(
             "shuffle", "batches of FED.DP.UNIT image, group: each image once in a pass (shuffle), "
                        "or each image (group) drawn anew at every step by a coin of batch size "

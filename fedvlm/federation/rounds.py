@@ -423,6 +423,7 @@ class Federation(Workplace):
         dp, updates, ahead, bound = self.plan.dp, self._arrived(work.updates), State(), 0.0
         work.uploads.clear()  # joined: each tensor lies in memory once
         sent, public = updates.bytes() if updates else {}, updates
+        shares = dict[str, float]()
         hidden = dp is not None or work.summed is not None
         if hidden:
             public = updates and Updates(updates.clients, {}, updates.weight)
@@ -430,18 +431,20 @@ class Federation(Workplace):
             home = pick(self.trainer.shared(state.server), self.groups.shared)
             bound = dp.bound(state.server)
             ahead = dp.follow(updates, bound, round_)
-            updates = dp.repeat(dp.release(updates, home, round_, bound))
+            updates = dp.repeat(dp.release(updates, home, round_, bound, shares))
         if updates is None:
             raise DivergedError(
                 f"round {round_}: every client was dropped ({'; '.join(work.dropped.values())})"
             )
         held, weighed = Held(self.held, state.held), dict[str, Tree]()
         ctx = self.server_context(round_, held)
+        if shares:
+            ctx.log("mean_weight", shares)
         if ahead:
             ctx.log("bound", bound)
         if self.plan.fairness is not None:
-            updates, weighed, shares = self.plan.fairness.weigh(state.server, updates)
-            ctx.log("client_weights", shares)
+            updates, weighed, fair = self.plan.fairness.weigh(state.server, updates)
+            ctx.log("client_weights", fair)
         if turn is not None:
             home = self.trainer.shared(state.server)
             updates, stale = turn.discount(updates, home, state.round)

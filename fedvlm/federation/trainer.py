@@ -78,6 +78,8 @@ class Trainer:
         linear: the weighted mean of a round's updates is all that the server takes from them
             (``FED.SECURE_SUM``); a class with an ``aggregate`` or ``combine`` of its own says so
             itself.
+        similarity: temperature of weights by similarity that its server gives each tensor from
+            round 2 on (``FED.DP.SIMILARITY`` noises their sum, too); 0: it gives none.
         phases: a round has phases that are counted in epochs: no ``FED.LOCAL_STEPS``, no
             ``FED.EPOCHS_RANGE``.
         losses: values of ``OPTIM.LOSS`` that mean something; where a class has a ``loss``,
@@ -107,6 +109,7 @@ class Trainer:
     metrics: Sequence[str] = (r"(.+/)?loss",)
     reads_old: bool = False
     batched: bool = True
+    similarity: float = 0.0
     phases: bool = False
     losses: Sequence[str] = (SOFTMAX, SIGMOID)
     label_sets: ClassVar[bool] = False

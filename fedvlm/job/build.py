@@ -468,7 +468,7 @@ def _with_threats(
     if not (
         fed.HOSTILE or ATTACKS[0] != fed.ATTACK or fed.ATTACK_SCALE or fed.ATTACK_TARGET
         or fed.SECURE_SUM or dp.UNIT != "client" or dp.SAMPLING != "shuffle"
-        or any((dp.CLIP, dp.NOISE, dp.EPSILON, dp.DELTA, dp.QUANTILE))
+        or any((dp.CLIP, dp.NOISE, dp.EPSILON, dp.DELTA, dp.QUANTILE, dp.SIMILARITY))
     ):
         return plan, []
     from fedvlm.job.settings.threats import add_threats  # start-up: such runs only

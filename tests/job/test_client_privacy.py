@@ -71,3 +71,25 @@ def test_weights_that_become_equal_are_told(
     assert said in capsys.readouterr().out
     assert jobs.run(tmp_path, *KEYS, "--dry-run") == 0  # PromptFL: a mean anyway
     assert said not in capsys.readouterr().out
+
+
+def test_weights_by_similarity_are_kept_by_a_second_sum(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """FedTV's from round 2 on, those of a rule by name from round 1; others are refused."""
+    more = (*KEYS, "FED.DP.SIMILARITY", "True")
+    assert jobs.run(tmp_path, *more, "--trainer", "FedTV", "--rounds", "2") == 0
+    said = [r["aggregation"].get("mean_weight") for r in jobs.records(tmp_path) if r["round"]]
+    assert said[0] is None and set(said[1]) >= {"text.sigma"}
+    assert all(0 < v <= 1 for v in said[1].values())
+    assert "weights by similarity as two sums" in jobs.results(tmp_path)["privacy"]["words"]
+    assert jobs.run(tmp_path, *more, "FED.AGGREGATOR", "similarity", "--dry-run") == 0
+    assert "temperature 1, by a second noised sum" in capsys.readouterr().out
+    for words, why in (
+        ((), "the server of PromptFL with FED.AGGREGATOR auto gives no weights by similarity"),
+        (("--trainer", "FedTV", "FED.AGGREGATOR", "mean"), "FED.AGGREGATOR mean gives no weights"),
+        (("FED.DP.UNIT", "image"), "FED.DP.SIMILARITY True with FED.DP.UNIT image"),
+        (("--trainer", "FedTV", "FED.DP.CLIP", "0"), "FED.DP.CLIP 0: differential privacy needs"),
+    ):
+        assert jobs.run(tmp_path / "other", *more, *words) == 2
+        assert why in capsys.readouterr().err

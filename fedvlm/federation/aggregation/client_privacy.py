@@ -10,7 +10,8 @@ With a quantile the bound follows the moves (Andrew et al., Differentially Priva
 Adaptive Clipping, NeurIPS 2021): each round also counts who moved no further than C, with noise,
 and C becomes C exp(-0.2 (share - quantile)). A client adds (move / C, +-1/2) to the two sums, so
 that noise z_s C on the moves and s on the count are one mechanism of noise z with
-1 / z^2 = 1 / z_s^2 + 1 / (2 s)^2 (theorem 1): epsilon is that of z.
+1 / z^2 = 1 / z_s^2 + 1 / (2 s)^2 (theorem 1): epsilon is that of z. Weights by similarity take
+their part of z in the same way (``aggregation.two_sums``).
 
 Epsilon and the noise for it are ``aggregation.accountant``'s.
 
@@ -25,13 +26,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.accountant import loss_epsilon, noise_for, renyi_epsilon
-from fedvlm.federation.aggregation.rules import move_norms
+from fedvlm.federation.aggregation.rules import SIMILARITY, move_norms
 from fedvlm.federation.aggregation.sums import add_moves, of_each, reads_single
+from fedvlm.federation.aggregation.two_sums import SHARE, Weights, weights_of
 from fedvlm.federation.aggregation.updates import Updates
 
 FEW = 50  # clients; below, the noise that hides one of them hides their sum
@@ -52,6 +55,8 @@ class ClientPrivacy:
         clients: N, that may take part.
         seed: of the noise.
         quantile: share of moves that the bound is to leave uncut; 0: the bound stays.
+        temperature: of weights by similarity; 0: all weigh the same.
+        since: first round that has such weights.
     """
 
     clip: float
@@ -61,6 +66,8 @@ class ClientPrivacy:
     clients: int
     seed: int
     quantile: float = 0.0
+    temperature: float = 0.0
+    since: int = 1
 
     @property
     def expected(self) -> float:
@@ -74,10 +81,12 @@ class ClientPrivacy:
 
     @property
     def move_noise(self) -> float:
-        """Noise on the moves over the bound: what the count leaves of ``noise``."""
-        if not self.quantile or not self.noise:
+        """Noise on the moves over the bound: what count and weights leave of ``noise``."""
+        if not (self.quantile or self.temperature) or not self.noise:
             return self.noise
-        return (self.noise**-2 - (2 * self.count_noise) ** -2) ** -0.5
+        count = (2 * self.count_noise) ** -2 if self.quantile else 0.0
+        weights = (SHARE * self.noise) ** -2 if self.temperature else 0.0
+        return (self.noise**-2 - count - weights) ** -0.5
 
     def bound(self, server: State) -> float:
         """Return C of the round that starts from the server's state ``server``."""
@@ -112,8 +121,36 @@ class ClientPrivacy:
         )
         return [c for c, coin in zip(members, coins.tolist(), strict=True) if coin < self.rate]
 
+    def weights(self, home: Tree, round_: int, clip: float) -> Weights | None:
+        """Return what is public of a round's weights by similarity; None: all weigh the same."""
+        if not self.temperature or round_ < self.since:
+            return None
+        return weights_of(home, clip, self.temperature)
+
+    def sums(
+        self, updates: Updates | None, home: Tree, clip: float, weights: Weights | None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the sums of a round without noise: of moves, and of weights by similarity."""
+        sums = {n: torch.zeros(v.shape, dtype=torch.float64) for n, v in home.items()}
+        own = {n: torch.zeros(0, dtype=torch.float64) for n in home}
+        if updates is not None:
+            norm = move_norms(updates)
+            factor = (clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp(max=1)
+            there = updates.weight > 0
+            factor = factor * there.to(factor.device)
+            by = dict.fromkeys(home, factor)
+            if weights is not None:
+                own = weights.of_clients(updates, factor, home)
+                by = {n: factor * e.to(factor.device) for n, e in own.items()}
+                own = {n: e[there.cpu()] for n, e in own.items()}
+            add_moves(sums, updates, by, home, "FED.DP")
+        if weights is None:
+            return sums, {}
+        return sums, {n: weights.total(n, e, self.expected) for n, e in own.items()}
+
     def release(
-        self, updates: Updates | None, home: Tree, round_: int, bound: float = 0.0
+        self, updates: Updates | None, home: Tree, round_: int, bound: float = 0.0,
+        told: dict[str, float] | None = None,
     ) -> Updates:
         """Return the noised mean move of a round on top of ``home``, as the update of one client.
 
@@ -121,22 +158,28 @@ class ClientPrivacy:
             updates: of the round; None: nobody came, and the noise comes alone.
             home: what all clients received of the shared tensors, no client axis.
             bound: C of the round; 0: ``clip``.
+            told: gets the mean weight of every tensor, as noised, where there are weights.
 
         Raises:
             FedvlmError: a client received something else, or sends no floating-point numbers.
         """
         clip = bound or self.clip
-        sums = {n: torch.zeros(v.shape, dtype=torch.float64) for n, v in home.items()}
-        if updates is not None:
-            norm = move_norms(updates)
-            factor = (clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp(max=1)
-            factor = factor * (updates.weight.to(factor.device) > 0)
-            add_moves(sums, updates, factor, home, "FED.DP")
-        stream = rng.stream(self.seed, "dp/noise", round_)
+        weights = self.weights(home, round_, clip)
+        sums, totals = self.sums(updates, home, clip, weights)
+        stream, second = (rng.stream(self.seed, f"dp/{part}", round_)
+                          for part in ("noise", "weights"))
         means = {}
         for name, total in sorted(sums.items()):
             z = torch.randn(total.shape, generator=stream, dtype=torch.float64)
-            means[name] = (total + self.move_noise * clip * z) / self.expected
+            by = self.expected
+            if weights is not None:
+                noise = weights.noise(name, self.noise)
+                noised = float(totals[name] + noise * torch.randn(
+                    (), generator=second, dtype=torch.float64))
+                by = weights.kept(name, noised, self.expected, self.noise)
+            if told is not None and weights is not None:
+                told[name] = by / self.expected
+            means[name] = (total + self.move_noise * clip * z) / by
         return of_each(updates.clients[:1] if updates is not None else (0,), home, means)
 
     def repeat(self, released: Updates) -> Updates:
@@ -170,6 +213,11 @@ class ClientPrivacy:
             f" at first, then by the noised share of moves within it, quantile {self.quantile:g}: "
             f"noise {self.move_noise:.4g} on the moves and {self.count_noise:.4g} on the count"
         ) if self.quantile else ""
+        if self.temperature:
+            follows += (
+                f", weights by similarity as two sums, temperature {self.temperature:g}: noise "
+                f"{self.move_noise:.4g} on the moves"
+            )
         words = (
             f"epsilon {spent:.4g} ({said}), delta {self.delta:g} for the presence of one client, "
             f"{TRUST}; noise from the seed: a simulation (clip {self.clip:g}{follows}, noise "
@@ -205,6 +253,7 @@ def drowned(dp: ClientPrivacy, numbers: int) -> str:
 # ---- what is refused -----------------------------------------------------------------------------
 def check_cover(
     method: str, *, rule: str, beyond: str, own_privacy: bool, patience: int, proxy: str,
+    two_sums: bool = False,
 ) -> None:
     """Refuse a run of which the noised sum is not all that leaves the clients for the models.
 
@@ -214,6 +263,7 @@ def check_cover(
         own_privacy: the method has a guarantee of its own.
         patience: ``FED.PATIENCE``.
         proxy: whose images the server trains on.
+        two_sums: weights by similarity are noised, too.
 
     Raises:
         ConfigError: such a run, with the reason.
@@ -226,10 +276,11 @@ def check_cover(
     for why, holds in reasons.items():
         if holds:
             raise ConfigError(f"FED.DP does not cover {method}: {why}")
-    if reads_single(rule):
+    if reads_single(rule) and not (two_sums and rule == SIMILARITY):
         raise ConfigError(
             f"FED.DP with FED.AGGREGATOR {rule}: the rule reads single updates, or their median, "
             "which no noise covers; drop FED.AGGREGATOR"
+            + (", or set FED.DP.SIMILARITY True" if rule == SIMILARITY else "")
         )
     if patience:
         raise ConfigError(
@@ -240,7 +291,7 @@ def check_cover(
 
 def make_privacy(
     *, clip: float, noise: float, epsilon: float, delta: float, rate: float, clients: int,
-    rounds: int, seed: int, quantile: float = 0.0,
+    rounds: int, seed: int, quantile: float = 0.0, temperature: float = 0.0, since: int = 1,
 ) -> ClientPrivacy:
     """Return the mechanism that ``FED.DP`` asks for.
 
@@ -265,5 +316,5 @@ def make_privacy(
         )
     return ClientPrivacy(
         clip, noise or noise_for(epsilon, delta, rate, rounds), delta, rate, clients, seed,
-        quantile,
+        quantile, temperature, since,
     )

@@ -51,13 +51,14 @@ def reads_single(rule: str) -> bool:
 
 
 def add_moves(
-    sums: dict[str, Tensor], updates: Updates, factor: Tensor, home: Tree, key: str
+    sums: dict[str, Tensor], updates: Updates, factor: Tensor | Mapping[str, Tensor],
+    home: Tree, key: str,
 ) -> None:
     """Add each client's move from ``home``, times its factor, to sums in float64.
 
     Args:
         sums: by tensor, without client axis; written to.
-        factor: ``[K]``.
+        factor: ``[K]``, or one for each tensor.
         home: what all clients received, no client axis.
         key: of the config, for the message.
 
@@ -71,7 +72,8 @@ def add_moves(
             raise FedvlmError(f"{key} does not cover '{name}': clients received unlike "
                               "tensors, or it holds whole numbers")
         move = in_double(rows) - in_double(updates.received[name])
-        scaled = per_client(factor.to(move.device), move) * move
+        by = factor if isinstance(factor, Tensor) else factor[name]
+        scaled = per_client(by.to(move.device), move) * move
         for row in scaled:  # one after the other: the same bits for any number of them
             sums[name] += row.cpu()
 

@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 from fedvlm.config.engines import of_parties
 from fedvlm.config.federation import ATTACKS
 from fedvlm.core.errors import ConfigError
+from fedvlm.federation.aggregation.rules import AUTO, SIMILARITY
 from fedvlm.federation.aggregation.sums import beyond_sums
 from fedvlm.federation.batches import NO_WEIGHTS, SplitBatcher
 from fedvlm.federation.context import OWN
@@ -42,7 +43,7 @@ def add_threats(
     if fed.HOSTILE:
         hostile, said = hostile_of(cfg, plan, start, sites, backbone, inputs)
         plan, remarks = replace(plan, hostile=hostile), [*remarks, *said]
-    if any((fed.DP.CLIP, fed.DP.NOISE, fed.DP.EPSILON)):
+    if any((fed.DP.CLIP, fed.DP.NOISE, fed.DP.EPSILON, fed.DP.SIMILARITY)):
         if fed.DP.UNIT == "client":
             dp, words = privacy_of(cfg, plan, start, trainer, inputs)
             plan = replace(plan, dp=dp)
@@ -80,6 +81,11 @@ def image_privacy_of(
         raise ConfigError(
             f"FED.DP.QUANTILE {dp.QUANTILE:g}: the bound follows moves of clients, not gradients; "
             f"drop it, or FED.DP.UNIT {dp.UNIT}"
+        )
+    if dp.SIMILARITY:
+        raise ConfigError(
+            f"FED.DP.SIMILARITY True with FED.DP.UNIT {dp.UNIT}: clients add the noise there, and "
+            "the server may weigh as it likes; drop it"
         )
     if cfg.OPTIM.CLASS_WEIGHTS != NO_WEIGHTS:
         raise ConfigError(
@@ -147,19 +153,44 @@ def privacy_of(
     room.check_cover(
         cfg.TRAINER.NAME, rule=f.AGGREGATOR, beyond=beyond_sums(trainer, start.groups),
         own_privacy=type(trainer).privacy is not Trainer.privacy, patience=int(f.PATIENCE),
-        proxy=trainer.proxy_source,
+        proxy=trainer.proxy_source, two_sums=bool(f.DP.SIMILARITY),
     )
+    temperature, since = similarity_of(cfg, trainer)
     dp = room.make_privacy(
         clip=f.DP.CLIP, noise=f.DP.NOISE, epsilon=f.DP.EPSILON, delta=f.DP.DELTA, rate=f.FRAC,
         clients=len(plan.members), rounds=plan.rounds, seed=plan.seed, quantile=f.DP.QUANTILE,
+        temperature=temperature, since=since,
     )
     words = room.drowned(dp, sum(start.p0[n].numel() for n in released.shared))
-    if not trainer.linear:
+    if temperature:
+        words += (f"; weights by similarity, temperature {temperature:g}, by a second noised sum "
+                  "(docs/privacy.md)")
+    elif not trainer.linear:
         words += (
             f"; the server of {cfg.TRAINER.NAME} reads single updates, of which it gets the one "
             "noised mean only: weights by similarity are all equal then (docs/privacy.md)"
         )
     return dp, words
+
+
+def similarity_of(cfg: CfgNode, trainer: Trainer) -> tuple[float, int]:
+    """Return the temperature of weights by similarity under ``FED.DP``, and their first round.
+
+    Raises:
+        ConfigError: they are asked for, and the server gives none.
+    """
+    fed = cfg.FED
+    if not fed.DP.SIMILARITY:
+        return 0.0, 1
+    if fed.AGGREGATOR == SIMILARITY:
+        return float(fed.SAA_TEMP), 1
+    if not trainer.similarity or fed.AGGREGATOR != AUTO:
+        raise ConfigError(
+            f"FED.DP.SIMILARITY True: the server of {cfg.TRAINER.NAME} with FED.AGGREGATOR "
+            f"{fed.AGGREGATOR} gives no weights by similarity; drop it, or set FED.AGGREGATOR "
+            f"{SIMILARITY}"
+        )
+    return trainer.similarity, 2
 
 
 def hostile_of(
