@@ -501,7 +501,10 @@ class SplitBatcher:
 
     def roster(self) -> Roster:
         """See ``Batcher.roster``."""
-        return count_roster([self.splits[c] for c in range(len(self.splits))], self.source.labels)
+        splits = self.splits
+        if isinstance(splits, Mapping):
+            splits = [splits[c] for c in range(len(splits))]
+        return count_roster(splits, self.source.labels)
 
     def _shuffled(
         self, client: int, round_: int, epoch: int, tag: str, dice: torch.Generator | None = None

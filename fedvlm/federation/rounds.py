@@ -240,11 +240,9 @@ class Federation(Workplace):
                 self._check_download(client, tree, whole)
                 checked[id(tree)] = ctx.sizes(tree)
             last = state.versions.get(client, 0)  # in that round it received all
-            known = {n for n in whole if last and moved[n] < last} if names else ()
+            known = {n for n in whole if last and moved[n] < last}
             sizes = checked[id(tree)]
-            out.sizes[client] = (
-                {n: b for n, b in sizes.items() if n not in known} if known else dict(sizes)
-            )
+            out.sizes[client] = {n: b for n, b in sizes.items() if n not in known}
         return out
 
     def _check_download(self, client: int, tree: Tree, whole: Tree) -> None:

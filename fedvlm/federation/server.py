@@ -306,19 +306,17 @@ def count_roster(
     """Return the roster of clients with ``splits`` (``train``, ``val``, ``test`` index arrays).
 
     Args:
+        splits: gone through once, so that they may be made one by one.
         labels: ``[n]`` int64, of all samples.
         num_classes: default: the largest label + 1.
     """
     values = labels.cpu().numpy()
     width = int(values.max(initial=-1)) + 1 if num_classes is None else num_classes
-    sizes = {p: _lengths(getattr(s, p) for s in splits) for p in ("train", "val", "test")}
-    counts = np.zeros((len(splits), width), dtype=np.int64)
-    for row, split in zip(counts, splits, strict=True):
+    clients = len(splits)
+    train, val, test, site = np.zeros((4, clients), dtype=np.int64)
+    counts = np.zeros((clients, width), dtype=np.int64)
+    for k, split in enumerate(splits):
+        train[k], val[k], test[k] = len(split.train), len(split.val), len(split.test)
         own = values[np.asarray(split.train, dtype=np.int64)]
-        row += np.bincount(own[own >= 0], minlength=width)  # -1: without a label
-    site = np.zeros(len(splits), dtype=np.int64)
-    return Roster(sizes["train"], sizes["val"], sizes["test"], counts, site)
-
-
-def _lengths(parts: Iterable[Any]) -> np.ndarray:
-    return np.array([len(part) for part in parts], dtype=np.int64)
+        counts[k] = np.bincount(own[own >= 0], minlength=width)  # -1: without a label
+    return Roster(train, val, test, counts, site)

@@ -69,6 +69,19 @@ def test_download_written_in_place_reaches_nobody_else() -> None:
     assert server(quadratic(Writes(), 3)) == server(quadratic(Quadratic(), 3))
 
 
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_an_update_tells_what_its_own_client_received(chunk: int) -> None:
+    class Unlike(Quadratic):
+        def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
+            return {"w": server["w"]["w"] + client}
+
+    fed = quadratic(Unlike(), 1, chunk=chunk)
+    seen: list[Any] = []
+    fed.subscribers.append(seen.append)
+    fed.run()
+    assert seen[-1].updates.received["w"].tolist() == [0, 1]
+
+
 class Explodes(Quadratic):
     def loss(self, model: Any, p: Tree, b: Batch) -> Tensor:
         value = super().loss(model, p, b)

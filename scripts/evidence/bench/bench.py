@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evidence.bench import engines, fedtv, linear, method_table, methods, report, scale
+from evidence.bench import engines, linear, method_table, methods, report, scale
 from evidence.commands import PROGRAM
 from fedvlm.config.families import ORDER
 from fedvlm.console.parser import Parser
@@ -156,6 +156,8 @@ def _target(flag: str, word: str) -> Path | None:
 
 def _fedtv(args: Namespace) -> tuple[dict[str, Any], list[str]]:
     """Return the record of ``bench fedtv`` and its lines."""
+    from evidence.bench import fedtv  # start-up: its memory would count in that of scale
+
     names = [n for n in (*NUMBERS, *SWITCHES, "backbone")
              if n not in ("tiny", *NOT_FEDTV)]
     options = fedtv.Options(**{name: getattr(args, name) for name in names})

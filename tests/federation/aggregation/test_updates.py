@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.federation.aggregation.updates import Updates, join_updates, weighted_sum
+from fedvlm.federation.aggregation import updates as module
+from fedvlm.federation.aggregation.rules import moves
+from fedvlm.federation.aggregation.updates import (
+    Updates,
+    join_updates,
+    one_row,
+    weighted_mean,
+    weighted_sum,
+)
 from fedvlm.federation.rounds import RoundFinished
 from tests.federation.test_toys import Ditto
 from tests.federation.toys import quadratic
@@ -88,3 +96,42 @@ def test_weights_without_a_finite_sum_are_refused() -> None:
     assert weighted_sum(rows, [20, 20, 1e300, 1e300]).tolist() == [1, 1]
     with pytest.raises(FedvlmError, match="the weights of the updates have no finite sum"):
         weighted_sum(rows, [20, 20, 1e308, 1e308])
+
+
+def random_part(*clients: int, home: torch.Tensor, alike: bool = True) -> Updates:
+    sent = torch.randn(len(clients), 3, 5, generator=torch.Generator().manual_seed(clients[0]))
+    rows = home.expand(len(clients), 3, 5)
+    return Updates(
+        clients, {"w": sent, "b": sent[:, 0, 0].contiguous()}, torch.tensor(clients) + 1.0,
+        received={"w": rows if alike else rows.clone(), "b": rows[:, 0, 0]},
+    )
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_what_all_received_alike_lies_there_once(order: tuple[int, ...]) -> None:
+    home = torch.randn(1, 3, 5, dtype=torch.float32)
+    chunks = ((0, 2), (1,), (3, 4))
+
+    def joined(**how: bool) -> Updates:
+        return join_updates([random_part(*chunks[i], home=home, **how) for i in order])
+
+    one, dense = joined(), joined(alike=False)
+    assert one_row(one.received["w"]) and one.received["w"].data_ptr() == home.data_ptr()
+    assert not one_row(dense.received["w"])
+    assert one.received["w"].shape == (5, 3, 5)
+    assert torch.equal(one.received["w"], dense.received["w"])
+    for ours, theirs in zip(moves(one), moves(dense), strict=True):
+        assert torch.equal(ours, theirs)
+    other = random_part(3, 4, home=home + 1)
+    mixed = join_updates([random_part(0, 2, home=home), other])
+    assert torch.equal(mixed.received["w"][3], home[0] + 1)
+    assert torch.equal(mixed.received["w"][0], home[0])
+
+
+def test_a_mean_of_much_has_the_bits_of_a_mean_of_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = torch.zeros(1, 3, 5)
+    updates = join_updates([random_part(*ids, home=home) for ids in (range(7), range(7, 9))])
+    little = weighted_mean(updates)
+    monkeypatch.setattr(module, "PIECE", 1)  # row by row, no copy of all of them
+    much = weighted_mean(updates)
+    assert all(torch.equal(much[n], v) for n, v in little.items()) and little.keys() == much.keys()
