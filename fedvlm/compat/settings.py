@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from fedvlm.compat.repository.defaults import MISSING
 from fedvlm.compat.repository.find import syntax_tree
 from fedvlm.config.aliases import family_aliases
-from fedvlm.config.build import flat, nested
+from fedvlm.config.build import flat, nest_keys
 from fedvlm.config.dassl import dassl_options, family_options
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Option, Schema, Value, literal, nodes
@@ -176,4 +176,5 @@ def dassl_cfg(root: CfgNode, model: VLModel) -> CfgNode:
 def default_cfg() -> CfgNode:
     """Return Dassl's tree with its defaults, not frozen, for scripts outside of a run."""
     aliases: dict[str, Any] = {k: a.option.default for k, a in family_aliases().items()}
-    return nested({k: o.default for k, o in default_schema().items()} | aliases | family_options())
+    values = {k: o.default for k, o in default_schema().items()} | aliases | family_options()
+    return nest_keys(values)

@@ -217,12 +217,12 @@ class _Merge:
 
     def tree(self) -> CfgNode:
         """Return the frozen yacs tree."""
-        root = nested(self.values)
+        root = nest_keys(self.values)
         root.freeze()
         return root
 
 
-def nested(values: Mapping[str, Value]) -> CfgNode:
+def nest_keys(values: Mapping[str, Value]) -> CfgNode:
     """Return the yacs tree of dotted keys, not frozen."""
     root = CfgNode()
     for key in sorted(values):

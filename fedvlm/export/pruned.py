@@ -82,13 +82,8 @@ def without_pruned(trained: TrainedModel) -> TrainedModel:
     return replace(slim, facts=replace(slim.facts, notes=(*slim.facts.notes, note)))
 
 
-def cost(trained: TrainedModel) -> Cost:
-    """Return what one image costs a model, its text pass aside."""
-    return costs(trained)[0]
-
-
 def costs(*models: TrainedModel) -> list[Cost]:
-    """Return the cost of each model; their forwards are timed in turn, on equal load."""
+    """Return what one image costs each model, its text pass aside; forwards are timed in turn."""
     forwards, flops = list[Callable[[], Tensor]](), list[int]()
     times: list[list[float]] = [[] for _ in models]
     with torch.no_grad():

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree, expand
 from fedvlm.export import pruned as pruning
-from fedvlm.export.pruned import cost, without_pruned
+from fedvlm.export.pruned import costs, without_pruned
 from fedvlm.export.recipe import Unheld, difference
 from fedvlm.export.traced import trace
 from fedvlm.export.trained import TrainedModel
@@ -53,7 +53,7 @@ def test_zero_units_leave_and_predictions_stay(visual: str) -> None:
     x = {"pixels": torch.randn(1, 3, 3, *(2 * (model.model.backbone.image_size,)))}
     before, after = (m.trainer.predict(m.model, expand(m.params, 1), x) for m in (model, slim))
     assert (before - after).abs().max() < 1e-5
-    was, now = cost(model), cost(slim)
+    was, now = costs(model)[0], costs(slim)[0]
     assert now.numbers < was.numbers and now.flops < was.flops and now.ms > 0
     assert slim.facts.notes[-1].startswith("Pruned: ")
     assert f"{was.numbers:,} and {now.numbers:,} numbers" in slim.facts.notes[-1]

@@ -86,10 +86,10 @@ def read_words(args: Namespace) -> list[str]:
                             "try configs/sweeps/demo.yaml")
     mistakes += [f"{args.spelling[dest]} does not work with a plan: use {instead}"
                  for dest, instead in _INSTEAD.items() if dest in args.spelling]
-    return mistakes + read_settings(args, PlanReader("words"))
+    return mistakes + read_run_settings(args, PlanReader("words"))
 
 
-def read_settings(args: Namespace, reader: PlanReader) -> list[str]:
+def read_run_settings(args: Namespace, reader: PlanReader) -> list[str]:
     """Put the flags and KEY VALUE pairs into ``args.settings``; return the mistakes."""
     alone = pairs(args)
     opts = {} if alone else dict(zip(args.opts[::2], args.opts[1::2], strict=True))

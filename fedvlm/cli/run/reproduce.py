@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedvlm.cli.run._plan import flatten, read_settings, split_words, worker_flags
+from fedvlm.cli.run._plan import flatten, read_run_settings, split_words, worker_flags
 from fedvlm.cli.run.sweep import run_sweep
 from fedvlm.console.parser import Parser, amount
 from fedvlm.console.rows import table_lines
@@ -78,7 +78,7 @@ def _read(args: Namespace) -> list[str]:
     reader = PlanReader("words")
     args.seeds = reader.numbers([int(w) if w.isdigit() else w for w in args.seeds], "--seeds") \
         if args.seeds else ()
-    return mistakes + read_settings(args, reader)
+    return mistakes + read_run_settings(args, reader)
 
 
 def main(args: Namespace) -> int:

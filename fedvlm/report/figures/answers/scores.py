@@ -24,13 +24,11 @@ class Scores:
     Attributes:
         logits: ``[n, C]``; ``true``: labels ``[n]``.
         clients: ``[n]``, whose image and model it is; -1 for the shared model.
-        whose: ``personal models`` or ``shared model``.
     """
 
     logits: NDArray[np.float64]
     true: NDArray[np.int64]
     clients: NDArray[np.int64]
-    whose: str
 
     @property
     def confidence(self) -> NDArray[np.float64]:
@@ -57,7 +55,7 @@ def read_scores(run: FinishedRun) -> Scores | str:
         kept: dict[str, Any] = dict(read_logits(path))
         names = sorted((k for k in kept if k.startswith(PERSONAL)),
                        key=lambda k: int(k.removeprefix(PERSONAL)))
-        names, whose = (names, "personal models") if names else ([SHARED], "shared model")
+        names = names or [SHARED]
         logits = np.concatenate([np.asarray(kept[n], dtype=np.float64) for n in names])
         true = np.concatenate([np.asarray(kept[TRUE + n], dtype=np.int64) for n in names])
         client = [int(n.removeprefix(PERSONAL)) if n != SHARED else -1 for n in names]
@@ -67,7 +65,7 @@ def read_scores(run: FinishedRun) -> Scores | str:
     good = np.isfinite(logits).all(1)
     if not good.any():
         return "no test image has finite scores"
-    return Scores(logits[good], true[good], clients[good], whose)
+    return Scores(logits[good], true[good], clients[good])
 
 
 def class_names(run: FinishedRun) -> list[str]:
