@@ -7,9 +7,9 @@
 Reads the finished runs of ``configs/sweeps/attacks.yaml``, of ``attacks_more.yaml`` (one table
 of all its methods, under a mark of its own), or of ``attacks_backdoor.yaml`` (how often the trigger
 succeeds at the honest clients, untrained and by rule, and their accuracy). A number is the mean
-over seeds of the mean accuracy of the clients that are not drawn as hostile (also in runs without
-attackers, so that all numbers are of the same clients); the interval is Student's, 95 %, over three
-seeds or more.
+over seeds of the mean accuracy of the clients that are not drawn as hostile (also in runs
+without attackers, so that all numbers are of the same clients); the interval is Student's, 95 %,
+over three seeds or more.
 """
 
 from __future__ import annotations

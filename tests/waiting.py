@@ -122,8 +122,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: PyTorch": ("fedvlm.federation.plan",),
     },
     "fedvlm/cli/site/site.py": {
-        "start-up: PyTorch, 2 s": ("fedvlm.cli.site._look", "fedvlm.cli.site._prune",
-                                   "fedvlm.cli.site._record"),
+        "start-up: PyTorch, 2 s": (
+            "fedvlm.cli.site._erase", "fedvlm.cli.site._look", "fedvlm.cli.site._prune",
+            "fedvlm.cli.site._record"),
     },
     "fedvlm/cli/tool/help.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.cli.unknown",),

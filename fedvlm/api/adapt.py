@@ -11,7 +11,7 @@ import torch
 
 from fedvlm.api.evaluate import labels_known, same_classes, was_cut
 from fedvlm.api.model import Model, Predictions
-from fedvlm.api.rebuild import Rebuilt, digest_of, rebuild, run_folder
+from fedvlm.api.rebuild import Rebuilt, rebuild, run_digest, run_folder
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.rows.memory import MemoryStore
@@ -80,7 +80,7 @@ def adapt(
     notes += [f"{at}, as asked for"] if round is not None else []
     words = f"{own.data.name}, {len(split.train)} training images"
     facts = Facts("a new client", words, notes=(f"adapted from {Path(run).name}, {at}",),
-                  run=digest_of(run_folder(run)))
+                  run=run_digest(run_folder(run)))
     adapted = Model(federation.trainer, model, params, "a new client", facts)
     if model.sets and len(split.val):  # thresholds as a client of the run has them
         fixed = fix(*_said_of(adapted, samples, split.val))

@@ -71,7 +71,7 @@ def run_folder(folder: str | Path) -> Path:
     raise DataError(f"'{folder}' is not a run folder (it has no manifest.json){near}")
 
 
-def digest_of(path: Path) -> str:
+def run_digest(path: Path) -> str:
     """Return the identity digest of a run folder; empty where it has none."""
     return str((read_manifest(path) or {}).get("identity_digest", ""))
 

@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 
 from fedvlm.api import frames
 from fedvlm.api.model import Model
-from fedvlm.api.rebuild import Rebuilt, check_client, digest_of, rebuild, run_folder
+from fedvlm.api.rebuild import Rebuilt, check_client, rebuild, run_digest, run_folder
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.data.locate import first_names
@@ -213,7 +213,7 @@ class Run:
         if not self._earlier and self.record and federation_answer(self.record.results):
             notes += answer_sentences(self.record.results, self.record.method)
         return Facts(owner, words, metrics, "", "", tuple(notes), *fixed,
-                     bool(cfg.DATASET.CAPTIONS), digest_of(self.path))
+                     bool(cfg.DATASET.CAPTIONS), run_digest(self.path))
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"

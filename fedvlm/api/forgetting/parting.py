@@ -16,9 +16,8 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.data.datum import PARTS
-from fedvlm.distributed.server.membership import GONE
 from fedvlm.job.inputs import Parting
-from fedvlm.job.sites.parties import PLACE, read_met
+from fedvlm.job.sites.parties import PLACE, met_without, read_met
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.identity import read_json
 from fedvlm.runs.names import RESULTS
@@ -66,16 +65,10 @@ def parting(
     Args:
         counts: images that leave, by part.
     """
-    met = {name: dict(told) for name, told in read_met(path).items()}
-    clients = sorted(map(int, met[site]["clients"]))
-    met[site] = {"data": GONE, "clients": {c: {
-        **dict.fromkeys(PARTS, 0), "classes": [0] * len(told["classes"]),
-    } for c, told in met[site]["clients"].items()}}
-    before = [int(c) for told in met.values() for c, n in told["clients"].items()
-              if told["data"] == GONE]
-    text = "\n".join([run.digest, *map(str, clients)])
+    met, gone = met_without(path, site)
+    text = "\n".join([run.digest, *sorted(met[site]["clients"])])
     forgotten = {
-        "unit": "site", "clients": sorted({*before, *clients}), "images": dict(counts),
+        "unit": "site", "clients": gone, "images": dict(counts),
         "digest": hashlib.sha256(text.encode()).hexdigest(), "of": run.digest,
         "of_results": (read_json(path / RESULTS) or {}).get("seal", ""), "tests": [],
     }

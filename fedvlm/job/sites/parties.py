@@ -22,11 +22,13 @@ from fedvlm.console.screen import complain
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
+from fedvlm.data.datum import PARTS
 from fedvlm.data.own.site import read_site
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.flower.carrier import Flower
 from fedvlm.distributed.flower.place import read_place
 from fedvlm.distributed.schema import COUNTS, by, client, hexes, record, text
+from fedvlm.distributed.server.membership import GONE
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.readmission import Wish, read_wishes, readmit
 from fedvlm.distributed.server.remote import RemoteEngine
@@ -291,6 +293,20 @@ def read_met(path: Path) -> Mapping[str, Any]:
     if not _MET(met):
         raise DataError(f"'{place}' is damaged: delete it; the sites send it again")
     return dict(met or {})
+
+
+def met_without(path: Path, site: str) -> tuple[dict[str, Any], list[int]]:
+    """Return what the sites told, zeros of one that leaves, and the clients of all that left.
+
+    Raises:
+        DataError: as ``read_met``.
+    """
+    met = dict(read_met(path))
+    met[site] = {"data": GONE, "clients": {c: {
+        **dict.fromkeys(PARTS, 0), "classes": [0] * len(told["classes"]),
+    } for c, told in met[site]["clients"].items()}}
+    return met, sorted(int(c) for told in met.values() if told["data"] == GONE
+                       for c in told["clients"])
 
 
 def left_out(cfg: CfgNode) -> list[str]:
