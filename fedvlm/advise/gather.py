@@ -66,8 +66,13 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         raise ConfigError(
             f"advise needs the images of all clients in one place; drop --engine {cfg.FED.ENGINE}"
         )
-    refuse_targets(
-        "fedvlm advise", sets=cfg.DATASET.LABELS, captions=cfg.DATASET.CAPTIONS)
+    if cfg.DATASET.LABELS:
+        raise ConfigError(
+            "fedvlm advise compares accuracies, and these images have sets of labels "
+            f"(DATASET.LABELS {cfg.DATASET.LABELS}): start a run instead, such as fedvlm run "
+            "--trainer FedAvg --peft head --rounds 1; its table has the mAP of each client alone, "
+            "of AFL in one round and of all images in one place")
+    refuse_targets("fedvlm advise", captions=cfg.DATASET.CAPTIONS)
     data = build_federation(cfg, progress, tested=False)
     device = pick_device(cfg.DEVICE)
     check_model(cfg, device)

@@ -204,11 +204,13 @@ def test_what_asks_for_one_class_is_refused(
     assert says in capsys.readouterr().err and not list(tmp_path.rglob("*"))
 
 
-def test_advise_refuses(whole: Path) -> None:
+def test_advise_points_to_a_run_whose_table_has_what_it_would_say(whole: Path) -> None:
     from fedvlm.advise.gather import gather_clients
 
-    with pytest.raises(ConfigError, match="fedvlm advise needs one class"):
+    with pytest.raises(ConfigError, match="fedvlm advise compares accuracies.* AFL in one round"):
         gather_clients(run_config(jobs.folder(whole), {}))
+    there = jobs.results(whole)["references"]
+    assert all(0 < there[name]["personal"] <= 100 for name in ("logreg", "afl", "pooled"))
 
 
 @pytest.fixture(scope="module")

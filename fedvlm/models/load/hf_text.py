@@ -97,8 +97,8 @@ def _found_config(repo: str, folder: Path | None) -> tuple[Any, Path]:
     file = file or cached(repo, CONFIG)
     if file is None:
         raise DataError(
-            f"its encoder '{repo}' is not on this machine: put the {CONFIG} and the tokenizer's "
-            f"files of '{repo}' beside {CARD} and use --backbone local-dir:FOLDER, or copy a "
+            f"the text encoder '{repo}' is not on this machine: put the {CONFIG} and the "
+            f"tokenizer's files of '{repo}' beside {CARD} and use --backbone local-dir:FOLDER, or copy a "
             f"Hugging Face cache that has them ('hf download {repo}')"
         )
     try:

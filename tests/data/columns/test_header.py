@@ -58,6 +58,8 @@ def test_the_reported_hospital_table_is_read(tmp_path: Path) -> None:
     ({"COLUMNS": "classname=dx"}, {}, r"DATASET.COLUMNS classname=dx: .* has no column 'dx'"),
     ({"COLUMNS": "path={ward}/{file}"}, {}, "has no column 'ward'"),
     ({}, {f"class{i}": "cat" for i in range(12)}, "there is one class only, cat"),
+    ({"CLIENTS_BY": "hospital"}, {f"class{i}": "cat" for i in range(12)},
+     "there is one class only, cat; .*--columns classname=COLUMN"),
     ({}, {"class3": "cat|dog"}, r"line 5: the class 'cat\|dog' is a set of labels"),
     ({}, {"class3": "cat; dog"}, r"line 5: the class 'cat; dog' is a set of labels"),
     ({}, {"class3": '["cat", "dog"]'}, "is a set of labels"),

@@ -92,7 +92,7 @@ def test_the_hubs_name_from_the_cache(tmp_path: Path, empty_cache: Path) -> None
 
 
 @pytest.mark.parametrize(("config", "tokenizer", "lack"), [
-    (False, True, "its encoder 'toy/bert' is not on this machine: put the config.json"),
+    (False, True, "the text encoder 'toy/bert' is not on this machine: put the config.json"),
     (True, False, "cannot load the tokenizer 'toy/bert'"),
 ])
 def test_what_is_missing_is_told_when_a_text_is_asked_for(
