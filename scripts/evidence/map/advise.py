@@ -17,6 +17,7 @@ import shutil
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -96,7 +97,7 @@ def main(args: Namespace) -> int:
         words = ["--images", str(images), "--backbone", args.backbone, *ALL,
                  *shlex.split(cut.flags)]
         advice = json.loads(_told(["advise", "--json", *words]))
-        out = runs / name / "run"
+        out = runs / name / sha256(advice["command"].encode()).hexdigest()[:8]
         _told([*shlex.split(advice["command"])[1:], "--output-dir", str(out)])
         (found,) = out.rglob(RESULTS)
         rows.append((cut.words, advice, json.loads(found.read_text(encoding="utf-8"))["results"]))
