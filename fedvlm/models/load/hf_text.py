@@ -98,8 +98,8 @@ def _found_config(repo: str, folder: Path | None) -> tuple[Any, Path]:
     if file is None:
         raise DataError(
             f"the text encoder '{repo}' is not on this machine: put the {CONFIG} and the "
-            f"tokenizer's files of '{repo}' beside {CARD} and use --backbone local-dir:FOLDER, or copy a "
-            f"Hugging Face cache that has them ('hf download {repo}')"
+            f"tokenizer's files of '{repo}' beside {CARD} and use --backbone local-dir:FOLDER, or "
+            f"copy a Hugging Face cache that has them ('hf download {repo}')"
         )
     try:
         return json.loads(file.read_text(encoding="utf-8")), file
