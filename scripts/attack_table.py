@@ -58,7 +58,10 @@ def honest(run: FinishedRun, name: str = "accuracy", at: int = -1) -> float:
     rows = run.rounds()[at]["clients"]
     seed = int(run.protocol["seed"])
     bad = draw_hostile(SHARE, [row["client"] for row in rows], seed)
-    return mean(r[name] for r in rows if r["client"] not in bad and r.get(name) is not None)
+    found = mean(r[name] for r in rows if r["client"] not in bad and r.get(name) is not None)
+    if found is None:
+        raise SystemExit(f"{run.path}: no honest client has '{name}'")
+    return found
 
 
 def trigger(run: FinishedRun) -> float:
