@@ -154,7 +154,7 @@ def about_run(site: Site) -> dict[str, Any]:
         Method, backbone, planned rounds, secure sums or none, the guarantee of privacy if every
         client of the site works in all planned rounds, and what the method declares that it sends
         (``Trainer.releases``). ``privacy`` or ``declared`` None: the method's own code for it
-        fails; the site's log says why (``check_method``).
+        fails; the site's log says why (``require_declared``).
     """
     fed, config = site.federation, site.config
     return {
@@ -165,7 +165,7 @@ def about_run(site: Site) -> dict[str, Any]:
     }
 
 
-def check_method(site: Site) -> None:
+def require_declared(site: Site) -> None:
     """Refuse a method that does not say what it sends, or which privacy it has.
 
     Raises:

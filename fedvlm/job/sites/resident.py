@@ -35,7 +35,7 @@ from fedvlm.distributed.terms import Refused
 from fedvlm.distributed.wire import Frame, WireError, outline, pack, unpack
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.run import threads_of
-from fedvlm.job.sites.messages import MessageLog, check_method
+from fedvlm.job.sites.messages import MessageLog, require_declared
 from fedvlm.job.sites.party import config_plain, open_site
 from fedvlm.runs import lock
 
@@ -149,7 +149,7 @@ class Resident:
                 raise Refused(f"the config differs in {odd}")
             with threads_of(cfg):
                 site = open_site(self.owner, cfg, self.say, self.progress)
-            check_method(site)
+            require_declared(site)
             self._site, self._cfg = site, cfg
             self.say(f"{config[_TRAINER]} on {config[_BACKBONE]}: built in "
                      f"{time.perf_counter() - began:.1f} s")
