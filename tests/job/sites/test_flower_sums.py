@@ -167,7 +167,7 @@ def test_below_the_threshold_the_run_ends_with_a_sentence(
     parties: Path, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With three sites nobody may drop out; the same command goes on when all are there."""
+    """With three sites nobody may drop out, whatever the quorum; with all three it goes on."""
     words = ("--federation", str(place.folder), *SUMS, "--rounds", "2", "FED.ASK.RETRIES", "0",
              "FED.UNRELIABLE.QUORUM", "0.5")
     plain, asked = Flower.ask, list[str]()

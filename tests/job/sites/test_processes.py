@@ -71,4 +71,4 @@ def test_a_site_that_is_killed_and_begun_again_moves_no_bit(
     assert all(torch.equal(ours[n], v) for n, v in jobs.state(whole).items())
     assert again.keys() == kept.keys() and all(torch.equal(again[n], kept[n]) for n in kept)
     stop = started("site stop", parties[0].words[0])
-    assert "has ended" in stop.communicate(timeout=SECONDS)[0] and stop.returncode == 0
+    assert "has stopped" in stop.communicate(timeout=SECONDS)[0] and stop.returncode == 0
