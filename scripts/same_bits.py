@@ -7,7 +7,7 @@
 Each method runs ``--demo`` with two seeds and four rounds on one thread. Recorded are all tensors
 of states and models (SHA-256 over names, types, shapes and bytes) and all numbers of the metrics
 and the results but seconds and checksums. ``compare`` prints what differs and ends with 1 if
-anything does. All 52 methods take about eight minutes of one core. Keep the record outside of the
+anything does. 52 methods took about eight minutes of one core. Keep the record outside of the
 repository: it belongs to one machine and one PyTorch build.
 """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from docs.site.tables import code, escape_markup, row, table
 from fedvlm.cli.methods._lines import method_rows, piece_rows, sizes
@@ -106,8 +107,9 @@ def _lines_page() -> str:
     every = sizes(trainer_files())
     total = sum(size.lines for size in every)
     return "\n\n".join([
-        "# Lines of code per method", f"{len(every)} methods, {total:,} lines of code, without "
-        "docstrings, comments and blank lines. `fedvlm list --lines` prints this page.",
+        "# Lines of code per method", f"{len(every)} methods, {total:,} lines of code (median "
+        f"{median(size.lines for size in every):g}), without docstrings, comments and blank lines. "
+        "`fedvlm list --lines` prints this page.",
         _rows_table(method_rows(every)), "## Code that methods share", "Parts of the core that "
         "methods import by name. If only one method is named, the part was written for it.",
         _rows_table(piece_rows(every)),

@@ -449,6 +449,8 @@ class Federation(Workplace):
             ctx.log("staleness", stale)
         origin = "" if dp else self.engine.origin(updates.clients)
         server, told = aggregate_updates(self.trainer, ctx, state.server, updates, origin)
+        if dp is not None:  # equal ones, of the copies of one mean: beside mean_weight they mislead
+            ctx.report.pop("aggregation_weights", None)
         server = self._moved(state.server, server, round_) | weighed | ahead
         if turn is not None:
             server = turn.remember(state.server, server, round_)

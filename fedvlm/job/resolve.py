@@ -130,7 +130,9 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
         cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, target_domain(cfg))
         check_domains(cfg)
         cfg.DATASET.SOURCE_DOMAINS = cfg.DATASET.TARGET_DOMAINS = ()  # said by the held-out one
-        followed = [*_follow(cfg, origins), *_rounds(cfg, origins)]
+        followed = _follow(cfg, origins)
+        followed += _one_round(cfg, origins, trainer.name, file, data.demo)
+        followed += _rounds(cfg, origins)
         notes += [note for note in followed if note not in notes]
         cfg.freeze()
         jobs.append(Job(cfg, origins))
@@ -368,6 +370,31 @@ def _clients_by(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
         return []
     fed.CLIENTS, origins["FED.CLIENTS"] = number, why
     return [f"--clients-by {column}: {number} clients (FED.PARTITION {NATURAL})"]
+
+
+def _one_round(
+    cfg: CfgNode, origins: dict[str, str], name: str, file: Path | None, demo: Path | None
+) -> list[str]:
+    """Set one round where nobody gave rounds and the method's own file says one; return a note.
+
+    It is done then if all clients take part; where some may miss round 1, others follow.
+
+    Args:
+        name: of the method.
+        file: of settings that the user names, in the place of the method's own.
+        demo: the config of ``--demo``, whose rounds are nobody's wish.
+    """
+    fed, own, key = cfg.FED, lookup(name, "trainers"), "FED.ROUNDS"
+    late = fed.UNRELIABLE
+    if (
+        origins[key] not in (DEFAULT, str(demo)) or key in yaml_keys(file, default_schema())
+        or yaml_keys(own, default_schema()).get(key) != 1
+        or fed.FRAC < 1 and not fed.FIRST_ROUND_ALL
+        or any((late.DROPOUT, late.DEADLINE, late.JOIN, late.AWAY, late.BUFFER))
+    ):
+        return []
+    fed.ROUNDS, origins[key] = 1, f"because {name} is done after one round"
+    return [f"{name} is done after one round: FED.ROUNDS 1; --rounds N sets another number"]
 
 
 def _rounds(cfg: CfgNode, origins: dict[str, str]) -> list[str]:

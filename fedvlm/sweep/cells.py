@@ -25,6 +25,7 @@ from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.build import check_model, pick_device
 from fedvlm.job.describe import peft_choice, run_path
+from fedvlm.job.engines.base import refuse_unread
 from fedvlm.job.identity import identity_config
 from fedvlm.job.inputs import data_key
 from fedvlm.job.request import Request
@@ -213,6 +214,7 @@ class Checker:
         cfg = job.cfg
         if cfg.DRAFT:
             raise ConfigError("--draft works with single runs, not with sweeps; drop it")
+        refuse_unread(cfg)
         load_trainer(cfg.TRAINER.NAME)(cfg)
         choice = peft_choice(cfg, job.origins)
         check_model(cfg, pick_device(cfg.DEVICE))

@@ -32,7 +32,7 @@ READS = {
 
 
 def trainer_names() -> list[str]:
-    """Return the names of the 52 methods."""
+    """Return the names of all methods."""
     found = (re.search(r'@TRAINER_REGISTRY\.register\("([^"]+)"', path.read_text())
              for path in sorted((jobs.REPOSITORY / "trainers").glob("*.py")))
     return [match[1] for match in found if match]

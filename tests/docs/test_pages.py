@@ -11,6 +11,7 @@ import pytest
 
 from fedvlm.cli.main import main
 from fedvlm.cli.verbs import verbs
+from fedvlm.federation.cards import trainer_files
 from tests.docs.pages import BLOCK, DOCS, Session, blocks, pages, read, shown
 
 ELSEWHERE = {
@@ -64,6 +65,12 @@ def test_every_verb_in_a_sentence_exists() -> None:
              for verb in re.findall(r"`fedvlm ([a-z][a-z-]+)", text)}
     assert len(named) > 40
     assert [pair for pair in sorted(named) if pair[1] not in verbs()] == []
+
+
+def test_first_pages_count_the_methods() -> None:
+    for page in (README, DOCS / "index.md"):
+        said = re.findall(r"runs\s(\d+)\s(?:published|federated)", page.read_text(encoding="utf-8"))
+        assert said == [str(len(trainer_files()))], page.name
 
 
 def test_every_block_has_a_known_language_and_reasons_are_given() -> None:

@@ -128,6 +128,45 @@ def test_own_images_are_trained_until_flat_unless_somebody_gives_rounds(
     assert shown["FED.PATIENCE"].startswith(f"{patience} (")
 
 
+@pytest.mark.parametrize(("words", "rounds", "why"), [
+    (["--trainer", "AFL"], 1, "because AFL is done after one round"),
+    (["--trainer", "TOFA"], 1, "because TOFA"), (["--trainer", "FedPFT"], 1, "because FedPFT"),
+    (["--trainer", "AFL", "--rounds", "3"], 3, "flag --rounds"),
+    (["--trainer", "AFL", "FED.ROUNDS", "20"], 20, "opts"),
+    (["--trainer", "AFL", "--rounds", "auto"], MOST_ROUNDS, "auto, flag --rounds"),
+    (["--trainer", "AFL", "--frac", "0.5"], 1, "because AFL"),  # all train in round 1
+    (["--trainer", "AFL", "--frac", "0.5", "FED.FIRST_ROUND_ALL", "False"], 20, "demo.yaml"),
+    (["--trainer", "AFL", "FED.UNRELIABLE.DROPOUT", "0.2"], 20, "demo.yaml"),
+    (["--trainer", "FedTV"], 20, "demo.yaml"),
+])
+def test_a_method_of_one_round_has_one_in_the_demo_unless_somebody_gives_rounds(
+    words: list[str], rounds: int, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--demo", *words, "--print-config"]) == 0
+    seen = capsys.readouterr()
+    (line,) = [one for one in seen.out.splitlines() if one.startswith("FED.ROUNDS")]
+    assert line.split()[1] == str(rounds) and why in line
+    assert ("is done after one round: FED.ROUNDS 1" in seen.err) == why.startswith("because")
+
+
+@pytest.mark.parametrize(("text", "rounds"), [("", 1), ("FED: {ROUNDS: 3}\n", 3)])
+def test_a_config_of_ones_own_that_names_rounds_keeps_them(
+    tmp_path: Path, text: str, rounds: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("TRAINER: {NAME: AFL}\n" + text)
+    words = ["--dataset", "digits", "--backbone", "tiny", "--trainer-config-file", str(mine)]
+    assert printed(words, capsys)["FED.ROUNDS"].startswith(f"{rounds} (")
+
+
+@pytest.mark.parametrize("trainer", ["AFL", "TOFA"])
+def test_a_second_round_of_such_a_method_repeats_the_first(tmp_path: Path, trainer: str) -> None:
+    assert jobs.run(tmp_path, "--trainer", trainer, "TEST.EVAL_EVERY", "1") == 0
+    start, one, two = jobs.records(tmp_path)
+    assert one["personal"] == two["personal"] != start["personal"]
+    assert one["global"] == two["global"] and one["bytes_up"] == two["bytes_up"]
+
+
 @pytest.mark.parametrize("words", [["--demo"], ["--root", "x", "--dataset", "eurosat"]])
 def test_known_sets_keep_their_rounds(
     words: list[str], capsys: pytest.CaptureFixture[str]

@@ -40,6 +40,8 @@ def test_results_have_epsilon_and_no_number_of_a_single_update(tmp_path: Path) -
     (("--trainer", "SCAFFOLD"), "FED.DP does not cover SCAFFOLD: its clients send control"),
     (("FED.DP.DELTA", "0"), "FED.DP.DELTA 0: give a delta above 0"),
     (("FED.AGGREGATOR", "median"), "FED.DP with FED.AGGREGATOR median"),
+    (("FED.DP.CLIP", "0", "FED.DP.NOISE", "0", "FED.DP.DELTA", "0", "FED.DP.QUANTILE", "0.5"),
+     "FED.DP.CLIP 0: differential privacy needs a bound"),  # a bound that follows nothing
 ])
 def test_refused_in_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture, words: tuple[str, ...], said: str
@@ -82,6 +84,8 @@ def test_weights_by_similarity_are_kept_by_a_second_sum(
     said = [r["aggregation"].get("mean_weight") for r in jobs.records(tmp_path) if r["round"]]
     assert said[0] is None and set(said[1]) >= {"text.sigma"}
     assert all(0 < v <= 1 for v in said[1].values())
+    assert not any("aggregation_weights" in r.get("aggregation", {})
+                   for r in jobs.records(tmp_path))  # equal ones of one mean would mislead
     assert "weights by similarity as two sums" in jobs.results(tmp_path)["privacy"]["words"]
     assert jobs.run(tmp_path, *more, "FED.AGGREGATOR", "similarity", "--dry-run") == 0
     assert "temperature 1, by a second noised sum" in capsys.readouterr().out

@@ -159,6 +159,16 @@ common: {backbone: tiny, num-users: 99, partition: disjoint}
     assert not (tmp_path / "out").exists()
 
 
+def test_a_flag_that_the_engine_does_not_read_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep", str(CONFIGS / "demo.yaml"), "--output-dir", str(tmp_path / "out")]
+    assert main([*words, "--workers", "1"]) == 2
+    said = "--workers 1 has no effect with --engine local: use --engine workers"
+    assert capsys.readouterr().err.count(said) == 1 and not (tmp_path / "out").exists()
+    assert main([*words, "--workers", "1", "--engine", "workers", "--list"]) == 0
+
+
 def test_missing_data_alone_is_a_data_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

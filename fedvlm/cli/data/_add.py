@@ -43,13 +43,14 @@ def add_folder(args: Namespace) -> int:
     there = _write(place, yaml_text(own))
     method = "PromptFL" if own.data.label_names else "FedTV"  # which needs one class of an image
     method = "FedAvg --peft lora" if own.data.captioned else method
+    root, samples = shlex.quote(str(own.keys["DATASET.ROOT"])), "images"
     if own.of_texts:
-        method = "FedAvg --peft head --backbone transformers-text:FOLDER"
+        samples, method = "texts", "FedAvg --peft head --backbone transformers-text:FOLDER"
     say(own.sentence, *(f"note: {note}" for note in own.notes),
         f"{'there already' if there else 'wrote'} {place}",
         f"train on it: fedvlm run --dataset-config-file {shlex.quote(str(place))} --trainer "
         f"{method}",
-        f"look at all its images: fedvlm doctor --root {shlex.quote(str(own.keys['DATASET.ROOT']))}"
+        f"look at all its {samples}: fedvlm doctor --root {root}"
         f" --dataset-config-file {shlex.quote(str(place))} --full")
     return 0
 

@@ -107,12 +107,17 @@ def client_side(cfg: CfgNode) -> ClientSide:
     Raises:
         ConfigError: a flag that this engine does not read.
     """
+    refuse_unread(cfg)
+    return own_class(ENGINES.load(cfg.FED.ENGINE), ClientSide)(cfg)
+
+
+def refuse_unread(cfg: CfgNode) -> None:
+    """Refuse a flag that the engine of a run does not read (``ConfigError``)."""
     fed = cfg.FED
     for key, (flag, *engines) in READS.items():
         if fed[key] and fed.ENGINE not in engines:
             raise ConfigError(f"{flag} {fed[key]} has no effect with --engine {fed.ENGINE}: use "
                               f"--engine {' or '.join(engines)}")
-    return own_class(ENGINES.load(fed.ENGINE), ClientSide)(cfg)
 
 
 def refuse_memory(cfg: CfgNode, inputs: Inputs | None) -> None:

@@ -40,7 +40,7 @@ QUARTERS = 4  # parts of a run whose last two show whether accuracy still rises
 MAD = 3.0  # times the loss of guessing: a learning rate that is far too high
 RISE = 1.0  # points that are worth another command; from one quarter to the next, more rounds
 FEW, ENOUGH = 2 * QUARTERS, 20  # rounds: fewer than FEW have no trend; what a run at least needs
-AFL = ("--trainer", "AFL")
+AFL = ("--trainer", "AFL", "--rounds", "1")
 HEAD = ("--trainer", "FedAvg", "--peft", "head")
 OWN_HEAD = ("--trainer", "LocalOnly", "--peft", "head")
 

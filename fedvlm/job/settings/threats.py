@@ -43,7 +43,7 @@ def add_threats(
     if fed.HOSTILE:
         hostile, said = hostile_of(cfg, plan, start, sites, backbone, inputs)
         plan, remarks = replace(plan, hostile=hostile), [*remarks, *said]
-    if any((fed.DP.CLIP, fed.DP.NOISE, fed.DP.EPSILON, fed.DP.SIMILARITY)):
+    if any((fed.DP.CLIP, fed.DP.NOISE, fed.DP.EPSILON, fed.DP.QUANTILE, fed.DP.SIMILARITY)):
         if fed.DP.UNIT == "client":
             dp, words = privacy_of(cfg, plan, start, trainer, inputs)
             plan = replace(plan, dp=dp)

@@ -18,7 +18,10 @@ from fedvlm.runs.verify.answer import measure_word
 LENGTH = 40  # points of a client's curve at most
 FEW = 30  # clients whose table is shown whole
 COLUMNS = {"client", "n", "correct", "accuracy"}  # keys of a client with a column of their own
-PLAIN = {"positives", "temperature", "nll_calibrated"}  # no percentages
+PLAIN = {  # what is no percentage: its unit and decimals
+    "positives": ("", 0), "broken": ("", 0), "temperature": ("", 3), "nll": (" (nats)", 3),
+    "nll_calibrated": (" (nats)", 3),
+}
 
 
 def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
@@ -46,7 +49,7 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
     heads: list[Content] = ["client", *(["name"] if names else []),
                             *(["domain"] if domains else []), *_counts(data), "test images",
                             f"{measure} (%)", "gain on start", "over rounds",
-                            *(name if name in PLAIN else f"{name} (%)" for name in more),
+                            *(name + PLAIN.get(name, (" (%)", 1))[0] for name in more),
                             "last loss", "sent", "received"]
     rows: list[Sequence[Content]] = []
     for client, one in last.items():
@@ -61,7 +64,8 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
             cell(decimal(accuracy), accuracy),
             cell("" if gain is None else signed_text(gain), gain),
             _spark(curves[client], low, high),
-            *(cell(decimal(as_float(one.get(k))), as_float(one.get(k))) for k in more),
+            *(cell(decimal(as_float(one.get(k)), PLAIN.get(k, ("", 1))[1]), as_float(one.get(k)))
+              for k in more),
             _loss(records, client),
             *(cell(megabyte_text(by.get(client, 0)), by.get(client, 0)) for by in sent),
         ])

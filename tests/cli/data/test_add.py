@@ -14,6 +14,7 @@ from tests.data.columns.publishers import picture
 from tests.data.miniatures import shapes
 from tests.data.miniatures.own import shared, write_tree
 from tests.data.miniatures.shapes import CLASSES, SHAPES
+from tests.models.bert import write_news
 
 RUN = ("--backbone", "tiny", "--shots", "2", "--rounds", "1", "--local-epochs", "1",
        "--trainer", "PromptFL")  # fmt: skip
@@ -65,6 +66,13 @@ def test_the_yaml_of_a_folder_is_the_same_run(
     assert run("--dataset-config-file", "photos.yaml") == 0
     assert "already finished" in capsys.readouterr().out
     assert record() == first
+
+
+def test_add_calls_texts_texts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_news(place, 4)
+    assert main(["data", "add", "photos"]) == 0
+    said = capsys.readouterr().out
+    assert "look at all its texts: fedvlm doctor --root" in said and "images" not in said
 
 
 def test_add_writes_once_and_where_it_is_told(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.aggregation.sums import add_moves, beyond_sums, of_each, reads_single
 from fedvlm.federation.aggregation.updates import Updates
+from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer
@@ -32,6 +35,13 @@ def test_what_a_method_declares_says_whether_a_sum_is_enough(
     for exact in (False, True):
         found = beyond_sums(fed.trainer, fed.groups, exact)
         assert why in found and bool(why) == bool(found)
+
+
+def test_the_page_counts_the_methods_whose_sums_are_enough(world: CheckWorld) -> None:
+    feds = [world.federation(load_trainer(name), Setup()) for name in trainer_files()]
+    exact = [fed for fed in feds if not beyond_sums(fed.trainer, fed.groups, exact=True)]
+    page = (Path(__file__).resolve().parents[3] / "docs/privacy.md").read_text(encoding="utf-8")
+    assert f"{len(exact)} of the {len(feds)} methods remain" in page
 
 
 def test_a_method_that_a_mean_changes_has_no_exact_sum(world: CheckWorld) -> None:

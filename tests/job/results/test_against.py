@@ -92,7 +92,7 @@ RISING = records(10, 20, 30, 40, 50, 60, 70, 72)
 FLAT = records(*[70.0] * 8)
 HEAD = ["--trainer", "FedAvg", "--peft", "head"]
 OWN_HEAD = ["--trainer", "LocalOnly", "--peft", "head"]
-AFL = ["--trainer", "AFL"]
+AFL = ["--trainer", "AFL", "--rounds", "1"]  # also after a command that names more
 
 
 @pytest.mark.parametrize(("found", "history", "trainer", "flags"), [

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.report.collect import collect
+from fedvlm.report.pages.clients import client_table
 from fedvlm.report.pages.frame import static
 from fedvlm.report.pages.run import run_page
 from fedvlm.runs.finished import FinishedRun
@@ -77,6 +78,16 @@ def test_clients_have_their_data_accuracy_gain_loss_and_bytes(text: str):
     assert words == ["2", "art", "&amp;", "&lt;b&gt;", "7", "1", "10", "34.0", "+24.0", "3.000",
                      "0.012", "MB", "0", "B"]
     assert 'data-value="34.0"' in rows[3]
+
+
+def test_a_clients_numbers_have_their_units(tmp_path: Path):
+    (tmp_path / "partition.csv").write_text("client,domain,part,class,images\n0,,train,a,5\n")
+    row = {"client": 0, "n": 10, "correct": 5, "accuracy": 50.0, "macro_f1": 41.26, "nll": 1.2345,
+           "ece": 7.0, "broken": 2, "temperature": 1.5}
+    found = Reader(str(client_table(tmp_path, [{"round": 1, "clients": [row]}]))).text(
+        "client-table")
+    assert "macro_f1 (%) nll (nats) ece (%) broken temperature last loss" in found
+    assert "41.3 1.234 7.0 2 1.500" in found
 
 
 def test_traffic_names_every_tensor(text: str):
