@@ -21,7 +21,7 @@ from yacs.config import CfgNode
 
 from fedvlm.api.forgetting.kept import KeptStart, begin_kept, kept_start
 from fedvlm.api.forgetting.known import Known, list_known
-from fedvlm.api.forgetting.parting import AT_SITE, leaving_site, parting
+from fedvlm.api.forgetting.parting import AT_SITE, leaving_site, parting, runs_with
 from fedvlm.api.rebuild import run_folder
 from fedvlm.api.replay import partition_differences
 from fedvlm.config.build import flat
@@ -224,7 +224,17 @@ def _plan_parting(
     path: Path, run: FinishedRun, cfg: CfgNode, client: str, changes: Mapping[str, str] | None,
     trust: Trust, look: Sequence[str],
 ) -> Forgetting:
-    """Return what it takes that a site leaves."""
+    """Return what it takes that a site leaves.
+
+    Raises:
+        ConfigError: its run had secure sums, or see ``leaving_site``.
+    """
+    if cfg.FED.SECURE_SUM:
+        raise ConfigError(
+            f"'{path}' has secure sums (FED.SECURE_SUM): the same run without {client} would show "
+            "what it sent, as the difference of two sums. Delete the run, and train again without "
+            "the site and with another --seed"
+        )
     site, told = leaving_site(path, client)
     clients = tuple(sorted(map(int, told["clients"])))
     counts = {p: sum(int(n[p]) for n in told["clients"].values()) for p in PARTS} | {"server": 0}
@@ -236,7 +246,8 @@ def _plan_parting(
         {**(changes or {}), **more, "SINKS": "()", "RESUME": "", "OUTPUT_DIR": str(output),
          AWAY: ",".join(filter(None, away))},
         KeptStart(0, "as the sites that stay do all their rounds again"),
-        [*list_known(path, output, run, cfg, frozenset(), look), (Path(site), AT_SITE)],
+        [*list_known(path, output, run, cfg, frozenset(), look),
+         *runs_with(told["data"], path, output), (Path(site), AT_SITE)],
         trust, inputs,
     )
 

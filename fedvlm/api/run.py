@@ -211,7 +211,8 @@ class Run:
         most = "at most " if cfg.FED.PATIENCE else ""
         notes = [f"round {state.round} of {most}{cfg.FED.ROUNDS}, run folder {self.path.name}"]
         if not self._earlier and self.record and federation_answer(self.record.results):
-            notes += answer_sentences(self.record.results, self.record.method)
+            notes += answer_sentences(
+                self.record.results, self.record.method, command=False)
         return Facts(owner, words, metrics, "", "", tuple(notes), *fixed,
                      bool(cfg.DATASET.CAPTIONS), run_digest(self.path))
 

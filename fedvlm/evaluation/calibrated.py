@@ -24,8 +24,8 @@ def temperature_of(logits: np.ndarray, labels: np.ndarray) -> float:
     """Return the temperature with the least negative log-likelihood of ``[n, C]`` logits.
 
     The likelihood is convex in 1/T, so the zero of its slope is found by halving. 1 where the
-    images do not fix it: there are none, some logit is not finite, or the least lies below
-    ``LOWEST`` (as where every image is classified correctly, and any smaller T is likelier).
+    images do not fix it: there are none, some logit is not finite, or every image is classified
+    correctly, so that any smaller T is likelier. At least ``LOWEST``, at most ``HIGHEST``.
     """
     if not len(labels) or not np.isfinite(logits).all():
         return 1.0
@@ -37,8 +37,10 @@ def temperature_of(logits: np.ndarray, labels: np.ndarray) -> float:
         return float(((p * z).sum(1) / p.sum(1) - own).mean())
 
     low, high = 1 / HIGHEST, 1 / LOWEST
-    if slope(high) <= 0:
+    if not own.any():
         return 1.0
+    if slope(high) <= 0:
+        return LOWEST
     if slope(low) >= 0:
         return HIGHEST
     for _ in range(_HALVINGS):

@@ -14,10 +14,11 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.data.datum import PARTS
 from fedvlm.job.inputs import Parting
 from fedvlm.job.sites.parties import PLACE, met_without, read_met
+from fedvlm.runs.cells import runs_below
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.identity import read_json
 from fedvlm.runs.names import RESULTS
@@ -55,6 +56,24 @@ def leaving_site(path: Path, word: str) -> tuple[str, Mapping[str, Any]]:
         raise ConfigError(f"without {site} no site is left that trained: delete the run instead, "
                           f"'{path}'")
     return site, met[site]
+
+
+def runs_with(data: str, path: Path, output: Path) -> list[tuple[Path, str]]:
+    """Return the other runs below ``output`` with a site of these data, by its digest.
+
+    Args:
+        path: the old run.
+    """
+    found = []
+    for one in runs_below(output):
+        try:
+            met = read_met(one) if one != path else {}
+        except DataError:
+            found.append((one, "a run whose sites cannot be read: look at it yourself"))
+            continue
+        if any(told["data"] == data for told in met.values()):
+            found.append((one, "another run with this site"))
+    return found
 
 
 def parting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from argparse import Namespace
 from collections.abc import Mapping
@@ -15,66 +16,99 @@ from fedvlm.core.files import user_path
 from fedvlm.distributed.noise import FILE
 from fedvlm.distributed.schema import ANSWERS
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
-from fedvlm.job.sites.messages import LOG, WENT, read_log
-from fedvlm.job.sites.resident import RUNS
-from fedvlm.runs import lock
+from fedvlm.distributed.sums.site import ASKED, READ
+from fedvlm.job.sites.messages import LOG, PRUNED, WENT, read_log, whole_log
+from fedvlm.job.sites.resident import RUNS, serving
 
 SHORT = 12  # digits of a run's name, as in ``fedvlm site status``
 UPDATES = (ANSWERS["work"], "masked")  # kinds of answers that hold what was learnt here
+RUN_NAME = re.compile(r"[0-9a-f]{16,64}")  # of a folder that holds states of a run
 
 
 def erase(args: Namespace) -> int:
     """Erase what is kept of one run, or of all; return the exit code.
 
+    What protects earlier messages stays: the secret of noise and masks (``FILE``), and what was
+    answered for secure sums (``READ``, ``ASKED``). Without them the coordinator could ask again for
+    fewer clients, and the difference would be one client's update. They hold no image, no tensor.
+
     Raises:
         ConfigError: the rules are wrong, a process serves the site, or no such run.
-        DataError: something cannot be deleted, or the log cannot be read.
+        DataError: something cannot be deleted, or the log was changed.
     """
     owner = read_site_yaml(user_path(args.opts[0]))
-    server = lock.holder(owner.states / RUNS)
-    if server:
-        raise ConfigError(f"process {server['pid']} on {server.get('host')} serves this site: end "
-                          f"it first (fedvlm site stop {args.opts[0]})")
-    kept, wanted = kept_of_runs(owner), args.opts[1] if len(args.opts) > 1 else ""
-    runs = [run for run in kept if run.startswith(wanted)]
-    if wanted and len(runs) != 1:
+    with serving(owner):
+        return _erase(owner, args.opts[1] if len(args.opts) > 1 else None, args.dry_run)
+
+
+def _erase(owner: SiteYaml, wanted: str | None, dry_run: bool) -> int:
+    if (owner.states / LOG).is_file():
+        whole_log(owner.states / LOG)  # or nobody can say which updates left
+    kept = kept_of_runs(owner)
+    runs = [run for run in kept if run.startswith(wanted or "")]
+    if wanted is not None and (not wanted or len(runs) != 1):
+        several = f"begins {len(runs)} runs" if wanted and runs else "begins no run"
         raise ConfigError(
-            f"'{wanted}' is the beginning of {len(runs) or 'no'} run(s) of this site: "
+            f"'{wanted}' {several} that this site keeps: "
             f"{', '.join(run[:SHORT] for run in kept) or 'it keeps none'}"
             f"{did_you_mean(wanted, [run[:SHORT] for run in kept])}")
     places = [place for run in runs for place in kept[run]]
-    if not wanted and (owner.states / FILE).is_file():
-        places.append(owner.states / FILE)
-    what = "to erase" if args.dry_run else "erased"
+    what = "to erase" if dry_run else "erased"
     for place in places:
-        size = sum(p.stat().st_size for p in [place, *place.rglob("*")] if p.is_file())
-        if not args.dry_run:
-            with files.explain_errors(place):
-                shutil.rmtree(place) if place.is_dir() else place.unlink()
+        held = [p for p in [place, *place.rglob("*")] if p.is_file() and p.name != ASKED]
+        size = sum(p.stat().st_size for p in held)
+        if not dry_run:
+            _delete(place)
         say(f"{what}: {place} ({human_bytes(size)})")
     if not places:
         say(f"{owner.states}: nothing is kept of any run")
     for run, rounds in updates_sent(owner).items():
-        if run.startswith(wanted):
+        if run.startswith(wanted or ""):
             say(f"run {run[:SHORT]}: updates of {len(rounds)} rounds, {min(rounds)} to "
                 f"{max(rounds)}, left this site. The coordinator's models, states and copies of "
                 "them hold what was learnt here: ask for fedvlm forget RUN --client SITE, its "
                 "forgotten.json, and the deletion of the old run")
-    complain(f"kept: {owner.states / LOG}, which holds no image and no tensor; the images in "
-             f"{owner.images}; the cache of features (fedvlm features --clean)", prefix="note")
+    if _pruned(owner):
+        complain("older lines of the log were removed by its owner: runs of that time are not "
+                 "listed here", prefix="note")
+    complain(f"kept in {owner.states}: {LOG}; {FILE}, {READ} and {ASKED} of a run, which keep "
+             "anybody from asking again for single updates. None of them holds an image or a "
+             f"tensor. Kept, too: the images in {owner.images}; the page of fedvlm site record; "
+             "the cache of features (fedvlm features --clean)", prefix="note")
     return 0
+
+
+def _delete(place: Path) -> None:
+    """Delete a file, or a folder but for what it answered for secure sums."""
+    with files.explain_errors(place):
+        if not place.is_dir():
+            place.unlink()
+        elif (place / ASKED).is_file():
+            for one in place.iterdir():
+                if one.name != ASKED:
+                    shutil.rmtree(one) if one.is_dir() else one.unlink()
+        else:
+            shutil.rmtree(place)
 
 
 def kept_of_runs(owner: SiteYaml) -> dict[str, list[Path]]:
     """Return what a site keeps of each run: its states, and the words it was accepted by."""
     out: dict[str, list[Path]] = {}
+    images = owner.images.resolve()
     if owner.states.is_dir():
         for place in sorted(owner.states.iterdir()):
-            if place.is_dir() and not place.name.startswith("."):
+            if RUN_NAME.fullmatch(place.name) and place.is_dir() and not place.is_symlink() \
+                    and not images.is_relative_to(place.resolve()) \
+                    and {p.name for p in place.iterdir()} != {ASKED}:
                 out.setdefault(place.name, []).append(place)
         for place in sorted((owner.states / RUNS).glob("*.json")):
             out.setdefault(place.stem, []).append(place)
     return out
+
+
+def _pruned(owner: SiteYaml) -> bool:
+    path = owner.states / LOG
+    return path.is_file() and any(line.get("kind") == PRUNED for line in read_log(path)[0])
 
 
 def updates_sent(owner: SiteYaml) -> Mapping[str, set[int]]:

@@ -41,5 +41,6 @@ def prune(args: Namespace) -> int:
             say(f"{count} lines of {states / LOG} were removed" if count else
                 f"no line was removed: in {states / LOG} no whole run, up to a start of the site, "
                 f"is older than {args.days} days")
-    say(f"fedvlm site record {args.opts[0]} prints the last seal: keep it instead of older ones")
+            say(f"fedvlm site record {args.opts[0]} prints the last seal: keep it instead of older "
+                "ones")
     return 0

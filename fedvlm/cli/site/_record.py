@@ -158,7 +158,8 @@ def site_record(args: Namespace) -> int:
                           "the answers with --json")
     history = read_history(read_site_yaml(file))
     problems = history.failures()
-    if args.head and args.head not in history.seals:
+    last_removed = args.head and args.head == history.pruned.get("head")
+    if args.head and args.head not in history.seals and not last_removed:
         problems.append(f"{LOG} has no line with the seal {args.head}: lines were taken away, or "
                         "all of it was made anew, since that seal was kept" + (
                             f"; or it is that of one of the {_removed(history.pruned)}, of which "
@@ -173,7 +174,10 @@ def site_record(args: Namespace) -> int:
     for number, (question, words) in enumerate(answers, start=1):
         say(f"{number}. {question}", f"   {words[0]}")
     complain(*problems, prefix="problem")
-    if args.head and args.head in history.seals:
+    if last_removed:
+        say("the seal that was kept is that of the last line which the owner removed "
+            f"({_removed(history.pruned)}); the lines after it follow it")
+    elif args.head and args.head in history.seals:
         say(f"the seal that was kept is that of line "
             f"{history.seals.index(args.head) + 1 + bool(history.pruned)}: "
             "everything up to it is as it was"
@@ -323,9 +327,11 @@ def _kept(history: SiteHistory) -> list[str]:
 
 def _erased(history: SiteHistory) -> list[str]:
     return [
-        "Here by deleting a run's folder of states while nobody serves; at the server by asking.",
-        f"`fedvlm site stop`, then delete the run's folder in {_code(str(history.owner.states))}; "
-        f"{_code(LOG)} there stays; its old lines go with `fedvlm site prune` ("
+        "Here by fedvlm site forget, while nobody serves; at the server by asking.",
+        "`fedvlm site stop`, then `fedvlm site forget` with this site's file, which erases the "
+        f"states of runs in {_code(str(history.owner.states))}. Do not delete files there by hand: "
+        "some keep single updates from being asked for again. "
+        f"{_code(LOG)} stays; its old lines go with `fedvlm site prune` ("
         + (f"{_removed(history.pruned)}, on {_day(history.pruned['at'])})." if history.pruned
            else "so far none did)."),
         "What a model learnt from this site is not erased by that. The coordinator deletes the "

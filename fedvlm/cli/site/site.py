@@ -60,6 +60,7 @@ _READS = {"check": ("full", "json", "sample"), "status": ("json",), "record": ("
           "prune": ("days", "sums"), "stop": (), "forget": ("dry_run",),
           "key": _serve.KEYS}
 _LOOKS = ("days", "full", "head", "json", "sample", "sums")
+_LONGEST = 36_500  # days
 _FILE = "FILE is a site.yaml, written by fedvlm site make"
 _LIST = {"check": ("images",)}  # read with a coordinator's site.json
 
@@ -105,11 +106,12 @@ def _mistakes(args: Namespace) -> list[str]:
     if stray:
         return [f"{args.what} does not read {name}" for name in stray]
     if len(args.opts) != 1 and not (args.what == "forget" and len(args.opts) == 2):
-        return [f"{args.what} needs one FILE: fedvlm site {args.what} FILE; {_FILE}"]
+        run = " [RUN]" if args.what == "forget" else ""
+        return [f"{args.what} needs one FILE: fedvlm site {args.what} FILE{run}; {_FILE}"]
     if args.what == "prune" and args.days is None and not args.sums:
         return ["prune needs --days N or --sums"]
-    if args.days is not None and args.days < 0:
-        return [f"--days {args.days}: a number of days, 0 or more"]
+    if args.days is not None and not 0 <= args.days <= _LONGEST:
+        return [f"--days: a number of days, 0 to {_LONGEST}"]
     if args.full and args.sample is not None:
         return ["give --full or --sample N, not both"]
     return []

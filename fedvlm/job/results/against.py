@@ -68,18 +68,20 @@ def below(
 
 def next_step(
     numbers: Mapping[str, Any], records: Sequence[Mapping[str, Any]], trainer: str, peft: str,
-    rate: float,
+    rate: float, longer: bool = True,
 ) -> dict[str, Any] | None:
     """Return something cheap that would probably help, or None.
 
     Advice needs no significance: a point is enough. First what makes training wrong (the learning
-    rate), then too few rounds, then a simpler model that the run's baselines have measured.
+    rate), then too few rounds, then a simpler model that the run's baselines have measured. What
+    goes on under the same method gets a tag: its folder holds this run.
 
     Args:
         numbers: of the run: ``answer`` (of ``federation_answer``), ``references``, ``spent``.
         records: one per round, the untrained start first.
         trainer, peft: the method and what it trains.
         rate: its learning rate.
+        longer: more rounds can be asked for; the run was not stopped by a rule of its own.
 
     Returns:
         ``reason`` in words and the ``flags`` that the same command takes.
@@ -91,28 +93,36 @@ def next_step(
     head = head_together(numbers)
     pooled = float((answer[POOLED] or {}).get("personal") or 0.0)
     goal = max(float(alone["personal"]), head["personal"] if head else 0.0, pooled)
+    sets = "measure" in answer
     if answer["verdict"] != UNSHARED:
         slower = _too_fast(answer, found, records)
         if slower:
-            return {"reason": f"{slower}: lower the learning rate", "flags": ["--lr",
-                                                                              f"{rate / 10:g}"]}
-        longer = _rise(records, measure_name("measure" in answer))
-        if longer and numbers["spent"]["local_steps"] and goal >= personal + RISE:
+            lower = f"{rate / 10:g}"
+            return {"reason": f"{slower}: lower the learning rate",
+                    "flags": ["--lr", lower, "--tag", f"lr-{lower}"]}
+        rising = _rise(records, measure_name(sets)) if longer else ""
+        if rising and numbers["spent"]["local_steps"] and goal >= personal + RISE:
             rounds = max(ENOUGH, 2 * (len(records) - 1))
-            return {"reason": f"{longer}: train longer", "flags": ["--rounds", str(rounds)]}
+            return {"reason": f"{rising}: train longer",
+                    "flags": ["--rounds", str(rounds), "--tag", f"rounds-{rounds}"]}
     is_head = (trainer, peft) == (HEAD[1], HEAD[3])
     few = len(records) - 1 < FEW
-    if head and head["points"] > 0 and head["personal"] >= personal + RISE:
-        fedavg = not (is_head or few or trainer == AFL[1])
+    if head and trainer != AFL[1] and head["points"] > 0 and head["personal"] >= personal + RISE \
+            and not (sets and is_head):
+        fedavg = sets or not (is_head or few)  # AFL needs one class for each image
         return {"reason": "train a linear head together: in one round (AFL) it reaches "
+                          f"{head['personal']:.1f}" if not sets else
+                          "train a linear head together: in closed form it reaches "
                           f"{head['personal']:.1f}",
                 "flags": list(HEAD if fedavg else AFL)}
     if answer["verdict"] == COSTS:
-        if alone["reference"].startswith("zero_shot"):
+        if alone["reference"] == "zero_shot":
             return {"reason": "the untrained model is better: use it as it is, or share fewer "
                               "parts", "flags": ["--trainer", "ZeroShot"]}
-        return {"reason": "train a linear head at each client alone, or share fewer parts",
-                "flags": list(OWN_HEAD)}
+        own = float((found.get("logreg") or {}).get("personal") or 0.0)
+        return None if own < personal + RISE else {
+            "reason": "train a linear head at each client alone, or share fewer parts",
+            "flags": list(OWN_HEAD)}
     if trainer == AFL[1] and pooled >= personal + RISE:
         return {"reason": f"a linear head on all images in one place reaches {pooled:.1f}, and "
                           "FedAvg of a head can come near that",

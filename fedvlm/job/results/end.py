@@ -151,7 +151,7 @@ def results_of(
     end = [
         *_end(built), *([TOLD] if "told" in numbers else []), *readmissions(taken),
         *privacy_lines(spoken), *losses(records),
-        *outliers(records), *attack_lines(numbers), *_named(last),
+        *outliers(records), *attack_lines(numbers), *_named(last), *_uncalibrated(last),
     ]
     run_info = {
         "seconds_this_session": seconds, "seconds_rounds": whole["seconds"],
@@ -163,13 +163,24 @@ def results_of(
     if references is not None:
         numbers[ANSWER] = federation_answer(numbers)
         numbers[NEXT] = None if hostile is not None else against.next_step(
-            numbers, records, said["trainer"], said["peft"], float(built.cfg.OPTIM.LR)
+            numbers, records, said["trainer"], said["peft"], float(built.cfg.OPTIM.LR),
+            longer=not (built.cfg.FED.PATIENCE or built.cfg.FED.BUDGET != "rounds"
+                        or len(records) - 1 < built.cfg.FED.ROUNDS),
         )  # what attackers do is mended by no flag of these
     return Results(
         table, [*end, sentence(whole)], _headline(last), run_info, said,
         numbers | {"table": table}, class_lines(numbers.get("per_class", {}).get("personal", ())),
         answer_lines(numbers, method_name(said)),
     )
+
+
+def _uncalibrated(last: Row) -> list[str]:
+    """Return how many clients have no temperature of their own (``TEST.CALIBRATE``)."""
+    found = [row["temperature"] for row in last.get("clients", ()) if "nll_calibrated" in row]
+    count = found.count(1.0)
+    return [f"TEST.CALIBRATE: the validation images of {count} of {len(found)} clients do not fix "
+            "a temperature (none is classified wrongly, or there are none); theirs is 1"
+            ] if count else []
 
 
 def _beside(

@@ -269,7 +269,8 @@ def prune_log(path: Path, before: float) -> int:
         ends = max(ends, last.get(lines[i].get("run"), i) + 1)
     if all(line["kind"] == PRUNED for line in lines[:first]):
         return 0
-    removed = [line["lines"] for line in lines if line["kind"] == PRUNED]
+    removed = [line["lines"] for line in lines  # of a pruning that was cut nothing went
+               if line["kind"] == PRUNED and line["head"] == chain.after]
     append_metrics(path, {  # first: a kill between the two leaves lines too many
         "at": round(time.time(), 3), "direction": OWNER, "kind": PRUNED,
         "lines": first + (removed[-1] if removed else 0), "until": lines[first - 1]["at"],

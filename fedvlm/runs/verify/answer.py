@@ -130,7 +130,7 @@ def answer_columns(answer: Mapping[str, Any]) -> tuple[str, str, str]:
 def head_together(results: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a linear head made together in one round reaches, beside the best alone.
 
-    That is the baseline AFL, which every run has that has baselines for single labels.
+    That is the baseline AFL. The best alone is a baseline, or a run that shares nothing.
 
     Args:
         results: as ``federation_answer`` takes them.
@@ -144,14 +144,18 @@ def head_together(results: Mapping[str, Any]) -> dict[str, Any] | None:
     head = found.get("afl")
     if answer is None or not head or head["personal"] is None:
         return None
-    own = found[answer[ALONE]["reference"]]
+    own, last = found[answer[ALONE]["reference"]], results["last"]
+    if answer["verdict"] == UNSHARED and float(last["personal"]) > float(own["personal"]):
+        own = last
     points = float(head["personal"]) - float(own["personal"])
-    margin = _margin(_pairs(head.get("clients", ()), own["clients"]))
+    margin = _margin(_pairs(head.get("clients", ()), own.get("clients", ())))
     return {"personal": float(head["personal"]), "points": points,
             "verdict": _verdict(points, margin, shares=True)}
 
 
-def answer_sentences(results: Mapping[str, Any], method: str) -> list[str]:
+def answer_sentences(
+    results: Mapping[str, Any], method: str, command: bool = True
+) -> list[str]:
     """Return whether federation paid, by how much, for how many clients it did not; what to try.
 
     Where the run does not show that it pays, a second sentence says what a linear head made
@@ -161,6 +165,7 @@ def answer_sentences(results: Mapping[str, Any], method: str) -> list[str]:
     Args:
         results: as ``federation_answer`` takes them.
         method: its name in words.
+        command: also what to try next with the run's command, which a reader has.
     """
     answer = results.get(ANSWER) or federation_answer(results)
     if answer is None:
@@ -170,12 +175,15 @@ def answer_sentences(results: Mapping[str, Any], method: str) -> list[str]:
     if head is not None and abs(head["personal"] - answer[TOGETHER]["personal"]) >= SAME:
         end = {PAYS: "federation can pay here", COSTS: "federation does not pay here",
                UNCLEAR: "no clear difference"}[head["verdict"]]
-        told.append("a linear head made together in one round (--trainer AFL) reaches "
+        how = "in closed form" if "measure" in answer else "in one round (--trainer AFL)"
+        told.append(f"a linear head made together {how} reaches "
                     f"{head['personal']:.1f}, {head['points']:+.1f} points against the best "
                     f"alone: {end}")
-    step = results.get(NEXT)
+    step = results.get(NEXT) if command else None
     if step is not None:
-        told.append(f"next: {step['reason']}; run the same command with {' '.join(step['flags'])}")
+        other = "--trainer" in step["flags"]
+        told.append(f"next: {step['reason']}; run the same command with {' '.join(step['flags'])}"
+                    + (" in place of the method and its own options" if other else ""))
     return [f"{_capital(text)}." for text in told]
 
 
@@ -231,6 +239,8 @@ def _reason(results: Mapping[str, Any]) -> str:
 
 
 def _worse_clients(worse: Sequence[int], of: int) -> str:
+    if of == 1:
+        return "there is one client only"
     if not worse:
         return f"none of {of} clients does better alone"
     names = ", ".join(map(str, worse[:LISTED])) + (", ..." if len(worse) > LISTED else "")

@@ -92,14 +92,17 @@ RISING = records(10, 20, 30, 40, 50, 60, 70, 72)
 FLAT = records(*[70.0] * 8)
 HEAD = ["--trainer", "FedAvg", "--peft", "head"]
 OWN_HEAD = ["--trainer", "LocalOnly", "--peft", "head"]
+LONGER = ["--rounds", "20", "--tag", "rounds-20"]  # the folder without a tag holds the run
+SLOWER = ["--lr", "0.05", "--tag", "lr-0.05"]
 AFL = ["--trainer", "AFL", "--rounds", "1"]  # also after a command that names more
 
 
 @pytest.mark.parametrize(("found", "history", "trainer", "flags"), [
-    (numbers(72.0), RISING, "FedTV", ["--rounds", "20"]),
-    (numbers(72.0), records(*range(40, 80)), "FedTV", ["--rounds", "80"]),
-    (numbers(88.0), RISING, "FedTV", ["--rounds", "20"]),  # within the margin of the bound: said
-    (numbers(50.0), records(50), "FedTV", ["--rounds", "20"]),  # few rounds, above the start
+    (numbers(72.0), RISING, "FedTV", LONGER),
+    (numbers(72.0), records(*range(40, 80)), "FedTV",
+     ["--rounds", "80", "--tag", "rounds-80"]),
+    (numbers(88.0), RISING, "FedTV", LONGER),  # within the margin of the bound: said
+    (numbers(50.0), records(50), "FedTV", LONGER),  # few rounds, above the start
     (numbers(50.0), records(0), "FedTV", AFL),  # one round that taught nothing
     (numbers(72.0, steps=0), records(72), "TOFA", AFL),  # without steps more rounds are no help
     (numbers(72.0), FLAT, "FedTV", HEAD),
@@ -120,6 +123,31 @@ def test_the_next_step(
     assert step is not None and step["flags"] == flags
 
 
+def test_a_run_that_a_rule_stopped_gets_no_more_rounds() -> None:
+    step = against.next_step(numbers(72.0), RISING, "FedTV", "", 0.5, longer=False)
+    assert step is not None and step["flags"] == HEAD
+
+
+def test_it_never_proposes_the_run_itself_nor_what_the_table_shows_to_be_worse() -> None:
+    assert against.next_step(numbers(68.0, steps=0), FLAT, "AFL", "", 0.5) == {
+        "reason": "a linear head on all images in one place reaches 90.0, and FedAvg of a head can "
+                  "come near that", "flags": HEAD}
+    found = numbers(50.0, afl=49.0, alone="zero_shot_local")  # ZeroShot has not its numbers
+    assert against.next_step(found, FLAT, "FedTV", "", 0.5) is None
+    found["references"]["logreg"] = {"kind": "alone", "personal": 55.0, "clients": []}
+    step = against.next_step(found, FLAT, "FedTV", "", 0.5)
+    assert step is not None and step["flags"] == OWN_HEAD
+
+
+def test_of_sets_of_labels_it_is_what_takes_them() -> None:
+    found = numbers(50.0)
+    found["answer"] |= {"measure": "mAP"}
+    step = against.next_step(found, records(0), "LocalOnly", "prompt", 0.5)
+    assert step is not None and step["flags"] == HEAD  # AFL needs one class for each image
+    own = against.next_step(found, FLAT, "FedAvg", "head", 0.5)
+    assert own is not None and own["flags"] == OWN_HEAD  # 60 alone by logistic regression
+
+
 def test_no_next_step_where_nothing_cheap_helps() -> None:
     assert against.next_step(numbers(92.0), RISING, "FedTV", "", 0.5) is None  # above the bound
     assert against.next_step(numbers(79.5), FLAT, "FedTV", "", 0.5) is None  # less than a point
@@ -135,14 +163,14 @@ def test_accuracy_rises_by_quarters() -> None:
 
 def test_a_mad_rate_is_named() -> None:
     """Guessing among ten classes has a loss of 2.3; three times that is no training."""
-    for loss, flags in ((40.0, ["--lr", "0.05"]), (6.8, AFL)):
+    for loss, flags in ((40.0, SLOWER), (6.8, AFL)):
         history = [*FLAT[:-1], {"personal": 20.0, "train": {"0": {"w/loss": loss}}}]
         step = against.next_step(numbers(20.0), history, "FedAvg", "head", 0.5)
         assert step is not None and step["flags"] == flags
 
 
 def test_models_worse_than_untrained_ones_say_a_lower_rate() -> None:
-    for start, loss, flags in ((60.0, 2.8, ["--lr", "0.05"]), (60.0, 1.0, AFL), (20.0, 2.8, AFL)):
+    for start, loss, flags in ((60.0, 2.8, SLOWER), (60.0, 1.0, AFL), (20.0, 2.8, AFL)):
         history = [{"personal": start}, *FLAT[1:-1],
                    {"personal": 20.0, "train": {"0": {"w/loss": loss}}}]
         step = against.next_step(numbers(20.0), history, "FedAvg", "head", 0.5)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from yacs.config import CfgNode
 
+from fedvlm.api import forget
 from fedvlm.api.forget import plan_forgetting
 from fedvlm.cli.main import main
+from fedvlm.cli.site._erase import _erase, kept_of_runs
 from fedvlm.core.errors import ConfigError
-from fedvlm.distributed.site_yaml import read_site_yaml
+from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
+from fedvlm.distributed.terms import Terms
+from fedvlm.job.resolve import run_config
 from fedvlm.job.sites import parties
 from fedvlm.job.sites.resident import serving
 from fedvlm.runs.finished import read_finished
@@ -94,9 +100,11 @@ def test_a_site_erases_what_it_keeps_and_says_who_else_knows(
     capsys.readouterr()
     with serving(read_site_yaml(yaml)):
         assert main(["site", "forget", str(yaml)]) == 2
-        assert "serves this site: end it first" in capsys.readouterr().err
+        assert "already serves this site" in capsys.readouterr().err
     assert main(["site", "forget", str(yaml), "nobody"]) == 2
-    assert "is the beginning of no run(s) of this site" in capsys.readouterr().err
+    assert "'nobody' begins no run that this site keeps" in capsys.readouterr().err
+    assert main(["site", "forget", str(yaml), ""]) == 2  # an empty variable is not all runs
+    assert "'' begins no run that this site keeps" in capsys.readouterr().err
     assert main(["site", "forget", str(yaml), run[:8], "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert f"to erase: {states / run}" in said and (states / run).is_dir()
@@ -105,4 +113,63 @@ def test_a_site_erases_what_it_keeps_and_says_who_else_knows(
     assert not [p for p in states.rglob("*") if run in p.name]
     assert (states / "messages.jsonl").is_file() and (states / ".noise").is_file()
     assert main(["site", "forget", str(yaml)]) == 0
-    assert [p.name for p in states.rglob("*") if p.is_file()] == ["messages.jsonl"]
+    left = {p.name for p in states.rglob("*") if p.is_file()}
+    assert left == {".noise", "messages.jsonl"}
+
+
+def test_what_protects_earlier_messages_and_folders_of_others_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without ASKED a coordinator could ask again for fewer clients, and subtract."""
+    owner = SiteYaml(tmp_path / "site.json", tmp_path / "images", tmp_path, Terms())
+    name, alone = "ab" * 32, "cd" * 32
+    for place in (tmp_path / "images", tmp_path / "backup", tmp_path / name, tmp_path / alone):
+        place.mkdir()
+        (place / "file").write_text("x")
+    (tmp_path / name / "asked.json").write_text("{}")
+    assert kept_of_runs(owner).keys() == {name, alone}
+    assert kept_of_runs(replace(owner, images=tmp_path / name / "deep")).keys() == {alone}
+    assert _erase(owner, None, False) == 0
+    left = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file())
+    assert left == [f"{name}/asked.json", "backup/file", "images/file"]
+    assert kept_of_runs(owner) == {}
+    said = capsys.readouterr()
+    assert f"erased: {tmp_path / name} (1 B)" in said.out
+    assert "asked.json of a run, which keep anybody from asking again" in said.err
+
+
+def test_a_log_that_was_changed_is_refused_before_anything_goes(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert federated(place, tmp_path / "out", monkeypatch, *APFL, "--tag", "damaged")[0] == 0
+    states = read_site_yaml(place / "site1" / "site.yaml").states
+    log, before = states / "messages.jsonl", sorted(states.rglob("*"))
+    whole = log.read_text()
+    log.write_text(whole.replace('"round": 1', '"round": 7', 1))
+    assert main(["site", "forget", str(place / "site1" / "site.yaml")]) == 3
+    assert sorted(states.rglob("*")) == before
+    log.write_text(whole)
+
+
+def test_another_run_of_the_site_is_listed_and_secure_sums_are_refused(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for tag in ("one", "two"):
+        assert federated(place, tmp_path / "out", monkeypatch, *APFL, "--tag", tag)[0] == 0
+    one, two = sorted(read_runs(tmp_path / "out"))
+    capsys.readouterr()
+    assert main(["forget", str(one), "--client", "site0", "--dry-run"]) == 0
+    assert f"{two} (another run with this site)" in capsys.readouterr().out
+    monkeypatch.setattr(forget, "run_config", lambda *a: summed(run_config(*a)))
+    with pytest.raises(ConfigError, match="has secure sums.*difference of two sums"):
+        plan_forgetting(one, client="site0")
+
+
+def read_runs(folder: Path) -> list[Path]:
+    return [file.parent for file in folder.rglob("results.json")]
+
+
+def summed(cfg: CfgNode) -> CfgNode:
+    cfg.defrost()
+    cfg.FED.SECURE_SUM = True
+    return cfg
