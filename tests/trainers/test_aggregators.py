@@ -21,7 +21,7 @@ METHODS = [load_trainer(stem).name for stem in trainer_files()]
 WITHOUT_PROXY = ("TRAINER.HEART-PFL.AKT", "no")
 NO_RULE = {"Hermes": (), "FedProto": (), "SCAFFOLD": ("mean",), "FedDyn": ("mean",),
            "FedAS": ("mean",), "FedFomo": (), "pFedMoAP": (), "AFL": (), "TOFA": (), "FedPFT": (),
-           "HetLoRA": ("mean",)}
+           "HetLoRA": ("mean",), "TRIP": ()}
 OWN_STEP = {*NO_RULE, "pFedMe", "PromptSRC"}
 
 
