@@ -191,7 +191,7 @@ def default_sharing(
     if asked:
         return {"FED.CLIENTS": number}, []
     return ({PARTITION: "dirichlet", "FED.BETA": 1.0, "FED.CLIENTS": number},
-            [f"nothing says whose images these are: {number} clients are simulated, with unlike "
+            [f"nothing says which client holds what: {number} clients are simulated, with unlike "
              "shares of each class (Dirichlet 1); --clients-by, --num-users and --partition "
              "choose otherwise"])
 
