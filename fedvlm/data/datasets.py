@@ -169,13 +169,8 @@ def refuse_untestable(data: DatasetBase) -> None:
     """Refuse a set that says little of what is trained.
 
     Raises:
-        DataError: there is one class only, or most classes have no test image; says what may have
-            been misread.
+        DataError: most classes have no test image; says what may have been misread.
     """
-    if data.num_classes < 2 and not data.label_names and not data.captioned:
-        raise DataError(f"{data.name}: there is one class only, {data.classnames[0]}; a classifier "
-                        "needs two: give the images of another class, too, or name the column of "
-                        "the class with --columns classname=COLUMN")
     bare = untested_classes(data.parts)
     if not bare:
         return

@@ -221,11 +221,11 @@ def test_real_sets(tmp_path: Path, folder: str, name: str, keys: dict[str, Any])
     assert trained == 4 * classes * (7 if keys.get("FED__PARTITION") == "iid" else 1)
 
 
-def test_a_single_class_is_refused(tmp_path: Path) -> None:
+def test_a_single_class_without_new_half(tmp_path: Path) -> None:
     write_split(tmp_path / "mine", ["only"], {"train": 3, "test": 2})
     write_image(tmp_path / "mine" / "images" / "unused.png", 1)
-    with pytest.raises(DataError, match="there is one class only, only; a classifier needs two"):
-        make(tmp_path, DATASET__SUBSAMPLE_CLASSES="base", FED__CLIENTS=1)
+    data = make(tmp_path, DATASET__SUBSAMPLE_CLASSES="base", FED__CLIENTS=1)
+    assert data.classnames == ["only"] and data.new_classnames == []
 
 
 def test_clients_tested_on_what_they_never_saw_are_counted(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     share: Keys = {}
     notes: list[str] = []
     if data.client_names:
+        if not data.label_names and not data.captioned:
+            _refuse_one_class(data.name, data.classnames)
         number = len(data.client_names)
         share = {PARTITION: "natural", "FED.CLIENTS": number}
         notes = [f"one client for each value of {given.get(CLIENTS_BY, '')}: {number} clients"]
@@ -180,8 +182,7 @@ def default_sharing(
         return ({PARTITION: "domain", "FED.CLIENTS": number},
                 [f"one client per domain: FED.PARTITION domain, FED.CLIENTS {number}"])
     classes = len(classnames)
-    if classes < 2:
-        raise DataError(f"{name}: there is one class only, {classnames[0]}; a classifier needs two")
+    _refuse_one_class(name, classnames)
     if asked in BY_CLASSES:
         number = max(2, min(USUAL_CLIENTS, classes // 2))
         return ({"FED.CLIENTS": number},
@@ -194,6 +195,13 @@ def default_sharing(
             [f"nothing says which client holds what: {number} clients are simulated, with unlike "
              "shares of each class (Dirichlet 1); --clients-by, --num-users and --partition "
              "choose otherwise"])
+
+
+def _refuse_one_class(name: str, classnames: Sequence[str]) -> None:
+    if len(classnames) < 2:
+        raise DataError(f"{name}: there is one class only, {classnames[0]}; a classifier needs two: "
+                        "give the images of another class, too, or name the column of the class "
+                        "with --columns classname=COLUMN")
 
 
 def yaml_text(own: OwnSet) -> str:
