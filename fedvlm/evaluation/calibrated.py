@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from fedvlm.evaluation import metrics
+from fedvlm.evaluation.scores import certainty
 from fedvlm.federation.server import Row
 
 LOWEST, HIGHEST = 0.05, 20.0  # of a temperature
@@ -64,9 +66,6 @@ def add_calibration(
         row |= {"temperature": t, "nll_calibrated": None, "ece_calibrated": None}
         if not len(labels) or not np.isfinite(logits).all():
             continue
-        z = logits.astype(np.float64) / t
-        z = z - z.max(1, keepdims=True)
-        log_p = z - np.log(np.exp(z).sum(1, keepdims=True))
-        row["nll_calibrated"] = float(-log_p[np.arange(len(labels)), labels].mean())
-        row["ece_calibrated"] = metrics.calibration_error(
-            log_p.argmax(1) == labels, np.exp(log_p.max(1)))
+        confidence, loss = certainty(torch.from_numpy(logits / t), labels)
+        row["nll_calibrated"] = float(loss.mean())
+        row["ece_calibrated"] = metrics.calibration_error(logits.argmax(1) == labels, confidence)

@@ -196,32 +196,26 @@ class ClientMeter:
             if self.backdoor is not None and measure.calibration:
                 tests = [np.asarray(getattr(self.data.clients[c], measure.split)) for c in clients]
                 self.backdoor.add(found, tests, partial(self._build(params), self.model))
-            if self.named and measure.calibration:
-                self._name(found, measure, clients, answers)
-            if self.calibrate and measure.calibration:
-                self._calibrate(found, measure, clients, answers)
+            if (self.named or self.calibrate) and measure.calibration:
+                self._add_more(found, measure, clients, answers)
             rows += found
         return rows
 
-    def _name(
+    def _add_more(
         self, rows: Sequence[Row], measure: Measure, clients: Sequence[int], answers: Answers
     ) -> None:
-        """Add the metrics by name to the rows of a chunk, by a pass of their own."""
-        from fedvlm.evaluation.named import add_metrics  # start-up: for metrics by name only
-
+        """Add metrics by name and temperatures to the rows of a chunk, by a pass of their own."""
         said = self._said(measure.split, clients, answers)
-        sets = getattr(self.data, "label_sets", None)
-        truths = [labels if sets is None else sets[labels] for _, labels in said]
-        add_metrics(self.named, rows, truths, [logits for logits, _ in said])
+        if self.named:
+            from fedvlm.evaluation.named import add_metrics  # start-up: for metrics by name only
 
-    def _calibrate(
-        self, rows: Sequence[Row], measure: Measure, clients: Sequence[int], answers: Answers
-    ) -> None:
-        """Add temperatures and what they change to the rows of a chunk, by passes of their own."""
-        from fedvlm.evaluation.calibrated import add_calibration  # start-up: for temperatures only
+            sets = getattr(self.data, "label_sets", None)
+            truths = [labels if sets is None else sets[labels] for _, labels in said]
+            add_metrics(self.named, rows, truths, [logits for logits, _ in said])
+        if self.calibrate:
+            from fedvlm.evaluation import calibrated  # start-up: for temperatures only
 
-        held, judged = (self._said(split, clients, answers) for split in ("val", measure.split))
-        add_calibration(rows, held, judged)
+            calibrated.add_calibration(rows, self._said("val", clients, answers), said)
 
     def _said(
         self, split: str, clients: Sequence[int], answers: Answers

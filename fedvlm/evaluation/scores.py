@@ -205,12 +205,12 @@ def _run(
         logits = predict(x).detach()
         finite = torch.isfinite(logits).all(-1)
         labels = torch.where(finite, logits.argmax(-1), BROKEN).cpu().numpy()
-        sure = [None, None] if true is None else _certainty(logits, true)
+        sure = [None, None] if true is None else certainty(logits, true)
         return Predictions(labels, logits.cpu().clone() if keep_logits else None, *sure)
 
 
-def _certainty(logits: Tensor, true: np.ndarray) -> list[np.ndarray]:
-    """Return confidence and loss, ``[K, B]`` float64, by one read of the device."""
+def certainty(logits: Tensor, true: np.ndarray) -> list[np.ndarray]:
+    """Return confidence and loss of logits ``[..., C]``, float64, by one read of the device."""
     place = "cpu" if logits.device.type == "mps" else logits.device  # mps has no float64
     logs = torch.log_softmax(logits.to(place, torch.float64), -1)
     at = torch.tensor(true, dtype=torch.int64, device=logs.device)

@@ -15,6 +15,7 @@ from fedvlm.federation.server import Roster
 
 GONE = "0" * 64  # digest of the data of a site that was forgotten (``fedvlm forget``)
 
+
 @dataclass
 class Membership:
     """Where each client is, and which sites count.

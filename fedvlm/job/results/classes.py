@@ -45,12 +45,10 @@ def absent_parts(cfg: CfgNode, numbers: Mapping[str, Any]) -> list[str]:
     """
     return [
         f"the run did not record TEST.{key}: run it again with another --tag"
-        for key, part in (("PER_CLASS_RESULT", "per_class"), ("COMPUTE_CMAT", CONFUSION))
-        if cfg.TEST[key] and part not in numbers
-    ] + [
-        "the run did not record TEST.CALIBRATE: run it again with another --tag"
-        for _ in range(cfg.TEST.CALIBRATE)
-        if "personal_nll_calibrated" not in numbers.get("last", ())
+        for key, part, there in (
+            ("PER_CLASS_RESULT", "per_class", numbers), ("COMPUTE_CMAT", CONFUSION, numbers),
+            ("CALIBRATE", "personal_nll_calibrated", numbers.get("last", ())),
+        ) if cfg.TEST[key] and part not in there
     ] + [
         f"the run did not record --metric {name}: run it again with another --tag"
         for name in (word.rpartition(":")[2] for word in cfg.TEST.METRICS)
