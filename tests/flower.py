@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
+from fedvlm.core.errors import ConfigError
+from fedvlm.distributed.flower import commands
 from fedvlm.distributed.flower.place import Place
 from fedvlm.distributed.store import SiteStore
 from tests import jobs
@@ -19,6 +22,16 @@ WORDS = ("--demo", "--partition", "disjoint", "--shots", "2", "--rounds", "2", "
 # Flower gives up a process that takes 30 s to start, and says so only when time is up.
 QUICK = ("TEST.REFERENCES", "False", "FED.ASK.SECONDS", "150")
 SECONDS = 1200
+
+
+def need() -> None:
+    """Skip the test where Flower is not installed; fail where ``make test-flower`` names it."""
+    try:
+        commands.find_flower()
+    except ConfigError as error:
+        if os.environ.get(commands.VARIABLE):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
 
 
 def started(*words: str, cwd: Path = jobs.REPOSITORY) -> subprocess.Popen[str]:

@@ -200,8 +200,8 @@ def default_sharing(
 def _refuse_one_class(name: str, classnames: Sequence[str]) -> None:
     if len(classnames) < 2:
         raise DataError(f"{name}: there is one class only, {classnames[0]}; a classifier needs "
-                        "two: give the images of another class, too, or name the column of the class "
-                        "with --columns classname=COLUMN")
+                        "two: give the images of another class, too, or name the column of the "
+                        "class with --columns classname=COLUMN")
 
 
 def yaml_text(own: OwnSet) -> str:

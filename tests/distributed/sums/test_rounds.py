@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedvlm.check.world import CheckWorld
+from fedvlm.cli.site._erase import _delete
 from fedvlm.core.errors import ConfigError, QuorumError
 from fedvlm.distributed.schema import KEYS
 from fedvlm.distributed.server.policy import Policy
@@ -266,6 +267,27 @@ def refused(site: Site, asked: Frame, **values: Any) -> str:
     reply = unpack(site.answer(pack(Frame(asked.op, {**asked.values, **values}, asked.trees))))
     assert reply.op == "failed" and reply.values["kind"] == "refused", reply
     return str(reply.values["text"])
+
+
+def test_a_site_that_erased_a_run_answers_no_second_question(
+    world: CheckWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its masks are those of before: the sum of one client less would show that client's update."""
+    monkeypatch.setattr(room, "SITES", (0, 0, 1, 2))
+    monkeypatch.setattr(room, "NAMES", ("site0", "site1", "site2"))
+    monkeypatch.setattr(room, "CONFIG", {**room.CONFIG, "FED.SECURE_SUM": True})
+    three = Grid(world, load_trainer("fedper"), tmp_path, kind=SumEngine, policy=KEEP_ON,
+                 secrets={f"site{s}": bytes([s + 1]) * 32 for s in range(3)})
+    carried = meddle(three, lambda site, asked: None)
+    three.server()[0].run(until=1)
+    asked = asked_of(carried, "site0", "mask")
+    _delete(three.folder / "site0" / RUN)
+    assert [p.name for p in (three.folder / "site0" / RUN).iterdir()] == ["asked.json"]
+    three.restart()
+    fewer = {name: {"0": asked.values[name]["0"]} for name in ("accepted", "down", "floor")
+             if name in asked.values}
+    said = refused(three.sites["site0"], asked, **fewer)
+    assert "answered another question of that attempt" in said
 
 
 def test_a_site_answers_one_question_of_each_kind(grid: Grid) -> None:

@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.cli.main import main
-from fedvlm.core.errors import ConfigError
-from fedvlm.distributed.flower import commands, network, outpost, processes
+from fedvlm.distributed.flower import network, outpost, processes
 from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.invitation import read_invitation
 from fedvlm.distributed.flower.outpost import Outpost
@@ -38,12 +37,7 @@ KILLED = ("--trainer", "APFL", "--rounds", "3")  # the runs of which something i
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A federation of two sites, by the command."""
-    try:
-        commands.find_flower()
-    except ConfigError as error:
-        if os.environ.get(commands.VARIABLE):  # make test-flower says where it has to be
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+    flower.need()
     folder = tmp_path_factory.mktemp("flower") / "federation"
     code, text = flower.said(flower.started(
         "federation", "up", "--loopback", "2", "--federation", str(folder)))

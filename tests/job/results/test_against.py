@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from fedvlm.evaluation.references.suite import NAMES
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
 from fedvlm.job.results import against
 from fedvlm.runs.verify import beside
 from fedvlm.runs.verify.answer import BASELINES, federation_answer
@@ -121,6 +123,15 @@ def test_the_next_step(
     peft = "head" if trainer == "FedAvg" else ""
     step = against.next_step(found, history, trainer, peft, 0.5)
     assert step is not None and step["flags"] == flags
+
+
+@pytest.mark.parametrize("flags", [LONGER, SLOWER, HEAD, OWN_HEAD, AFL, ["--trainer", "ZeroShot"],
+                                   [*HEAD, "--rounds", "20"]])
+def test_what_is_proposed_is_a_command(flags: list[str]) -> None:
+    cfg = resolve(parse(["--demo", "--trainer", "FedTV", "--rounds", "2", *flags])).jobs[0].cfg
+    said = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert said.get("--trainer", "FedTV") == cfg.TRAINER.NAME
+    assert said.get("--rounds", "2") == str(cfg.FED.ROUNDS)
 
 
 def test_a_run_that_a_rule_stopped_gets_no_more_rounds() -> None:

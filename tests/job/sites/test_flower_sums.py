@@ -18,9 +18,8 @@ import pytest
 import torch
 
 from fedvlm.cli.main import main
-from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.carriers import Carrier
-from fedvlm.distributed.flower import commands, network, processes
+from fedvlm.distributed.flower import network, processes
 from fedvlm.distributed.flower.carrier import Flower
 from fedvlm.distributed.flower.place import Place, read_place
 from fedvlm.distributed.sockets.sites import SiteSockets
@@ -41,12 +40,7 @@ LOSS = 3 * 2.0**-41  # of three sites: half a step of 2^-40 each
 @pytest.fixture(scope="module")
 def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three parties of one client each, and a coordinator."""
-    try:
-        commands.find_flower()
-    except ConfigError as error:
-        if os.environ.get(commands.VARIABLE):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+    flower.need()
     folder = tmp_path_factory.mktemp("parties")
     words = ("--demo", "--partition", "disjoint", "--num-users", "3", "--shots", "2")
     assert main(["site", "make", "--split", "0,1,2", "--to", str(folder), *words]) == 0

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.flower import commands, network, processes
 from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.outpost import read_status
@@ -128,12 +127,7 @@ def fedvlm(*words: str) -> str:
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     """Two parties that were admitted, and serve."""
-    try:
-        commands.find_flower()
-    except ConfigError as error:
-        if os.environ.get(commands.VARIABLE):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+    flower.need()
     parties = make(tmp_path_factory.mktemp("machines"))
     folder = tmp_path_factory.mktemp("coordinator") / "federation"
     where = ("--federation", str(folder))
