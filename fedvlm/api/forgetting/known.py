@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 from fedvlm.core.cache import cache_dir, records_dir
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
+from fedvlm.data.datum import PARTS
 from fedvlm.data.locate import PACK_SUFFIX
 from fedvlm.data.packs.file import read_container
 from fedvlm.data.packs.pack import Pack
@@ -48,7 +49,7 @@ def list_known(
         except DataError:
             found.append((file, f"a partition that {UNREAD}"))
             continue
-        if any(not names.isdisjoint(c[p]) for c in held for p in ("train", "val", "test")):
+        if any(not names.isdisjoint(c[p]) for c in held for p in PARTS):
             is_run = file in others
             found.append((file.parent if is_run else file, "another run on these images" if is_run
                           else "a partition with them, of an earlier forget"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedvlm.console.rows import human_bytes
 from fedvlm.console.screen import complain, say
@@ -17,7 +19,7 @@ from fedvlm.distributed.noise import FILE
 from fedvlm.distributed.schema import ANSWERS
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.sums.site import ASKED, READ
-from fedvlm.job.sites.messages import LOG, PRUNED, WENT, read_log, whole_log
+from fedvlm.job.sites.messages import LOG, PRUNED, WENT, whole_log
 from fedvlm.job.sites.resident import RUNS, serving
 
 SHORT = 12  # digits of a run's name, as in ``fedvlm site status``
@@ -42,8 +44,9 @@ def erase(args: Namespace) -> int:
 
 
 def _erase(owner: SiteYaml, wanted: str | None, dry_run: bool) -> int:
-    if (owner.states / LOG).is_file():
-        whole_log(owner.states / LOG)  # or nobody can say which updates left
+    log: list[dict[str, Any]] = []
+    if (owner.states / LOG).is_file():  # whole, or nobody can say which updates left
+        log = [json.loads(body) for body in whole_log(owner.states / LOG).bodies]
     kept = kept_of_runs(owner)
     runs = [run for run in kept if run.startswith(wanted or "")]
     if wanted is not None and (not wanted or len(runs) != 1):
@@ -62,13 +65,13 @@ def _erase(owner: SiteYaml, wanted: str | None, dry_run: bool) -> int:
         say(f"{what}: {place} ({human_bytes(size)})")
     if not places:
         say(f"{owner.states}: nothing is kept of any run")
-    for run, rounds in updates_sent(owner).items():
+    for run, rounds in updates_sent(log).items():
         if run.startswith(wanted or ""):
             say(f"run {run[:SHORT]}: updates of {len(rounds)} rounds, {min(rounds)} to "
                 f"{max(rounds)}, left this site. The coordinator's models, states and copies of "
                 "them hold what was learnt here: ask for fedvlm forget RUN --client SITE, its "
                 "forgotten.json, and the deletion of the old run")
-    if _pruned(owner):
+    if any(line["kind"] == PRUNED for line in log):
         complain("older lines of the log were removed by its owner: runs of that time are not "
                  "listed here", prefix="note")
     complain(f"kept in {owner.states}: {LOG}; {FILE}, {READ} and {ASKED} of a run, which keep "
@@ -106,16 +109,10 @@ def kept_of_runs(owner: SiteYaml) -> dict[str, list[Path]]:
     return out
 
 
-def _pruned(owner: SiteYaml) -> bool:
-    path = owner.states / LOG
-    return path.is_file() and any(line.get("kind") == PRUNED for line in read_log(path)[0])
-
-
-def updates_sent(owner: SiteYaml) -> Mapping[str, set[int]]:
+def updates_sent(log: Sequence[Mapping[str, Any]]) -> Mapping[str, set[int]]:
     """Return the rounds in which updates left the site, by run, as its log says."""
     out: dict[str, set[int]] = {}
-    if (owner.states / LOG).is_file():
-        for line in read_log(owner.states / LOG)[0]:
-            if line.get("direction") == WENT and line.get("kind") in UPDATES:
-                out.setdefault(str(line["run"]), set()).add(int(line["round"]))
+    for line in log:
+        if line["direction"] == WENT and line["kind"] in UPDATES:
+            out.setdefault(str(line["run"]), set()).add(int(line["round"]))
     return out

@@ -196,6 +196,11 @@ def test_old_lines_go_and_a_kept_seal_still_shows_a_log_that_was_made_anew(
     assert "7 lines until 1970" in (tmp_path / "record.md").read_text()
     assert main(["site", "record", site, "--head", seals[0]]) == 3
     assert "or it is that of one of the 7 lines" in capsys.readouterr().err
+    assert main(["site", "record", site, "--head", seals[6]]) == 0  # the owner was told to keep it
+    assert "is that of the last line which the owner removed (7 lines until" in (
+        capsys.readouterr().out)
+    assert main([*words, "9" * 400]) == 2
+    assert "--days: a number of days, 0 to 36500" in capsys.readouterr().err
     with_ends = path.read_bytes()
     path.write_bytes(with_ends + b'{"at": 1, "dir')  # cut by a kill
     MessageLog(states).enter("in", {"kind": "hello", "bytes": 1})
