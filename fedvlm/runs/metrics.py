@@ -253,8 +253,9 @@ def spent(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def sentence(totals: Mapping[str, Any]) -> str:
     """Return the totals as one line for the screen."""
+    rounds = f"{totals['rounds']} round{'' if totals['rounds'] == 1 else 's'}"
     return (
-        f"totals: {totals['rounds']} rounds, {totals['local_steps']:,} local steps, "
+        f"totals: {rounds}, {totals['local_steps']:,} local steps, "
         f"{totals['samples']:,} samples, {totals['image_forwards']:,} images and "
         f"{totals['text_tokens']:,} text tokens encoded, {totals['seconds']:.1f} s, "
         f"{totals['bytes_up'] / 1e6:.2f} MB up, {totals['bytes_down'] / 1e6:.2f} MB down"

@@ -176,7 +176,7 @@ def table_row(words: str, advice: dict[str, Any], results: dict[str, Any]) -> st
     answer, reached = results["answer"], advice["reached"]
     images = [client["images"] for client in advice["clients"]]
     cells = (
-        f"{words}, {min(images)} to {max(images)} images each",
+        f"{words}, {' to '.join(map(str, sorted({min(images), max(images)})))} images each",
         f"{advice['verdict']} ({advice['method']})", f"{reached[advice['method']]['personal']:.1f}",
         f"{answer['together']['personal']:.1f}", f"{reached[advice['alone']]['personal']:.1f}",
         f"{answer['alone']['personal']:.1f}", f"{advice['points']:+.1f} ± {advice['margin']:.1f}",
