@@ -86,6 +86,6 @@ def test_the_command_advises_and_runs(
     words = ["advise", "--root", str(root), "--backbone", "tiny", "--runs", str(tmp_path)]
     assert main(words) == 0
     told = capsys.readouterr().out
-    assert told.count("| four colours, 32 to 32 images each |") == 2
+    assert told.count("| four colours, 32 images each |") == 2
     assert "Over these 1 folders" in told
     assert main(["advise"]) == 2
