@@ -53,7 +53,7 @@ from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import method_name
 from fedvlm.runs.private import public_text
 from fedvlm.runs.state import clear_states
-from fedvlm.runs.verify.answer import answer_lines, measure_of
+from fedvlm.runs.verify.answer import answer_lines, measure_of, worse_names
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ def _built_and_trained(
         console.result(folder.finished["results"]["table"])
         console.lines(answer_lines(
             folder.finished["results"], method_name(folder.finished["protocol"])))
+        console.lines(worse_names(folder.finished["results"], prepared.data.client_names))
         return folder.finished, folder.path
     with folder:
         # Under the lock: two of the same command do it once.
@@ -293,6 +294,7 @@ def _train(
         screen.result(results.table)
         screen.notes([*results.notes, *absent_parts(cfg, results.numbers)])
         screen.lines(results.answer)
+    console.lines(worse_names(results.numbers, built.data.client_names))
     log.finish(results.headline, classes=results.classes)
     records, _ = read_metrics(folder.metrics_path)
     folder.write_json("released.json", released(built, records, results.numbers))

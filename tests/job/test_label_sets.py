@@ -19,9 +19,10 @@ from fedvlm.evaluation import label_rows, rankings
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.plan import Plateau
 from fedvlm.federation.trainer import cross_entropy
+from fedvlm.job import run
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve, run_config
-from fedvlm.runs.verify.answer import MAP, answer_lines
+from fedvlm.runs.verify.answer import MAP, answer_lines, worse_names
 from tests import jobs
 
 NAMES = ("bright", "red", "striped")
@@ -101,6 +102,28 @@ def test_a_run_says_map_everywhere(whole: Path, capsys: pytest.CaptureFixture[st
     log = (jobs.folder(whole) / "log.txt").read_text()
     assert "mAP" in log and re.findall(r"accuracy(?!:)", log) == []  # Dassl's line stays
     capsys.readouterr()
+
+
+def test_the_screen_alone_names_who_does_better_alone(
+    chest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hospitals = ("Lyon", "Porto", "Utrecht")
+    answer = {"worse": [0, 2], "of": 3, "verdict": "unclear"}
+    line = "clients 0, 2 by name: 'Lyon', 'Utrecht'"
+    assert worse_names({"answer": answer}, hospitals) == [line]
+    assert worse_names({"answer": answer}, ()) == []
+    assert worse_names({"answer": answer | {"worse": [0, 1, 2]}}, hospitals) == []
+    assert worse_names({"answer": answer | {"worse": [1]}}, hospitals)[0].startswith("client 1 by")
+    monkeypatch.setattr(run, "worse_names", lambda _, names: worse_names(
+        {"answer": answer}, names))  # in this run every client does better alone
+    command = words(chest, tmp_path, "--trainer", "ZeroShot", "--rounds", "1")
+    for _ in range(2):  # the run, and the finished run shown again
+        assert main(command) == 0
+        assert line in capsys.readouterr().out
+    texts = [path.read_text(errors="replace") for path in jobs.folder(tmp_path).rglob("*")
+             if path.is_file() and path.name != "private.json"]
+    assert len(texts) > 5 and not any("Utrecht" in text for text in texts)
 
 
 def test_rounds_auto_names_what_it_watches(chest: Path, tmp_path: Path) -> None:

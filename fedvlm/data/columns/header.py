@@ -49,6 +49,7 @@ _UNKNOWN = ("", "-1", "-1.0")  # of a column of 0 and 1: not said, uncertain
 _NEAR = 0.8  # how like a column must be to a known word for a hint
 _MOST = 9  # columns that a message lists
 _TEXTS = ("caption", "sentence", "text", "description", "report")  # or more than one
+_SETS = ("labels", "tags", "classes", "categories", "findings", "findinglabels", "attributes")
 
 
 @dataclass(frozen=True)
@@ -285,6 +286,12 @@ def _incomplete(
         return DataError(
             f"{path}: no column names a class, and {quote_name(texts[0])} seems to hold captions: "
             f"--captions {texts[0]} reads it as such (recall of texts and images)")
+    sets = [name for name in names if fold(name) in _SETS]
+    if ("path" in at or template) and sets:
+        return DataError(
+            f"{path}: no column names a class, and {quote_name(sets[0])} seems to hold an image's "
+            f"labels: --labels {sets[0]} reads it as sets of labels (a|b); --columns "
+            f"classname={sets[0]} as one class for each image")
     header = ",".join(names)[:60] or "nothing"
     hints = [name + _hint(name, at) for name in names]
     near = next((hint.removeprefix(name) for name, hint in zip(names, hints, strict=True)

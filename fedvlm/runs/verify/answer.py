@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedvlm.core.spelling import quote_name
+
 ANSWER, NEXT = "answer", "next"  # sections of the results
 ALONE, TOGETHER, POOLED = "alone", "together", "pooled"
 BASELINES = {  # of results["references"], in words
@@ -216,6 +218,22 @@ def answer_lines(results: Mapping[str, Any], method: str) -> list[str]:
     head = f"{name:<{wide}}  {first:>8}  {second:>14}"
     table = [f"{who:<{wide}}  {mine:>8}  {even:>14}" for who, mine, even in rows]
     return [head, *table, *told]
+
+
+def worse_names(results: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return one line with the names of the clients that ``answer_sentences`` lists by number.
+
+    Empty where it lists none, or where the data do not name clients. For a screen only: names of
+    clients are personal data, so no file of a run but ``private.json`` has them.
+    """
+    answer = results.get(ANSWER)
+    if not names or not answer or answer["verdict"] == UNSHARED \
+            or not 0 < len(answer["worse"]) < answer["of"]:
+        return []
+    listed = answer["worse"][:LISTED]
+    word = "client" if len(listed) == 1 else "clients"
+    return [f"{word} {', '.join(map(str, listed))} by name: "
+            f"{', '.join(quote_name(names[k]) for k in listed)}"]
 
 
 def _reason(results: Mapping[str, Any]) -> str:

@@ -95,6 +95,7 @@ HEAD = "path,label,classname,split"
         ("path|classname\na|b\n", "separated by commas"),
         ("picture,classname\na,b\n", "must name the columns path"),
         ("path,split\na,train\n", "must name the columns path and classname"),
+        ("path,Labels\na,b|c\n", "'Labels' seems to hold an image's labels: --labels Labels"),
         ("path,classname,path\n", "the column 'path' is there twice"),
         ("path,classname\n", "holds no image"),
         ("path,label\na.png,0\nb.png,1\n", "the column label holds numbers only.*add a column cl"),
