@@ -494,6 +494,24 @@ class Trainer:
         """
         return None if self.extras_up else {}
 
+    def summands(self, extras: Tree) -> Tree:
+        """Return what a client's extras add to sums that are all its server takes of the round.
+
+        With it ``FED.SECURE_SUM`` covers the method, in a run of one round: only their sums over
+        clients leave the sites. ``from_sums`` is the way back. By default {}: there is no such sum.
+
+        Args:
+            extras: ``[K, ...]``, perhaps of the device ``meta``.
+
+        Returns:
+            ``[K, ...]`` float64, under the names of the extras; each client counts once.
+        """
+        return {}
+
+    def from_sums(self, sums: Tree) -> Tree:
+        """Return extras of which these are the summands; no client axis on either."""
+        return {}
+
     def privacy(self, work: Sequence[Worked]) -> Mapping[str, Any]:
         """Return what is guaranteed of clients' images, for results and tables; {}: nothing is.
 
