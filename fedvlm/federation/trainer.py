@@ -79,7 +79,7 @@ class Trainer:
             (``FED.SECURE_SUM``); a class with an ``aggregate`` or ``combine`` of its own says so
             itself.
         similarity: temperature of weights by similarity that its server gives each tensor from
-            round 2 on (``FED.DP.SIMILARITY`` noises their sum, too); 0: it gives none.
+            round 2 on (``FED.SECURE_SUM`` and ``FED.DP.SIMILARITY`` sum them, too); 0: none.
         phases: a round has phases that are counted in epochs: no ``FED.LOCAL_STEPS``, no
             ``FED.EPOCHS_RANGE``.
         losses: values of ``OPTIM.LOSS`` that mean something; where a class has a ``loss``,
