@@ -22,7 +22,8 @@ Departures from the authors' code: VARIANT published is theirs, which removes th
     sum and keeps none; fixed is ours.
 Extra data: none; a client's C_k and W_k together tell the sum of its features of each class.
 Cost: ViT-B/16, C = 100: 313,344 numbers up in float64, 51,200 down; no training, no text pass.
-    Secure aggregation can stand before it. A client counts once, in whatever round it is drawn.
+    Under FED.SECURE_SUM only sum_k Z_k'Z_k and sum_k Z_k'Y_k over all sites leave. A client counts
+    once, in whatever round it is drawn.
 Claim: personal is higher than FedAvg [feature+head]'s in lane dirichlet.
 Command: python federated_main.py --demo --trainer AFL
 """
@@ -123,6 +124,18 @@ class AFL(Trainer):
         """See ``Trainer.extra_forms``: C_k and W_k, in float64."""
         own = start[HEAD].double()
         return {GRAM: own.mT @ own, WEIGHT: own}
+
+    def summands(self, extras: Tree) -> Tree:
+        """Return Z_k'Z_k and Z_k'Y_k."""
+        gram = extras[GRAM]
+        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        return {GRAM: gram - self.cfg.GAMMA * eye, WEIGHT: gram @ extras[WEIGHT].mT}
+
+    def from_sums(self, sums: Tree) -> Tree:
+        """Return C_k and W_k of a client with these."""
+        eye = torch.eye(len(sums[GRAM]), dtype=sums[GRAM].dtype)
+        gram = sums[GRAM] + self.cfg.GAMMA * eye
+        return {GRAM: gram, WEIGHT: torch.linalg.solve(gram, sums[WEIGHT]).mT}
 
     def init_server(self, ctx: ServerContext, start: Tree) -> State:
         """Return the start and sums of nobody."""

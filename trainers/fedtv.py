@@ -186,7 +186,7 @@ class FedTV(Trainer):
 
     @property
     def linear(self) -> bool:
-        """Whether a mean is enough: not for similarity-aware weights, which read every update."""
+        """Whether a plain mean is enough: not with similarity-aware weights."""
         return bool(self.root.FED.AGGREGATOR == rules.MEAN)
 
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:

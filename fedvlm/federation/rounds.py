@@ -449,7 +449,7 @@ class Federation(Workplace):
             ctx.log("staleness", stale)
         origin = "" if dp else self.engine.origin(updates.clients)
         server, told = aggregate_updates(self.trainer, ctx, state.server, updates, origin)
-        if dp is not None:  # equal ones, of the copies of one mean: beside mean_weight they mislead
+        if hidden:  # equal ones, of the copies of one mean: they mislead
             ctx.report.pop("aggregation_weights", None)
         server = self._moved(state.server, server, round_) | weighed | ahead
         if turn is not None:

@@ -79,7 +79,7 @@ class Trainer:
             (``FED.SECURE_SUM``); a class with an ``aggregate`` or ``combine`` of its own says so
             itself.
         similarity: temperature of weights by similarity that its server gives each tensor from
-            round 2 on (``FED.DP.SIMILARITY`` noises their sum, too); 0: it gives none.
+            round 2 on (``FED.SECURE_SUM`` and ``FED.DP.SIMILARITY`` sum them, too); 0: none.
         phases: a round has phases that are counted in epochs: no ``FED.LOCAL_STEPS``, no
             ``FED.EPOCHS_RANGE``.
         losses: values of ``OPTIM.LOSS`` that mean something; where a class has a ``loss``,
@@ -493,6 +493,24 @@ class Trainer:
             start: the trained tensors, of the device ``meta``.
         """
         return None if self.extras_up else {}
+
+    def summands(self, extras: Tree) -> Tree:
+        """Return what a client's extras add to sums that are all its server takes of the round.
+
+        With it ``FED.SECURE_SUM`` covers the method, in a run of one round: only their sums over
+        clients leave the sites. ``from_sums`` is the way back. By default {}: there is no such sum.
+
+        Args:
+            extras: ``[K, ...]``, perhaps of the device ``meta``.
+
+        Returns:
+            ``[K, ...]`` float64, under the names of the extras; each client counts once.
+        """
+        return {}
+
+    def from_sums(self, sums: Tree) -> Tree:
+        """Return extras of which these are the summands; no client axis on either."""
+        return {}
 
     def privacy(self, work: Sequence[Worked]) -> Mapping[str, Any]:
         """Return what is guaranteed of clients' images, for results and tables; {}: nothing is.

@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from fedvlm.core.errors import ConfigError, FedvlmError, QuorumError
-from fedvlm.core.trees import Tree, pick
+from fedvlm.core.trees import Tree, expand, pick
 from fedvlm.distributed.schema import KEYS
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.server.requests import Grave
 from fedvlm.distributed.server.work import SLACK, RoundAnswers, join_reasons, silence
 from fedvlm.distributed.sums import masks
 from fedvlm.distributed.sums.site import KEY, OWN, SUM, mark_of, task_of, words_of
+from fedvlm.distributed.sums.vector import SumVector, Total, vector_of
 from fedvlm.distributed.wire import Frame
+from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.sums import of_each
-from fedvlm.federation.aggregation.updates import NOTHING
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.context import UNIFORM, Context
 from fedvlm.federation.engine import MakeContext, RoundWork
@@ -59,6 +61,7 @@ class SumEngine(RemoteEngine):
     """Clients at sites whose single updates nobody but their site sees; see ``RemoteEngine``."""
 
     _why: dict[str, str] = field(default_factory=dict)  # site -> why it last did not answer
+    _spec: AggregateSpec = field(default_factory=AggregateSpec)
 
     def join(self, fed: Federation) -> None:
         """See ``RemoteEngine.join``.
@@ -68,6 +71,7 @@ class SumEngine(RemoteEngine):
         """
         masks.require_cryptography()
         super().join(fed)
+        self._spec = fed.plan.aggregator
         for round_ in range(1, fed.plan.rounds + 1):
             there = {self.sites[c] for c in fed.plan.sample(round_)}
             if len(there) < masks.FEWEST:
@@ -84,15 +88,18 @@ class SumEngine(RemoteEngine):
 
         Raises:
             QuorumError: too few answered, or the masks do not fit each other.
+            ConfigError: weights by similarity are too small for fixed point.
             DivergedError, DataError: as ``RemoteEngine.run``.
         """
         ctx, members = make(sorted(accepted)), self.members
         names = sorted(ctx.groups.shared)
         start = _alike([pick(downloads[c], names) for c in sorted(accepted)], names)
         job = RoundAnswers(ctx, downloads, dict(accepted), {}, self.policy, self.say)
+        vector = vector_of(trainer, self._spec, ctx.round, _whole(ctx), start,
+                           trainer.extra_forms(ctx, clients.blank))
         self._why.clear()
         attempt = self._agree(job)
-        sent = self._masked(job, attempt, getattr(clients.store, "floor", {}), _whole(ctx))
+        sent = self._masked(job, attempt, getattr(clients.store, "floor", {}), vector)
         for site in members.judge(accepted, job.guilty, self.policy.refusals):
             self.say(f"round {ctx.round}: {site} is excluded from now on")
         job.check(members)
@@ -101,14 +108,12 @@ class SumEngine(RemoteEngine):
         work = job.work(self.sites)
         there = [c for c in sorted(accepted) if members.home[c] in sent and c not in work.dropped]
         if there:
-            shapes = {n: start[n].shape for n in names}
-            mean = _mean(total, len(sent), _whole(ctx), shapes, ctx.round)
             first = {min(c for c in there if members.home[c] == s)
                      for s in {members.home[c] for c in there}}
-            work.summed = of_each(there, start, mean, {
-                n: tuple(8 * shape.numel() if c in first else 0 for c in there)
-                for n, shape in shapes.items()
-            })
+            sizes = {n: tuple(size if c in first else 0 for c in there)
+                     for n, size in vector.sizes().items()}
+            told = vector.decode(total, len(sent), ctx.round)
+            work.summed = _as_sent(trainer, there, start, told, sizes)
             work.versions = dict.fromkeys(there, ctx.round)
         return work
 
@@ -137,17 +142,15 @@ class SumEngine(RemoteEngine):
             sites = sorted(whole)
 
     def _masked(
-        self, job: RoundAnswers, attempt: Attempt, floor: Mapping[int, int], whole: float
+        self, job: RoundAnswers, attempt: Attempt, floor: Mapping[int, int], vector: SumVector
     ) -> dict[str, np.ndarray]:
         """Let the sites work; return their masked sums."""
-        home, count = self.members.home, 2 + sum(
-            v.numel() for n, v in job.downloads[min(job.accepted)].items()
-            if n in job.ctx.groups.shared)
+        home, count = self.members.home, len(vector)
         versions = {c: v for c, v in job.accepted.items() if home[c] in attempt.roster}
         trips = self.requests.trips(
             "mask", job.ctx.round, versions, job.downloads, home, lambda ids: {
                 "floor": {str(c): min(floor.get(c, 0), versions[c]) for c in ids},
-                "attempt": attempt.name, "roster": attempt.roster, "whole": whole,
+                "attempt": attempt.name, "roster": attempt.roster, "whole": vector.whole,
                 "shares": attempt.sent_to(home[ids[0]]),
             })
         out: dict[str, np.ndarray] = {}
@@ -246,6 +249,18 @@ def _whole(ctx: Context) -> float:
     return float(len(ctx.clients) if ctx.weighting == UNIFORM else sum(ctx.sizes.tolist()))
 
 
+def _as_sent(
+    trainer: Trainer, clients: Sequence[int], home: Tree, told: Total,
+    sizes: Mapping[str, tuple[int, ...]],
+) -> Updates:
+    """Return a sum as updates: of each client the mean move, and an equal part of other sums."""
+    updates = of_each(clients, home, told.mean, sizes)
+    if not told.own:
+        return updates
+    part = trainer.from_sums({n: v / len(clients) for n, v in told.own.items()})
+    return replace(updates, extras=expand(part, len(clients)))
+
+
 def _alike(trees: Sequence[Tree], names: Sequence[str]) -> Tree:
     """Return what all clients receive of some tensors.
 
@@ -276,26 +291,3 @@ def _fits(secret: bytes, kind: int, offer: Mapping[str, str]) -> bool:
     if kind == OWN:
         return mark_of(secret) == offer["mark"]
     return masks.public_of(secret).hex() == offer["mask"]
-
-
-def _mean(
-    total: np.ndarray, sites: int, whole: float, shapes: Mapping[str, torch.Size], round_: int
-) -> dict[str, torch.Tensor]:
-    """Return the mean move by tensor, float64.
-
-    Raises:
-        QuorumError: it is no sum of what honest sites send.
-        FedvlmError: all weights are zero.
-    """
-    moves = masks.from_fixed(total[:-2])
-    weight = float(masks.from_fixed(total[-2:-1], masks.WEIGHT_BITS)[0])
-    if int(total[-1]) != sites or not 0 <= weight <= whole or np.any(np.abs(moves) > masks.REACH):
-        raise QuorumError(
-            f"round {round_}: the masks of the sites do not cancel: a site masked other than it "
-            "agreed to (which one cannot be known); the state of round "
-            f"{round_ - 1} is kept; run the same command again to continue"
-        )
-    if not weight:
-        raise FedvlmError(NOTHING)
-    parts = torch.from_numpy(moves * (whole / weight)).split([s.numel() for s in shapes.values()])
-    return {n: part.view(shape) for part, (n, shape) in zip(parts, shapes.items(), strict=True)}

@@ -27,9 +27,9 @@ from fedvlm.core.trees import Tree, pick
 from fedvlm.distributed.noise import client_keys
 from fedvlm.distributed.store import SiteStore
 from fedvlm.distributed.sums import masks
+from fedvlm.distributed.sums.vector import SumVector, vector_of
 from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame
-from fedvlm.federation.aggregation.sums import add_moves
 from fedvlm.federation.engine import RoundWork
 from fedvlm.federation.rounds import Federation
 
@@ -137,13 +137,14 @@ class SiteSums:
         tasks = {task_of(values["whole"], pick(downloads[c], shared)) for c in accepted}
         if len(tasks) > 1:
             raise Refused("the clients of a secure sum start from one model")
+        vector = self._vector(frame, sorted(accepted))
         starts = client_keys(b"", values["run"], values["round"], accepted, downloads)
         self._note(frame, "roster", masks.bound_to(roster.keys).hex())
         self._note(frame, "clients", sorted(accepted))
         self._note(frame, "work", masks.bound_to(
             values["whole"], {str(c): key.hex() for c, key in starts.items()}).hex())
         done, towers = self.site.train(frame)
-        plain = self._encoded(done, values["whole"])
+        plain = self._encoded(done, vector)
         key, own = self._secret("mask", frame), self._secret("own", frame)
         hidden = plain + masks.keystream(own, len(plain)) + masks.pair_masks(
             key, roster.me, roster.publics(), len(plain), *roster.words, *tasks)
@@ -243,30 +244,27 @@ class SiteSums:
         return held
 
     # ---- numbers -----------------------------------------------------------------------------
-    def _encoded(self, done: RoundWork, whole: float) -> np.ndarray:
-        """Return the clients' moves by their shares of ``whole``, then weight and a one: uint64.
+    def _vector(self, frame: Frame, clients: list[int]) -> SumVector:
+        """Return the places of the numbers of a sum.
 
         Raises:
-            Refused: a move is too long for fixed point, or ``whole`` is not all weights.
+            Refused: sums of a method's own again in another round.
         """
-        fed, updates = self.site.federation, done.updates
-        shapes = {n: fed.p0[n].shape for n in sorted(fed.groups.shared)}
-        sums = {n: torch.zeros(shape, dtype=torch.float64) for n, shape in shapes.items()}
-        weight = 0.0
-        if updates is not None:
-            weight = float(updates.weight.sum())
-            home = {n: v[0] for n, v in updates.received.items()}
-            add_moves(sums, updates, updates.weight / whole, home, "FED.SECURE_SUM")
-        flat = torch.cat([*(v.reshape(-1) for v in sums.values()), torch.zeros(0).double()]).numpy()
-        if not weight <= whole <= masks.HEAVIEST:
-            raise Refused("the weights of a secure sum are not those that were told")
-        if len(flat) and not np.abs(flat).max() <= masks.REACH * weight / whole:
-            raise Refused(f"a client moved a number by more than {masks.REACH:g}: too far for a "
-                          "secure sum")
-        return np.concatenate([
-            masks.to_fixed(flat), masks.to_fixed(np.array([weight]), masks.WEIGHT_BITS),
-            np.ones(1, np.uint64),
-        ])
+        fed, round_ = self.site.federation, int(frame.values["round"])
+        vector = vector_of(
+            fed.trainer, fed.plan.aggregator, round_, float(frame.values["whole"]),
+            pick(fed.p0, fed.groups.shared),
+            fed.trainer.extra_forms(fed.context(clients, round_, {}), fed.clients.blank),
+        )
+        if vector.own and round_ > 1:
+            raise Refused("the sums of this method are those of images and the same in every "
+                          "round; over other clients the difference would show single ones: they "
+                          "are sent in round 1 only")
+        return vector
+
+    def _encoded(self, done: RoundWork, vector: SumVector) -> np.ndarray:
+        """Return what this site adds to a sum (``SumVector.encode``)."""
+        return vector.encode(self.site.federation.trainer, done.updates)
 
     # ---- memory ------------------------------------------------------------------------------
     def _asked(self, frame: Frame) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Methods of which a sum over clients is enough: what they are, and how such a sum becomes a round.
 
 ``FED.DP`` noises such a sum, ``FED.SECURE_SUM`` hides what it is made of. What the method's
-``aggregate`` then gets is the one mean, as if each of its clients had sent it.
+``aggregate`` then gets is the one mean, as if each of its clients had sent it. A secure sum may
+hold more than moves: weights by similarity, and sums of a method's own (``Trainer.summands``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree, expand, in_double, per_client
-from fedvlm.federation.aggregation.rules import AUTO, MEAN
+from fedvlm.federation.aggregation.rules import AUTO, MEAN, SIMILARITY, AggregateSpec
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.context import OWN
 from fedvlm.federation.groups import Groups
@@ -21,7 +22,9 @@ from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trainer import Trainer
 
 
-def beyond_sums(trainer: Trainer, groups: Groups, exact: bool = False) -> str:
+def beyond_sums(
+    trainer: Trainer, groups: Groups, exact: bool = False, more: AggregateSpec | None = None
+) -> str:
     """Return why a method's server needs more than a sum of its clients' moves; empty: it does not.
 
     Derived from what the method declares: its list of releases, its ``aggregators``, ``linear``,
@@ -30,19 +33,35 @@ def beyond_sums(trainer: Trainer, groups: Groups, exact: bool = False) -> str:
     Args:
         exact: the method has to be what it is with single updates, too (``linear``), and weigh by
             what is known beforehand.
+        more: what ``FED`` says of the aggregation, where weights by similarity and the method's
+            own sums go beside the moves.
     """
     released, kind = trainer.releases(groups), type(trainer)
+    own = more is not None and kind.summands is not Trainer.summands
+    near = more is not None and weighs_by(trainer, more)[0] > 0
     reasons = {
         "its clients send no shared tensor": not released.shared,
         f"its clients send {', '.join(released.extras)} beside the shared tensors":
-            bool(released.extras),
+            bool(released.extras) and not own,
         "its clients receive unlike models":
             kind.download not in (Trainer.download, PeftTrainer.download),
-        "its server does more than take a mean of updates": MEAN not in trainer.aggregators,
-        "its server reads single updates": exact and not trainer.linear,
+        "its server does more than take a mean of updates":
+            MEAN not in trainer.aggregators and not own,
+        "its server reads single updates": exact and not (trainer.linear or near or own),
         "its clients make up their weights": exact and trainer.weighting == OWN,
     }
     return next((why for why, holds in reasons.items() if holds), "")
+
+
+def weighs_by(trainer: Trainer, spec: AggregateSpec) -> tuple[float, int]:
+    """Return the temperature of a server's weights by similarity, and their first round.
+
+    0: it gives none, or of other tensors than its clients send.
+    """
+    if spec.rule == AUTO:
+        return trainer.similarity, 2
+    plain = trainer.similarity > 0 or trainer.linear
+    return (spec.saa_temp, 1) if spec.rule == SIMILARITY and plain else (0.0, 1)
 
 
 def reads_single(rule: str) -> bool:

@@ -20,6 +20,7 @@ from fedvlm.distributed.site import Site
 from fedvlm.distributed.sums import masks
 from fedvlm.distributed.sums.server import SumEngine
 from fedvlm.distributed.sums.site import READ, SiteSums
+from fedvlm.distributed.sums.vector import SumVector
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, RoundFinished
@@ -197,8 +198,8 @@ def test_sites_whose_masks_do_not_cancel_are_noticed(
     """One site adds a mask that no other takes off."""
     plain = SiteSums._encoded
 
-    def lie(self: SiteSums, done: Any, whole: float) -> np.ndarray:
-        vector = plain(self, done, whole)
+    def lie(self: SiteSums, done: Any, places: SumVector) -> np.ndarray:
+        vector = plain(self, done, places)
         liar = self.site is grid.sites["site1"]
         return vector + masks.keystream(bytes(32), len(vector)) if liar else vector
 

@@ -62,7 +62,8 @@ def test_a_site_of_such_a_rule_takes_no_part_without_sums(
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("--trainer", "FedTV"), "FED.SECURE_SUM does not cover FedTV: its server reads single updat"),
+    (("--trainer", "FedTV", "FED.AGGREGATOR", "median"),
+     "FED.SECURE_SUM does not cover FedTV: its server reads single updat"),
     (("FED.AGGREGATOR", "median"), "FED.SECURE_SUM with FED.AGGREGATOR median: it looks at"),
     (("FED.ASK.MAX_NORM", "1"), "FED.SECURE_SUM with FED.ASK.MAX_NORM 1: it looks at single"),
 ])
@@ -72,6 +73,35 @@ def test_what_reads_single_updates_is_refused(
 ) -> None:
     assert places.federated(place, tmp_path / "out", monkeypatch, *KEYS, *words)[0] == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--trainer", "FedTV", "--rounds", "2", "TRAINER.FEDTV.SAA_TEMP", "0.5"),
+     "temperature 0.5: one image may weigh up to e^4 times as much as another"),
+    (("--trainer", "AFL", "--rounds", "1"), "the server learns the sum of the updates of 3 sites"),
+])
+def test_more_than_a_mean_in_the_real_job(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str,
+) -> None:
+    """The models of the same run without masks, but for rounding; no weights of single clients."""
+    plain, summed = tmp_path / "plain", tmp_path / "summed"
+    for name in THREE:
+        (place / name / "site.yaml").write_text(places.RULES.replace("APFL", "AFL"))
+    if "AFL" in words:
+        assert places.federated(place, summed, monkeypatch, *KEYS, *words, "--rounds", "2")[0] == 2
+        assert "FED.ROUNDS 2: the sums of AFL are those of images" in capsys.readouterr().err
+    assert places.federated(place, plain, monkeypatch, *USERS, *words)[0] == 0
+    assert places.federated(place, summed, monkeypatch, *KEYS, *words)[0] == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    ours, theirs = jobs.state(summed), jobs.state(plain)
+    names = [n for n in theirs if n.startswith("server|w|")]
+    assert names and ours.keys() == theirs.keys()
+    for name in names:
+        gap = float((ours[name].double() - theirs[name].double()).abs().max())
+        assert gap <= 1e-5 * max(1.0, float(theirs[name].abs().max())), name
+    for record in jobs.records(summed):
+        assert "aggregation_weights" not in record.get("aggregation", {})
 
 
 def test_in_one_process_there_is_nobody_to_hide_from(
