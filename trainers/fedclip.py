@@ -62,6 +62,11 @@ class FedCLIP(TemplateTrainer):
         """``uniform`` or ``samples``, by the option ``VARIANT``."""
         return "uniform" if self.cfg.VARIANT == "published" else "samples"
 
+    @property
+    def reads_templates(self) -> bool:
+        """Whether the class texts are the data set's: not the released code's own words."""
+        return bool(self.cfg.VARIANT == "fixed")
+
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return both square layers with biases."""
         d = model.embed_dim

@@ -95,6 +95,11 @@ class FedMedCLIP(TemplateTrainer):
         """Whether VARIANT is published."""
         return bool(self.cfg.VARIANT == "published")
 
+    @property
+    def reads_templates(self) -> bool:
+        """Whether the class texts are the data set's: not the released code's own words."""
+        return not self.published
+
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return masked layers with thresholds 0, norms as torch's, and a count of 0 batches."""
         d, tree = model.embed_dim, {BATCHES: torch.zeros(())}

@@ -60,6 +60,7 @@ class FedMVP(Trainer):
     """See the module's card."""
 
     name = "FedMVP"
+    reads_templates = True
     metrics = (r"(.+/)?loss", r"(cls|near)_loss")
     groups = ((r"image\.net\..*", "shared"),)
     options = {

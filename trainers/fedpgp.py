@@ -61,6 +61,11 @@ class FedPGP(Trainer):
         ),
     }
 
+    @property
+    def reads_templates(self) -> bool:
+        """Whether the anchor is the templates'."""
+        return bool(self.cfg.ANCHOR == "template")
+
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the three factors, all N(0, 0.02^2)."""
         c, w = self.cfg, model.text_width

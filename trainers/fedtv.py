@@ -118,6 +118,11 @@ class FedTV(Trainer):
         self.mode = {k: chosen[k] if self.cfg[k] in (AUTO, 0.0) else self.cfg[k] for k in chosen}
         self.similarity = float(self.mode["SAA_TEMP"])
 
+    @property
+    def reads_templates(self) -> bool:
+        """Whether the anchor is the templates'."""
+        return bool(self.mode["ANCHOR"] == "template")
+
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the prompt factors, both adapters and the fusion (card: Shared, Personal)."""
         c, d = self.cfg, model.embed_dim

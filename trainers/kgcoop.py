@@ -39,6 +39,7 @@ class KgCoOp(ContextTrainer):
     """See the module's card."""
 
     name = "KgCoOp"
+    reads_templates = True
     title = "KgCoOp (FedAvg)"
     metrics = (r"(.+/)?loss", r"(cls|guide)_loss")
     options = {

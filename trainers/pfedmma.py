@@ -59,6 +59,11 @@ class PFedMMA(Trainer):
         """Whether the released code's formulas hold."""
         return bool(self.cfg.VARIANT == "published")
 
+    @property
+    def reads_templates(self) -> bool:
+        """Whether the class texts are the data set's: not the released code's own words."""
+        return not self.published
+
     def depth(self, model: VLModel) -> int:
         """Return how many blocks of each tower are changed."""
         most = min(len(model.vision.blocks), len(model.backbone.text_blocks))

@@ -42,6 +42,7 @@ class ProGrad(ContextTrainer):
     """See the module's card."""
 
     name = "ProGrad"
+    reads_templates = True
     title = "ProGrad (FedAvg)"
     metrics = (r"(.+/)?loss", r"guide/loss")
     options = {

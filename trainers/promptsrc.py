@@ -63,6 +63,7 @@ class PromptSRC(Trainer):
     """See the module's card."""
 
     name = "PromptSRC"
+    reads_templates = True
     title = "PromptSRC (FedAvg)"
     metrics = (r"(.+/)?loss", r"(cls|text|image|logit)_loss")
     groups = ((r"text\.ctx|(text|image)\.prompt\.\d+", "shared"),)

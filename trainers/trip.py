@@ -72,6 +72,7 @@ class TRIP(Trainer):
     """See the module's card."""
 
     name = "TRIP"
+    reads_templates = True
     groups = ((r"text\.ctx\.experts", "shared"), (r"route\.keys", "frozen"))
     metrics = (r"(.+/)?loss", r"(cls|zero_shot)_loss")
     options = {

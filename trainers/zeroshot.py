@@ -29,6 +29,7 @@ class ZeroShot(TrainingFree):
 
     name = "ZeroShot"
     label_sets = True
+    reads_templates = True
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the template's text features ``[1, C, d]``, the same for every client."""

@@ -14,7 +14,7 @@ from fedvlm.config.engines import of_parties
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
 from fedvlm.core.trees import in_double
-from fedvlm.data.datum import IntArray, refuse_targets
+from fedvlm.data.datum import IntArray, refuse_client_texts, refuse_targets
 from fedvlm.data.federated import build_federation
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.plan import draw_unseen
@@ -74,6 +74,7 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
             "of AFL in one round and of all images in one place")
     refuse_targets("fedvlm advise", captions=cfg.DATASET.CAPTIONS)
     data = build_federation(cfg, progress, tested=False)
+    refuse_client_texts("fedvlm advise", data.client_templates)
     device = pick_device(cfg.DEVICE)
     check_model(cfg, device)
     backbone = Inputs().backbone(cfg, device)

@@ -63,6 +63,8 @@ def adapt(
         raise ConfigError(f"epochs must be a whole number of at least 0, not {epochs!r}")
     changes = {} if epochs is None else {"FED.FINETUNE_EPOCHS": str(epochs)}
     base = rebuild(run_folder(run), device, weights, changes, Trust(trainer, trust_code), round)
+    if base.federation.model.client_templates:  # a new client has everybody's
+        base.federation.model = base.federation.model.fresh()
     model = base.federation.model
     refuse_targets("fedvlm adapt", captions=base.cfg.DATASET.CAPTIONS)
     asked = labels or str(base.cfg.DATASET.LABELS)

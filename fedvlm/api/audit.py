@@ -29,7 +29,7 @@ from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
 from fedvlm.core.trees import Tree, TreeView, expand
-from fedvlm.data.datum import refuse_targets
+from fedvlm.data.datum import refuse_client_texts, refuse_targets
 from fedvlm.data.federated import FederatedData
 from fedvlm.evaluation.scores import Batches
 from fedvlm.federation.batches import Batch
@@ -176,6 +176,7 @@ def carry_out_audit(plan: Audit) -> dict[str, Any]:
     """
     with threads_of(plan.cfg):
         built = build_run(plan.cfg, progress)
+        refuse_client_texts("fedvlm audit", built.data.client_templates)
         for clause in partition_differences(built.data, plan.path):
             raise DataError(f"{plan.path}: {clause}: give the place of the images with --root")
         state, models = _recorded(built, plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -17,6 +18,7 @@ from fedvlm.core.files import user_path
 from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.rows.store import move_state
+from fedvlm.core.spelling import texts_covered
 from fedvlm.core.trees import Tree, cast
 from fedvlm.data.datasets import templates
 from fedvlm.data.datum import NO_LABEL
@@ -112,16 +114,10 @@ def rebuild(
             "--weights FILE"
         )
     names = [str(name) for name in index["classnames"]]
-    prompts = templates(cfg)
-    said = manifest.get("facts", {}).get("templates_digest")
-    if said and canonical_hash(prompts) != said:
-        raise DataError(
-            f"{path}: DATASET.TEMPLATES '{cfg.DATASET.TEMPLATES}' has other texts than when the "
-            "run was made: give the file back as it was"
-        )
+    prompts, own = _texts(path, cfg, manifest.get("facts", {}))
     model = VLModel(
         backbone, names, templates=prompts, packed=not cfg.FED.PLAIN,
-        bf16_text=cfg.MODEL.PREC == "bf16", sets=bool(cfg.DATASET.LABELS),
+        bf16_text=cfg.MODEL.PREC == "bf16", sets=bool(cfg.DATASET.LABELS), client_templates=own,
     )
     counts = roster_of(path, int(cfg.FED.CLIENTS), names)
     absent = Absent(counts, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), str(path))
@@ -138,6 +134,28 @@ def rebuild(
     if of_parties(cfg):
         federation.clients.store = AwayStore(SITE)
     return Rebuilt(cfg, federation, state, covered)
+
+
+def _texts(
+    path: Path, cfg: CfgNode, facts: Mapping[str, Any]
+) -> tuple[list[str], dict[int, list[str]]]:
+    """Return the templates of a run: everybody's, and those of single clients by number.
+
+    Raises:
+        DataError: the file of templates has others than when the run was made.
+    """
+    prompts, own = templates(cfg), dict[int, list[str]]()
+    said, numbers = facts.get("templates_digest"), facts.get("client_texts", [])
+    if numbers:
+        from fedvlm.data.own.sentences import match_client_templates  # start-up: such runs only
+
+        own = match_client_templates(cfg.DATASET.TEMPLATES, numbers)
+    if said and canonical_hash(texts_covered(prompts, own)) != said:
+        raise DataError(
+            f"{path}: DATASET.TEMPLATES '{cfg.DATASET.TEMPLATES}' has other texts than when the "
+            "run was made: give the file back as it was"
+        )
+    return prompts, own
 
 
 def roster_of(path: Path, clients: int, classnames: Sequence[str]) -> Roster:

@@ -191,7 +191,8 @@ class Run:
 
     def _model(self, params: Tree, owner: str, client: int | None = None) -> Model:
         federation, facts = self._rebuilt.federation, self._facts(owner, client)
-        return Model(federation.trainer, federation.model, params, owner, facts)
+        asked = federation.model.of_clients([] if client is None else [client])
+        return Model(federation.trainer, asked, params, owner, facts)
 
     def _facts(self, owner: str, client: int | None) -> Facts:
         """Return what a card says: the data in words, the model's own accuracy."""

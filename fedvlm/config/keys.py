@@ -160,7 +160,8 @@ def _dataset() -> Schema:
         "DATASET.TEMPLATES": Option(
             "", "file with several prompts in the place of TEMPLATE: one on each line, {} for the "
             "class name; or JSON with sentences for each class, {\"cat\": [\"a sentence\", ...]}; "
-            "their features are averaged", neutral="",
+            "their features are averaged; under the key \"clients\" those of single clients",
+            neutral="",
         ),
         "DATASET.NUM_SHOTS": Option(
             16, "training images per class; -1: all (Dassl: -1), the default of the Dirichlet "

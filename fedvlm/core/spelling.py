@@ -127,6 +127,11 @@ def check_described(templates: Sequence[str], names: Sequence[str], where: str) 
             )
 
 
+def texts_covered(shared: Sequence[str], own: Mapping[int, Sequence[str]]) -> list[Any]:
+    """Return what a digest covers of everybody's templates and of those of single clients."""
+    return [*shared, [[c, list(own[c])] for c in sorted(own)]] if own else list(shared)
+
+
 @lru_cache(maxsize=256)
 def _by_class(template: str) -> dict[str, str]:
     return {fold(name): text for name, text in json.loads(template).items()}

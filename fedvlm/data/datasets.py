@@ -189,6 +189,8 @@ def refuse_untestable(data: DatasetBase) -> None:
 def templates(cfg: CfgNode) -> list[str]:
     """Return the prompt templates: DATASET.TEMPLATES, else DATASET.TEMPLATE, else the set's own.
 
+    Those of single clients are apart (``own.sentences.read_client_templates``).
+
     Raises:
         ConfigError: a template without ``{}``.
         DataError: a file of templates that cannot be used.
@@ -197,7 +199,9 @@ def templates(cfg: CfgNode) -> list[str]:
     if file:
         from fedvlm.data.own.sentences import read_templates  # start-up: for such a file only
 
-        return read_templates(file)
+        shared = read_templates(file)
+        if shared:
+            return shared
     if not template:
         info = dataset_info(cfg.DATASET.NAME)
         return [info.template if info else DEFAULT_TEMPLATE]

@@ -270,6 +270,22 @@ def refuse_targets(
             raise ConfigError(f"{what} needs one class for each image, and {words}")
 
 
+def refuse_client_texts(what: str, own: Mapping[int, Sequence[str]]) -> None:
+    """Refuse clients with templates of their own.
+
+    Args:
+        what: asks; begins the sentence.
+        own: templates by client (``FederatedData.client_templates``).
+
+    Raises:
+        ConfigError: there are some.
+    """
+    if own:
+        raise ConfigError(f"{what} reads the same templates for all clients, and DATASET.TEMPLATES "
+                          f"has those of {len(own)} single client(s): take the key 'clients' out "
+                          "of a copy of that file")
+
+
 def labels_of(items: Sequence[Datum]) -> IntArray:
     """Return the labels ``[n]`` of a list."""
     return np.fromiter((d.label for d in items), dtype=np.int64, count=len(items))

@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.progress import Progress
-from fedvlm.core.spelling import check_described
+from fedvlm.core.spelling import check_described, texts_covered
 from fedvlm.data.datasets import load_for_training, templates
 from fedvlm.data.datum import (
     NO_LABEL,
@@ -94,6 +94,7 @@ class FederatedData:
         client_names: of the clients in a natural partition, by number; personal data, so that they
             are in no digest, index file, pack or public file of a run.
         written: the templates are a file's (``DATASET.TEMPLATES``), which the digest then covers.
+        client_templates: of the clients for which that file has their own, by number.
         groups: int64 ``[len(samples)]``, what each image belongs to; None where nothing says it.
         forgotten: the section of the index file that says what was taken away; empty without one.
     """
@@ -121,6 +122,7 @@ class FederatedData:
     groups: IntArray | None = None
     label_sets: NDArray[np.uint8] | None = None
     written: bool = False
+    client_templates: Mapping[int, list[str]] = field(default_factory=dict)
     forgotten: Mapping[str, Any] = field(default_factory=dict)
     captioned: bool = False
 
@@ -173,7 +175,7 @@ class FederatedData:
         if targets:
             parts.append([[o.name, o.split_digest, o.classnames, o.templates] for o in targets])
         if self.written:
-            parts.append(self.templates)
+            parts.append(texts_covered(self.templates, self.client_templates))
         return canonical_hash(parts)
 
 
@@ -209,6 +211,7 @@ def build_federation(
         selection.spec = spec_from(content, spec, index)
     else:
         check_fits(spec, selection.pool, data.num_classes)
+    own = _client_templates(cfg, data, selection.spec)
     shots = None
     if cfg.DATASET.get("FEWSHOT_FILE", ""):
         from fedvlm.data.fewshot_file import read_shots  # start-up: for such a file only
@@ -241,7 +244,31 @@ def build_federation(
 
         bare = unlabelled.deal_unlabelled(selection, content, index)
     whole = _assemble(selection, partition, prompts, targets, tested, forgotten, bare)
-    return replace(whole, written=True) if cfg.DATASET.get("TEMPLATES", "") else whole
+    if not cfg.DATASET.get("TEMPLATES", ""):
+        return whole
+    notes = [f"{len(own)} of {len(whole.clients)} clients have templates of their own "
+             "(DATASET.TEMPLATES); the shared model has everybody's"] if own else []
+    return replace(
+        whole, written=True, client_templates=own, notes=[*whole.notes, *notes]
+    )
+
+
+def _client_templates(
+    cfg: CfgNode, data: DatasetBase, spec: PartitionSpec
+) -> dict[int, list[str]]:
+    """Return the templates of clients that have their own (``DATASET.TEMPLATES``).
+
+    Raises:
+        DataError: the file names a client that is not there, or lacks a class of the set.
+    """
+    file = cfg.DATASET.get("TEMPLATES", "")
+    if not file:
+        return {}
+    from fedvlm.data.own.sentences import read_client_templates  # start-up: for such a file only
+
+    names = data.client_names if spec.kind == "natural" else []
+    return read_client_templates(
+        file, names, spec.clients, data.label_names or data.classnames)
 
 
 def _assemble(

@@ -179,23 +179,26 @@ class ClientMeter:
                 measure.split, self._batches.batch_size))
         if measure.keep_logits:
             self.logits = {}
-        new = self._new(measure) if self.trainer.open_vocabulary else None
         truth = self._truth(measure)
         rows: list[Row] = []
         known: tuple[Tree, Same] | None = None
+        before: VLModel | None = None
         for clients, params in models:
             answers: Answers
+            model = self._of(clients)
+            known, before = (known if model is before else None), model
             alike, as_before = self._equal(params, known[0] if known else None)
             if alike:
                 if known is None or not as_before:
-                    known = self._same(params, len(clients), truth)
+                    known = self._same(model, params, len(clients), truth)
                 answers = known[1]
             else:
-                answers = Stacked(self.model, self._build(params), self._batches, truth)
+                answers = Stacked(model, self._build(params), self._batches, truth)
+            new = self._new(measure, model) if self.trainer.open_vocabulary else None
             found = self._rows(measure, clients, answers, new)
             if self.backdoor is not None and measure.calibration:
                 tests = [np.asarray(getattr(self.data.clients[c], measure.split)) for c in clients]
-                self.backdoor.add(found, tests, partial(self._build(params), self.model))
+                self.backdoor.add(found, tests, partial(self._build(params), model))
             if (self.named or self.calibrate) and measure.calibration:
                 self._add_more(found, measure, clients, answers)
             rows += found
@@ -236,21 +239,34 @@ class ClientMeter:
             return caption_rows.pretrained_rows(
                 self.model, self._batches.source, self.data.clients, clients, measure.split,
                 self._batches.batch_size)
-        same = Same(
-            self.model, template_predictor, self._batches, len(self.data.labels),
-            truth=self._truth(measure),
-        )
-        return self._rows(replace(measure, keep_logits=False), clients, same, self._new(measure))
+        groups: dict[VLModel, list[int]] = {}
+        for c in clients:
+            groups.setdefault(self._of([c]), []).append(c)
+        found: dict[int, Row] = {}
+        for model, some in groups.items():
+            same = Same(
+                model, template_predictor, self._batches, len(self.data.labels),
+                truth=self._truth(measure),
+            )
+            asked = replace(measure, keep_logits=False)
+            found |= zip(some, self._rows(asked, some, same, self._new(measure, model)),
+                         strict=True)
+        return [found[c] for c in clients]
+
+    def _of(self, clients: Sequence[int]) -> VLModel:
+        """Return the model with the clients' own templates, where they have some."""
+        own = getattr(self.data, "client_templates", None)
+        return self.model.of_clients(clients) if own else self.model
 
     def _truth(self, measure: Measure) -> np.ndarray | None:
         """Return the labels, where confidence and loss are asked for; not of sets of labels."""
         sets = getattr(self.data, "label_sets", None)
         return self.data.labels if measure.calibration and sets is None else None
 
-    def _new(self, measure: Measure) -> VLModel | None:
-        """Return the model with the unseen classes, where they are asked for."""
+    def _new(self, measure: Measure, model: VLModel) -> VLModel | None:
+        """Return ``model`` with the unseen classes, where they are asked for."""
         if measure.cross and scores.has_new(self.data):
-            return self.model.with_classes(self.data.new_classnames)
+            return model.with_classes(self.data.new_classnames)
         return None
 
     def _equal(self, params: TreeView, known: Tree | None) -> tuple[bool, bool]:
@@ -268,11 +284,11 @@ class ClientMeter:
         return told[0], len(told) > 1 and told[1]
 
     def _same(
-        self, params: TreeView, k: int, truth: np.ndarray | None
+        self, model: VLModel, params: TreeView, k: int, truth: np.ndarray | None
     ) -> tuple[Tree, Same]:
         row = {name: v[:1].detach().clone() for name, v in params.items()}
         total = len(self.data.labels)
-        return row, Same(self.model, self._build(row), self._batches, total, k, truth)
+        return row, Same(model, self._build(row), self._batches, total, k, truth)
 
     def _build(self, params: TreeView) -> Build:
         def build(model: VLModel) -> Predictor:

@@ -93,11 +93,16 @@ class Clients:
         return self._filled(state, len(ids))
 
     def forms(
-        self, ids: Sequence[int], versions: Mapping[int, int], received: Mapping[int, Tree]
+        self, ids: Sequence[int], versions: Mapping[int, int], received: Mapping[int, Tree],
+        texts: Sequence[int] = (),
     ) -> list[str]:
         """Return a digest of the form of what each client holds and receives.
 
         Clients that differ in it do not stack; ``plan_chunks`` keeps them apart.
+
+        Args:
+            texts: a number of each client's templates (``VLModel.text_groups``), 0 for
+                everybody's; empty: all have those.
         """
         out, known = [], dict[tuple[int, Form], str]()  # most receive the same tree
         for client in ids:
@@ -107,6 +112,8 @@ class Clients:
             if both not in known:
                 known[both] = joint_form(received[client], own)
             out.append(known[both])
+        if any(texts):
+            out = [f"{form} texts {n}" if n else form for form, n in zip(out, texts, strict=True)]
         return out
 
     def _untrained_form(self, client: int) -> Form:

@@ -211,7 +211,7 @@ class LocalEngine:
         ids = ctx.clients
         return plan_chunks(
             ids, ctx.sizes.tolist(), [self.sites[c] if self.sites else 0 for c in ids],
-            clients.forms(ids, accepted, downloads), most,
+            clients.forms(ids, accepted, downloads, ctx.model.text_groups(ids)), most,
         )
 
 

@@ -89,6 +89,11 @@ class PeftTrainer(RoleTrainer):
         return self.spec.open_vocabulary
 
     @property
+    def reads_templates(self) -> bool:
+        """Whether images are compared with the templates: not with a head or learned prompts."""
+        return not self.network and self.spec.head == "text" and self.spec.text != "prompt"
+
+    @property
     def lora_rule(self) -> LoraRule:
         """What ``PEFT.LORA_AVG`` asks for; the plain mean of factors where there is no LoRA."""
         return RULES[self.spec.average if self.spec.has_lora else FACTORS]

@@ -239,6 +239,14 @@ class Trainer:
         return True
 
     @property
+    def reads_templates(self) -> bool:
+        """Whether clients' work reads ``DATASET.TEMPLATES``, so that a client may have its own.
+
+        A start that all clients share is no reason. A subclass may set a plain class attribute.
+        """
+        return False
+
+    @property
     def extra_data(self) -> str:
         """What is used beside the clients' training images; empty: nothing.
 
@@ -406,6 +414,22 @@ class Trainer:
             self.loss_kind == SOFTMAX, f"OPTIM.CLASS_WEIGHTS {kind}: OPTIM.LOSS {self.loss_kind} "
             "is a sum over pairs of image and class and has no class weights; use OPTIM.LOSS "
             f"{SOFTMAX}",
+        )
+
+    def check_templates(self) -> None:
+        """Refuse clients with templates of their own where no client's work would read them.
+
+        Called before the first image is encoded.
+
+        Raises:
+            ConfigError: the method reads none here.
+        """
+        self.require(
+            self.reads_templates,
+            f"DATASET.TEMPLATES has templates of single clients, and {self.name} does not read "
+            "templates in a client's work with these settings (it learns prompts or a head, has "
+            "texts of its own, or its server needs the same ones of everybody): choose ZeroShot, "
+            "CLIP-Adapter, FedAvg --peft feature or KgCoOp, or leave 'clients' out of the file",
         )
 
     def check_sets(self) -> None:

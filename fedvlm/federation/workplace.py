@@ -158,8 +158,8 @@ class Workplace:
         if portion is None:
             portion = self.trainer.portion(round_, self.groups) if round_ else WHOLE
         return Context(
-            self.model, self.groups, self.batcher, list(clients), round_, plan.seed, plan.epochs,
-            plan.optim, plan.schedule or Schedule(plan.optim.lr),
+            self.model.of_clients(clients), self.groups, self.batcher, list(clients), round_,
+            plan.seed, plan.epochs, plan.optim, plan.schedule or Schedule(plan.optim.lr),
             self.trainer.extras_up, metrics, self.weighting, plan.nonfinite,
             plan.clock_per_round, newcomers=tuple(c not in worked for c in clients),
             effort=plan.effort, patience=plan.early_stop, class_counts=self.roster.classes,
@@ -194,7 +194,8 @@ class Workplace:
         most: int = chunk or self.engine.chunk
         chunks = plan_chunks(
             clients, self.batcher.sizes(clients), self.roster.site[clients].tolist(),
-            self.clients.forms(clients, versions, question.downloads),
+            self.clients.forms(
+                clients, versions, question.downloads, self.model.text_groups(clients)),
             most if self.trainer.batched else 1,
         )
         worked = {c for c, version in versions.items() if version}

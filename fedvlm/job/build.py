@@ -17,6 +17,7 @@ from fedvlm.config.keys import ROLES, default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.core.transform import TextSpec
+from fedvlm.data.datum import refuse_targets
 from fedvlm.data.federated import ClientSplit, FederatedData
 from fedvlm.data.holdout import ServerImages
 from fedvlm.data.images import ImageLoader
@@ -384,6 +385,7 @@ def prepare_run(
     model = VLModel(
         backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,
         bf16_text=cfg.MODEL.PREC == "bf16", sets=data.label_sets is not None,
+        client_templates=data.client_templates,
     )
     check_targets(cfg, trainer, data, model)
     loader = ImageLoader(
@@ -550,6 +552,8 @@ def check_targets(
         from fedvlm.job.images import texts  # start-up: for captions only
 
         texts.check_text_tower(model.backbone)
+    if data.client_templates:
+        check_client_texts(cfg, trainer)
     if model.has_text:
         model.check_texts()
     if isinstance(model.backbone.transform_spec, TextSpec):
@@ -566,6 +570,20 @@ def check_targets(
         raise ConfigError(
             f"FED.ATTACK {cfg.FED.ATTACK} changes the class of an image, and these images have "
             "sets of labels (DATASET.LABELS): choose sign, scale, constant or alie")
+
+
+def check_client_texts(cfg: CfgNode, trainer: Trainer) -> None:
+    """Refuse templates of single clients where the method or the engine cannot use them.
+
+    Raises:
+        ConfigError: names the method or the key.
+    """
+    trainer.check_templates()
+    if cfg.FED.ENGINE != "local":
+        raise ConfigError(
+            f"FED.ENGINE {cfg.FED.ENGINE}: another process would read the same templates for all "
+            "clients, and DATASET.TEMPLATES has those of single clients: use --engine local")
+    refuse_targets("DATASET.TEMPLATES with the key 'clients'", captions=cfg.DATASET.CAPTIONS)
 
 
 def _check_passages(cfg: CfgNode, trainer: Trainer, model: VLModel) -> None:

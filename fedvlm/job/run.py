@@ -22,11 +22,13 @@ from fedvlm.core.errors import ConfigError, DataError, QuorumError
 from fedvlm.core.files import user_path
 from fedvlm.core.rows.store import move_state
 from fedvlm.core.signals import saying
+from fedvlm.core.spelling import texts_covered
 from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import nbytes
 from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datasets import set_name
 from fedvlm.data.datum import PARTS
+from fedvlm.data.federated import FederatedData
 from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
 from fedvlm.data.partition.index_file import canonical_hash
 from fedvlm.evaluation import Panel, zero_shot
@@ -280,8 +282,7 @@ def _train(
     folder.record_facts(
         data_digest=built.data.digest, backbone_digest=built.backbone.digest,
         notes=built.notes, chunk=built.identity["chunk"],
-        **({"templates_digest": canonical_hash(built.data.templates)} if built.data.written
-           else {}),
+        **_text_facts(built.data),
     )
     measure = measure_of(cfg)
     log = LogFile(folder.log_path, int(cfg.FED.ROUNDS), measure, public_text)
@@ -305,6 +306,15 @@ def _train(
         counts = results.numbers[CONFUSION]["personal"]
         folder.write_bytes("cmat.pt", matrix_file(counts, len(built.data.classnames)))
     return folder.write_results(results.run_info, results.protocol, results.numbers)
+
+
+def _text_facts(data: FederatedData) -> dict[str, Any]:
+    """Return what a run records of a file of templates: a digest, and whose it has by number."""
+    if not data.written:
+        return {}
+    digest = canonical_hash(texts_covered(data.templates, data.client_templates))
+    own = {"client_texts": list(data.client_templates)} if data.client_templates else {}
+    return {"templates_digest": digest, **own}
 
 
 def _rounds(

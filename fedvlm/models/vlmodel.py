@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import torch
@@ -39,6 +40,7 @@ class VLModel:
         bf16_text: bfloat16 linear layers in the packed text tower.
         sets: images have sets of labels: a label's logit is then its own, less that of
             ``neutral``, so that above 0 means yes.
+        client_templates: of the clients that have their own, by number: ``of_clients``.
 
     Attributes:
         counters: passes through the towers, of training and evaluation.
@@ -60,6 +62,7 @@ class VLModel:
         image_chunk: int = 64,
         bf16_text: bool = False,
         sets: bool = False,
+        client_templates: Mapping[int, Sequence[str]] | None = None,
     ) -> None:
         bad = [t for t in templates if "{}" not in t and not is_described(t)]
         if bad or not templates or not classnames:
@@ -71,6 +74,7 @@ class VLModel:
         self.backbone = backbone
         self.classnames = tuple(classnames)
         self.templates = tuple(templates)
+        self.client_templates = {c: tuple(t) for c, t in (client_templates or {}).items()}
         self.packed, self.image_chunk, self.bf16_text = packed, image_chunk, bf16_text
         self.sets = sets
         self.scale = backbone.logit_scale
@@ -374,7 +378,7 @@ class VLModel:
             ConfigError: a text that does not fit the context length.
         """
         check_described(self.templates, self.classnames, "the file of sentences")
-        for template in self.templates:
+        for template in dict.fromkeys(chain(self.templates, *self.client_templates.values())):
             texts = [text for name in self.classnames if (text := fill(template, name))]
             if texts:
                 fitting_ids(self.backbone, texts)
@@ -453,11 +457,33 @@ class VLModel:
         return "+".join([self.backbone.verify_frozen(), *changes])
 
     def fresh(self) -> VLModel:
-        """Return the same model with counters, notes and memory of its own: for a trial."""
+        """Return the same model with counters, notes and memory of its own: for a trial.
+
+        It has everybody's templates, and none of single clients.
+        """
         return VLModel(
             self.backbone, self.classnames, templates=self.templates, packed=self.packed,
             image_chunk=self.image_chunk, bf16_text=self.bf16_text, sets=self.sets,
         )
+
+    def text_groups(self, clients: Sequence[int]) -> list[int]:
+        """Return which clients have the same templates: 0 of everybody's, others from 1 on."""
+        known = {self.templates: 0}
+        for _, said in sorted(self.client_templates.items()):
+            known.setdefault(said, len(known))
+        return [known[self.client_templates.get(c, self.templates)] for c in clients]
+
+    def of_clients(self, clients: Sequence[int]) -> VLModel:
+        """Return the model with the clients' own templates; this one where they differ in them.
+
+        The engine and the evaluation stack only clients of one group (``text_groups``).
+        """
+        said = {self.client_templates.get(c, self.templates) for c in clients}
+        if len(said) != 1 or said == {self.templates}:
+            return self
+        other = self.with_classes(self.classnames, said.pop())
+        other._prompts = self._prompts  # contexts before names: no template is in them
+        return other
 
     def with_classes(
         self, names: Sequence[str], templates: Sequence[str] | None = None

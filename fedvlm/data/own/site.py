@@ -20,7 +20,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data.datum import PARTS, Datum, labels_of, refuse_targets
+from fedvlm.data.datum import PARTS, Datum, labels_of, refuse_client_texts, refuse_targets
 from fedvlm.data.draw import spec_of
 from fedvlm.data.federated import ClientSplit, FederatedData
 from fedvlm.data.image_records import records_of
@@ -168,6 +168,7 @@ def cut_site(data: FederatedData, clients: Sequence[int], public: bool = False) 
     refuse_targets(
         "a site file", sets=data.label_sets is not None, captions=data.captioned,
         unlabelled=any(len(client.unlabelled) for client in data.clients))
+    refuse_client_texts("a site file", data.client_templates)
 
     def rows(indices: Iterable[int]) -> ImageList:
         return [(data.samples[i].key, int(data.labels[i])) for i in indices]

@@ -147,20 +147,24 @@ def zero_shots(
         model: ``anchor("template", 0)`` is the classifier.
         rows: the clients' lines of ``evaluator.zero_shot``.
     """
+    own = bool(getattr(asked.data, "client_templates", None))
     if asked.sets is not None or asked.captioned:
-        return template_reference(rows)
+        return template_reference(rows, own)
     tests = np.unique(np.concatenate([np.asarray(asked.data.clients[c].test)
                                       for c in asked.clients]))
-    logits = _template_logits(asked.source, model, tests)
+    known: dict[VLModel, np.ndarray] = {}
     local, prior = [], []
     for c in asked.clients:
-        share = share_of(asked.data, c)
+        reader = model.of_clients([c]) if own else model
+        if reader not in known:
+            known[reader] = _template_logits(asked.source, reader, tests)
+        share, logits = share_of(asked.data, c), known[reader]
         here, counts = logits[np.searchsorted(tests, share.test)], asked.counts(c)
         local.append(np.where(counts > 0, here, -np.inf).argmax(1))
         weights = (counts + 1.0) / (counts.sum() + len(counts))
         prior.append((here + np.log(weights)).argmax(1))
     return {
-        **template_reference(rows),
+        **template_reference(rows, own),
         "zero_shot_local": _of(
             asked, ALONE, "zero-shot among the classes of the client's training images", local
         ),
@@ -171,12 +175,20 @@ def zero_shots(
     }
 
 
-def template_reference(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Return the reference ``zero_shot`` of the clients' lines of ``evaluator.zero_shot``."""
+def template_reference(
+    rows: Sequence[Row], own: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Return the reference ``zero_shot`` of the clients' lines of ``evaluator.zero_shot``.
+
+    Args:
+        own: some clients have templates of their own, which their lines are of.
+    """
     if any("i2t_r1" in row for row in rows):
         return {"zero_shot": reference(ALONE, "the pretrained model, not trained on captions",
                                        rows)}
-    return {"zero_shot": reference(ALONE, "the dataset's template prompt", [
+    how = "the dataset's template prompt"
+    how += ", or the client's own templates" if own else ""
+    return {"zero_shot": reference(ALONE, how, [
         {name: row[name] for name in (*COLUMNS, *OF_SETS) if name in row}
         if "auroc" in row else {name: row[name] for name in COLUMNS} for row in rows
     ])}

@@ -14,6 +14,8 @@ from fedvlm.models.vlmodel import VLModel
 class TemplateTrainer(Trainer):
     """Trains what changes the image feature or stands beside the scores; texts cost no pass."""
 
+    reads_templates = True
+
     def prompt_sets(self, batch_size: int) -> int:
         """Return 0: the texts are constant."""
         return 0
