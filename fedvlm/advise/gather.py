@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from yacs.config import CfgNode
 
@@ -41,6 +42,8 @@ class Gathered:
         names: logits ``[n, C]`` of the class names in the set's template; None without text tower.
         grouped: whether the data say which images belong together.
         notes: of the data.
+        sets: where an image has a set of labels, the sets that occur ``[S, C]``; ``classnames``
+            are then the labels, and ``labels`` numbers of sets.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Gathered:
     names: Sequence[Tensor] | None
     grouped: bool
     notes: Sequence[str]
+    sets: NDArray[np.uint8] | None = None
 
 
 def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
@@ -66,19 +70,14 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         raise ConfigError(
             f"advise needs the images of all clients in one place; drop --engine {cfg.FED.ENGINE}"
         )
-    if cfg.DATASET.LABELS:
-        raise ConfigError(
-            "fedvlm advise compares accuracies, and these images have sets of labels "
-            f"(DATASET.LABELS {cfg.DATASET.LABELS}): start a run instead, such as fedvlm run "
-            "--trainer FedAvg --peft head --rounds 1; its table has the mAP of each client alone, "
-            "of AFL in one round and of all images in one place")
     refuse_targets("fedvlm advise", captions=cfg.DATASET.CAPTIONS)
     data = build_federation(cfg, progress, tested=False)
     refuse_client_texts("fedvlm advise", data.client_templates)
     device = pick_device(cfg.DEVICE)
     check_model(cfg, device)
     backbone = Inputs().backbone(cfg, device)
-    model = VLModel(backbone, data.classnames, templates=data.templates)
+    model = VLModel(backbone, data.classnames, templates=data.templates,
+                    sets=data.label_sets is not None)
     loader = ImageLoader(
         data.samples, backbone.transform_spec, 1, int(cfg.DATA_SEED), records=data.records
     )
@@ -111,7 +110,7 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         [torch.arange(len(a)) < len(c.train) for a, c in zip(at, here, strict=True)],
         [groups[a] for a in at],
         None if logits is None else [logits[torch.from_numpy(a)] for a in at],
-        any(one is not None for one in said), [*data.notes, *notes],
+        any(one is not None for one in said), [*data.notes, *notes], data.label_sets,
     )
 
 

@@ -13,8 +13,9 @@ from yacs.config import CfgNode
 from fedvlm.advise.folds import twin_share
 from fedvlm.advise.gather import gather_clients
 from fedvlm.advise.page import advice_lines, advice_record, cost_words, method_flags
+from fedvlm.advise.sets import LabelTrial, try_labels
 from fedvlm.advise.trial import AFL, try_heads
-from fedvlm.advise.verdict import Advice, conclude
+from fedvlm.advise.verdict import Advice, conclude, conclude_labels
 from fedvlm.core.progress import Progress
 from fedvlm.job.run import threads_of
 
@@ -39,15 +40,19 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
     """
     with threads_of(cfg):
         found = gather_clients(cfg, progress)
-        trial = try_heads(found, progress)
+        sets = found.sets is not None
+        trial = try_labels(found, progress) if sets else try_heads(found, progress)
         names = [found.ids[k] for k in trial.ids]
         images = [int(found.trains[k].sum()) for k in trial.ids]
         twins = 0.0 if found.grouped else twin_share(
             F.normalize(torch.cat(list(found.features)), dim=-1), torch.cat(list(found.labels)),
             np.concatenate(found.groups))
-    advice = conclude(trial, images, twins)
-    keep = trial.ridge if advice.method == AFL else None
+    if isinstance(trial, LabelTrial):
+        advice, keep = conclude_labels(trial, twins), None
+    else:
+        advice = conclude(trial, images, twins)
+        keep = trial.ridge if advice.method == AFL else None
     command = f"{words} {method_flags(advice.method, keep)}"
     cost = cost_words(advice.method, found.features[0].shape[1], trial.classes)
-    parts = (advice, trial, images, names, command, cost)
+    parts = (advice, trial, images, names, command, cost, found.classnames)
     return Judged(advice, advice_lines(*parts), advice_record(*parts))

@@ -6,17 +6,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedvlm.advise.sets import FEW, LabelTrial
 from fedvlm.advise.trial import AFL, AFL_PRIOR, DITTO, FEDAVG, LOGREG, CrossValidation
 from fedvlm.advise.verdict import (
     ALONE_DOES,
     ENOUGH,
     FEDERATE,
+    IMAGES,
+    POSITIVES,
     UNKNOWN,
     Advice,
     MethodReach,
     names_sentence,
 )
-from fedvlm.runs.verify.answer import BASELINES
+from fedvlm.runs.verify.answer import ACCURACY, BASELINES
 
 WORDS = {
     AFL: "AFL, ridge regression in one round", AFL_PRIOR: "the same plus own class shares",
@@ -26,6 +29,7 @@ FLAGS = {  # what comes near the fixed point in a run
     AFL: "--trainer AFL --rounds 1", FEDAVG: "--trainer FedAvg --peft head --lr 0.5 --rounds 50",
     DITTO: "--trainer Ditto --peft head --lr 0.05 --rounds 50 TRAINER.DITTO.LAMBDA 0.3",
 }
+BESIDE = " (a baseline: no method runs it on sets of labels)"
 LISTED = 6  # clients that are named
 
 
@@ -44,8 +48,8 @@ def cost_words(method: str, width: int, classes: int) -> str:
 
 
 def advice_lines(
-    advice: Advice, trial: CrossValidation, images: Sequence[int], names: Sequence[str],
-    command: str, cost: str,
+    advice: Advice, trial: CrossValidation | LabelTrial, images: Sequence[int],
+    names: Sequence[str], command: str, cost: str, classnames: Sequence[str] = (),
 ) -> list[str]:
     """Return the page of an advice, at most 25 lines.
 
@@ -54,41 +58,53 @@ def advice_lines(
         names: of the clients.
         command: to paste.
         cost: see ``cost_words``.
+        classnames: by class or label.
     """
+    sets = advice.measure != ACCURACY
     rows = [
         (f"each client alone ({BASELINES[advice.alone.name]})", advice.alone),
-        *((f"together: {WORDS[s.name]}", s) for s in _in_order(advice)),
+        *((f"together: {WORDS[s.name]}{BESIDE if sets and s.name == AFL else ''}", s)
+          for s in _in_order(advice)),
         ("all images in one place (pooled)", advice.pooled),
     ]
     wide = max(len(words) for words, _ in rows)
     low, high = advice.points - advice.margin, advice.points + advice.margin
+    beside, things = ("AUROC", "labels") if sets else ("class-balanced", "classes")
     size = (f"{WORDS[advice.method].split(',')[0]} gains {advice.points:+.1f} points over working "
-            f"alone (95 % interval {low:+.1f} to {high:+.1f}), class-balanced "
+            f"alone (95 % interval {low:+.1f} to {high:+.1f}), {beside} "
             f"{advice.together.balanced - advice.alone.balanced:+.1f}")
     return [
-        f"{len(images)} clients, {_span(images)} training images each, {trial.classes} classes; "
+        f"{len(images)} clients, {_span(images)} training images each, {trial.classes} {things}; "
         f"{trial.folds} folds of these; no test image was opened",
-        f"{'accuracy (%), heads at the end of training':<{wide}}  personal  balanced  worst client",
+        f"{f'{advice.measure} (%), heads at the end of training':<{wide}}  personal  "
+        f"{'AUROC' if sets else 'balanced':>8}  worst client",
         *(f"{words:<{wide}}  {s.personal:>8.1f}  {s.balanced:>8.1f}  {s.worst:>12.1f}"
           for words, s in rows),
         f"Verdict: {advice.verdict}: {advice.why}. {size}.",
         _clients(advice, names),
-        *_needed(advice, images, names),
-        names_sentence(advice, trial.classes),
+        *_needed(advice, images, names), *_rare(advice, classnames),
+        names_sentence(advice),
         *_end(advice, command, cost),
     ]
 
 
 def advice_record(
-    advice: Advice, trial: CrossValidation, images: Sequence[int], names: Sequence[str],
-    command: str, cost: str,
+    advice: Advice, trial: CrossValidation | LabelTrial, images: Sequence[int],
+    names: Sequence[str], command: str, cost: str, classnames: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the advice as plain JSON; arguments as of ``advice_lines``."""
+    """Return the advice as plain JSON; arguments as of ``advice_lines``.
+
+    Of sets of labels there is ``measure``, ``auroc`` in place of ``balanced``, and the labels that
+    are too rare to be judged.
+    """
     sides = (advice.alone, *_in_order(advice), advice.pooled)
-    return {
+    sets = advice.measure != ACCURACY
+    rare = [classnames[i] for i in advice.silent]
+    return ({"measure": advice.measure, "not_judged": rare} if sets else {}) | {
         "verdict": advice.verdict, "why": advice.why, "method": advice.method,
         "alone": advice.alone.name, "points": advice.points, "margin": advice.margin,
-        "reached": {s.name: {"personal": s.personal, "balanced": s.balanced, "worst": s.worst}
+        "reached": {s.name: {"personal": s.personal, "auroc" if sets else "balanced": s.balanced,
+                             "worst": s.worst}
                     for s in sides},
         "clients": [
             {"client": name, "images": n, "judged_by": size, "alone": a, "together": b,
@@ -104,8 +120,8 @@ def advice_record(
 
 
 def _in_order(advice: Advice) -> list[MethodReach]:
-    sides = {s.name: s for s in (advice.together, *advice.others, advice.prior)}
-    return [sides[name] for name in (AFL, AFL_PRIOR, FEDAVG, DITTO)]
+    sides = {s.name: s for s in (advice.together, *advice.others, advice.prior) if s is not None}
+    return [sides[name] for name in (AFL, AFL_PRIOR, FEDAVG, DITTO) if name in sides]
 
 
 def _span(images: Sequence[int]) -> str:
@@ -123,10 +139,11 @@ def _clients(advice: Advice, names: Sequence[str]) -> str:
     """Return who gains and who loses."""
     judged, gain, lose = advice.judged, advice.gaining, advice.losing
     few = len(advice.sizes) - len(judged)
-    rest = f"; {few} have fewer than {ENOUGH} images, too few to tell one by one" if few else ""
+    unit = IMAGES if advice.measure == ACCURACY else POSITIVES
+    rest = f"; {few} have fewer than {ENOUGH} {unit}, too few to tell one by one" if few else ""
     if not judged:
         up = sum(g > 0 for g in advice.gains)
-        return (f"Clients: all have fewer than {ENOUGH} images, too few to tell one by one; {up} "
+        return (f"Clients: all have fewer than {ENOUGH} {unit}, too few to tell one by one; {up} "
                 f"of {len(advice.gains)} did better together")
     return (f"Clients: {len(gain)} gain{_listed(gain, names, advice.gains)}, {len(lose)} lose"
             f"{_listed(lose, names, advice.gains)}, {len(judged) - len(gain) - len(lose)} not "
@@ -148,6 +165,16 @@ def _needed(advice: Advice, images: Sequence[int], names: Sequence[str]) -> list
             f"{', ...' if len(need) > 4 else ''}"]
 
 
+def _rare(advice: Advice, classnames: Sequence[str]) -> list[str]:
+    """Return which labels are too rare to be judged."""
+    if not advice.silent:
+        return []
+    some = ", ".join(classnames[i] for i in advice.silent[:LISTED])
+    more = f" and {len(advice.silent) - LISTED} more" if len(advice.silent) > LISTED else ""
+    return [f"Labels: cannot say of {some}{more}: no client has {FEW} images with and {FEW} "
+            "without it"]
+
+
 def _end(advice: Advice, command: str, cost: str) -> list[str]:
     if advice.verdict == FEDERATE:
         return [f"Next: {command}", f"It costs {cost}."]
@@ -155,6 +182,6 @@ def _end(advice: Advice, command: str, cost: str) -> list[str]:
         return [f"To try it all the same: {command}", f"It costs {cost}."]
     more = advice.together.balanced - advice.alone.balanced
     rare = (f" If rare classes matter more than own shares: class-balanced {more:+.1f}."
-            if more > 5 else "")
+            if more > 5 and advice.measure == ACCURACY else "")
     return [f"Each client trains on its own images.{rare} To check with a run: {command}",
             f"It would cost {cost}."]

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedvlm.advise.sets import LabelTrial
 from fedvlm.advise.trial import (
+    AFL,
     AFL_PRIOR,
     ALONE,
+    DITTO,
+    FEDAVG,
     LOGREG,
     NAMES,
     PARTS,
@@ -20,6 +24,7 @@ from fedvlm.advise.trial import (
     CrossValidation,
     Reached,
 )
+from fedvlm.runs.verify.answer import ACCURACY, MAP
 
 FEDERATE, ALONE_DOES, UNKNOWN = "federate", "do not federate", "cannot say"
 ENOUGH = 30  # images (groups) of a client to judge by
@@ -28,12 +33,17 @@ TWINS = 0.2  # share of images with a near-duplicate above which nothing is said
 NORMAL = 1.96
 RETRAINED = 2.0  # variance over that of independent judges: folds share most of their training
 BEYOND = 4.0  # times its images: what is needed beyond is not extrapolated
+IMAGES, POSITIVES = "images", "positive labels"  # what is judged by
+MOST_LEFT_OUT = 0.5  # share of clients' labels that are not judged, above which nothing is said
 KNOWN, BLIND = 0.9, 1.5  # zero-shot: of what a head reaches; of chance
 
 
 @dataclass(frozen=True)
 class MethodReach:
-    """What a method reaches: means over clients in percent, and each client's."""
+    """What a method reaches: means over clients in percent, and each client's.
+
+    Of sets of labels the number is mAP, and ``balanced`` AUROC.
+    """
 
     name: str
     personal: float
@@ -60,6 +70,9 @@ class Advice:
         sizes: images (groups) of each client to judge by.
         names: zero-shot accuracy of the class names in percent; None without text tower.
         twins: share of images with a near-duplicate.
+        measure: ``ACCURACY``, or ``MAP`` of sets of labels; ``sizes`` are then positive labels.
+        chance: what an answer without the images reaches, percent.
+        silent: labels that are too rare to be judged.
     """
 
     verdict: str
@@ -68,7 +81,7 @@ class Advice:
     alone: MethodReach
     together: MethodReach
     pooled: MethodReach
-    prior: MethodReach
+    prior: MethodReach | None
     others: tuple[MethodReach, ...]
     points: float
     margin: float
@@ -78,6 +91,9 @@ class Advice:
     sizes: tuple[float, ...]
     names: float | None
     twins: float
+    measure: str = ACCURACY
+    chance: float = 0.0
+    silent: tuple[int, ...] = ()
 
     @property
     def gaining(self) -> list[int]:
@@ -91,7 +107,7 @@ class Advice:
 
     @property
     def judged(self) -> list[int]:
-        """Clients with at least ``ENOUGH`` images to judge by."""
+        """Clients with at least ``ENOUGH`` images (positive labels) to judge by."""
         return [k for k, n in enumerate(self.sizes) if n >= ENOUGH]
 
 
@@ -115,8 +131,54 @@ def conclude(trial: CrossValidation, images: Sequence[int], twins: float = 0.0) 
         verdict, why, together.name, alone, together, sides[POOLED], sides[AFL_PRIOR],
         tuple(sides[n] for n in TOGETHER if n != together.name), points, margin, gains, margins,
         _needs(trial, sides[LOGREG], together, images), sizes,
-        sides[NAMES].personal if NAMES in sides else None, twins,
+        sides[NAMES].personal if NAMES in sides else None, twins, chance=100.0 / trial.classes,
     )
+
+
+def conclude_labels(trial: LabelTrial, twins: float = 0.0) -> Advice:
+    """Return what follows from a trial on sets of labels; AFL's ridge is beside, no run has it.
+
+    Args:
+        twins: as of ``conclude``.
+    """
+    every = range(len(trial.ids))
+    sides = {name: _label_side(trial, name) for name in trial.scores}
+    alone = max((sides[n] for n in (NAMES, LOGREG) if n in sides), key=lambda s: s.personal)
+    shared, tuned = sides[FEDAVG], sides[DITTO]
+    more, doubt = _label_gain(trial, DITTO, FEDAVG)
+    together = tuned if more > min(doubt, SMALL) else shared
+    points, margin = _label_gain(trial, together.name, alone.name)
+    sizes = tuple(float(trial.positives(k)) for k in every)
+    each = [trial.gain(together.name, alone.name, k) for k in every]
+    margins = tuple(NORMAL * math.sqrt(RETRAINED * (v + (100.0 / (n + 1)) ** 2))
+                    for (_, v), n in zip(each, sizes, strict=True))
+    verdict, why = _verdict(points, margin, sorted(sizes)[len(sizes) // 2], twins, POSITIVES)
+    if trial.left_out > MOST_LEFT_OUT:
+        verdict, why = UNKNOWN, (
+            f"{100 * trial.left_out:.0f} % of the labels that clients have are too rare there to "
+            "be judged; more images with these labels would tell")
+    return Advice(
+        verdict, why, together.name, alone, together, sides[POOLED], None,
+        (sides[AFL], tuned if together is shared else shared), points, margin,
+        tuple(gain for gain, _ in each), margins, (None,) * len(each), sizes,
+        sides[NAMES].personal if NAMES in sides else None, twins, MAP, trial.chance(),
+        tuple(trial.silent),
+    )
+
+
+def _label_side(trial: LabelTrial, name: str) -> MethodReach:
+    each = [trial.reached(name, k) for k in range(len(trial.ids))]
+    ap = tuple(one for one, _ in each)
+    return MethodReach(name, sum(ap) / len(ap), sum(area for _, area in each) / len(ap), min(ap),
+                       ap)
+
+
+def _label_gain(trial: LabelTrial, mine: str, own: str) -> tuple[float, float]:
+    """Return the mean over clients of the gain in mAP, and half its 95 % interval."""
+    each = [trial.gain(mine, own, k) for k in range(len(trial.ids))]
+    floor = (100.0 / (sum(trial.positives(k) for k in range(len(each))) + 1)) ** 2
+    variance = max(sum(v for _, v in each) / len(each) ** 2, floor)
+    return sum(gain for gain, _ in each) / len(each), NORMAL * math.sqrt(RETRAINED * variance)
 
 
 def _side(trial: CrossValidation, name: str, reached: Reached) -> MethodReach:
@@ -161,11 +223,13 @@ def _own_gain(trial: CrossValidation, k: int, mine: Reached, own: Reached) -> tu
     return float(d.mean()), NORMAL * math.sqrt(RETRAINED * spread / (len(d) + 1) / (len(d) + 2))
 
 
-def _verdict(points: float, margin: float, middle: float, twins: float) -> tuple[str, str]:
+def _verdict(
+    points: float, margin: float, middle: float, twins: float, unit: str = IMAGES
+) -> tuple[str, str]:
     """Return the verdict and why.
 
     Args:
-        middle: images (groups) of the median client.
+        middle: of the median client, images (groups) or another ``unit``.
     """
     low, high = points - margin, points + margin
     if twins > TWINS:
@@ -174,7 +238,7 @@ def _verdict(points: float, margin: float, middle: float, twins: float) -> tuple
             "so held-out images are not new; if images belong together (patient, video), name "
             "their column with --groups")
     if middle < ENOUGH:
-        few = f"half of the clients have fewer than {ENOUGH} images to judge by"
+        few = f"half of the clients have fewer than {ENOUGH} {unit} to judge by"
         if low > FEW:
             return FEDERATE, f"the gain is clear, though {few}"
         if high < 0:
@@ -212,9 +276,10 @@ def _needs(
     return tuple(out)
 
 
-def names_sentence(advice: Advice, classes: int) -> str:
+def names_sentence(advice: Advice) -> str:
     """Return what prompts could add: whether the backbone knows the class names."""
-    zero, chance = advice.names, 100.0 / classes
+    zero, chance = advice.names, advice.chance
+    method, what = ("FedTV", "classes") if advice.measure == ACCURACY else ("PromptFL", "labels")
     if zero is None:
         return "Prompts: the backbone has no text tower; train a head."
     says = f"the class names alone reach {zero:.1f} (zero-shot; chance {chance:.1f})"
@@ -222,8 +287,8 @@ def names_sentence(advice: Advice, classes: int) -> str:
     if zero < BLIND * chance:
         return f"Prompts: {says}: the backbone does not know these names; train a head."
     if zero < KNOWN * best:
-        return (f"Prompts: {says}: a head reaches more; prompts (--trainer FedTV) are for classes "
-                "without images.")
+        return (f"Prompts: {says}: a head reaches more; prompts (--trainer {method}) are for "
+                f"{what} without images.")
     return (f"Prompts: {says}: the backbone knows these names, and prompts may reach more than a "
-            "head; try --trainer FedTV.")
+            f"head; try --trainer {method}.")
 

@@ -49,7 +49,7 @@ from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers
 from fedvlm.job.identity import present_identity
 from fedvlm.job.resolve import run_config
 from fedvlm.job.results import Results
-from fedvlm.job.results.against import ROWS
+from fedvlm.job.results.against import ROWS, told_table
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
@@ -215,7 +215,7 @@ def replay(
         at_sites = site_rows(path, cfg, torch.device("cpu"))
         out = ("weights",) if moved else ()  # of the protocol: a place, the digest is compared
         sides = [
-            (path, records, _sections(run.results, run.protocol, out)),
+            (path, records, _sections(_told(run.results), run.protocol, out)),
             (again.path, read_metrics(again.metrics_path)[0] if told_rounds else [],
              _sections(_then(made.numbers, run.results), made.protocol, out)),
         ]
@@ -369,6 +369,11 @@ def _sections(
 ) -> dict[str, Any]:
     kept = {k: v for k, v in protocol.items() if k not in out}
     return {"results": results, "protocol": kept}
+
+
+def _told(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a run recorded with its table as it is told today (``told_table``)."""
+    return {**recorded, "table": told_table(recorded)} if "table" in recorded else recorded
 
 
 def _then(numbers: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from fedvlm.runs.finished import FinishedRun, read_finished
 from fedvlm.runs.identity import LABELS
 from fedvlm.runs.private import read_private
 from fedvlm.runs.records import read_models
-from fedvlm.runs.verify.answer import answer_sentences, federation_answer, measure_word
+from fedvlm.runs.verify.answer import answer_sentences, federation_answer, goes_around, measure_word
 from fedvlm.runs.verify.models import check_models
 
 if TYPE_CHECKING:
@@ -211,7 +211,8 @@ class Run:
                 fixed = (float(rows.get(client, {}).get("temperature") or 1.0), ())
         most = "at most " if cfg.FED.PATIENCE else ""
         notes = [f"round {state.round} of {most}{cfg.FED.ROUNDS}, run folder {self.path.name}"]
-        if not self._earlier and self.record and federation_answer(self.record.results):
+        found = self.record.results if self.record and not self._earlier else {}
+        if self.record and (federation_answer(found) or goes_around(found)):
             notes += answer_sentences(
                 self.record.results, self.record.method, command=False)
         return Facts(owner, words, metrics, "", "", tuple(notes), *fixed,

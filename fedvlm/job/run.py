@@ -44,6 +44,7 @@ from fedvlm.job.record import Recorder, check_explosion
 from fedvlm.job.request import Request
 from fedvlm.job.resolve import Job
 from fedvlm.job.results import Results, results_of, seed_table
+from fedvlm.job.results.against import told_table
 from fedvlm.job.results.classes import absent_parts, matrix_file
 from fedvlm.job.results.private import BEGUN, certificate, promises_privacy, released
 from fedvlm.job.show import draw_partition, say_results
@@ -147,7 +148,7 @@ def _built_and_trained(
         if cfg.TEST.KEEP_LOGITS and not (folder.path / "logits.safetensors").exists():
             console.notes(["the run kept no logits: to get them, run it again with another --tag"])
         console.notes(absent_parts(cfg, folder.finished["results"]))
-        console.result(folder.finished["results"]["table"])
+        console.result(told_table(folder.finished["results"]))
         console.lines(answer_lines(
             folder.finished["results"], method_name(folder.finished["protocol"])))
         console.lines(worse_names(folder.finished["results"], prepared.data.client_names))

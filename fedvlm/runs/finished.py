@@ -16,6 +16,7 @@ from fedvlm.core.errors import DataError
 from fedvlm.runs.identity import FORMAT, as_written, read_json, read_results, whole_results
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import RESULTS, method_name
+from fedvlm.runs.verify.answer import COMPARED, goes_around
 from fedvlm.runs.verify.check import UNSEALED, check_readable, refuse_damage
 
 
@@ -57,8 +58,11 @@ class FinishedRun:
         return float(self.info.get("seconds_this_session") or 0)
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """Return a section of the results (``zero_shot``); empty where the run has none such."""
-        section = self.results.get(name)
+        """Return a section of the results (``zero_shot``); empty where the run has none such.
+
+        Of a run with a privacy guarantee what baselines say is empty, too (``goes_around``).
+        """
+        section = None if name in COMPARED and goes_around(self.results) else self.results.get(name)
         return section if isinstance(section, Mapping) else {}
 
     def totals(self) -> Mapping[str, Any]:

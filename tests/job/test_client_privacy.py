@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from html import unescape
 from pathlib import Path
 
 import pytest
 
+from fedvlm.api.run import load
+from fedvlm.cli import main as cli
+from fedvlm.job.results.against import ROWS
+from fedvlm.report.figures.drawing.levels import levels_of
+from fedvlm.report.tables.cells import BELOW
+from fedvlm.report.tables.facts import REFERENCE_NAMES
+from fedvlm.runs.finished import find_finished
+from fedvlm.runs.verify.answer import COMPARED, UNCOVERED
 from tests import jobs
 from tests.job.test_image_privacy import KILLED
 
@@ -97,3 +107,41 @@ def test_weights_by_similarity_are_kept_by_a_second_sum(
     ):
         assert jobs.run(tmp_path / "other", *more, *words) == 2
         assert why in capsys.readouterr().err
+
+
+def test_no_reader_shows_baselines_that_go_around_the_guarantee(
+    tmp_path: Path, capsys: pytest.CaptureFixture,
+) -> None:
+    """Console, log, table, page, figures and model card say the one sentence instead."""
+    out = tmp_path / "out"
+    labels = {*ROWS.values(), *REFERENCE_NAMES.values()} - {"zero-shot"}
+    words = (*KEYS, "TEST.REFERENCES", "True")
+    told = []
+    for _ in range(2):  # a run, and the same that is finished already
+        assert jobs.run(out, *words) == 0
+        told.append(capsys.readouterr().out)
+    assert set(jobs.results(out)["references"]) >= {"logreg", "afl", "pooled"}  # they are known
+    told.append((jobs.folder(out) / "log.txt").read_text())
+    assert cli.main(["table", str(out), "--reference"]) == 0
+    told.append(capsys.readouterr().out)
+    assert BELOW not in told[-1] and "gain (points)" not in told[-1]
+    page = tmp_path / "page.html"
+    assert cli.main(["report", str(out), "--into", str(page)]) == 0
+    told.append(unescape(re.sub("<[^>]*>", " ", page.read_text())))
+    told.append("\n".join(load(jobs.folder(out)).global_model.facts.notes))
+    for text in told:
+        assert UNCOVERED in text
+        assert not [label for label in labels
+                    if re.search(rf"^ *{re.escape(label)} ", text, re.M)]
+    run = find_finished(jobs.folder(out))
+    assert [level.name for level in levels_of([run], "personal")] == ["zero-shot"]
+    assert not any(run.section(name) for name in COMPARED)
+
+
+def test_readers_of_runs_take_baselines_from_one_place() -> None:
+    """``FinishedRun.section`` keeps out what goes around a guarantee; the raw results do not."""
+    for room in ("report", "export", "cli", "sweep"):
+        for file in (jobs.REPOSITORY / "fedvlm" / room).rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            for name in COMPARED[:-2]:
+                assert not re.search(rf"results(\.get\(|\[)[\"']{name}", text), (file, name)

@@ -122,7 +122,8 @@ def results_of(
     if zero_shot:
         rows["zero-shot (template)"] = zero_shot
         numbers["zero_shot"] = summary(zero_shot) | client_rows(zero_shot)
-    rows |= against.table_rows(references or {})
+    spoken = private(built, records)
+    rows |= against.table_rows({} if spoken else references or {})
     rows["untrained start"] = start
     if built.cfg.TEST.SELECT == "val":
         rated = [r for r in records if r.get("val") is not None and "personal" in r]
@@ -143,7 +144,6 @@ def results_of(
     hostile = built.federation.plan.hostile
     if hostile is not None:
         numbers["attack"] = hostile.report(last["clients"])
-    spoken = private(built, records)
     if spoken:
         numbers["privacy"] = spoken
     if of_parties(built.cfg):

@@ -59,6 +59,7 @@ from fedvlm.report.tables.metrics import (
 from fedvlm.report.tables.papers import Paper
 from fedvlm.report.tables.rivals import beaten_by, coincidences, reference_notes
 from fedvlm.runs.identity import shorten_lines
+from fedvlm.runs.verify.answer import COMPARED, UNCOVERED, goes_around
 
 Places = Mapping[tuple[str, str, str], list[RunFacts]]  # row, column, metric -> its runs
 
@@ -392,14 +393,17 @@ def _extra(
 
 
 def _private(runs: Sequence[RunFacts]) -> list[str]:
-    """Return epsilon and delta of the methods that have them, and of which data sets."""
+    """Return epsilon and delta of the methods that have them, of which data sets; what lacks."""
     said: dict[tuple[str, str], dict[str, None]] = {}
     for run in runs:
         if words := str(run.fact("privacy") or ""):
             key = (str(run.fact("trainer")), words)
             said.setdefault(key, {})[str(run.fact("dataset"))] = None
-    return [f"privacy ({method}; {', '.join(sets)}): {words}"
+    told = [f"privacy ({method}; {', '.join(sets)}): {words}"
             for (method, words), sets in said.items()]
+    bare = {str(one.fact("trainer")): None for one in runs
+            if goes_around(one.run.results) and COMPARED[0] in one.run.results}
+    return [*told, f"baselines of {', '.join(bare)} are left out: {UNCOVERED}"] if bare else told
 
 
 def _remarks(

@@ -33,9 +33,19 @@ RECALL = "recall@1"  # of a run on captions: mean of both ways
 _ACCURACY = re.compile(r"\b[Aa]ccurac(?:y|ies)\b")
 NORMAL = 1.96  # standard errors of a 95 % margin
 LISTED = 5  # clients that are named
+COMPARED = ("references", "below", "gain", "hurt", ANSWER, NEXT)  # sections made of baselines
+UNCOVERED = "baselines on the private images would not be covered by the run's privacy guarantee"
 SAME = 0.05  # points: less is the same number in print
 
 Row = Mapping[str, Any]
+
+
+def goes_around(results: Mapping[str, Any]) -> bool:
+    """Tell whether a run has a privacy guarantee, which baselines on its images go around.
+
+    Then no reader shows ``COMPARED``, and each says ``UNCOVERED`` instead.
+    """
+    return "privacy" in results
 
 
 def federation_answer(results: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -58,7 +68,7 @@ def federation_answer(results: Mapping[str, Any]) -> dict[str, Any] | None:
         labels the number is mAP, ``measure`` says so, and ``auroc`` stands beside ``personal``.
     """
     found, last = results.get("references"), results.get("last")
-    if not isinstance(found, Mapping) or not isinstance(last, Mapping) or "privacy" in results:
+    if not isinstance(found, Mapping) or not isinstance(last, Mapping) or goes_around(results):
         return None
     alone = {n: one for n, one in found.items()
              if one["kind"] == ALONE and one["personal"] is not None}
@@ -247,9 +257,8 @@ def _reason(results: Mapping[str, Any]) -> str:
         return (f"each client alone: {alone}, together: {together}, all images in one place: "
                 f"{unknown}; no baseline is trained on captions (the same command with --trainer "
                 f"{lacks})")
-    if "privacy" in results:
-        return ("baselines on the private images would not be covered by the run's privacy "
-                "guarantee")
+    if goes_around(results):
+        return UNCOVERED
     if not isinstance(results.get("references"), Mapping):
         return ("no baselines were computed (TEST.REFERENCES is off, or the images are at sites "
                 "whose site.yaml does not allow baselines)")
