@@ -321,9 +321,6 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
     },
     "fedvlm/job/show.py": {
-        "start-up: 1 s of matplotlib": (
-            "fedvlm.report.figures.partition", "fedvlm.report.figures.style",
-        ),
         "start-up: 1 s of matplotlib, where a page is due": (
             "fedvlm.federation.cards", "fedvlm.report.collect", "fedvlm.report.pages.run",
         ),
@@ -372,6 +369,14 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/report/figures/answers/tsne.py": {
         "start-up: 1 s, for runs that kept their scores": ("sklearn.manifold",)},
+    "fedvlm/report/figures/partition.py": {
+        "start-up: 1 s; a run's picture needs it not": ("matplotlib.lines",),
+    },
+    "fedvlm/report/figures/style.py": {
+        "start-up: 1 s; a run's picture needs its colours only": (
+            "matplotlib", "matplotlib.backends.backend_agg", "matplotlib.figure",
+        ),
+    },
     "fedvlm/report/statistics/paired.py": {
         "start-up: 1 s of comparisons without a test": ("scipy.stats",),
     },

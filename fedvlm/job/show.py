@@ -9,6 +9,8 @@ from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.report import PAGE
+from fedvlm.report.figures.partition import folder_holdings
+from fedvlm.report.figures.plain import pictures
 
 WORTH = 30.0  # seconds of training; the page takes one or two, so a shorter run gets it on demand
 
@@ -26,12 +28,9 @@ def draw_partition(folder: Path, title: str) -> None:
             raise DataError(f"cannot read {table}: no such file")
         key = title, table.read_bytes()
         if key not in _DRAWN:
-            from fedvlm.report.figures import partition, style  # start-up: 1 s of matplotlib
-
-            drawing = partition.draw(partition.folder_holdings(folder), title)
-            paths = style.write_figure(folder, "partition", drawing, None)
+            drawn = pictures(folder_holdings(folder), title)
             _DRAWN.clear()
-            _DRAWN[key] = {path.name: path.read_bytes() for path in paths}
+            _DRAWN[key] = drawn
         for name, data in _DRAWN[key].items():
             files.write_bytes(folder / name, data)
     except Exception as error:  # whatever it is, the run is worth more

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
 from fedvlm.core.errors import DataError
 from fedvlm.report.figures import style
 from fedvlm.runs.names import read_partition
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from fedvlm.report.figures.selection import FigureRuns
 
 NAME, ORDER, OF = "partition", 30, "run"
@@ -26,7 +25,7 @@ CAPTION = "Training images of each client by class; the area of a dot is their n
 
 _NAMED = 60  # classes named on the axis; of more, some of their numbers
 _NAME_LENGTH = 22
-_VECTOR = 2000  # dots drawn as shapes; of more, the SVG holds a picture
+VECTOR = 2000  # dots drawn as shapes; of more, the SVG holds a picture
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,39 @@ def from_rows(rows: Sequence[Mapping[str, Any]], classes: Sequence[str] = ()) ->
     return Holdings(order, [domain[c] for c in order], every, dots, rows)
 
 
-def draw(data: Holdings, title: str = "", width: float = style.PAGE) -> Figure:
-    """Return the picture: a row per client, a column per class; at most ``width`` inches wide."""
+@dataclass(frozen=True)
+class Layout:
+    """What this drawing and ``plain``'s share; lengths in inches, ``dot`` in points.
+
+    ``columns`` and ``rows`` are the places that have a label, with it; ``below`` is the room of the
+    columns' labels and ``beside`` that of all that stands left and right of ``wide``.
+    """
+
+    wide: float
+    tall: float
+    beside: float
+    below: float
+    dot: float
+    most: int
+    named: bool
+    columns: Sequence[tuple[int, str]]
+    rows: Sequence[tuple[int, str]]
+    under: str
+    grid: bool
+
+    def size(self, images: float) -> float:
+        """Return the diameter in points of the dot of a number of images: area by number."""
+        return max(self.dot * math.sqrt(images / self.most), 0.7)
+
+    def shown(self) -> list[tuple[int, str]]:
+        """Return up to three numbers that the legend shows, with their labels."""
+        counts = sorted({_round(self.most / 10), _round(self.most / 3), self.most} - {0})
+        return [(n, f"{n:,}") for n in counts[:-1]] + [
+            (self.most, f"{self.most:,} training images")]
+
+
+def layout(data: Holdings, width: float = style.PAGE) -> Layout:
+    """Return where things stand in a picture of at most ``width`` inches."""
     k, c = max(len(data.clients), 1), max(len(data.classes), 1)
     names = _class_names(data, width)
     below = 0.062 * max(map(len, names), default=0) + 0.1 if names else 0.25
@@ -111,21 +141,35 @@ def draw(data: Holdings, title: str = "", width: float = style.PAGE) -> Figure:
     wide = min(width - beside, max(0.3 * c, 1.9))
     cell = min(wide / c, 0.24 if k <= 20 else 0.16)
     tall = min(max(cell * k, 0.12 * min(k, 25), 0.4), 0.75 * width + 1.0)
+    pitch = 72 * min(wide / c, tall / k, 0.24)  # points from a dot to the next
+    columns = list(enumerate(names)) if names else [
+        (i, str(i)) for i in style.even_places(len(data.classes), max(int(wide * 3), 2))]
+    rows = style.even_places(len(data.clients), max(int(tall * 72 / 8.5), 1))
+    return Layout(
+        wide, tall, beside, below, dot=max(0.92 * pitch, min(1.3 * pitch, 3.0), 1.2),
+        most=max(data.counts.values(), default=1), named=bool(names), columns=columns,
+        rows=[(i, str(data.clients[i])) for i in rows],
+        under="" if names else f"class ({len(data.classes)} in all)",
+        grid=len(data.clients) <= 60 and len(data.classes) <= _NAMED,
+    )
+
+
+def draw(data: Holdings, title: str = "", width: float = style.PAGE) -> Figure:
+    """Return the picture: a row per client, a column per class; at most ``width`` inches wide."""
+    k, c = max(len(data.clients), 1), max(len(data.classes), 1)
+    plan = layout(data, width)
     with style.use_style():
-        figure = style.blank(wide + beside, tall + below + 0.6)
+        figure = style.blank(plan.wide + plan.beside, plan.tall + plan.below + 0.6)
         axes = figure.add_subplot()
-        most = max(data.counts.values(), default=1)
-        pitch = 72 * min(wide / c, tall / k, 0.24)  # points from a dot to the next
-        dot = max(0.92 * pitch, min(1.3 * pitch, 3.0), 1.2)  # the largest diameter
-        _dots(axes, data, lambda n: max(dot * math.sqrt(n / most), 0.7))
+        _dots(axes, data, plan.size)
         axes.set_xlim(-0.6, c - 0.4)
         axes.set_ylim(k - 0.4, -0.6)
         axes.tick_params(length=0)
         axes.spines[["left", "bottom"]].set_visible(False)
-        _name_axes(axes, data, names, tall, wide)
+        _name_axes(axes, plan)
         _mark_domains(axes, data)
-        _legend_of_sizes(figure, most, lambda n: max(dot * math.sqrt(n / most), 0.7))
-        axes.set_title(style.cut_label(title, int((wide + beside) * 15)))
+        _legend_of_sizes(figure, plan)
+        axes.set_title(style.cut_label(title, int((plan.wide + plan.beside) * 15)))
     return figure
 
 
@@ -138,7 +182,7 @@ def _dots(axes: Axes, data: Holdings, size: Callable[[float], float]) -> None:
         dots = axes.plot(
             *zip(*at, strict=True), linestyle="none", marker="o", color=style.PALETTE[0],
             markeredgewidth=0, markersize=size(n), clip_on=False,
-            rasterized=len(data.counts) > _VECTOR,
+            rasterized=len(data.counts) > VECTOR,
         )
         dots[0].set_in_layout(False)
 
@@ -159,49 +203,52 @@ def _class_names(data: Holdings, width: float) -> list[str]:
     return [style.cut_label(name, _NAME_LENGTH) for name in data.classes]
 
 
-def _name_axes(
-    axes: Axes, data: Holdings, names: Sequence[str], tall: float, wide: float
-) -> None:
-    if names:
-        axes.set_xticks(range(len(names)), names, rotation=90)
-    else:
-        columns = style.even_places(len(data.classes), max(int(wide * 3), 2))
-        axes.set_xticks(columns, [str(i) for i in columns])
-        axes.set_xlabel(f"class ({len(data.classes)} in all)")
-    rows = style.even_places(len(data.clients), max(int(tall * 72 / 8.5), 1))
-    axes.set_yticks(rows, [str(data.clients[i]) for i in rows])
+def _name_axes(axes: Axes, plan: Layout) -> None:
+    places, words = [i for i, _ in plan.columns], [word for _, word in plan.columns]
+    axes.set_xticks(places, words, rotation=90 if plan.named else 0)
+    if plan.under:
+        axes.set_xlabel(plan.under)
+    axes.set_yticks([i for i, _ in plan.rows], [word for _, word in plan.rows])
     axes.set_ylabel("client")
-    if len(data.clients) > 60 or len(data.classes) > _NAMED:
+    if not plan.grid:
         axes.grid(False)
+
+
+def spans(data: Holdings) -> list[tuple[str, int, int]]:
+    """Return the label of each domain with its first and its last row; nothing without domains."""
+    if not any(data.domains):
+        return []
+    starts = [i for i, d in enumerate(data.domains) if i == 0 or d != data.domains[i - 1]]
+    return [(style.cut_label(data.domains[start] or "none", 14), start, end - 1)
+            for start, end in zip(starts, [*starts[1:], len(data.domains)], strict=True)]
 
 
 def _mark_domains(axes: Axes, data: Holdings) -> None:
     """Write each domain's name at the right of its clients, a line between domains."""
-    if not any(data.domains):
-        return
-    starts = [i for i, d in enumerate(data.domains) if i == 0 or d != data.domains[i - 1]]
-    for start, end in zip(starts, [*starts[1:], len(data.domains)], strict=True):
+    for name, first, last in spans(data):
         axes.annotate(
-            style.cut_label(data.domains[start] or "none", 14), (1, (start + end - 1) / 2),
+            name, (1, (first + last) / 2),
             (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
             fontsize=style.SMALL, annotation_clip=False,
         )
-        if start:
-            axes.axhline(start - 0.5, color=style.FAINT, linewidth=0.6)
+        if first:
+            axes.axhline(first - 0.5, color=style.FAINT, linewidth=0.6)
 
 
-def _legend_of_sizes(figure: Figure, most: int, size: Callable[[float], float]) -> None:
+def _legend_of_sizes(figure: Figure, plan: Layout) -> None:
     """Show up to three round counts with the dots they have."""
-    counts = sorted({_round(most / 10), _round(most / 3), most} - {0})
+    from matplotlib.lines import Line2D  # start-up: as in ``style``
+
+    most = plan.size(plan.most)
     handles = [
         Line2D([], [], linestyle="none", marker="o", color=style.PALETTE[0], markeredgewidth=0,
-               markersize=size(n))
-        for n in counts
+               markersize=plan.size(n))
+        for n, _ in plan.shown()
     ]
-    labels = [f"{n:,}" for n in counts[:-1]] + [f"{most:,} training images"]
     figure.legend(
-        handles, labels, loc="outside upper right", ncols=len(counts), frameon=False,
-        handlelength=max(size(most) / 6.5, 0.7), handleheight=max(size(most) / 6.5, 0.7),
+        handles, [label for _, label in plan.shown()], loc="outside upper right",
+        ncols=len(handles), frameon=False,
+        handlelength=max(most / 6.5, 0.7), handleheight=max(most / 6.5, 0.7),
         handletextpad=0.4, columnspacing=1.0, borderaxespad=0.2,
     )
 

@@ -14,16 +14,15 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from fedvlm.core import files
 from fedvlm.core.spelling import cell_text, visible_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one and two columns of a paper
 METHOD = "method:"  # before a method's label, in an SVG
@@ -68,6 +67,8 @@ STYLE: dict[Any, Any] = {
 @contextlib.contextmanager
 def use_style() -> Iterator[None]:
     """Apply the look inside the block, whatever the user's own matplotlib settings are."""
+    import matplotlib  # start-up: 1 s; a run's picture needs the colours only
+
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # SVG viewers have it
         matplotlib.rcdefaults()
@@ -89,6 +90,9 @@ def font(name: str) -> Iterator[None]:
 
 def blank(width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches; call inside ``use_style()``."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # start-up: see ``use_style``
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

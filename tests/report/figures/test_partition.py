@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+from collections import Counter
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.text import Text
+from PIL import Image
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.figures import partition, style
+from fedvlm.report.figures import partition, plain, style
 
 from .drawings import AWKWARD, check
 
@@ -65,3 +69,46 @@ def test_dots_grow_with_the_area_not_the_diameter() -> None:
     figure = partition.draw(partition.from_rows(rows))
     small, large = (each.get_markersize() for each in figure.axes[0].lines)
     assert large == pytest.approx(2 * small)
+
+
+def circles(svg: str) -> list[tuple[float, float, float]]:
+    """Return place and diameter of every dot of a run's own SVG."""
+    return [(float(e.get("cx", "")), float(e.get("cy", "")), 2 * float(e.get("r", "")))
+            for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("circle")]
+
+
+@pytest.mark.parametrize("rows", [counts(12, 12, 4), counts(5, 9, name=AWKWARD)])
+def test_a_runs_own_picture_shows_what_the_figure_shows(rows: list[dict]) -> None:
+    """Drawn without matplotlib: the same dots in the same order, the same words."""
+    data = partition.from_rows(rows)
+    files = plain.pictures(data, AWKWARD)
+    assert files == plain.pictures(data, AWKWARD)
+    svg, figure = files["partition.svg"].decode(), partition.draw(data, AWKWARD)
+    with style.use_style():
+        figure.draw_without_rendering()
+    words = {str(t.get_text()) for t in figure.findobj(Text)} - {""}
+    assert {e.text for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("text")} == words
+    drawn = [(x, y, line.get_markersize()) for line in figure.axes[0].lines
+             for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
+             if line.get_marker() == "o"]
+    plan = partition.layout(data)
+    key = Counter(round(plan.size(n), 2) for n, _ in plan.shown())
+    sizes = Counter(round(d, 2) for *_, d in circles(svg))
+    assert sizes - key == Counter(round(d, 2) for *_, d in drawn)
+    dots = circles(svg)[: len(drawn)]
+    for own, place in ((0, 0), (1, 1)):  # one step of the picture for one step of the table
+        at = sorted({(float(d[place]), dots[i][own]) for i, d in
+                     enumerate(sorted(drawn, key=lambda d: (d[1], d[0])))})
+        assert len(at) == len({step for step, _ in at})
+        assert [where for _, where in at] == sorted(where for _, where in at)
+    image = Image.open(io.BytesIO(files["partition.png"])).convert("RGB")
+    scale = style.DPI / 72
+    assert all(image.getpixel((round(x * scale), round(y * scale))) == (0, 0x72, 0xB2)
+               for x, y, _ in circles(svg))
+
+
+def test_a_runs_own_picture_of_many_clients_is_small() -> None:
+    rows = counts(300, 60)
+    svg = plain.pictures(partition.from_rows(rows))["partition.svg"].decode()
+    assert len(svg) < 200_000 and "data:image/png;base64," in svg
+    assert len(circles(svg)) == len(partition.layout(partition.from_rows(rows)).shown())
