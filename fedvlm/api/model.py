@@ -221,8 +221,8 @@ class Model:
         """
         trainer = self.trainer
         if not trainer.figure:
-            kinds = {name: load_trainer(name).figure for name in trainer_files()}
-            have = ", ".join(f"{name} ({kind})" for name, kind in kinds.items() if kind)
+            known = [load_trainer(name) for name in sorted(trainer_files())]
+            have = ", ".join(f"{one.name} ({one.figure})" for one in known if one.figure)
             raise ConfigError(
                 f"{trainer.name} weighs no parts of an image, so there is no map to draw; methods "
                 f"with maps: {have}")

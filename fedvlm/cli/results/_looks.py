@@ -1,4 +1,4 @@
-"""What a run's model weighs in single images, as the figures of it are drawn (``answers.looks``)."""
+"""What a run's model weighs in single images, as figures draw it (``answers.looks``)."""
 
 from __future__ import annotations
 
