@@ -60,6 +60,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: jinja": ("fedvlm.report.pages.audit",),
     },
     "fedvlm/cli/results/figures.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.cli.results._looks",),
         "start-up: 1 s of matplotlib": (
             "fedvlm.report.figures.style", "fedvlm.report.figures.catalog",
             "fedvlm.report.figures.selection",

@@ -46,6 +46,7 @@ from fedvlm.method import (
     Upload,
     VLModel,
     attention,
+    blocks,
     cross_entropy,
     layers,
     prompts,
@@ -61,6 +62,7 @@ class FedMVP(Trainer):
 
     name = "FedMVP"
     reads_templates = True
+    figure = "attention"
     metrics = (r"(.+/)?loss", r"(cls|near)_loss")
     groups = ((r"image\.net\..*", "shared"),)
     options = {
@@ -148,14 +150,23 @@ class FedMVP(Trainer):
         self, model: VLModel, p: Tree, x: Mapping[str, Tensor], held: Tensor | None = None
     ) -> Tensor:
         """Return z, ``[K, B, d]``, with the texts of the classes ``held [K, C]``."""
+        return model.adapted_image(*self.entered(model, p, x, held))[0]
+
+    def maps(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tree:
+        """Return what the class token looks at in the last block."""
+        return prompts.attention_maps(model, *self.entered(model, p, x))
+
+    def entered(
+        self, model: VLModel, p: Tree, x: Mapping[str, Tensor], held: Tensor | None = None
+    ) -> tuple[Tree, blocks.Edits]:
+        """Return the stream that enters the first block, and its prompts V(x)."""
         name, start = vision.pick_stream(x)
         rows = x[name].to(model.device, model.dtype)
         if start < 0:
             with torch.no_grad():
                 rows = model.vision.enter(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
         first = {f"{prompts.IMAGE}0": self.prompts(model, p, rows, held)}
-        edits = prompts.visual_prompts(model, first)
-        return model.adapted_image({vision.stream_name(0): rows}, edits)[0]
+        return {vision.stream_name(0): rows}, prompts.visual_prompts(model, first)
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return mean_a e_ca, ``[K, C, d]``: logits are averaged by it."""

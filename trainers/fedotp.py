@@ -40,6 +40,7 @@ class FedOTP(PairTrainer):
     """See the module's card."""
 
     name = "FedOTP"
+    figure = "transport"
     options = {
         **PairTrainer.options,
         "EPS": Option(0.1, "entropic regularisation", low=0.0, low_open=True),
@@ -56,13 +57,24 @@ class FedOTP(PairTrainer):
         both = torch.stack(texts, 1)  # [K, 2, C, d]
 
         def logits(x: Mapping[str, Tensor]) -> Tensor:
-            patches = F.normalize(model.patches(x), dim=-1)
-            score = torch.einsum("kbmd,kncd->kbcmn", patches, both)
-            with torch.no_grad():
-                plan = transport(score, self.cfg.EPS, self.cfg.GAMMA, self.cfg.ITERS)
+            plan, score = self.plan(model, both, x)
             return model.scale * (plan * score).sum((-2, -1))
 
         return logits
+
+    def plan(
+        self, model: VLModel, both: Tensor, x: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the plan, without gradient, and the similarities, ``[K, B, C, M, 2]`` each."""
+        patches = F.normalize(model.patches(x), dim=-1)
+        score = torch.einsum("kbmd,kncd->kbcmn", patches, both)
+        with torch.no_grad():
+            return transport(score, self.cfg.EPS, self.cfg.GAMMA, self.cfg.ITERS), score
+
+    def maps(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the plan of each context, ``[K, B, C, M]`` of sum GAMMA / 2."""
+        plan, _ = self.plan(model, torch.stack(self.settled(model, p), 1), x)
+        return {"shared context": plan[..., 0], "own context": plan[..., 1]}
 
 
 def transport(score: Tensor, eps: float, gamma: float, iterations: int) -> Tensor:

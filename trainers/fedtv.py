@@ -79,6 +79,7 @@ class FedTV(Trainer):
     """See the module's card."""
 
     name = "FedTV"
+    figure = "attention"
     metrics = (r"(.+/)?loss", r"(cls|cont|reg)_loss", r"fusion_native")
     image_fits = (0,)
     groups = (
@@ -170,6 +171,12 @@ class FedTV(Trainer):
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """See ``vision``."""
         return self.vision(model, p, x)[0]
+
+    def maps(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the fusion's weights of the three views, ``[K, B]`` each."""
+        weights = self.vision(model, p, x)[1]
+        names = ("frozen feature", "shared adapter", "own adapter")
+        return dict(zip(names, weights.unbind(-1), strict=True))
 
     def forms(self) -> dict[str, str]:
         """Return how adapters and fusion are applied."""

@@ -34,6 +34,7 @@ from fedvlm.method import (
     Trainer,
     Tree,
     VLModel,
+    blocks,
     kept_words,
     layers,
     prompts,
@@ -48,6 +49,7 @@ class MaPLe(Trainer):
     """See the module's card."""
 
     name = "MaPLe"
+    figure = "attention"
     label_sets = True
     title = "MaPLe (FedAvg)"
     groups = ((r"text\.ctx|text\.prompt\.\d+|image\.couple\.\d+\.(weight|bias)", "shared"),)
@@ -77,10 +79,18 @@ class MaPLe(Trainer):
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return z(V), ``[K, B, d]``."""
+        return model.adapted_image(x, self.edits(model, p))[0]
+
+    def maps(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tree:
+        """Return what the class token looks at in the last block."""
+        return prompts.attention_maps(model, x, self.edits(model, p))
+
+    def edits(self, model: VLModel, p: Tree) -> blocks.Edits:
+        """Return the prompts V in the image tower, made of those in the text tower."""
         first = {0: p["text.ctx"]}
         text = prompts.TEXT
-        blocks = first | {int(n.removeprefix(text)): v for n, v in p.items() if text in n}
+        each = first | {int(n.removeprefix(text)): v for n, v in p.items() if text in n}
         rows = {
-            f"{prompts.IMAGE}{b}": layers.linear(p, f"{COUPLE}.{b}", v) for b, v in blocks.items()
+            f"{prompts.IMAGE}{b}": layers.linear(p, f"{COUPLE}.{b}", v) for b, v in each.items()
         }
-        return model.adapted_image(x, prompts.visual_prompts(model, rows))[0]
+        return prompts.visual_prompts(model, rows)

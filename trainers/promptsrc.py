@@ -64,6 +64,7 @@ class PromptSRC(Trainer):
 
     name = "PromptSRC"
     reads_templates = True
+    figure = "attention"
     title = "PromptSRC (FedAvg)"
     metrics = (r"(.+/)?loss", r"(cls|text|image|logit)_loss")
     groups = ((r"text\.ctx|(text|image)\.prompt\.\d+", "shared"),)
@@ -118,6 +119,10 @@ class PromptSRC(Trainer):
         """Return z, ``[K, B, d]``, not normalised."""
         inside = {n: v for n, v in x.items() if n != "features"}
         return model.adapted_image(inside, prompts.visual_prompts(model, p))[0]
+
+    def maps(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tree:
+        """Return what the class token looks at in the last block."""
+        return prompts.attention_maps(model, x, prompts.visual_prompts(model, p))
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss ``[K]`` and its parts."""

@@ -44,6 +44,7 @@ class VPT(TemplateTrainer):
     """See the module's card."""
 
     name = "VPT"
+    figure = "attention"
     label_sets = True
     captions = True
     title = "VPT (FedAvg)"
@@ -65,3 +66,7 @@ class VPT(TemplateTrainer):
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return features ``[K, B, d]`` of the prompted tower."""
         return model.adapted_image(x, prompts.visual_prompts(model, p))[0]
+
+    def maps(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tree:
+        """Return what the class token looks at in the last block."""
+        return prompts.attention_maps(model, x, prompts.visual_prompts(model, p))

@@ -19,6 +19,8 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
 from fedvlm.core.trees import Tree, expand
 from fedvlm.export.trained import Facts, TrainedModel
+from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.models.vlmodel import VLModel
 
@@ -103,6 +105,23 @@ class Predictions:
         said = [f"{row[0][0]} ({row[0][1]:.3f})" for row in self.top(1)[:3]]
         more = ", ..." if len(self) > len(said) else ""
         return f"Predictions of {len(self)} image(s): {', '.join(said)}{more}"
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """What a model weighs in n images (``Trainer.maps``).
+
+    Attributes:
+        figure: of which figure they are: ``transport``, ``attention``.
+        pictures: uint8 ``[n, H, W, 3]``, as the image tower sees them.
+        fields: name -> ``[n]``, ``[n, M]`` of patches or ``[n, C, M]``, float32 on the CPU.
+        said: what the model says of the images.
+    """
+
+    figure: str
+    pictures: np.ndarray
+    fields: dict[str, Tensor]
+    said: Predictions
 
 
 class Model:
@@ -192,6 +211,33 @@ class Model:
                 self.trainer.image_features(self.model, self._stacked, {"pixels": pixels})[0]
                 .float().cpu() for pixels in self._pixels(found)
             ])
+
+    def maps(self, images: Images) -> Maps:
+        """Return what the method weighs in images, patch by patch.
+
+        Raises:
+            ConfigError: it has no maps; names the methods that do.
+            DataError: something that is no image.
+        """
+        trainer = self.trainer
+        if not trainer.figure:
+            known = [load_trainer(name) for name in sorted(trainer_files())]
+            have = ", ".join(f"{one.name} ({one.figure})" for one in known if one.figure)
+            raise ConfigError(
+                f"{trainer.name} weighs no parts of an image, so there is no map to draw; methods "
+                f"with maps: {have}")
+        said, (found, _) = self.predict(images), as_list(images)
+        spec = self.model.backbone.transform_spec
+        mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (spec.mean, spec.std))
+        parts, pictures = [], []
+        with torch.no_grad():
+            for pixels in self._pixels(found):
+                tree = trainer.maps(self.model, self._stacked, {"pixels": pixels})
+                parts.append({name: rows[0].float().cpu() for name, rows in tree.items()})
+                shown = (pixels[0].float().cpu() * std + mean).mul(255).round().clamp(0, 255)
+                pictures.append(shown.to(torch.uint8).permute(0, 2, 3, 1))
+        fields = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return Maps(trainer.figure, torch.cat(pictures).numpy(), fields, said)
 
     def similarities(self, images: Images, texts: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
         """Return the cosines of images and texts, ``[n, m]`` float32, and the images' names.

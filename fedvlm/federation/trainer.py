@@ -96,6 +96,8 @@ class Trainer:
             ``image_features``; texts stay frozen. A class says so itself; it is not inherited.
         unlabelled: it trains on images without a label, too: they are among the training images of
             its batches, with -1 in ``Batch.y``, and no other method gets them.
+        figure: what ``maps`` gives, as the figure of a run is called: ``transport``, ``attention``;
+            empty: the method has no maps.
         exempt: invariants of ``fedvlm check`` that do not hold, with the reason; not those of
             privacy and order.
     """
@@ -116,6 +118,7 @@ class Trainer:
     unweighted: ClassVar[str] = ""
     captions: ClassVar[bool] = False
     unlabelled: ClassVar[bool] = False
+    figure: ClassVar[str] = ""
     exempt: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -352,6 +355,17 @@ class Trainer:
     def predict(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return logits ``[K, B, C]``."""
         return self.predictor(model, params)(x)
+
+    def maps(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return what the method weighs in images, for ``fedvlm figures --images``.
+
+        By the names that the figure writes: ``[K, B, M]``, a weight for each patch, row by row of
+        the image; ``[K, B, C, M]``, one for each class too; or ``[K, B]``, one number.
+
+        Args:
+            x: ``pixels [K, B, 3, H, W]``.
+        """
+        return {}
 
     def forms(self) -> Mapping[str, str]:
         """Return how tensors are applied where names leave it open (``export.recipe.FORMS``)."""

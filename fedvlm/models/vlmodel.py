@@ -197,6 +197,23 @@ class VLModel:
         z = self._inside(x, edits, leave)
         return z, {tap: torch.cat(parts, 1) for tap, parts in tapped.items()}
 
+    def attention(self, x: Mapping[str, Tensor], edits: Edits) -> Tensor:
+        """What the class token looks at in the image tower's last block (``vision.attention``).
+
+        Args:
+            x: ``tokens.<b>`` or ``pixels``, as for ``adapted_image``.
+            edits: what the clients change in the tower.
+
+        Returns:
+            ``[K, B, n]`` of sum 1: the tower's own rows, then those that ``edits`` add.
+
+        Raises:
+            ConfigError: the tower has no class token that is read out.
+        """
+        return self._inside(
+            x, edits, lambda rows, start, some: self.vision.attention(rows, start, some)
+        )
+
     def _inside(
         self, x: Mapping[str, Tensor], edits: Edits,
         compute: Callable[[Tensor, int, Edits], Tensor],

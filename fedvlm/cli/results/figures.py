@@ -1,12 +1,17 @@
-"""Draw the figures of one run or many (PDF, PNG, SVG, and CSV of the values)."""
+"""Draw the figures of one run or many (PDF, PNG, SVG, and CSV of the values).
+
+With images, also what a client's model weighs in them, for methods that have such maps: transport
+plans (FedOTP), or attention and fusion weights (FedTV, VPT and others).
+"""
 
 from __future__ import annotations
 
 from argparse import Namespace
 
+from fedvlm.cli.models._run import add_model_flags
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
-from fedvlm.console.parser import Parser, amount
-from fedvlm.console.screen import complain, say
+from fedvlm.console.parser import Parser, amount, whole_number
+from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.report.collect import collect
@@ -15,6 +20,7 @@ EXAMPLES = (
     "fedvlm figures output/sweep-demo",
     "fedvlm figures output --into figures/ --width 5.5 --font serif  # for a NeurIPS paper",
     "fedvlm figures output --metric global --column  # one column of a paper wide",
+    "fedvlm figures RUN --test-images 4 --client 3  # where FedOTP's prompts look",
 )
 ALSO = ("plot", "plots", "draw", "curves", "chart")
 
@@ -34,6 +40,14 @@ def flags(parser: Parser) -> None:
     add("--column", action="store_true", help="width of one column of a paper (3.3 in)")
     add("--font", choices=("sans", "serif"), default="sans",
         help="serif: STIX, matches Times (default: sans)")
+    add("--images", nargs="+", default=[], metavar="IMAGE", help="of one run: draw what its model "
+        "weighs in these images, or folders of them")
+    add("--test-images", type=whole_number(1), default=0, metavar="N", help="the same in N of the "
+        "client's test images")
+    add("--client", default="0", metavar="N", help="whose model: a client's number or name, or "
+        "global (0)")
+    add("--root", default="", metavar="DATA/", help="where the test images are now")
+    add_model_flags(parser)
     add("--names", choices=("paper", "run"), default="paper", help="names of methods: as papers "
         "spell them, or as in the results of runs (paper)")
 
@@ -50,11 +64,22 @@ def main(args: Namespace) -> int:
     """
     if args.width and args.column:
         raise ConfigError("--column is --width 3.3; drop one of them")
+    if args.images and args.test_images:
+        raise ConfigError("--images and --test-images both choose the images; drop one of them")
     folders = run_folders(args.folders)
     collected = collect(folders)
     complain(*collected.notes(), prefix="note")
     if not collected.runs:
         raise no_runs(folders, collected)
+    looks = None
+    if args.images or args.test_images:
+        if len(collected.runs) > 1:
+            raise ConfigError(f"maps of images are of one run, and there are {len(collected.runs)} "
+                              "here; give the folder of one")
+        progress("loading PyTorch")
+        from fedvlm.cli.results._looks import looks_of  # start-up: PyTorch, 2 s
+
+        looks = looks_of(args, collected.runs[0].path)
     from fedvlm.report.figures import style  # start-up: 1 s of matplotlib
     from fedvlm.report.figures.catalog import write_figures  # start-up: 1 s of matplotlib
     from fedvlm.report.figures.selection import FigureRuns  # start-up: 1 s of matplotlib
@@ -62,7 +87,7 @@ def main(args: Namespace) -> int:
     into = user_path(args.into) if args.into else folders[0] / "figures"
     width = style.COLUMN if args.column else args.width or style.PAGE
     papers = papers_of(collected.runs) if args.names == "paper" else {}
-    selection = FigureRuns(collected.runs, args.metric, papers)
+    selection = FigureRuns(collected.runs, args.metric, papers, looks)
     names, missing = write_figures(selection, into, width, args.font)
     if collected.unfinished:
         complain(f"{len(collected.unfinished)} unfinished runs were skipped", prefix="note")

@@ -6,12 +6,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from fedvlm.core.trees import Tree
 from fedvlm.models.adapt.contexts import random_context, start_context
 from fedvlm.models.towers.adapters import TreeEdits
+from fedvlm.models.towers.blocks import Edits
 from fedvlm.models.vlmodel import VLModel
 
 TEXT, IMAGE = "text.prompt.", "image.prompt."
@@ -53,3 +56,16 @@ def visual_prompts(model: VLModel, p: Tree) -> TreeEdits:
     if first in rows:
         rows[first] = model.vision.enter_norm(rows[first])
     return TreeEdits("image", rows)
+
+
+def attention_maps(model: VLModel, x: Mapping[str, Tensor], edits: Edits) -> Tree:
+    """Return what the class token looks at in the last block, as ``Trainer.maps`` names it.
+
+    ``class token's attention [K, B, M]`` to the patches, and the sums over the prompts and over the
+    rows before the patches (itself, registers), ``[K, B]``; all together have the sum 1.
+    """
+    rows = model.attention(x, edits)
+    own, first = model.vision.tokens, model.vision.prefix
+    tree = {"class token's attention": rows[..., first:own],
+            "to itself": rows[..., :first].sum(-1)}
+    return tree | ({"to prompts": rows[..., own:].sum(-1)} if rows.shape[-1] > own else {})

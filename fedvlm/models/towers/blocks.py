@@ -200,6 +200,23 @@ class FrozenBlock:
         out = self.scales[1](self.site("proj", hidden, edits))
         return x + edits.branch(self.index, "mlp", out)
 
+    def attention(self, x: Tensor, edits: Edits, read: Tensor, own: int) -> Tensor:
+        """Return how much the row ``read`` of each image takes of every row.
+
+        softmax(q . k / sqrt(dim)) of each head, whatever value the row then has.
+
+        Args:
+            x, edits, read, own: as for the block itself.
+
+        Returns:
+            ``[K, B, heads, n]`` of sum 1; rows that ``edits`` add come last.
+        """
+        x = edits.enter(self.index, x, own)
+        h = edits.norm(self.index, 1, x, self.norms[0])
+        q, k = self._turned(self.site("q", _rows(h, read), edits), self.site("k", h, edits))
+        scores = (q @ k.mT).squeeze(2) / q.shape[-1] ** 0.5
+        return scores.softmax(-1).unflatten(0, x.shape[:2])
+
     def site(self, name: str, x: Tensor, edits: Edits) -> Tensor:
         """Return a layer of ``x [K, ..., in]``, edited."""
         weight, bias = self.layers[name]
@@ -208,12 +225,16 @@ class FrozenBlock:
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """[K, B, m, width], [K, B, n, width] twice -> [K, B, m, width]."""
         mask = None if mask is None else mask.to(q.dtype)
-        each = self.head_norms[0](self._split(q)), self.head_norms[1](self._split(k))
-        if self.rope is not None:
-            # A row that is read alone is the class token's, which is not turned.
-            each = self.rope(each[0]) if q.shape[2] == k.shape[2] else each[0], self.rope(each[1])
-        mixed = F.scaled_dot_product_attention(*each, self._split(v), attn_mask=mask)
+        mixed = F.scaled_dot_product_attention(*self._turned(q, k), self._split(v), attn_mask=mask)
         return mixed.transpose(1, 2).reshape(q.shape)
+
+    def _turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys by heads, as they are compared."""
+        each = self.head_norms[0](self._split(q)), self.head_norms[1](self._split(k))
+        if self.rope is None:
+            return each
+        # A row that is read alone is the class token's, which is not turned.
+        return self.rope(each[0]) if q.shape[2] == k.shape[2] else each[0], self.rope(each[1])
 
     def _split(self, t: Tensor) -> Tensor:
         """[K, B, n, width] -> [K * B, heads, n, dim]."""

@@ -190,6 +190,27 @@ class VisionTower:
             x = one(x, edits, own=own)
         return self.project(x[..., own - count : own, :])
 
+    def attention(self, x: Tensor, start: int, edits: Edits) -> Tensor:
+        """Return what the class token looks at in the last block, ``[K, B, n]`` of sum 1.
+
+        The mean of its heads' attention, to the tower's own rows and then to those that ``edits``
+        add.
+
+        Args:
+            x: ``[K, B, n, width]``; start: the block that it enters; edits: see ``leave``.
+
+        Raises:
+            ConfigError: no class token is read out.
+        """
+        if not (self.class_token and self.shell.one_row):
+            raise ConfigError(f"{self.backbone.name} reads out no class token: its image feature "
+                              "is pooled from all patches, so there is no attention to draw")
+        own, last = x.shape[2], self.blocks[-1]
+        for one in self.blocks[start:-1]:
+            x = one(x, edits, own=own)
+        first = torch.zeros(x.shape[1], dtype=torch.int64, device=x.device)
+        return last.attention(x, edits, first, own).mean(2)
+
     def project(self, rows: Tensor) -> Tensor:
         """Return rows ``[..., width]`` of the last block in the joint space, ``[..., d]``.
 

@@ -57,11 +57,14 @@ class FigureRuns:
         runs: finished runs; one at least.
         metric: an accuracy of a round.
         papers: method -> what its card says: how it is spelt, its family.
+        looks: what the run's model weighs in some images (``answers.looks.Looks``); None: nobody
+            asked.
     """
 
     runs: Sequence[FinishedRun]
     metric: str = "personal"
     papers: Mapping[str, Paper] = field(default_factory=dict)
+    looks: Any = None
 
     @property
     def run(self) -> FinishedRun:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlm.core.errors import ConfigError
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.attention import attention_tree
 from fedvlm.models.towers.adapters import TreeEdits, prompt_tree
@@ -63,6 +64,34 @@ def test_visual_prompts_are_rows_behind_the_class_token(kind: str, first: int, s
     assert patches.requires_grad
     assert torch.allclose(patches, model.vision.project(taps[1][:, :, 1:own]), 0, 1e-12)
     assert {peft.role_of(n) for n in p} == {peft.CONTEXT}
+
+
+def test_attention_is_what_torch_says_of_the_last_block() -> None:
+    """The class token's row, mean of the heads; prompts that entered below are rows, too."""
+    model, x = VLModel(toy("vit", dtype=torch.float64), NAMES), pixels()
+    p, own = prompts(model, 0, 2), model.vision.tokens
+    visual = model.backbone.model.visual
+    with torch.no_grad():
+        found = model.attention({"pixels": x}, TreeEdits("image", p))
+        rows = visual._embeds(x[1])
+        for number, block in enumerate(visual.transformer.resblocks):
+            rows = torch.cat([rows[:, :own], p[f"image.prompt.{number}"][1].expand(2, -1, -1)], 1)
+            h = block.ln_1(rows)
+            told = block.attn(h, h, h, need_weights=True)[1][:, 0]
+            rows = block(rows)
+        assert torch.allclose(found[1], told, atol=1e-12)
+        assert found.shape == (K, 2, own + ROWS)
+        plain = model.attention({"pixels": x}, NoEdits())
+        assert torch.allclose(plain.sum(-1), torch.ones(K, 2).double())
+        short = VLModel(model.backbone, NAMES, image_chunk=1).attention({"pixels": x}, NoEdits())
+        assert torch.allclose(short, plain, atol=1e-12)
+
+
+def test_a_tower_without_a_class_token_has_no_attention_to_draw() -> None:
+    model = VLModel(toy("vit", dtype=torch.float64), NAMES)
+    model.vision.shell.one_row = False
+    with pytest.raises(ConfigError, match="reads out no class token"):
+        model.attention({"pixels": pixels()}, NoEdits())
 
 
 def test_prompts_of_single_images_are_cut_with_the_batch() -> None:

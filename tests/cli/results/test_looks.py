@@ -1,0 +1,88 @@
+"""``fedvlm figures`` with images: maps of a run's model, and who has none."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fedvlm.api.model import Model
+from fedvlm.cli.main import main
+from fedvlm.cli.results import _looks
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.trees import unstack
+from tests import jobs
+from tests.trainers.small_world import method, model, tree
+
+
+@pytest.fixture
+def folder(quick_run: Path) -> Path:
+    return jobs.folder(quick_run)
+
+
+def test_a_clients_test_images(folder: Path, tmp_path: Path) -> None:
+    words = ["figures", str(folder), "--into", str(tmp_path / "new"), "--client", "1"]
+    assert main([*words, "--test-images", "2"]) == 0
+    rows = list(csv.DictReader((tmp_path / "new" / "attention.csv").open()))
+    assert [r["field"] for r in rows] == ["frozen feature", "shared adapter", "own adapter"] * 2
+    for i in (0, 3):
+        assert sum(float(r["weight"]) for r in rows[i : i + 3]) == pytest.approx(1)
+    run = _looks.load(folder)
+    some = _looks.test_images(run, "client-1", 2)
+    mine = _looks.read_index_file(folder / "partition.json")["clients"][1]["test"]
+    assert [d.key for d in some] == [mine[0], mine[-1]]
+    said = run.client(1).predict(
+        [d.path if d.array is None else d.array for d in some]).top(1)
+    assert [r["said"] for r in rows[::3]] == [f"says {c} ({p:.2f})" for ((c, p),) in said]
+
+
+def test_a_plan_is_that_of_the_class_that_is_said() -> None:
+    trainer = method("FedOTP", N_CTX=2, ITERS=5)
+    params = unstack(tree(trainer), 2)[1]
+    images = np.random.default_rng(1).integers(0, 255, (3, 20, 24, 3), np.uint8)
+    maps = Model(trainer, model(), params, "client 1 of 2").maps(images)
+    size = model().backbone.transform_spec.size
+    assert maps.pictures.shape == (3, size, size, 3) and maps.pictures.dtype == np.uint8
+    data = _looks.looks(maps)
+    side = data.fields["own context"].shape[1]
+    for i, label in enumerate(maps.said.labels):
+        want = maps.fields["own context"][i, label].view(side, side)
+        assert torch.equal(torch.from_numpy(data.fields["own context"][i]).float(), want)
+    with pytest.raises(ConfigError, match="are no square"):
+        _looks._grid(np.ones((2, 6)))
+
+
+def test_a_method_without_maps_names_those_that_have_them() -> None:
+    with pytest.raises(ConfigError, match="FedAvg weighs no part.*FedOTP .transport., FedTV"):
+        Model(method("FedAvg"), model(), {}, "global").maps([])
+
+
+def test_features_without_pixels_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _looks.load(folder)
+    key = _looks.read_index_file(folder / "partition.json")["clients"][0]["test"][0]
+    packed = SimpleNamespace(test=[SimpleNamespace(key=key, packed=object())])
+    monkeypatch.setattr(_looks, "load_dataset", lambda cfg: packed)
+    with pytest.raises(DataError, match="is a feature pack here, which has no pixels"):
+        _looks.test_images(run, "client-0", 1)
+    packed.test = []
+    with pytest.raises(DataError, match="give images with --images"):
+        _looks.test_images(run, "global", 1)
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["--images", "a.png", "--test-images", "2"], 2, "drop one of them"),
+    (["--test-images", "2", "--client", "all"], 2, "maps are of one model"),
+    (["--images", "nope.png"], 3, "no image"),
+])
+def test_mistakes_are_one_sentence(
+    words: list[str], code: int, said: str, folder: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["figures", str(folder), "--into", str(tmp_path / "new"), *words]) == code
+    err = capsys.readouterr().err
+    assert said in err and "Traceback" not in err
+    assert not (tmp_path / "new").exists()
