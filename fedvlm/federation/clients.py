@@ -101,7 +101,7 @@ class Clients:
         Clients that differ in it do not stack; ``plan_chunks`` keeps them apart.
 
         Args:
-            texts: a number of each client's templates (``VLModel.text_groups``), 0 for
+            texts: a number of each client's templates (``template_groups``), 0 for
                 everybody's; empty: all have those.
         """
         out, known = [], dict[tuple[int, Form], str]()  # most receive the same tree

@@ -39,6 +39,7 @@ from fedvlm.federation.local.sent import odd_extra, refusal
 from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.server import Measure, Question, Row
 from fedvlm.federation.trainer import Trainer
+from fedvlm.models.vlmodel import template_groups
 
 MakeContext = Callable[[Sequence[int]], Context]
 Bundle = tuple[Sequence[int], Tree, bool]  # clients, models [K, ...], whether of their images
@@ -211,7 +212,7 @@ class LocalEngine:
         ids = ctx.clients
         return plan_chunks(
             ids, ctx.sizes.tolist(), [self.sites[c] if self.sites else 0 for c in ids],
-            clients.forms(ids, accepted, downloads, ctx.model.text_groups(ids)), most,
+            clients.forms(ids, accepted, downloads, template_groups(ctx.model, ids)), most,
         )
 
 

@@ -32,7 +32,7 @@ from fedvlm.federation.optim import Schedule
 from fedvlm.federation.plan import Plan, plan_chunks
 from fedvlm.federation.server import Measure, Question, Roster, Row
 from fedvlm.federation.trainer import Trainer
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.models.vlmodel import VLModel, template_groups
 
 PersonalModels = Iterator[tuple[Sequence[int], Tree]]  # (clients, models [K, ...]) by chunk
 
@@ -195,7 +195,7 @@ class Workplace:
         chunks = plan_chunks(
             clients, self.batcher.sizes(clients), self.roster.site[clients].tolist(),
             self.clients.forms(
-                clients, versions, question.downloads, self.model.text_groups(clients)),
+                clients, versions, question.downloads, template_groups(self.model, clients)),
             most if self.trainer.batched else 1,
         )
         worked = {c for c, version in versions.items() if version}

@@ -370,9 +370,8 @@ def prepare_run(
     inputs = inputs or Inputs()
     trainer = _load_method(cfg)
     data, splits = _as_trained(cfg, trainer, inputs.data(cfg, progress))
-    blind = not any(len(c.val) for c in data.clients)
-    if inputs.counts is not None:
-        blind = not inputs.counts.val.any()
+    blind = not (any(len(c.val) for c in data.clients) if inputs.counts is None
+                 else inputs.counts.val.any())
     if cfg.TEST.SELECT == "val" and inputs.serves and blind:
         raise ConfigError(
             "TEST.SELECT val: this split has no validation images; set DATASET.VAL_SHOTS above 0, "

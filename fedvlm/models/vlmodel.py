@@ -483,17 +483,10 @@ class VLModel:
             image_chunk=self.image_chunk, bf16_text=self.bf16_text, sets=self.sets,
         )
 
-    def text_groups(self, clients: Sequence[int]) -> list[int]:
-        """Return which clients have the same templates: 0 of everybody's, others from 1 on."""
-        known = {self.templates: 0}
-        for _, said in sorted(self.client_templates.items()):
-            known.setdefault(said, len(known))
-        return [known[self.client_templates.get(c, self.templates)] for c in clients]
-
     def of_clients(self, clients: Sequence[int]) -> VLModel:
         """Return the model with the clients' own templates; this one where they differ in them.
 
-        The engine and the evaluation stack only clients of one group (``text_groups``).
+        The engine and the evaluation stack only clients of one group (``template_groups``).
         """
         said = {self.client_templates.get(c, self.templates) for c in clients}
         if len(said) != 1 or said == {self.templates}:
@@ -532,3 +525,11 @@ class VLModel:
 def _flat(ctx: Tensor, axes: int) -> Tensor:
     """Return contexts with their leading axes as one."""
     return ctx.reshape(-1, *ctx.shape[-axes:])
+
+
+def template_groups(model: VLModel, clients: Sequence[int]) -> list[int]:
+    """Return which clients have the same templates: 0 of everybody's, others from 1 on."""
+    known = {model.templates: 0}
+    for _, said in sorted(model.client_templates.items()):
+        known.setdefault(said, len(known))
+    return [known[model.client_templates.get(c, model.templates)] for c in clients]

@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from fedvlm.report.figures import style
-from fedvlm.report.figures.partition import VECTOR, Holdings, Layout, layout, spans
+from fedvlm.report.figures.partition import VECTOR, Drawing, Holdings, layout, spans
 
 _PIXELS = style.DPI / 72  # a point has so many
 _FINE = 8  # a dot is drawn so much larger, then reduced: smooth edges
@@ -68,7 +68,7 @@ def pictures(data: Holdings, title: str = "") -> dict[str, bytes]:
     return {"partition.png": _png(scene), "partition.svg": _svg(scene).encode()}
 
 
-def _scene(data: Holdings, plan: Layout, title: str) -> _Scene:
+def _scene(data: Holdings, plan: Drawing, title: str) -> _Scene:
     k, c = max(len(data.clients), 1), max(len(data.classes), 1)
     domains = spans(data)
     left = 22 + max((_wide(word) for _, word in plan.rows), default=0)
@@ -107,7 +107,7 @@ def _scene(data: Holdings, plan: Layout, title: str) -> _Scene:
     )
 
 
-def _legend(plan: Layout, end: float) -> tuple[list[tuple[float, float, float]], list[_Text]]:
+def _legend(plan: Drawing, end: float) -> tuple[list[tuple[float, float, float]], list[_Text]]:
     """Return dots and words of the legend, which ends at ``end`` points from the left."""
     dots, words = [], []
     middle = max(plan.dot, 9.0) / 2 + 3

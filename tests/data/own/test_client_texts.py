@@ -23,7 +23,7 @@ from fedvlm.data.datum import refuse_client_texts
 from fedvlm.data.own.sentences import read_client_templates, read_templates
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Event, Federation, RoundFinished
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.models.vlmodel import VLModel, template_groups
 from tests.models.toys import toy
 
 NAMES = ("red fox", "blue jay")
@@ -86,7 +86,7 @@ def test_names_that_are_numbers_stand_for_nothing_else(tmp_path: Path) -> None:
 def test_a_model_reads_the_templates_of_its_clients() -> None:
     own = {1: DUTCH, 3: DUTCH, 4: OTHER, 5: ("a photo of a {}.",)}
     model = VLModel(toy(dtype=torch.float64), NAMES, client_templates=own)
-    assert model.text_groups(range(6)) == [0, 1, 0, 1, 2, 0]
+    assert template_groups(model, range(6)) == [0, 1, 0, 1, 2, 0]
     for asked, templates in (([1], DUTCH), ([3, 1], DUTCH), ([4], OTHER)):
         plain = VLModel(model.backbone, NAMES, templates=templates)
         assert torch.equal(model.of_clients(asked).anchor("raw", 0), plain.anchor("raw", 0))
