@@ -14,6 +14,10 @@ TUNED  ?= $(wildcard docs/results/tuned.json)
 
 FAST   := tests/test_house.py tests/test_packaging.py $(addprefix tests/,core config console evaluation federation runs report/statistics report/tables report/pages)
 
+# Python may keep what it compiled, also where the environment says no: without, each process of
+# the tests compiles the package, and each worker all tests.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test fast test-all test-flower mutants share wheel-test check docs results results-more publish bench gpu-hour clean
 

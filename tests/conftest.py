@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +21,7 @@ from fedvlm.runs import manifest
 
 PARALLEL = {"multiprocessing", "signal", "socket", "subprocess", "threading"}
 SHARING = ("fedvlm.job.inputs", "fedvlm.data.federated")
+FOLDERS = count()
 MANY_FILES = 20  # from here on the slowest are named
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -50,12 +53,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{seconds:6.1f} s  {file}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test of several processes or threads that fails is run once more, and listed (RERUN).
 
     On a busy machine such a test may fail for lack of time. The others have one chance: what they
-    compute does not depend on time.
+    compute does not depend on time. With ``--reruns 0`` none has a second.
     """
+    if config.getoption("reruns") == 0:
+        return
     modules = {item: getattr(item, "module", None) for item in items}
     parallel = {module for module in set(modules.values()) if module and is_parallel(module)}
     for item, module in modules.items():
@@ -127,6 +132,15 @@ def no_wait_for_the_disk() -> Iterator[None]:
     patch.setattr(os, "fsync", lambda handle: None)
     yield
     patch.undo()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the test's own, numbered by a count: pytest's looks through all before it."""
+    name = re.sub(r"\W", "_", request.node.name)[:27]
+    path = tmp_path_factory.getbasetemp() / f"{name}-{next(FOLDERS)}"
+    path.mkdir(mode=0o700)
+    return path
 
 
 @pytest.fixture

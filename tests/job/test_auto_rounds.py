@@ -14,6 +14,7 @@ from fedvlm.core import files
 from tests import jobs
 from tests.data.miniatures.own import write_tree
 from tests.data.miniatures.shapes import CLASSES
+from tests.job.engines.test_workers import with_workers
 
 AUTO = ("--trainer", "FedAvg", "--peft", "head", "--rounds", "auto", "--lr", "1e-5",
         "--finetune-epochs", "1", "FED.PATIENCE", "2")
@@ -82,9 +83,10 @@ def test_a_stopped_run_ends_in_the_same_round_with_the_same_bits(
 
 
 def test_workers_end_in_the_same_round_and_a_replay_is_equal(
-    whole: tuple[Path, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: tuple[Path, int], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert jobs.run(tmp_path, *AUTO, "--engine", "workers", "--workers", "2") == 0
+    assert with_workers(tmp_path, monkeypatch, *AUTO, "--workers", "2")[0] == 0
     assert [r.get("val") for r in jobs.records(tmp_path)] == [
         r.get("val") for r in jobs.records(whole[0])]
     assert main(["verify", str(jobs.folder(whole[0])), "--replay", "9"]) == 0

@@ -18,6 +18,7 @@ from fedvlm.report.tables.facts import REFERENCE_NAMES
 from fedvlm.runs.finished import find_finished
 from fedvlm.runs.verify.answer import COMPARED, UNCOVERED
 from tests import jobs
+from tests.job.engines.test_workers import with_workers
 from tests.job.test_image_privacy import KILLED
 
 KEYS = (
@@ -26,7 +27,9 @@ KEYS = (
 )
 
 
-def test_results_have_epsilon_and_no_number_of_a_single_update(tmp_path: Path) -> None:
+def test_results_have_epsilon_and_no_number_of_a_single_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = tmp_path / "local", tmp_path / "workers"
     assert jobs.run(one, *KEYS) == 0
     spent = jobs.results(one)["privacy"]
@@ -42,7 +45,7 @@ def test_results_have_epsilon_and_no_number_of_a_single_update(tmp_path: Path) -
         assert record["update_norm"] == record["update_cosine"] == {}
     released = json.loads((jobs.folder(one) / "released.json").read_text())
     assert released["sent"]["metrics"] == {} and released["privacy"] == spent["words"]
-    assert jobs.run(two, *KEYS, "--engine", "workers", "--workers", "2") == 0
+    assert with_workers(two, monkeypatch, *KEYS, "--workers", "2")[0] == 0
     jobs.same(one, two)
 
 

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests import jobs
+from tests.job.engines.test_workers import with_workers
 
 FOUR = (
     "--num-users", "4", "--trainer", "FedAvg", "TEST.REFERENCES", "False", "FED.HOSTILE", "0.25",
 )
 
 
-def test_results_say_who_attacks_and_workers_give_the_same_bits(tmp_path: Path) -> None:
+def test_results_say_who_attacks_and_workers_give_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Labels are flipped in the workers, updates at the driver."""
     one, two = tmp_path / "local", tmp_path / "workers"
     words = (*FOUR, "FED.ATTACK", "label_flip", "FED.AGGREGATOR", "geometric_median")
@@ -25,7 +28,7 @@ def test_results_say_who_attacks_and_workers_give_the_same_bits(tmp_path: Path) 
     assert found["attack"]["personal_honest"] == pytest.approx(sum(honest) / 3)
     log = (jobs.folder(one) / "log.txt").read_text()
     assert f"simulated attackers: 1 of 4 clients ({hostile}), attack label_flip" in log
-    assert jobs.run(two, *words, "--engine", "workers", "--workers", "2") == 0
+    assert with_workers(two, monkeypatch, *words, "--workers", "2")[0] == 0
     jobs.same(one, two)
 
 
@@ -47,6 +50,7 @@ def test_keys_that_do_nothing_are_noted(
     assert "no differential privacy: FED.DP.DELTA alone" in said
 
 
+@pytest.mark.usefixtures("few_images")
 def test_a_backdoor_on_pixels_has_a_success_rate(tmp_path: Path) -> None:
     words = ("FED.ATTACK", "backdoor", "FED.PLAIN", "True", "--rounds", "1")
     assert jobs.run(tmp_path, *FOUR, *words) == 0

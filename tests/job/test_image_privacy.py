@@ -11,6 +11,7 @@ from PIL import Image
 
 from fedvlm.cli.main import main
 from tests import jobs
+from tests.job.engines.test_workers import with_workers
 
 KEYS = (
     "--trainer", "PromptFL", "TEST.REFERENCES", "False", "FED.DP.UNIT", "image", "FED.DP.CLIP",
@@ -28,9 +29,18 @@ rounds.Federation.round = stop
 """
 
 
-def test_results_have_epsilon_and_no_loss_and_engines_agree(tmp_path: Path) -> None:
-    one, two = tmp_path / "local", tmp_path / "workers"
-    assert jobs.run(one, *KEYS) == 0
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run, to look at."""
+    output = tmp_path_factory.mktemp("whole")
+    assert jobs.run(output, *KEYS) == 0
+    return output
+
+
+def test_results_have_epsilon_and_no_loss_and_engines_agree(
+    one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draws below have workers in processes of their own."""
     spent = jobs.results(one)["privacy"]
     assert spent["unit"] == "image" and spent["noise"] == "seed" and spent["releases"] == 2
     log = (jobs.folder(one) / "log.txt").read_text()
@@ -40,17 +50,15 @@ def test_results_have_epsilon_and_no_loss_and_engines_agree(tmp_path: Path) -> N
     released = json.loads((jobs.folder(one) / "released.json").read_text())
     assert released["declared"]["losses"] == [] == released["declared"]["metrics"]
     assert released["privacy"] == spent["words"] and released["sent"]["metrics"] == {}
-    assert jobs.run(two, *KEYS, "--engine", "workers", "--workers", "2") == 0
-    jobs.same(one, two)
+    assert with_workers(tmp_path, monkeypatch, *KEYS, "--workers", "2")[0] == 0
+    jobs.same(one, tmp_path)
 
 
-def test_a_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    one, two = tmp_path / "whole", tmp_path / "stopped"
-    assert jobs.run(one, *KEYS) == 0
-    assert jobs.spawn(two, *KEYS, before=KILLED).returncode == 9
-    assert [r["round"] for r in jobs.records(two)] == [0, 1]
-    assert jobs.run(two, *KEYS) == 0
-    jobs.same(one, two)
+def test_a_run_goes_on_with_the_same_bits(one: Path, tmp_path: Path) -> None:
+    assert jobs.spawn(tmp_path, *KEYS, before=KILLED).returncode == 9
+    assert [r["round"] for r in jobs.records(tmp_path)] == [0, 1]
+    assert jobs.run(tmp_path, *KEYS) == 0
+    jobs.same(one, tmp_path)
 
 
 DRAWN = (*KEYS, "FED.DP.SAMPLING", "poisson", "--batch-size", "3")

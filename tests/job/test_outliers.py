@@ -61,11 +61,13 @@ def test_a_scaled_update_is_told_everywhere(
             "largest norm") in whole
 
 
-@pytest.mark.parametrize("clients", [("--partition", "disjoint", "--num-users", "5"), ()])
-def test_an_honest_demo_has_no_outlier(tmp_path: Path, clients: tuple[str, ...]) -> None:
-    """Five clients, two classes each: some lead the mean, some hardly move; and the demo's."""
+def test_an_honest_demo_has_no_outlier(tmp_path: Path) -> None:
+    """Five clients, two classes each: some lead the mean, some hardly move.
+
+    The demo's own clients have none either: ``results/test_demo.py``, which runs it.
+    """
     words = ["--demo", "--trainer", "FedTV", "--output-dir", str(tmp_path)]
-    assert main([*words, *clients]) == 0
+    assert main([*words, "--partition", "disjoint", "--num-users", "5"]) == 0
     records = jobs.records(tmp_path)
     assert len(records) == 21 and [r["round"] for r in records if "outliers" in r] == []
 

@@ -11,6 +11,7 @@ from fedvlm.cli.main import main
 from fedvlm.job.flags import parse
 from fedvlm.job.request import Request
 from fedvlm.job.results.demo import is_whole_demo, summary_lines
+from tests import jobs
 
 
 def section(personal: float, alone: float, new: float | None = None) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def test_no_gain_is_not_called_one() -> None:
 def test_no_method_of_the_demo_loses_to_working_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole demo, as ``make demo`` runs it."""
+    """The whole demo, as ``make demo`` runs it; and no honest client's update is told as odd."""
     assert main(["--demo", "--output-dir", str(tmp_path)]) == 0
     last = capsys.readouterr().out.splitlines()[-10:]
     assert last[0].startswith("20 clients with 5 to 10 images each")
@@ -73,3 +74,6 @@ def test_no_method_of_the_demo_loses_to_working_alone(
     together = [float(v[0]) for k, v in numbers.items() if k.startswith("together")]
     assert len(together) == 2 and min(together) > alone
     assert last[-1].startswith("Next: your own images")
+    (manifest,) = tmp_path.rglob("FedTV/**/manifest.json")
+    records = jobs.records(manifest.parent)
+    assert len(records) == 21 and [r["round"] for r in records if "outliers" in r] == []
