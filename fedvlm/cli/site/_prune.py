@@ -32,8 +32,8 @@ def prune(args: Namespace) -> int:
                 with files.explain_errors(read):
                     log.enter(OWNER, {"kind": SUMS_ANEW})
                     read.unlink()
-                say("the next secure sums may be over other sites or clients than those so far: "
-                    "whoever has both sums learns the difference")
+                say("the next secure sums may be over other sites or clients than those so far, or "
+                    "under other weights: whoever has both sums learns the difference")
             else:
                 say("this site has not helped to read a secure sum")
         if args.days is not None:

@@ -21,7 +21,8 @@ record site.yaml: ten questions about what left this site, to whom and how prote
 the log of its messages and its rules; writes record.md beside site.yaml.
 prune site.yaml: with --days N remove the lines of that log of all that was over N days ago; a line
 says how many, and seals of later lines stay valid. With --sums let secure sums be read over other
-sites or clients than before (FED.SECURE_SUM). Only while nobody serves the site.
+sites or clients than before, or under other weights (FED.SECURE_SUM). Only while nobody serves the
+site.
 stop site.yaml: end the process that serves it; what it keeps is whole at any time.
 
 exit code of check and record: 0 all is well, 3 images, lists or the log are not, 2 wrong usage or

@@ -142,15 +142,15 @@ class SumEngine(RemoteEngine):
             sites = sorted(whole)
 
     def _masked(
-        self, job: RoundAnswers, attempt: Attempt, floor: Mapping[int, int], vector: SumVector
+        self, job: RoundAnswers, attempt: Attempt, floor: Mapping[int, int], places: SumVector
     ) -> dict[str, np.ndarray]:
         """Let the sites work; return their masked sums."""
-        home, count = self.members.home, len(vector)
+        home, count = self.members.home, len(places)
         versions = {c: v for c, v in job.accepted.items() if home[c] in attempt.roster}
         trips = self.requests.trips(
             "mask", job.ctx.round, versions, job.downloads, home, lambda ids: {
                 "floor": {str(c): min(floor.get(c, 0), versions[c]) for c in ids},
-                "attempt": attempt.name, "roster": attempt.roster, "whole": vector.whole,
+                "attempt": attempt.name, "roster": attempt.roster, "whole": places.whole,
                 "shares": attempt.sent_to(home[ids[0]]),
             })
         out: dict[str, np.ndarray] = {}

@@ -5,7 +5,9 @@ is asked again gets the same answer. What a site answered is kept on its disk (`
 attempt it answers one question of each kind, and for a round it helps to read one sum only; a
 second sum over other sites would show what the site between them sent. A run's name is the server's
 to choose: over which sites and clients a round was read is kept by the data (``READ``), for all
-runs on them, until the site's owner has it forgotten.
+runs on them, until the site's owner has it forgotten. So is how clients weighed in sums that began
+at a model: the same updates in two sums of unlike weights give their difference away, which is one
+site's where the others weigh alike (sites of 10, 10 and 20 images: sum n m - 10 sum m = 10 m_3).
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from fedvlm.federation.rounds import Federation
 
 ASKED = "asked.json"  # beside a run's states
 READ = ".sums.json"  # among all states: digest of data -> round -> sites and clients of its sums
+WEIGHED = "weighed"  # beside the rounds there: digest of a model -> how clients weighed
+ALLOW = "only its owner can allow that (fedvlm site prune SITE.YAML --sums)"
 KEY, OWN = 0, 1  # of the two shares of a site: of its key, and of its own mask
 SUM = "sum"  # tree and tensor of the answer
 
@@ -137,10 +141,12 @@ class SiteSums:
         tasks = {task_of(values["whole"], pick(downloads[c], shared)) for c in accepted}
         if len(tasks) > 1:
             raise Refused("the clients of a secure sum start from one model")
-        vector = self._vector(frame, sorted(accepted))
+        vector, how = self._vector(frame, sorted(accepted))
         starts = client_keys(b"", values["run"], values["round"], accepted, downloads)
         self._note(frame, "roster", masks.bound_to(roster.keys).hex())
         self._note(frame, "clients", sorted(accepted))
+        start = task_of(1.0, pick(downloads[min(accepted)], shared))
+        self._note(frame, "weighed", [start, how])
         self._note(frame, "work", masks.bound_to(
             values["whole"], {str(c): key.hex() for c, key in starts.items()}).hex())
         done, towers = self.site.train(frame)
@@ -244,23 +250,26 @@ class SiteSums:
         return held
 
     # ---- numbers -----------------------------------------------------------------------------
-    def _vector(self, frame: Frame, clients: list[int]) -> SumVector:
-        """Return the places of the numbers of a sum.
+    def _vector(self, frame: Frame, clients: list[int]) -> tuple[SumVector, str]:
+        """Return the places of the numbers of a sum, and how clients weigh in it.
 
         Raises:
             Refused: sums of a method's own again in another round.
         """
         fed, round_ = self.site.federation, int(frame.values["round"])
+        ctx = fed.context(clients, round_, {})
         vector = vector_of(
             fed.trainer, fed.plan.aggregator, round_, float(frame.values["whole"]),
-            pick(fed.p0, fed.groups.shared),
-            fed.trainer.extra_forms(fed.context(clients, round_, {}), fed.clients.blank),
+            pick(fed.p0, fed.groups.shared), fed.trainer.extra_forms(ctx, fed.clients.blank),
         )
         if vector.own and round_ > 1:
             raise Refused("the sums of this method are those of images and the same in every "
                           "round; over other clients the difference would show single ones: they "
                           "are sent in round 1 only")
-        return vector
+        how = ctx.weighting
+        if vector.temperature:
+            how += f", by similarity at temperature {vector.temperature!r}"
+        return vector, how
 
     def _encoded(self, done: RoundWork, vector: SumVector) -> np.ndarray:
         """Return what this site adds to a sum (``SumVector.encode``)."""
@@ -295,16 +304,21 @@ class SiteSums:
                 raise Refused(f"this site did other work for a sum of round {mine['round']}, and "
                               "the difference would show single updates")
             if kind == "there":
-                self._note_read(mine["round"], what)
+                self._note_read(mine["round"], what, *mine["weighed"])
             if kind not in mine:
                 mine[kind] = what
                 files.write_json(self._path(frame), told)
 
-    def _note_read(self, round_: int, what: Any) -> None:
+    def _note_read(self, round_: int, what: Any, start: str, how: str) -> None:
         """Keep over which sites and clients a round is read, whatever the run is called.
 
+        Args:
+            start: digest of the model that the clients began at.
+            how: they weigh in the sum.
+
         Raises:
-            Refused: it was read over others, in this run or another one on the same data.
+            Refused: it was read over others, or under other weights from that model, in this run or
+                another one on the same data.
             DataError: the file is damaged.
         """
         path = self.site.folder / READ
@@ -314,7 +328,13 @@ class SiteSums:
             raise Refused(
                 f"this site helped to read a sum of round {round_} over other sites or clients, in "
                 "this run or another one on its images, and the difference would show single ones; "
-                "only its owner can allow that (fedvlm site prune SITE.YAML --sums)")
+                + ALLOW)
+        before = rounds.setdefault(WEIGHED, {}).setdefault(start, how)
+        if before != how:
+            raise Refused(
+                "this site helped to read a sum of updates of this very model under other weights "
+                f"({before}; now {how}), in this run or another one on its images, and the two "
+                f"together would show single ones; {ALLOW}")
         files.write_json(path, told)
 
     def _path(self, frame: Frame) -> Path:

@@ -68,7 +68,7 @@ def by_sites(
     """Return the sum of what sites with these clients send, without masks (which cancel)."""
     parts = [vector.encode(trainer, updates.take(at)) for at in sites]
     assert {len(part) for part in parts} == {len(vector)}
-    return np.sum(parts, axis=0, dtype=np.uint64)
+    return np.add.reduce(np.stack(parts))
 
 
 @pytest.mark.parametrize(("tau", "size"), [(1.0, 1.0), (0.1, 0.2), (1.0, 100.0)])
@@ -164,8 +164,8 @@ def test_fedtv_over_sites_is_fedtv(
 ) -> None:
     """Round 2 with weights by similarity; the published variant's plain weights are float32.
 
-    A site that hears of another model in round 2 makes no sum: what its clients are compared with
-    is the model that all sites received.
+    No site helps to read the same updates at another temperature. One that hears of another model
+    in round 2 makes no sum: what its clients are compared with is the model that all received.
     """
     setup = Setup(rounds=2, opts={"VARIANT": variant})
     grid = Grid(world, load_trainer("fedtv"), tmp_path, setup=setup, kind=SumEngine,
@@ -188,8 +188,9 @@ def test_fedtv_over_sites_is_fedtv(
                if asked.op == "mask" and asked.values["round"] == 2]
     bits = np.unpackbits(np.concatenate([v[-extra:] for v in vectors]).view(np.uint8))
     assert abs(bits.mean() - 0.5) < 6 * 0.5 / len(bits) ** 0.5, "weights are masked"
-    for v in vectors:  # with masks that none of the moves has
-        apart = (v[-extra:].view(np.uint64) - v[:extra].view(np.uint64)).view(np.int64)
+    for row in vectors:  # with masks that none of the moves has
+        masked = row.view(np.uint64)
+        apart = (masked[-6:] - masked[:6]).view(np.int64)
         assert np.median(np.abs(apart.astype(np.float64))) > 2.0**44
     if variant == "published":
         return
@@ -200,11 +201,39 @@ def test_fedtv_over_sites_is_fedtv(
         trees = {ref: {n: -v for n, v in tree.items()} for ref, tree in asked.trees.items()}
         return unpack(grid.sites[site].answer(pack(Frame("mask", asked.values, trees))))
 
-    for site in grid.sites:
-        (grid.folder / site / room.RUN / "asked.json").unlink()
+    meddle(grid, lambda site, asked: None)
+    fed, _ = grid.server()
+    for one in (fed, *(site.federation for site in grid.sites.values())):
+        one.trainer.__dict__["similarity"] = 0.5
+    with pytest.raises(QuorumError, match="temperature 0.1; now samples, by similarity"):
+        fed.run(first, until=2)
+    for name, site in grid.sites.items():
+        site.federation.trainer.__dict__["similarity"] = 0.1
+        (grid.folder / name / room.RUN / "asked.json").unlink()
     meddle(grid, lie)
     with pytest.raises(QuorumError, match="masks of the sites do not cancel"):
         grid.server()[0].run(first, until=2)
+
+
+def test_updates_are_summed_under_one_kind_of_weights(
+    world: CheckWorld, tmp_path: Path, four: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By images and alike, from one model: of sites with 7, 5, 5 and 5 images the first's shows."""
+    grid = Grid(world, load_trainer("fedper"), tmp_path, kind=SumEngine,
+                policy=Policy(wait=0, retries=0, quorum=0.5),
+                secrets={f"site{s}": bytes([s + 1]) * 32 for s in FOUR})
+    grid.server()[0].run(until=1)
+    for name, weighting, fits in (("cd", "uniform", False), ("ef", "samples", True)):
+        monkeypatch.setattr(room, "RUN", name * 16)
+        grid.restart()
+        fed, _ = grid.server()
+        for one in (fed, *(site.federation for site in grid.sites.values())):
+            one.weighting = weighting
+        if fits:
+            fed.run(until=1)
+            continue
+        with pytest.raises(QuorumError, match="0 of 4 sites helped to unmask.*samples; now unif"):
+            fed.run(until=1)
 
 
 def test_afl_over_sites_is_one_sum_of_its_normal_equations(
