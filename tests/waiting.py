@@ -14,6 +14,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: open_clip, 3 s": ("fedvlm.export.write",),
         "start-up: for captions only": ("fedvlm.models.features.texts",),
     },
+    "fedvlm/api/rebuild.py": {
+        "start-up: such runs only": ("fedvlm.data.own.sentences",),
+    },
     "fedvlm/cli/data/_findings.py": {
         "start-up: rich, for a terminal only": ("rich.console",),
         "start-up: rich": ("rich.table", "rich.text", "fedvlm.console.live"),
@@ -159,7 +162,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: for joined parts only": ("fedvlm.data.formats.parts",),
     },
     "fedvlm/data/federated.py": {
-        "start-up: for such a file only": ("fedvlm.data.fewshot_file",),
+        "start-up: for such a file only": (
+            "fedvlm.data.fewshot_file", "fedvlm.data.own.sentences",
+        ),
         "start-up: for such images only": ("fedvlm.data.partition.unlabelled",),
     },
     "fedvlm/data/formats/table_files.py": {
