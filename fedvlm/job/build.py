@@ -62,6 +62,7 @@ from fedvlm.job.sources import (
 from fedvlm.models.adapt.peft import role_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import SampleSource
+from fedvlm.models.towers.vision import PATCHES
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.verify.answer import measure_of
 
@@ -184,7 +185,7 @@ def check_tower(cfg: CfgNode, trainer: Trainer) -> None:
     """Refuse what a ResNet's name shows that it lacks, before its weights are fetched.
 
     Raises:
-        ConfigError: the method reads patches, or what enters a block.
+        ConfigError: the method reads what enters a block.
     """
     name = str(cfg.MODEL.BACKBONE.NAME)
     if not RESNET.fullmatch(name):
@@ -193,11 +194,11 @@ def check_tower(cfg: CfgNode, trainer: Trainer) -> None:
         streams = trainer.streams(cast(VLModel, None))
     except AttributeError:  # it asks the tower: ``check_streams`` says it once that is there
         return
-    inside = [s for s in streams if s not in ("features", "pixels")]
+    inside = [s for s in streams if s not in ("features", "pixels", PATCHES)]
     if inside:
         raise ConfigError(
             f"{trainer.name} reads '{inside[0]}' inside the image tower, but that of {name} is a "
-            "ResNet without patches and blocks: use a ViT, such as --backbone ViT-B/16"
+            "ResNet without blocks: use a ViT, such as --backbone ViT-B/16"
         )
 
 
@@ -370,8 +371,8 @@ def prepare_run(
     inputs = inputs or Inputs()
     trainer = _load_method(cfg)
     data, splits = _as_trained(cfg, trainer, inputs.data(cfg, progress))
-    blind = not (any(len(c.val) for c in data.clients) if inputs.counts is None
-                 else inputs.counts.val.any())
+    known = inputs.counts
+    blind = not any(len(c.val) for c in data.clients) if known is None else not known.val.any()
     if cfg.TEST.SELECT == "val" and inputs.serves and blind:
         raise ConfigError(
             "TEST.SELECT val: this split has no validation images; set DATASET.VAL_SHOTS above 0, "
@@ -383,8 +384,8 @@ def prepare_run(
     backbone = inputs.backbone(cfg, device)
     model = VLModel(
         backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,
-        bf16_text=cfg.MODEL.PREC == "bf16", sets=data.label_sets is not None,
-        client_templates=data.client_templates,
+        client_templates=data.client_templates, bf16_text=cfg.MODEL.PREC == "bf16",
+        sets=data.label_sets is not None,
     )
     check_targets(cfg, trainer, data, model)
     loader = ImageLoader(
@@ -393,7 +394,6 @@ def prepare_run(
     )
     check_packs(trainer, model, loader, cfg.FED.PLAIN)
     train, test = pixel_sources(loader, torch.from_numpy(data.labels.copy()))
-    known = inputs.counts
     sizes = [len(c.train) for c in splits] if known is None else known.train.tolist()
     plan, chunk = make_plan(cfg, sizes), chunk_of(cfg, model, trainer)
     sites = parse_sites(cfg.FED.SITES, plan.clients)

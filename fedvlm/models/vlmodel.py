@@ -139,7 +139,7 @@ class VLModel:
                 then reaches them. None: the frozen tower.
 
         Raises:
-            ConfigError: the backbone has no ViT image tower with patch features.
+            ConfigError: the image tower has no patch features, or ``edits`` and no blocks.
         """
         if edits is not None:
             return self._inside(
@@ -166,7 +166,7 @@ class VLModel:
         """The image tower in pieces, read at the first call.
 
         Raises:
-            ConfigError: the backbone has no ViT image tower.
+            ConfigError: the image tower is neither a ViT nor CLIP's ResNet.
         """
         if self._vision is None:
             self._vision = VisionTower(self.backbone)

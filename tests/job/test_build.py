@@ -36,7 +36,7 @@ def test_mistakes_are_told_before_images_are_encoded(
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--trainer", "FedOTP", "--backbone", "RN50"], "that of RN50 is a ResNet without patches"),
+    (["--trainer", "PromptSRC", "--backbone", "RN50"], "that of RN50 is a ResNet without blocks"),
     (["--trainer", "FedAvg", "--peft", "prompt", "--dry-run", "PEFT.RANKS", "2,4"],
      "PEFT.RANKS 2,4: FedAvg trains no LoRA here"),
     (["--trainer", "FedPHA", "--dry-run", "TRAINER.FEDPHA.LOCAL_LENGTHS", "4,32"],

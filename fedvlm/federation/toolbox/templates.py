@@ -14,7 +14,10 @@ from fedvlm.models.vlmodel import VLModel
 class TemplateTrainer(Trainer):
     """Trains what changes the image feature or stands beside the scores; texts cost no pass."""
 
-    reads_templates = True
+    @property
+    def reads_templates(self) -> bool:
+        """Whether clients' work reads the templates: the texts are theirs."""
+        return True
 
     def prompt_sets(self, batch_size: int) -> int:
         """Return 0: the texts are constant."""

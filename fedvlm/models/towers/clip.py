@@ -134,6 +134,11 @@ def is_image_tower(module: nn.Module) -> bool:
     return type(module) is ImageTower or _is_open_clip(module, "VisionTransformer")
 
 
+def is_resnet(module: nn.Module) -> bool:
+    """Tell whether an image tower is CLIP's ResNet, whose pool is an attention: open_clip's."""
+    return _is_open_clip(module, "ModifiedResNet", "open_clip.modified_resnet")
+
+
 def is_trunk(module: nn.Module) -> bool:
     """Tell whether an image tower is a model of timm's: in ``trunk.TimmTower``, or open_clip's."""
     kind = type(module)
@@ -154,6 +159,8 @@ def is_quick_gelu(module: nn.Module | None) -> bool:
     return _is_open_clip(module, "QuickGELU")
 
 
-def _is_open_clip(module: nn.Module | None, name: str) -> bool:
+def _is_open_clip(
+    module: nn.Module | None, name: str, where: str = "open_clip.transformer"
+) -> bool:
     kind = type(module)  # by name: whoever holds such a module has imported its class
-    return (kind.__module__, kind.__qualname__) == ("open_clip.transformer", name)
+    return (kind.__module__, kind.__qualname__) == (where, name)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
-from fedvlm.models.towers.clip import is_encoder, is_image_tower, is_trunk
+from fedvlm.models.towers.clip import is_encoder, is_image_tower, is_resnet, is_trunk
 
 PREFIX = "tokens."
 PATCHES = "patches"
@@ -32,7 +32,7 @@ class Shell(Protocol):
     """What an image tower has around its blocks; ``ClipShell`` says what the methods return.
 
     Attributes:
-        blocks: between entry and pool.
+        blocks: between entry and pool; none in a ResNet.
         tokens, width, prefix, class_token: as ``VisionTower``'s.
         one_row: only the first row is read out: behind the last block no other is needed.
         has_patches: whether ``project`` is defined for single rows.
@@ -101,11 +101,65 @@ class ClipShell:
         return rows if self.visual.proj is None else rows @ self.visual.proj
 
 
+class ResNetShell:
+    """CLIP's ResNet: no blocks that anybody could change, but patches.
+
+    Its rows are what its attention pool reads: the mean over all positions, and each position of
+    the last stage, with their embeddings of positions. The tower's feature is what the pool gives
+    for the mean as the query; a patch feature is what it gives for that position as the query (PLOT
+    and FedOTP, Li et al., CVPR 2024, use CLIP's ResNet so).
+
+    Args:
+        visual: open_clip's ModifiedResNet.
+    """
+
+    prefix, class_token, one_row, has_patches = 1, False, False, True
+
+    def __init__(self, visual: Any) -> None:
+        self.blocks: list[FrozenBlock] = []
+        self.visual = visual
+        self.tokens, self.width = (int(n) for n in visual.attnpool.positional_embedding.shape)
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Return the pool's rows, ``[n, tokens, width]``, of ``[n, 3, S, S]``."""
+        tower = self.visual
+        x = tower.stem(pixels.to(tower.conv1.weight.dtype))
+        for stage in (tower.layer1, tower.layer2, tower.layer3, tower.layer4):
+            x = stage(x)
+        rows = x.flatten(2).mT
+        rows = torch.cat([rows.mean(1, keepdim=True), rows], 1)
+        out: Tensor = rows + tower.attnpool.positional_embedding.to(rows.dtype)
+        return out
+
+    def enter_norm(self, rows: Tensor) -> Tensor:
+        """Return the rows: no norm stands there."""
+        return rows
+
+    def attend(self, rows: Tensor) -> Tensor:
+        """Return what the pool gives with each row as a query: ``[..., tokens, d]``."""
+        pool = self.visual.attnpool
+        x = rows.to(pool.q_proj.weight.dtype)
+        q, k, v = (p(x).unflatten(-1, (pool.num_heads, -1)).transpose(-2, -3)
+                   for p in (pool.q_proj, pool.k_proj, pool.v_proj))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2)
+        out: Tensor = pool.c_proj(mixed).to(rows.dtype)
+        return out
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Return features ``[n, d]``: the mean's."""
+        return self.attend(x)[..., 0, :]
+
+    def project(self, rows: Tensor) -> Tensor:
+        """Return rows in the joint space, each as if the pool read it alone."""
+        return self.attend(rows.unsqueeze(-2)).squeeze(-2)
+
+
 class VisionTower:
     """A backbone's image tower in pieces.
 
     Args:
-        backbone: with open_clip's VisionTransformer, or a transformer of timm's (``trunk``).
+        backbone: with open_clip's VisionTransformer or ModifiedResNet (patches only), or a
+            transformer of timm's (``trunk``).
 
     Attributes:
         tokens: rows per image: patches, and what stands before them (class token, registers).
@@ -114,7 +168,7 @@ class VisionTower:
         class_token: whether the first row is a class token.
 
     Raises:
-        ConfigError: another image tower (a ResNet, a convolutional trunk).
+        ConfigError: another image tower (a convolutional trunk).
     """
 
     def __init__(self, backbone: Backbone) -> None:
@@ -122,16 +176,32 @@ class VisionTower:
         try:
             self.shell = _shell(visual, backbone)
         except Unreadable as reason:
-            raise ConfigError(
-                "PEFT.VISUAL lora and adapter, PEFT.LN, tokens and patches need a ViT image tower; "
-                f"{backbone.name} has none ({reason}): use --backbone ViT-B/16, or PEFT.VISUAL "
-                "feature without LN"
-            ) from reason
-        self.blocks: list[FrozenBlock] = self.shell.blocks
+            raise self._lacks(str(reason)) from reason
         self.tokens, self.width, self.prefix = (
             self.shell.tokens, self.shell.width, self.shell.prefix
         )
         self.class_token = self.shell.class_token
+
+    def _lacks(self, reason: str) -> ConfigError:
+        return ConfigError(
+            "PEFT.VISUAL lora and adapter, PEFT.LN and tokens (and patches, but for CLIP's ResNet) "
+            f"need a ViT image tower; {self.backbone.name} has none ({reason}): use --backbone "
+            "ViT-B/16, or PEFT.VISUAL feature without LN"
+        )
+
+    @property
+    def blocks(self) -> list[FrozenBlock]:
+        """The tower's blocks.
+
+        Raises:
+            ConfigError: it is a ResNet, which has patches only.
+        """
+        self._check_blocks()
+        return self.shell.blocks
+
+    def _check_blocks(self) -> None:
+        if isinstance(self.shell, ResNetShell):
+            raise self._lacks("its image tower is CLIP's ModifiedResNet")
 
     def enter(self, pixels: Tensor, block: int = 0) -> Tensor:
         """Return the activations ``[B, n, width]`` that enter ``block``, of ``[B, 3, H, W]``.
@@ -141,7 +211,7 @@ class VisionTower:
         backbone = self.backbone
         x = self.shell.embed(pixels.to(backbone.device, backbone.feature_dtype))
         x = x.to(backbone.feature_dtype).unsqueeze(0)
-        for one in self.blocks[:block]:
+        for one in self.blocks[:block] if block else ():
             x = one(x, NoEdits())
         return x.squeeze(0)
 
@@ -179,11 +249,13 @@ class VisionTower:
         """Return patch features ``[K, B, M, d]`` of activations that enter block ``start``.
 
         ``project`` of every patch row of the last block, so that a patch feature compares with a
-        text feature.
+        text feature; of CLIP's ResNet see ``ResNetShell``.
 
         Raises:
             ConfigError: the tower has none (see ``patch_shape``).
         """
+        if isinstance(self.shell, ResNetShell):
+            return self.shell.attend(x)[..., self.prefix :, :]
         (count, _), own = self.patch_shape, x.shape[2]
         edits = edits or NoEdits()
         for one in self.blocks[start:]:
@@ -226,8 +298,15 @@ class VisionTower:
         return self.enter(pixels, int(stream.removeprefix(PREFIX)))
 
     def shape(self, stream: str) -> tuple[int, int]:
-        """Return rows and width of what ``compute`` returns for one image."""
-        return self.patch_shape if stream == PATCHES else (self.tokens, self.width)
+        """Return rows and width of what ``compute`` returns for one image.
+
+        Raises:
+            ConfigError: the tower has no such stream.
+        """
+        if stream == PATCHES:
+            return self.patch_shape
+        self._check_blocks()
+        return self.tokens, self.width
 
     def leave(
         self, x: Tensor, start: int, edits: Edits, taps: Sequence[int] = ()
@@ -282,6 +361,8 @@ def _shell(visual: Any, backbone: Backbone) -> Shell:
         from fedvlm.models.towers.encoder import EncoderShell  # start-up: for texts as samples only
 
         return EncoderShell(visual, backbone)
+    if is_resnet(visual):
+        return ResNetShell(visual)
     if not is_trunk(visual):
         return ClipShell(visual)
     from fedvlm.models.towers.trunk import Trunk  # start-up: for timm's towers only

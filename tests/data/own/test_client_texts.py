@@ -116,7 +116,7 @@ def first_round(
     fed: Federation = world().federation(
         load_trainer(name), Setup(rounds=1, chunk=8, opts=opts))
     fed.model = VLModel(world().backbone, fed.model.classnames, packed=False,
-                        client_templates=own, **({"templates": shared} if shared else {}))
+                        client_templates=own, templates=shared or fed.model.templates)
 
     def keep(event: Event) -> None:
         if isinstance(event, RoundFinished) and event.round:
@@ -138,9 +138,9 @@ def first_round(
 
 
 def same(a: Tensor | dict[str, Tensor], b: Tensor | dict[str, Tensor]) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.allclose(a, b, rtol=0, atol=1e-9)
-    return all(torch.allclose(v, b[n], rtol=0, atol=1e-9) for n, v in dict(a).items())
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        a, b = {"": torch.as_tensor(a)}, {"": torch.as_tensor(b)}
+    return all(torch.allclose(v, b[n], rtol=0, atol=1e-9) for n, v in a.items())
 
 
 @pytest.mark.parametrize(("name", "opts", "reads"), [
