@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from fedvlm.advise import trial as t
-from fedvlm.advise.gather import Gathered
+from fedvlm.advise.gather import Gathered, _lone
 from fedvlm.advise.steps import PART, lone_share, one_more, rising
 from fedvlm.advise.verdict import conclude
+from fedvlm.data.partition.spec import PartitionSpec
 from fedvlm.evaluation.references import heads
 from tests.advise.fakes import made_up
 
@@ -81,3 +84,19 @@ def test_clients_alone_are_judged_as_on_new_images_of_the_same_shares(few: Gathe
     sure, unsure = conclude(replace(dealt, doubt={}), [30] * 6), conclude(dealt, [30] * 6)
     assert unsure.margin == pytest.approx(math.hypot(sure.margin, 1.96 * dealt.doubt[t.LOGREG]))
     assert all(a < b for a, b in zip(sure.margins, unsure.margins, strict=True))
+
+
+@pytest.mark.parametrize(("kind", "shots", "grouped", "due"), [
+    ("dirichlet", -1, False, 5 / 6), ("disjoint", 4, False, 5 / 6), ("iid", 4, False, 5 / 6),
+    ("iid", -1, False, None), ("natural", -1, False, None), ("quantity", 4, False, None),
+    ("dirichlet", -1, True, None),
+])
+def test_only_where_a_class_is_cut_by_the_same_proportions(
+    kind: str, shots: int, grouped: bool, due: float | None,
+) -> None:
+    """Clients that the data name, and images dealt whatever their class, are as they were."""
+    clients = [SimpleNamespace(train=range(3), test=range(6))] * 2
+    data: Any = SimpleNamespace(spec=PartitionSpec(kind, 2, shots=shots), clients=clients,
+                                groups=np.arange(18) if grouped else None)
+    found = _lone(data)
+    assert found == due if due is None else found == pytest.approx(due)
