@@ -11,19 +11,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 from yacs.config import CfgNode
 
+from fedvlm.advise.steps import lone_share
 from fedvlm.config.engines import of_parties
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
 from fedvlm.core.trees import in_double
 from fedvlm.data.datum import IntArray, refuse_client_texts, refuse_targets
-from fedvlm.data.federated import build_federation
+from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.images import ImageLoader
+from fedvlm.data.partition.kinds import draws_per_client
 from fedvlm.federation.plan import draw_unseen
 from fedvlm.job.build import check_model, pick_device
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.sources import features_of
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.vlmodel import VLModel
+
+# Kinds of partition that cut training and test images of a class by the same proportions.
+BY_CLASS = ("disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "domain_dirichlet")
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Gathered:
         notes: of the data.
         sets: where an image has a set of labels, the sets that occur ``[S, C]``; ``classnames``
             are then the labels, and ``labels`` numbers of sets.
+        lone: where images are dealt in class shares, the share of ``steps.lone_share``; None: not
+            known, as of clients that the data name.
     """
 
     name: str
@@ -57,6 +64,7 @@ class Gathered:
     grouped: bool
     notes: Sequence[str]
     sets: NDArray[np.uint8] | None = None
+    lone: float | None = None
 
 
 def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
@@ -111,7 +119,18 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         [groups[a] for a in at],
         None if logits is None else [logits[torch.from_numpy(a)] for a in at],
         any(one is not None for one in said), [*data.notes, *notes], data.label_sets,
+        _lone(data),
     )
+
+
+def _lone(data: FederatedData) -> float | None:
+    """Return ``Gathered.lone``: test images are counted, none is opened and no label of one read.
+    """
+    spec = data.spec
+    if data.groups is not None or not (spec.kind in BY_CLASS or draws_per_client(spec)):
+        return None
+    parts = [(len(c.train), len(c.test)) for c in data.clients]
+    return lone_share(sum(n for n, _ in parts), sum(n for _, n in parts))
 
 
 def _name_logits(model: VLModel, rows: Tensor) -> Tensor:

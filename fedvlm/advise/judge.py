@@ -52,7 +52,7 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
     else:
         advice = conclude(trial, images, twins)
         keep = trial.ridge if advice.method == AFL else None
-    command = f"{words} {method_flags(advice.method, keep)}"
+    command = f"{words} {method_flags(advice.method, keep, sets)}"
     cost = cost_words(advice.method, found.features[0].shape[1], trial.classes)
     parts = (advice, trial, images, names, command, cost, found.classnames)
     return Judged(advice, advice_lines(*parts), advice_record(*parts))

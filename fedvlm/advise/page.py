@@ -30,11 +30,18 @@ FLAGS = {  # what comes near the fixed point in a run
     DITTO: "--trainer Ditto --peft head --lr 0.05 --rounds 50 TRAINER.DITTO.LAMBDA 0.3",
 }
 BESIDE = " (a baseline: no method runs it on sets of labels)"
+LABEL_FLAGS = {  # the same of sets of labels, whose loss is flat where labels are rare
+    FEDAVG: "--trainer FedAvg --peft head --lr 0.1 --rounds 100 OPTIM.NAME adam",
+    DITTO: "--trainer Ditto --peft head --lr 0.1 --rounds 100 OPTIM.NAME adam "
+           "TRAINER.DITTO.LAMBDA 0.3",
+}
 LISTED = 6  # clients that are named
 
 
-def method_flags(method: str, keep: float | None = None) -> str:
-    """Return the flags of a run of a method; ``keep``: AFL's ridge."""
+def method_flags(method: str, keep: float | None = None, sets: bool = False) -> str:
+    """Return the flags of a run of a method; ``keep``: AFL's ridge; ``sets``: of labels."""
+    if sets:
+        return LABEL_FLAGS[method]
     return FLAGS[method] + (f" TRAINER.AFL.KEEP {keep:.3g}" if method == AFL and keep else "")
 
 

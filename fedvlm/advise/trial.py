@@ -8,6 +8,7 @@ counts once, in training and in judging.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from fedvlm.advise.folds import deal_folds, fold_count
 from fedvlm.advise.gather import Gathered
+from fedvlm.advise.steps import one_more
 from fedvlm.core.errors import DataError
 from fedvlm.evaluation.references import heads
 from fedvlm.evaluation.references.heads import HeadClient, Heads, Sums
@@ -64,6 +66,7 @@ class CrossValidation:
         reached: by method (``ALONE``, ``TOGETHER``, ``AFL_PRIOR``, ``POOLED``).
         ridge: strength of AFL's ridge that is best on all folds, for sums of all training images.
         curve: what logistic regression alone reaches with ``PARTS`` of the images, by part.
+        doubt: by method, standard error in points of what ``steps.one_more`` adds; none: nothing.
     """
 
     clients: Sequence[HeadClient]
@@ -73,6 +76,7 @@ class CrossValidation:
     reached: dict[str, Reached]
     ridge: float
     curve: dict[float, Reached] = field(default_factory=dict)
+    doubt: dict[str, float] = field(default_factory=dict)
 
     def personal(self, reached: Reached) -> Tensor:
         """Return each client's accuracy in percent ``[K]``: a group counts once."""
@@ -111,7 +115,7 @@ def try_heads(
     folds = [torch.from_numpy(f) for f in deal_folds(
         found.groups, [y.numpy() for y in found.labels], count)]
     count = int(torch.cat(folds).max()) + 1
-    work = _Work(raw, unit, found.trains, folds, count, classes)
+    work = _Work(raw, unit, found.trains, folds, count, classes, found.lone)
     reached = work.untrained(found.names)
     heavy = 8 * len(raw) * classes * (raw[0].x.shape[1] + 1) * len(GRID)
     several = max(1, SIDE_BYTES // heavy)
@@ -126,14 +130,26 @@ def try_heads(
     if told is not None:
         told("cross-validation", count, count)
 
-    def only(one: Reached, own: bool = True) -> Reached:
-        right = work.corrected(one.right) if own else one.right
+    doubt: dict[str, float] = {}
+    slope = 0.0
+    if found.lone is not None:
+        wrong = [1 - float(torch.cat(list(one.right)).mean()) for one in (
+            curve[PARTS[-1]], reached[LOGREG])]
+        slope = math.log(max(wrong[0], 0.01) / max(wrong[1], 0.01)) / math.log(1 / PARTS[-1])
+
+    def only(one: Reached, name: str = LOGREG) -> Reached:
+        right = one.right
+        if name == LOGREG and found.lone is not None:
+            right, error = work.with_one_more(right, slope)
+            doubt.setdefault(name, error)
+        elif name in OF_SHARES:
+            right = work.corrected(right)
         return Reached([right[k] for k in kept])
 
     return CrossValidation([unit[k] for k in kept], kept, classes, count,
-                 {name: only(one, name in OF_SHARES) for name, one in reached.items()},
+                 {name: only(one, name) for name, one in reached.items()},
                  work.ridge(),
-                 {part: only(one) for part, one in curve.items()})
+                 {part: only(one) for part, one in curve.items()}, doubt)
 
 
 class _Work:
@@ -141,10 +157,10 @@ class _Work:
 
     def __init__(
         self, raw: Sequence[HeadClient], unit: Sequence[HeadClient], trains: Sequence[Tensor],
-        folds: Sequence[Tensor], count: int, classes: int,
+        folds: Sequence[Tensor], count: int, classes: int, lone: float | None = None,
     ) -> None:
         self.raw, self.unit, self.trains, self.folds = raw, unit, trains, folds
-        self.count, self.classes = count, classes
+        self.count, self.classes, self.lone = count, classes, lone
         self.hits: dict[str, list[Tensor]] = {}  # [settings, n] for each client
         self.loss: dict[str, list[Tensor]] = {}
         images = sum(map(len, unit)) * unit[0].x.shape[1] * classes
@@ -267,15 +283,11 @@ class _Work:
         are, half as the mean of all clients' images where one of the class was left (``ONE``). With
         validation images, the half is averaged with the share that they show.
         """
-        left = []
+        left = self._left()
         only = lone = lacking = judges = 0.0
-        for c, fold, trains in zip(self.unit, self.folds, self.trains, strict=True):
-            counts = torch.zeros(self.count, self.classes, dtype=torch.float64)
-            counts.index_put_((fold[trains], c.y[trains]),
-                              c.take(trains).w.double(), accumulate=True)
-            whole = counts.sum(0)
-            left.append((whole - counts)[fold, c.y])
-            lone += float((left[-1][trains] <= 0.01).sum())
+        for c, n, trains in zip(self.unit, left, self.trains, strict=True):
+            whole = c.take(trains).counts(self.classes)
+            lone += float((n[trains] <= 0.01).sum())
             only += float(trains.sum())
             lacking += float((whole[c.y[~trains]] <= 0.01).sum())
             judges += float((~trains).sum())
@@ -287,6 +299,23 @@ class _Work:
         mean, way = few @ torch.cat(list(right)) / few.sum(), 1 - (shown + 0.5) / 2
         return [torch.where((n <= 0.01) & t, one + way * (mean - one), one)
                 for one, n, t in zip(right, left, self.trains, strict=True)]
+
+    def _left(self) -> list[Tensor]:
+        """Return how many training images (groups) of its class each image's heads have met."""
+        out = []
+        for c, fold, trains in zip(self.unit, self.folds, self.trains, strict=True):
+            counts = torch.zeros(self.count, self.classes, dtype=torch.float64)
+            counts.index_put_((fold[trains], c.y[trains]),
+                              c.take(trains).w.double(), accumulate=True)
+            out.append((counts.sum(0) - counts)[fold, c.y])
+        return out
+
+    def with_one_more(
+        self, right: Sequence[Tensor], slope: float
+    ) -> tuple[list[Tensor], float]:
+        """Return right answers of clients alone as ``steps.one_more`` has them, and its error."""
+        return one_more(self._left(), right, [c.w.double() for c in self.unit], self.trains, slope,
+                        1.0 if self.lone is None else self.lone)
 
     def reached(self) -> dict[str, Reached]:
         """Return what all trained heads reach; fits the personal ones around the shared."""

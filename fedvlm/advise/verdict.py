@@ -122,9 +122,10 @@ def conclude(trial: CrossValidation, images: Sequence[int], twins: float = 0.0) 
     alone = max((sides[n] for n in ALONE if n in sides), key=lambda side: side.personal)
     together = _simplest(trial, sides)
     mine, own = trial.reached[together.name], trial.reached[alone.name]
-    points, margin = _gain(trial, mine, own)
-    gains, margins = zip(*(_own_gain(trial, k, mine, own) for k in range(len(trial.clients))),
-                         strict=True)
+    doubt = math.hypot(*(trial.doubt.get(s.name, 0.0) for s in (together, alone)))
+    points, margin = _gain(trial, mine, own, doubt)
+    gains, margins = zip(*(_own_gain(trial, k, mine, own, doubt)
+                           for k in range(len(trial.clients))), strict=True)
     sizes = tuple(c.size for c in trial.clients)
     verdict, why = _verdict(points, margin, sorted(sizes)[len(sizes) // 2], twins)
     return Advice(
@@ -207,20 +208,29 @@ def _differences(trial: CrossValidation, k: int, mine: Reached, own: Reached) ->
         0, at, client.w.double() * apart)
 
 
-def _gain(trial: CrossValidation, mine: Reached, own: Reached) -> tuple[float, float]:
-    """Return the mean over clients of the gain, and half its 95 % interval."""
+def _gain(
+    trial: CrossValidation, mine: Reached, own: Reached, doubt: float = 0.0
+) -> tuple[float, float]:
+    """Return the mean over clients of the gain, and half its 95 % interval.
+
+    Args:
+        doubt: standard error of what is not counted image by image (``CrossValidation.doubt``).
+    """
     each = [_differences(trial, k, mine, own) for k in range(len(trial.clients))]
     variance = sum(float(d.var() / len(d)) for d in each if len(d) > 1) / len(each) ** 2
     floor = 100.0**2 / (sum(map(len, each)) + 1) ** 2  # where all answers agree
-    margin = NORMAL * math.sqrt(RETRAINED * max(variance, floor))
+    margin = NORMAL * math.sqrt(RETRAINED * max(variance, floor) + doubt**2)
     return sum(float(d.mean()) for d in each) / len(each), margin
 
 
-def _own_gain(trial: CrossValidation, k: int, mine: Reached, own: Reached) -> tuple[float, float]:
+def _own_gain(
+    trial: CrossValidation, k: int, mine: Reached, own: Reached, doubt: float
+) -> tuple[float, float]:
     """Return a client's gain and half its 95 % interval; a gain and a loss are added to few."""
     d = _differences(trial, k, mine, own)
     spread = float((d - d.mean()).square().sum()) + 2 * 100.0**2
-    return float(d.mean()), NORMAL * math.sqrt(RETRAINED * spread / (len(d) + 1) / (len(d) + 2))
+    return float(d.mean()), NORMAL * math.sqrt(
+        RETRAINED * spread / (len(d) + 1) / (len(d) + 2) + doubt**2)
 
 
 def _verdict(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +16,13 @@ from PIL import Image
 
 import fedvlm
 from fedvlm.cli.main import main
-from fedvlm.core.errors import ConfigError
 from fedvlm.evaluation import label_rows, rankings
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.plan import Plateau
 from fedvlm.federation.trainer import cross_entropy
 from fedvlm.job import run
 from fedvlm.job.flags import parse
-from fedvlm.job.resolve import resolve, run_config
+from fedvlm.job.resolve import resolve
 from fedvlm.runs.verify.answer import MAP, answer_lines, worse_names
 from tests import jobs
 
@@ -227,13 +228,53 @@ def test_what_asks_for_one_class_is_refused(
     assert says in capsys.readouterr().err and not list(tmp_path.rglob("*"))
 
 
-def test_advise_points_to_a_run_whose_table_has_what_it_would_say(whole: Path) -> None:
-    from fedvlm.advise.gather import gather_clients
+def test_advise_judges_what_a_run_shows_and_its_command_runs(
+    chest: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the same images: 54 are judged without opening the 200 on which the run is tested."""
+    monkeypatch.setattr("fedvlm.advise.sets.fold_count", lambda groups: 6)
+    table = many_tests(tmp_path)
+    data = ["--images", str(table), "--labels", ",".join(NAMES), "--clients-by", "hospital",
+            "--backbone", "tiny"]
+    capsys.readouterr()
+    assert main(["advise", "--json", *data]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["measure"] == MAP and found["method"] in ("FedAvg", "Ditto")
+    command = shlex.split(found["command"])
+    assert command[:2] == ["fedvlm", "run"] and command[2 : 2 + len(data)] == data
+    assert main([*command[1:], "--output-dir", str(tmp_path / "out")]) == 0
+    results = jobs.results(tmp_path / "out")
+    there, reached, answer = results["references"], found["reached"], results["answer"]
+    margin = math.hypot(found["margin"], answer["margin"])
+    for mine, own in (("logreg", "logreg"), ("AFL", "afl"), ("pooled", "pooled")):
+        assert abs(reached[mine]["personal"] - there[own]["personal"]) < margin, mine
+        assert abs(reached[mine]["auroc"] - there[own]["personal_auroc"]) < margin, mine
+    assert abs(found["points"] - answer["points"]) < margin < 20
+    assert reached["pooled"]["personal"] > reached["logreg"]["personal"]
+    assert {"federate": -1, "do not federate": 1}.get(found["verdict"], 0) != {
+        "pays": 1, "costs": -1}.get(answer["verdict"], 2)
+    capsys.readouterr()
+    assert main(["advise", *data]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:2] == ["mAP", "(%),"] and "AUROC" in lines[1]
+    assert not any("accuracy" in line or "class-balanced" in line for line in lines)
 
-    with pytest.raises(ConfigError, match="fedvlm advise compares accuracies.* AFL in one round"):
-        gather_clients(run_config(jobs.folder(whole), {}))
-    there = jobs.results(whole)["references"]
-    assert all(0 < there[name]["personal"] <= 100 for name in ("logreg", "afl", "pooled"))
+
+def many_tests(folder: Path) -> Path:
+    """A table with a column of 0 and 1 for each label: 54 training images, 200 test images."""
+    dice, lines = np.random.default_rng(3), [f"file,split,hospital,{','.join(NAMES)}"]
+    for i in range(254):
+        held = dice.random(3) < (0.5, 0.4, 0.4)
+        pixels = dice.integers(0, 80, (32, 32, 3))
+        pixels[..., 0] += 25 * held[0]
+        pixels += 12 * held[1]
+        pixels[::6] += 20 * held[2]
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
+        lines.append(f"{i}.png,{'train' if i < 54 else 'test'},{('Utrecht', 'Lyon')[i % 2]},"
+                     f"{','.join(str(int(one)) for one in held)}")
+    (folder / "scans.csv").write_text("\n".join(lines) + "\n")
+    return folder / "scans.csv"
 
 
 @pytest.fixture(scope="module")
