@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ LABELS = "labels"  # or a set of labels,
 CAPTIONS = "captions"  # or texts
 _LIMIT = 60  # bytes of one part; the longest folder name has two of them
 _PLAIN = "._-+=,"
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _ABSENT = object()
 _SHOWN = 8
 Present = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # an identity -> what counts today
@@ -192,6 +194,12 @@ def _same_line(_spelling: str, value: Any) -> str:
 
 
 def _one_line(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str) and _is_plain(value):
+        return value
+    if type(value) is int:
+        return str(value)
     text = yaml.safe_dump(
         value, default_flow_style=True, width=2**31, allow_unicode=True, sort_keys=False
     )
@@ -202,6 +210,15 @@ def _one_line(value: Any) -> str:
         value, default_flow_style=True, width=2**31, default_style='"', sort_keys=False
     )
     return text.removesuffix("\n")
+
+
+def _is_plain(text: str) -> bool:
+    """Say whether YAML writes a text as it is: a word that is no number, date, truth or null."""
+    if not _WORD.fullmatch(text):
+        return False
+    resolvers = yaml.SafeDumper.yaml_implicit_resolvers
+    patterns = (*resolvers.get(text[0], ()), *resolvers.get(None, ()))
+    return not any(pattern.match(text) for _, pattern in patterns)
 
 
 def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:

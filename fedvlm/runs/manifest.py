@@ -70,11 +70,18 @@ def _versions() -> dict[str, str | None]:
     table: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            table[name] = importlib.metadata.version(name)
+            table[name] = _version(importlib.metadata.distribution(name))
         except importlib.metadata.PackageNotFoundError:
             table[name] = None
     table["fedvlm"] = __version__  # also in a checkout that is not installed
     return table
+
+
+def _version(package: importlib.metadata.Distribution) -> str:
+    """Return a package's version from the head of its metadata, whose rest is a long text."""
+    head = (package.read_text("METADATA") or "").partition("\n\n")[0]
+    found = [line[9:].strip() for line in head.splitlines() if line.startswith("Version: ")]
+    return found[0] if len(found) == 1 else package.version
 
 
 def git_revision(package: Path) -> dict[str, Any] | None:
@@ -92,11 +99,8 @@ def git_revision(package: Path) -> dict[str, Any] | None:
             return None
         return process.stdout.strip()
 
-    top = ask("rev-parse", "--show-toplevel")
+    top, _, revision = (ask("rev-parse", "--show-toplevel", "HEAD") or "").rpartition("\n")
     if not top or Path(top).resolve() != package.parent:
-        return None
-    revision = ask("rev-parse", "HEAD")
-    if revision is None:
         return None
     changed = ask("status", "--porcelain", "--untracked-files=no", "--", package.name, "trainers")
     return {"revision": revision, "changed": None if changed is None else bool(changed)}

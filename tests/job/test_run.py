@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedvlm.cli.run import run as run_verb
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.partition.index_file import read_index_file
 from fedvlm.job import run as job_run
@@ -191,6 +192,22 @@ def test_the_collector_is_left_as_it_was(before: bool, monkeypatch: pytest.Monke
         count = gc.get_freeze_count()
         job_run._trained(closing, {}, closing, closing, closing, 0.0, None)
         assert seen[0] > 0 and gc.get_freeze_count() == count and (count > 0) == before
+    finally:
+        gc.freeze()
+
+
+def test_modules_are_loaded_without_the_collector_and_hidden_from_it() -> None:
+    gc.unfreeze()
+    try:
+        with run_verb._uncollected():
+            assert not gc.isenabled()
+        assert gc.isenabled() and gc.get_freeze_count() > 0
+        with run_verb._uncollected():  # again in this process: nothing is left to spare
+            assert gc.isenabled()
+        gc.unfreeze()
+        with pytest.raises(KeyError), run_verb._uncollected():
+            raise KeyError
+        assert gc.isenabled() and gc.get_freeze_count() == 0
     finally:
         gc.freeze()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
 import os
@@ -219,6 +220,11 @@ def test_resuming_elsewhere_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert any("bit-identical" in n and "torch" in n and "9.9" in n for n in run.notes)
 
 
+def test_versions_are_those_that_the_packages_name() -> None:
+    known = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "yacs")}
+    assert known.items() <= manifest.versions().items()
+
+
 def test_git_revision_of_a_checkout_only(tmp_path: Path) -> None:
     assert manifest.git_revision(tmp_path / "fedvlm") is None
     if not (PACKAGE.parent / ".git").exists():
@@ -237,6 +243,18 @@ def test_config_loads_back_as_it_is(value: Any) -> None:
     tree = {"A": {"B": value, "C": 1e-05}, "D": value}
     text = config_text(tree, {"A.B": "flag --b\nsecond # line", "A.C": "default"})
     assert yaml.safe_load(text) == tree and "1.0e-05  # default" in text
+
+
+@given(st.text(max_size=8) | st.text("AaeEfilnNosTtuyx~.-_/=<0:#", max_size=6)
+       | st.sampled_from(["yes", "No", "null", "Null", "on", "true", "TRUE", ".nan", "nan", "e5"])
+       | st.integers() | st.booleans() | st.none())
+@settings(max_examples=300, deadline=None)
+def test_a_plain_word_is_written_as_yaml_writes_it(value: Any) -> None:
+    """The shortcut past PyYAML gives its very text."""
+    line = yaml.safe_dump(value, default_flow_style=True, width=2**31, allow_unicode=True)
+    line = line.removesuffix("\n").removesuffix("\n...")
+    written = config_text({"A": value}, {})
+    assert written == f"A: {line}\n" or len(line.splitlines()) > 1
 
 
 def test_flat_config_is_nested() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -155,10 +155,21 @@ def _version() -> str:
 def _stamp(folder: Path) -> str:
     """Return what the stamp of a set says: its version, and a hash of every file in it."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != _STAMP):
-        data = path.read_bytes()
-        digest.update(f"{path.relative_to(folder).as_posix()} {len(data)}\n".encode() + data)
+    for parts in sorted(_files_of(str(folder), ())):
+        with open(os.path.join(folder, *parts), "rb") as file:
+            data = file.read()
+        digest.update(f"{'/'.join(parts)} {len(data)}\n".encode() + data)
     return f"{_version()}sha256 {digest.hexdigest()}\n"
+
+
+def _files_of(folder: str, inside: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the path of every file in a folder but stamps, as its parts: no ``Path`` of each."""
+    with os.scandir(os.path.join(folder, *inside)) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_of(folder, (*inside, entry.name))
+            elif entry.is_file() and entry.name != _STAMP:
+                yield (*inside, entry.name)
 
 
 def _is_current(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tiny_tasks import TASKS, build_task, pair_classes
 
+from fedvlm.data.builtin import sets
 from fedvlm.data.builtin.sets import (
     BUILTIN,
     HELD_OUT_PAIRS,
@@ -150,3 +152,16 @@ def test_a_changed_image_of_a_drawn_set_is_noticed_and_drawn_again(tmp_path: Pat
     stamp = (folder / ".version").stat().st_mtime_ns
     materialise("new_nouns", tmp_path)
     assert (folder / ".version").stat().st_mtime_ns == stamp  # drawn once
+
+
+def test_the_stamp_covers_every_file_in_the_order_of_paths(tmp_path: Path) -> None:
+    for name in ("b/x.png", "b.c/y.png", "b/a/z.png", "top", "a/.version", "é/1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "linked").symlink_to(tmp_path / "b")
+    (tmp_path / "link").symlink_to(tmp_path / "top")
+    digest = hashlib.sha256()
+    for path in sorted(p for p in tmp_path.rglob("*") if p.is_file() and p.name != ".version"):
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(tmp_path).as_posix()} {len(data)}\n".encode() + data)
+    assert sets._stamp(tmp_path).endswith(f"sha256 {digest.hexdigest()}\n")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from matplotlib.text import Text
 from PIL import Image
@@ -88,19 +88,19 @@ def test_a_runs_own_picture_shows_what_the_figure_shows(rows: list[dict]) -> Non
         figure.draw_without_rendering()
     words = {str(t.get_text()) for t in figure.findobj(Text)} - {""}
     assert {e.text for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("text")} == words
-    drawn = [(x, y, line.get_markersize()) for line in figure.axes[0].lines
-             for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
-             if line.get_marker() == "o"]
-    plan = partition.layout(data)
-    key = Counter(round(plan.size(n), 2) for n, _ in plan.shown())
-    sizes = Counter(round(d, 2) for *_, d in circles(svg))
-    assert sizes - key == Counter(round(d, 2) for *_, d in drawn)
+    marks = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    drawn = sorted((y, x, line.get_markersize()) for line in marks
+                   for x, y in np.asarray(line.get_xydata()).tolist())
     dots = circles(svg)[: len(drawn)]
-    for own, place in ((0, 0), (1, 1)):  # one step of the picture for one step of the table
-        at = sorted({(float(d[place]), dots[i][own]) for i, d in
-                     enumerate(sorted(drawn, key=lambda d: (d[1], d[0])))})
-        assert len(at) == len({step for step, _ in at})
-        assert [where for _, where in at] == sorted(where for _, where in at)
+    assert [round(d, 2) for *_, d in dots] == pytest.approx([d for *_, d in drawn], abs=0.01)
+    for own, place in ((0, 1), (1, 0)):  # one place of the picture for each of the table
+        at = dict(sorted((d[place], dot[own]) for d, dot in zip(drawn, dots, strict=True)))
+        assert all(at[d[place]] == dot[own] for d, dot in zip(drawn, dots, strict=True))
+        assert list(at.values()) == sorted(set(at.values()))
+    key = circles(svg)[len(drawn):]
+    plan = partition.layout(data)
+    assert sorted(d for *_, d in key) == pytest.approx(
+        [plan.size(n) for n, _ in plan.shown()], abs=0.01)
     image = Image.open(io.BytesIO(files["partition.png"])).convert("RGB")
     scale = style.DPI / 72
     assert all(image.getpixel((round(x * scale), round(y * scale))) == (0, 0x72, 0xB2)
