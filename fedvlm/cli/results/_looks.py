@@ -1,4 +1,4 @@
-"""What a run's model weighs in single images, as figures draw it (``answers.looks``)."""
+"""What a run's model weighs and sees in single images, as figures draw it (``answers``)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.nn.functional as F
 
-from fedvlm.api.model import Maps
+from fedvlm.api.model import Maps, Model
 from fedvlm.api.run import Run, load
-from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import Datum
 from fedvlm.data.partition.index_file import read_index_file
+from fedvlm.report.figures.answers.features import Features
 from fedvlm.report.figures.answers.looks import Looks
 
 
-def looks_of(args: Namespace, folder: Path) -> Looks:
-    """Return what a client's model weighs in the images that the words name.
+def seen_of(args: Namespace, folder: Path) -> dict[str, Looks | Features]:
+    """Return what a client's model weighs and sees in the images that the words name.
+
+    Returns:
+        ``looks`` and ``features``, as far as they are asked for: fields of ``FigureRuns``.
 
     Raises:
         ConfigError: a method without maps, no such client, or several.
@@ -30,15 +35,45 @@ def looks_of(args: Namespace, folder: Path) -> Looks:
                trust_code=args.trust_code, round=args.round)
     models = run.named(args.client)
     if len(models) > 1:
-        raise ConfigError("--client all: maps are of one model; give a client's number, or global")
+        raise ConfigError("--client all: such a figure is of one model; give a client's number, "
+                          "or global")
     ((name, model),) = models.items()
-    images: Sequence[Any] = args.images
-    names: Sequence[str] = ()
+    seen: dict[str, Looks | Features] = {}
+    if args.images:
+        seen["looks"] = looks(model.maps(args.images))
     if args.test_images:
         some = test_images(run, name, args.test_images, args.root)
-        images = [d.array if d.array is not None else d.path for d in some]
-        names = [d.classname.replace("_", " ") for d in some]
-    return looks(model.maps(images), names)
+        seen["looks"] = looks(model.maps(pictures(some)), [spoken(d) for d in some])
+    if args.features:
+        some = test_images(run, name, args.features, args.root)
+        seen["features"] = features(model, some)
+    return seen
+
+
+def features(model: Model, some: Sequence[Datum]) -> Features:
+    """Return the features of labelled images in a model, and whether its answers are right.
+
+    Raises:
+        ConfigError: an image has no class of the run's: a set of labels, or a caption.
+    """
+    label = {fold(name): i for i, name in enumerate(model.classnames)}
+    if any(fold(spoken(datum)) not in label for datum in some):
+        raise ConfigError("--features colours images by their class, and this run's have sets of "
+                          "labels or captions")
+    true = np.array([label[fold(spoken(datum))] for datum in some])
+    values = F.normalize(model.features(pictures(some)), dim=-1).double().numpy()
+    right = model.predict(pictures(some)).labels == true
+    return Features(values, true, right, model.classnames)
+
+
+def pictures(some: Sequence[Datum]) -> list[Any]:
+    """Return images as ``Model`` takes them."""
+    return [datum.path if datum.array is None else datum.array for datum in some]
+
+
+def spoken(datum: Datum) -> str:
+    """Return an image's class as prompts have it."""
+    return datum.classname.replace("_", " ")
 
 
 def looks(maps: Maps, names: Sequence[str] = ()) -> Looks:

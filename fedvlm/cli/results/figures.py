@@ -7,6 +7,9 @@ plans (FedOTP), or attention and fusion weights (FedTV, VPT and others).
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from fedvlm.cli.models._run import add_model_flags
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
@@ -21,6 +24,7 @@ EXAMPLES = (
     "fedvlm figures output --into figures/ --width 5.5 --font serif  # for a NeurIPS paper",
     "fedvlm figures output --metric global --column  # one column of a paper wide",
     "fedvlm figures RUN --test-images 4 --client 3  # where FedOTP's prompts look",
+    "fedvlm figures RUN --features 500 --client global",
 )
 ALSO = ("plot", "plots", "draw", "curves", "chart")
 
@@ -44,6 +48,8 @@ def flags(parser: Parser) -> None:
         "weighs in these images, or folders of them")
     add("--test-images", type=whole_number(1), default=0, metavar="N", help="the same in N of the "
         "client's test images")
+    add("--features", type=whole_number(1), default=0, metavar="N", help="t-SNE of the features "
+        "of N of its test images")
     add("--client", default="0", metavar="N", help="whose model: a client's number or name, or "
         "global (0)")
     add("--root", default="", metavar="DATA/", help="where the test images are now")
@@ -71,15 +77,7 @@ def main(args: Namespace) -> int:
     complain(*collected.notes(), prefix="note")
     if not collected.runs:
         raise no_runs(folders, collected)
-    looks = None
-    if args.images or args.test_images:
-        if len(collected.runs) > 1:
-            raise ConfigError(f"maps of images are of one run, and there are {len(collected.runs)} "
-                              "here; give the folder of one")
-        progress("loading PyTorch")
-        from fedvlm.cli.results._looks import looks_of  # start-up: PyTorch, 2 s
-
-        looks = looks_of(args, collected.runs[0].path)
+    seen = _seen(args, [run.path for run in collected.runs])
     from fedvlm.report.figures import style  # start-up: 1 s of matplotlib
     from fedvlm.report.figures.catalog import write_figures  # start-up: 1 s of matplotlib
     from fedvlm.report.figures.selection import FigureRuns  # start-up: 1 s of matplotlib
@@ -87,10 +85,27 @@ def main(args: Namespace) -> int:
     into = user_path(args.into) if args.into else folders[0] / "figures"
     width = style.COLUMN if args.column else args.width or style.PAGE
     papers = papers_of(collected.runs) if args.names == "paper" else {}
-    selection = FigureRuns(collected.runs, args.metric, papers, looks)
+    selection = FigureRuns(collected.runs, args.metric, papers, **seen)
     names, missing = write_figures(selection, into, width, args.font)
     if collected.unfinished:
         complain(f"{len(collected.unfinished)} unfinished runs were skipped", prefix="note")
     complain(*(f"not made: {why}" for why in missing), prefix="note")
     say(*(f"{into / name}.pdf .png .svg .csv" for name in names))
     return 0 if names else DataError.exit_code
+
+
+def _seen(args: Namespace, paths: Sequence[Path]) -> dict[str, Any]:
+    """Return what the run's model weighs and sees in images; nothing where nobody asks.
+
+    Raises:
+        ConfigError: several runs.
+    """
+    if not (args.images or args.test_images or args.features):
+        return {}
+    if len(paths) > 1:
+        raise ConfigError("--images, --test-images and --features are of one run, and there are "
+                          f"{len(paths)} here; give the folder of one")
+    progress("loading PyTorch")
+    from fedvlm.cli.results._looks import seen_of  # start-up: PyTorch, 2 s
+
+    return dict(seen_of(args, paths[0]))

@@ -59,12 +59,14 @@ class FigureRuns:
         papers: method -> what its card says: how it is spelt, its family.
         looks: what the run's model weighs in some images (``answers.looks.Looks``); None: nobody
             asked.
+        features: of the run's model for test images, as ``answers.features.Features``; None.
     """
 
     runs: Sequence[FinishedRun]
     metric: str = "personal"
     papers: Mapping[str, Paper] = field(default_factory=dict)
     looks: Any = None
+    features: Any = None
 
     @property
     def run(self) -> FinishedRun:

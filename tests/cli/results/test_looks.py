@@ -26,7 +26,7 @@ def folder(quick_run: Path) -> Path:
 
 def test_a_clients_test_images(folder: Path, tmp_path: Path) -> None:
     words = ["figures", str(folder), "--into", str(tmp_path / "new"), "--client", "1"]
-    assert main([*words, "--test-images", "2"]) == 0
+    assert main([*words, "--test-images", "2", "--features", "40"]) == 0
     rows = list(csv.DictReader((tmp_path / "new" / "attention.csv").open()))
     assert [r["field"] for r in rows] == ["frozen feature", "shared adapter", "own adapter"] * 2
     for i in (0, 3):
@@ -35,9 +35,18 @@ def test_a_clients_test_images(folder: Path, tmp_path: Path) -> None:
     some = _looks.test_images(run, "client-1", 2)
     mine = _looks.read_index_file(folder / "partition.json")["clients"][1]["test"]
     assert [d.key for d in some] == [mine[0], mine[-1]]
-    said = run.client(1).predict(
-        [d.path if d.array is None else d.array for d in some]).top(1)
+    said = run.client(1).predict(_looks.pictures(some)).top(1)
     assert [r["said"] for r in rows[::3]] == [f"says {c} ({p:.2f})" for ((c, p),) in said]
+    points = list(csv.DictReader((tmp_path / "new" / "features.csv").open()))
+    many = _looks.test_images(run, "client-1", 40)
+    assert [r["true"] for r in points] == [_looks.spoken(d) for d in many]
+    right = run.client(1).predict(_looks.pictures(many)).classes
+    assert [r["right"] == "True" for r in points] == [
+        said == r["true"] for said, r in zip(right, points, strict=True)]
+    values = _looks.features(run.client(1), many).values
+    assert np.allclose(np.linalg.norm(values, axis=1), 1)
+    frozen = _looks.features(run.client(0), many).values  # another client's adapter
+    assert not np.allclose(values, frozen)
 
 
 def test_a_plan_is_that_of_the_class_that_is_said() -> None:
@@ -75,7 +84,7 @@ def test_features_without_pixels_are_told(folder: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("words", "code", "said"), [
     (["--images", "a.png", "--test-images", "2"], 2, "drop one of them"),
-    (["--test-images", "2", "--client", "all"], 2, "maps are of one model"),
+    (["--test-images", "2", "--client", "all"], 2, "such a figure is of one model"),
     (["--images", "nope.png"], 3, "no image"),
 ])
 def test_mistakes_are_one_sentence(

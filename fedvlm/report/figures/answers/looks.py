@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedvlm.report.figures import style
 from fedvlm.report.figures.similarity import colour_bar, title_above
 
-SIDE, BARS = 1.15, 2.2  # inches of a picture, and of the bars beside it
+SIDE, BARS = 1.5, 2.4  # inches of a picture, and of the bars beside it
 GREY = (0.299, 0.587, 0.114)  # luminance of red, green and blue (ITU-R BT.601)
 
 
@@ -71,9 +71,9 @@ def draw(data: Looks, title: str = "", width: float = style.PAGE) -> Figure:
     maps, count = data.maps, len(data.names)
     columns = 1 + (len(maps) or 1)
     wide = columns * SIDE + 0.9 if maps else SIDE + BARS + 0.9
-    scale = min(1.0, width / wide)
+    scale, lines = min(1.0, width / wide), len(data.numbers) - 1 if maps and data.numbers else 0
     with style.use_style():
-        figure = style.blank(min(width, wide), count * (SIDE * scale + 0.34) + 0.45)
+        figure = style.blank(min(width, wide), count * (SIDE * scale + 0.34 + 0.12 * lines) + 0.35)
         ratios = [1] * columns if maps else [SIDE, BARS]
         grid = figure.subplots(count, columns, squeeze=False, width_ratios=ratios)
         letters = int(SIDE * scale * 17)
@@ -107,7 +107,7 @@ def _heat(
             if i == 0:
                 axes.set_title(style.cut_label(name, letters))
             if j == 0 and data.numbers:
-                axes.set_xlabel(", ".join(f"{n} {v[i]:.2f}" for n, v in data.numbers.items()))
+                axes.set_xlabel("\n".join(f"{n} {v[i]:.2f}" for n, v in data.numbers.items()))
     return image
 
 

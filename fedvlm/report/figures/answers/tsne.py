@@ -44,20 +44,31 @@ def select(selection: FigureRuns) -> Points | str:
     scores = read_scores(selection.run)
     if isinstance(scores, str):
         return scores
-    number = len(scores.true)
+    log = scores.logits - scores.logits.max(1, keepdims=True)
+    log = log - np.log(np.exp(log).sum(1, keepdims=True))
+    return points_of(log, scores.true, scores.right, class_names(selection.run))
+
+
+def points_of(
+    values: NDArray[np.float64], true: NDArray[np.int64], right: NDArray[np.bool_],
+    names: Sequence[str],
+) -> Points | str:
+    """Return the places of rows ``[n, d]``, of at most a thousand; a sentence for too few.
+
+    Args:
+        true, right: label of each image, and whether the answer is right, ``[n]``.
+        names: of the classes.
+    """
+    number = len(true)
     if number < LEAST:
         return f"{number} test images are too few for a map of them ({LEAST})"
     from sklearn.manifold import TSNE  # start-up: 1 s
 
     some = np.linspace(0, number - 1, min(number, MOST)).round().astype(int)
-    logits = scores.logits[some]
-    log = logits - logits.max(1, keepdims=True)
-    log = log - np.log(np.exp(log).sum(1, keepdims=True))
     near = min(NEIGHBOURS, (len(some) - 1) / 3)
-    init = "pca" if logits.shape[1] > 1 else "random"
-    at = TSNE(perplexity=near, init=init, random_state=0).fit_transform(log)
-    return Points(np.asarray(at, dtype=np.float64), scores.true[some], scores.right[some],
-                  class_names(selection.run), number)
+    init = "pca" if values.shape[1] > 1 else "random"
+    at = TSNE(perplexity=near, init=init, random_state=0).fit_transform(values[some])
+    return Points(np.asarray(at, dtype=np.float64), true[some], right[some], names, number)
 
 
 def rows(data: Points) -> list[dict[str, Any]]:

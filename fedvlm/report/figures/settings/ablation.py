@@ -72,7 +72,7 @@ def draw(
     """Return one panel per place."""
     most = max(map(len, data.values()))
     with style.use_style():
-        figure, axes = style.panels(len(data), width, BAR * most + 0.5, 2)
+        figure, axes = style.panels(len(data), width, BAR * most + 0.8, 2)
         write_titles(figure, axes, list(data), width)
         for bars, each in zip(data.values(), axes, strict=True):
             for y, bar in enumerate(reversed(bars)):
@@ -85,6 +85,7 @@ def draw(
             each.axvline(0, color=style.INK, linewidth=0.7)
             each.set_yticks(range(len(bars)), [
                 style.cut_label(f"{bar.method}: {bar.variant}", MOST) for bar in reversed(bars)])
+            each.set_ylim(-0.6, len(bars) - 0.4)
             each.grid(visible=False, axis="y")
             each.xaxis.set_major_locator(MaxNLocator(5))
         figure.supxlabel("points above the method itself", fontsize=style.SMALL)
