@@ -39,7 +39,7 @@ class Attacked:
         known = [tests[data.labels[tests] == c] for c in range(len(data.classnames))]
         self.columns = torch.stack([self.seen(one) for one in known])
         self.means = torch.stack([self.features(one).mean(0) for one in known])
-        self.train = np.asarray(data.clients[0].train)
+        self.train = np.array(data.clients[0].train)
         self.labels = torch.tensor(data.labels)
 
     def features(self, samples: np.ndarray) -> Tensor:
