@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlm.api.audit import ShadowInputs, finite_loss, gradient_at, membership_pools
+from fedvlm.api.audit import ShadowInputs, finite_loss, membership_pools
+from fedvlm.api.auditing.step import gradient_at
 from fedvlm.api.forget import CLIENT, Forgetting
 from fedvlm.api.rebuild import rebuild
 from fedvlm.console.rows import format_number, table_lines

@@ -16,11 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 from yacs.config import CfgNode
 
-from fedvlm.api.leaks import counts_of_step, feature_of
+from fedvlm.api.auditing.step import COST, step_record
 from fedvlm.api.rebuild import adopt_state, run_folder, take_start
 from fedvlm.api.replay import partition_differences
 from fedvlm.config.engines import of_parties
@@ -28,14 +26,12 @@ from fedvlm.console.screen import progress
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
-from fedvlm.core.trees import Tree, TreeView, expand
+from fedvlm.core.trees import TreeView, expand
 from fedvlm.data.datum import refuse_client_texts, refuse_targets
 from fedvlm.data.federated import FederatedData
 from fedvlm.evaluation.scores import Batches
-from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import NO_TRUST, Trust
 from fedvlm.federation.rounds import Federation, FedState
-from fedvlm.federation.trainer import Trainer
 from fedvlm.federation.workplace import PersonalModels
 from fedvlm.job.build import Built, build_run
 from fedvlm.job.inputs import Inputs
@@ -44,6 +40,7 @@ from fedvlm.job.resolve import run_config
 from fedvlm.job.results.private import promises_privacy
 from fedvlm.job.run import threads_of
 from fedvlm.models.backbone import Backbone
+from fedvlm.report.pages.audit import inversion_words
 from fedvlm.report.statistics.membership import (
     RATES,
     Bools,
@@ -65,8 +62,6 @@ from fedvlm.runs.verify.models import START
 SHADOWS, LEAST = 16, 4
 DEAR = 600.0  # seconds of shadow runs above which they are made only where they are asked for
 PERSONAL, GLOBAL = "personal", "global"
-HEAD = "head.weight"
-STEPS = 8  # clients whose labels are read, and images whose features are
 
 
 class ShadowInputs(Inputs):
@@ -120,9 +115,9 @@ class Audit:
     def cost(self) -> str:
         """Return what it will cost, for the screen."""
         if not self.shadows:
-            return f"no shadow runs: {self.why}"
+            return f"no shadow runs: {self.why}; {COST}"
         return (f"{self.shadows} shadow runs of {self.run.protocol['rounds']} rounds: about "
-                f"{self.seconds:.0f} s, and building them")
+                f"{self.seconds:.0f} s, and building them; {COST}")
 
 
 def plan_audit(
@@ -197,7 +192,7 @@ def carry_out_audit(plan: Audit) -> dict[str, Any]:
             "membership": rows,
             "claimed": {k: claimed[k] for k in ("epsilon", "delta", "unit", "words")
                         if k in claimed} if claimed else None,
-            "step": _step(built, plan.seed), "released": told.get("declared", {}),
+            "step": step_record(built, plan.seed), "released": told.get("declared", {}),
         }
 
 
@@ -229,6 +224,7 @@ def audit_lines(record: Mapping[str, Any]) -> list[str]:
         if "cosine" in step:
             lines.append("feature from a step on one image: cosine to the true one "
                          f"{step['cosine']:.6f} (worst of {step['images']})")
+        lines.append(f"features by gradient inversion: {inversion_words(step['inversion'])}")
     return lines
 
 
@@ -374,88 +370,3 @@ def _row(
         "rates": [asdict(hit_rate(inside, outside, rate)) for rate in RATES],
         "epsilon": epsilon_bound(inside, outside, delta, among),
     }
-
-
-def _step(built: Built, seed: int) -> dict[str, Any]:
-    """Return what one step of the run's method gives away.
-
-    A step of gradient descent on all images of a client, and one on a single image, from the
-    untrained start, as the server would see them with FED.LOCAL_STEPS 1.
-    """
-    federation, data = built.federation, built.data
-    why = _no_step(built)
-    if why:
-        return {"why": why}
-    classes, tests = range(len(data.classnames)), np.asarray(data.global_test)
-    known = [tests[data.labels[tests] == c] for c in classes]
-    if not all(map(len, known)):
-        return {"why": "the attacker needs test images of every class"}
-    columns = torch.stack([_gradient(built, one) for one in known])
-    wrong, guess, images = 0.0, 0.0, 0
-    clients = list(make_panel(built).clients)[:STEPS]
-    for c in clients:
-        train = np.asarray(data.clients[c].train)
-        true = np.bincount(data.labels[train], minlength=len(classes))
-        found = counts_of_step(_gradient(built, train), columns, len(train))
-        wrong += float(np.abs(found - true).sum()) / 2
-        guess += float(np.abs(len(train) / len(classes) - true).sum()) / 2
-        images += len(train)
-    out = {"label_error": wrong / images, "guess_error": guess / images, "clients": len(clients)}
-    if list(federation.p0) != [HEAD]:
-        return out
-    every = np.concatenate([data.clients[c].train for c in clients])
-    chosen = every[rng.numpy_stream(seed, "audit-steps").permutation(len(every))[:STEPS]]
-    head, scale = federation.p0[HEAD].cpu(), float(built.model.scale)
-    cosines = [
-        float(feature_of(_gradient(built, one).view_as(head), head, scale)
-              @ F.normalize(_fetch(built, one)["features"][0].double().cpu(), dim=-1))
-        for one in (np.asarray([i]) for i in chosen)
-    ]
-    return out | {"cosine": min(cosines), "images": len(cosines)}
-
-
-def _no_step(built: Built) -> str:
-    """Return why no single step is attacked; empty where it is."""
-    federation, method = built.federation, type(built.federation.trainer)
-    if promises_privacy(built):
-        return "what leaves is noised, and no gradient as it is"
-    if built.cfg.FED.SECURE_SUM:
-        return "FED.SECURE_SUM: the server sees the sum over all sites, and no client's own step"
-    if not federation.groups.shared:
-        return "the clients share no tensor"
-    if method.client_update is not Trainer.client_update or method.loss is not Trainer.loss:
-        return f"{federation.trainer.name} trains by steps of its own, not by plain gradients"
-    if tuple(federation.trainer.streams(built.model)) != ("features",):
-        return "it trains inside the image tower; no such attack was made"
-    return ""
-
-
-def _fetch(built: Built, samples: np.ndarray) -> Mapping[str, Tensor]:
-    """Return the plain streams of some images ``[n, ...]``."""
-    return built.test.fetch(torch.tensor(np.asarray(samples, dtype=np.int64)), view=0)
-
-
-def _gradient(built: Built, samples: np.ndarray) -> Tensor:
-    """Return the gradient of the method's loss to the shared tensors at the start, flat, [P]."""
-    found = gradient_at(built, built.federation.p0, samples)
-    return torch.cat([g.flatten() for g in found.values()]).cpu()
-
-
-def gradient_at(built: Built, at: TreeView, samples: np.ndarray) -> Tree:
-    """Return the gradient of the method's mean loss on some images to its shared tensors.
-
-    Args:
-        at: the trainable tensors, no client axis.
-        samples: ``[n]``.
-    """
-    federation, model = built.federation, built.model
-    x = {name: v.to(model.device)[None] for name, v in _fetch(built, samples).items()}
-    y = torch.tensor(built.data.labels[samples])[None].to(model.device)
-    params = {n: v.clone()[None].requires_grad_() for n, v in at.items()}
-    batch = Batch(x, y, torch.ones_like(y, dtype=model.dtype), counts=(len(samples),))
-    value = federation.trainer.loss(model, params, batch)
-    loss = value if isinstance(value, Tensor) else value[0]
-    names = federation.groups.shared
-    found = torch.autograd.grad(loss.sum(), [params[n] for n in names], allow_unused=True)
-    return {n: torch.zeros_like(at[n]) if g is None else g[0]
-            for n, g in zip(names, found, strict=True)}

@@ -1,9 +1,10 @@
 """Measure by attacks how much a finished run gives away of its images.
 
 Lists what left the clients; tells training images from others (membership), by the loss and by
-shadow runs that are trained anew; reads labels and a feature out of one step of a linear head; and
-puts a lower bound of epsilon beside the claimed one. Writes audit.html and audit.json into the
-run's folder. Attacks that fail prove nothing: a better one may exist.
+shadow runs that are trained anew; reads labels out of one step, and image features by gradient
+inversion (of a prompt, a feature adapter or a head), beside a guess without the gradient; and puts
+a lower bound of epsilon beside the claimed one. Writes audit.html and audit.json into the run's
+folder. Attacks that fail prove nothing: a better one may exist.
 """
 
 from __future__ import annotations

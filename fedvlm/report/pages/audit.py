@@ -75,12 +75,33 @@ def _step(record: Mapping[str, Any]) -> Html:
         f"({step['clients']} clients); equal counts would be wrong for "
         f"{100 * step['guess_error']:.1f} %. The attacker compares with gradients of the public "
         "test images.")
-    if "cosine" not in step:
-        return join_content([labels, element(
-            "p", "Features: not tried. A closed form exists for a linear head alone (--peft head); "
-            "for prompts and adapters no search for matching images was made.")])
-    return join_content([labels, element(
-        "p", "Features: from a step on one image its feature is computed in closed form; the "
-        f"smallest cosine to the true one in {step['images']} tries is {step['cosine']:.6f}. A "
-        "step on several images gives no single feature, and no image is computed from a feature."
-    )])
+    parts = [labels]
+    if "cosine" in step:
+        parts.append(element(
+            "p", "Feature of a linear head: from a step on one image it is computed in closed form;"
+            f" the smallest cosine to the true one in {step['images']} tries is "
+            f"{step['cosine']:.6f}."))
+    return join_content([*parts, element(
+        "p", f"Features by gradient inversion: {inversion_words(step['inversion'])}. The search "
+        "seeks features whose gradient is the one that was sent; the cosine is to the true ones, "
+        "in the best order. The guess, which no gradient is needed for, is the mean feature of "
+        "public test images of each image's true class. No image is computed from a feature.")])
+
+
+def inversion_words(found: Mapping[str, Any]) -> str:
+    """Return in a line what a search for features found in one step, beside the guess.
+
+    Args:
+        found: ``inversion`` of a step in ``audit.json``.
+    """
+    if "why" in found:
+        return f"not tried: {found['why']}"
+    one, batch = found["one"], found["batch"]
+    return (f"cosine {one['cosine']:.3f} from 1 image (a guess: {one['guess']:.3f}), "
+            f"{batch['cosine']:.3f} from {batch['images']} (a guess: {batch['guess']:.3f}): "
+            f"{_meaning(one)} for one image, {_meaning(batch)} for a batch")
+
+
+def _meaning(found: Mapping[str, Any]) -> str:
+    better = found["cosine"] > found["guess"]
+    return "the step tells more than the class" if better else "no more than the class"
