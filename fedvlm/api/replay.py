@@ -226,6 +226,8 @@ def replay(
         )
         away = _away(recorded, seen)
         elsewhere = [e for e in dict.fromkeys(elsewhere) if not e.startswith("git.changed")]
+        if told["identity"].get("cuda", {}).get("algorithms") is False:
+            elsewhere.append("FAST: kernels in no fixed order")
         claimed = any(not e.startswith("git.") for e in elsewhere)
         differences, tally, tensors = _judge(
             built, told, sides, (recorded, seen), first, run.form, claimed)
