@@ -209,9 +209,7 @@ def replay(
             refuse_other(path, told["identity"], identity_plain(built.identity),
                          partial(present_identity, cfg.TRAINER.NAME))
             again, made = _again(built, path, Path(place), told, since)
-            here = manifest.session()
-            elsewhere = [line for session in told["sessions"]
-                         for line in manifest.differences(session, here)]
+            elsewhere = _claims(told)
         at_sites = site_rows(path, cfg, torch.device("cpu"))
         out = ("weights",) if moved else ()  # of the protocol: a place, the digest is compared
         sides = [
@@ -237,6 +235,14 @@ def replay(
         path, max(first, 1), last, since, why, time.perf_counter() - began, _counts(recorded),
         differences, elsewhere, tally, tensors, away,
     )
+
+
+def _claims(told: Mapping[str, Any]) -> list[str]:
+    """Return in what a run says that its numbers need not be those of this process."""
+    here = manifest.session()
+    lines = [line for session in told["sessions"] for line in manifest.differences(session, here)]
+    ordered = told["identity"].get("cuda", {}).get("algorithms", True)
+    return lines if ordered else [*lines, "FAST: kernels in no fixed order"]
 
 
 Side = tuple[Path, list[dict[str, Any]], dict[str, Any]]  # folder, rounds, results and protocol

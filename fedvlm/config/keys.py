@@ -58,6 +58,10 @@ def _job() -> Schema:
             pattern=r"auto|cpu|mps|cuda(:\d+)?",
             pattern_help="auto, cpu, cuda, cuda:N or mps",
         ),
+        "FAST": Option(
+            False, "CUDA: kernels in no fixed order; a repeated or resumed run is then equal "
+            "within rounding, not to the bit", neutral=False,
+        ),
         "TRAINER.NAME": Option("FedTV", "method: a name of `fedvlm list` or ./file.py:Class"),
     }
 

@@ -1,7 +1,9 @@
 """Arithmetic on lists of tensors: one call for all leaves of a tree, one or two kernels on a GPU.
 
 ``torch._foreach_*`` (there since PyTorch 2.0, used by torch.optim) where this build has them, else
-a loop; both give the bits of the operation on each tensor. No other module uses these names.
+a loop; both give the bits of the operation on each tensor. No other module uses these names. On
+CUDA one kernel serves all tensors only if they are dense and lists agree in strides (PyTorch's
+``ForeachUtils.h``); otherwise each tensor gets a kernel of its own (``in_rows``).
 """
 
 from __future__ import annotations
@@ -14,6 +16,15 @@ from torch import Tensor
 
 Tensors = Sequence[Tensor]
 NUMBER = (float, int)
+
+
+def in_rows(xs: Tensors) -> list[Tensor]:
+    """Return CUDA tensors contiguous, the same numbers; others as they are.
+
+    A gradient of a transposed weight is not, and a client's first tensors, expanded, are not: one
+    copy of each then saves a kernel a tensor in every operation that follows.
+    """
+    return [x.contiguous() if x.is_cuda else x for x in xs]
 
 
 def add(xs: Tensors, ys: Tensors, alpha: float = 1.0) -> list[Tensor]:

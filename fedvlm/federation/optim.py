@@ -100,8 +100,8 @@ class SGD:
 
     def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: Count) -> tuple[Tree, State]:
         """See ``Optimiser.step``."""
-        names, here = list(g), [p[n] for n in g]
-        d = list(g.values())
+        names, here = list(g), foreach.in_rows([p[n] for n in g])
+        d = foreach.in_rows(list(g.values()))
         if self.weight_decay:
             d = foreach.add(d, here, self.weight_decay)
         if not self.momentum:
@@ -132,7 +132,8 @@ class Adam:
     def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: Count) -> tuple[Tree, State]:
         """See ``Optimiser.step``."""
         b1, b2 = self.betas
-        names, x, grads = list(g), [p[n] for n in g], list(g.values())
+        names = list(g)
+        x, grads = foreach.in_rows([p[n] for n in g]), foreach.in_rows(list(g.values()))
         if self.decoupled and self.weight_decay:
             x = self._shrunk(x, lr)
         elif self.weight_decay:

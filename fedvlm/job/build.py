@@ -132,17 +132,23 @@ class Built:
     notes: list[str] = field(default_factory=list)
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, fast: bool = False) -> torch.device:
     """Return the device of ``DEVICE``; a CUDA device computes in a fixed order from then on.
 
+    Args:
+        fast: ``FAST``: in no fixed order.
+
     Raises:
-        ConfigError: it is not there.
+        ConfigError: it is not there, or is not CUDA's and has no faster kernels.
     """
     device = _find_device(name)
     if device.type == "cuda":
         from fedvlm.models.device import compute_in_order  # start-up: on a GPU only
 
-        compute_in_order(device)
+        compute_in_order(device, fast)
+    elif fast:
+        raise ConfigError(f"--fast (FAST True) is for a CUDA device, but this run computes on "
+                          f"{device.type}, which has one kernel for each operation; drop it")
     return device
 
 
@@ -378,7 +384,7 @@ def prepare_run(
             "TEST.SELECT val: this split has no validation images; set DATASET.VAL_SHOTS above 0, "
             "or TEST.SELECT last"
         )
-    device = pick_device(cfg.DEVICE)
+    device = pick_device(cfg.DEVICE, cfg.FAST)
     check_model(cfg, device)
     check_tower(cfg, trainer)
     backbone = inputs.backbone(cfg, device)
@@ -500,7 +506,7 @@ def complete_run(
     packed = bool(packs_of(data.samples))
     cached = bool(images_to_encode(data, 1)) and (packed or not (pixels or cfg.FED.PLAIN))
     if cached:
-        device = pick_device(cfg.DEVICE)
+        device = pick_device(cfg.DEVICE, cfg.FAST)
         train, test = (source.on(device) for source in image_sources(
             cfg, data, model, run.loader, labels, run.trainer, progress, tell
         ))
@@ -641,6 +647,9 @@ def _marks(
     if cfg.FED.PATIENCE and cfg.OPTIM.LR_SCHEDULER != "constant" and cfg.OPTIM.CLOCK == "run":
         marks.append(f"OPTIM.LR_SCHEDULER {cfg.OPTIM.LR_SCHEDULER} counts on {cfg.FED.ROUNDS} "
                      "rounds: a run that --rounds auto stops earlier has not come to its end")
+    if cfg.FAST:
+        marks.append("CUDA kernels in no fixed order (--fast): a repeated or resumed run is equal "
+                     "within rounding, not to the bit")
     used = {role_of(name) for name in names}
     marks += [f"OPTIM.{role.upper()} is set, but no tensor is of this role: it has "
               f"{', '.join(sorted(used)) or 'none'}" for role in roles_of(cfg) if role not in used]

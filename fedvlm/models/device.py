@@ -1,4 +1,4 @@
-"""How a CUDA device computes in a run: in a fixed order, without TF32; nothing of it on a CPU."""
+"""How a CUDA device computes in a run: in a fixed order unless asked otherwise, without TF32."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ import torch
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # read when the first product starts cuBLAS
 
 
-def compute_in_order(device: torch.device) -> None:
+def compute_in_order(device: torch.device, fast: bool = False) -> None:
     """Ask a CUDA device for kernels that give the same bits each time, in this whole process.
 
     Attention's backward runs in a fixed order then, too (PyTorch 2.2), and cuDNN's attention, which
     has no such order, is left out. TF32 is off: without it a patch embedding in fp32 differs from a
     CPU's by 1e-3. An operation without such a kernel stops the run.
+
+    Args:
+        fast: take kernels without a fixed order, too, and cuDNN's attention. TF32 stays off and
+            cuDNN's convolutions stay in order: encoded images go into the cache of all runs.
     """
     if device.type != "cuda":
         return
-    os.environ.setdefault(WORKSPACE, ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    if not fast:
+        os.environ.setdefault(WORKSPACE, ":4096:8")
+    torch.use_deterministic_algorithms(not fast)
     cudnn = torch.backends.cudnn
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, False
     torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(fast)
 
 
 def cuda_identity(device: torch.device) -> dict[str, object]:

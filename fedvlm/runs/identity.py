@@ -44,6 +44,8 @@ def device_words(identity: Mapping[str, Any]) -> str:
     """Return on what an identity's run computes: ``cpu, 16 clients at once``."""
     cuda = identity.get("cuda")
     name = f" ({cuda.get('name')})" if isinstance(cuda, Mapping) else ""
+    if isinstance(cuda, Mapping) and not cuda.get("algorithms"):
+        name += " in no fixed order"
     return f"{identity.get('device')}{name}, {identity.get('chunk')} clients at once"
 
 

@@ -24,8 +24,8 @@ from fedvlm.core.threads import sleep_while_waiting
 
 PROGRAM = "python scripts/evidence"
 # command -> the folder of its file
-FOLDERS = {"advise": "map", "bench": "bench", "coverage": "results", "gpu-hour": "gpu",
-           "map": "map", "methods": "methods", "publish": "results"}
+FOLDERS = {"advise": "map", "bench": "bench", "cost": "cost", "coverage": "results",
+           "gpu-hour": "gpu", "map": "map", "methods": "methods", "publish": "results"}
 
 
 @dataclass(frozen=True)

@@ -245,13 +245,40 @@ def _count(
     tally: Tally, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, name: str
 ) -> None:
     part = tally.part
-    tally.kernels[part] += 1
-    tally.names[f"{part} | {name}"] += 1
+    many = len(args[0]) if name.startswith("_foreach") and not _as_one(args) else 1
+    tally.kernels[part] += many
+    tally.names[f"{part} | {name}"] += many
     tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
     tally.bytes[part] += sum(x.numel() * x.element_size() for x in tensors)
     count = flop_registry.get(func.overloadpacket)
     if count is not None:
         tally.flops[part] += count(*args, **kwargs, out_val=out)
+
+
+def _as_one(args: Sequence[Any]) -> bool:
+    """Return whether CUDA does an operation on lists by one kernel (PyTorch's ForeachUtils.h).
+
+    All tensors dense, of one type, and of the same sizes and strides in all lists.
+    """
+    lists = [list(map(host_of, a)) for a in args if isinstance(a, (list, tuple))
+             and all(isinstance(x, Tensor) for x in a)]
+    rows = list(zip(*lists, strict=True))
+    return len({x.dtype for row in rows for x in row}) == 1 and all(
+        _is_dense(row[0]) and len({(x.shape, _steps(x)) for x in row}) == 1 for row in rows)
+
+
+def _steps(x: Tensor) -> tuple[int, ...]:
+    return tuple(step for size, step in zip(x.shape, x.stride(), strict=True) if size != 1)
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Return whether the numbers fill a piece of memory, each place once."""
+    want = 1
+    for step, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1 and step != want:
+            return False
+        want *= size
+    return True
 
 
 def _copied(func: Any, source: Tensor, kwargs: dict[str, Any], to: torch.device | None) -> Tensor:

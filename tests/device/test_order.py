@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedvlm.api.replay import replay
 from fedvlm.federation.discovery import load_trainer
 from tests import jobs
 from tests.device.card import GIB, pretend_card
@@ -91,3 +92,34 @@ def test_pooling_by_a_product(size: int, parts: int) -> None:
         there = host_of(mean(x.to("cuda"), parts))
     assert torch.allclose(there, F.adaptive_avg_pool1d(x, parts), atol=1e-14)
     assert not tally.unsure
+
+
+def test_fast_leaves_the_order_open_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--trainer", "LocalOnly", *SMALL)
+    with pretend_card():
+        assert jobs.run(tmp_path, *words, "--fast") == 0
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cudnn.allow_tf32  # images are encoded for other runs, too
+        assert "in no fixed order (--fast)" in capsys.readouterr().out
+        path = jobs.folder(tmp_path)
+        told = json.loads((path / "manifest.json").read_text())["identity"]
+        assert told["cuda"]["algorithms"] is False
+        assert "in no fixed order (--fast)" in (path / "results.json").read_text()
+        assert jobs.run(tmp_path, *words) == 2  # in order it is another run
+        assert "cuda.algorithms: false -> true" in capsys.readouterr().err.lower()
+        assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_replay_of_a_fast_run_counts_images(tmp_path: Path) -> None:
+    with pretend_card():
+        assert jobs.run(tmp_path, "--trainer", "LocalOnly", *SMALL, "--fast") == 0
+        again = replay(jobs.folder(tmp_path))
+    assert "FAST: kernels in no fixed order" in again.elsewhere and not again.differences
+
+
+def test_fast_is_for_cuda(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert jobs.run(tmp_path, *SMALL, "--device", "cpu", "--fast") == 2
+    said = capsys.readouterr().err
+    assert "--fast" in said and "computes on cpu" in said and "Traceback" not in said

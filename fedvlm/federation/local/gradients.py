@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedvlm.core import foreach
 from fedvlm.core.errors import MethodError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch, single_samples
@@ -41,7 +42,8 @@ def compute_gradient(
         value, parts = out if isinstance(out, tuple) else (out, {})
         _check_one_each(value, batch)
         grads = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
-    slopes = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+    found = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+    slopes = dict(zip(found, foreach.in_rows(list(found.values())), strict=True))
     return Grad(value.detach(), {k: v.detach() for k, v in parts.items()}, slopes)
 
 

@@ -90,7 +90,7 @@ class Workers(ClientSide):
         place.mkdir(exist_ok=True)
         count, threads = size_of(cfg)
         usual = usual_threads({cfg.MODEL.BACKBONE.NAME}, os.environ, core_count())
-        if threads != usual and pick_device(cfg.DEVICE).type == "cpu":
+        if threads != usual and pick_device(cfg.DEVICE, cfg.FAST).type == "cpu":
             tell(
                 f"{count} workers of {threads} thread(s) each, but --engine local uses {usual}: "
                 f"the last bits may differ; with OMP_NUM_THREADS={threads} both are identical"

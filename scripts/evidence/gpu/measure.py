@@ -157,17 +157,20 @@ def _rounds(fed: Federation, state: FedState, count: int) -> FedState:
 
 
 def measure_speed(device: str, method: str, precision: str, size: Size) -> Numbers:
-    """Return what a round costs on the card: seconds, FLOPs, memory; and of the plain loops.
+    """Return what a round costs on the card: seconds, FLOPs, memory; also of ``--fast`` and loops.
 
     The first round warms up, the second one counts FLOPs (products, convolutions, attention;
     forward and backward), the others are timed. Images are encoded before the rounds unless the
-    method trains inside the tower.
+    method trains inside the tower. ``order`` is what a fixed order of kernels costs: seconds of a
+    round by those with ``--fast`` (``any``), which is measured after it in the same process.
     """
     where = torch.device(device)
     fast = _speed_of(where, method, precision, size, size.clients, size.rounds)
+    unordered = _speed_of(where, method, precision, size, size.clients, size.rounds, "--fast")
     plain = _speed_of(where, method, precision, size, size.plain, 1, "--plain")
     return {"part": f"{method}-{precision}", "method": method, "precision": precision,
-            "clients": size.clients, "fast": fast, "plain": plain,
+            "clients": size.clients, "fast": fast, "any": unordered, "plain": plain,
+            "order": fast["seconds"] / unordered["seconds"],
             "ratio": plain["per_client"] / fast["per_client"]}
 
 
@@ -197,6 +200,8 @@ def _speed_of(
         spent.append(time.perf_counter() - began)
     second = median(spent)
     return {"clients": clients, "seconds": second, "per_client": second / clients,
-            "flops": counter.get_total_flops(), "chunk": getattr(fed.engine, "chunk", 1),
+            "flops": counter.get_total_flops(),
+            "in_order": torch.are_deterministic_algorithms_enabled(),
+            "chunk": getattr(fed.engine, "chunk", 1),
             "steps": done[-1].counters.get("gradients", 0),
             "memory": torch.cuda.max_memory_allocated(device)}

@@ -58,15 +58,17 @@ def _speed(records: Records, rates: Mapping[str, float]) -> list[str]:
     rows = [row for row in records.values() if "fast" in row]
     if not rows:
         return []
-    lines = ["| method | precision | clients | at once | s a round | ms a client | GiB | TFLOP a "
-             "round | share of peak | plain loops, ms a client | ratio |",
-             "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"]
+    lines = ["| method | precision | clients | at once | s a round | with --fast | "
+             "order costs | ms a client | GiB | TFLOP a round | share of peak | "
+             "plain loops, ms a client | ratio |",
+             "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"]
     for row in rows:
         fast, peak = row["fast"], rates.get(row["precision"], 0.0)
         share = f"{100 * fast['flops'] / fast['seconds'] / peak:.1f} %" if peak else "-"
         lines.append(
             f"| {row['method']} | {row['precision']} | {fast['clients']} | {fast['chunk']} | "
-            f"{fast['seconds']:.3g} | {1e3 * fast['per_client']:.3g} | "
+            f"{fast['seconds']:.3g} | {row['any']['seconds']:.3g} | x {row['order']:.2f} | "
+            f"{1e3 * fast['per_client']:.3g} | "
             f"{fast['memory'] / 2**30:.1f} | {fast['flops'] / 1e12:.3g} | {share} | "
             f"{1e3 * row['plain']['per_client']:.3g} | {row['ratio']:.1f} |")
     return [*lines, ""]

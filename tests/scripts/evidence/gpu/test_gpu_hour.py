@@ -38,10 +38,13 @@ def test_a_round_is_counted_and_timed() -> None:
         row = measure.measure_speed("cuda", "FedAvg", "fp32", size)
     assert row["fast"]["clients"] == 2 and row["plain"]["clients"] == 1
     assert row["fast"]["chunk"] == 256 and row["plain"]["chunk"] == 1
+    assert row["any"]["clients"] == 2 and row["any"]["flops"] == row["fast"]["flops"]
+    assert row["fast"]["in_order"] and not row["any"]["in_order"]
+    assert row["order"] == row["fast"]["seconds"] / row["any"]["seconds"]
     assert 0 < row["fast"]["flops"] < 2 * row["plain"]["flops"]  # packed texts, cached images
     assert row["fast"]["steps"] == 2 * row["plain"]["steps"] > 0
     page, good = page_of({"card": {}, "FedAvg-fp32": row})
-    assert good and "| FedAvg | fp32 | 2 | 256 |" in page
+    assert good and "| FedAvg | fp32 | 2 | 256 |" in page and f"| x {row['order']:.2f} |" in page
 
 
 def test_bits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

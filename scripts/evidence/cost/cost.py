@@ -1,0 +1,184 @@
+"""What methods cost beside FedAvg: FLOPs by formula, FLOPs as counted, CPU seconds.
+
+Prints a table in Markdown. Method and FedAvg with the same trainable set take turns, round by
+round; the median of the pairs' ratios of CPU time counts. What takes over 1.5 times what its FLOPs
+predict is named, with the operators that are no matrix product and take most of its time.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from evidence.bench import flops, machine, methods
+from evidence.bench.pairs import play
+from evidence.commands import PROGRAM
+from fedvlm.config.families import families
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import say
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.files import user_path, write_text
+from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.rounds import Federation
+from fedvlm.job.inputs import SharedInputs
+
+Row = dict[str, Any]  # plain values
+FEDAVG = "fedavg"
+MOST = 1.5  # times its FLOPs' prediction: what takes longer is named
+# Of what a method trains, the words of --peft by which FedAvg trains the nearest.
+WORDS = ("prompt", "text-lora", "feature", "lora", "adapter", "head")
+EXAMPLES = tuple(f"{PROGRAM} cost {words}" for words in (
+    "  # every method: half an hour", "fedtv ditto --pairs 5",
+    "--markdown build/cost.md"))
+
+
+def flags(parser: Parser) -> None:
+    """Add what the command takes."""
+    add = parser.add_argument
+    add("trainers", nargs="*", metavar="METHOD", help="names or file.py:Class (all)")
+    add("--pairs", type=int, default=3, metavar="N", help="interleaved pairs of a round (3)")
+    add("--markdown", default="", metavar="FILE", help="also write the table here")
+    parser.checks.append(lambda args: [] if args.pairs > 0 else [
+        f"--pairs {args.pairs}: must be at least 1"])
+
+
+def main(args: Namespace) -> int:
+    """Measure, row by row, and print the table."""
+    names = args.trainers or sorted(trainer_files())
+    threads, sides = torch.get_num_threads(), Sides()
+    torch.set_num_threads(1)
+    rows = []
+    try:
+        for number, name in enumerate(names, start=1):
+            say(f"{number} of {len(names)}: {name}")
+            try:
+                rows.append(sides.row(name, args.pairs))
+            except ConfigError as mistake:
+                if len(names) == 1:
+                    raise
+                say(f"{name}: {mistake}")
+    finally:
+        torch.set_num_threads(threads)
+    page = lines(rows, args.pairs)
+    say(*page)
+    if args.markdown:
+        write_text(user_path(args.markdown), "\n".join(page) + "\n")
+    return 0
+
+
+class Sides:
+    """Builds of methods, and of FedAvg with each trainable set."""
+
+    def __init__(self) -> None:
+        self._inputs = SharedInputs()
+        self._others: dict[str, Federation] = {}
+
+    def row(self, trainer: str, pairs: int) -> Row:
+        """Return what a method costs in a round of four clients; shares are of FedAvg's.
+
+        Raises:
+            ConfigError: what the build refuses.
+        """
+        fed = self._build(trainer)
+        peft = nearest(families(fed.p0))
+        if peft not in self._others:
+            self._others[peft] = self._build(FEDAVG, peft)
+        other = self._others[peft]
+        own, base = count(fed), count(other)
+        ratios = []
+        for number in range(pairs):
+            order = (fed, other) if number % 2 == 0 else (other, fed)
+            spent = {id(f): play(f, 1, memory=False).cost.cpu for f in order}
+            ratios.append(spent[id(fed)] / max(spent[id(other)], 1e-9))
+        out = {"method": fed.trainer.name or trainer, "beside": peft, **own,
+               "predicted_ratio": _share(own["predicted"], base["predicted"]),
+               "counted_ratio": _share(own["counted"], base["counted"]),
+               "cpu_ratio": median(ratios)}
+        out["over"] = _share(out["cpu_ratio"], out["counted_ratio"] or 0)
+        if (out["over"] or 0) > MOST:
+            out["reason"] = reason(fed)
+        return out
+
+    def _build(self, trainer: str, peft: str = "") -> Federation:
+        return methods.build(methods.QUICK.words(trainer, False, peft), self._inputs)
+
+
+def nearest(trained: Sequence[str]) -> str:
+    """Return FedAvg's ``--peft`` for what a method trains; lora for what else is in the tower."""
+    return "+".join(w for w in WORDS if w in trained) or "lora"
+
+
+def _share(own: float, base: float) -> float | None:
+    return own / base if own and base else None
+
+
+def count(fed: Federation) -> Row:
+    """Return FLOPs of a round: ``predicted`` by formula from what was counted, and ``counted``.
+
+    A first round, uncounted, makes what is kept.
+    """
+    play(fed, 1, memory=False)
+    product = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    more = {} if product is None else {product: _linear}
+    with FlopCounterMode(display=False, custom_mapping=more) as counter:
+        work = play(fed, 1, memory=False).work
+    return {"predicted": predict(fed, work), "counted": counter.get_total_flops()}
+
+
+def _linear(x: Any, weight: Any, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of oneDNN's product, which PyTorch's counter does not know."""
+    rows = 1
+    for n in x[:-1]:
+        rows *= n
+    return 2 * rows * int(weight[0]) * int(weight[1])
+
+
+def predict(fed: Federation, work: Mapping[str, int]) -> float:
+    """Return a round's FLOPs by the formula of a layer, forward and activation-only backward.
+
+    Of the tokens of texts and the blocks of images that a round counted; what is trained beside the
+    towers, its weights' gradients and passes without a gradient are left out or taken as trained.
+    """
+    model = fed.model
+    text, tower = model.backbone, model.vision
+    spots = max(1, work.get("text_passes", 0))
+    keys = work.get("text_tokens", 0) / spots / max(1, fed.plan.cohort) / 2
+    per_token = len(text.text_blocks) * flops.layer(text.text_width, 1, keys)
+    per_block = flops.layer(tower.width, tower.tokens, tower.tokens)
+    return 2 * (work.get("text_tokens", 0) * per_token + work.get("image_blocks", 0) * per_block)
+
+
+def reason(fed: Federation) -> str:
+    """Return where a round's time goes besides products, the three dearest operators."""
+    busiest = machine.busiest(lambda: play(fed, 1, memory=False), 40)
+    rest = [r for r in busiest["rows"] if r["op"].split("::")[-1] not in machine.PRODUCTS][:3]
+    return (f"{100 * busiest['products']:.0f} % products; "
+            + ", ".join(f"{r['op'].removeprefix('aten::')} {100 * r['share']:.0f} % "
+                        f"({r['calls']})" for r in rest))
+
+
+def lines(rows: Sequence[Row], pairs: int) -> list[str]:
+    """Return the table, dearest for its FLOPs first, and who is over the bound and why."""
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f}"
+
+    rows = sorted(rows, key=lambda r: -(r["over"] or 0))
+    out = [f"tiny, fp32, four clients, one round, median of {pairs} pairs, torch "
+           f"{torch.__version__}, one thread, load average {machine.load():.0f}", "",
+           "| method | beside FedAvg with | MFLOP, formula | MFLOP, counted | x FedAvg, formula | "
+           "x FedAvg, counted | x FedAvg, CPU time | CPU time / counted |",
+           "|---|---|---:|---:|---:|---:|---:|---:|"]
+    for r in rows:
+        predicted = f"{r['predicted'] / 1e6:.1f}" if r["predicted"] else "-"
+        out.append(
+            f"| {r['method']} | {r['beside']} | {predicted} | {r['counted'] / 1e6:.1f} | "
+            f"{number(r['predicted_ratio'])} | {number(r['counted_ratio'])} | "
+            f"{r['cpu_ratio']:.2f} | {number(r['over'])} |")
+    over = [f"- {r['method']}, {r['over']:.1f}: {r['reason']}" for r in rows if "reason" in r]
+    return [*out, "", f"Over {MOST:g} times what the counted FLOPs predict: "
+            f"{'none' if not over else ''}".rstrip(), *over]
