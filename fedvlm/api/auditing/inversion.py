@@ -151,7 +151,7 @@ def text_slope(model: VLModel, context: Tensor) -> TextSlope:
     return TextSlope(texts.detach().double(), out, back / s)
 
 
-def search(
+def seek_features(
     step: FeatureStep, seen: Tensor, starts: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
     """Return the features ``[n, d]`` whose gradient is nearest to the one that was seen.

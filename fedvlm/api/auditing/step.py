@@ -23,7 +23,7 @@ from fedvlm.api.auditing.inversion import (
     labels_of_counts,
     matched_cosine,
     not_inverted,
-    search,
+    seek_features,
 )
 from fedvlm.api.leaks import counts_of_step, feature_of
 from fedvlm.console.screen import progress
@@ -173,8 +173,8 @@ def recover_batch(
 
 def _search(step: FeatureStep, seen: Tensor, starts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     device = step.model.device
-    return search(step, seen.to(device),
-                  [(x.to(device), y.to(device)) for x, y in starts]).cpu()
+    pairs = [(x.to(device), y.to(device)) for x, y in starts]
+    return seek_features(step, seen.to(device), pairs).cpu()
 
 
 def _no_step(built: Built) -> str:

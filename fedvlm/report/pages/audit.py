@@ -99,9 +99,8 @@ def inversion_words(found: Mapping[str, Any]) -> str:
     one, batch = found["one"], found["batch"]
     return (f"cosine {one['cosine']:.3f} from 1 image (a guess: {one['guess']:.3f}), "
             f"{batch['cosine']:.3f} from {batch['images']} (a guess: {batch['guess']:.3f}): "
-            f"{_meaning(one)} for one image, {_meaning(batch)} for a batch")
+            f"the search finds {_than(one)} the class of one image, {_than(batch)} a batch's")
 
 
-def _meaning(found: Mapping[str, Any]) -> str:
-    better = found["cosine"] > found["guess"]
-    return "the step tells more than the class" if better else "no more than the class"
+def _than(found: Mapping[str, Any]) -> str:
+    return "more than" if found["cosine"] > found["guess"] else "no more than"
