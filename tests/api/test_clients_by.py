@@ -76,6 +76,25 @@ def test_a_model_is_asked_for_by_name(place: Path, table: Path, capsys: pytest.C
         (place / "away").rename(place / "private.json")
 
 
+def test_a_client_has_the_templates_of_its_name(table: Path, tmp_path: Path) -> None:
+    """Also where the names are gone: what is recorded is numbers."""
+    file = tmp_path / "texts.json"
+    file.write_text('{"clients": {"Utrecht": ["een foto van een {}."], "Lyon": "une photo: {}"}}')
+    words = ["--images", str(table), "--clients-by", "hospital", "--trainer", "ZeroShot",
+             "--backbone", "tiny", "--rounds", "1", "--output-dir", str(tmp_path / "out")]
+    assert main([*words, "DATASET.TEMPLATES", str(file)]) == 0
+    place = jobs.folder(tmp_path / "out")
+    for said in place.rglob("*"):
+        if said.is_file() and said.name != "private.json":
+            assert not any(name.encode() in said.read_bytes() for name in HOSPITALS), said
+    write_private(place, clients=[])
+    run = fedvlm.load(place)
+    assert run.client_names == ()
+    texts = [run.client(c).model.templates[0] for c in range(3)]
+    assert texts[::2] == ["une photo: {}", "een foto van een {}."]
+    assert texts[1] == run.global_model.model.templates[0]
+
+
 def test_the_run_replays_and_resumes(
     place: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
