@@ -4,8 +4,9 @@ Where clients' images are dealt in class shares, a test image of a class meets a
 that the client has of it. A held-out one met n - 1, which of one to three is much less. So counts
 are shifted by one, as Good (1953) shifts those of species: an image whose class was left with m is
 worth what images whose class was left with m + 1 were. Such images are there, of classes with one
-image more. The curve over m does not fall (isotonic regression: Ayer et al. 1955). Above the
-highest m the error falls as a power of the images.
+image more; what is left is not weighed up to what was there, so that m + 1 are as rare as they
+would be. The curve over m does not fall (isotonic regression: Ayer et al. 1955). Above the highest
+m the error falls as a power of the images.
 """
 
 from __future__ import annotations

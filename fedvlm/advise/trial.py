@@ -167,14 +167,22 @@ class _Work:
         self.grid = GRID if images <= WORK else FEW_L2
         self.shared: list[list[Heads]] = []
 
-    def training(self, clients: Sequence[HeadClient], f: int) -> tuple[list[int], list[HeadClient]]:
-        """Return who has training images outside fold f, and these, in the same class shares."""
+    def training(
+        self, clients: Sequence[HeadClient], f: int, same: bool = True
+    ) -> tuple[list[int], list[HeadClient]]:
+        """Return who has training images outside fold f, and these.
+
+        Args:
+            same: in the same class shares; else what is held out makes its class rarer, as one
+                image less of it would.
+        """
         there, out = [], []
         for k, client in enumerate(clients):
             held = self.folds[k][self.trains[k]] == f
             if not held.all():
                 there.append(k)
-                out.append(client.take(self.trains[k]).hold_out(held))
+                own = client.take(self.trains[k])
+                out.append(own.hold_out(held) if same else own.take(~held))
         return there, out
 
     def untrained(self, names: Sequence[Tensor] | None) -> dict[str, Reached]:
@@ -203,7 +211,7 @@ class _Work:
 
     def fit_alone(self, folds: Sequence[int]) -> None:
         """Train each client alone without each of some folds, side by side, and answer these."""
-        each = [(f, *self.training(self.unit, f)) for f in folds]
+        each = [(f, *self.training(self.unit, f, self.lone is None)) for f in folds]
         there = [k for _, ids, _ in each for k in ids]
         train = [c for _, _, some in each for c in some]
         held = [(self.folds[k] == f).nonzero().flatten() for f, ids, _ in each for k in ids]
