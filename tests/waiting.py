@@ -225,6 +225,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/distributed/flower/relay/client.py": {
         "optional: fedvlm[flower]": ("flwr.app", "flwr.clientapp"),
     },
+    "fedvlm/distributed/flower/relay/frames.py": {
+        "optional: fedvlm[flower]": ("flwr.app",),
+    },
     "fedvlm/distributed/flower/relay/server.py": {
         "optional: fedvlm[flower]": ("flwr.app", "flwr.serverapp"),
     },

@@ -32,6 +32,7 @@ MOST = 3  # of them in a row
 APP = (  # what the relay is made of: these files, and two that name its ends
     "core/errors.py", "core/files.py", "distributed/schema.py", "distributed/sockets/stream.py",
     "distributed/flower/relay/server.py", "distributed/flower/relay/client.py",
+    "distributed/flower/relay/frames.py",
 )
 _ENDS = {"serverapp": "server", "clientapp": "client"}
 Say = Callable[[str], None]

@@ -26,7 +26,7 @@ from fedvlm.distributed.flower import carrier as carrier_module
 from fedvlm.distributed.flower import commands, conversation, processes
 from fedvlm.distributed.flower.carrier import Flower, Lost, write_app
 from fedvlm.distributed.flower.place import Place, new_place
-from fedvlm.distributed.flower.relay import client, server
+from fedvlm.distributed.flower.relay import client, frames, server
 from fedvlm.distributed.sockets.serving import serve
 from fedvlm.distributed.sockets.stream import StreamError, greet, listen
 from fedvlm.job.sites import parties
@@ -62,9 +62,9 @@ class Grid:
         for m in messages:
             site = {7: "site0", 8: "site1"}[m.dst_node_id]
             settings = {"worker": str(SOCKETS / site), "token": str(SOCKETS / "token")}
-            said = client.call(settings, m.content["frame"]["f"].numpy().tobytes(), m.ttl)
-            content = {"frame": {"f": Array(np.frombuffer(said, np.uint8))}} if isinstance(
-                said, bytes) else {"why": {"text": said}}
+            said = client.call(settings, frames.unpack(m.content["frame"]), m.ttl)
+            content = ({"frame": frames.pack(said)} if isinstance(said, bytes)
+                       else {"why": {"text": said}})
             metadata = SimpleNamespace(reply_to_message_id=site)
             self.replies[site] = Reply(content=content, metadata=metadata)
         if self.code:
@@ -83,7 +83,8 @@ class Array:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     app = ModuleType("flwr.app")
-    app.Array, app.ArrayRecord, app.RecordDict = Array, dict, dict  # type: ignore[attr-defined]
+    app.Array, app.ArrayRecord = Array, dict  # type: ignore[attr-defined]
+    app.ConfigRecord, app.RecordDict = dict, dict  # type: ignore[attr-defined]
     app.Message = lambda content, **more: SimpleNamespace(  # type: ignore[attr-defined]
         content=content, **more)
     monkeypatch.setitem(sys.modules, "flwr", ModuleType("flwr"))
@@ -167,6 +168,15 @@ def test_frames_come_to_the_workers_of_who_is_there_and_answers_back(
     assert carrier.ask({"site0": b"x"}, 5) == {
         "site0": "its worker does not answer: no such file or directory"}
     assert carrier.submissions == 1
+
+
+def test_a_small_frame_is_one_object_of_flowers_and_a_large_one_an_array(place: Place) -> None:
+    for size, kind in ((0, bytes), (frames.SMALL, bytes), (frames.SMALL + 1, Array)):
+        data = os.urandom(size)
+        record = frames.pack(data)
+        assert type(record["f"]) is kind and frames.unpack(record) == data
+    with pytest.raises(KeyError):
+        frames.unpack({})
 
 
 def test_an_answer_that_is_too_long_costs_its_own_site_only(

@@ -10,30 +10,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from fedvlm.distributed.flower.relay.frames import pack, unpack
 from fedvlm.distributed.sockets.stream import StreamError, connect, reason, receive, send
 
 
 def make() -> Any:
     """Return the ClientApp."""
-    from flwr.app import (  # optional: fedvlm[flower]
-        Array,
-        ArrayRecord,
-        ConfigRecord,
-        Message,
-        RecordDict,
-    )
+    from flwr.app import ConfigRecord, Message, RecordDict  # optional: fedvlm[flower]
     from flwr.clientapp import ClientApp  # optional: fedvlm[flower]
 
     app = ClientApp()
 
     @app.query()  # type: ignore[untyped-decorator]
     def query(message: Any, context: Any) -> Any:
-        frame = message.content["frame"]["f"].numpy().tobytes()
+        frame = unpack(message.content["frame"])
         said = call(context.node_config, frame, float(message.metadata.ttl))
         if isinstance(said, bytes):
-            content = {"frame": ArrayRecord({"f": Array(np.frombuffer(said, np.uint8))})}
+            content = {"frame": pack(said)}
         else:
             content = {"why": ConfigRecord({"text": said})}
         return Message(RecordDict(content), reply_to=message)

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from fedvlm.distributed.flower.relay.frames import pack, unpack
 from fedvlm.distributed.sockets.stream import greet, receive, send
 
 PATIENCE = 120.0  # seconds for the driver, which hears so late of us on a busy machine
@@ -97,6 +96,8 @@ def ask(
     out: dict[str, bytes | str] = {name: OFFLINE for name in frames if name not in here}
     until, look = time.monotonic() + seconds, time.monotonic() + LOOK
     while waiting and time.monotonic() < until:
+        if select.select([driver], [], [], EVERY)[0]:  # no site has answered at once
+            return None  # it says nothing meanwhile, unless it is gone
         if time.monotonic() >= look:  # a SuperNode that said good-bye answers no more
             gone, look = set(names) - set(online(grid, nodes)), time.monotonic() + LOOK
             out |= {name: GONE for name in waiting.values() if name in gone}
@@ -104,17 +105,14 @@ def ask(
         for reply in grid.pull_messages(list(waiting)):
             name = waiting.pop(reply.metadata.reply_to_message_id)
             out[name] = _read(reply)
-        if waiting and select.select([driver], [], [], EVERY)[0]:
-            return None  # it says nothing meanwhile, unless it is gone
     return {name: out.get(name, f"no answer within {seconds:g} s") for name in frames}
 
 
 def _message(frame: bytes, node: int, seconds: float) -> Any:
-    from flwr.app import Array, ArrayRecord, Message, RecordDict  # optional: fedvlm[flower]
+    from flwr.app import Message, RecordDict  # optional: fedvlm[flower]
 
-    record = ArrayRecord({"f": Array(np.frombuffer(frame, np.uint8))})
     return Message(
-        RecordDict({"frame": record}), dst_node_id=node, message_type="query", ttl=seconds
+        RecordDict({"frame": pack(frame)}), dst_node_id=node, message_type="query", ttl=seconds
     )
 
 
@@ -124,6 +122,5 @@ def _read(reply: Any) -> bytes | str:
         code = int(reply.error.code)
         return f"{ERRORS.get(code, 'Flower could not bring an answer')} (Flower's code {code})"
     if "frame" in reply.content:
-        data: bytes = reply.content["frame"]["f"].numpy().tobytes()
-        return data
+        return unpack(reply.content["frame"])
     return str(reply.content["why"]["text"])[:300]
