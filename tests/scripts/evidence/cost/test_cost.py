@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from evidence.commands import main
 from evidence.cost import cost
@@ -37,6 +38,13 @@ def test_who_is_over_the_bound_is_named() -> None:
     assert page.index("| B |") < page.index("| A |") < page.index("| C |")
     assert "- B, 1.6: 40 % products" in page and "- A," not in page
     assert page.endswith("products") and lines([ROW], 3)[-1].endswith("predict: none")
+
+
+def test_a_product_of_onednn() -> None:
+    assert cost.linear_flops(torch.zeros(2, 3, 4), torch.zeros(5, 4)) == 2 * (2 * 3) * 5 * 4
+    with cost.FlopCount() as counter:
+        torch.zeros(2, 3) @ torch.zeros(3, 4)
+    assert counter.flops == 2 * 2 * 3 * 4
 
 
 def test_the_nearest_trainable_set() -> None:
