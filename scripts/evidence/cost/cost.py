@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -26,6 +27,7 @@ from fedvlm.console.screen import say
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.files import user_path, write_text
 from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Federation
 from fedvlm.job.inputs import SharedInputs
 
@@ -78,7 +80,7 @@ class Sides:
 
     def __init__(self) -> None:
         self._inputs = SharedInputs()
-        self._others: dict[str, Federation] = {}
+        self._others: dict[tuple[str, int], Federation] = {}
 
     def row(self, trainer: str, pairs: int) -> Row:
         """Return what a method costs in a round of four clients; shares are of FedAvg's.
@@ -86,11 +88,12 @@ class Sides:
         Raises:
             FedvlmError: what the build refuses, or a round.
         """
-        fed = self._build(trainer)
+        epochs = epochs_of(trainer)
+        fed = self._build(trainer, epochs)
         peft = nearest(families(fed.p0))
-        if peft not in self._others:
-            self._others[peft] = self._build(FEDAVG, peft)
-        other = self._others[peft]
+        if (peft, epochs) not in self._others:
+            self._others[peft, epochs] = self._build(FEDAVG, epochs, peft)
+        other = self._others[peft, epochs]
         own, base = count(fed), count(other)
         ratios = []
         for number in range(pairs):
@@ -106,8 +109,14 @@ class Sides:
             out["reason"] = reason(fed)
         return out
 
-    def _build(self, trainer: str, peft: str = "") -> Federation:
-        return methods.build(methods.QUICK.words(trainer, False, peft), self._inputs)
+    def _build(self, trainer: str, epochs: int, peft: str = "") -> Federation:
+        setting = replace(methods.QUICK, epochs=epochs)
+        return methods.build(setting.words(trainer, False, peft), self._inputs)
+
+
+def epochs_of(trainer: str) -> int:
+    """Return the local epochs of a method's round: one, or two where it has phases."""
+    return 2 if load_trainer(trainer).phases else 1
 
 
 def nearest(trained: Sequence[str]) -> str:

@@ -52,6 +52,10 @@ def test_the_nearest_trainable_set() -> None:
     assert nearest(("visual-prompt",)) == "lora"
 
 
+def test_methods_with_phases_have_an_epoch_for_each() -> None:
+    assert cost.epochs_of("fedrep") == 2 and cost.epochs_of("fedavg") == 1
+
+
 def test_no_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cost", "fedavg", "--pairs", "0"]) == 2
     assert "--pairs 0: must be at least 1" in capsys.readouterr().err
