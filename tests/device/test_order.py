@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ import torch.nn.functional as F
 
 from fedvlm.api.replay import replay
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
+from fedvlm.job.workers import processes
 from tests import jobs
 from tests.device.card import GIB, pretend_card
 from tests.device.methods import SMALL
@@ -123,3 +127,18 @@ def test_fast_is_for_cuda(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert jobs.run(tmp_path, *SMALL, "--device", "cpu", "--fast") == 2
     said = capsys.readouterr().err
     assert "--fast" in said and "computes on cpu" in said and "Traceback" not in said
+
+
+def test_each_worker_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    any_, one = (resolve(parse(["--demo", "--device", d])).jobs[0].cfg for d in ("cuda", "cuda:1"))
+
+    def seen(cfg: Any) -> list[str | None]:
+        return [processes.worker_environment(cfg, 1, slot).get("CUDA_VISIBLE_DEVICES")
+                for slot in range(3)]
+
+    with pretend_card(cards=2):
+        assert processes.size_of(any_)[0] == 2 and seen(any_) == ["0", "1", "0"]
+        assert seen(one) == [None] * 3  # all on the one that was asked for
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,GPU-b")  # a part of a card, a UUID
+        assert seen(any_) == ["MIG-a", "GPU-b", "MIG-a"]

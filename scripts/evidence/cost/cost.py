@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from evidence.bench import flops, machine, methods
 from evidence.bench.pairs import play
@@ -21,9 +24,10 @@ from evidence.commands import PROGRAM
 from fedvlm.config.families import families
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import FedvlmError
 from fedvlm.core.files import user_path, write_text
 from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Federation
 from fedvlm.job.inputs import SharedInputs
 
@@ -58,10 +62,10 @@ def main(args: Namespace) -> int:
             say(f"{number} of {len(names)}: {name}")
             try:
                 rows.append(sides.row(name, args.pairs))
-            except ConfigError as mistake:
+            except FedvlmError as mistake:
                 if len(names) == 1:
                     raise
-                say(f"{name}: {mistake}")
+                say(f"{name}: not measured: {mistake}")
     finally:
         torch.set_num_threads(threads)
     page = lines(rows, args.pairs)
@@ -76,19 +80,20 @@ class Sides:
 
     def __init__(self) -> None:
         self._inputs = SharedInputs()
-        self._others: dict[str, Federation] = {}
+        self._others: dict[tuple[str, int], Federation] = {}
 
     def row(self, trainer: str, pairs: int) -> Row:
         """Return what a method costs in a round of four clients; shares are of FedAvg's.
 
         Raises:
-            ConfigError: what the build refuses.
+            FedvlmError: what the build refuses, or a round.
         """
-        fed = self._build(trainer)
+        epochs = epochs_of(trainer)
+        fed = self._build(trainer, epochs)
         peft = nearest(families(fed.p0))
-        if peft not in self._others:
-            self._others[peft] = self._build(FEDAVG, peft)
-        other = self._others[peft]
+        if (peft, epochs) not in self._others:
+            self._others[peft, epochs] = self._build(FEDAVG, epochs, peft)
+        other = self._others[peft, epochs]
         own, base = count(fed), count(other)
         ratios = []
         for number in range(pairs):
@@ -104,8 +109,14 @@ class Sides:
             out["reason"] = reason(fed)
         return out
 
-    def _build(self, trainer: str, peft: str = "") -> Federation:
-        return methods.build(methods.QUICK.words(trainer, False, peft), self._inputs)
+    def _build(self, trainer: str, epochs: int, peft: str = "") -> Federation:
+        setting = replace(methods.QUICK, epochs=epochs)
+        return methods.build(setting.words(trainer, False, peft), self._inputs)
+
+
+def epochs_of(trainer: str) -> int:
+    """Return the local epochs of a method's round: one, or two where it has phases."""
+    return 2 if load_trainer(trainer).phases else 1
 
 
 def nearest(trained: Sequence[str]) -> str:
@@ -123,19 +134,35 @@ def count(fed: Federation) -> Row:
     A first round, uncounted, makes what is kept.
     """
     play(fed, 1, memory=False)
-    product = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    more = {} if product is None else {product: _linear}
-    with FlopCounterMode(display=False, custom_mapping=more) as counter:
+    with FlopCount() as counter:
         work = play(fed, 1, memory=False).work
-    return {"predicted": predict(fed, work), "counted": counter.get_total_flops()}
+    return {"predicted": predict(fed, work), "counted": counter.flops}
 
 
-def _linear(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of oneDNN's product, which PyTorch's counter does not know."""
-    rows = 1
-    for n in x[:-1]:
-        rows *= n
-    return 2 * rows * int(weight[0]) * int(weight[1])
+class FlopCount(TorchDispatchMode):
+    """Adds up the FLOPs of products, convolutions and attention by PyTorch's own formulas.
+
+    ``FlopCounterMode`` stops at methods that look into autograd's graph, and does not know oneDNN's
+    product.
+    """
+
+    flops = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        elif func.overloadpacket.__name__ == "_linear_pointwise":
+            self.flops += linear_flops(*args[:2])
+        return out
+
+
+def linear_flops(x: Tensor, weight: Tensor) -> int:
+    """Return the FLOPs of ``[..., in]`` with a weight ``[out, in]``."""
+    return 2 * x.numel() * weight.shape[0]
 
 
 def predict(fed: Federation, work: Mapping[str, int]) -> float:

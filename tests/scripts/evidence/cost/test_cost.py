@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from evidence.commands import main
 from evidence.cost import cost
@@ -39,9 +40,20 @@ def test_who_is_over_the_bound_is_named() -> None:
     assert page.endswith("products") and lines([ROW], 3)[-1].endswith("predict: none")
 
 
+def test_a_product_of_onednn() -> None:
+    assert cost.linear_flops(torch.zeros(2, 3, 4), torch.zeros(5, 4)) == 2 * (2 * 3) * 5 * 4
+    with cost.FlopCount() as counter:
+        torch.zeros(2, 3) @ torch.zeros(3, 4)
+    assert counter.flops == 2 * 2 * 3 * 4
+
+
 def test_the_nearest_trainable_set() -> None:
     assert nearest(("prompt", "feature", "gate")) == "prompt+feature"
     assert nearest(("visual-prompt",)) == "lora"
+
+
+def test_methods_with_phases_have_an_epoch_for_each() -> None:
+    assert cost.epochs_of("fedrep") == 2 and cost.epochs_of("fedavg") == 1
 
 
 def test_no_pairs(capsys: pytest.CaptureFixture[str]) -> None:
