@@ -23,7 +23,7 @@ EXAMPLES = (
     "fedvlm figures output/sweep-demo",
     "fedvlm figures output --into figures/ --width 5.5 --font serif  # for a NeurIPS paper",
     "fedvlm figures output --metric global --column  # one column of a paper wide",
-    "fedvlm figures RUN --test-images 4 --client 3  # where FedOTP's prompts look",
+    "fedvlm figures RUN --test-images 4 --client 3  # where the prompts of FedOTP look",
     "fedvlm figures RUN --features 500 --client global",
 )
 ALSO = ("plot", "plots", "draw", "curves", "chart")

@@ -114,7 +114,7 @@ def test_every_figure_of_the_folder_is_whole_and_named_once() -> None:
     assert [one.NAME for one in every] == [
         "forest", "distribution", "client_gain", "few_shot", "axis", "ablation", "convergence",
         "clients", "partition", "similarity", "reliability", "confusion", "tsne",
-        "similarity_to_global", "pareto", "traffic",
+        "features", "transport", "attention", "similarity_to_global", "pareto", "traffic",
     ]
     assert all(one.OF in ("run", "runs", "both") and one.CAPTION.endswith(".") for one in every)
 
