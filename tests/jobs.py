@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
-import sys
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import safetensors.torch
@@ -14,6 +17,7 @@ import torch
 
 from fedvlm.cli.main import main
 from fedvlm.runs.records import RecordStore
+from tests.faults.children import Children
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SMALL = ("--demo", "--partition", "disjoint", "--shots", "2", "--rounds", "2", "--num-users", "2",
@@ -28,16 +32,28 @@ def run(output: Path, *more: str) -> int:
     return main(argv(output, *more))
 
 
+@cache
+def _children() -> Children:
+    leave = ExitStack()
+    atexit.register(leave.close)
+    place = leave.enter_context(TemporaryDirectory())
+    return leave.enter_context(Children(Path(place), "fedvlm.job.run", "tests.jobs"))
+
+
 def spawn(output: Path, *more: str, before: str = "", **env: str) -> subprocess.CompletedProcess:
-    """Run the job in a new process; ``before`` is Python executed first."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{before}\n"
-        f"from fedvlm.cli.main import main\nsys.exit(main({argv(output, *more)!r}))"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True,
-        timeout=300, check=False,
-    )
+    """Run the job in a process of its own; ``before`` is Python executed first.
+
+    It is forked where PyTorch is loaded and nothing else has happened.
+    """
+    words = argv(output, *more)
+    ended = _children().run("tests.jobs:alone", words, before, root=output, **os.environ | env)
+    return subprocess.CompletedProcess(words, ended.code, ended.said, "")
+
+
+def alone(words: list[str], before: str) -> int:
+    """What ``spawn`` runs there."""
+    exec(before, {})
+    return main(words)
 
 
 def folder(output: Path) -> Path:

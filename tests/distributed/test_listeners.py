@@ -33,8 +33,10 @@ def test_a_listener_is_seen_while_it_listens() -> None:
 def test_no_code_of_this_project_listens_on_tcp_but_the_door() -> None:
     found = {}
     for path in sorted((REPOSITORY / "fedvlm").rglob("*.py")):
-        told = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        told, text = set(), path.read_text(encoding="utf-8")
+        if not any(word in text for word in WORDS):  # most files: not worth a look at the syntax
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Attribute):
                 told |= WORDS & {node.attr}
             elif isinstance(node, (ast.Import, ast.ImportFrom)):

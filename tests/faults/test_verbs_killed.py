@@ -148,7 +148,7 @@ KINDS = {
         ["export", str(jobs.folder(source)), "--client", "all", "--format", "safetensors",
          "--to", str(out / "models")]],
         fill_run, once="is not empty: export into a new folder"),
-    "features --pack": Kind("fedvlm.cli.main:main", lambda out, source: [
+    "features --pack": Kind("tests.faults.verbs:features", lambda out, source: [
         ["features", "--dataset", "new_nouns", "--backbone", "tiny", "--pack",
          str(out / "x.pack.safetensors")]], left=("x.pack.safetensors",)),
     "sweep": Kind("tests.faults.verbs:sweep", lambda out, source: [

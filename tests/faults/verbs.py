@@ -18,6 +18,15 @@ def download(words: list[str], url: str, checksum: str, puts: Sequence[Sequence[
     return main(words)
 
 
+def features(words: list[str]) -> int:
+    """``fedvlm features`` of a built-in set with eight images of a class and part."""
+    from fedvlm.data.builtin import sets
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sets, "_PER_CLASS", (8, 2, 8))
+        return main(words)
+
+
 def publish(words: list[str]) -> int:
     """``scripts/evidence publish``, without the drawings, which are most of its seconds."""
     from evidence import commands
