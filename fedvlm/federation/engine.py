@@ -209,9 +209,11 @@ class LocalEngine:
     ) -> list[Chunk]:
         """Cut the round's clients into chunks of one site and one form of tensors."""
         ids = ctx.clients
+        own = getattr(ctx.model, "client_templates", None)
+        texts = ctx.model.text_groups(ids) if own else ()
         return plan_chunks(
             ids, ctx.sizes.tolist(), [self.sites[c] if self.sites else 0 for c in ids],
-            clients.forms(ids, accepted, downloads, ctx.model.text_groups(ids)), most,
+            clients.forms(ids, accepted, downloads, texts), most,
         )
 
 

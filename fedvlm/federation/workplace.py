@@ -157,8 +157,10 @@ class Workplace:
             metrics = (*metrics, RECEIVED)
         if portion is None:
             portion = self.trainer.portion(round_, self.groups) if round_ else WHOLE
+        own = getattr(self.model, "client_templates", None)
+        model = self.model.of_clients(clients) if own else self.model
         return Context(
-            self.model.of_clients(clients), self.groups, self.batcher, list(clients), round_,
+            model, self.groups, self.batcher, list(clients), round_,
             plan.seed, plan.epochs, plan.optim, plan.schedule or Schedule(plan.optim.lr),
             self.trainer.extras_up, metrics, self.weighting, plan.nonfinite,
             plan.clock_per_round, newcomers=tuple(c not in worked for c in clients),
@@ -192,10 +194,11 @@ class Workplace:
                 "personal models stay at their sites: only their numbers (rows) are available"
             )
         most: int = chunk or self.engine.chunk
+        own = getattr(self.model, "client_templates", None)
+        texts = self.model.text_groups(clients) if own else ()
         chunks = plan_chunks(
             clients, self.batcher.sizes(clients), self.roster.site[clients].tolist(),
-            self.clients.forms(
-                clients, versions, question.downloads, self.model.text_groups(clients)),
+            self.clients.forms(clients, versions, question.downloads, texts),
             most if self.trainer.batched else 1,
         )
         worked = {c for c, version in versions.items() if version}
