@@ -157,8 +157,10 @@ class Workplace:
             metrics = (*metrics, RECEIVED)
         if portion is None:
             portion = self.trainer.portion(round_, self.groups) if round_ else WHOLE
+        own = getattr(self.model, "client_templates", None)
+        model = self.model.of_clients(clients) if own else self.model
         return Context(
-            self.model.of_clients(clients), self.groups, self.batcher, list(clients), round_,
+            model, self.groups, self.batcher, list(clients), round_,
             plan.seed, plan.epochs, plan.optim, plan.schedule or Schedule(plan.optim.lr),
             self.trainer.extras_up, metrics, self.weighting, plan.nonfinite,
             plan.clock_per_round, newcomers=tuple(c not in worked for c in clients),

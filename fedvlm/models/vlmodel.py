@@ -528,7 +528,12 @@ def _flat(ctx: Tensor, axes: int) -> Tensor:
 
 
 def template_groups(model: VLModel, clients: Sequence[int]) -> list[int]:
-    """Return which clients have the same templates: 0 of everybody's, others from 1 on."""
+    """Return which clients have the same templates: 0 of everybody's, others from 1 on.
+
+    Empty where no client has its own.
+    """
+    if not getattr(model, "client_templates", None):
+        return []
     known = {model.templates: 0}
     for _, said in sorted(model.client_templates.items()):
         known.setdefault(said, len(known))
