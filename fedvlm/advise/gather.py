@@ -19,7 +19,6 @@ from fedvlm.core.trees import in_double
 from fedvlm.data.datum import IntArray, refuse_client_texts, refuse_targets
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.images import ImageLoader
-from fedvlm.data.partition.kinds import draws_per_client
 from fedvlm.federation.plan import draw_unseen
 from fedvlm.job.build import check_model, pick_device
 from fedvlm.job.inputs import Inputs
@@ -49,8 +48,8 @@ class Gathered:
         notes: of the data.
         sets: where an image has a set of labels, the sets that occur ``[S, C]``; ``classnames``
             are then the labels, and ``labels`` numbers of sets.
-        lone: where images are dealt in class shares, the share of ``steps.lone_share``; None: not
-            known, as of clients that the data name.
+        lone: where all images are dealt in class shares, the share of ``steps.lone_share``; None:
+            not known, as of clients that the data name, or of shots.
     """
 
     name: str
@@ -127,7 +126,7 @@ def _lone(data: FederatedData) -> float | None:
     """Return ``Gathered.lone``: test images are counted, none is opened and no label of one read.
     """
     spec = data.spec
-    if data.groups is not None or not (spec.kind in BY_CLASS or draws_per_client(spec)):
+    if data.groups is not None or spec.shots > 0 or spec.kind not in BY_CLASS:
         return None
     parts = [(len(c.train), len(c.test)) for c in data.clients]
     return lone_share(sum(n for n, _ in parts), sum(n for _, n in parts))

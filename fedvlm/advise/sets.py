@@ -232,7 +232,8 @@ class _Labels:
         every = range(len(self.y))
         for f in range(count):
             i = self.best(FEDAVG, f, every)
-            tuned, there = [], []
+            tuned: list[list[Heads]] = []
+            there: list[int] = []
             for label in range(self.labels):
                 there, some = self.training(f, label)
                 tuned.append(heads.personal_heads(

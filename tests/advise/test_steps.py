@@ -87,8 +87,9 @@ def test_clients_alone_are_judged_as_on_new_images_of_the_same_shares(few: Gathe
 
 
 @pytest.mark.parametrize(("kind", "shots", "grouped", "due"), [
-    ("dirichlet", -1, False, 5 / 6), ("disjoint", 4, False, 5 / 6), ("iid", 4, False, 5 / 6),
-    ("iid", -1, False, None), ("natural", -1, False, None), ("quantity", 4, False, None),
+    ("dirichlet", -1, False, 5 / 6), ("disjoint", -1, False, 5 / 6), ("dirichlet", 4, False, None),
+    ("iid", 4, False, None), ("iid", -1, False, None), ("natural", -1, False, None),
+    ("quantity", -1, False, None),
     ("dirichlet", -1, True, None),
 ])
 def test_only_where_a_class_is_cut_by_the_same_proportions(
