@@ -102,7 +102,7 @@ def from_rows(rows: Sequence[Mapping[str, Any]], classes: Sequence[str] = ()) ->
 
 
 @dataclass(frozen=True)
-class Layout:
+class DotLayout:
     """What this drawing and ``plain``'s share; lengths in inches, ``dot`` in points.
 
     ``columns`` and ``rows`` are the places that have a label, with it; ``below`` is the room of the
@@ -132,7 +132,7 @@ class Layout:
             (self.most, f"{self.most:,} training images")]
 
 
-def layout(data: Holdings, width: float = style.PAGE) -> Layout:
+def dot_layout(data: Holdings, width: float = style.PAGE) -> DotLayout:
     """Return where things stand in a picture of at most ``width`` inches."""
     k, c = max(len(data.clients), 1), max(len(data.classes), 1)
     names = _class_names(data, width)
@@ -145,7 +145,7 @@ def layout(data: Holdings, width: float = style.PAGE) -> Layout:
     columns = list(enumerate(names)) if names else [
         (i, str(i)) for i in style.even_places(len(data.classes), max(int(wide * 3), 2))]
     rows = style.even_places(len(data.clients), max(int(tall * 72 / 8.5), 1))
-    return Layout(
+    return DotLayout(
         wide, tall, beside, below, dot=max(0.92 * pitch, min(1.3 * pitch, 3.0), 1.2),
         most=max(data.counts.values(), default=1), named=bool(names), columns=columns,
         rows=[(i, str(data.clients[i])) for i in rows],
@@ -157,7 +157,7 @@ def layout(data: Holdings, width: float = style.PAGE) -> Layout:
 def draw(data: Holdings, title: str = "", width: float = style.PAGE) -> Figure:
     """Return the picture: a row per client, a column per class; at most ``width`` inches wide."""
     k, c = max(len(data.clients), 1), max(len(data.classes), 1)
-    plan = layout(data, width)
+    plan = dot_layout(data, width)
     with style.use_style():
         figure = style.blank(plan.wide + plan.beside, plan.tall + plan.below + 0.6)
         axes = figure.add_subplot()
@@ -203,7 +203,7 @@ def _class_names(data: Holdings, width: float) -> list[str]:
     return [style.cut_label(name, _NAME_LENGTH) for name in data.classes]
 
 
-def _name_axes(axes: Axes, plan: Layout) -> None:
+def _name_axes(axes: Axes, plan: DotLayout) -> None:
     places, words = [i for i, _ in plan.columns], [word for _, word in plan.columns]
     axes.set_xticks(places, words, rotation=90 if plan.named else 0)
     if plan.under:
@@ -235,7 +235,7 @@ def _mark_domains(axes: Axes, data: Holdings) -> None:
             axes.axhline(first - 0.5, color=style.FAINT, linewidth=0.6)
 
 
-def _legend_of_sizes(figure: Figure, plan: Layout) -> None:
+def _legend_of_sizes(figure: Figure, plan: DotLayout) -> None:
     """Show up to three round counts with the dots they have."""
     from matplotlib.lines import Line2D  # start-up: as in ``style``
 

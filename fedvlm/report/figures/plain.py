@@ -1,6 +1,6 @@
 """The partition's picture as a run writes it: PNG and SVG without matplotlib, which takes 1 s.
 
-What stands where is ``partition.layout``'s, as for the figure that ``fedvlm figures`` draws.
+What stands where is ``partition.dot_layout``'s, as for the figure that ``fedvlm figures`` draws.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from fedvlm.report.figures import style
-from fedvlm.report.figures.partition import VECTOR, Holdings, Layout, layout, spans
+from fedvlm.report.figures.partition import VECTOR, DotLayout, Holdings, dot_layout, spans
 
 _PIXELS = style.DPI / 72  # a point has so many
 _FINE = 8  # a dot is drawn so much larger, then reduced: smooth edges
@@ -64,11 +64,11 @@ def pictures(data: Holdings, title: str = "") -> dict[str, bytes]:
     The same data gives the same bytes. Text of the SVG stays text; of more than ``VECTOR`` dots the
     SVG holds a picture of them.
     """
-    scene = _scene(data, layout(data), title)
+    scene = _scene(data, dot_layout(data), title)
     return {"partition.png": _png(scene), "partition.svg": _svg(scene).encode()}
 
 
-def _scene(data: Holdings, plan: Layout, title: str) -> _Scene:
+def _scene(data: Holdings, plan: DotLayout, title: str) -> _Scene:
     k, c = max(len(data.clients), 1), max(len(data.classes), 1)
     domains = spans(data)
     left = 22 + max((_wide(word) for _, word in plan.rows), default=0)
@@ -107,7 +107,7 @@ def _scene(data: Holdings, plan: Layout, title: str) -> _Scene:
     )
 
 
-def _legend(plan: Layout, end: float) -> tuple[list[tuple[float, float, float]], list[_Text]]:
+def _legend(plan: DotLayout, end: float) -> tuple[list[tuple[float, float, float]], list[_Text]]:
     """Return dots and words of the legend, which ends at ``end`` points from the left."""
     dots, words = [], []
     middle = max(plan.dot, 9.0) / 2 + 3
