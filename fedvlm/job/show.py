@@ -9,8 +9,7 @@ from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.report import PAGE
-from fedvlm.report.figures.partition import folder_holdings
-from fedvlm.report.figures.plain import pictures
+from fedvlm.report.figures.partition import folder_holdings, pictures
 
 WORTH = 30.0  # seconds of training; the page takes one or two, so a shorter run gets it on demand
 

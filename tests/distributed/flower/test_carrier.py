@@ -62,8 +62,8 @@ class Grid:
         for m in messages:
             site = {7: "site0", 8: "site1"}[m.dst_node_id]
             settings = {"worker": str(SOCKETS / site), "token": str(SOCKETS / "token")}
-            said = client.call(settings, frames.unpack(m.content["frame"]), m.ttl)
-            content = ({"frame": frames.pack(said)} if isinstance(said, bytes)
+            said = client.call(settings, frames.frame_of(m.content["frame"]), m.ttl)
+            content = ({"frame": frames.as_record(said)} if isinstance(said, bytes)
                        else {"why": {"text": said}})
             metadata = SimpleNamespace(reply_to_message_id=site)
             self.replies[site] = Reply(content=content, metadata=metadata)
@@ -173,10 +173,10 @@ def test_frames_come_to_the_workers_of_who_is_there_and_answers_back(
 def test_a_small_frame_is_one_object_of_flowers_and_a_large_one_an_array(place: Place) -> None:
     for size, kind in ((0, bytes), (frames.SMALL, bytes), (frames.SMALL + 1, Array)):
         data = os.urandom(size)
-        record = frames.pack(data)
-        assert type(record["f"]) is kind and frames.unpack(record) == data
+        record = frames.as_record(data)
+        assert type(record["f"]) is kind and frames.frame_of(record) == data
     with pytest.raises(KeyError):
-        frames.unpack({})
+        frames.frame_of({})
 
 
 def test_an_answer_that_is_too_long_costs_its_own_site_only(

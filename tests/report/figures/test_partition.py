@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.figures import partition, plain, style
+from fedvlm.report.figures import partition, style
 
 from .drawings import AWKWARD, check
 
@@ -81,8 +81,8 @@ def circles(svg: str) -> list[tuple[float, float, float]]:
 def test_a_runs_own_picture_shows_what_the_figure_shows(rows: list[dict]) -> None:
     """Drawn without matplotlib: the same dots in the same order, the same words."""
     data = partition.from_rows(rows)
-    files = plain.pictures(data, AWKWARD)
-    assert files == plain.pictures(data, AWKWARD)
+    files = partition.pictures(data, AWKWARD)
+    assert files == partition.pictures(data, AWKWARD)
     svg, figure = files["partition.svg"].decode(), partition.draw(data, AWKWARD)
     with style.use_style():
         figure.draw_without_rendering()
@@ -98,7 +98,7 @@ def test_a_runs_own_picture_shows_what_the_figure_shows(rows: list[dict]) -> Non
         assert all(at[d[place]] == dot[own] for d, dot in zip(drawn, dots, strict=True))
         assert list(at.values()) == sorted(set(at.values()))
     key = circles(svg)[len(drawn):]
-    plan = partition.layout(data)
+    plan = partition.dot_layout(data)
     assert sorted(d for *_, d in key) == pytest.approx(
         [plan.size(n) for n, _ in plan.shown()], abs=0.01)
     image = Image.open(io.BytesIO(files["partition.png"])).convert("RGB")
@@ -109,6 +109,6 @@ def test_a_runs_own_picture_shows_what_the_figure_shows(rows: list[dict]) -> Non
 
 def test_a_runs_own_picture_of_many_clients_is_small() -> None:
     rows = counts(300, 60)
-    svg = plain.pictures(partition.from_rows(rows))["partition.svg"].decode()
+    svg = partition.pictures(partition.from_rows(rows))["partition.svg"].decode()
     assert len(svg) < 200_000 and "data:image/png;base64," in svg
-    assert len(circles(svg)) == len(partition.layout(partition.from_rows(rows)).shown())
+    assert len(circles(svg)) == len(partition.dot_layout(partition.from_rows(rows)).shown())

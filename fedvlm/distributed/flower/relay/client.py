@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedvlm.distributed.flower.relay.frames import pack, unpack
+from fedvlm.distributed.flower.relay.frames import as_record, frame_of
 from fedvlm.distributed.sockets.stream import StreamError, connect, reason, receive, send
 
 
@@ -23,10 +23,10 @@ def make() -> Any:
 
     @app.query()  # type: ignore[untyped-decorator]
     def query(message: Any, context: Any) -> Any:
-        frame = unpack(message.content["frame"])
+        frame = frame_of(message.content["frame"])
         said = call(context.node_config, frame, float(message.metadata.ttl))
         if isinstance(said, bytes):
-            content = {"frame": pack(said)}
+            content = {"frame": as_record(said)}
         else:
             content = {"why": ConfigRecord({"text": said})}
         return Message(RecordDict(content), reply_to=message)

@@ -13,7 +13,7 @@ import numpy as np
 SMALL = 1 << 20  # bytes of a frame that goes as one object; Flower cuts arrays into pieces
 
 
-def pack(frame: bytes) -> Any:
+def as_record(frame: bytes) -> Any:
     """Return the record that holds a frame."""
     from flwr.app import Array, ArrayRecord, ConfigRecord  # optional: fedvlm[flower]
 
@@ -22,7 +22,7 @@ def pack(frame: bytes) -> Any:
     return ArrayRecord({"f": Array(np.frombuffer(frame, np.uint8))})
 
 
-def unpack(record: Any) -> bytes:
+def frame_of(record: Any) -> bytes:
     """Return the frame of a record, of either kind.
 
     Raises:

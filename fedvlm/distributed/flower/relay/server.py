@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedvlm.distributed.flower.relay.frames import pack, unpack
+from fedvlm.distributed.flower.relay.frames import as_record, frame_of
 from fedvlm.distributed.sockets.stream import greet, receive, send
 
 PATIENCE = 120.0  # seconds for the driver, which hears so late of us on a busy machine
@@ -112,7 +112,7 @@ def _message(frame: bytes, node: int, seconds: float) -> Any:
     from flwr.app import Message, RecordDict  # optional: fedvlm[flower]
 
     return Message(
-        RecordDict({"frame": pack(frame)}), dst_node_id=node, message_type="query", ttl=seconds
+        RecordDict({"frame": as_record(frame)}), dst_node_id=node, message_type="query", ttl=seconds
     )
 
 
@@ -122,5 +122,5 @@ def _read(reply: Any) -> bytes | str:
         code = int(reply.error.code)
         return f"{ERRORS.get(code, 'Flower could not bring an answer')} (Flower's code {code})"
     if "frame" in reply.content:
-        return unpack(reply.content["frame"])
+        return frame_of(reply.content["frame"])
     return str(reply.content["why"]["text"])[:300]
