@@ -38,7 +38,7 @@ MOST = 1.5  # times its FLOPs' prediction: what takes longer is named
 WORDS = ("prompt", "text-lora", "feature", "lora", "adapter", "head")
 EXAMPLES = tuple(f"{PROGRAM} cost {words}" for words in (
     "  # every method: half an hour", "fedtv ditto --pairs 5",
-    "--markdown build/cost.md"))
+    "--markdown build/speed.md"))
 
 
 def flags(parser: Parser) -> None:

@@ -20,8 +20,8 @@ def test_a_method_beside_fedavg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cost, "MOST", 0.0)  # everything is over it and gives its reason
-    assert main(["cost", "fedtv", "--pairs", "1", "--markdown", str(tmp_path / "cost.md")]) == 0
-    page = (tmp_path / "cost.md").read_text()
+    assert main(["cost", "fedtv", "--pairs", "1", "--markdown", str(tmp_path / "speed.md")]) == 0
+    page = (tmp_path / "speed.md").read_text()
     assert page.strip() in capsys.readouterr().out
     cells = re.search(r"^\| FedTV \| prompt\+feature \| (.*) \|$", page, re.MULTILINE)
     assert cells is not None
