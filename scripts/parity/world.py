@@ -60,6 +60,8 @@ class Case:
         held: validation images per client; none: no client has one.
         names: class names; templates: for the hand-written prompts.
         spread: standard deviation of what is added to the start, per client.
+        scales: standard deviation of each tensor of the start, as stored with the figures; without
+            it that of the method's own start, whose last bits depend on the machine.
         loss: whether loss and gradients are compared (not for methods without either).
     """
 
@@ -83,6 +85,7 @@ class Case:
     names: Sequence[str] = NAMES
     templates: Sequence[str] = ("a photo of a {}.",)
     spread: float = 0.05
+    scales: Mapping[str, float] = field(default_factory=dict)
     loss: bool = True
 
     @property
@@ -138,7 +141,8 @@ class World:
         model: our towers with the class list; ``plain``: texts one by one, images from pixels.
         weights: the towers' tensors under OpenAI's names, float64.
         trainer: our method.
-        start: its untrained tensors; drawn here where the method draws them.
+        start: its untrained tensors; drawn here where the method draws them, with standard
+            deviation ``scales``.
         images, labels: of all clients ``[N, 3, H, W]``, ``[N]``; ``rows``: whose are which,
             ``val``: whose validation images.
         tests: images of which logits are compared ``[TESTED, 3, H, W]``.
@@ -162,6 +166,7 @@ class World:
         self.shares = [n / sum(case.sizes) for n in case.sizes]
         ends = sum(case.sizes) + np.cumsum([0, *(case.held or [0] * len(case.sizes))])
         self.val = [np.arange(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        self.scales: dict[str, float] = {}
         self.start = self._start()
 
     def _start(self) -> Tree:
@@ -169,8 +174,11 @@ class World:
         tree = {}
         for name, value in one.items():
             drawn = not torch.equal(value, other[name])
-            scale = float(value.std()) if drawn else 0.0
-            tree[name] = scale * draw(f"start {name}", *value.shape) if drawn else value.to(DTYPE)
+            if drawn:
+                self.scales[name] = self.case.scales.get(name, float(value.std()))
+                tree[name] = self.scales[name] * draw(f"start {name}", *value.shape)
+            else:
+                tree[name] = value.to(DTYPE)
         return tree
 
     def params(self) -> Tree:
