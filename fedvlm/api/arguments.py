@@ -51,6 +51,7 @@ class TrainArguments(TypedDict, total=False):
     backbone: Word
     weights: Word
     device: Word
+    fast: bool | None
     plain: bool | None
     engine: Word
     federation: Word

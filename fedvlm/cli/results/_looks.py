@@ -43,7 +43,7 @@ def seen_of(args: Namespace, folder: Path) -> dict[str, Looks | Features]:
         seen["looks"] = looks(model.maps(args.images))
     if args.test_images:
         some = test_images(run, name, args.test_images, args.root)
-        seen["looks"] = looks(model.maps(pictures(some)), [spoken(d) for d in some])
+        seen["looks"] = looks(model.maps(opened_images(some)), [spoken(d) for d in some])
     if args.features:
         some = test_images(run, name, args.features, args.root)
         seen["features"] = features(model, some)
@@ -61,12 +61,12 @@ def features(model: Model, some: Sequence[Datum]) -> Features:
         raise ConfigError("--features colours images by their class, and this run's have sets of "
                           "labels or captions")
     true = np.array([label[fold(spoken(datum))] for datum in some])
-    values = F.normalize(model.features(pictures(some)), dim=-1).double().numpy()
-    right = model.predict(pictures(some)).labels == true
+    values = F.normalize(model.features(opened_images(some)), dim=-1).double().numpy()
+    right = model.predict(opened_images(some)).labels == true
     return Features(values, true, right, model.classnames)
 
 
-def pictures(some: Sequence[Datum]) -> list[Any]:
+def opened_images(some: Sequence[Datum]) -> list[Any]:
     """Return images as ``Model`` takes them."""
     return [datum.path if datum.array is None else datum.array for datum in some]
 
