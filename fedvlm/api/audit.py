@@ -27,7 +27,7 @@ from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
 from fedvlm.core.trees import TreeView, expand
-from fedvlm.data.datum import refuse_client_texts, refuse_targets
+from fedvlm.data.datum import refuse_targets
 from fedvlm.data.federated import FederatedData
 from fedvlm.evaluation.scores import Batches
 from fedvlm.federation.discovery import NO_TRUST, Trust
@@ -53,7 +53,7 @@ from fedvlm.report.statistics.membership import (
     random_halves,
 )
 from fedvlm.runs.finished import FinishedRun, find_finished
-from fedvlm.runs.identity import read_json
+from fedvlm.runs.identity import read_json, read_manifest
 from fedvlm.runs.records import read_models
 from fedvlm.runs.state import load_newest_state
 from fedvlm.runs.verify.check import inspect
@@ -152,6 +152,9 @@ def plan_audit(
         raise ConfigError(f"'{path}': the clients' images are at their sites, and an audit trains "
                           "on them; audit a simulation with FED.ENGINE local on data like theirs")
     refuse_targets("fedvlm audit", sets=cfg.DATASET.LABELS)
+    if (read_manifest(path) or {}).get("facts", {}).get("client_texts"):
+        raise ConfigError("fedvlm audit reads the same templates for all clients, and this run has "
+                          "some of single clients (DATASET.TEMPLATES): audit a run without them")
     each = float(run.info.get("seconds_rounds") or 0)
     why = "" if shadows is None or shadows else "--shadows 0"
     if shadows is None:
@@ -171,7 +174,6 @@ def carry_out_audit(plan: Audit) -> dict[str, Any]:
     """
     with threads_of(plan.cfg):
         built = build_run(plan.cfg, progress)
-        refuse_client_texts("fedvlm audit", built.data.client_templates)
         for clause in partition_differences(built.data, plan.path):
             raise DataError(f"{plan.path}: {clause}: give the place of the images with --root")
         state, models = _recorded(built, plan)

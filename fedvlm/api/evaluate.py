@@ -149,7 +149,8 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
             "accuracy": accuracy(true, labels), "macro_f1": macro_f1(true, labels),
         })
     classes = (
-        f"{tests.name} has other classes: predictions are among its {len(tests.classnames)} classes"
+        f"{tests.name} has other classes: predictions are among its {len(tests.classnames)} "
+        "classes, and that set's prompts take the place of the run's"
         if table is None else f"predictions are among the run's {len(first.classnames)} classes"
     )
     return rows, classes

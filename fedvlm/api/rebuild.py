@@ -145,17 +145,34 @@ def _texts(
         DataError: the file of templates has others than when the run was made.
     """
     prompts, own = templates(cfg), dict[int, list[str]]()
-    said, numbers = facts.get("templates_digest"), facts.get("client_texts", [])
+    numbers = facts.get("client_texts", [])
     if numbers:
         from fedvlm.data.own.sentences import match_client_templates  # start-up: such runs only
 
         own = match_client_templates(cfg.DATASET.TEMPLATES, numbers)
-    if said and canonical_hash(texts_covered(prompts, own)) != said:
+    refuse_other_texts(path, cfg, facts, prompts, own)
+    return prompts, own
+
+
+def refuse_other_texts(
+    path: Path, cfg: CfgNode, facts: Mapping[str, Any], shared: Sequence[str],
+    own: Mapping[int, Sequence[str]],
+) -> None:
+    """Refuse templates that are not those of a run.
+
+    Args:
+        facts: of the run's manifest.
+        shared, own: everybody's templates now, and those of single clients by number.
+
+    Raises:
+        DataError: the file of templates has others than when the run was made.
+    """
+    said = facts.get("templates_digest")
+    if said and canonical_hash(texts_covered(shared, own)) != said:
         raise DataError(
             f"{path}: DATASET.TEMPLATES '{cfg.DATASET.TEMPLATES}' has other texts than when the "
             "run was made: give the file back as it was"
         )
-    return prompts, own
 
 
 def roster_of(path: Path, clients: int, classnames: Sequence[str]) -> Roster:

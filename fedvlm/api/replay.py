@@ -31,7 +31,7 @@ from fedvlm.api.elsewhere import (
     evaluate_recorded,
     norm_share,
 )
-from fedvlm.api.rebuild import run_folder
+from fedvlm.api.rebuild import refuse_other_texts, run_folder
 from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import complain, progress
 from fedvlm.core import files
@@ -206,6 +206,8 @@ def replay(
             built = build_run(cfg, progress)
             moved = same_backbone(built.identity, told["identity"])
             _take_method(built.identity, told["identity"])
+            refuse_other_texts(path, cfg, told.get("facts", {}), built.data.templates,
+                               built.data.client_templates)
             refuse_other(path, told["identity"], identity_plain(built.identity),
                          partial(present_identity, cfg.TRAINER.NAME))
             again, made = _again(built, path, Path(place), told, since)

@@ -115,9 +115,26 @@ def _by_class(path: Path, text: str) -> tuple[list[str], dict[str, list[str]]]:
         table = json.loads(text, object_pairs_hook=partial(_once, path))
     except ValueError as error:
         raise DataError(f"{path} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise DataError(f"{path}: its lists stand in each other too deeply") from error
+    if len(table) == 1 and any(_is_amiss(name, said) for name, said in table.items()):
+        raise DataError(f"{path}: write templates of single clients as "
+                        '{"clients": {"1": ["a photo of a {}."]}}, by a client\'s name or number')
     own = table.pop(CLIENTS) if isinstance(table.get(CLIENTS), dict) else {}
     shared = _sentences(str(path), table) if table or not own else []
     return shared, {name: _of_client(path, name, said) for name, said in own.items()}
+
+
+def _is_amiss(name: str, said: Any) -> bool:
+    """Say whether a file's only key means single clients but does not hold an object of them.
+
+    A list of sentences is those of a class of that name.
+    """
+    if fold(name) != CLIENTS:
+        return False
+    if isinstance(said, dict):
+        return name != CLIENTS or not said
+    return not said or "{}" in json.dumps(said)
 
 
 def _once(path: Path, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

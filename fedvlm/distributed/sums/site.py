@@ -303,6 +303,9 @@ class SiteSums:
                                       other.get("work", what) != what for other in told.values()):
                 raise Refused(f"this site did other work for a sum of round {mine['round']}, and "
                               "the difference would show single updates")
+            if kind == "there" and "weighed" not in mine:
+                raise Refused("an earlier version began that sum, and how its clients weighed is "
+                              "not known: it is not read")
             if kind == "there":
                 self._note_read(mine["round"], what, *mine["weighed"])
             if kind not in mine:

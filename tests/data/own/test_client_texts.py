@@ -14,6 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from fedvlm.api.adapt import adapt
+from fedvlm.api.audit import plan_audit
+from fedvlm.api.replay import replay
 from fedvlm.api.run import load
 from fedvlm.check.world import BASE, CheckWorld, Setup
 from fedvlm.cli.main import main
@@ -214,8 +216,12 @@ def test_a_run_of_clients_with_texts_of_their_own(
     names = load(own).classnames
     news = [adapt(folder, photos(tmp_path / "new", names), epochs=2)[0] for folder in (own, nobody)]
     assert all(torch.equal(v, news[1].params[n]) for n, v in news[0].params.items())  # no client 0
+    with pytest.raises(ConfigError, match="fedvlm audit reads the same templates"):
+        plan_audit(own)
     file.write_text(json.dumps({"clients": {"0": DUTCH[:1]}}))  # another file is another run
     assert run(tmp_path / "own", *asked) == 2
+    with pytest.raises(DataError, match="other texts than when the run was made"):
+        replay(own)
     with pytest.raises(DataError, match="other texts than when the run was made"):
         load(own).client(0)
 
@@ -238,6 +244,21 @@ def test_what_cannot_have_them_says_so(
     refuse_client_texts("x", {})
     with pytest.raises(ConfigError, match="fedvlm advise reads the same templates for all"):
         refuse_client_texts("fedvlm advise", {1: DUTCH})
+
+
+@pytest.mark.parametrize("text", [
+    '{"clients": ["a {}"]}', '{"clients": "a {}"}', '{"clients": {}}', '{"Clients": {"1": "a {}"}}',
+])
+def test_clients_that_are_no_object_of_clients(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(DataError, match=r'write templates of single clients as \{"clients"'):
+        read_templates(str(tmp_path / "t.json"))
+
+
+def test_lists_in_lists_end_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"clients": ' + "[" * 200_000)
+    with pytest.raises(DataError, match="too deeply|is no JSON"):
+        read_templates(str(tmp_path / "t.json"))
 
 
 def test_prograd_is_guided_by_a_clients_own() -> None:
