@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 PART = 1 / 8  # of the shift, as its standard error: classes with more images are easier, too
@@ -68,17 +69,8 @@ def one_more(
 
 
 def rising(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the nearest values, by weighted squares, that do not fall (pool adjacent violators).
-    """
-    blocks: list[tuple[float, float, int]] = []
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        block = (value, weight, 1)
-        while blocks and blocks[-1][0] > block[0]:
-            mean, mass, count = blocks.pop()
-            whole = mass + block[1]
-            block = ((mean * mass + block[0] * block[1]) / whole, whole, count + block[2])
-        blocks.append(block)
-    return np.concatenate([np.full(count, mean) for mean, _, count in blocks])
+    """Return the nearest values, by weighted squares, that do not fall."""
+    return np.asarray(isotonic_regression(values, weights=weights).x)
 
 
 def lone_share(trains: int, tests: int) -> float:
