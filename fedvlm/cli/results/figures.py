@@ -50,7 +50,7 @@ def flags(parser: Parser) -> None:
         "client's test images")
     add("--features", type=whole_number(1), default=0, metavar="N", help="t-SNE of the features "
         "of N of its test images")
-    add("--client", default="0", metavar="N", help="whose model: a client's number or name, or "
+    add("--client", default="", metavar="N", help="whose model: a client's number or name, or "
         "global (0)")
     add("--root", default="", metavar="DATA/", help="where the test images are now")
     add_model_flags(parser)
@@ -98,9 +98,12 @@ def _seen(args: Namespace, paths: Sequence[Path]) -> dict[str, Any]:
     """Return what the run's model weighs and sees in images; nothing where nobody asks.
 
     Raises:
-        ConfigError: several runs.
+        ConfigError: several runs, or a client and no images.
     """
     if not (args.images or args.test_images or args.features):
+        if args.client:
+            raise ConfigError(f"--client {args.client} chooses the model for --images, "
+                              "--test-images or --features; add one of them")
         return {}
     if len(paths) > 1:
         raise ConfigError("--images, --test-images and --features are of one run, and there are "

@@ -86,6 +86,7 @@ def test_features_without_pixels_are_told(folder: Path, monkeypatch: pytest.Monk
     (["--images", "a.png", "--test-images", "2"], 2, "drop one of them"),
     (["--test-images", "2", "--client", "all"], 2, "such a figure is of one model"),
     (["--images", "nope.png"], 3, "no image"),
+    (["--client", "1"], 2, "--client 1 chooses the model for --images"),
 ])
 def test_mistakes_are_one_sentence(
     words: list[str], code: int, said: str, folder: Path, tmp_path: Path,
