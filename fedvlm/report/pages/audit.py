@@ -99,7 +99,7 @@ def inversion_words(found: Mapping[str, Any]) -> str:
     one, batch = found["one"], found["batch"]
     return (f"cosine {one['cosine']:.3f} from 1 image (a guess: {one['guess']:.3f}), "
             f"{batch['cosine']:.3f} from {batch['images']} (a guess: {batch['guess']:.3f}): "
-            f"the search finds {_than(one)} the class of 1 image, {_than(batch)} those of a batch")
+            f"1 image shows {_than(one)} its class, a batch {_than(batch)} its classes")
 
 
 def _than(found: Mapping[str, Any]) -> str:
