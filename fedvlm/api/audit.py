@@ -206,8 +206,9 @@ def worst_auc(record: Mapping[str, Any]) -> float:
 def audit_lines(record: Mapping[str, Any]) -> list[str]:
     """Return an audit in at most ten lines, for the screen."""
     shared = record["released"].get("shared", {})
-    lines = [f"{record['method']} on {record['data']}: {len(shared)} tensors leave each client in "
-             f"a round; {record['images']['members']} members, {record['images']['others']} others"]
+    sent = f"{len(shared)} tensor{'' if len(shared) == 1 else 's'}"
+    lines = [f"{record['method']} on {record['data']}: a client sends {sent} a round; "
+             f"{record['images']['members']} members, {record['images']['others']} others"]
     for row in record["membership"]:
         rates = ", ".join(f"{100 * r['hits'] / r['members']:.0f} % of members at "
                           f"{100 * r['allowed']:.0f} % false" for r in row["rates"])
