@@ -5,11 +5,13 @@
 Reads the finished runs of ``configs/sweeps/privacy.yaml``. A number is the mean over seeds of
 ``personal`` after the last round, with Student's 95 % interval where there are three seeds, else
 with the number of seeds; a cell without a run is "missing". A page that has a number in a cell of
-which the folder has no run is left as it is, with a sentence: give the folder that has all runs.
+which the folder has no run is left as it is, with a sentence: give the folder that has all runs,
+or ``--add`` as a third word: then these numbers stay.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -44,9 +46,9 @@ def cells(folder: Path) -> tuple[Cells, float]:
     return found, seconds
 
 
-def rows_of(page: str) -> set[tuple[str, ...]]:
-    """Return (method, unit, clients, column) of every cell of a page's table that has a number."""
-    out, title, heads = set(), "", list[str]()
+def rows_of(page: str) -> dict[tuple[str, ...], str]:
+    """Return the number of each (method, unit, clients, column) of a page's table that has one."""
+    out, title, heads = dict[tuple[str, ...], str](), "", list[str]()
     for line in page.partition(BEGIN)[2].partition(END)[0].splitlines():
         if line.startswith("**"):
             title = line.partition("**:")[0].strip("*")
@@ -54,8 +56,8 @@ def rows_of(page: str) -> set[tuple[str, ...]]:
             heads = _parts(line)
         elif line.startswith("| one"):
             row = _parts(line)
-            out |= {(title, *row[:2], head) for head, value in zip(heads[2:], row[2:], strict=True)
-                    if value != "missing"}
+            out |= {(title, *row[:2], head): value
+                    for head, value in zip(heads[2:], row[2:], strict=True) if value != "missing"}
     return out
 
 
@@ -63,15 +65,21 @@ def _parts(line: str) -> list[str]:
     return [part.strip() for part in line.strip("|").split("|")]
 
 
-def write(page: Path, found: Cells, seconds: float) -> None:
+def write(page: Path, found: Cells, seconds: float, *, add: bool = False) -> None:
     """Write the tables into a page.
 
+    Args:
+        page: with the marks of the table.
+        found: numbers of each cell.
+        seconds: of all runs.
+        add: numbers of which there is no run stay.
+
     Raises:
-        SystemExit: the page has numbers of which there is no run; it is left as it is.
+        SystemExit: the page has such numbers, without ``add``; it is left as it is.
     """
-    new = lines(found, seconds)
     old = rows_of(page.read_text(encoding="utf-8"))
-    lost = sorted(old - rows_of("\n".join([BEGIN, *new])))
+    new = lines(found, seconds, old if add else {})
+    lost = sorted(old.keys() - rows_of("\n".join([BEGIN, *new])))
     if lost:
         method, unit, clients, column = lost[0]
         raise SystemExit(
@@ -81,29 +89,33 @@ def write(page: Path, found: Cells, seconds: float) -> None:
     rewrite(str(page), new)
 
 
-def lines(found: Cells, seconds: float) -> list[str]:
-    """Return the tables."""
-    out, missing = [], 0
+def lines(found: Cells, seconds: float, old: Mapping[tuple[str, ...], str]) -> list[str]:
+    """Return the tables; a cell without a run has its ``old`` number, else "missing"."""
+    out, missing, kept = [], 0, 0
     for method, title in METHODS.items():
-        if not any(key[0] == method for key in found):
-            missing += len(UNITS) * len(CLIENTS) * len(EPSILONS)
+        columns = dict(zip(EPSILONS, ("no privacy", *(f"epsilon {e}" for e in EPSILONS[1:])),
+                           strict=True))
+        rows = []
+        for (unit, words), clients in itertools.product(UNITS.items(), CLIENTS):
+            row = []
+            for e, column in columns.items():
+                values = found.get((method, clients, "none" if e == "none" else unit, e), ())
+                before = old.get((title, words, str(clients), column), "missing")
+                row.append(number(values) if values else before)
+                missing += row[-1] == "missing"
+                kept += not values and row[-1] != "missing"
+            rows.append(f"| {words} | {clients} | {' | '.join(row)} |")
+        if all(row.count("missing") == len(columns) for row in rows):
             out += ["", f"**{title}**: not run."]
             continue
-        heads = ["no privacy", *(f"epsilon {e}" for e in EPSILONS[1:])]
-        out += ["", f"**{title}**", "", f"| hides | clients | {' | '.join(heads)} |",
-                f"|---|---:{'|---:' * len(heads)}|"]
-        for unit, words in UNITS.items():
-            for clients in CLIENTS:
-                row = [found.get((method, clients, "none" if e == "none" else unit, e), ())
-                       for e in EPSILONS]
-                missing += sum(not values for values in row)
-                told = " | ".join(number(v) if v else "missing" for v in row)
-                out.append(f"| {words} | {clients} | {told} |")
+        out += ["", f"**{title}**", "", f"| hides | clients | {' | '.join(columns.values())} |",
+                f"|---|---:{'|---:' * len(columns)}|", *rows]
     count = sum(map(len, found.values()))
-    return [*out, "", f"{count} runs, {seconds / 3600:.2f} hours of rounds. A number in brackets "
-            f"is the number of seeds, where there are fewer than three; {missing} cells are "
-            "missing."]
+    more = f" Numbers of {kept} cells are of earlier runs." if kept else ""
+    return [*out, "", f"{count} runs, {seconds / 3600:.2f} hours of rounds.{more} A number in "
+            "brackets is the number of seeds, where there are fewer than three; "
+            f"{missing} cells are missing."]
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[2]), *cells(Path(sys.argv[1])))
+    write(Path(sys.argv[2]), *cells(Path(sys.argv[1])), add=sys.argv[3:] == ["--add"])

@@ -22,7 +22,13 @@ def test_a_folder_without_some_runs_leaves_the_page_as_it_is(tmp_path: Path) -> 
     with pytest.raises(SystemExit, match=r"numbers of 1 cells .*FedTV, one image, 50 clients, eps"):
         table.write(page, some, 10.0)
     assert page.read_text(encoding="utf-8") == text
-    table.write(page, FULL | {("head", 10, "client", "8"): [50.0]}, 3600.0)
+    table.write(page, some | {("head", 10, "image", "3"): [20.0]}, 10.0, add=True)
+    added = page.read_text(encoding="utf-8")
+    assert table.rows_of(added) == {
+        **table.rows_of(text), ("FedAvg, linear head", "one image", "10", "epsilon 3"): "20.0 (1)"}
+    assert "4 runs" in added and "Numbers of 1 cells are of earlier runs" in added
+    again = {("head", 10, "image", "3"): [20.0], ("head", 10, "client", "8"): [50.0]}
+    table.write(page, FULL | again, 3600.0)
     assert "50.0 (1)" in page.read_text(encoding="utf-8"), "the same cells are written anew"
 
 
