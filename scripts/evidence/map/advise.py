@@ -2,7 +2,7 @@
 
 Makes the folders of cuts of real sets (copies, drawn once), asks for advice, runs the recommended
 command on the same clients, and prints the table of ``docs/advise.md``. Runs that are there are
-not run again.
+not run again. Each ``--draws`` has classes, images and clients of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import math
 import shlex
@@ -32,7 +33,8 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.rng import numpy_stream
 from fedvlm.runs.names import RESULTS
 
-EXAMPLES = ("python scripts/evidence advise --root DATA/ --backbone local-dir:WEIGHTS",)
+EXAMPLES = ("python scripts/evidence advise --root DATA/ --backbone local-dir:WEIGHTS",
+            "python scripts/evidence advise --root DATA/ --backbone local-dir:WEIGHTS --draws 1 2")
 EUROSAT, DTD = "eurosat/2750", "dtd/images"
 CALTECH, CIFAR = "caltech-101/101_ObjectCategories", "cifar-10/train"
 ALL = ("--shots", "-1")  # every training image, each at one client
@@ -79,6 +81,8 @@ def flags(parser: Parser) -> None:
     """Add what the command takes."""
     parser.add_argument("--root", default="", metavar="DATA", help="folder of the data sets")
     parser.add_argument("--backbone", default="", metavar="NAME", help="of advice and runs")
+    parser.add_argument("--draws", nargs="+", type=int, default=[0], metavar="N",
+                        help="which draws of classes, images and clients, each of six folders (0)")
     add_folder(parser, "--runs", "where folders and runs are (output/advise)", "output/advise")
 
 
@@ -92,12 +96,13 @@ def main(args: Namespace) -> int:
     if not args.root or not args.backbone:
         raise ConfigError("give --root and --backbone")
     runs, rows = make_folder(args.runs), []
-    for name, cut in CUTS.items():
-        images = make_images(cut, Path(args.root), runs / name / "images")
+    for draw, (name, cut) in itertools.product(args.draws, CUTS.items()):
+        folder = runs / (f"{name}-{draw}" if draw else name)
+        images = make_images(cut, Path(args.root), folder / "images", draw)
         words = ["--images", str(images), "--backbone", args.backbone, *ALL,
-                 *shlex.split(cut.flags)]
+                 *shlex.split(cut.flags), *(("--data-seed", str(draw + 1)) if draw else ())]
         advice = json.loads(_told(["advise", "--json", *words]))
-        out = runs / name / sha256(advice["command"].encode()).hexdigest()[:8]
+        out = folder / sha256(advice["command"].encode()).hexdigest()[:8]
         _told([*shlex.split(advice["command"])[1:], "--output-dir", str(out)])
         (found,) = out.rglob(RESULTS)
         rows.append((cut.words, advice, json.loads(found.read_text(encoding="utf-8"))["results"]))
@@ -106,13 +111,13 @@ def main(args: Namespace) -> int:
     return 0
 
 
-def make_images(cut: Cut, root: Path, into: Path) -> Path:
-    """Copy a cut's images; return the folder, or the table.
+def make_images(cut: Cut, root: Path, into: Path, draw: int = 0) -> Path:
+    """Copy a cut's images; return the folder, or the table. Each ``draw`` has its own.
 
     Raises:
         DataError: the set is not there, or has too few images.
     """
-    source, rng = root / cut.source, numpy_stream(0, "advise", cut.words)
+    source, rng = root / cut.source, numpy_stream(draw, "advise", cut.words)
     if not source.is_dir():
         raise DataError(f"{source} is no folder")
     each = cut.train + cut.test

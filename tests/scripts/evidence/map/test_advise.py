@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ def test_a_folder_has_as_many_images_of_each_class_and_none_twice(
         assert all(len(list((into / part / name).iterdir())) == count for name in classes)
     contents = [path.read_bytes() for path in into.rglob("*.png")]
     assert len(set(contents)) == len(contents) == 36
+    other = make_images(Cut("x", "set", 3, 5, 7), root, tmp_path / "other", draw=1)
+    assert {path.read_bytes() for path in other.rglob("*.png")} != set(contents)
     table = make_images(Cut("y", "set", 4, 9, 8, sites=2), root, tmp_path / "y")
     with table.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -83,9 +86,12 @@ def test_the_command_advises_and_runs(
 ) -> None:
     cut = Cut("four colours", "set", 4, 16, 10, "--partition iid --num-users 2")
     monkeypatch.setattr(advise, "CUTS", {"four": cut})
-    words = ["advise", "--root", str(root), "--backbone", "tiny", "--runs", str(tmp_path)]
+    words = ["advise", "--root", str(root), "--backbone", "tiny", "--runs", str(tmp_path),
+             "--draws", "0", "3"]
     assert main(words) == 0
     told = capsys.readouterr().out
-    assert told.count("| four colours, 32 images each |") == 2
-    assert "Over these 1 folders" in told
+    assert told.count("| four colours, 32 images each |") == 4
+    assert "Over these 2 folders" in told
+    (run,) = (tmp_path / "four-3").rglob("results.json")
+    assert json.loads(run.read_text(encoding="utf-8"))["protocol"]["data_seed"] == 4
     assert main(["advise"]) == 2
