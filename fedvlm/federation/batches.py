@@ -190,26 +190,36 @@ class Batch:
         return hashlib.sha256(own + repr(place).encode()).digest()
 
 
-def single_samples(params: Tree, batch: Batch, size: int) -> Iterator[tuple[Batch, Tree]]:
-    """Yield batches of single samples, ``size`` of each client at a time, and their parameters.
+def single_samples(
+    params: Tree, batch: Batch, size: int, real: Sequence[int] = (),
+) -> Iterator[tuple[Batch, Tree, Tensor]]:
+    """Yield batches of single samples, ``size`` of each client at a time.
 
-    Padding counts as a sample in them: whoever adds up leaves it out.
+    Args:
+        params: leaves ``[K, ...]``.
+        real: samples of each client, with padding behind them, which is then left out; (): padding
+            counts as a sample, and whoever adds up leaves it out.
+
+    Yields:
+        ``n`` samples as a batch of ``n`` clients; their parameters, leaves ``[n, ...]``; their
+        places in ``[K * B]``.
     """
     k, width = batch.y.shape
+    columns, counts = torch.arange(width), torch.tensor(list(real) or [width] * k)[:, None]
     for start in range(0, width, size):
-        part = slice(start, min(start + size, width))
-        n, at, clients = part.stop - start, batch.rows, batch.clients
-        each = params
-        if n > 1:
-            each = {name: v.repeat_interleave(n, 0) for name, v in params.items()}
-            at = torch.arange(k, device=batch.y.device) if at is None else at
-            at, clients = at.repeat_interleave(n), tuple(c for c in clients for _ in range(n))
-        x = {s: v[:, part].flatten(0, 1).unsqueeze(1) for s, v in batch.x.items()}
-        y = batch.y[:, part].reshape(-1, 1)
+        here = (columns >= start) & (columns < start + size) & (columns < counts)
+        place = here.flatten().nonzero()[:, 0]
+        if not len(place):
+            return
+        clients = tuple(batch.clients[i] for i in (place // width).tolist() if batch.clients)
+        place = place.to(batch.y.device, non_blocking=True)
+        own = place // width
         yield replace(
-            batch, x=x, y=y, w=torch.ones_like(batch.w[:, part]).reshape(-1, 1), rows=at,
-            clients=clients, counts=(1,) * (k * n), present=None, groups=None,
-        ), each
+            batch, x={s: v.flatten(0, 1)[place].unsqueeze(1) for s, v in batch.x.items()},
+            y=batch.y.flatten()[place, None], w=batch.w.new_ones(len(place), 1),
+            rows=own if batch.rows is None else batch.rows[own], clients=clients,
+            counts=(1,) * len(place), present=None, groups=None,
+        ), {name: v[own] for name, v in params.items()}, place
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ class Context(Cohort):
         self._unless_noised("grad_each")
         names = self.trained(params, (SHARED, PERSONAL)) if train is None else list(train)
         each, tree = sample_gradients(self.model, params, loss, batch, names, most)
-        self._count(batch, batch.y.numel(), each.sum(1), tree, what)
+        self._count(batch, batch.samples, each.sum(1), tree, what)
         if log is not None and self._means is not None:
             mean = (each * batch.w).sum(1) / batch.w.sum(1)
             self._means.add({f"{log}loss": mean}, batch.rows is not None)
@@ -279,9 +279,9 @@ class Context(Cohort):
                 what = f"fit '{tag}' at local step {step.index}"
                 with self.private.uncounted(self.model.counters):
                     value, each = sample_gradients(
-                        self.model, slots["p"], loss, batch, names, batch.y.numel())
-                asked = batch.samples if self.private.poisson else batch.y.numel()
-                self._count(batch, asked, value.sum(1), each, what)
+                        self.model, slots["p"], loss, batch, names, batch.y.numel(),
+                        drawn=self.private.poisson)
+                self._count(batch, batch.samples, value.sum(1), each, what)
                 grads = self.private.noised(each, batch)
             if edit is not None:
                 grads = edit(slots["p"], grads, batch)

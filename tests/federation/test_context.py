@@ -334,13 +334,23 @@ def test_gradients_of_single_samples_have_a_closed_form(most: int) -> None:
     """g_ij = a_i (w_i - b_ij), l_ij = a_i / 2 (w_i - b_ij)^2; a is 1, 3, 1."""
     ctx, batch = samples()
     w = torch.tensor([0.5, -1.0, 2.0]).double()
-    losses, grads = ctx.grad_each({"w": w}, Quadratic().loss, batch, most=most)
+    seen = list[int]()
+
+    def loss(model: Any, q: Tree, b: Batch) -> Tensor:
+        seen.append(len(b.y))
+        return Quadratic().loss(model, q, b)
+
+    losses, grads = ctx.grad_each({"w": w}, loss, batch, most=most)
+    assert sum(seen) == 10  # no padding
+    padded = ctx.grad_each({"w": w}, loss, replace(batch, counts=()), most=most)
+    assert sum(seen) == 10 + 15 and torch.equal(padded[0], losses)
+    assert torch.equal(padded[1]["w"], grads["w"])
     gap = w[:, None] - batch.x["b"]
     a = torch.tensor([1.0, 3.0, 1.0]).double()[:, None]
     assert losses.shape == (3, 5) and grads["w"].shape == (3, 5)
     assert torch.equal(grads["w"], torch.where(batch.w > 0, a * gap, 0.0))
     assert torch.equal(losses, torch.where(batch.w > 0, a / 2 * gap**2, 0.0))
-    assert ctx.counters["gradient_samples"] == 10
+    assert ctx.counters["gradient_samples"] == 20 == ctx.counters["gradients"]
 
 
 @pytest.mark.parametrize("most", [0, 9])

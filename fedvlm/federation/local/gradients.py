@@ -48,7 +48,8 @@ def compute_gradient(
 
 
 def sample_gradients(
-    model: VLModel, params: Tree, loss: Loss, batch: Batch, names: Sequence[str], most: int = 0
+    model: VLModel, params: Tree, loss: Loss, batch: Batch, names: Sequence[str], most: int = 0,
+    *, drawn: bool = False,
 ) -> tuple[Tensor, Tree]:
     """Return the loss ``[K, B]`` and the gradients ``[K, B, ...]`` of every single sample.
 
@@ -56,20 +57,26 @@ def sample_gradients(
 
     Args:
         most: samples at a time; 0: as many as there are clients.
+        drawn: how many samples a client has is a secret (``Batch.counts`` has what was expected),
+            so that padding is computed, too.
 
     Raises:
         MethodError: as ``compute_gradient``.
     """
-    k = len(batch.y)
-    values, slopes = list[Tensor](), list[Tree]()
-    for part, own in single_samples(params, batch, max(1, most // k)):
+    k, width = batch.y.shape
+    real = () if drawn else batch.counts
+    out = dict[str, Tensor]()
+    for part, own, place in single_samples(params, batch, max(1, most // k), real):
         got = compute_gradient(model, own, loss, part, names)
-        values.append(got.value.view(k, -1))
-        slopes.append({n: g.view(k, -1, *g.shape[1:]) for n, g in got.grads.items()})
-    real = batch.w > 0
-    each = torch.where(real, torch.cat(values, 1), 0.0)
-    tree = {n: torch.cat([s[n] for s in slopes], 1) for n in slopes[0]}
-    return each, {n: torch.where(_spread(real, v), v, 0.0) for n, v in tree.items()}
+        for name, found in {"": got.value, **got.grads}.items():
+            if name not in out:
+                out[name] = found.new_zeros(k * width, *found.shape[1:])
+            out[name].index_copy_(0, place, found)
+    tree = {name: v.view(k, width, *v.shape[1:]) for name, v in out.items()}
+    if not real:
+        keep = batch.w > 0
+        tree = {name: torch.where(_spread(keep, v), v, 0.0) for name, v in tree.items()}
+    return tree.pop(""), tree
 
 
 def _check_one_each(value: Tensor, batch: Batch) -> None:
