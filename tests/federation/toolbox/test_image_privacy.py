@@ -296,6 +296,21 @@ def test_a_federation_of_draws_tells_no_numbers_of_draws_and_no_chunk() -> None:
     assert len({c["samples"] for c in seen}) == 1  # the same in every round, whatever the coins
 
 
+def test_every_image_that_is_drawn_has_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More or fewer than the two that are expected."""
+    found = list[tuple[float, int]]()
+
+    def noised(how: ImagePrivacy, grads: Tree, batch: Batch) -> Tree:
+        some = sum(v.flatten(2).abs().sum(2) for v in grads.values()) > 0
+        found.extend(zip(batch.w.sum(1).tolist(), some.sum(1).tolist(), strict=True))
+        return {n: v.sum(1) for n, v in grads.items()}
+
+    monkeypatch.setattr(ImagePrivacy, "noised", noised)
+    drawing(DRAWN, np.arange(200), chunk=4).run()
+    assert {int(w) for w, _ in found} >= {1, 2, 3}
+    assert all(w == n for w, n in found)
+
+
 def test_epsilon_of_draws_is_dp_accountings_own() -> None:
     """Its loss distributions and Renyi bound: batches of 10 of 100 images, 100 steps, noise 1."""
     package = pytest.importorskip("dp_accounting")
