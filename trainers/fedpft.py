@@ -113,19 +113,20 @@ class FedPFT(Trainer):
         labels: list[list[Tensor]] = [[] for _ in range(ctx.k)]
         with torch.no_grad():
             for b in ctx.batches("mixtures"):
-                z = self.image_features(ctx.model, {}, b.x)
-                for i in range(len(z)):
-                    k = i if b.rows is None else int(b.rows[i])
-                    rows[k].append(z[i][b.w[i] > 0])
-                    labels[k].append(b.y[i][b.w[i] > 0])
+                z, y, real = self.image_features(ctx.model, {}, b.x).cpu(), b.y.cpu(), b.w.cpu() > 0
+                at = range(len(z)) if b.rows is None else b.rows.tolist()
+                for i, k in enumerate(at):
+                    rows[k].append(z[i][real[i]])
+                    labels[k].append(y[i][real[i]])
         sent = []
         for k, client in enumerate(ctx.clients):
-            form = {n: torch.zeros_like(v[k]) for n, v in self.extra_forms(ctx, received).items()}
+            form = {n: torch.zeros_like(v[k], device="cpu")
+                    for n, v in self.extra_forms(ctx, received).items()}
             if rows[k]:
                 z, y = torch.cat(rows[k]), torch.cat(labels[k])
                 self.fit_classes(form, z, y, ctx.stream("mixtures", client))
             sent.append(form)
-        extras = {n: torch.stack([one[n] for one in sent]) for n in sent[0]}
+        extras = {n: torch.stack([one[n] for one in sent]).to(ctx.model.device) for n in sent[0]}
         ctx.check_tree(extras, "of the training images' features")
         return state, ctx.upload(received, extras=extras, only=())
 
@@ -178,7 +179,8 @@ class FedPFT(Trainer):
 
     def draw(self, held: Tree, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return as many features ``[n, d]`` and classes ``[n]`` as a client has images."""
-        drawn, classes = [held[MEAN].new_zeros(0, held[MEAN].shape[-1]).double().cpu()], list[int]()
+        held = {name: v.cpu() for name, v in held.items()}
+        drawn, classes = [held[MEAN].new_zeros(0, held[MEAN].shape[-1]).double()], list[int]()
         for c in held[COUNT].nonzero()[:, 0].tolist():
             n = int(held[COUNT][c])
             share, mean, spread = (held[name][c] for name in (SHARE, MEAN, SPREAD))

@@ -27,6 +27,7 @@ READS = {
     "FedFomo": "which models are nearest decides what is sent: one for each client",
     "HetLoRA": "ranks are pruned by norms: one for each client and tensor",
     "FedProto": "counts and prototypes of classes",
+    "FedPFT": "mixtures are fitted, and drawn from, on the host",
     "pFedMoAP": "the clients whose contexts the server has",
 }
 
