@@ -104,11 +104,6 @@ class FedDPA(PeftTrainer):
         self._require_own_training()
 
     @property
-    def published(self) -> bool:
-        """Whether weights and first round are the released code's."""
-        return bool(self.cfg.VARIANT == "published")
-
-    @property
     def weighting(self) -> str:
         """``uniform`` or ``samples``, by the option ``VARIANT``."""
         return "uniform" if self.published else "samples"

@@ -76,11 +76,6 @@ class FedMVP(Trainer):
     }
 
     @property
-    def published(self) -> bool:
-        """Whether the released code's formulas hold."""
-        return bool(self.cfg.VARIANT == "published")
-
-    @property
     def weighting(self) -> str:
         """``uniform`` or ``samples``, by the option ``VARIANT``."""
         return "uniform" if self.published else "samples"

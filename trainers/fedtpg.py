@@ -67,7 +67,7 @@ class FedTPG(Trainer):
     @property
     def weighting(self) -> str:
         """``uniform`` or ``samples``, by the option ``VARIANT``."""
-        return "uniform" if self.cfg.VARIANT == "published" else "samples"
+        return "uniform" if self.published else "samples"
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return queries, attention, feed-forward layer and their norms.

@@ -188,9 +188,14 @@ class Trainer:
         return self.name
 
     @property
+    def published(self) -> bool:
+        """Whether the option VARIANT asks for what the authors' code computes."""
+        return bool(getattr(self.cfg, "VARIANT", "") == "published")
+
+    @property
     def weighting(self) -> str:
-        """How clients weigh; a subclass may set a plain class attribute of this name."""
-        return SAMPLES
+        """How clients weigh: the option WEIGHTING, if any; a subclass may set a plain attribute."""
+        return str(getattr(self.cfg, "WEIGHTING", SAMPLES))
 
     @property
     def image_fits(self) -> Sequence[int]:
