@@ -66,6 +66,7 @@ class APFL(PeftTrainer):
     """See the module's card."""
 
     name = "APFL"
+    published_weighting = "uniform"
     label_sets = True
     classic = True
     metrics = (r"(mixture/)?loss",)
@@ -84,11 +85,6 @@ class APFL(PeftTrainer):
             choices=("published", "fixed"), neutral="fixed",
         ),
     }
-
-    @property
-    def weighting(self) -> str:
-        """``uniform`` or ``samples``, by the option ``VARIANT``."""
-        return "uniform" if self.published else "samples"
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what ``PEFT`` asks for, or a network's tensors.

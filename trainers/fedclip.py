@@ -48,6 +48,7 @@ class FedCLIP(TemplateTrainer):
     """See the module's card."""
 
     name = "FedCLIP"
+    published_weighting = "uniform"
     code_words = ("a picture of a {}",)
     unweighted = "contrasts the images of a batch with each other, and no class with the others"
     groups = ((r"image\.adapter\.fc[12]\.(weight|bias)", "shared"),)
@@ -56,11 +57,6 @@ class FedCLIP(TemplateTrainer):
                                        "the card",
                           choices=("published", "fixed"), neutral="fixed"),
     }
-
-    @property
-    def weighting(self) -> str:
-        """``uniform`` or ``samples``, by the option ``VARIANT``."""
-        return "uniform" if self.published else "samples"
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return both square layers with biases."""
