@@ -10,7 +10,6 @@ import base64
 import html
 import io
 import itertools
-import json
 import math
 import unicodedata
 from collections import Counter
@@ -25,7 +24,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fedvlm.core.errors import DataError
 from fedvlm.report.figures import style
-from fedvlm.runs.names import read_partition
+from fedvlm.runs.names import class_names, read_partition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,7 +73,7 @@ def folder_holdings(folder: Path) -> Holdings:
     Raises:
         DataError: ``partition.csv`` cannot be read.
     """
-    return from_rows(read_partition(folder), _class_order(folder / "partition.json"))
+    return from_rows(read_partition(folder), class_names(folder))
 
 
 def rows(data: Holdings) -> Sequence[Mapping[str, Any]]:
@@ -193,15 +192,6 @@ def draw(data: Holdings, title: str = "", width: float = style.PAGE) -> Figure:
                       ha="center" if t.up else _SIDES[t.anchor],
                       va={"end": "top"}.get(t.anchor, "center") if t.up else "center")
     return figure
-
-
-def _class_order(path: Path) -> list[str]:
-    """Return the class names of a run's ``partition.json`` by label; nothing where it has none."""
-    try:
-        names = json.loads(path.read_text(encoding="utf-8")).get("classnames", [])
-    except (OSError, ValueError, AttributeError):
-        return []
-    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _class_names(data: Holdings, width: float) -> list[str]:
