@@ -66,6 +66,7 @@ class APFL(PeftTrainer):
     """See the module's card."""
 
     name = "APFL"
+    published_weighting = "uniform"
     label_sets = True
     classic = True
     metrics = (r"(mixture/)?loss",)
@@ -85,18 +86,13 @@ class APFL(PeftTrainer):
         ),
     }
 
-    @property
-    def weighting(self) -> str:
-        """``uniform`` or ``samples``, by the option ``VARIANT``."""
-        return "uniform" if self.cfg.VARIANT == "published" else "samples"
-
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what ``PEFT`` asks for, or a network's tensors.
 
         Raises:
             ConfigError: logits are to be mixed, of a network that computes its own loss.
         """
-        if self.network and self.cfg.VARIANT == "published":
+        if self.network and self.published:
             raise ConfigError(
                 f"{self.name} with VARIANT published mixes the logits of two models, and a network "
                 "is one with a loss of its own: use VARIANT fixed, which mixes their tensors"
@@ -132,7 +128,7 @@ class APFL(PeftTrainer):
         self, ctx: Context, slots: State, batches: tuple[Batch, ...], step: Step
     ) -> State:
         """Take one step on all three and return the new slots."""
-        if self.cfg.VARIANT == "published":
+        if self.published:
             return self.published_step(ctx, slots, batches[0], step)
         w, v, alpha, batch = slots["w"], slots["v"], slots["mix"][ALPHA], batches[0]
         at = f"local step {step.index}"
@@ -182,6 +178,6 @@ class APFL(PeftTrainer):
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the mixture with the aggregated model, or both models where logits are mixed."""
-        if self.cfg.VARIANT == "published":
+        if self.published:
             return self.beside(state["v"], state["w"] | received, state["mix"][ALPHA])
         return adapters.mix_peft(state["mix"][ALPHA], state["v"], state["w"] | received)

@@ -63,11 +63,6 @@ class Ditto(PeftTrainer):
         """The private model's fit, and the shared one's."""
         return (int(self.cfg.P_EPOCHS), 0)
 
-    @property
-    def weighting(self) -> str:
-        """What WEIGHTING says."""
-        return str(self.cfg.WEIGHTING)
-
     def init_client(self, ctx: Context, start: Tree) -> State:
         """Return both models at the common start."""
         return {"w": start, "v": start}

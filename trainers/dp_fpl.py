@@ -124,11 +124,6 @@ class DPFPL(Trainer):
             )
             privacy.renyi()  # says before any work that the package is not there
 
-    @property
-    def weighting(self) -> str:
-        """What WEIGHTING says."""
-        return str(self.cfg.WEIGHTING)
-
     def prompt_sets(self, batch_size: int) -> int:
         """Return one for each sample of a batch."""
         return batch_size

@@ -77,11 +77,6 @@ class FedBABU(PeftTrainer):
             tree["text.ctx"] = contexts.word_context(model, HEAD_WORDS).repeat(*classes, 1, 1)
         return tree
 
-    @property
-    def weighting(self) -> str:
-        """What WEIGHTING says."""
-        return str(self.cfg.WEIGHTING)
-
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train the body only."""
         w = ctx.fit(state["w"] | received, self.loss, train=(SHARED,)).params

@@ -41,7 +41,6 @@ from fedvlm.method import (
 )
 
 FIRST, SECOND = "image.adapter.fc1", "image.adapter.fc2"
-WORDS = ("a picture of a {}",)  # of the released code, for every data set
 
 
 @TRAINER_REGISTRY.register("FedCLIP")
@@ -49,6 +48,8 @@ class FedCLIP(TemplateTrainer):
     """See the module's card."""
 
     name = "FedCLIP"
+    published_weighting = "uniform"
+    code_words = ("a picture of a {}",)
     unweighted = "contrasts the images of a batch with each other, and no class with the others"
     groups = ((r"image\.adapter\.fc[12]\.(weight|bias)", "shared"),)
     options = {
@@ -57,30 +58,10 @@ class FedCLIP(TemplateTrainer):
                           choices=("published", "fixed"), neutral="fixed"),
     }
 
-    @property
-    def weighting(self) -> str:
-        """``uniform`` or ``samples``, by the option ``VARIANT``."""
-        return "uniform" if self.cfg.VARIANT == "published" else "samples"
-
-    @property
-    def reads_templates(self) -> bool:
-        """Whether the class texts are the data set's: not the released code's own words."""
-        return bool(self.cfg.VARIANT == "fixed")
-
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return both square layers with biases."""
         d = model.embed_dim
         return {**layers.layer(FIRST, (d, d), generator), **layers.layer(SECOND, (d, d), generator)}
-
-    def class_texts(self, model: VLModel) -> Tensor:
-        """Return the features of the class texts, ``[C, d]``."""
-        published = self.cfg.VARIANT == "published"
-        model = model.with_classes(model.classnames, WORDS) if published else model
-        return model.anchor("template", 0)
-
-    def text_features(self, model: VLModel, p: Tree) -> Tensor:
-        """Return the same for every client, ``[K, C, d]``."""
-        return self.class_texts(model).expand(len(next(iter(p.values()), (0,))), -1, -1)
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return ``a(x) x``, ``[K, B, d]``."""
@@ -89,7 +70,7 @@ class FedCLIP(TemplateTrainer):
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return the in-batch loss ``[K]``: an image's text is that of its class."""
-        texts = self.class_texts(model)[b.y]  # [K, B, d]
+        texts = self.text_features(model, p)[0][b.y]  # [K, B, d]
         return contrast.symmetric_contrast(
             model.logits(self.image_features(model, p, b.x), texts), b.w
         )

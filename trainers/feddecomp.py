@@ -153,7 +153,7 @@ class FedDecomp(PeftTrainer):
         """Return the mean; published: with the old S of clients that did not work."""
         tree = self.combine(ctx, updates)
         share = len(updates.clients) / (len(ctx.roster.train) - len(ctx.roster.unseen))
-        if self.cfg.VARIANT == "published" and share < 1:
+        if self.published and share < 1:
             tree = {n: server["w"][n].lerp(v, share) for n, v in tree.items()}
         return ctx.server_step(server, tree)
 

@@ -70,6 +70,7 @@ class FedDPA(PeftTrainer):
     """See the module's card."""
 
     name = "FedDPA"
+    published_weighting = "uniform"
     options = {
         "MODE": Option("T", "T: own adapters train in every round; F: after the last one, from "
                        "the shared one", choices=("T", LATE), neutral="T"),
@@ -102,16 +103,6 @@ class FedDPA(PeftTrainer):
                      "text tower sees no image: PEFT.TEXT must be none or prompt (--peft lora, "
                      "prompt+lora)")
         self._require_own_training()
-
-    @property
-    def published(self) -> bool:
-        """Whether weights and first round are the released code's."""
-        return bool(self.cfg.VARIANT == "published")
-
-    @property
-    def weighting(self) -> str:
-        """``uniform`` or ``samples``, by the option ``VARIANT``."""
-        return "uniform" if self.published else "samples"
 
     def _require_own_training(self) -> None:
         """Refuse a final fine-tuning under F that does not train the own adapter, and it alone.

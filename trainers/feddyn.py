@@ -85,7 +85,7 @@ class FedDyn(PeftTrainer):
     def __init__(self, cfg: CfgNode) -> None:
         """Let a client's own weight of the quadratic term travel with its download."""
         super().__init__(cfg)
-        if self.cfg.VARIANT == "published":
+        if self.published:
             self.extras_down = (re.escape(OWN),)
 
     def init_client(self, ctx: Context, start: Tree) -> State:

@@ -77,22 +77,17 @@ class FedFomo(PeftTrainer):
         ),
     }
 
-    @property
-    def released(self) -> bool:
-        """Whether mixtures start from the model before the last training."""
-        return bool(self.cfg.VARIANT == "published")
-
     # ---- client ---------------------------------------------------------------------------
     def init_client(self, ctx: Context, start: Tree) -> State:
         """Return the common start."""
-        first = {FIRST: pick(start, ctx.groups.shared)} if self.released else {}
+        first = {FIRST: pick(start, ctx.groups.shared)} if self.published else {}
         return {"w": start, **first}
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Mix, train, send."""
         start = self.mixed(ctx, state, received)
         w = ctx.fit(start, self.loss).params
-        first = {FIRST: pick(start, ctx.groups.shared)} if self.released else {}
+        first = {FIRST: pick(start, ctx.groups.shared)} if self.published else {}
         return state | first | {"w": w}, ctx.upload(w)
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
@@ -110,7 +105,7 @@ class FedFomo(PeftTrainer):
         batch = ctx.whole("val", fallback="train")
         if not others or batch is None:
             return w
-        if self.released:
+        if self.published:
             others, w = [own, *others], w | fill_newcomers(ctx, state[FIRST], own)
         with torch.no_grad():
             value = self.values(ctx, w, others, batch)
@@ -130,9 +125,9 @@ class FedFomo(PeftTrainer):
         for one in others:
             gain = before - self.judged(ctx, w | one, batch)
             gaps = [(v - w[n]).reshape(len(v), -1) for n, v in one.items()]
-            apart = [g.abs() if self.released else g.square() for g in gaps]
+            apart = [g.abs() if self.published else g.square() for g in gaps]
             far = torch.stack([g.sum(1) for g in apart]).sum(0)
-            far = far if self.released else far.sqrt()
+            far = far if self.published else far.sqrt()
             rows.append(torch.where(far > 0, gain / far, 0.0).clamp(min=0))
         return torch.stack(rows)
 

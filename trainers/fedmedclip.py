@@ -65,7 +65,6 @@ from fedvlm.method import (
 FIRST, SECOND = "image.adapter.fc1", "image.adapter.fc2"
 HIDDEN, LAST, BATCHES = (1, 2, 3), "head.fc4", "head.batches"
 MASKED = (FIRST, SECOND, *(f"head.fc{i}" for i in HIDDEN), LAST)
-WORDS = ("a picture of a {}",)  # of the released code, for every data set
 LEAST, KEPT = 0.01, 0.01  # of a row to be used; of a layer's rows, for its thresholds to stay
 MOMENTUM, EPS = 0.1, 1e-5  # of the norms
 TEMPERATURE, TINY = 2.0, 1e-8
@@ -76,6 +75,7 @@ class FedMedCLIP(TemplateTrainer):
     """See the module's card."""
 
     name = "FedMedCLIP"
+    code_words = ("a picture of a {}",)
     groups = (
         (r"image\.adapter\.fc[12]\.(weight|bias|threshold)", "shared"),
         (r"head\.(fc[1-4]|norm[1-3])\..*|head\.batches", "personal"),
@@ -90,16 +90,6 @@ class FedMedCLIP(TemplateTrainer):
     }
     exempt = {"G4": "the norms' means and variances follow the batches at any learning rate"}
 
-    @property
-    def published(self) -> bool:
-        """Whether VARIANT is published."""
-        return bool(self.cfg.VARIANT == "published")
-
-    @property
-    def reads_templates(self) -> bool:
-        """Whether the class texts are the data set's: not the released code's own words."""
-        return not self.published
-
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return masked layers with thresholds 0, norms as torch's, and a count of 0 batches."""
         d, tree = model.embed_dim, {BATCHES: torch.zeros(())}
@@ -111,11 +101,6 @@ class FedMedCLIP(TemplateTrainer):
             tree |= layers.norm(f"head.norm{i}", d)
             tree |= {f"head.norm{i}.mean": torch.zeros(d), f"head.norm{i}.var": torch.ones(d)}
         return tree
-
-    def text_features(self, model: VLModel, p: Tree) -> Tensor:
-        """Return the features of the class texts, the same for every client, ``[K, C, d]``."""
-        model = model.with_classes(model.classnames, WORDS) if self.published else model
-        return super().text_features(model, p)
 
     # ---- network ----------------------------------------------------------------------------
     def mask(self, p: Tree, name: str) -> Tensor:

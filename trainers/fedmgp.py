@@ -95,11 +95,6 @@ class FedMGP(Trainer):
         "G6": "every client draws its own groups",
     }
 
-    @property
-    def weighting(self) -> str:
-        """``TRAINER.FEDMGP.WEIGHTING``."""
-        return str(self.cfg.WEIGHTING)
-
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return what enters the first block."""
         return (vision.stream_name(0),)

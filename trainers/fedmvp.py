@@ -61,6 +61,7 @@ class FedMVP(Trainer):
     """See the module's card."""
 
     name = "FedMVP"
+    published_weighting = "uniform"
     reads_templates = True
     figure = "attention"
     metrics = (r"(.+/)?loss", r"(cls|near)_loss")
@@ -74,16 +75,6 @@ class FedMVP(Trainer):
                                        "of the clients: see the card",
                           choices=("published", "fixed"), neutral="fixed"),
     }
-
-    @property
-    def published(self) -> bool:
-        """Whether the released code's formulas hold."""
-        return bool(self.cfg.VARIANT == "published")
-
-    @property
-    def weighting(self) -> str:
-        """``uniform`` or ``samples``, by the option ``VARIANT``."""
-        return "uniform" if self.published else "samples"
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return what enters the first block, and the frozen feature."""

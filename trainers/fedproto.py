@@ -74,7 +74,7 @@ class FedProto(PeftTrainer):
         ),
         "proto/proto.mean": lambda s: torch.where(
             s.total(s.sent(COUNT))[:, None] > 0,
-            s.mean(s.sent(MEAN), s.sent(COUNT) > 0 if s.trainer.released else s.sent(COUNT)),
+            s.mean(s.sent(MEAN), s.sent(COUNT) > 0 if s.trainer.published else s.sent(COUNT)),
             s.old,
         ),
     }
@@ -97,24 +97,19 @@ class FedProto(PeftTrainer):
         """Whether unseen classes stay defined: they have no prototype."""
         return super().open_vocabulary and self.cfg.PREDICT == "head"
 
-    @property
-    def released(self) -> bool:
-        """Whether features and means are the released code's."""
-        return bool(self.cfg.VARIANT == "published")
-
     def unit(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return the representation ``[K, B, d]``: raw under published, else of length 1.
 
         A network's representation is never scaled: only CLIP's head reads directions.
         """
         z = self.representation(model, p, x)
-        return F.normalize(z, dim=-1) if self.cosine and not self.released else z
+        return F.normalize(z, dim=-1) if self.cosine and not self.published else z
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> -|z - C_j|^2``, or the head's logits where PREDICT says so."""
         if self.cfg.PREDICT == "head":
             return super().predictor(model, p)
-        channels = p[MEAN].shape[-1] if self.released else 1
+        channels = p[MEAN].shape[-1] if self.published else 1
         if self.cosine:  # a class that nobody has shown has its text
             return lambda x: -square_distance(self.unit(model, p, x), p[MEAN]) / channels
         known = p[COUNT][:, None] > 0
@@ -126,7 +121,7 @@ class FedProto(PeftTrainer):
         """Return what classifies."""
         if self.cfg.PREDICT == "head":
             return {"score": "cosine"}
-        return {"score": "distance of raw features" if self.released else "distance"}
+        return {"score": "distance of raw features" if self.published else "distance"}
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return the cross-entropy of the client's own head, ``[K]``."""
@@ -175,7 +170,7 @@ class FedProto(PeftTrainer):
         else:
             cls, z = self.supervised(model, p, b)
         gap = (z - prototypes.select_by_label(shared[MEAN], b.y)).square()
-        gap = gap.mean(-1) if self.released else gap.sum(-1)
+        gap = gap.mean(-1) if self.published else gap.sum(-1)
         has = b.w * (prototypes.select_by_label(shared[COUNT], b.y) > 0)
         near = (gap * has).sum(1) / b.w.sum(1)
         return cls + self.cfg.LAMBDA * near, {"cls_loss": cls, "proto_loss": near}
@@ -190,7 +185,7 @@ class FedProto(PeftTrainer):
         count = updates.extras[COUNT].cpu().double()
         means = updates.extras[MEAN].cpu().double()
         total = count.sum(0)
-        share = (count > 0).double() if self.released else count
+        share = (count > 0).double() if self.published else count
         mean = (means * share[..., None]).sum(0) / share.sum(0).clamp_min(1)[:, None]
         present = (total > 0).to(old[MEAN].device)
         return server | {"proto": {

@@ -75,11 +75,6 @@ class FedRep(PeftTrainer):
             "the head; raise --local-epochs or set TRAINER.FEDREP.HEAD_EPOCHS",
         )
 
-    @property
-    def weighting(self) -> str:
-        """What WEIGHTING says."""
-        return str(self.cfg.WEIGHTING)
-
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train the head on the received body, then the body under that head."""
         w = ctx.fit(

@@ -52,6 +52,7 @@ class FedTPG(Trainer):
     """See the module's card."""
 
     name = "FedTPG"
+    published_weighting = "uniform"
     groups = ((r"text\.net\..*", "shared"),)
     options = {
         "N_CTX": Option(4, "context tokens", low=1),
@@ -63,11 +64,6 @@ class FedTPG(Trainer):
                           "(published), by its training samples (fixed)",
                           choices=("published", "fixed"), neutral="fixed"),
     }
-
-    @property
-    def weighting(self) -> str:
-        """``uniform`` or ``samples``, by the option ``VARIANT``."""
-        return "uniform" if self.cfg.VARIANT == "published" else "samples"
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return queries, attention, feed-forward layer and their norms.

@@ -208,7 +208,7 @@ class FedTV(Trainer):
         """
         if ctx.round == 1 or ctx.aggregator.rule != AUTO:
             return ctx.server_step(server, self.combine(ctx, updates))
-        dtype = torch.float32 if self.cfg.VARIANT == "published" else torch.float64
+        dtype = torch.float32 if self.published else torch.float64
         tree, used = similarity_aware(updates, server["w"], self.mode["SAA_TEMP"], dtype)
         ctx.log("aggregation_weights", used)
         return ctx.server_step(server, tree)
@@ -216,7 +216,7 @@ class FedTV(Trainer):
 
 def similarity(s: Any) -> Tensor:
     """Return lambda ``[K]`` of the card, of one tensor in a round of ``fedvlm check``."""
-    dtype = torch.float32 if s.trainer.cfg.VARIANT == "published" else torch.float64
+    dtype = torch.float32 if s.trainer.published else torch.float64
     near = F.cosine_similarity(s.sent().flatten(1), s.old.flatten()[None], eps=0).to(dtype)
     beta = (near / s.trainer.mode["SAA_TEMP"]).softmax(0)
     return (s.weight / s.weight.sum()).to(dtype) * beta

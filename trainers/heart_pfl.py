@@ -238,11 +238,6 @@ class HeartPFL(PeftTrainer):
         """Return both models at the common start."""
         return {"w": start, "v": start}
 
-    @property
-    def weighting(self) -> str:
-        """What WEIGHTING says."""
-        return str(self.cfg.WEIGHTING)
-
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train v against the model received, then w."""
         v, joined = fill_newcomers(ctx, state["v"], received), state["w"] | received

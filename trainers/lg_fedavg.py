@@ -90,11 +90,6 @@ class LGFedAvg(PeftTrainer):
     server_rules = {f"{WARM}/.*": lambda s: s.mean()}
 
     @property
-    def weighting(self) -> str:
-        """What WEIGHTING says."""
-        return str(self.cfg.WEIGHTING)
-
-    @property
     def aggregators(self) -> Sequence[str]:
         """All; in a warm-up those that need no received body, which round 1 does not send."""
         kinds = super().aggregators

@@ -87,7 +87,7 @@ class PFedMe(PeftTrainer):
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Per batch: bring t near its optimum around w, then w a step towards t."""
         strength, inner = self.cfg.LAMBDA, self.cfg.PERSONAL_LR
-        released = self.cfg.VARIANT == "published"
+        released = self.published
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
             w, theta = slots["w"], slots["theta"]

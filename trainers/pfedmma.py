@@ -55,11 +55,6 @@ class PFedMMA(Trainer):
     }
 
     @property
-    def published(self) -> bool:
-        """Whether the released code's formulas hold."""
-        return bool(self.cfg.VARIANT == "published")
-
-    @property
     def reads_templates(self) -> bool:
         """Whether the class texts are the data set's: not the released code's own words."""
         return not self.published

@@ -133,7 +133,7 @@ class PromptSRC(Trainer):
         logits = model.logits(ours, text)
         log_p, log_q = (z.log_softmax(-1) for z in (logits, model.logits(frozen, zero)))
         apart = log_q.exp() * (log_q - log_p)
-        apart = apart.mean(-1) if self.cfg.VARIANT == "published" else apart.sum(-1)
+        apart = apart.mean(-1) if self.published else apart.sum(-1)
 
         def mean(each: Tensor) -> Tensor:
             return (each * b.w).sum(1) / b.w.sum(1)

@@ -205,7 +205,7 @@ class TOFA(Trainer):
 
     def share(self, everybody: moments.Moments) -> float | Tensor:
         """Return the share of the identity in the covariance, ``[...]``, of all images' sums."""
-        if self.cfg.VARIANT == "published":
+        if self.published:
             return float(self.cfg.SHRINK)
         return moments.best_share(everybody, LEAST / everybody.gram.shape[-1])
 

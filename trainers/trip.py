@@ -148,7 +148,7 @@ class TRIP(Trainer):
         """Return r of a round, 1-based: its weight over that of all models before it."""
         at = [(i + 0.5) / (rounds + 1) for i in range(rounds + 1)]
         b = [(u * (1 - u)) ** (BETA - 1) for u in at]
-        b = [b[0], *(b[:-1] if self.cfg.VARIANT == "published" else b[1:])]
+        b = [b[0], *(b[:-1] if self.published else b[1:])]
         return b[round_] / sum(b[:round_])
 
 

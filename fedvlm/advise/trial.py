@@ -40,18 +40,8 @@ EXACT = 3_000  # images; beyond it float32 does
 WORK = 2e8  # images x features x classes; beyond it fewer L2 are tried
 FEW_L2 = GRID[2:5]
 SIDE_BYTES = 128 << 20  # of heads of clients alone that are fitted side by side
-
-
-@dataclass(frozen=True)
-class Reached:
-    """What a method reaches on the images that were held out.
-
-    Attributes:
-        right: of each client, 1 for a right answer ``[n]``, float64; see
-            ``_Work.corrected``.
-    """
-
-    right: Sequence[Tensor]
+# Of each client, 1 for a right answer on what was held out ``[n]``, float64 (``_Work.corrected``).
+Reached = Sequence[Tensor]
 
 
 @dataclass(frozen=True)
@@ -80,13 +70,13 @@ class CrossValidation:
 
     def personal(self, reached: Reached) -> Tensor:
         """Return each client's accuracy in percent ``[K]``: a group counts once."""
-        pairs = zip(self.clients, reached.right, strict=True)
+        pairs = zip(self.clients, reached, strict=True)
         return torch.stack([100 * (c.w.double() @ right) / c.w.sum() for c, right in pairs])
 
     def balanced(self, reached: Reached) -> Tensor:
         """Return each client's accuracy averaged over its classes, percent ``[K]``."""
         out = []
-        for c, right in zip(self.clients, reached.right, strict=True):
+        for c, right in zip(self.clients, reached, strict=True):
             counts, w = c.counts(self.classes).double(), c.w.double()
             hits = torch.zeros_like(counts).index_add_(0, c.y, w * right)
             out.append(100 * (hits[counts > 0] / counts[counts > 0]).mean())
@@ -133,18 +123,17 @@ def try_heads(
     doubt: dict[str, float] = {}
     slope = 0.0
     if found.lone is not None:
-        wrong = [1 - float(torch.cat(list(one.right)).mean()) for one in (
+        wrong = [1 - float(torch.cat(list(one)).mean()) for one in (
             curve[PARTS[-1]], reached[LOGREG])]
         slope = math.log(max(wrong[0], 0.01) / max(wrong[1], 0.01)) / math.log(1 / PARTS[-1])
 
-    def only(one: Reached, name: str = LOGREG) -> Reached:
-        right = one.right
+    def only(right: Reached, name: str = LOGREG) -> Reached:
         if name == LOGREG and found.lone is not None:
             right, error = work.with_one_more(right, slope)
             doubt.setdefault(name, error)
         elif name in OF_SHARES:
             right = work.corrected(right)
-        return Reached([right[k] for k in kept])
+        return [right[k] for k in kept]
 
     return CrossValidation([unit[k] for k in kept], kept, classes, count,
                  {name: only(one, name) for name, one in reached.items()},
@@ -207,7 +196,7 @@ class _Work:
                     right[row, held] = (scores.argmax(1) == c.y[held]).double()
             rows.append(right)
         kinds = (MAJORITY,) if names is None else (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES)
-        return {kind: Reached([r[i] for r in rows]) for i, kind in enumerate(kinds)}
+        return {kind: [r[i] for r in rows] for i, kind in enumerate(kinds)}
 
     def fit_alone(self, folds: Sequence[int]) -> None:
         """Train each client alone without each of some folds, side by side, and answer these."""
@@ -273,7 +262,7 @@ class _Work:
                 if at.any():
                     i = self.best(name, f, [k]) if common is None else common
                     out[k][at] = self.hits[name][k][i, at]
-        return Reached(out)
+        return out
 
     def ridge(self) -> float:
         """Return the ridge of AFL with the most right answers, for all training images."""

@@ -200,7 +200,7 @@ def _simplest(trial: CrossValidation, sides: dict[str, MethodReach]) -> MethodRe
 
 def _differences(trial: CrossValidation, k: int, mine: Reached, own: Reached) -> Tensor:
     """Return the mean difference of each group of a client ``[G]``, in points."""
-    client, apart = trial.clients[k], 100 * (mine.right[k] - own.right[k])
+    client, apart = trial.clients[k], 100 * (mine[k] - own[k])
     if client.groups is None:
         return apart
     _, at = client.groups.unique(return_inverse=True)

@@ -25,6 +25,7 @@ from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import read_json
 from fedvlm.core.progress import Progress
 from fedvlm.core.trees import TreeView, expand
 from fedvlm.data.datum import refuse_targets
@@ -53,7 +54,7 @@ from fedvlm.report.statistics.membership import (
     random_halves,
 )
 from fedvlm.runs.finished import FinishedRun, find_finished
-from fedvlm.runs.identity import read_json, read_manifest
+from fedvlm.runs.identity import read_manifest
 from fedvlm.runs.records import read_models
 from fedvlm.runs.state import load_newest_state
 from fedvlm.runs.verify.check import inspect

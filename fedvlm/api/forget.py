@@ -29,6 +29,7 @@ from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.files import read_json
 from fedvlm.data.datum import PARTS, refuse_targets
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.holdout import SERVER_KEY
@@ -41,7 +42,6 @@ from fedvlm.job.resolve import Job, run_config
 from fedvlm.job.run import run_job
 from fedvlm.runs import lock
 from fedvlm.runs.finished import FinishedRun, find_finished
-from fedvlm.runs.identity import read_json
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.private import read_private
 from fedvlm.runs.verify.check import inspect

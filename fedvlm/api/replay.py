@@ -36,6 +36,7 @@ from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import complain, progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import read_json
 from fedvlm.core.rows.away import AWAY
 from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
@@ -58,7 +59,6 @@ from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import (
     FORMAT,
     identity_plain,
-    read_json,
     read_manifest,
     refuse_other,
     shorten_lines,

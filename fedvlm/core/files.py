@@ -82,6 +82,36 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(json_ready(data), indent=2, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds; None where it cannot be read."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def read_valid_json(path: Path, valid: Callable[[Any], bool], mend: str) -> Any:
+    """Return what a JSON file holds; None where there is no file.
+
+    Args:
+        valid: says whether that is what it has to be.
+        mend: what to do about a damaged one.
+
+    Raises:
+        DataError: it cannot be read, or is damaged.
+    """
+    with explain_errors(path):
+        if not path.is_file():
+            return None
+        data = path.read_bytes()
+    content = None
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(data)
+    if not valid(content):
+        raise DataError(f"'{path}' is damaged: {mend}")
+    return content
+
+
 def append_line(path: Path, line: str) -> None:
     """Append one line and fsync; a failed append is taken back where the disk allows it.
 

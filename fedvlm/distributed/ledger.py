@@ -7,16 +7,12 @@ kill between an answer and its entry loses that entry; no answer depends on it b
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from fedvlm.core import files
-from fedvlm.core.errors import DataError
 from fedvlm.distributed.schema import by, integer, record, span, text
 
 NAME = "ledger.json"
@@ -58,18 +54,8 @@ class Ledger:
         Raises:
             DataError: it cannot be read.
         """
-        with files.explain_errors(self.path):
-            if not self.path.is_file():
-                return Account()
-            words = self.path.read_text(encoding="utf-8", errors="replace")
-        content: Any = None
-        with contextlib.suppress(ValueError, RecursionError):
-            content = json.loads(words)
-        if not _FIELDS(content):
-            raise DataError(
-                f"'{self.path}' is damaged: delete it; the count for this run then starts again"
-            )
-        return Account(**content)
+        return Account(**(files.read_valid_json(
+            self.path, _FIELDS, "delete it; the count for this run then starts again") or {}))
 
     def enter(
         self, op: str, round_: int, down: int, up: int, seconds: float, failed: bool

@@ -69,7 +69,8 @@ class Trainer:
         reads_old: the client keeps the shared part of slot ``w`` between rounds. Without it that
             slot has personal and frozen tensors only: the rest comes with the next download.
         batched: False makes the engine call ``client_update`` client by client (K = 1).
-        weighting: ``samples``, ``uniform``, or ``own`` where ``client_update`` gives a weight.
+        weighting: ``samples``, ``uniform``, or ``own`` where ``client_update`` gives a weight;
+            ``published_weighting``: the same under VARIANT published.
         aggregators: values of ``FED.AGGREGATOR`` beside ``auto`` that mean something; others are
             refused when the federation is built.
         server_optim: ``FED.SERVER_OPTIM`` may stand behind the aggregate. A class with an
@@ -111,6 +112,7 @@ class Trainer:
     metrics: Sequence[str] = (r"(.+/)?loss",)
     reads_old: bool = False
     batched: bool = True
+    published_weighting: ClassVar[str] = SAMPLES
     similarity: float = 0.0
     phases: bool = False
     losses: Sequence[str] = (SOFTMAX, SIGMOID)
@@ -188,9 +190,15 @@ class Trainer:
         return self.name
 
     @property
+    def published(self) -> bool:
+        """Whether the option VARIANT asks for what the authors' code computes."""
+        return bool(getattr(self.cfg, "VARIANT", "") == "published")
+
+    @property
     def weighting(self) -> str:
-        """How clients weigh; a subclass may set a plain class attribute of this name."""
-        return SAMPLES
+        """How clients weigh: the option WEIGHTING, if any; a subclass may set a plain attribute."""
+        usual = self.published_weighting if self.published else SAMPLES
+        return str(getattr(self.cfg, "WEIGHTING", usual))
 
     @property
     def image_fits(self) -> Sequence[int]:

@@ -18,7 +18,7 @@ from fedvlm.config.option import Option, Schema, declare
 from fedvlm.config.read import find_config, lookup
 from fedvlm.config.sections import NATURAL, SKEWED
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
-from fedvlm.core.files import user_path
+from fedvlm.core.files import read_json, user_path
 from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
 from fedvlm.federation.cards import split_method, trainer_files
@@ -26,7 +26,6 @@ from fedvlm.job.data_choice import DataChoice, OwnData, choose_data, no_dataset
 from fedvlm.job.flags import AUTHORS_NAMES, FLAGS
 from fedvlm.job.kinds import dataset_of, method_of
 from fedvlm.job.request import Request
-from fedvlm.runs.identity import read_json
 from fedvlm.runs.private import public_value, read_private
 from fedvlm.runs.verify.answer import measure_of
 

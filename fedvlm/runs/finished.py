@@ -13,7 +13,8 @@ import yaml
 from fedvlm.config.keys import default_schema
 from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
-from fedvlm.runs.identity import FORMAT, as_written, read_json, read_results, whole_results
+from fedvlm.core.files import read_json
+from fedvlm.runs.identity import FORMAT, as_written, read_results, whole_results
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import RESULTS, method_name
 from fedvlm.runs.verify.answer import COMPARED, goes_around

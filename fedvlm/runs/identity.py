@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import read_json
 from fedvlm.runs.lock import NAME as LOCK_NAME
 from fedvlm.runs.metrics import WORK
 from fedvlm.runs.names import RESULTS
@@ -387,11 +388,3 @@ def seal_fits(record: Mapping[str, Any]) -> bool:
         return True
     covered = isinstance(written.get("covers"), dict)
     return covered and written.get("seal") == seal_of(written)
-
-
-def read_json(path: Path) -> Any:
-    """Return what a JSON file holds; None where it cannot be read."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.files import read_json
 from fedvlm.core.spelling import text_of_cell
 
 RESULTS = "results.json"  # of a run folder, written last (docs/files.md)
@@ -54,3 +55,10 @@ def read_partition(folder: Path) -> list[dict[str, str]]:
     if lacking:
         raise DataError(f"{path} lacks the columns {', '.join(sorted(lacking))}")
     return rows
+
+
+def class_names(folder: Path) -> list[str]:
+    """Return the class names by label of ``partition.json`` of a run folder; [] without any."""
+    told = read_json(folder / "partition.json")
+    names = told.get("classnames") if isinstance(told, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else []

@@ -79,7 +79,7 @@ def test_clients_alone_are_judged_as_on_new_images_of_the_same_shares(few: Gathe
     assert after == pytest.approx(wanted, abs=4)
     assert plain.doubt == {} and 0.5 < dealt.doubt[t.LOGREG] < 6
     for name in (t.AFL, t.FEDAVG, t.DITTO, t.MAJORITY):  # only what knows its own images alone
-        for a, b in zip(plain.reached[name].right, dealt.reached[name].right, strict=True):
+        for a, b in zip(plain.reached[name], dealt.reached[name], strict=True):
             assert torch.equal(a, b)
     sure, unsure = conclude(replace(dealt, doubt={}), [30] * 6), conclude(dealt, [30] * 6)
     assert unsure.margin == pytest.approx(math.hypot(sure.margin, 1.96 * dealt.doubt[t.LOGREG]))

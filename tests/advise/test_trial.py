@@ -75,12 +75,12 @@ def test_no_head_knows_the_labels_that_it_is_asked_for(shared: Gathered) -> None
 def test_validation_images_are_judged_and_train_nothing(shared: Gathered) -> None:
     trains = [torch.arange(len(y)) < 8 for y in shared.labels]
     found = t.try_heads(Gathered(**vars(shared) | {"trains": trains}))
-    assert all(len(right) == 12 for right in found.reached[t.FEDAVG].right)
+    assert all(len(right) == 12 for right in found.reached[t.FEDAVG])
     cut = [torch.arange(len(y)) < 4 for y in shared.labels]
     wrong = [torch.where(keep, y, (y + 1) % 4)
              for keep, y in zip(cut, shared.labels, strict=True)]
     fooled = t.try_heads(Gathered(**vars(shared) | {"trains": cut, "labels": wrong}))
-    right = torch.stack([r[4:] for r in fooled.reached[t.FEDAVG].right])
+    right = torch.stack([r[4:] for r in fooled.reached[t.FEDAVG]])
     assert float(right.mean()) < 0.3  # had their labels been trained on, they would be right
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedvlm.check.compare import copy_fed
 from fedvlm.check.world import BASE, BATCH, NEW, CheckWorld, Setup
 from fedvlm.core.trees import State
-from fedvlm.distributed.carriers import Answer, InProcess
+from fedvlm.distributed.carriers import Answer
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.site import Site
@@ -40,6 +40,7 @@ from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import Event, Federation, FedState, RoundFinished, WholeState
 from fedvlm.federation.server import Measure, Row
 from fedvlm.federation.trainer import Trainer
+from tests.distributed.in_process import InProcess
 
 SITES = (0, 0, 1, 1)
 CHUNK = 4

@@ -29,7 +29,6 @@ def config(tmp_path: Path, *more: str, sets: tuple[str, ...] = ()) -> Any:
 def test_sites_with_their_own_images_give_the_bits_of_the_run_that_sees_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedvlm.distributed.carriers import InProcess
     from fedvlm.distributed.server.policy import Policy
     from fedvlm.distributed.site_yaml import SiteYaml
     from fedvlm.distributed.store import SiteStore
@@ -40,6 +39,7 @@ def test_sites_with_their_own_images_give_the_bits_of_the_run_that_sees_all(
     from fedvlm.job.record import make_evaluator
     from fedvlm.job.sites.coordinator import coordinate
     from fedvlm.job.sites.party import open_site
+    from tests.distributed.in_process import InProcess
 
     def watched(fed: Any) -> list[Any]:
         rows: list[Any] = []
@@ -135,8 +135,8 @@ def test_a_public_test_set_and_the_server_s_images_come_back(tmp_path: Path) -> 
 
 
 def test_a_coordinator_refuses_what_is_its_clients(tmp_path: Path) -> None:
-    from fedvlm.distributed.carriers import InProcess
     from fedvlm.job.sites.coordinator import coordinate
+    from tests.distributed.in_process import InProcess
 
     with pytest.raises(ConfigError, match=r"images of clients \[1\], which must stay at"):
         coordinate(config(tmp_path), FILE, tmp_path, InProcess({}), RUN)

@@ -15,12 +15,12 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.files import read_json
 from fedvlm.data.datum import PARTS
 from fedvlm.job.inputs import Parting
 from fedvlm.job.sites.parties import PLACE, met_without, read_met
 from fedvlm.runs.cells import runs_below
 from fedvlm.runs.finished import FinishedRun
-from fedvlm.runs.identity import read_json
 from fedvlm.runs.names import RESULTS
 
 ADDRESSES = "FED.SITES_AT"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedvlm.cli.nearest import nearest_path
 from fedvlm.core.errors import DataError
-from fedvlm.core.files import user_path
+from fedvlm.core.files import read_json, user_path
 from fedvlm.federation.cards import card_of
 from fedvlm.report.collect import Collected
 from fedvlm.report.tables.papers import Paper, paper_of
@@ -60,17 +59,11 @@ def describe_unfinished(folder: Path) -> str:
     if (folder / "plan.yaml").is_file():
         return f"; this is a sweep's journal: fedvlm table {folder.parent.parent} reads its runs"
     if (folder / "manifest.json").is_file():
-        command = _command_of(folder / "manifest.json")
+        told = read_json(folder / "manifest.json")
+        command = told.get("command") if isinstance(told, dict) else ""
         return f"; to resume it: {command}" if command else ""
     finished = sorted(path.parent for path in folder.rglob(RESULTS))
     if not finished:
         return ""
     what = "a run" if len(finished) == 1 else f"{len(finished)} runs"
     return f"; {what} below it: fedvlm show {finished[0]}, or fedvlm table {folder}"
-
-
-def _command_of(manifest: Path) -> str:
-    try:
-        return str(json.loads(manifest.read_text(encoding="utf-8")).get("command") or "")
-    except (OSError, ValueError, AttributeError):
-        return ""

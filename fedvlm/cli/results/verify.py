@@ -17,9 +17,9 @@ from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import one_line
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
-from fedvlm.core.files import user_path
+from fedvlm.core.files import read_json, user_path
 from fedvlm.runs.cells import names_of, runs_below
-from fedvlm.runs.identity import read_json, whole_results
+from fedvlm.runs.identity import whole_results
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import sha256
 from fedvlm.runs.verify.check import DAMAGED, RunVerdict, equal_seeds, inspect, one_digest_one_seed

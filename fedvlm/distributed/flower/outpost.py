@@ -8,7 +8,6 @@ of the process that serves the site and ends with it, however that ends.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -268,10 +267,8 @@ def reach(address: str) -> str:
 
 def read_status(folder: Path) -> dict[str, Any]:
     """Return what the SuperNode of a site that is served is doing; nothing where there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        told = json.loads((folder / FOLDER / STATUS).read_text(encoding="utf-8"))
-        return told if isinstance(told, dict) else {}
-    return {}
+    told = files.read_json(folder / FOLDER / STATUS)
+    return told if isinstance(told, dict) else {}
 
 
 def _write_secret(path: Path, secret: bytes) -> None:

@@ -9,7 +9,6 @@ how they are found when their parent was killed (on systems with ``/proc``).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -171,8 +170,5 @@ def _note(place: Place, name: str) -> Path:
 
 
 def _read(place: Place, name: str) -> dict[str, Any]:
-    try:
-        told = json.loads(_note(place, name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    told = files.read_json(_note(place, name))
     return told if isinstance(told, dict) else {}

@@ -6,8 +6,6 @@ does it once, when it goes on; its checkpoints name the wishes that were done.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core import files
-from fedvlm.core.errors import DataError
 from fedvlm.distributed.schema import each, flag, hexes, integer, record
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.federation.reliability.unreliable import VOID
@@ -32,16 +29,8 @@ def read_wishes(folder: Path) -> list[Wish]:
     Raises:
         DataError: the file is damaged.
     """
-    path, wishes = folder / NAME, None
-    with files.explain_errors(path):
-        if not path.is_file():
-            return []
-        words = path.read_text(encoding="utf-8", errors="replace")
-    with contextlib.suppress(ValueError, RecursionError):
-        wishes = json.loads(words)
-    if not _WISHES(wishes):
-        raise DataError(f"'{path}' is damaged: delete it, and run fedvlm readmit again")
-    return list(wishes or ())
+    mend = "delete it, and run fedvlm readmit again"
+    return list(files.read_valid_json(folder / NAME, _WISHES, mend) or ())
 
 
 def add_wishes(folder: Path, clients: Sequence[int], anew: bool) -> None:

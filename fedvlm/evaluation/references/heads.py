@@ -245,40 +245,6 @@ def add_shares(heads: Heads, shares: Tensor, temper: float) -> Heads:
     return Heads(weights, heads.seen.expand(len(shares), -1))
 
 
-def recalls(heads: Heads, x: Tensor, y: Tensor) -> Tensor:
-    """Return each head's recall of each class on the same images, ``[P, C]``; nan: no image.
-
-    Args:
-        x: ``[m, d]``.
-        y: ``[m]`` int64.
-    """
-    classes = heads.weights.shape[1]
-    counts = torch.bincount(y, minlength=classes).to(x)
-    out = torch.empty(len(heads), classes, dtype=x.dtype, device=x.device)
-    step = max(1, CHUNK_BYTES // (8 * max(1, len(y)) * classes))
-    for begin in range(0, len(heads), step):
-        part = Heads(heads.weights[begin : begin + step], heads.seen[begin : begin + step])
-        right = (part.logits(x).argmax(-1) == y).to(x)
-        hits = torch.zeros(len(part), classes, dtype=x.dtype, device=x.device)
-        out[begin : begin + step] = hits.index_add_(1, y, right) / counts
-    return out
-
-
-def by_shares(recall: Tensor, shares: Tensor) -> Tensor:
-    """Return recalls ``[P, C]`` weighed by class shares ``[K, C]``: accuracies ``[K]``.
-
-    A class without a test image is left out, and the other shares grow by as much.
-    """
-    there = ~recall.isnan() & (shares > 0)
-    weights = torch.where(there, shares, 0.0)
-    return (weights * recall.nan_to_num()).sum(1) / weights.sum(1)
-
-
-def by_classes(recall: Tensor) -> Tensor:
-    """Return class-balanced accuracies ``[P]`` over the classes with a test image."""
-    return recall.nanmean(1)
-
-
 def _chunks(clients: Sequence[HeadClient], classes: int) -> Iterator[list[int]]:
     """Yield places of clients that are solved side by side, large ones first."""
     order = sorted(range(len(clients)), key=lambda k: (-len(clients[k]), k))

@@ -30,6 +30,10 @@ class Around:
 
     inner: Batcher
 
+    def _asked(self) -> Batcher:
+        """Return the batcher that is asked for images."""
+        return self.inner
+
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """See ``Batcher.sizes``."""
         return self.inner.sizes(clients)
@@ -43,21 +47,21 @@ class Around:
         tag: str, after: int = 0, limit: int = 0, most: Sequence[int] = (),
     ) -> Iterator[Step]:
         """See ``Batcher.steps``."""
-        return self.inner.steps(clients, round_, epochs, per_step, tag, after, limit, most)
+        return self._asked().steps(clients, round_, epochs, per_step, tag, after, limit, most)
 
     def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
         """See ``Batcher.whole``."""
-        return self.inner.whole(clients, part, fallback)
+        return self._asked().whole(clients, part, fallback)
 
     def draw(
         self, clients: Sequence[int], round_: int, tag: str, most: int
     ) -> Batch | None:
         """See ``Batcher.draw``."""
-        return self.inner.draw(clients, round_, tag, most)
+        return self._asked().draw(clients, round_, tag, most)
 
     def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
         """See ``Batcher.subset``."""
-        return replace(self, inner=self.inner.subset(clients, part, share))
+        return replace(self, inner=self._asked().subset(clients, part, share))
 
     def roster(self) -> Roster:
         """See ``Batcher.roster``."""
@@ -70,30 +74,9 @@ class Watched(Around):
 
     seen: Seen
 
-    def steps(
-        self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
-        tag: str, after: int = 0, limit: int = 0, most: Sequence[int] = (),
-    ) -> Iterator[Step]:
-        """See ``Batcher.steps``."""
+    def _asked(self) -> Batcher:
         self.seen.images = True
-        return super().steps(clients, round_, epochs, per_step, tag, after, limit, most)
-
-    def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
-        """See ``Batcher.whole``."""
-        self.seen.images = True
-        return super().whole(clients, part, fallback)
-
-    def draw(
-        self, clients: Sequence[int], round_: int, tag: str, most: int
-    ) -> Batch | None:
-        """See ``Batcher.draw``."""
-        self.seen.images = True
-        return super().draw(clients, round_, tag, most)
-
-    def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
-        """See ``Batcher.subset``."""
-        self.seen.images = True
-        return super().subset(clients, part, share)
+        return self.inner
 
 
 class Holder(Protocol):
@@ -136,34 +119,15 @@ class Absent:
         """See ``Batcher.lengths``."""
         return [len(step_slices(n, self.batch_size, per_step)) for n in self.sizes(clients)]
 
-    def steps(
-        self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
-        tag: str, after: int = 0, limit: int = 0, most: Sequence[int] = (),
-    ) -> Iterator[Step]:
-        """Refuse."""
-        self._refuse(clients)
-
-    def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
-        """Refuse."""
-        self._refuse(clients)
-
-    def draw(
-        self, clients: Sequence[int], round_: int, tag: str, most: int
-    ) -> Batch | None:
-        """Refuse."""
-        self._refuse(clients)
-
-    def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
-        """Refuse."""
-        self._refuse(clients)
-
     def roster(self) -> Roster:
         """See ``Batcher.roster``."""
         return self.counts
 
-    def _refuse(self, clients: Sequence[int]) -> NoReturn:
+    def _refuse(self, clients: Sequence[int], *_: object, **__: object) -> NoReturn:
         raise DataError(
             f"{self.who}: the personal model of client {clients[0]} needs the client's own "
             "images, which are not available here; a finished run has this model in models/: "
             "finish the run first (the same command resumes it), or use the global model"
         )
+
+    steps = whole = draw = subset = _refuse  # what needs images

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -14,10 +17,12 @@ from fedvlm.models.vlmodel import VLModel
 class TemplateTrainer(Trainer):
     """Trains what changes the image feature or stands beside the scores; texts cost no pass."""
 
+    code_words: ClassVar[Sequence[str]] = ()  # templates of the authors' code, under ``published``
+
     @property
     def reads_templates(self) -> bool:
-        """Whether clients' work reads the templates: the texts are theirs."""
-        return True
+        """Whether clients' work reads the templates: the texts are theirs, or the code's words."""
+        return not (self.code_words and self.published)
 
     def prompt_sets(self, batch_size: int) -> int:
         """Return 0: the texts are constant."""
@@ -26,6 +31,8 @@ class TemplateTrainer(Trainer):
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the template's text features ``[K, C, d]``, K of the tree (1 of an empty one)."""
         clients = next((len(leaf) for leaf in p.values()), 1)
+        if self.code_words and self.published:
+            model = model.with_classes(model.classnames, self.code_words)
         return model.anchor("template", 0).expand(clients, -1, -1)
 
 

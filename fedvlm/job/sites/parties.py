@@ -8,7 +8,6 @@ come from them; what they told lies in ``sites/`` of the run's folder, with the 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -283,16 +282,8 @@ def read_met(path: Path) -> Mapping[str, Any]:
     Raises:
         DataError: it is damaged.
     """
-    place, met = path / PLACE / MET, None
-    with files.explain_errors(place):
-        if not place.is_file():
-            return {}
-        words = place.read_text(encoding="utf-8", errors="replace")
-    with contextlib.suppress(ValueError, RecursionError):
-        met = json.loads(words)
-    if not _MET(met):
-        raise DataError(f"'{place}' is damaged: delete it; the sites send it again")
-    return dict(met or {})
+    mend = "delete it; the sites send it again"
+    return dict(files.read_valid_json(path / PLACE / MET, _MET, mend) or {})
 
 
 def met_without(path: Path, site: str) -> tuple[dict[str, Any], list[int]]:

@@ -9,7 +9,6 @@ after a day, or where there are many.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -176,9 +175,7 @@ class Resident:
 
     def _read(self, path: Path) -> dict[str, Any]:
         """Return what is kept of a run; nothing where there is none, or something damaged."""
-        content: Any = None
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            content = json.loads(path.read_text(encoding="utf-8"))
+        content = files.read_json(path)
         return dict(content) if _WORDS(content) else {}
 
 

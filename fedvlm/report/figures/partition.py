@@ -1,7 +1,7 @@
 """The partition: clients x classes, a dot's area by its number of training images.
 
 ``draw`` is matplotlib's figure, for files and pages; ``pictures`` are what a run writes as it
-starts: PNG and SVG without matplotlib, which takes 1 s. Both stand on ``dot_layout``.
+starts: PNG and SVG without matplotlib, which takes 1 s. Both paint one ``_Scene``.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import html
 import io
-import json
+import itertools
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fedvlm.core.errors import DataError
 from fedvlm.report.figures import style
-from fedvlm.runs.names import read_partition
+from fedvlm.runs.names import class_names, read_partition
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from fedvlm.report.figures.selection import FigureRuns
@@ -40,6 +40,7 @@ VECTOR = 2000  # dots drawn as shapes; of more, the SVG holds a picture
 _PIXELS = style.DPI / 72  # a point has so many
 _FINE = 8  # a dot is drawn so much larger, then reduced: smooth edges
 _ANCHORS = {"start": "lm", "middle": "mm", "end": "rm"}
+_SIDES = {"start": "left", "middle": "center", "end": "right"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def folder_holdings(folder: Path) -> Holdings:
     Raises:
         DataError: ``partition.csv`` cannot be read.
     """
-    return from_rows(read_partition(folder), _class_order(folder / "partition.json"))
+    return from_rows(read_partition(folder), class_names(folder))
 
 
 def rows(data: Holdings) -> Sequence[Mapping[str, Any]]:
@@ -117,16 +118,10 @@ def from_rows(rows: Sequence[Mapping[str, Any]], classes: Sequence[str] = ()) ->
 
 @dataclass(frozen=True)
 class DotLayout:
-    """What ``draw`` and ``pictures`` share; lengths in inches, ``dot`` in points.
-
-    ``columns`` and ``rows`` are the places that have a label, with it; ``below`` is the room of the
-    columns' labels and ``beside`` that of all that stands left and right of ``wide``.
-    """
+    """Sizes in inches, ``dot`` in points; columns and rows that have a label, with it."""
 
     wide: float
     tall: float
-    beside: float
-    below: float
     dot: float
     most: int
     named: bool
@@ -150,7 +145,6 @@ def dot_layout(data: Holdings, width: float = style.PAGE) -> DotLayout:
     """Return where things stand in a picture of at most ``width`` inches."""
     k, c = max(len(data.clients), 1), max(len(data.classes), 1)
     names = _class_names(data, width)
-    below = 0.062 * max(map(len, names), default=0) + 0.1 if names else 0.25
     beside = 0.55 + (0.75 if any(data.domains) else 0.0)
     wide = min(width - beside, max(0.3 * c, 1.9))
     cell = min(wide / c, 0.24 if k <= 20 else 0.16)
@@ -160,7 +154,7 @@ def dot_layout(data: Holdings, width: float = style.PAGE) -> DotLayout:
         (i, str(i)) for i in style.even_places(len(data.classes), max(int(wide * 3), 2))]
     rows = style.even_places(len(data.clients), max(int(tall * 72 / 8.5), 1))
     return DotLayout(
-        wide, tall, beside, below, dot=max(0.92 * pitch, min(1.3 * pitch, 3.0), 1.2),
+        wide, tall, dot=max(0.92 * pitch, min(1.3 * pitch, 3.0), 1.2),
         most=max(data.counts.values(), default=1), named=bool(names), columns=columns,
         rows=[(i, str(data.clients[i])) for i in rows],
         under="" if names else f"class ({len(data.classes)} in all)",
@@ -170,44 +164,34 @@ def dot_layout(data: Holdings, width: float = style.PAGE) -> DotLayout:
 
 def draw(data: Holdings, title: str = "", width: float = style.PAGE) -> Figure:
     """Return the picture: a row per client, a column per class; at most ``width`` inches wide."""
-    k, c = max(len(data.clients), 1), max(len(data.classes), 1)
-    plan = dot_layout(data, width)
+    from matplotlib.lines import Line2D  # start-up: as in ``style``
+
+    scene = _scene(data, dot_layout(data, width), title, width)
+    look: dict[str, Any] = {"linestyle": "none", "marker": "o", "markeredgewidth": 0,
+                            "color": style.PALETTE[0], "clip_on": False}
     with style.use_style():
-        figure = style.blank(plan.wide + plan.beside, plan.tall + plan.below + 0.6)
-        axes = figure.add_subplot()
-        _dots(axes, data, plan.size)
-        axes.set_xlim(-0.6, c - 0.4)
-        axes.set_ylim(k - 0.4, -0.6)
-        axes.tick_params(length=0)
-        axes.spines[["left", "bottom"]].set_visible(False)
-        _name_axes(axes, plan)
-        _mark_domains(axes, data)
-        _legend_of_sizes(figure, plan)
-        axes.set_title(style.cut_label(title, int((plan.wide + plan.beside) * 15)))
+        figure = style.blank(scene.width / 72, scene.height / 72)
+        figure.set_layout_engine("none")
+        left, top, wide, tall = scene.place
+        axes = figure.add_axes(
+            (left / scene.width, 1 - (top + tall) / scene.height, wide / scene.width,
+             tall / scene.height),
+            xlim=(left, left + wide), ylim=(top + tall, top), xticks=(), yticks=())
+        axes.set_axis_off()
+        for a in scene.lines:
+            figure.add_artist(Line2D([a.x0, a.x1], [a.y0, a.y1], color=a.color, linewidth=a.width,
+                                     transform=axes.transData, zorder=0))
+        by_size = itemgetter(2)  # dots of one size together: SVG then holds their shape once
+        for size, dots in itertools.groupby(sorted(scene.dots, key=by_size), by_size):
+            x, y, _ = zip(*dots, strict=True)
+            axes.plot(x, y, markersize=size, rasterized=len(scene.dots) > VECTOR, **look)
+        for cx, cy, d in scene.key:
+            figure.add_artist(Line2D([cx], [cy], markersize=d, transform=axes.transData, **look))
+        for t in scene.texts:
+            axes.text(t.x, t.y, t.words, fontsize=t.size, rotation=90 * t.up,
+                      ha="center" if t.up else _SIDES[t.anchor],
+                      va={"end": "top"}.get(t.anchor, "center") if t.up else "center")
     return figure
-
-
-def _dots(axes: Axes, data: Holdings, size: Callable[[float], float]) -> None:
-    """Draw all dots of one size together: SVG then holds their shape once."""
-    by_count: dict[int, list[tuple[int, int]]] = {}
-    for (i, j), n in sorted(data.counts.items()):
-        by_count.setdefault(n, []).append((j, i))
-    for n, at in sorted(by_count.items()):
-        dots = axes.plot(
-            *zip(*at, strict=True), linestyle="none", marker="o", color=style.PALETTE[0],
-            markeredgewidth=0, markersize=size(n), clip_on=False,
-            rasterized=len(data.counts) > VECTOR,
-        )
-        dots[0].set_in_layout(False)
-
-
-def _class_order(path: Path) -> list[str]:
-    """Return the class names of a run's ``partition.json`` by label; nothing where it has none."""
-    try:
-        names = json.loads(path.read_text(encoding="utf-8")).get("classnames", [])
-    except (OSError, ValueError, AttributeError):
-        return []
-    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _class_names(data: Holdings, width: float) -> list[str]:
@@ -217,17 +201,6 @@ def _class_names(data: Holdings, width: float) -> list[str]:
     return [style.cut_label(name, _NAME_LENGTH) for name in data.classes]
 
 
-def _name_axes(axes: Axes, plan: DotLayout) -> None:
-    places, words = [i for i, _ in plan.columns], [word for _, word in plan.columns]
-    axes.set_xticks(places, words, rotation=90 if plan.named else 0)
-    if plan.under:
-        axes.set_xlabel(plan.under)
-    axes.set_yticks([i for i, _ in plan.rows], [word for _, word in plan.rows])
-    axes.set_ylabel("client")
-    if not plan.grid:
-        axes.grid(False)
-
-
 def spans(data: Holdings) -> list[tuple[str, int, int]]:
     """Return the label of each domain with its first and its last row; nothing without domains."""
     if not any(data.domains):
@@ -235,36 +208,6 @@ def spans(data: Holdings) -> list[tuple[str, int, int]]:
     starts = [i for i, d in enumerate(data.domains) if i == 0 or d != data.domains[i - 1]]
     return [(style.cut_label(data.domains[start] or "none", 14), start, end - 1)
             for start, end in zip(starts, [*starts[1:], len(data.domains)], strict=True)]
-
-
-def _mark_domains(axes: Axes, data: Holdings) -> None:
-    """Write each domain's name at the right of its clients, a line between domains."""
-    for name, first, last in spans(data):
-        axes.annotate(
-            name, (1, (first + last) / 2),
-            (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-            fontsize=style.SMALL, annotation_clip=False,
-        )
-        if first:
-            axes.axhline(first - 0.5, color=style.FAINT, linewidth=0.6)
-
-
-def _legend_of_sizes(figure: Figure, plan: DotLayout) -> None:
-    """Show up to three round counts with the dots they have."""
-    from matplotlib.lines import Line2D  # start-up: as in ``style``
-
-    most = plan.size(plan.most)
-    handles = [
-        Line2D([], [], linestyle="none", marker="o", color=style.PALETTE[0], markeredgewidth=0,
-               markersize=plan.size(n))
-        for n, _ in plan.shown()
-    ]
-    figure.legend(
-        handles, [label for _, label in plan.shown()], loc="outside upper right",
-        ncols=len(handles), frameon=False,
-        handlelength=max(most / 6.5, 0.7), handleheight=max(most / 6.5, 0.7),
-        handletextpad=0.4, columnspacing=1.0, borderaxespad=0.2,
-    )
 
 
 def _round(value: float) -> int:
@@ -299,10 +242,14 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Scene:
-    """All that is drawn, in points; ``dots`` and ``key`` are (x, y, diameter)."""
+    """All that is drawn, in points; ``dots`` and ``key`` are (x, y, diameter).
+
+    ``place`` is that of the dots: left, top, width and height.
+    """
 
     width: float
     height: float
+    place: tuple[float, float, float, float]
     lines: list[_Line]
     dots: list[tuple[float, float, float]]
     key: list[tuple[float, float, float]]
@@ -315,17 +262,17 @@ def pictures(data: Holdings, title: str = "") -> dict[str, bytes]:
     The same data gives the same bytes. Text of the SVG stays text; of more than ``VECTOR`` dots the
     SVG holds a picture of them.
     """
-    scene = _scene(data, dot_layout(data), title)
+    scene = _scene(data, dot_layout(data), title, style.PAGE)
     return {"partition.png": _png(scene), "partition.svg": _svg(scene).encode()}
 
 
-def _scene(data: Holdings, plan: DotLayout, title: str) -> _Scene:
+def _scene(data: Holdings, plan: DotLayout, title: str, width: float) -> _Scene:
     k, c = max(len(data.clients), 1), max(len(data.classes), 1)
     domains = spans(data)
     left = 22 + max((_wide(word) for _, word in plan.rows), default=0)
     right = 8 + max((_wide(name) for name, *_ in domains), default=0)
     top = max(plan.dot, 9.0) + 26
-    wide, tall = min(72 * plan.wide, 72 * style.PAGE - left - right), 72 * plan.tall
+    wide, tall = min(72 * plan.wide, 72 * width - left - right), 72 * plan.tall
     below = 10 + max((_wide(word) for _, word in plan.columns), default=0) if plan.named else 26
 
     def x(j: float) -> float:
@@ -353,7 +300,8 @@ def _scene(data: Holdings, plan: DotLayout, title: str) -> _Scene:
     if plan.under:
         texts.append(_Text(left + wide / 2, top + tall + 18, plan.under))
     return _Scene(
-        left + wide + right, top + tall + below, [*(grid if plan.grid else []), *between],
+        left + wide + right, top + tall + below, (left, top, wide, tall),
+        [*(grid if plan.grid else []), *between],
         [(x(j), y(i), plan.size(n)) for (i, j), n in sorted(data.counts.items())], key, texts,
     )
 

@@ -20,8 +20,9 @@ from typing import Any
 import yaml
 
 from fedvlm.core.errors import DataError, FedvlmError
+from fedvlm.core.files import read_json
 from fedvlm.runs.bits import bit_problems
-from fedvlm.runs.identity import identity_digest, read_json, seal_fits, whole_results
+from fedvlm.runs.identity import identity_digest, seal_fits, whole_results
 from fedvlm.runs.metrics import read_chain, read_metrics, spent, totals
 from fedvlm.runs.names import PACKED, RESULTS
 from fedvlm.runs.seal import (

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.runs.identity import read_json, whole_results
+from fedvlm.core.files import read_json
+from fedvlm.runs.identity import whole_results
 from fedvlm.runs.metrics import read_chain
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.state import SavedState, load_newest_state, rounds_on_disk

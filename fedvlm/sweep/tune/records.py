@@ -150,24 +150,6 @@ class TrialRecords:
         return [line for line in lines if line is not None]
 
 
-def packed_records(folder: Path) -> bytes:
-    """Return the lines of a tuning's folder packed, as they are; the same lines, the same bytes.
-
-    Empty where there are none.
-
-    Raises:
-        DataError: they cannot be read.
-    """
-    for name in (FILE, PACKED):
-        path = folder / name
-        if path.is_file():
-            with files.explain_errors(path):
-                data = path.read_bytes()
-            return data if name == PACKED else lzma.compress(
-                data, preset=9 | lzma.PRESET_EXTREME)
-    return b""
-
-
 def _unpacked(path: Path) -> bytes:
     try:
         worker = lzma.LZMADecompressor(memlimit=LARGEST)

@@ -13,6 +13,7 @@ from evidence.map.deal import Held, Labels, deal
 from evidence.map.images import Features, Part
 from fedvlm.evaluation.references import heads as solve
 from fedvlm.evaluation.references.heads import HeadClient, Heads
+from fedvlm.evaluation.references.logistic import CHUNK_BYTES
 from fedvlm.evaluation.references.suite import SMOOTH, TEMPERS
 
 ALONE, TOGETHER = "alone", "together"
@@ -89,9 +90,9 @@ class Cell:
             at = [k for k, one in enumerate(self.held) if one.domain == domain]
             x = self._rows(test, slice(None), domain, unit)
             some = found if len(found) == 1 else Heads(found.weights[at], found.seen[at])
-            recall = solve.recalls(some, x, labels)
-            accuracy[at] = 100 * solve.by_shares(recall.expand(len(at), -1), self.shares[at])
-            balanced[at] = 100 * solve.by_classes(recall)
+            recall = recalls(some, x, labels)
+            accuracy[at] = 100 * by_shares(recall.expand(len(at), -1), self.shares[at])
+            balanced[at] = 100 * by_classes(recall)
         return Score(accuracy, balanced, self.val(found, unit))
 
     def best(self, candidates: Sequence[Heads], unit: bool) -> tuple[Heads, Score]:
@@ -146,3 +147,37 @@ def fit(cell: Cell) -> dict[str, Score]:
         "shared+shares": cell.best(tempered, True)[1], "ridge": cell.score(ridge, False),
         "ridge+shares": cell.best(shifted, False)[1], "personal": cell.best(personal, True)[1],
     }
+
+
+def recalls(heads: Heads, x: Tensor, y: Tensor) -> Tensor:
+    """Return each head's recall of each class on the same images, ``[P, C]``; nan: no image.
+
+    Args:
+        x: ``[m, d]``.
+        y: ``[m]`` int64.
+    """
+    classes = heads.weights.shape[1]
+    counts = torch.bincount(y, minlength=classes).to(x)
+    out = torch.empty(len(heads), classes, dtype=x.dtype, device=x.device)
+    step = max(1, CHUNK_BYTES // (8 * max(1, len(y)) * classes))
+    for begin in range(0, len(heads), step):
+        part = Heads(heads.weights[begin : begin + step], heads.seen[begin : begin + step])
+        right = (part.logits(x).argmax(-1) == y).to(x)
+        hits = torch.zeros(len(part), classes, dtype=x.dtype, device=x.device)
+        out[begin : begin + step] = hits.index_add_(1, y, right) / counts
+    return out
+
+
+def by_shares(recall: Tensor, shares: Tensor) -> Tensor:
+    """Return recalls ``[P, C]`` weighed by class shares ``[K, C]``: accuracies ``[K]``.
+
+    A class without a test image is left out, and the other shares grow by as much.
+    """
+    there = ~recall.isnan() & (shares > 0)
+    weights = torch.where(there, shares, 0.0)
+    return (weights * recall.nan_to_num()).sum(1) / weights.sum(1)
+
+
+def by_classes(recall: Tensor) -> Tensor:
+    """Return class-balanced accuracies ``[P]`` over the classes with a test image."""
+    return recall.nanmean(1)

@@ -9,6 +9,7 @@ needed. The same runs give the same bytes.
 from __future__ import annotations
 
 import json
+import lzma
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from fedvlm.report.collect import collect
 from fedvlm.report.tables.papers import paper_of
 from fedvlm.runs.cells import ENDING, folders_of, pack_runs, run_names
 from fedvlm.runs.seal import seal_of, seal_text
-from fedvlm.sweep.tune.records import PACKED, packed_records
+from fedvlm.sweep.tune.records import FILE, PACKED
 from fedvlm.sweep.tune.tuned import read_tuned, trains_of
 
 EXAMPLES = (
@@ -223,3 +224,21 @@ def _sealed(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged or was edited ({error}); make it again") from None
     return dict(record)
+
+
+def packed_records(folder: Path) -> bytes:
+    """Return the lines of a tuning's folder packed, as they are; the same lines, the same bytes.
+
+    Empty where there are none.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    for name in (FILE, PACKED):
+        path = folder / name
+        if path.is_file():
+            with files.explain_errors(path):
+                data = path.read_bytes()
+            return data if name == PACKED else lzma.compress(
+                data, preset=9 | lzma.PRESET_EXTREME)
+    return b""

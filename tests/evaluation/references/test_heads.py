@@ -106,23 +106,6 @@ def test_shares_move_scores_by_their_logs(clients: list[h.HeadClient]) -> None:
         assert torch.allclose(moved.logits(x)[k], ridge.logits(x)[0] + 0.2 * shares[k].log())
 
 
-def test_accuracy_by_class_shares_is_accuracy_on_images_in_these_shares() -> None:
-    head = h.Heads(torch.zeros(1, CLASSES, WIDTH + 1, dtype=torch.float64),
-                   torch.ones(1, CLASSES, dtype=torch.bool))
-    head.weights[0, :, :CLASSES] = torch.eye(CLASSES)
-    one = make(40, (0, 1, 2), 4)
-    found = h.recalls(head, one.x, one.y)
-    right = head.logits(one.x)[0].argmax(1) == one.y
-    assert found[0, 3].isnan()
-    for c in range(3):
-        assert float(found[0, c]) == pytest.approx(float(right[one.y == c].double().mean()))
-    assert float(h.by_shares(found, one.shares(CLASSES)[None])) == pytest.approx(
-        float(right.double().mean()))
-    assert float(h.by_classes(found)) == pytest.approx(float(found[0, :3].mean()))
-    two = torch.tensor([[0.5, 0.0, 0.0, 0.5], [0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
-    assert h.by_shares(found, two).tolist() == pytest.approx(found[0, :2].tolist())
-
-
 def test_a_group_that_is_there_ten_times_counts_once(clients: list[h.HeadClient]) -> None:
     def many(one: h.HeadClient) -> h.HeadClient:
         ids = torch.arange(len(one))

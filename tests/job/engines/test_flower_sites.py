@@ -9,7 +9,6 @@ import pytest
 
 from fedvlm.api.replay import replay
 from fedvlm.cli.main import main
-from fedvlm.distributed.carriers import InProcess
 from fedvlm.distributed.flower.place import Place, new_place
 from fedvlm.job.build import build_run
 from fedvlm.job.engines import flower
@@ -17,6 +16,7 @@ from fedvlm.job.inputs import SharedInputs
 from fedvlm.job.resolve import run_config
 from fedvlm.job.workers.serving import worker_site
 from tests import jobs
+from tests.distributed.in_process import InProcess
 
 WORDS = ("--num-users", "3", "--trainer", "APFL", "--keep-logits", "--engine", "flower")
 

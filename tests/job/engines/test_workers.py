@@ -16,7 +16,6 @@ import torch
 
 from fedvlm.api.rebuild import rebuild
 from fedvlm.core.errors import DataError
-from fedvlm.distributed.carriers import InProcess
 from fedvlm.distributed.store import SiteStore
 from fedvlm.distributed.wire import unpack
 from fedvlm.job.build import build_run
@@ -27,6 +26,7 @@ from fedvlm.job.resolve import resolve
 from fedvlm.job.workers import processes
 from fedvlm.job.workers.serving import worker_of
 from tests import jobs
+from tests.distributed.in_process import InProcess
 
 MORE = ("--num-users", "3", "--frac", "0.7", "--opts", "FED.CHUNK", "1")
 INPUTS = SharedInputs()

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from fedvlm.cli.main import main
-from fedvlm.distributed.carriers import Answer, InProcess
+from fedvlm.distributed.carriers import Answer
 from fedvlm.distributed.site_yaml import read_site_yaml
 from fedvlm.distributed.store import SiteStore
 from fedvlm.distributed.wire import unpack
 from fedvlm.job.sites import parties
 from fedvlm.job.sites.resident import Resident
 from tests import jobs
+from tests.distributed.in_process import InProcess
 
 RULES = """\
 site: site.json

@@ -17,7 +17,6 @@ from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import State
-from fedvlm.distributed.carriers import InProcess
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.store import SiteStore, new_letters
 from fedvlm.distributed.wire import Frame, pack, unpack
@@ -32,6 +31,7 @@ from fedvlm.job.workers.engine import PoolEngine
 from fedvlm.job.workers.site import PoolSite
 from tests.distributed import grid
 from tests.distributed.grid import CONFIG, RUN, measured
+from tests.distributed.in_process import InProcess
 
 CHUNK, ROUNDS = 2, 3
 CPU = torch.device("cpu")

@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedvlm.report.figures import style
-from fedvlm.report.figures.answers.scores import class_names, read_scores
+from fedvlm.report.figures.answers.scores import read_scores
 from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.report.figures.similarity import colour_bar, title_above
+from fedvlm.runs.names import class_names
 
 NAME, ORDER, OF = "confusion", 43, "run"
 CAPTION = ("Percentage of each class's test images (row) that the models take for each class "
@@ -39,7 +40,7 @@ class Confusion:
 def select(selection: FigureRuns) -> Confusion | str:
     """Return the counts that the run kept (TEST.COMPUTE_CMAT), else those of its kept scores."""
     run = selection.run
-    names = class_names(run)
+    names = class_names(run.path)
     kept: Any = run.section("confusion")
     entries = kept.get("personal") or kept.get("global") if isinstance(kept, Mapping) else None
     if not entries:

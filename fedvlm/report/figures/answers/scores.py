@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from fedvlm.core.errors import DataError
 from fedvlm.report.compare.runs import LOGITS, read_logits
 from fedvlm.runs.finished import FinishedRun
-from fedvlm.runs.identity import read_json
 
 PERSONAL, SHARED, TRUE = "personal|", "global", "true|"
 NOT_KEPT = "the run kept no scores: run it with --keep-logits"
@@ -66,9 +65,3 @@ def read_scores(run: FinishedRun) -> Scores | str:
     if not good.any():
         return "no test image has finite scores"
     return Scores(logits[good], true[good], clients[good])
-
-
-def class_names(run: FinishedRun) -> list[str]:
-    """Return the run's class names by label, from its partition; empty where it has none."""
-    names = (read_json(run.path / "partition.json") or {}).get("classnames")
-    return [str(name) for name in names] if isinstance(names, list) else []

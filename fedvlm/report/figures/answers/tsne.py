@@ -16,8 +16,9 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from fedvlm.report.figures import style
-from fedvlm.report.figures.answers.scores import class_names, read_scores
+from fedvlm.report.figures.answers.scores import read_scores
 from fedvlm.report.figures.selection import FigureRuns
+from fedvlm.runs.names import class_names
 
 NAME, ORDER, OF = "tsne", 44, "run"
 CAPTION = ("Test images as points (t-SNE of the log-probabilities that the models give each "
@@ -46,7 +47,7 @@ def select(selection: FigureRuns) -> Points | str:
         return scores
     log = scores.logits - scores.logits.max(1, keepdims=True)
     log = log - np.log(np.exp(log).sum(1, keepdims=True))
-    return points_of(log, scores.true, scores.right, class_names(selection.run))
+    return points_of(log, scores.true, scores.right, class_names(selection.run.path))
 
 
 def points_of(

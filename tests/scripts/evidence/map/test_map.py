@@ -21,6 +21,8 @@ from evidence.map.map import keys_of, read_rows
 from evidence.map.page import page_of, words_of
 from evidence.map.table import join_tables, read_table, sides, summarize
 from fedvlm.core.stats import pooled_interval
+from fedvlm.evaluation.references import heads as h
+from tests.evaluation.references.test_heads import CLASSES, WIDTH, make
 
 
 @pytest.fixture(scope="module")
@@ -203,3 +205,20 @@ def test_cells_have_room_in_the_set() -> None:
     assert max(k[0] * k[1] for k in keys_of("Caltech101", 5000, 1)) == MOST
     assert not any(shift for _, _, _, shift, _ in keys)
     assert [k[-1] for k in keys] == sorted(k[-1] for k in keys)
+
+
+def test_accuracy_by_class_shares_is_accuracy_on_images_in_these_shares() -> None:
+    head = h.Heads(torch.zeros(1, CLASSES, WIDTH + 1, dtype=torch.float64),
+                   torch.ones(1, CLASSES, dtype=torch.bool))
+    head.weights[0, :, :CLASSES] = torch.eye(CLASSES)
+    one = make(40, (0, 1, 2), 4)
+    found = cell.recalls(head, one.x, one.y)
+    right = head.logits(one.x)[0].argmax(1) == one.y
+    assert found[0, 3].isnan()
+    for c in range(3):
+        assert float(found[0, c]) == pytest.approx(float(right[one.y == c].double().mean()))
+    assert float(cell.by_shares(found, one.shares(CLASSES)[None])) == pytest.approx(
+        float(right.double().mean()))
+    assert float(cell.by_classes(found)) == pytest.approx(float(found[0, :3].mean()))
+    two = torch.tensor([[0.5, 0.0, 0.0, 0.5], [0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    assert cell.by_shares(found, two).tolist() == pytest.approx(found[0, :2].tolist())
