@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import re
 import signal
@@ -13,13 +14,16 @@ from collections.abc import Generator, Iterator
 from functools import cache
 from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
+from typing import Any
 
 import pytest
 
 from fedvlm.runs import manifest
 
 PARALLEL = {"multiprocessing", "signal", "socket", "subprocess", "threading"}
+PASSIVE = {"CalledProcessError", "CompletedProcess", "TimeoutExpired", "PIPE", "STDOUT", "DEVNULL"}
+STARTS = {"executable", "fork", "kill", "waitpid"}  # of ``os`` and ``sys``
 SHARING = ("fedvlm.job.inputs", "fedvlm.data.federated")
 FOLDERS = count()
 MANY_FILES = 20  # from here on the slowest are named
@@ -61,20 +65,73 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if config.getoption("reruns") == 0:
         return
-    modules = {item: getattr(item, "module", None) for item in items}
-    parallel = {module for module in set(modules.values()) if module and is_parallel(module)}
-    for item, module in modules.items():
-        if module in parallel:
+    known: dict[CodeType, bool] = {}
+    for item in items:
+        if any(is_parallel(part, known) for part in parts_of(item)):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
-def is_parallel(module: ModuleType) -> bool:
-    """Whether a test module, or a module of tests that it uses, imports what starts or waits."""
-    used = [sys.modules.get(getattr(value, "__module__", None) or "") for value
-            in vars(module).values()]
-    helpers = [other for other in used if other and other.__name__.startswith("tests.")]
-    return any(getattr(value, "__name__", "") in PARALLEL and isinstance(value, ModuleType)
-               for each in (module, *helpers) for value in vars(each).values())
+def parts_of(item: pytest.Item) -> Iterator[object]:
+    """Yield a test's function and those of its fixtures, but the ones of this file."""
+    yield getattr(item, "function", None)
+    info = getattr(item, "_fixtureinfo", None)
+    for name in () if info is None else info.names_closure:
+        for fixture in info.name2fixturedefs.get(name, ())[-1:]:
+            if fixture.func.__module__ != __name__:
+                yield fixture.func
+
+
+def is_parallel(part: object, known: dict[CodeType, bool], follow: bool = True) -> bool:
+    """Whether a function or class starts something or waits, itself or by what it uses.
+
+    A module that is named and of which only types and numbers are used (``PASSIVE``) starts
+    nothing. ``known``: of the code that was looked at. ``follow``: into the tests' own functions,
+    and one step into the package's.
+    """
+    if isinstance(part, type):
+        return any(is_parallel(value, known, follow) for value in vars(part).values())
+    plain: Any = getattr(part, "__func__", getattr(part, "fget", part))
+    code = getattr(plain := inspect.unwrap(plain), "__code__", None)
+    if code is None:
+        return False
+    if code not in known:
+        known[code] = False  # where it uses itself
+        known[code] = any(_uses(words, plain.__globals__, known, follow) for words in _words(code))
+    return known[code]
+
+
+def _words(code: CodeType) -> Iterator[tuple[str, ...]]:
+    yield code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _words(inner)
+
+
+def _uses(
+    words: tuple[str, ...], names: dict[str, Any], known: dict[CodeType, bool], follow: bool
+) -> bool:
+    for value in (names[word] for word in words if word in names):
+        used = [value]
+        if isinstance(value, ModuleType):
+            own = [w for w in words if not isinstance(getattr(value, w, value), ModuleType)]
+            if starting(value.__name__, own):
+                return True
+            used = [getattr(value, word) for word in own] if value.__name__[:6] == "tests." else []
+        for one in used:
+            place = getattr(one, "__module__", None) or ""
+            if starting(place, [getattr(one, "__name__", "")]):
+                return True
+            ours, theirs = place.startswith("tests."), place.startswith("fedvlm.")
+            if follow and (ours or theirs) and is_parallel(one, known, ours):
+                return True
+    return False
+
+
+def starting(module: str, used: list[str]) -> bool:
+    """Whether what is used of a module starts a process or a thread, or waits for one."""
+    if module in PARALLEL:
+        return not PASSIVE.issuperset(used)
+    return module in ("os", "sys") and not STARTS.isdisjoint(used)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -119,6 +176,29 @@ def git_asked_once() -> Iterator[None]:
     patch.setattr(manifest, "git_revision", cache(manifest.git_revision))
     yield
     patch.undo()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hidden_not_counted() -> Iterator[None]:
+    """A run asks whether anything is hidden from the collector: here all that was collected is.
+
+    To count it is a walk over a million objects, twice in a run, a tenth of a small run's time.
+    """
+    patch = pytest.MonkeyPatch()
+
+    def get_freeze_count() -> int:
+        return 1
+
+    get_freeze_count.real = gc.get_freeze_count  # type: ignore[attr-defined]
+    patch.setattr(gc, "get_freeze_count", get_freeze_count)
+    yield
+    patch.undo()
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is hidden from the collector is counted, as outside the tests."""
+    monkeypatch.setattr(gc, "get_freeze_count", gc.get_freeze_count.real)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session", autouse=True)

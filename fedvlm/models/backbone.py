@@ -18,6 +18,7 @@ from fedvlm.models.towers.layers import cast_linears
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 Tokenizer = Callable[..., Tensor]
+_AT_ONCE = 2**16  # numbers compared with their float32 at a time: in the processor's cache
 
 
 class Backbone:
@@ -228,13 +229,22 @@ def digest_of(model: nn.Module, arch: dict[str, Any]) -> str:
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     for key in sorted(tensors):
         value = tensors[key].detach().cpu()
-        if value.is_floating_point():
-            single = value.float()
-            exact = single is value and not value.sum().isnan()  # NaN equals nothing
-            exact = exact or torch.equal(single.to(value.dtype), value)
-            value = single if exact else value.double()
         total.update(f"{key} {tuple(value.shape)}".encode())
-        total.update(memoryview(value.contiguous().reshape(-1).numpy()))
+        total = _with_values(total, value.contiguous().reshape(-1))
     return total.hexdigest()
 
 
+def _with_values(total: Any, flat: Tensor) -> Any:
+    """Return the hash with numbers ``[n]`` added: float32 where all fit it, else float64."""
+    if not flat.is_floating_point() or flat.dtype == torch.float32 and (
+            not flat.sum().isnan() or torch.equal(flat, flat)):  # NaN equals nothing
+        total.update(memoryview(flat.numpy()))
+        return total
+    whole = total.copy()
+    for part in flat.split(_AT_ONCE):
+        single = part.float()
+        if not torch.equal(single.to(part.dtype), part):
+            total.update(memoryview(flat.double().numpy()))
+            return total
+        whole.update(memoryview(single.numpy()))
+    return whole

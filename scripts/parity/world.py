@@ -166,6 +166,7 @@ class World:
         self.shares = [n / sum(case.sizes) for n in case.sizes]
         ends = sum(case.sizes) + np.cumsum([0, *(case.held or [0] * len(case.sizes))])
         self.val = [np.arange(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        self._streams: dict[str, Tensor] | None = None
         self.scales: dict[str, float] = {}
         self.start = self._start()
 
@@ -203,8 +204,10 @@ class World:
         return found
 
     def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
-        """Return the streams of training images, as ``SampleSource``."""
-        return self.stream(self.images[indices])
+        """Return the streams of training images, as ``SampleSource``; they are made once."""
+        if self._streams is None:
+            self._streams = self.stream(self.images)
+        return {name: value[indices] for name, value in self._streams.items()}
 
     def batch(self) -> Batch:
         """Return the same number of images for each probed client."""

@@ -17,7 +17,7 @@ from fedvlm.compat.clip import CLIP, clip_modules
 from fedvlm.compat.dassl import install, replace_dassl, uninstall
 from fedvlm.compat.engine import TrainerBase
 from fedvlm.compat.repository.imports import Imports
-from fedvlm.compat.surface import NAMES
+from fedvlm.compat.surface import NAMES, loaded_below
 from fedvlm.compat.towers import check_backbone
 from fedvlm.compat.world import FileEnvironment, active
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
@@ -55,6 +55,17 @@ def test_the_scanned_names_are_there_and_go_away(root: str) -> None:
     assert {p for p in SCANNED if p not in NAMES} == set()
     with pytest.raises(ImportError):
         importlib.import_module("dassl.engine")
+
+
+@pytest.mark.parametrize("roots", [(), ("os",), {"fedvlm", "torch"}, frozenset({"clip"})])
+def test_what_is_loaded_below_a_name(
+    roots: tuple[str, ...] | set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the plain comparison; a name that only begins like one is another's."""
+    for name in ("clip", "clip.model", "clipper", "clipper.clip", "torchless"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    want = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in roots}
+    assert loaded_below(roots) == want and len(want) > 1 or not roots
 
 
 def test_what_was_imported_before_comes_back() -> None:

@@ -182,7 +182,9 @@ def test_real_images(dataset: str, more: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_the_collector_is_left_as_it_was(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_collector_is_left_as_it_was(
+    before: bool, counted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is built is hidden from it for a run's time, unless the caller did so with its own."""
     seen: list[int] = []
     monkeypatch.setattr(job_run, "_train", lambda *_: seen.append(gc.get_freeze_count()))
@@ -196,7 +198,7 @@ def test_the_collector_is_left_as_it_was(before: bool, monkeypatch: pytest.Monke
         gc.freeze()
 
 
-def test_modules_are_loaded_without_the_collector_and_hidden_from_it() -> None:
+def test_modules_are_loaded_without_the_collector_and_hidden_from_it(counted: None) -> None:
     gc.unfreeze()
     try:
         with run_verb._uncollected():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import math
 
 import pytest
 import torch
@@ -51,6 +53,38 @@ def test_digest_sees_batchnorm_statistics_and_architecture() -> None:
     other = copy.deepcopy(vit.arch)
     other["text_cfg"]["heads"] = 2
     assert digest_of(vit.model, other) != vit.digest
+
+
+def plain_digest(name: str, value: torch.Tensor) -> str:
+    """``digest_of`` a model of one buffer, written out: no parts, no shortcut."""
+    numbers = value
+    if value.is_floating_point():
+        single = value.float()
+        numbers = single if torch.equal(single.to(value.dtype), value) else value.double()
+    said = b"{}" + f"{name} {tuple(value.shape)}".encode()
+    return hashlib.sha256(said + numbers.contiguous().numpy().tobytes()).hexdigest()
+
+
+def last(value: torch.Tensor, number: float) -> torch.Tensor:
+    value.view(-1)[-1] = number
+    return value
+
+
+MANY = torch.arange(70_000) % 1000 / 1024  # more than are compared at a time
+NUMBERS = {
+    "fits": MANY.double(), "fits not": last(MANY.double(), 0.1), "bf16": MANY.bfloat16(),
+    "nan": last(MANY.clone(), math.nan), "nan of 64": last(MANY.double(), math.nan),
+    "turned": MANY.view(7, -1).T,
+    "inf": torch.tensor([[math.inf, -math.inf]]), "int": torch.arange(5), "bool": MANY > 0.5,
+    "none": torch.zeros(0, 3, dtype=torch.float64), "one": torch.tensor(0.1, dtype=torch.float64),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_digest_is_the_plain_one(name: str) -> None:
+    model = torch.nn.Module()
+    model.register_buffer("numbers", NUMBERS[name])
+    assert digest_of(model, {}) == plain_digest("numbers", NUMBERS[name])
 
 
 def test_bf16_backbone_serves_prompts() -> None:

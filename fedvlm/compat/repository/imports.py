@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedvlm.compat.surface import replace_modules
+from fedvlm.compat.surface import loaded_below, replace_modules
 
 Mend = Callable[[ModuleType], None]
 
@@ -58,9 +58,7 @@ class Imports:
                 yield
             finally:
                 sys.meta_path.remove(finder)
-                self.modules.update({
-                    n: m for n, m in sys.modules.items() if n.partition(".")[0] in self.packages
-                })
+                self.modules.update(loaded_below(self.packages))
 
 
 class _Finder(MetaPathFinder):
