@@ -32,6 +32,7 @@ from fedvlm.distributed.server.membership import GONE
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.readmission import Wish, read_wishes, readmit
 from fedvlm.distributed.server.remote import RemoteEngine
+from fedvlm.distributed.server.requests import Requests
 from fedvlm.distributed.sockets.sites import SiteSockets
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.rounds import FedState
@@ -295,16 +296,48 @@ def read_met(path: Path) -> Mapping[str, Any]:
     return dict(met or {})
 
 
-def met_without(path: Path, site: str) -> tuple[dict[str, Any], list[int]]:
-    """Return what the sites told, zeros of one that leaves, and the clients of all that left.
+def ask_site(cfg: CfgNode, site: str) -> dict[str, Any]:
+    """Return what a site of a run tells of itself now, in the form of ``read_met``.
+
+    Raises:
+        ConfigError: it is not there, or refuses.
+    """
+    carrier = sites_of(cfg)
+    asks = Requests(carrier, secrets.token_hex(32), policy_of(cfg).deadline)
+    try:
+        await_sites(carrier, _tell, float(cfg.FED.ASK.REACH))
+        there = site in carrier.sites()
+        reply = asks.ask({site: asks.hello(config_plain(cfg))}, end=False)[site] if there else \
+            "it is not connected"
+        if isinstance(reply, str):
+            raise ConfigError(f"{site} does not say which images it still has: {reply}; begin it "
+                              "again (fedvlm site serve)")
+        key = carrier.key(site)
+        return {"data": reply.values["data"], "clients": dict(reply.values["clients"])} | (
+            {"key": key} if key else {})
+    finally:
+        carrier.close()
+
+
+def met_without(
+    path: Path, site: str, now: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], list[int]]:
+    """Return what the sites told, zeros of clients that leave, and the clients of all that left.
+
+    Args:
+        now: what ``site`` tells without what leaves; None: all of it leaves.
 
     Raises:
         DataError: as ``read_met``.
     """
     met = dict(read_met(path))
-    met[site] = {"data": GONE, "clients": {c: {
-        **dict.fromkeys(PARTS, 0), "classes": [0] * len(told["classes"]),
-    } for c, told in met[site]["clients"].items()}}
+    told, name = met[site]["clients"], site
+    if now:
+        met[site], name = dict(now), f"a part of {site} ({now['data'][:8]})"
+    gone = {c: {**dict.fromkeys(PARTS, 0), "classes": [0] * len(counts["classes"])}
+            for c, counts in told.items() if not now or c not in now["clients"]}
+    if gone:
+        met[name] = {"data": GONE, "clients": gone}
     return met, sorted(int(c) for told in met.values() if told["data"] == GONE
                        for c in told["clients"])
 

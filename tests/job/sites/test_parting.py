@@ -16,12 +16,14 @@ from fedvlm.api.forget import plan_forgetting
 from fedvlm.cli.main import main
 from fedvlm.cli.site._erase import _erase, kept_of_runs
 from fedvlm.core.errors import ConfigError
+from fedvlm.data.own.site import read_site
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.terms import Terms
 from fedvlm.job.resolve import run_config
 from fedvlm.job.sites import parties
 from fedvlm.job.sites.resident import serving
 from fedvlm.runs.finished import read_finished
+from fedvlm.runs.metrics import read_metrics
 from tests import jobs
 from tests.job.sites.places import Line, federated, make
 
@@ -163,6 +165,71 @@ def test_another_run_of_the_site_is_listed_and_secure_sums_are_refused(
     monkeypatch.setattr(forget, "run_config", lambda *a: summed(run_config(*a)))
     with pytest.raises(ConfigError, match="has secure sums.*difference of two sums"):
         plan_forgetting(one, client="site0")
+
+
+def test_a_patient_and_a_client_of_a_site_leave_with_the_bits_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Site 0 has clients 0 and 1; images of client 0 leave, then client 1 leaves the new run."""
+    monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    place, out, alone = make(tmp_path / "three", "0-1,2", 3), tmp_path / "out", tmp_path / "alone"
+    yaml, three = place / "site0" / "site.yaml", (*APFL, "--num-users", "3")
+    states = read_site_yaml(yaml).states
+    assert federated(place, out, monkeypatch, *three)[0] == 0
+    assert jobs.run(alone, *three, "FED.SITES", "0-1,2") == 0
+    (old,), (one,) = read_runs(out), read_runs(alone)
+    held = read_site(place / "site0" / "site.json")
+    first = held.clients[0]
+    names = [path for path, _ in (*first["train"][:2], first["test"][0])]
+    (tmp_path / "list.txt").write_text("\n".join(names))
+    with_images = ("--images", str(tmp_path / "list.txt"))
+    assert main(["forget", str(old), "--images", "site0"]) == 2
+    assert "site0 still has all its images: its owner first takes" in capsys.readouterr().err
+    assert main(["site", "forget", str(yaml), *with_images, "--dry-run"]) == 0
+    assert read_site(place / "site0" / "site.json") == held and kept_of_runs(read_site_yaml(yaml))
+    said = capsys.readouterr().out
+    assert "leaving the lists: 2 train, 0 val, 1 test images of client 0\n" in said
+    assert main(["site", "forget", str(yaml), *with_images]) == 0
+    assert "ask for fedvlm forget RUN --images SITE" in capsys.readouterr().out
+    assert kept_of_runs(read_site_yaml(yaml)) == {} and (states / "messages.jsonl").is_file()
+    assert not {*names} & {*read_site(place / "site0" / "site.json").paths()}
+    new = forgotten(old, capsys, "--images", "site0")
+    told = json.loads((new / "forgotten.json").read_text())
+    assert (told["unit"], told["clients"]) == ("images", [])
+    assert told["images"] == {"train": 2, "val": 0, "test": 1, "server": 0}
+    less = forgotten(one, capsys, *with_images)
+    assert_same_server(new, less)
+    with pytest.raises(AssertionError):
+        assert_same_server(new, old)
+    assert main(["verify", str(new)]) == 0
+
+    assert main(["forget", str(new), "--client", "1"]) == 2
+    assert "site0 still has client 1: its owner" in capsys.readouterr().err
+    assert main(["site", "forget", str(yaml), "--client", "1"]) == 0
+    assert list(read_site(place / "site0" / "site.json").clients) == [0]
+    last = forgotten(new, capsys, "--client", "1")
+    told = json.loads((last / "forgotten.json").read_text())
+    assert (told["unit"], told["clients"]) == ("client", [1])
+    assert_same_server(last, forgotten(less, capsys, "--client", "1"))
+    assert all(1 not in row["participants"] for row in read_metrics(last / "metrics.jsonl")[0])
+    with pytest.raises(ConfigError, match="it was forgotten before"):
+        plan_forgetting(last, client="1")
+
+
+def forgotten(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Path:
+    """Forget, and return the new run's folder."""
+    assert main(["forget", str(run), *words]) == 0
+    (line,) = [s for s in capsys.readouterr().out.splitlines() if s.startswith("done: ")]
+    return Path(line.removeprefix("done: "))
+
+
+def assert_same_server(ours: Path, theirs: Path) -> None:
+    """The server's tensors are equal bit for bit, and say something."""
+    a, b = ({n: v for n, v in safetensors.torch.load_file(
+        sorted(run.glob("state/round_*.safetensors"))[-1]).items() if n.startswith("server|")}
+        for run in (ours, theirs))
+    assert b and a.keys() == b.keys() and all(torch.equal(v, b[n]) for n, v in a.items())
 
 
 def read_runs(folder: Path) -> list[Path]:
