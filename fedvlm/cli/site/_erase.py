@@ -23,7 +23,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.data.datum import PARTS
-from fedvlm.data.own.site import EXTRA, SiteFile, read_site
+from fedvlm.data.own.site import SiteFile, read_site
 from fedvlm.distributed.noise import FILE
 from fedvlm.distributed.schema import ANSWERS
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
@@ -98,13 +98,14 @@ def without(
                           "(fedvlm forget RUN --client SITE)")
     counts = {p: sum(len(held[p]) for held in file.clients.values())
               - sum(len(held[p]) for held in left.values()) for p in PARTS}
+    touched = ", ".join(str(c) for c, held in file.clients.items() if left.get(c) != held)
     words = ["leaving the lists: " + ", ".join(f"{n} {p}" for p, n in counts.items())
-             + " images of client " + ", ".join(
-                 str(c) for c, held in file.clients.items() if left.get(c) != held)]
+             + f" images of client {touched or 'none'}"]
     words += [f"client {c} leaves with all its images: fewer than {owner.terms.count} training "
               "images would be left (rule 'count')" for c in small]
-    extra = {n: [row for row in getattr(file, n) if row[0] not in names] for n in EXTRA}
-    return replace(file, clients=left, **extra), words
+    public, server = ([row for row in rows if row[0] not in names]
+                      for rows in (file.public, file.server))
+    return replace(file, clients=left, public=public, server=server), words
 
 
 def _erase(

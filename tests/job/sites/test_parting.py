@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -13,10 +14,11 @@ from yacs.config import CfgNode
 
 from fedvlm.api import forget
 from fedvlm.api.forget import plan_forgetting
+from fedvlm.api.forgetting import parting
 from fedvlm.cli.main import main
-from fedvlm.cli.site._erase import _erase, kept_of_runs
-from fedvlm.core.errors import ConfigError
-from fedvlm.data.own.site import read_site
+from fedvlm.cli.site._erase import _erase, kept_of_runs, without
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.data.own.site import SiteFile, read_site
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.terms import Terms
 from fedvlm.job.resolve import run_config
@@ -215,6 +217,64 @@ def test_a_patient_and_a_client_of_a_site_leave_with_the_bits_of_one_process(
     assert all(1 not in row["participants"] for row in read_metrics(last / "metrics.jsonl")[0])
     with pytest.raises(ConfigError, match="it was forgotten before"):
         plan_forgetting(last, client="1")
+
+
+def test_what_leaves_the_lists_of_a_site(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shared images stay; a client below the rule 'count' leaves whole; nobody left is refused."""
+    def lists(*train: str) -> dict[str, list[tuple[str, int]]]:
+        return {"train": [(n, 0) for n in train], "val": [], "test": [(f"{train[0]}t", 0)]}
+
+    owner = SiteYaml(tmp_path / "site.json", tmp_path, tmp_path / "states", Terms(count=2))
+    (tmp_path / "patient").mkdir()
+    file = SiteFile("Set", ["a"], ["{}"], {0: lists("a", "b", "c"), 1: lists("c", "patient/d")},
+                    public=[("patient/p", 0), ("b", 0)])
+    alone, words = without(owner, file, 1, "")
+    assert list(alone.clients) == [0] and alone.clients[0] == file.clients[0]
+    assert words == ["leaving the lists: 2 train, 0 val, 1 test images of client 1"]
+    less, words = without(owner, file, None, str(tmp_path / "patient"))
+    assert list(less.clients) == [0] and less.public == [("b", 0)]
+    assert "client 1 leaves with all its images: fewer than 2 training images" in words[1]
+    (tmp_path / "list").write_text("b\nc\n")
+    with pytest.raises(ConfigError, match="no client of this site would be left"):
+        without(owner, file, None, str(tmp_path / "list"))
+    with pytest.raises(ConfigError, match="--client 7: this site has the clients 0, 1"):
+        without(owner, file, 7, "")
+    (tmp_path / "list").write_text("nobody\n")
+    with pytest.raises(DataError, match="1 of its 1 names are no image of the site"):
+        without(owner, file, None, str(tmp_path / "list"))
+    for more, why in (
+        (["--client", "1", "x"], "forget takes one number"),
+        (["--client", "1", "--images", "x"], "not both"), (["RUN", "--client", "1"], "drop RUN"),
+    ):
+        assert main(["site", "forget", "site.yaml", *more]) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_a_site_that_is_not_the_old_one_without_images_is_refused(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(data: str, key: str = "", **clients: int) -> dict[str, Any]:
+        return {"data": data * 64, "clients": {
+            c[1:]: {"train": n, "val": 0, "test": 3, "classes": []} for c, n in clients.items()}
+        } | ({"key": key} if key else {})
+
+    old, cfg = told("a", "one", c3=5, c4=5), CfgNode()
+    for now, client, why in (
+        (told("a", "one", c3=4, c4=5), "", "s still has all its images"),
+        (told("b", "one", c3=5, c4=5), "4", "s still has client 4.*--client 4"),
+        (told("b", "one", c3=4, c5=5), "", "client 5 has more than then"),
+        (told("b", "one", c3=6), "", "client 3 has more than then"),
+        (told("b", "two", c3=5), "4", "it proves another key than then"),
+    ):
+        monkeypatch.setattr(parting, "ask_site", lambda *a, now=now: now)
+        with pytest.raises(ConfigError, match=why):
+            parting._without_part(cfg, "s", old, client)
+    monkeypatch.setattr(parting, "ask_site", lambda *a: told("b", "one", c3=4))
+    left = parting.Leaving("s", "", "", old, parting._without_part(cfg, "s", old, "4"))
+    assert (left.clients, left.touched) == ((4,), (3, 4))
+    assert left.counts == {"train": 6, "val": 0, "test": 3}
 
 
 def forgotten(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Path:
