@@ -18,9 +18,8 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.data.datum import PARTS
-from fedvlm.distributed.server.membership import GONE
 from fedvlm.job.inputs import Parting
-from fedvlm.job.sites.parties import PLACE, ask_site, met_without, read_met, run_name
+from fedvlm.job.sites.parties import PLACE, ask_site, has_left, met_without, read_met, run_name
 from fedvlm.runs.cells import runs_below
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.identity import read_json
@@ -92,7 +91,7 @@ def leaving(path: Path, cfg: CfgNode, client: str, images: str) -> Leaving:
         raise ConfigError(f"{flag} {word}: the run has the sites {', '.join(met)}, with clients "
                           f"0 to {len(home) - 1}{did_you_mean(word, met)}")
     told = met[site]
-    if told["data"] == GONE:
+    if has_left(told):
         raise ConfigError(f"{flag} {word}: it was forgotten before")
     now, words, unit = None, f"site {site}", "site"
     if images or (word != site and len(told["clients"]) > 1):
@@ -123,7 +122,7 @@ def _without_part(
     strange = now["clients"].keys() - told["clients"].keys()
     more = [c for c, counts in now["clients"].items() if c not in strange
             and any(counts[p] > told["clients"][c][p] for p in PARTS)]
-    if strange or more or now.get("key", "") != told.get("key", ""):
+    if strange or more or now.get("key", "") != told.get("key", now.get("key", "")):
         raise ConfigError(f"{site} is not the site of this run without some images: " + (
             f"client {min([*strange, *more])} has more than then" if strange or more
             else "it proves another key than then"))
@@ -137,7 +136,7 @@ def others_at_sites(path: Path, left: Leaving) -> list[tuple[Path, str]]:
     return gone + [
         (Path(site), f"newest states of run {run}, at a site that stays: its owner erases them "
                      f"(fedvlm site forget site.yaml {run})")
-        for site, told in read_met(path).items() if site != left.site and told["data"] != GONE]
+        for site, told in read_met(path).items() if site != left.site and not has_left(told)]
 
 
 def runs_with(data: str, path: Path, output: Path) -> list[tuple[Path, str]]:

@@ -52,7 +52,7 @@ def erase(args: Namespace) -> int:
         if not args.client and not args.images:
             return _erase(owner, args.opts[1] if len(args.opts) > 1 else None, args.dry_run)
         client = int(args.client[0][0]) if args.client else None
-        file, words = without(owner, read_site(owner.file), client, args.images)
+        file, words = lists_without(owner, read_site(owner.file), client, args.images)
         say(*words)
         _erase(owner, None, args.dry_run,
                "--images SITE" if client is None else f"--client {client}")
@@ -62,7 +62,7 @@ def erase(args: Namespace) -> int:
         return 0
 
 
-def without(
+def lists_without(
     owner: SiteYaml, file: SiteFile, client: int | None, images: str
 ) -> tuple[SiteFile, list[str]]:
     """Return a site's file without a client, or without images, and what is to be said of it.

@@ -319,6 +319,11 @@ def ask_site(cfg: CfgNode, site: str) -> dict[str, Any]:
         carrier.close()
 
 
+def has_left(told: Mapping[str, Any]) -> bool:
+    """Tell whether an entry of ``read_met`` is of clients that left (``fedvlm forget``)."""
+    return bool(told["data"] == GONE)
+
+
 def met_without(
     path: Path, site: str, now: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], list[int]]:
@@ -338,7 +343,7 @@ def met_without(
             for c, counts in told.items() if not now or c not in now["clients"]}
     if gone:
         met[name] = {"data": GONE, "clients": gone}
-    return met, sorted(int(c) for told in met.values() if told["data"] == GONE
+    return met, sorted(int(c) for told in met.values() if has_left(told)
                        for c in told["clients"])
 
 

@@ -16,7 +16,7 @@ from fedvlm.api import forget
 from fedvlm.api.forget import plan_forgetting
 from fedvlm.api.forgetting import parting
 from fedvlm.cli.main import main
-from fedvlm.cli.site._erase import _erase, kept_of_runs, without
+from fedvlm.cli.site._erase import _erase, kept_of_runs, lists_without
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.own.site import SiteFile, read_site
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
@@ -230,20 +230,20 @@ def test_what_leaves_the_lists_of_a_site(
     (tmp_path / "patient").mkdir()
     file = SiteFile("Set", ["a"], ["{}"], {0: lists("a", "b", "c"), 1: lists("c", "patient/d")},
                     public=[("patient/p", 0), ("b", 0)])
-    alone, words = without(owner, file, 1, "")
+    alone, words = lists_without(owner, file, 1, "")
     assert list(alone.clients) == [0] and alone.clients[0] == file.clients[0]
     assert words == ["leaving the lists: 2 train, 0 val, 1 test images of client 1"]
-    less, words = without(owner, file, None, str(tmp_path / "patient"))
+    less, words = lists_without(owner, file, None, str(tmp_path / "patient"))
     assert list(less.clients) == [0] and less.public == [("b", 0)]
     assert "client 1 leaves with all its images: fewer than 2 training images" in words[1]
     (tmp_path / "list").write_text("b\nc\n")
     with pytest.raises(ConfigError, match="no client of this site would be left"):
-        without(owner, file, None, str(tmp_path / "list"))
+        lists_without(owner, file, None, str(tmp_path / "list"))
     with pytest.raises(ConfigError, match="--client 7: this site has the clients 0, 1"):
-        without(owner, file, 7, "")
+        lists_without(owner, file, 7, "")
     (tmp_path / "list").write_text("nobody\n")
     with pytest.raises(DataError, match="1 of its 1 names are no image of the site"):
-        without(owner, file, None, str(tmp_path / "list"))
+        lists_without(owner, file, None, str(tmp_path / "list"))
     for more, why in (
         (["--client", "1", "x"], "forget takes one number"),
         (["--client", "1", "--images", "x"], "not both"), (["RUN", "--client", "1"], "drop RUN"),
