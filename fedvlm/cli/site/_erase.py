@@ -28,7 +28,15 @@ from fedvlm.distributed.noise import FILE
 from fedvlm.distributed.schema import ANSWERS
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.sums.site import ASKED, READ
-from fedvlm.job.sites.messages import LOG, PRUNED, WENT, whole_log
+from fedvlm.job.sites.messages import (
+    LOG,
+    OWNER,
+    PRUNED,
+    WENT,
+    WITHDRAWN,
+    MessageLog,
+    whole_log,
+)
 from fedvlm.job.sites.resident import RUNS, serving
 
 SHORT = 12  # digits of a run's name, as in ``fedvlm site status``
@@ -52,12 +60,15 @@ def erase(args: Namespace) -> int:
         if not args.client and not args.images:
             return _erase(owner, args.opts[1] if len(args.opts) > 1 else None, args.dry_run)
         client = int(args.client[0][0]) if args.client else None
-        file, words = lists_without(owner, read_site(owner.file), client, args.images)
+        old = read_site(owner.file)
+        file, words = lists_without(owner, old, client, args.images)
         say(*words)
         _erase(owner, None, args.dry_run,
                "--images SITE" if client is None else f"--client {client}")
-        if not args.dry_run:
-            file.write(owner.file)  # after the states: else a second try would find no image
+        if not args.dry_run:  # after the states: else a second try would find no image
+            MessageLog(owner.states).enter(
+                OWNER, {"kind": WITHDRAWN, "images": len({*old.paths()} - {*file.paths()})})
+            file.write(owner.file)
             say(f"wrote {owner.file}; earlier copies of it still name what left")
         return 0
 

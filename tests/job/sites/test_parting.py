@@ -213,6 +213,8 @@ def test_a_patient_and_a_client_of_a_site_leave_with_the_bits_of_one_process(
     last = forgotten(new, capsys, "--client", "1")
     told = json.loads((last / "forgotten.json").read_text())
     assert (told["unit"], told["clients"]) == ("client", [1])
+    assert main(["site", "record", str(yaml)]) == 0
+    assert "the owner took 3 images out of the lists" in (yaml.parent / "record.md").read_text()
     assert_same_server(last, forgotten(less, capsys, "--client", "1"))
     assert all(1 not in row["participants"] for row in read_metrics(last / "metrics.jsonl")[0])
     with pytest.raises(ConfigError, match="it was forgotten before"):
@@ -285,11 +287,14 @@ def forgotten(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Pat
 
 
 def assert_same_server(ours: Path, theirs: Path) -> None:
-    """The server's tensors are equal bit for bit, and say something."""
+    """The server's tensors are equal bit for bit, and so are the clients' right answers."""
     a, b = ({n: v for n, v in safetensors.torch.load_file(
         sorted(run.glob("state/round_*.safetensors"))[-1]).items() if n.startswith("server|")}
         for run in (ours, theirs))
     assert b and a.keys() == b.keys() and all(torch.equal(v, b[n]) for n, v in a.items())
+    rows = [[(c["client"], c["n"], c["correct"]) for c in read_metrics(
+        run / "metrics.jsonl")[0][-1]["clients"]] for run in (ours, theirs)]
+    assert rows[0] and rows[0] == rows[1]
 
 
 def read_runs(folder: Path) -> list[Path]:
