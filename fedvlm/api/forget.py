@@ -247,7 +247,8 @@ def _plan_parting(
          AWAY: ",".join(filter(None, away))},
         KeptStart(0, "as sites keep their newest states only"),
         [*list_known(path, output, run, cfg, frozenset(), look),
-         *runs_with(left.told["data"], path, output), *others_at_sites(path, left)],
+         *runs_with({told["data"] for told in left.told.values()}, path, output),
+         *others_at_sites(path, left)],
         trust, inputs,
     )
 

@@ -34,8 +34,8 @@ def flags(parser: Parser) -> None:
     add("--group", default="", metavar="ID", help="all images of a group (column DATASET.GROUPS), "
         "a patient for one")
     add("--images", default="", metavar="FOLDER", help="all images in a folder, or those that a "
-        "text file names, one a line; over sites the name of a site that took images out of its "
-        "lists (fedvlm site forget)")
+        "text file names, one a line; over sites the names of sites that took images out of "
+        "their lists (fedvlm site forget), with commas between")
     add("--dry-run", action="store_true", help="only say what it would take")
     add("--delete-old", action="store_true", help="delete the old run's folder when the new run is "
         "done")

@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -296,25 +296,28 @@ def read_met(path: Path) -> Mapping[str, Any]:
     return dict(met or {})
 
 
-def ask_site(cfg: CfgNode, site: str) -> dict[str, Any]:
-    """Return what a site of a run tells of itself now, in the form of ``read_met``.
+def ask_sites(cfg: CfgNode, sites: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return what sites of a run tell of themselves now, in the form of ``read_met``.
 
     Raises:
-        ConfigError: it is not there, or refuses.
+        ConfigError: one is not there, or refuses.
     """
     carrier = sites_of(cfg)
     asks = Requests(carrier, secrets.token_hex(32), policy_of(cfg).deadline)
     try:
         await_sites(carrier, _tell, float(cfg.FED.ASK.REACH))
-        there = site in carrier.sites()
-        reply = asks.ask({site: asks.hello(config_plain(cfg))}, end=False)[site] if there else \
-            "it is not connected"
-        if isinstance(reply, str):
-            raise ConfigError(f"{site} does not say which images it still has: {reply}; begin it "
-                              "again (fedvlm site serve)")
-        key = carrier.key(site)
-        return {"data": reply.values["data"], "clients": dict(reply.values["clients"])} | (
-            {"key": key} if key else {})
+        hello, there = asks.hello(config_plain(cfg)), carrier.sites()
+        told = asks.ask({site: hello for site in sites if site in there}, end=False)
+        out = dict[str, dict[str, Any]]()
+        for site in sites:
+            reply = told.get(site, "it is not connected")
+            if isinstance(reply, str):
+                raise ConfigError(f"{site} does not say which images it still has: {reply}; begin "
+                                  "it again (fedvlm site serve)")
+            out[site] = {"data": reply.values["data"], "clients": dict(reply.values["clients"])}
+            if key := carrier.key(site):
+                out[site]["key"] = key
+        return out
     finally:
         carrier.close()
 
@@ -325,24 +328,26 @@ def has_left(told: Mapping[str, Any]) -> bool:
 
 
 def met_without(
-    path: Path, site: str, now: Mapping[str, Any] | None = None
+    path: Path, sites: Iterable[str], now: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[int]]:
     """Return what the sites told, zeros of clients that leave, and the clients of all that left.
 
     Args:
-        now: what ``site`` tells without what leaves; None: all of it leaves.
+        sites: of which something leaves.
+        now: what they tell without it; a site that is not in it leaves whole.
 
     Raises:
         DataError: as ``read_met``.
     """
     met = dict(read_met(path))
-    told, name = met[site]["clients"], site
-    if now:
-        met[site], name = dict(now), f"a part of {site} ({now['data'][:8]})"
-    gone = {c: {**dict.fromkeys(PARTS, 0), "classes": [0] * len(counts["classes"])}
-            for c, counts in told.items() if not now or c not in now["clients"]}
-    if gone:
-        met[name] = {"data": GONE, "clients": gone}
+    for site in sites:
+        told, name, stay = met[site]["clients"], site, now.get(site)
+        if stay:
+            met[site], name = dict(stay), f"a part of {site} ({stay['data'][:8]})"
+        gone = {c: {**dict.fromkeys(PARTS, 0), "classes": [0] * len(counts["classes"])}
+                for c, counts in told.items() if not stay or c not in stay["clients"]}
+        if gone:
+            met[name] = {"data": GONE, "clients": gone}
     return met, sorted(int(c) for told in met.values() if has_left(told)
                        for c in told["clients"])
 

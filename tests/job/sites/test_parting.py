@@ -172,7 +172,7 @@ def test_another_run_of_the_site_is_listed_and_secure_sums_are_refused(
 def test_a_patient_and_a_client_of_a_site_leave_with_the_bits_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Site 0 has clients 0 and 1; images of client 0 leave, then client 1 leaves the new run."""
+    """Site 0 has clients 0 and 1; images of clients 0 and 2 leave, then client 1 the new run."""
     monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
     monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
     place, out, alone = make(tmp_path / "three", "0-1,2", 3), tmp_path / "out", tmp_path / "alone"
@@ -186,6 +186,10 @@ def test_a_patient_and_a_client_of_a_site_leave_with_the_bits_of_one_process(
     names = [path for path, _ in (*first["train"][:2], first["test"][0])]
     (tmp_path / "list.txt").write_text("\n".join(names))
     with_images = ("--images", str(tmp_path / "list.txt"))
+    (tmp_path / "other.txt").write_text(
+        read_site(place / "site1" / "site.json").clients[2]["train"][0][0])
+    (tmp_path / "both.txt").write_text("\n".join(
+        (tmp_path / name).read_text() for name in ("list.txt", "other.txt")))
     assert main(["forget", str(old), "--images", "site0"]) == 2
     assert "site0 still has all its images: its owner first takes" in capsys.readouterr().err
     assert main(["site", "forget", str(yaml), *with_images, "--dry-run"]) == 0
@@ -196,11 +200,13 @@ def test_a_patient_and_a_client_of_a_site_leave_with_the_bits_of_one_process(
     assert "ask for fedvlm forget RUN --images SITE" in capsys.readouterr().out
     assert kept_of_runs(read_site_yaml(yaml)) == {} and (states / "messages.jsonl").is_file()
     assert not {*names} & {*read_site(place / "site0" / "site.json").paths()}
-    new = forgotten(old, capsys, "--images", "site0")
+    assert main(["site", "forget", str(place / "site1" / "site.yaml"), "--images",
+                 str(tmp_path / "other.txt")]) == 0
+    new = forgotten(old, capsys, "--images", "site0,site1")
     told = json.loads((new / "forgotten.json").read_text())
     assert (told["unit"], told["clients"]) == ("images", [])
-    assert told["images"] == {"train": 2, "val": 0, "test": 1, "server": 0}
-    less = forgotten(one, capsys, *with_images)
+    assert told["images"] == {"train": 3, "val": 0, "test": 1, "server": 0}
+    less = forgotten(one, capsys, "--images", str(tmp_path / "both.txt"))
     assert_same_server(new, less)
     with pytest.raises(AssertionError):
         assert_same_server(new, old)
@@ -270,11 +276,11 @@ def test_a_site_that_is_not_the_old_one_without_images_is_refused(
         (told("b", "one", c3=6), "", "client 3 has more than then"),
         (told("b", "two", c3=5), "4", "it proves another key than then"),
     ):
-        monkeypatch.setattr(parting, "ask_site", lambda *a, now=now: now)
+        monkeypatch.setattr(parting, "ask_sites", lambda *a, now=now: {"s": now})
         with pytest.raises(ConfigError, match=why):
-            parting._without_part(cfg, "s", old, client)
-    monkeypatch.setattr(parting, "ask_site", lambda *a: told("b", "one", c3=4))
-    left = parting.Leaving("s", "", "", old, parting._without_part(cfg, "s", old, "4"))
+            parting._without_parts(cfg, {"s": old}, client)
+    monkeypatch.setattr(parting, "ask_sites", lambda *a: {"s": told("b", "one", c3=4)})
+    left = parting.Leaving("", "", {"s": old}, parting._without_parts(cfg, {"s": old}, "4"))
     assert (left.clients, left.touched) == ((4,), (3, 4))
     assert left.counts == {"train": 6, "val": 0, "test": 3}
 
