@@ -21,7 +21,7 @@ from yacs.config import CfgNode
 
 from fedvlm.api.forgetting.kept import KeptStart, begin_kept, kept_start
 from fedvlm.api.forgetting.known import Known, list_known
-from fedvlm.api.forgetting.parting import AT_SITE, leaving_site, parting, runs_with
+from fedvlm.api.forgetting.parting import leaving, others_at_sites, parting, runs_with
 from fedvlm.api.rebuild import run_folder
 from fedvlm.api.replay import partition_differences
 from fedvlm.config.build import flat
@@ -150,9 +150,9 @@ def plan_forgetting(
                         "run beside it; move it back below OUTPUT_DIR")
     cfg = run_config(path, {**(changes or {}), "SINKS": "()", "RESUME": ""}, trust)
     if of_parties(cfg):
-        if group or images or not client:
+        if group or bool(images) == bool(client):
             _refuse_parties(path)
-        return _plan_parting(path, run, cfg, client, changes, trust, look)
+        return _plan_parting(path, run, cfg, client, images, changes, trust, look)
     data = Inputs().data(cfg, progress)
     for clause in partition_differences(data, path):
         raise DataError(f"{path}: {clause}: the images here are not those of the run; give their "
@@ -214,40 +214,41 @@ def delete_run(path: Path) -> None:
 def _refuse_parties(path: Path) -> None:
     raise ConfigError(
         f"'{path}': the clients' images are at their sites, and nobody knows here which are whose. "
-        "A whole site leaves with --client SITE. For less the owner of the site takes the images "
-        "from its list, and the coordinator starts the run again with another --tag "
-        "(docs/audit.md)"
+        "A whole site leaves with --client SITE; for a client, a patient or images of it the owner "
+        "first takes them from its lists (fedvlm site forget site.yaml --client K, or --images "
+        "LIST), then --client K or --images SITE here (docs/audit.md)"
     )
 
 
 def _plan_parting(
-    path: Path, run: FinishedRun, cfg: CfgNode, client: str, changes: Mapping[str, str] | None,
-    trust: Trust, look: Sequence[str],
+    path: Path, run: FinishedRun, cfg: CfgNode, client: str, images: str,
+    changes: Mapping[str, str] | None, trust: Trust, look: Sequence[str],
 ) -> Forgetting:
-    """Return what it takes that a site leaves.
+    """Return what it takes that a site leaves, or a part of it.
 
     Raises:
-        ConfigError: its run had secure sums, or see ``leaving_site``.
+        ConfigError: its run had secure sums, or see ``leaving``.
     """
     if cfg.FED.SECURE_SUM:
         raise ConfigError(
-            f"'{path}' has secure sums (FED.SECURE_SUM): the same run without {client} would show "
-            "what it sent, as the difference of two sums. Delete the run, and train again without "
-            "the site and with another --seed"
+            f"'{path}' has secure sums (FED.SECURE_SUM): the same run without {client or images} "
+            "would show what it sent, as the difference of two sums. Delete the run, and train "
+            "again without the site and with another --seed"
         )
-    site, told = leaving_site(path, client)
-    clients = tuple(sorted(map(int, told["clients"])))
-    counts = {p: sum(int(n[p]) for n in told["clients"].values()) for p in PARTS} | {"server": 0}
-    inputs, more = parting(path, run, cfg, site, counts)
+    left = leaving(path, cfg, client, images)
+    counts = left.counts | {"server": 0}
+    inputs, more = parting(path, run, cfg, left, counts)
     output = path.parents[PLACE_DEPTH]
-    away = [str(flat(cfg)[AWAY]), *(f"{c}:1-" for c in clients)]
+    away = [str(flat(cfg)[AWAY]), *(f"{c}:1-" for c in left.clients)]
     return Forgetting(
-        path, run, Removal("site", f"site {site}", frozenset(), counts, clients, clients), {},
+        path, run,
+        Removal(left.unit, left.words, frozenset(), counts, left.clients, left.touched), {},
         {**(changes or {}), **more, "SINKS": "()", "RESUME": "", "OUTPUT_DIR": str(output),
          AWAY: ",".join(filter(None, away))},
-        KeptStart(0, "as the sites that stay do all their rounds again"),
+        KeptStart(0, "as sites keep their newest states only"),
         [*list_known(path, output, run, cfg, frozenset(), look),
-         *runs_with(told["data"], path, output), (Path(site), AT_SITE)],
+         *runs_with({told["data"] for told in left.told.values()}, path, output),
+         *others_at_sites(path, left)],
         trust, inputs,
     )
 
@@ -276,7 +277,8 @@ def _removal(
         words, gone = f"client {client}", {number}
     else:
         unit, gone = (GROUP, set[int]()) if group else (IMAGES, set[int]())
-        names = _of_group(data, group) if group else _of_images(data, images)
+        names = _of_group(data, group) if group else named_images(
+            images, {d.key: d.impath for d in data.samples})
         words = f"group {group}" if group else f"{len(names)} images of {images}"
     lists = [{p: [data.samples[i].key for i in getattr(c, p)] for p in PARTS}
              for c in data.clients]
@@ -321,15 +323,22 @@ def _of_group(data: FederatedData, group: str) -> set[str]:
     return {d.key for d in data.samples if d.group == group}
 
 
-def _of_images(data: FederatedData, word: str) -> set[str]:
-    """Return the images of the run in a folder, or in a text file of names or paths."""
+def named_images(word: str, known: Mapping[str, str], whose: str = "run") -> set[str]:
+    """Return which known images are in a folder, or in a text file of names or paths.
+
+    Args:
+        word: of ``--images``.
+        known: names of images, and where they are.
+
+    Raises:
+        DataError: neither a folder nor such a file, none of the images, or others beside them.
+    """
     path = files.user_path(word)
-    known = {d.key: d.impath for d in data.samples}
     if path.is_dir():
         root = path.resolve()
         found = {k for k, at in known.items() if Path(at).resolve().is_relative_to(root)}
         if not found:
-            raise DataError(f"--images {word}: no image of the run is in this folder")
+            raise DataError(f"--images {word}: no image of the {whose} is in this folder")
         return found
     try:
         lines = [s.strip() for s in path.read_text(encoding="utf-8").splitlines() if s.strip()]
@@ -344,7 +353,7 @@ def _of_images(data: FederatedData, word: str) -> set[str]:
     if lacking or not found:
         near = did_you_mean(lacking[0], known) if lacking else ""
         raise DataError(f"--images {word}: {len(lacking)} of its {len(lines)} names are no image "
-                        f"of the run{f' (first: {lacking[0]})' if lacking else ''}{near}")
+                        f"of the {whose}{f' (first: {lacking[0]})' if lacking else ''}{near}")
     return found
 
 

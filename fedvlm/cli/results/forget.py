@@ -29,11 +29,13 @@ def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
     add("run", metavar="RUN", help="a finished run's folder")
-    add("--client", default="", metavar="K", help="a client's number or name")
+    add("--client", default="", metavar="K", help="a client's number or name; over sites also a "
+        "site's name")
     add("--group", default="", metavar="ID", help="all images of a group (column DATASET.GROUPS), "
         "a patient for one")
     add("--images", default="", metavar="FOLDER", help="all images in a folder, or those that a "
-        "text file names, one a line")
+        "text file names, one a line; over sites the names of sites that took images out of "
+        "their lists (fedvlm site forget), with commas between")
     add("--dry-run", action="store_true", help="only say what it would take")
     add("--delete-old", action="store_true", help="delete the old run's folder when the new run is "
         "done")

@@ -1,4 +1,9 @@
-"""``fedvlm site forget``: erase what a site keeps of runs, and say what others still hold."""
+"""``fedvlm site forget``: erase what a site keeps of runs, and say what others still hold.
+
+With ``--client`` or ``--images`` (a patient's, for one) these leave the site's lists, too, and the
+coordinator does its run again with what is left (``fedvlm forget RUN --client K``, ``--images
+SITE``). States of all runs go then: each may have been trained with what leaves.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +12,31 @@ import re
 import shutil
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedvlm.api.forget import named_images
 from fedvlm.console.rows import human_bytes
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.core.files import user_path
+from fedvlm.data.datum import PARTS
+from fedvlm.data.own.site import SiteFile, read_site
 from fedvlm.distributed.noise import FILE
 from fedvlm.distributed.schema import ANSWERS
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.sums.site import ASKED, READ
-from fedvlm.job.sites.messages import LOG, PRUNED, WENT, whole_log
+from fedvlm.job.sites.messages import (
+    LOG,
+    OWNER,
+    PRUNED,
+    WENT,
+    WITHDRAWN,
+    MessageLog,
+    whole_log,
+)
 from fedvlm.job.sites.resident import RUNS, serving
 
 SHORT = 12  # digits of a run's name, as in ``fedvlm site status``
@@ -40,10 +57,71 @@ def erase(args: Namespace) -> int:
     """
     owner = read_site_yaml(user_path(args.opts[0]))
     with serving(owner):
-        return _erase(owner, args.opts[1] if len(args.opts) > 1 else None, args.dry_run)
+        if not args.client and not args.images:
+            return _erase(owner, args.opts[1] if len(args.opts) > 1 else None, args.dry_run)
+        client = int(args.client[0][0]) if args.client else None
+        old = read_site(owner.file)
+        file, words = lists_without(owner, old, client, args.images)
+        say(*words)
+        _erase(owner, None, args.dry_run,
+               "--images SITE" if client is None else f"--client {client}")
+        if not args.dry_run:  # after the states: else a second try would find no image
+            MessageLog(owner.states).enter(
+                OWNER, {"kind": WITHDRAWN, "images": len({*old.paths()} - {*file.paths()})})
+            file.write(owner.file)
+            say(f"wrote {owner.file}; earlier copies of it still name what left")
+        return 0
 
 
-def _erase(owner: SiteYaml, wanted: str | None, dry_run: bool) -> int:
+def lists_without(
+    owner: SiteYaml, file: SiteFile, client: int | None, images: str
+) -> tuple[SiteFile, list[str]]:
+    """Return a site's file without a client, or without images, and what is to be said of it.
+
+    A client that keeps fewer training images than may be told leaves with all that it has. Images
+    of a client that leaves stay with those of the site that have them, too.
+
+    Args:
+        client: its number; None: ``images`` counts, a folder, or a text file of names.
+
+    Raises:
+        ConfigError: no such client, or none would be left.
+        DataError: no such image.
+    """
+    if client is None:
+        names = named_images(images, {p: str(owner.images / p) for p in file.paths()}, "site")
+        lists = {c: {p: [row for row in held[p] if row[0] not in names] for p in PARTS}
+                 for c, held in file.clients.items()}
+    else:
+        if client not in file.clients:
+            raise ConfigError(f"--client {client}: this site has the clients "
+                              f"{', '.join(map(str, file.clients))}")
+        stay = {c: held for c, held in file.clients.items() if c != client}
+        shared = set(replace(file, clients=stay).paths())
+        names = set(replace(file, clients={client: file.clients[client]}).paths()) - shared
+        lists = stay
+    small = [c for c, held in lists.items() if len(held["train"]) < owner.terms.count
+             and held != file.clients[c]]
+    left = {c: held for c, held in lists.items() if c not in small}
+    if not left:
+        raise ConfigError("no client of this site would be left: erase all that it keeps (fedvlm "
+                          "site forget site.yaml), and the whole site leaves at the coordinator "
+                          "(fedvlm forget RUN --client SITE)")
+    counts = {p: sum(len(held[p]) for held in file.clients.values())
+              - sum(len(held[p]) for held in left.values()) for p in PARTS}
+    touched = ", ".join(str(c) for c, held in file.clients.items() if left.get(c) != held)
+    words = ["leaving the lists: " + ", ".join(f"{n} {p}" for p, n in counts.items())
+             + f" images of client {touched or 'none'}"]
+    words += [f"client {c} leaves with all its images: fewer than {owner.terms.count} training "
+              "images would be left (rule 'count')" for c in small]
+    public, server = ([row for row in rows if row[0] not in names]
+                      for rows in (file.public, file.server))
+    return replace(file, clients=left, public=public, server=server), words
+
+
+def _erase(
+    owner: SiteYaml, wanted: str | None, dry_run: bool, leaves: str = "--client SITE"
+) -> int:
     log: list[dict[str, Any]] = []
     if (owner.states / LOG).is_file():  # whole, or nobody can say which updates left
         log = [json.loads(body) for body in whole_log(owner.states / LOG).bodies]
@@ -69,7 +147,7 @@ def _erase(owner: SiteYaml, wanted: str | None, dry_run: bool) -> int:
         if run.startswith(wanted or ""):
             say(f"run {run[:SHORT]}: updates of {len(rounds)} rounds, {min(rounds)} to "
                 f"{max(rounds)}, left this site. The coordinator's models, states and copies of "
-                "them hold what was learnt here: ask for fedvlm forget RUN --client SITE, its "
+                f"them hold what was learnt here: ask for fedvlm forget RUN {leaves}, its "
                 "forgotten.json, and the deletion of the old run")
     if any(line["kind"] == PRUNED for line in log):
         complain("older lines of the log were removed by its owner: runs of that time are not "

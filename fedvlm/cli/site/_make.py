@@ -29,9 +29,9 @@ def flags(parser: Parser) -> None:
     """Add what making takes."""
     add = parser.add_argument
     add("--to", default="", metavar="FOLDER", help="make: folder for site.json and site.yaml")
-    add("--client", nargs=2, action="append", default=[], metavar=("ID", "FOLDER"),
+    add("--client", nargs="+", action="append", default=[], metavar=("ID", "FOLDER"),
         help="make: a client's number in the federation and the folder of its images; may be "
-             "repeated")
+             "repeated. forget: a client's number alone")
     add("--classes", default="", metavar="FILE", help="make: file with all class names of the "
         "federation, one per line, the same at all parties")
     add("--template", action="append", default=[], metavar="TEXT", help="make: prompt with {}, the "

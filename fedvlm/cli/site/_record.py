@@ -27,6 +27,7 @@ from fedvlm.job.sites.messages import (
     PRUNED,
     SERVING,
     WENT,
+    WITHDRAWN,
     log_damage,
     read_log,
 )
@@ -91,6 +92,7 @@ class SiteHistory:
         servings: lines of processes that began.
         pruned: the line that says which lines the owner removed last; {}: none.
         anew: when the owner let sums be read over other sites again.
+        withdrawn: lines of images that the owner took out of the lists.
         seals: of all lines.
         fault: where the log was changed; empty: nowhere.
     """
@@ -100,6 +102,7 @@ class SiteHistory:
     servings: list[Line] = field(default_factory=list)
     pruned: Line = field(default_factory=dict)
     anew: list[float] = field(default_factory=list)
+    withdrawn: list[Line] = field(default_factory=list)
     seals: list[str] = field(default_factory=list)
     fault: str = ""
 
@@ -134,6 +137,8 @@ def read_history(owner: SiteYaml) -> SiteHistory:
         if line["direction"] == OWNER:
             if line["kind"] == PRUNED:
                 out.pruned = line
+            elif line["kind"] == WITHDRAWN:
+                out.withdrawn.append(line)
             else:
                 out.anew.append(line["at"])
             continue
@@ -334,6 +339,9 @@ def _erased(history: SiteHistory) -> list[str]:
         f"{_code(LOG)} stays; its old lines go with `fedvlm site prune` ("
         + (f"{_removed(history.pruned)}, on {_day(history.pruned['at'])})." if history.pruned
            else "so far none did)."),
+        *(f"On {_day(line['at'])} the owner took {line['images']} images out of the lists "
+          "(`fedvlm site forget` with --client or --images): they were in earlier work."
+          for line in history.withdrawn),
         "What a model learnt from this site is not erased by that. The coordinator deletes the "
         "run folder and exported copies, or trains again without the client.",
     ]

@@ -16,7 +16,8 @@ images; a run's config comes from its coordinator. With --federation INVITATION 
 port is open here; with --listen PATH for coordinators on this machine (fedvlm run --engine sites
 --sites-at PATH).
 forget site.yaml [RUN]: erase what this site keeps of a run, or of all: clients' states and words of
-the run; and say what the others still hold. --dry-run: say it alone.
+the run; and say what the others still hold. --dry-run: say it alone. With --client K, or --images
+FOLDER (a patient's; or a text file of names, one a line), these leave site.json, too.
 record site.yaml: ten questions about what left this site, to whom and how protected, answered from
 the log of its messages and its rules; writes record.md beside site.yaml.
 prune site.yaml: with --days N remove the lines of that log of all that was over N days ago; a line
@@ -49,6 +50,7 @@ EXAMPLES = (
     "fedvlm site status clinic/site.yaml",
     "fedvlm site record clinic/site.yaml",
     "fedvlm site forget clinic/site.yaml --dry-run",
+    "fedvlm site forget clinic/site.yaml --images withdrawn.txt",
     "fedvlm site prune clinic/site.yaml --days 365",
     "fedvlm site key clinic/site.yaml  # and send clinic/clinic.pub to the coordinator",
     "fedvlm site serve clinic/site.yaml --federation clinic.json",
@@ -58,7 +60,7 @@ EXAMPLES = (
 ALSO = ("party", "silo", "owner", "serve")
 WHAT = ("make", "check", "status", "key", "serve", "record", "prune", "forget", "stop")
 _READS = {"check": ("full", "json", "sample"), "status": ("json",), "record": ("head", "json"),
-          "prune": ("days", "sums"), "stop": (), "forget": ("dry_run",),
+          "prune": ("days", "sums"), "stop": (), "forget": ("dry_run", "client", "images"),
           "key": _serve.KEYS}
 _LOOKS = ("days", "full", "head", "json", "sample", "sums")
 _LONGEST = 36_500  # days
@@ -109,6 +111,8 @@ def _mistakes(args: Namespace) -> list[str]:
     if len(args.opts) != 1 and not (args.what == "forget" and len(args.opts) == 2):
         run = " [RUN]" if args.what == "forget" else ""
         return [f"{args.what} needs one FILE: fedvlm site {args.what} FILE{run}; {_FILE}"]
+    if args.what == "forget" and (args.client or args.images):
+        return _part_mistakes(args)
     if args.what == "prune" and args.days is None and not args.sums:
         return ["prune needs --days N or --sums"]
     if args.days is not None and not 0 <= args.days <= _LONGEST:
@@ -116,6 +120,17 @@ def _mistakes(args: Namespace) -> list[str]:
     if args.full and args.sample is not None:
         return ["give --full or --sample N, not both"]
     return []
+
+
+def _part_mistakes(args: Namespace) -> list[str]:
+    """Return what does not go together where a part of a site is forgotten."""
+    out = [f"--client {' '.join(words)}: forget takes one number, such as --client 3"
+           for words in args.client if len(words) != 1 or not words[0].isdecimal()]
+    if bool(args.images) + len(args.client) > 1:
+        out.append("give one --client K, or --images, not both")
+    if len(args.opts) > 1:
+        out.append("--client and --images are of all runs: drop RUN")
+    return out
 
 
 def main(args: Namespace) -> int:

@@ -31,7 +31,7 @@ LOG = "messages.jsonl"
 CAME, WENT = "in", "out"
 SERVING, UNREADABLE, TOO_LONG = "serving", "unreadable", "too long"
 OWNER = "owner"  # direction of what the site's owner did
-PRUNED, SUMS_ANEW = "pruned", "secure sums anew"
+PRUNED, SUMS_ANEW, WITHDRAWN = "pruned", "secure sums anew", "withdrawn"
 _WHERE = ("run", "round", "model")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +31,7 @@ from fedvlm.distributed.server.membership import GONE
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.readmission import Wish, read_wishes, readmit
 from fedvlm.distributed.server.remote import RemoteEngine
+from fedvlm.distributed.server.requests import Requests
 from fedvlm.distributed.sockets.sites import SiteSockets
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.rounds import FedState
@@ -286,17 +287,59 @@ def read_met(path: Path) -> Mapping[str, Any]:
     return dict(files.read_valid_json(path / PLACE / MET, _MET, mend) or {})
 
 
-def met_without(path: Path, site: str) -> tuple[dict[str, Any], list[int]]:
-    """Return what the sites told, zeros of one that leaves, and the clients of all that left.
+def ask_sites(cfg: CfgNode, sites: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return what sites of a run tell of themselves now, in the form of ``read_met``.
+
+    Raises:
+        ConfigError: one is not there, or refuses.
+    """
+    carrier = sites_of(cfg)
+    asks = Requests(carrier, secrets.token_hex(32), policy_of(cfg).deadline)
+    try:
+        await_sites(carrier, _tell, float(cfg.FED.ASK.REACH))
+        hello, there = asks.hello(config_plain(cfg)), carrier.sites()
+        told = asks.ask({site: hello for site in sites if site in there}, end=False)
+        out = dict[str, dict[str, Any]]()
+        for site in sites:
+            reply = told.get(site, "it is not connected")
+            if isinstance(reply, str):
+                raise ConfigError(f"{site} does not say which images it still has: {reply}; begin "
+                                  "it again (fedvlm site serve)")
+            out[site] = {"data": reply.values["data"], "clients": dict(reply.values["clients"])}
+            if key := carrier.key(site):
+                out[site]["key"] = key
+        return out
+    finally:
+        carrier.close()
+
+
+def has_left(told: Mapping[str, Any]) -> bool:
+    """Tell whether an entry of ``read_met`` is of clients that left (``fedvlm forget``)."""
+    return bool(told["data"] == GONE)
+
+
+def met_without(
+    path: Path, sites: Iterable[str], now: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[int]]:
+    """Return what the sites told, zeros of clients that leave, and the clients of all that left.
+
+    Args:
+        sites: of which something leaves.
+        now: what they tell without it; a site that is not in it leaves whole.
 
     Raises:
         DataError: as ``read_met``.
     """
     met = dict(read_met(path))
-    met[site] = {"data": GONE, "clients": {c: {
-        **dict.fromkeys(PARTS, 0), "classes": [0] * len(told["classes"]),
-    } for c, told in met[site]["clients"].items()}}
-    return met, sorted(int(c) for told in met.values() if told["data"] == GONE
+    for site in sites:
+        told, name, stay = met[site]["clients"], site, now.get(site)
+        if stay:
+            met[site], name = dict(stay), f"a part of {site} ({stay['data'][:8]})"
+        gone = {c: {**dict.fromkeys(PARTS, 0), "classes": [0] * len(counts["classes"])}
+                for c, counts in told.items() if not stay or c not in stay["clients"]}
+        if gone:
+            met[name] = {"data": GONE, "clients": gone}
+    return met, sorted(int(c) for told in met.values() if has_left(told)
                        for c in told["clients"])
 
 

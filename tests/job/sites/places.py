@@ -35,10 +35,10 @@ WORDS = ("--backbone", "tiny", "--rounds", "2", "--num-users", "2", "--local-epo
 NAMES = ("site0", "site1")
 
 
-def make(folder: Path) -> Path:
+def make(folder: Path, split: str = "0,1", clients: int = 2) -> Path:
     """Write the files of both parties and the coordinator."""
-    words = ("--demo", "--partition", "disjoint", "--num-users", "2", "--shots", "2")
-    assert main(["site", "make", "--split", "0,1", "--to", str(folder), *words]) == 0
+    words = ("--demo", "--partition", "disjoint", "--num-users", str(clients), "--shots", "2")
+    assert main(["site", "make", "--split", split, "--to", str(folder), *words]) == 0
     for name in NAMES:
         (folder / name / "site.yaml").write_text(RULES)
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -13,15 +14,18 @@ from yacs.config import CfgNode
 
 from fedvlm.api import forget
 from fedvlm.api.forget import plan_forgetting
+from fedvlm.api.forgetting import parting
 from fedvlm.cli.main import main
-from fedvlm.cli.site._erase import _erase, kept_of_runs
-from fedvlm.core.errors import ConfigError
+from fedvlm.cli.site._erase import _erase, kept_of_runs, lists_without
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.data.own.site import SiteFile, read_site
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.terms import Terms
 from fedvlm.job.resolve import run_config
 from fedvlm.job.sites import parties
 from fedvlm.job.sites.resident import serving
 from fedvlm.runs.finished import read_finished
+from fedvlm.runs.metrics import read_metrics
 from tests import jobs
 from tests.job.sites.places import Line, federated, make
 
@@ -163,6 +167,140 @@ def test_another_run_of_the_site_is_listed_and_secure_sums_are_refused(
     monkeypatch.setattr(forget, "run_config", lambda *a: summed(run_config(*a)))
     with pytest.raises(ConfigError, match="has secure sums.*difference of two sums"):
         plan_forgetting(one, client="site0")
+
+
+def test_a_patient_and_a_client_of_a_site_leave_with_the_bits_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Site 0 has clients 0 and 1; images of clients 0 and 2 leave, then client 1 the new run."""
+    monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    place, out, alone = make(tmp_path / "three", "0-1,2", 3), tmp_path / "out", tmp_path / "alone"
+    yaml, three = place / "site0" / "site.yaml", (*APFL, "--num-users", "3")
+    states = read_site_yaml(yaml).states
+    assert federated(place, out, monkeypatch, *three)[0] == 0
+    assert jobs.run(alone, *three, "FED.SITES", "0-1,2") == 0
+    (old,), (one,) = read_runs(out), read_runs(alone)
+    held = read_site(place / "site0" / "site.json")
+    first = held.clients[0]
+    names = [path for path, _ in (*first["train"][:2], first["test"][0])]
+    (tmp_path / "list.txt").write_text("\n".join(names))
+    with_images = ("--images", str(tmp_path / "list.txt"))
+    (tmp_path / "other.txt").write_text(
+        read_site(place / "site1" / "site.json").clients[2]["train"][0][0])
+    (tmp_path / "both.txt").write_text("\n".join(
+        (tmp_path / name).read_text() for name in ("list.txt", "other.txt")))
+    assert main(["forget", str(old), "--images", "site0"]) == 2
+    assert "site0 still has all its images: its owner first takes" in capsys.readouterr().err
+    assert main(["site", "forget", str(yaml), *with_images, "--dry-run"]) == 0
+    assert read_site(place / "site0" / "site.json") == held and kept_of_runs(read_site_yaml(yaml))
+    said = capsys.readouterr().out
+    assert "leaving the lists: 2 train, 0 val, 1 test images of client 0\n" in said
+    assert main(["site", "forget", str(yaml), *with_images]) == 0
+    assert "ask for fedvlm forget RUN --images SITE" in capsys.readouterr().out
+    assert kept_of_runs(read_site_yaml(yaml)) == {} and (states / "messages.jsonl").is_file()
+    assert not {*names} & {*read_site(place / "site0" / "site.json").paths()}
+    assert main(["site", "forget", str(place / "site1" / "site.yaml"), "--images",
+                 str(tmp_path / "other.txt")]) == 0
+    new = forgotten(old, capsys, "--images", "site0,site1")
+    told = json.loads((new / "forgotten.json").read_text())
+    assert (told["unit"], told["clients"]) == ("images", [])
+    assert told["images"] == {"train": 3, "val": 0, "test": 1, "server": 0}
+    less = forgotten(one, capsys, "--images", str(tmp_path / "both.txt"))
+    assert_same_server(new, less)
+    with pytest.raises(AssertionError):
+        assert_same_server(new, old)
+    assert main(["verify", str(new)]) == 0
+
+    assert main(["forget", str(new), "--client", "1"]) == 2
+    assert "site0 still has client 1: its owner" in capsys.readouterr().err
+    assert main(["site", "forget", str(yaml), "--client", "1"]) == 0
+    assert list(read_site(place / "site0" / "site.json").clients) == [0]
+    last = forgotten(new, capsys, "--client", "1")
+    told = json.loads((last / "forgotten.json").read_text())
+    assert (told["unit"], told["clients"]) == ("client", [1])
+    assert main(["site", "record", str(yaml)]) == 0
+    assert "the owner took 3 images out of the lists" in (yaml.parent / "record.md").read_text()
+    assert_same_server(last, forgotten(less, capsys, "--client", "1"))
+    assert all(1 not in row["participants"] for row in read_metrics(last / "metrics.jsonl")[0])
+    with pytest.raises(ConfigError, match="it was forgotten before"):
+        plan_forgetting(last, client="1")
+
+
+def test_what_leaves_the_lists_of_a_site(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shared images stay; a client below the rule 'count' leaves whole; nobody left is refused."""
+    def lists(*train: str) -> dict[str, list[tuple[str, int]]]:
+        return {"train": [(n, 0) for n in train], "val": [], "test": [(f"{train[0]}t", 0)]}
+
+    owner = SiteYaml(tmp_path / "site.json", tmp_path, tmp_path / "states", Terms(count=2))
+    (tmp_path / "patient").mkdir()
+    file = SiteFile("Set", ["a"], ["{}"], {0: lists("a", "b", "c"), 1: lists("c", "patient/d")},
+                    public=[("patient/p", 0), ("b", 0)])
+    alone, words = lists_without(owner, file, 1, "")
+    assert list(alone.clients) == [0] and alone.clients[0] == file.clients[0]
+    assert words == ["leaving the lists: 2 train, 0 val, 1 test images of client 1"]
+    less, words = lists_without(owner, file, None, str(tmp_path / "patient"))
+    assert list(less.clients) == [0] and less.public == [("b", 0)]
+    assert "client 1 leaves with all its images: fewer than 2 training images" in words[1]
+    (tmp_path / "list").write_text("b\nc\n")
+    with pytest.raises(ConfigError, match="no client of this site would be left"):
+        lists_without(owner, file, None, str(tmp_path / "list"))
+    with pytest.raises(ConfigError, match="--client 7: this site has the clients 0, 1"):
+        lists_without(owner, file, 7, "")
+    (tmp_path / "list").write_text("nobody\n")
+    with pytest.raises(DataError, match="1 of its 1 names are no image of the site"):
+        lists_without(owner, file, None, str(tmp_path / "list"))
+    for more, why in (
+        (["--client", "1", "x"], "forget takes one number"),
+        (["--client", "1", "--images", "x"], "not both"), (["RUN", "--client", "1"], "drop RUN"),
+    ):
+        assert main(["site", "forget", "site.yaml", *more]) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_a_site_that_is_not_the_old_one_without_images_is_refused(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(data: str, key: str = "", **clients: int) -> dict[str, Any]:
+        return {"data": data * 64, "clients": {
+            c[1:]: {"train": n, "val": 0, "test": 3, "classes": []} for c, n in clients.items()}
+        } | ({"key": key} if key else {})
+
+    old, cfg = told("a", "one", c3=5, c4=5), CfgNode()
+    for now, client, why in (
+        (told("a", "one", c3=4, c4=5), "", "s still has all its images"),
+        (told("b", "one", c3=5, c4=5), "4", "s still has client 4.*--client 4"),
+        (told("b", "one", c3=4, c5=5), "", "client 5 has more than then"),
+        (told("b", "one", c3=6), "", "client 3 has more than then"),
+        (told("b", "two", c3=5), "4", "it proves another key than then"),
+    ):
+        monkeypatch.setattr(parting, "ask_sites", lambda *a, now=now: {"s": now})
+        with pytest.raises(ConfigError, match=why):
+            parting._without_parts(cfg, {"s": old}, client)
+    monkeypatch.setattr(parting, "ask_sites", lambda *a: {"s": told("b", "one", c3=4)})
+    left = parting.Leaving("", "", {"s": old}, parting._without_parts(cfg, {"s": old}, "4"))
+    assert (left.clients, left.touched) == ((4,), (3, 4))
+    assert left.counts == {"train": 6, "val": 0, "test": 3}
+
+
+def forgotten(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Path:
+    """Forget, and return the new run's folder."""
+    assert main(["forget", str(run), *words]) == 0
+    (line,) = [s for s in capsys.readouterr().out.splitlines() if s.startswith("done: ")]
+    return Path(line.removeprefix("done: "))
+
+
+def assert_same_server(ours: Path, theirs: Path) -> None:
+    """The server's tensors are equal bit for bit, and so are the clients' right answers."""
+    a, b = ({n: v for n, v in safetensors.torch.load_file(
+        sorted(run.glob("state/round_*.safetensors"))[-1]).items() if n.startswith("server|")}
+        for run in (ours, theirs))
+    assert b and a.keys() == b.keys() and all(torch.equal(v, b[n]) for n, v in a.items())
+    rows = [[(c["client"], c["n"], c["correct"]) for c in read_metrics(
+        run / "metrics.jsonl")[0][-1]["clients"]] for run in (ours, theirs)]
+    assert rows[0] and rows[0] == rows[1]
 
 
 def read_runs(folder: Path) -> list[Path]:
