@@ -35,6 +35,13 @@ def test_a_run_on_sets_of_labels(tmp_path: Path) -> None:
     assert not tally.mixed, f"CUDA would stop here: {dict(tally.mixed)}"
 
 
+def test_adapters_behind_the_stages_of_a_resnet(tmp_path: Path) -> None:
+    check_bounds("FedPer", on_card(
+        tmp_path, "FedPer", "--peft", "head+adapter", "--backbone", "timm:test_resnet",
+        "MODEL.BACKBONE.PRETRAINED", "False", "--eval-every", "1",
+    ))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("method", trainer_names())

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import convnext, resnet, swin_transformer
 
+from fedvlm.check.invariants import INVARIANTS
+from fedvlm.check.world import RESNET, CheckWorld
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.transform import TransformSpec
 from fedvlm.core.trees import expand
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.peft import PeftSpec
 from fedvlm.models.backbone import Backbone
@@ -179,3 +182,16 @@ def test_what_a_trunk_cannot_hold_is_refused() -> None:
     with pytest.raises(ConfigError, match="need a ViT image tower"):
         tower_of(model, "stage.0")
     assert Edits().staged is False
+
+
+def test_methods_train_on_it_from_stored_stages_as_from_pixels_and_resume() -> None:
+    """FedPer: adapters are shared, the head is personal; stacked, cached, frozen, resumed."""
+    opts = ("PEFT.TEXT", "none", "PEFT.VISUAL", "adapter", "PEFT.HEAD", "linear", "PEFT.WIDTH", "3")
+    world, kind = CheckWorld(opts, dict(RESNET, image_size=64)), load_trainer("FedPer")
+    run = world.trajectory(kind)
+    names = {n for n in run.fed.p0 if "adapter" in n}
+    assert len(names) == 24 and set(run.states[-1].server["w"]) == names
+    moved = [n for n in names if not run.states[-1].server["w"][n].equal(run.fed.p0[n])]
+    assert len(moved) == 24
+    for name in ("G8", "G9", "G13"):
+        INVARIANTS[name](world, kind)
