@@ -12,6 +12,7 @@ from tests import jobs
 from tests.data.columns.publishers import picture
 from tests.device.card import pretend_card
 from tests.device.methods import READS, check_bounds, on_card, trainer_names
+from tests.models.trunks import small
 
 SOME = ("FedTV", "pFedMoAP", "SCAFFOLD")  # of every `make test`
 
@@ -35,10 +36,11 @@ def test_a_run_on_sets_of_labels(tmp_path: Path) -> None:
     assert not tally.mixed, f"CUDA would stop here: {dict(tally.mixed)}"
 
 
-def test_adapters_behind_the_stages_of_a_resnet(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_adapters_behind_the_stages_of_a_trunk(tmp_path: Path) -> None:
     check_bounds("FedPer", on_card(
-        tmp_path, "FedPer", "--peft", "head+adapter", "--backbone", "timm:test_resnet",
-        "MODEL.BACKBONE.PRETRAINED", "False", "--eval-every", "1",
+        tmp_path, "FedPer", "--peft", "head+adapter", "--backbone", f"timm:{small('swin')}",
+        "MODEL.BACKBONE.PRETRAINED", "False",
     ))
 
 
