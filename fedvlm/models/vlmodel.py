@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.core.spelling import check_described, fill, is_described
 from fedvlm.models.backbone import Backbone, digest_of
-from fedvlm.models.towers.blocks import Edits, NoEdits
 from fedvlm.models.towers import stages
+from fedvlm.models.towers.blocks import Edits, NoEdits
 from fedvlm.models.towers.prompts import PLACEHOLDER, Suffix, encode_texts, fitting_ids
 from fedvlm.models.towers.text import TextTower
 from fedvlm.models.towers.text_path import ClassPrompts, TextPath
@@ -114,8 +114,8 @@ class VLModel:
 
         Args:
             x: ``features`` [K, B, embed_dim] (used as they are), ``tokens.<b>`` or ``stage.<s>``
-                [K, B, n, width] (they go on from there) or ``pixels`` [K, B, 3, H, W]; the first of these that
-                is there.
+                [K, B, n, width] (they go on from there) or ``pixels`` [K, B, 3, H, W]; the first
+                of these that is there.
         """
         if "features" in x:
             return x["features"].to(self.device, self.dtype)
@@ -536,7 +536,7 @@ def _flat(ctx: Tensor, axes: int) -> Tensor:
 
 
 def staged_tower(model: VLModel) -> stages.StagedTower:
-    """Return the stages of a model's image tower (``stages.has_stages``), read at the first call."""
+    """Return a model's image tower as stages (``stages.has_stages``), read at the first call."""
     if model._stages is None:
         model._stages = stages.StagedTower(model.backbone)
     return model._stages

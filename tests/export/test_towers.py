@@ -41,7 +41,9 @@ def test_a_tower_alone_goes_into_onnx_only() -> None:
 
 def test_attention_has_four_axes_in_a_graph_and_the_same_numbers() -> None:
     class Seen(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if func is F.scaled_dot_product_attention:
                 axes.append(args[0].dim())
             return func(*args, **(kwargs or {}))

@@ -41,7 +41,7 @@ _VIEW = 0  # the transform's text names the view
 
 
 def row_bytes(tower: Tower, stream: str, kind: str = FULL) -> int:
-    """Return the bytes of one image's row of a stream, ``tokens.<b>``, ``stage.<s>`` or ``patches``."""
+    """Return the bytes of an image's row: ``tokens.<b>``, ``stage.<s>`` or ``patches``."""
     return math.prod(tower.shape(stream)) * kept_type(tower, kind).itemsize
 
 

@@ -85,8 +85,9 @@ class StagedTower:
             x = self._run(before, x)
             for index, parts in enumerate(stages):
                 x = self._run(parts, x)
-                height, width, channels = x.shape[1:] if self.last else x.movedim(1, -1).shape[1:]
-                self.blocks.append(Stage(index, parts, (height, width), channels, x.is_contiguous()))
+                _, height, width, channels = (x if self.last else x.movedim(1, -1)).shape
+                dense = x.is_contiguous()
+                self.blocks.append(Stage(index, parts, (height, width), channels, dense))
 
     def _run(self, names: Sequence[str], x: Tensor) -> Tensor:
         for name in names:
@@ -178,10 +179,10 @@ def _names(visual: Any) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
     assert family is not None, type(visual)  # noqa: S101 (``has_stages`` was asked)
     at = "trunk." if is_trunk(visual) else ""
     before, stages, behind = ([at + name for name in names.split()] for names in family)
-    groups = [(name,) for name in stages]
     if len(stages) == 1:
-        held = len(visual.get_submodule(stages[0]))
-        groups = [(f"{stages[0]}.{i}",) for i in range(held)]
-        if stages[0] == "features":
-            groups = [groups[1], *(a + b for a, b in zip(groups[2::2], groups[3::2], strict=True))]
-    return before, groups, behind
+        (holder,) = stages
+        stages = [f"{holder}.{i}" for i in range(len(visual.get_submodule(holder)))]
+        if holder == "features":
+            later = zip(stages[2::2], stages[3::2], strict=True)
+            return before, [(stages[1],), *later], behind
+    return before, [(name,) for name in stages], behind

@@ -123,7 +123,7 @@ def test_each_client_equals_a_plain_module_with_gradients(kind: str) -> None:
             own.append(Adapted(part({n: v[k].detach() for n, v in p.items()}, stage),
                                "swin" in kind))
             visual.get_submodule(name).register_forward_hook(
-                lambda _, __, out, stage=stage: own[stage](out))
+                lambda _, __, out, client=own[-1]: client(out))
         plain = visual(pixels[k])
         assert torch.allclose(z[k], plain.detach(), 0, 1e-12 * float(plain.detach().abs().max()))
         (plain * weights[k]).sum().backward()
@@ -171,10 +171,9 @@ def test_only_the_last_stages_and_what_they_read() -> None:
 def test_what_a_trunk_cannot_hold_is_refused() -> None:
     for kind in ("timm resnet", "resnet"):
         model = VLModel(backbone(kind), ["a", "b"])
-        for spec in (PeftSpec("none", "lora", "linear"), PeftSpec("none", "none", "linear", ln=True),
-                     PeftSpec("none", "adapter", "linear", ln=True)):
+        for visual, ln in (("lora", False), ("none", True), ("adapter", True)):
             with pytest.raises(ConfigError, match="need a ViT image tower"):
-                start(model, spec)
+                start(model, PeftSpec("none", visual, "linear", ln=ln))
     model = VLModel(alone("postnorm"), ["a"])
     assert not has_stages(model.backbone)
     with pytest.raises(ConfigError, match=r"adapter \(adapter also a ResNet, ConvNeXt, Swin or"):
