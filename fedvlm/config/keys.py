@@ -274,8 +274,7 @@ def _peft() -> Schema:
         ),
         "PEFT.VISUAL": Option(
             "none", "trained on the image side: nothing, an adapter on the feature, or LoRA or "
-            "adapters: two in each block of the tower, or one behind each stage of a ResNet, "
-            "ConvNeXt, Swin or FastViT",
+            "adapters: two in each block of the tower, or one behind each stage (ResNet, Swin)",
             choices=("none", "feature", "lora", "adapter"),
         ),
         "PEFT.HEAD": Option(

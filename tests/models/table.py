@@ -43,7 +43,8 @@ ROWS: Mapping[str, str] = {
     "XLM-R's": "xlm-roberta", "T5's": "t5", "mT5's": "mt5", "NLLB's": "nllb",
     "DINOv2 with registers": "dinov2", "DINOv2 giant (SwiGLU)": "dinov2g", "DINOv3": "dinov3",
     "DINOv3 plus (SwiGLU)": "dinov3plus", "ViTamin's blocks": "vitamin",
-    "EVA-02 E (norms behind)": "postnorm", "ResNet, ConvNeXt, Swin, FastViT": "trunk",
+    "EVA-02 E (norms behind)": "postnorm",
+    "ResNet, ConvNeXt, Swin, FastViT, EfficientNet, MobileNet": "trunk",
     "any other": "other",
 }
 FEW = ("PEFT.N_CTX", "2")

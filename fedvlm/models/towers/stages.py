@@ -1,10 +1,10 @@
 """Convolutional and hierarchical trunks in stages, for K clients with adapters between them.
 
-ResNet, ConvNeXt, Swin and FastViT of timm, those but FastViT of torchvision, and CLIP's ResNet. A
-stage's output is ``[K, B, n, channels]``, its n places (H x W) as rows: a 1x1 convolution is a
-linear layer of rows. Frozen weights are shared, so all clients' images go through a stage as one
-batch, in eval mode: BatchNorm keeps its statistics. What leaves a stage below the first adapter is
-the same for everybody: the stream ``stage.<s>``.
+ResNet, ConvNeXt, Swin, FastViT, EfficientNet and MobileNet of timm, the first three of torchvision,
+and CLIP's ResNet. A stage's output is ``[K, B, n, channels]``, its n places (H x W) as rows: a 1x1
+convolution is a linear layer of rows. Frozen weights are shared, so all clients' images go through
+a stage as one batch, in eval mode: BatchNorm keeps its statistics. What leaves a stage below the
+first adapter is the same for everybody: the stream ``stage.<s>``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _TIMM = {
     "ConvNeXt": ("stem", "stages", "norm_pre"),
     "SwinTransformer": ("patch_embed", "layers", "norm"),
     "FastVit": ("stem", "stages", "final_conv"),
+    "EfficientNet": ("conv_stem bn1", "blocks", "conv_head bn2"),  # MobileNetV2 is one of them
+    "MobileNetV3": ("conv_stem bn1", "blocks", ""),
 }
 _TORCHVISION = {  # in ``features`` a stage is two modules: what halves the sides, and the blocks
     "ResNet": ("conv1 bn1 relu maxpool", _LAYERS, "avgpool fc"),

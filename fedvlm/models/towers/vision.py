@@ -186,8 +186,9 @@ class VisionTower:
 
     def _lacks(self, reason: str) -> ConfigError:
         return ConfigError(
-            "PEFT.VISUAL lora and adapter (adapter also a ResNet, ConvNeXt, Swin or FastViT), "
-            "PEFT.LN and tokens (and patches, but for CLIP's ResNet) need a ViT image tower; "
+            "PEFT.VISUAL lora and adapter (adapter also a ResNet, ConvNeXt, Swin, FastViT, "
+            "EfficientNet or MobileNet), PEFT.LN and tokens (and patches, but for CLIP's ResNet) "
+            "need a ViT image tower; "
             f"{self.backbone.name} has none ({reason}): use --backbone "
             "ViT-B/16, or PEFT.VISUAL feature without LN"
         )

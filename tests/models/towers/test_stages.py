@@ -29,6 +29,7 @@ from tests.models.toys import toy
 from tests.models.trunks import alone, paired, shake
 
 K, N, HIDDEN = 2, 2, 4
+WITH_PROJECTION = ("convnext", "swin", "fastvit")
 SPEC = PeftSpec("none", "adapter", "linear", width=HIDDEN)
 # Kind -> what ends a stage, counted in the tower itself.
 ENDS: Mapping[str, tuple[str, ...]] = {
@@ -37,6 +38,8 @@ ENDS: Mapping[str, tuple[str, ...]] = {
     "timm convnext": tuple(f"trunk.stages.{i}" for i in range(4)),
     "timm swin": tuple(f"trunk.layers.{i}" for i in range(4)),
     "timm fastvit": tuple(f"trunk.stages.{i}" for i in range(4)),
+    "timm mobilenetv2": tuple(f"trunk.blocks.{i}" for i in range(7)),
+    "timm mobilenetv3": tuple(f"trunk.blocks.{i}" for i in range(6)),
     "torchvision resnet": tuple(f"layer{i}" for i in (1, 2, 3, 4)),
     "torchvision convnext": tuple(f"features.{i}" for i in (1, 3)),
     "torchvision swin": tuple(f"features.{i}" for i in (1, 3)),
@@ -54,8 +57,8 @@ def backbone(kind: str, dtype: torch.dtype = torch.float64) -> Backbone:
     if not library:
         return toy(name, dtype=dtype)
     if library == "timm":
-        tower = (alone if name == "resnet" else paired)(name, dtype=dtype)
-        tower.image_size = 32  # a ResNet takes any size
+        tower = (paired if name in WITH_PROJECTION else alone)(name, dtype=dtype)
+        tower.image_size = 32  # convolutions take any size
         return tower
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
@@ -176,7 +179,7 @@ def test_what_a_trunk_cannot_hold_is_refused() -> None:
                 start(model, PeftSpec("none", visual, "linear", ln=ln))
     model = VLModel(alone("postnorm"), ["a"])
     assert not has_stages(model.backbone)
-    with pytest.raises(ConfigError, match=r"adapter \(adapter also a ResNet, ConvNeXt, Swin or"):
+    with pytest.raises(ConfigError, match=r"adapter \(adapter also a ResNet, ConvNeXt, Swin, "):
         start(model)
     with pytest.raises(ConfigError, match="need a ViT image tower"):
         tower_of(model, "stage.0")
