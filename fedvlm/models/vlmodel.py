@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.core.spelling import check_described, fill, is_described
+from fedvlm.models import stages
 from fedvlm.models.backbone import Backbone, digest_of
-from fedvlm.models.towers import stages
 from fedvlm.models.towers.blocks import Edits, NoEdits
 from fedvlm.models.towers.prompts import PLACEHOLDER, Suffix, encode_texts, fitting_ids
 from fedvlm.models.towers.text import TextTower

@@ -21,9 +21,9 @@ from fedvlm.export.formats import onnx_file
 from fedvlm.export.trained import TrainedModel
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.openclip import build_image_side
+from fedvlm.models.stages import has_stages
 from fedvlm.models.towers.adapters import TreeEdits, prompt_tree
 from fedvlm.models.towers.blocks import Unreadable
-from fedvlm.models.towers.stages import has_stages
 from fedvlm.models.towers.trunk import Trunk
 from fedvlm.models.vlmodel import VLModel
 from tests.export.matrix import try_exports

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.models.adapt.contexts import random_context, word_context
+from fedvlm.models.stages import has_stages
 from fedvlm.models.towers.adapters import LORA as LORA_MARK
 from fedvlm.models.towers.adapters import (
     PRIVATE_LORA,
@@ -30,7 +31,6 @@ from fedvlm.models.towers.adapters import (
     whole_lora,
 )
 from fedvlm.models.towers.blocks import BRANCHES, STAGE, Layered
-from fedvlm.models.towers.stages import has_stages
 from fedvlm.models.towers.text import text_blocks
 from fedvlm.models.vlmodel import VLModel, staged_tower
 
@@ -292,7 +292,7 @@ def first_changed_block(spec: PeftSpec, model: VLModel) -> int | None:
     """Return the first changed block of the image tower; None where it stays frozen.
 
     What enters that block is the same for all clients and rounds: the stream ``tokens.<b>``. Of a
-    trunk with adapters behind its stages it is the first such stage (``stream``).
+    trunk with adapters behind its stages it is the first such stage (``common_stream``).
     """
     if not spec.in_tower:
         return None
@@ -300,7 +300,7 @@ def first_changed_block(spec: PeftSpec, model: VLModel) -> int | None:
     return spec.changed(blocks, "image")[0].index
 
 
-def stream(spec: PeftSpec, model: VLModel) -> str:
+def common_stream(spec: PeftSpec, model: VLModel) -> str:
     """Return what all clients and rounds have in common of an image: a feature, or rows inside."""
     block = first_changed_block(spec, model)
     if block is None:

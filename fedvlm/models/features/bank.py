@@ -30,7 +30,7 @@ from fedvlm.models.features.decode import Load, Throughput, decode_ahead
 from fedvlm.models.features.encode import _WHAT, batch_size, compute_padded
 from fedvlm.models.features.rows import RowFile, as_tensor
 from fedvlm.models.features.store import FeatureStore, store_path
-from fedvlm.models.towers.stages import StagedTower
+from fedvlm.models.stages import StagedTower
 from fedvlm.models.towers.vision import VisionTower
 
 Tower = VisionTower | StagedTower

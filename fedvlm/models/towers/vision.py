@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.models import stages
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.towers import stages
 from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
 from fedvlm.models.towers.clip import is_encoder, is_image_tower, is_resnet, is_trunk
 

@@ -14,7 +14,7 @@ from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.peft import PeftSpec
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.load.vit import _arch, build_vit
-from fedvlm.models.towers.stages import has_stages
+from fedvlm.models.stages import has_stages
 from fedvlm.models.vlmodel import VLModel
 from tests.models import trunks
 from tests.models.toys import relative
