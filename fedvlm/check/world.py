@@ -36,7 +36,7 @@ from fedvlm.models.features.sources import (
     join_sources,
 )
 from fedvlm.models.load.openclip import build_model, finish
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.models.vlmodel import VLModel, tower_of
 
 BASE, NEW = ("ox", "bear", "cat", "mouse"), ("hen", "wolf")
 SIZES, BATCH = (7, 5, 3, 1), 4  # two clients below the batch size, one with a single sample
@@ -247,7 +247,7 @@ class CheckWorld:
             values = self.features.clone()
         elif stream != "pixels":
             with torch.no_grad():
-                values = model.vision.compute(values, stream)
+                values = tower_of(model, stream).compute(values, stream)
         for client in setup.poisoned:
             values[torch.as_tensor(self.splits[client].train)] = torch.nan
         if stream == "pixels":

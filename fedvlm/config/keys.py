@@ -274,7 +274,7 @@ def _peft() -> Schema:
         ),
         "PEFT.VISUAL": Option(
             "none", "trained on the image side: nothing, an adapter on the feature, or LoRA or "
-            "two adapters in each block of the tower",
+            "adapters: two in each block of the tower, or one behind each stage (ResNet, Swin)",
             choices=("none", "feature", "lora", "adapter"),
         ),
         "PEFT.HEAD": Option(

@@ -20,7 +20,7 @@ from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.core.trees import Tree, expand, first_non_finite, matching
 from fedvlm.export import runner
-from fedvlm.export.towers import arch_of, image_blocks, places_of, plain_visual
+from fedvlm.export.towers import arch_of, block_places, plain_visual, stage_places
 from fedvlm.export.trained import TrainedModel
 from fedvlm.federation.module_trainer import ModuleTrainer
 from fedvlm.federation.peft_trainer import PeftTrainer
@@ -41,6 +41,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
 }
 LORA = r"image\.lora\.\d+\.(q|k|v|o|fc|proj)\.[AB]"
 NORMS = r"image\.ln\.\d+\.[12]\.(weight|bias)"
+STAGES = r"image\.adapter\.\d+\.stage\.(ln|down|up)\.(weight|bias)"
 ADAPTER = r"image\.adapter\.\d+\.(attn|mlp)\.(ln|down|up)\.(weight|bias)"
 RESIDUAL = {n: rf"image\.{n}\.(down|up)" for n in ("adapter", "private")}  # in this order
 VIEWS = r"image\.(shared|personal)_adapter\.fc[12]\.weight"
@@ -54,7 +55,8 @@ TEXT = (
     r"text\.ctx\.(global|local)|text\.trained", r"text\.net\..*",
     r"text\.lora\.\d+\.(q|k|v|o|fc|proj)\.[AB]",
 )
-KNOWN = (LORA, NORMS, ADAPTER, *RESIDUAL.values(), VIEWS, FUSION, PROTOTYPES, SMALL, GATE, *TEXT)
+KNOWN = (LORA, NORMS, ADAPTER, STAGES, *RESIDUAL.values(), VIEWS, FUSION, PROTOTYPES, SMALL, GATE,
+         *TEXT)
 
 
 class Unheld(ConfigError):
@@ -98,6 +100,8 @@ class ExportRecipe:
             "gated": "a second model and a gate",
         }
         first = next((words[s] for s in steps if s in words), "")
+        if "stages" in self.card["adapted"]:
+            return "adapters behind the tower's stages"
         return "adapters inside the tower's blocks" if "adapter" in self.card["adapted"] else first
 
     @property
@@ -165,7 +169,7 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
         _need(kind, "gate", who)
         steps.append(("gated", kind))
         tensors |= _taken(p, SMALL, GATE)
-    inside = {"lora": LORA, "norms": NORMS, "adapter": ADAPTER}
+    inside = {"lora": LORA, "norms": NORMS, "adapter": ADAPTER, "stages": STAGES}
     adapted = [part for part, names in inside.items() if matching(p, [names])]
     tensors |= _taken(p, *inside.values())
     small = ""  # Thorki's second model
@@ -180,9 +184,7 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
         "tower": _tower(model), **sets_card(trained),
     }
     if adapted:  # where the tower keeps what they change
-        path = image_blocks(model.backbone.model.visual)
-        block = plain_visual(model).get_submodule(path).get_submodule("0")
-        card |= {"blocks": path, "places": places_of(block)}
+        card |= stage_places(model) if "stages" in adapted else block_places(model)
     lora = {n: v for n, v in p.items() if re.fullmatch(r"(image|text)\.lora\..*", n)}
     return _prove(ExportRecipe(card, tensors, lora), trained, who)
 

@@ -61,6 +61,19 @@ class Model(torch.nn.Module):  # pixels [n, 3, S, S] to logits [n, classes]
             behind = blocks[int(n.split(".")[2])].get_submodule(places[n.split(".")[3]])
             behind.register_forward_hook(lambda _, __, h, n=n: add(h, n, self.p))
 
+    # part: stages
+    def stages(self, tower, places):  # the same behind each stage, over the channels of a map
+        def add(h, n, p):
+            x = h.movedim(places["channels"], -1)
+            x = F.layer_norm(x, x.shape[-1:], p[n + "ln.weight"], p[n + "ln.bias"])
+            x = F.gelu(F.linear(x, p[n + "down.weight"], p[n + "down.bias"]))
+            x = F.linear(x, p[n + "up.weight"], p[n + "up.bias"])
+            return h + x.movedim(-1, places["channels"])
+
+        for n in [k.removesuffix("down.weight") for k in self.p if k.endswith(".down.weight")]:
+            behind = tower.get_submodule(places["stages"][int(n.split(".")[2])])
+            behind.register_forward_hook(lambda _, __, h, n=n: add(h, n, self.p))
+
     # part: residual
     def residual(self, name, z, native):
         return z + F.gelu(z @ self.p[name + ".down"].T) @ self.p[name + ".up"].T

@@ -25,7 +25,7 @@ from fedvlm.models.towers.clip import is_block, is_trunk
 from fedvlm.models.towers.fold import QUICK_GELU
 from fedvlm.models.towers.layers import SplitAttention
 from fedvlm.models.towers.trunk_blocks import places
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.models.vlmodel import VLModel, staged_tower
 
 VISUAL = "visual."
 VIT, TRUNK = "transformer.resblocks", "trunk.blocks"  # of open_clip's towers, and timm's
@@ -114,6 +114,23 @@ def places_of(block: Any) -> Places:
     for site, name in LAYERS.items():
         out[site] = [[f"{name}.weight", 0, len(block.get_submodule(name).weight)]]
     return out | {"1": "ln_1", "2": "ln_2", "attn": "ls_1", "mlp": "ls_2"}
+
+
+def block_places(model: VLModel) -> Places:
+    """Return what a card says of a tower whose blocks are changed: ``places_of`` any of them."""
+    path = image_blocks(model.backbone.model.visual)
+    block = plain_visual(model).get_submodule(path).get_submodule("0")
+    return {"blocks": path, "places": places_of(block)}
+
+
+def stage_places(model: VLModel) -> Places:
+    """Return what a card says of a tower with adapters behind its stages.
+
+    ``stages``: what ends each, by its name in the tower; ``channels``: their axis in its output.
+    """
+    tower = staged_tower(model)
+    names = [stage.parts[-1] for stage in tower.blocks]
+    return {"blocks": "", "places": {"stages": names, "channels": 3 if tower.last else 1}}
 
 
 def merge_lora(clip: nn.Module, lora: Mapping[str, Tensor], scale: float) -> Tree:

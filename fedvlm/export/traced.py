@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -44,14 +45,20 @@ class Deaf(Counter[str]):
 
 
 class Whole(TorchFunctionMode):
-    """Leaves a batch whole where it would be cut into ``AT_ONCE``: a cut fixes its size."""
+    """Leaves a batch whole where it would be cut into ``AT_ONCE``: a cut fixes its size.
+
+    Attention gets the four axes that ONNX knows, where clients stand before the images.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call ``func``, or return the batch."""
+        """Call ``func``, with fewer axes, or return the batch."""
         if func is torch.Tensor.split and args[1] == AT_ONCE:
             return (args[0],)
+        if func is F.scaled_dot_product_attention and args[0].dim() > 4:
+            out = func(*(t.flatten(0, -4) for t in args), **(kwargs or {}))
+            return out.unflatten(0, args[0].shape[:-3])
         return func(*args, **(kwargs or {}))
 
 

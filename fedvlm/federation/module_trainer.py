@@ -32,8 +32,8 @@ from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.toolbox.row_split import RowSplit, split_rows
 from fedvlm.federation.trainer import Predictor, Trainer
-from fedvlm.models.towers.vision import PREFIX
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.models.towers.vision import INSIDE
+from fedvlm.models.vlmodel import VLModel, tower_of
 
 PURPOSE = "module"  # of random streams
 _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -279,10 +279,10 @@ class ModuleTrainer(Trainer):
                 continue
             if name == "features":
                 more[name] = model.image(x)
-            elif name.startswith(PREFIX) and "pixels" in x:
+            elif name.startswith(INSIDE) and "pixels" in x:
                 with torch.no_grad():
-                    pixels, block = x["pixels"], int(name.removeprefix(PREFIX))
-                    rows = model.vision.enter(pixels.flatten(0, 1), block)
+                    pixels = x["pixels"]
+                    rows = tower_of(model, name).compute(pixels.flatten(0, 1), name)
                     more[name] = rows.unflatten(0, pixels.shape[:2])
         return {**x, **more}
 

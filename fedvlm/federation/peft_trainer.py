@@ -236,8 +236,7 @@ class PeftTrainer(RoleTrainer):
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return image features, or what enters the first changed block of the image tower."""
-        block = peft.first_changed_block(self.spec, model)
-        return ("features",) if block is None else (f"tokens.{block}",)
+        return (peft.common_stream(self.spec, model),)
 
     def combine(self, ctx: ServerContext, updates: Updates) -> Tree:
         """Return the aggregate; the mean of LoRA's products comes before any rule by name.

@@ -51,7 +51,7 @@ from fedvlm.job.inputs import Inputs
 from fedvlm.job.sources import (
     CLIENTS,
     StreamSource,
-    first_streamed_block,
+    first_inside,
     image_sources,
     images_to_encode,
     pixel_sources,
@@ -63,7 +63,7 @@ from fedvlm.models.adapt.peft import role_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.towers.vision import PATCHES
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.models.vlmodel import VLModel, tower_of
 from fedvlm.runs.verify.answer import measure_of
 
 if TYPE_CHECKING:
@@ -334,12 +334,10 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     blocks = len(backbone.text_blocks)
     # Two sets at least: a step and the images' side of it.
     per_client = 16 * backbone.text_width * 4 * max(2, sets) * tokens * blocks if sets else 0
-    block = first_streamed_block(trainer.streams(model))
-    if block is not None:  # the adapted blocks' activations of a batch of images
-        tower = model.vision
-        rows = batch * tower.tokens * (len(tower.blocks) - block)
-        per_client += 24 * tower.width * 4 * rows
-    most, room = MAX_CHUNK if sets or block is not None else FEATURES_CHUNK, CHUNK_BYTES
+    first = first_inside(trainer.streams(model))
+    if first is not None:  # the adapted blocks' activations of a batch of images
+        per_client += 24 * 4 * batch * tower_of(model, first).numbers(int(first.partition(".")[2]))
+    most, room = MAX_CHUNK if sets or first is not None else FEATURES_CHUNK, CHUNK_BYTES
     if model.device.type == "cuda":  # all of its memory, not what is free: bits do not move
         most, room = CUDA_CHUNK, int(CUDA_SHARE * torch.cuda.mem_get_info(model.device)[1])
     return max(1, min(most, room // max(1, per_client)))

@@ -12,7 +12,7 @@ prompt    a text context (CoOp)                                            PEFT.
 text-lora LoRA inside the text tower                                       PEFT.TEXT lora
 feature   an adapter on the image feature                                  PEFT.VISUAL feature
 lora      LoRA inside the image tower                                      PEFT.VISUAL lora
-adapter   two adapters in each block of the image tower                    PEFT.VISUAL adapter
+adapter   adapters in the image tower: two a block, or one a stage         PEFT.VISUAL adapter
 head      a linear classifier that starts as the template's text features  PEFT.HEAD linear
 ========= ================================================================ ===================
 

@@ -43,8 +43,8 @@ from fedvlm.models.features.sources import (
     join_sources,
 )
 from fedvlm.models.features.store import default_dir
-from fedvlm.models.towers.vision import PATCHES, PREFIX
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.models.towers.vision import INSIDE, PATCHES, PREFIX
+from fedvlm.models.vlmodel import VLModel, tower_of
 from fedvlm.runs.identity import identity_plain
 
 HOLDOUT, CLIENTS = "holdout", "clients"  # sources of server images
@@ -54,10 +54,10 @@ Encode = Callable[[Sequence[int], "int | None"], Table]
 Opened = tuple[Bank, list[str], list[int]]  # with the keys of images, and their positions
 
 
-def first_streamed_block(streams: Sequence[str]) -> int | None:
-    """Return the lowest block whose entering tokens are among ``streams``; None without any."""
-    blocks = [int(s.removeprefix(PREFIX)) for s in streams if s.startswith(PREFIX)]
-    return min(blocks, default=None)
+def first_inside(streams: Sequence[str]) -> str | None:
+    """Return the stream of the lowest block or stage among ``streams``; None without any."""
+    inside = [s for s in streams if s.startswith(INSIDE)]
+    return min(inside, key=lambda s: int(s.partition(".")[2]), default=None)
 
 
 def image_sources(
@@ -123,8 +123,8 @@ def _banks(
         for view in [None, *views]:
             images = _every(data) if view is None else train_images(data)
             bank = Bank(
-                model.vision, stream, loader.transform_key(view), store_dir(cfg) or default_dir(),
-                cfg.BANK.PREC,
+                tower_of(model, stream), stream, loader.transform_key(view),
+                store_dir(cfg) or default_dir(), cfg.BANK.PREC,
             )
             banks[stream, view] = bank, [loader.content_key(i) for i in images], images
     return banks
@@ -177,11 +177,11 @@ def check_bank(
     """
     inside = [s for s in streams if s not in ("features", "pixels")]
     images = images_to_encode(data, loader.views)
-    most = images * sum(row_bytes(model.vision, s, cfg.BANK.PREC) for s in inside)
+    most = images * sum(row_bytes(tower_of(model, s), s, cfg.BANK.PREC) for s in inside)
     if not inside or cfg.FED.PLAIN or not cfg.BANK.GB or most <= cfg.BANK.GB * GB:
         return
     folder = store_dir(cfg) or default_dir()
-    paths = [bank_path(model.vision, s, loader.transform_key(None), folder, cfg.BANK.PREC)
+    paths = [bank_path(tower_of(model, s), s, loader.transform_key(None), folder, cfg.BANK.PREC)
              for s in inside]
     if any(path.is_file() for path in paths):
         banks = _banks(cfg, data, model, loader, streams).values()
@@ -199,7 +199,7 @@ def bank_words(
     images, kind = images_to_encode(data, loader.views), cfg.BANK.PREC
     parts = []
     for stream in inside:
-        size = row_bytes(model.vision, stream, kind)
+        size = row_bytes(tower_of(model, stream), stream, kind)
         parts.append(f"{_said(stream)} take {size / 1e3:,.0f} kB an image, "
                      f"{human_bytes(size * images)} for {images:,}")
     if inside and kind == LOW:
@@ -211,6 +211,8 @@ def _said(stream: str) -> str:
     """Return what a stream is called in a note."""
     if stream.startswith(PREFIX):
         return f"activations before block {stream.removeprefix(PREFIX)}"
+    if stream.startswith(INSIDE):
+        return f"activations behind stage {stream.partition('.')[2]}"
     return "patch features" if stream == PATCHES else "image features"
 
 
@@ -416,7 +418,7 @@ def _full_pair(
         values = served[stream]
         if stream not in ("features", "pixels"):
             with torch.no_grad():
-                values = model.vision.compute(images, stream).cpu()
+                values = tower_of(model, stream).compute(images, stream).cpu()
         parts.append(FeatureSource.of((values,), pair, cached.labels, stream))
     return join_sources(parts)
 

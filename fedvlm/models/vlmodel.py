@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.core.spelling import check_described, fill, is_described
+from fedvlm.models import stages
 from fedvlm.models.backbone import Backbone, digest_of
 from fedvlm.models.towers.blocks import Edits, NoEdits
 from fedvlm.models.towers.prompts import PLACEHOLDER, Suffix, encode_texts, fitting_ids
 from fedvlm.models.towers.text import TextTower
 from fedvlm.models.towers.text_path import ClassPrompts, TextPath
-from fedvlm.models.towers.vision import PATCHES, PREFIX, VisionTower, pick_stream
+from fedvlm.models.towers.vision import INSIDE, PATCHES, VisionTower, pick_stream
 
 ANCHORS = ("literal", "template", "raw")
 NEUTRAL = "something"  # in the place of a class name: what every label of a set is compared with
@@ -91,6 +92,7 @@ class VLModel:
         self._prompts: dict[tuple[int, bool, Suffix | None, str], ClassPrompts] = {}
         self._anchors: dict[tuple[str, int], Tensor] = {}
         self._vision: VisionTower | None = None
+        self._stages: stages.StagedTower | None = None
         self._texts: TextTower | None = None
         self._family: dict[Family, VLModel] = {(self.classnames, self.templates): self}
         self._memo: dict[Hashable, Any] = {}
@@ -111,13 +113,13 @@ class VLModel:
         """Image features [K, B, embed_dim], not normalised, without gradient.
 
         Args:
-            x: ``features`` [K, B, embed_dim] (used as they are), ``tokens.<b>`` [K, B, n, width]
-                (they go on from block b) or ``pixels`` [K, B, 3, H, W]; the first of these that
-                is there.
+            x: ``features`` [K, B, embed_dim] (used as they are), ``tokens.<b>`` or ``stage.<s>``
+                [K, B, n, width] (they go on from there) or ``pixels`` [K, B, 3, H, W]; the first
+                of these that is there.
         """
         if "features" in x:
             return x["features"].to(self.device, self.dtype)
-        if any(name.startswith(PREFIX) for name in x):
+        if any(name.startswith(INSIDE) for name in x):
             with torch.no_grad():
                 return self.adapted_image(x, NoEdits())[0]
         pixels = x[pick_stream(x)[0]]
@@ -178,14 +180,19 @@ class VLModel:
         """Image features through towers that the clients have adapted.
 
         Args:
-            x: a stream ``tokens.<b>`` [K, B, n, width] or ``pixels`` [K, B, 3, H, W]; the gradient
-                reaches pixels that ask for it.
+            x: a stream ``tokens.<b>`` or ``stage.<s>`` [K, B, n, width] or ``pixels``
+                [K, B, 3, H, W]; the gradient reaches pixels that ask for it.
             edits: what the clients change (``adapters.TreeEdits``, or a ``blocks.Edits``).
-            taps: blocks whose outputs are wanted as well; the first n rows are the image's.
+            taps: blocks whose outputs are wanted as well; the first n rows are the image's. A
+                trunk's stages have none.
 
         Returns:
             Features [K, B, embed_dim], not normalised, and ``{tap: [K, B, n, width]}``.
         """
+
+        if edits.staged or any(name.startswith(stages.PREFIX) for name in x):
+            staged = staged_tower(self)
+            return self._inside(x, edits, staged.leave, staged), {}
 
         def leave(rows: Tensor, start: int, some: Edits) -> Tensor:
             z, outputs = self.vision.leave(rows, start, some, taps)
@@ -216,13 +223,13 @@ class VLModel:
 
     def _inside(
         self, x: Mapping[str, Tensor], edits: Edits,
-        compute: Callable[[Tensor, int, Edits], Tensor],
+        compute: Callable[[Tensor, int, Edits], Tensor], staged: stages.StagedTower | None = None,
     ) -> Tensor:
         """Return ``compute`` of what enters the tower, its first block and the edits: [K, B, ...].
 
         Without a graph in pieces of the batch.
         """
-        tower, (name, start) = self.vision, pick_stream(x)
+        tower, (name, start) = staged or self.vision, pick_stream(x)
         stream = x[name].to(self.device, self.dtype)
         clients, batch = stream.shape[:2]
         # Without a graph nothing needs the whole batch at once.
@@ -517,6 +524,7 @@ class VLModel:
             other.counters, other.constants = self.counters, self.constants
             other.notes, other._family = self.notes, self._family
             other._text_path, other._vision = self._text_path, self._vision
+            other._stages = self._stages
             other._modules = self._modules
             self._family[key] = other
         return self._family[key]
@@ -525,6 +533,24 @@ class VLModel:
 def _flat(ctx: Tensor, axes: int) -> Tensor:
     """Return contexts with their leading axes as one."""
     return ctx.reshape(-1, *ctx.shape[-axes:])
+
+
+def staged_tower(model: VLModel) -> stages.StagedTower:
+    """Return a model's image tower as stages (``stages.has_stages``), read at the first call."""
+    if model._stages is None:
+        model._stages = stages.StagedTower(model.backbone)
+    return model._stages
+
+
+def tower_of(model: VLModel, stream: str) -> VisionTower | stages.StagedTower:
+    """Return what computes a stream inside the image tower: its blocks, or its stages.
+
+    Raises:
+        ConfigError: the tower has no such.
+    """
+    if stream.startswith(stages.PREFIX) and stages.has_stages(model.backbone):
+        return staged_tower(model)
+    return model.vision
 
 
 def template_groups(model: VLModel, clients: Sequence[int]) -> list[int]:

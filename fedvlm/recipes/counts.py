@@ -77,7 +77,7 @@ def stand_in(backbone: str, classes: int) -> VLModel:
         text_width=shape.text, embed_dim=shape.embed, classnames=("x",) * classes, has_text=True,
         vision=SimpleNamespace(width=shape.vision, blocks=blocks(shape.blocks, shape.vision)),
         backbone=SimpleNamespace(
-            model=torch.nn.Module(),
+            model=torch.nn.ModuleDict({"visual": torch.nn.Module()}),
             text_blocks=blocks(shape.text_blocks, shape.text),
             transform_spec=SimpleNamespace(mean=(0.0,) * COLOURS, std=(1.0,) * COLOURS),
             tokenize=_token_ids, token_ends=lambda ids: (ids > 0).sum(-1) - 1,

@@ -12,6 +12,7 @@ from tests import jobs
 from tests.data.columns.publishers import picture
 from tests.device.card import pretend_card
 from tests.device.methods import READS, check_bounds, on_card, trainer_names
+from tests.models.trunks import small
 
 SOME = ("FedTV", "pFedMoAP", "SCAFFOLD")  # of every `make test`
 
@@ -33,6 +34,14 @@ def test_a_run_on_sets_of_labels(tmp_path: Path) -> None:
     with pretend_card() as tally:
         assert main([*words, "--output-dir", str(tmp_path / "out")]) == 0
     assert not tally.mixed, f"CUDA would stop here: {dict(tally.mixed)}"
+
+
+@pytest.mark.slow
+def test_adapters_behind_the_stages_of_a_trunk(tmp_path: Path) -> None:
+    check_bounds("FedPer", on_card(
+        tmp_path, "FedPer", "--peft", "head+adapter", "--backbone", f"timm:{small('swin')}",
+        "MODEL.BACKBONE.PRETRAINED", "False",
+    ))
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from fedvlm.export.formats import onnx_file
 from fedvlm.export.trained import TrainedModel
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.openclip import build_image_side
+from fedvlm.models.stages import has_stages
 from fedvlm.models.towers.adapters import TreeEdits, prompt_tree
 from fedvlm.models.towers.blocks import Unreadable
 from fedvlm.models.towers.trunk import Trunk
@@ -42,7 +43,9 @@ ROWS: Mapping[str, str] = {
     "XLM-R's": "xlm-roberta", "T5's": "t5", "mT5's": "mt5", "NLLB's": "nllb",
     "DINOv2 with registers": "dinov2", "DINOv2 giant (SwiGLU)": "dinov2g", "DINOv3": "dinov3",
     "DINOv3 plus (SwiGLU)": "dinov3plus", "ViTamin's blocks": "vitamin",
-    "EVA-02 E (norms behind)": "postnorm", "ResNet, ConvNeXt, Swin, any other": "trunk",
+    "EVA-02 E (norms behind)": "postnorm",
+    "ResNet, ConvNeXt, Swin, FastViT, EfficientNet, MobileNet": "trunk",
+    "any other": "other",
 }
 FEW = ("PEFT.N_CTX", "2")
 ALL = ("PEFT.TARGETS", "q,k,v,o,mlp")
@@ -80,8 +83,8 @@ def backbone(kind: str) -> Backbone:
     if kind in encoders.KINDS or kind == "coca":
         place = {"dtype": torch.float32}
         return encoders.coca(**place) if kind == "coca" else encoders.encoder(kind, **place)
-    if kind == "trunk":
-        return alone("resnet")
+    if kind in ("trunk", "other"):
+        return alone("resnet" if kind == "trunk" else "relpos")
     return (paired if kind in (*WITH_TEXT, *FEATURES) else alone)(kind)
 
 
@@ -184,7 +187,11 @@ def _image(arch: dict[str, Any]) -> str:
     assert out.shape == (1, arch["embed_dim"]), (vision, out.shape)
     if "timm_model_name" not in vision:
         return "open_clip's own" + (" ResNet" * isinstance(vision["layers"], list))
-    like: Any = SimpleNamespace(image_size=size, feature_dtype=torch.float32)
+    like: Any = SimpleNamespace(
+        image_size=size, feature_dtype=torch.float32, model=SimpleNamespace(visual=visual)
+    )
+    if has_stages(like):
+        return f"timm's, as stages: {type(visual.trunk).__name__}"
     try:
         Trunk(visual, like)
     except Unreadable as reason:

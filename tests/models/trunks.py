@@ -56,6 +56,8 @@ FEATURES: Mapping[str, tuple[str, dict[str, Any], tuple[str, Any] | None]] = {
         "embed_dim": WIDTH, "depth": 2, "num_heads": 3, "patch_size": 8, "img_size": SIDE},
                ("", "linear")),
     "resnet": ("resnet10t", {}, None),
+    "mobilenetv2": ("mobilenetv2_035", {}, None),
+    "mobilenetv3": ("mobilenetv3_small_050", {}, None),
 }
 REFUSED = ("postnorm", "rms", "parallel")
 READ = tuple(k for k in KINDS if k not in REFUSED)

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.models.adapt.contexts import random_context, word_context
+from fedvlm.models.stages import has_stages
 from fedvlm.models.towers.adapters import LORA as LORA_MARK
 from fedvlm.models.towers.adapters import (
     PRIVATE_LORA,
@@ -29,9 +30,9 @@ from fedvlm.models.towers.adapters import (
     parse_targets,
     whole_lora,
 )
-from fedvlm.models.towers.blocks import Layered
+from fedvlm.models.towers.blocks import BRANCHES, STAGE, Layered
 from fedvlm.models.towers.text import text_blocks
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.models.vlmodel import VLModel, staged_tower
 
 B = TypeVar("B", bound=Layered)
 BODY, HEAD = "body", "head"
@@ -56,7 +57,8 @@ class PeftSpec:
     Attributes:
         text: ``prompt`` (a CoOp context), ``lora`` (inside the text tower) or ``none``.
         visual: ``feature`` (a residual bottleneck on the image feature), ``lora`` or ``adapter``
-            (inside the image tower's blocks), or ``none``.
+            (inside the image tower's blocks; ``adapter`` also behind a convolutional trunk's
+            stages), or ``none``.
         head: ``text`` (text features classify; unseen classes stay defined) or ``linear``
             (rows of weights, started at the template's text features).
         n_ctx: context tokens.
@@ -221,8 +223,10 @@ def build_tensors(spec: PeftSpec, model: VLModel, generator: torch.Generator) ->
     elif spec.visual == "lora":
         tree |= tower_lora(spec, model, "image", generator)
     elif spec.visual == "adapter":
-        changed = spec.changed(model.vision.blocks, "image")
-        tree |= adapter_tree("image", changed, spec.width, generator)
+        blocks, branches = _adapted(model)
+        tree |= adapter_tree(
+            "image", spec.changed(blocks, "image"), spec.width, generator, branches
+        )
     if spec.ln:
         tree |= ln_tree("image", spec.changed(model.vision.blocks, "image"))
     if spec.head == "linear" and model.has_text:
@@ -287,11 +291,33 @@ def private_lora(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> 
 def first_changed_block(spec: PeftSpec, model: VLModel) -> int | None:
     """Return the first changed block of the image tower; None where it stays frozen.
 
-    What enters that block is the same for all clients and rounds: the stream ``tokens.<b>``.
+    What enters that block is the same for all clients and rounds: the stream ``tokens.<b>``. Of a
+    trunk with adapters behind its stages it is the first such stage (``common_stream``).
     """
     if not spec.in_tower:
         return None
-    return spec.changed(model.vision.blocks, "image")[0].index
+    blocks = _adapted(model)[0] if spec.visual == "adapter" else model.vision.blocks
+    return spec.changed(blocks, "image")[0].index
+
+
+def common_stream(spec: PeftSpec, model: VLModel) -> str:
+    """Return what all clients and rounds have in common of an image: a feature, or rows inside."""
+    block = first_changed_block(spec, model)
+    if block is None:
+        return "features"
+    staged = spec.visual == "adapter" and has_stages(model.backbone)
+    return f"{STAGE}.{block}" if staged else f"tokens.{block}"
+
+
+def _adapted(model: VLModel) -> tuple[Sequence[Layered], Sequence[str]]:
+    """Return what adapters stand in, and where: a ViT's blocks, or behind a trunk's stages.
+
+    Raises:
+        ConfigError: the image tower has neither.
+    """
+    if has_stages(model.backbone):
+        return staged_tower(model).blocks, (STAGE,)
+    return model.vision.blocks, BRANCHES
 
 
 def text_features(spec: PeftSpec, model: VLModel, p: Tree) -> Tensor:

@@ -30,20 +30,22 @@ from fedvlm.models.features.decode import Load, Throughput, decode_ahead
 from fedvlm.models.features.encode import _WHAT, batch_size, compute_padded
 from fedvlm.models.features.rows import RowFile, as_tensor
 from fedvlm.models.features.store import FeatureStore, store_path
+from fedvlm.models.stages import StagedTower
 from fedvlm.models.towers.vision import VisionTower
 
+Tower = VisionTower | StagedTower
 IN_MEMORY = 2 << 30  # bytes; more is served from the file
 FULL, LOW = "full", "bf16"  # types of what is kept: the features', or half of fp32
 _AT_A_TIME = 256 << 20  # bytes of rows that are read together
 _VIEW = 0  # the transform's text names the view
 
 
-def row_bytes(tower: VisionTower, stream: str, kind: str = FULL) -> int:
-    """Return the bytes of one image's row of a stream, ``tokens.<b>`` or ``patches``."""
+def row_bytes(tower: Tower, stream: str, kind: str = FULL) -> int:
+    """Return the bytes of an image's row: ``tokens.<b>``, ``stage.<s>`` or ``patches``."""
     return math.prod(tower.shape(stream)) * kept_type(tower, kind).itemsize
 
 
-def kept_type(tower: VisionTower, kind: str) -> torch.dtype:
+def kept_type(tower: Tower, kind: str) -> torch.dtype:
     """Return the type of what is kept."""
     return torch.bfloat16 if kind == LOW else tower.backbone.feature_dtype
 
@@ -100,7 +102,7 @@ class StoredRows:
 
 
 def bank_path(
-    tower: VisionTower, stream: str, transform: str, folder: Path, kind: str = FULL
+    tower: Tower, stream: str, transform: str, folder: Path, kind: str = FULL
 ) -> Path:
     """Return where the store of a bank lies (arguments as ``Bank``'s)."""
     backbone, dtype = tower.backbone, str(kept_type(tower, kind)).removeprefix("torch.")
@@ -113,7 +115,7 @@ class Bank:
 
     Args:
         tower: the frozen image tower.
-        stream: ``tokens.<b>`` or ``patches``.
+        stream: ``tokens.<b>``, ``stage.<s>`` or ``patches``.
         transform: identifies everything between an image's bytes and its pixels, the view too.
         folder: of the stores.
         kind: ``full`` or ``bf16``.
@@ -126,7 +128,7 @@ class Bank:
     """
 
     def __init__(
-        self, tower: VisionTower, stream: str, transform: str, folder: Path, kind: str = FULL
+        self, tower: Tower, stream: str, transform: str, folder: Path, kind: str = FULL
     ) -> None:
         self.tower, self.stream, self.dtype = tower, stream, kept_type(tower, kind)
         self.shape, self.size = tower.shape(stream), batch_size(tower.backbone)

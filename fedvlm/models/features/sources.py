@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.models.vlmodel import VLModel, tower_of
 
 
 class Table(Protocol):
@@ -197,14 +197,15 @@ def check_streams(streams: Sequence[str], model: VLModel) -> None:
 
     Raises:
         ConfigError: none at all, one twice, or another than ``features``, ``patches``,
-            ``tokens.<block>`` and ``pixels``; or the image tower has none such.
+            ``tokens.<block>``, ``stage.<s>`` and ``pixels``; or the image tower has none such.
     """
-    wrong = [s for s in streams if not re.fullmatch(r"features|patches|tokens\.\d+|pixels", s)]
+    known = r"features|patches|(tokens|stage)\.\d+|pixels"
+    wrong = [s for s in streams if not re.fullmatch(known, s)]
     if wrong or not streams or len(set(streams)) < len(streams):
         raise ConfigError(
-            "a method's streams must be one or more of features, patches, tokens.<block> and "
-            f"pixels, each once, not {tuple(streams)}"
+            "a method's streams must be one or more of features, patches, tokens.<block>, "
+            f"stage.<s> and pixels, each once, not {tuple(streams)}"
         )
     for stream in streams:
         if stream not in ("features", "pixels"):
-            model.vision.shape(stream)
+            tower_of(model, stream).shape(stream)

@@ -1,7 +1,8 @@
 """What clients change inside a tower's blocks: names, first values, application, mixing.
 
 Names: ``<tower>.lora.<block>.<q|k|v|o|fc|proj>.{A [r, in], B [out, r]}`` (LoRA),
-``<tower>.adapter.<block>.<attn|mlp>.{ln,down,up}.{weight,bias}`` (bottlenecks) and
+``<tower>.adapter.<block>.<attn|mlp|stage>.{ln,down,up}.{weight,bias}`` (bottlenecks; ``stage``:
+one behind each stage of a convolutional trunk, see ``stages``) and
 ``<tower>.ln.<block>.<1|2>.{weight,bias}`` (what is added to a LayerNorm's own); tower is ``image``
 or ``text``. ``<tower>.private.lora.*`` is a second LoRA in the same layers (``whole_lora``),
 ``<tower>.delta.<block>.<site> [out, in]`` what a server added to the frozen layer, counted as a
@@ -13,7 +14,7 @@ next block that has some (shallow: one block; deep: each).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.core.trees import Tree
-from fedvlm.models.towers.blocks import BRANCHES, Edits, FrozenBlock, Layered
+from fedvlm.models.towers.blocks import BRANCHES, STAGE, Edits, FrozenBlock, Layered
 from fedvlm.models.towers.layers import frozen_linear
 
 FACTOR_A, FACTOR_B = ".A", ".B"
@@ -67,16 +68,19 @@ def lora_tree(
 
 
 def adapter_tree(
-    tower: str, blocks: Iterable[FrozenBlock], hidden: int, gen: torch.Generator
+    tower: str, blocks: Iterable[Layered], hidden: int, gen: torch.Generator,
+    branches: Sequence[str] = BRANCHES,
 ) -> Tree:
     """Return two bottlenecks per block; 1,235,712 numbers for ViT-B, 32.
 
-    LayerNorm 1 and 0, down as torch's linear layer, up zero.
+    LayerNorm 1 and 0, down as torch's linear layer, up zero. With ``branches`` ``(STAGE,)`` one per
+    stage: a residual adapter of 1x1 convolutions (Rebuffi et al., NeurIPS 2017) with a bottleneck
+    (Chen et al., Conv-Adapter, 2022); the norm is over a place's channels, without statistics.
     """
     tree: Tree = {}
     for block in blocks:
         width = block.shape("o")[0]
-        for branch in BRANCHES:
+        for branch in branches:
             name = f"{tower}.adapter.{block.index}.{branch}"
             tree |= {
                 f"{name}.ln.weight": torch.ones(width), f"{name}.ln.bias": torch.zeros(width),
@@ -129,6 +133,11 @@ class TreeEdits(Edits):
     tower: str
     p: Mapping[str, Tensor]
     scale: float = 1.0
+
+    @property
+    def staged(self) -> bool:
+        """Whether the tree has adapters behind the stages of a trunk."""
+        return any(f".{STAGE}." in name for name in self.p)
 
     def enter(self, block: int, x: Tensor, own: int) -> Tensor:
         """Return the tower's rows with this block's prompt behind them; without one, ``x``."""

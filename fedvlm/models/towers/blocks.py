@@ -18,7 +18,7 @@ from fedvlm.models.towers.clip import is_block
 from fedvlm.models.towers.fold import QUICK_GELU
 from fedvlm.models.towers.layers import SplitAttention, frozen_linear
 
-BRANCHES = ("attn", "mlp")
+BRANCHES, STAGE = ("attn", "mlp"), "stage"
 Pair = tuple[Tensor, "Tensor | None"]
 Module = Callable[[Tensor], Tensor]
 
@@ -45,6 +45,11 @@ class Edits:
     All hooks must act image by image, and ``linear``, ``norm`` and ``branch`` row by row: in the
     text tower, where ``enter`` and ``leave`` are not called, rows of all classes lie side by side.
     """
+
+    @property
+    def staged(self) -> bool:
+        """Whether it changes a trunk's stages (by ``branch`` alone) instead of blocks."""
+        return False
 
     def enter(self, block: int, x: Tensor, own: int) -> Tensor:
         """Return what enters ``block``: ``x``, or with rows behind the ``own`` of the tower.
@@ -76,7 +81,10 @@ class Edits:
         """
 
     def branch(self, block: int, which: str, h: Tensor) -> Tensor:
-        """Return the output ``h`` of a branch (``attn`` or ``mlp``), before it is added."""
+        """Return the output ``h`` of a branch (``attn`` or ``mlp``), before it is added.
+
+        ``stage``: what leaves a stage of a convolutional trunk, its places as rows (``stages``).
+        """
         return h
 
     def leave(self, block: int, x: Tensor, own: int) -> Tensor:

@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.models import stages
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
 from fedvlm.models.towers.clip import is_encoder, is_image_tower, is_resnet, is_trunk
 
 PREFIX = "tokens."
 PATCHES = "patches"
+INSIDE = (PREFIX, stages.PREFIX)  # what begins the name of a stream inside the tower
 
 
 def stream_name(block: int) -> str:
@@ -184,8 +186,10 @@ class VisionTower:
 
     def _lacks(self, reason: str) -> ConfigError:
         return ConfigError(
-            "PEFT.VISUAL lora and adapter, PEFT.LN and tokens (and patches, but for CLIP's ResNet) "
-            f"need a ViT image tower; {self.backbone.name} has none ({reason}): use --backbone "
+            "PEFT.VISUAL lora and adapter (adapter also a ResNet, ConvNeXt, Swin, FastViT, "
+            "EfficientNet or MobileNet), PEFT.LN and tokens (and patches, but for CLIP's ResNet) "
+            "need a ViT image tower; "
+            f"{self.backbone.name} has none ({reason}): use --backbone "
             "ViT-B/16, or PEFT.VISUAL feature without LN"
         )
 
@@ -308,6 +312,10 @@ class VisionTower:
         self._check_blocks()
         return self.tokens, self.width
 
+    def numbers(self, start: int) -> int:
+        """Return the numbers of an image's activations, one row of each block from ``start`` on."""
+        return self.tokens * self.width * (len(self.blocks) - start)
+
     def leave(
         self, x: Tensor, start: int, edits: Edits, taps: Sequence[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
@@ -335,12 +343,12 @@ class VisionTower:
 
 
 def pick_stream(x: Mapping[str, Tensor]) -> tuple[str, int]:
-    """Return the stream to start from and the block it enters; pixels enter below all blocks.
+    """Return the stream to start from and its block or stage; pixels enter below all of them.
 
     Raises:
         FedvlmError: the batch has features only.
     """
-    entered = {name: int(name.removeprefix(PREFIX)) for name in x if name.startswith(PREFIX)}
+    entered = {name: int(name.partition(".")[2]) for name in x if name.startswith(INSIDE)}
     if entered:
         name = max(entered, key=lambda n: entered[n])
         return name, entered[name]
