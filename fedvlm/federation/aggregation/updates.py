@@ -155,6 +155,12 @@ def spend_updates(parts: list[Updates]) -> Updates:
     parts.clear()
 
     def rows(trees: Sequence[Tree]) -> Tree:
+        for tree in trees:
+            if tree.keys() != trees[0].keys():
+                odd = sorted(tree.keys() ^ trees[0].keys())
+                raise FedvlmError(f"clients of one round send different tensors: {odd}")
+        if len(trees) == 1 and places == list(range(len(places))):
+            return trees[0]
         return _joined_rows(trees, places)
 
     def homes() -> Tree:
@@ -174,27 +180,18 @@ def spend_updates(parts: list[Updates]) -> Updates:
 
 
 def _joined_rows(trees: Sequence[Tree], places: Sequence[int]) -> Tree:
-    """Return the rows of all ``trees``, which are emptied, in another order.
+    """Return the rows of all ``trees`` in another order; the trees are emptied.
 
     Args:
         places: of each row that is returned, which it is of all rows, tree after tree.
     """
-    for tree in trees:
-        if tree.keys() != trees[0].keys():
-            odd = sorted(tree.keys() ^ trees[0].keys())
-            raise FedvlmError(f"clients of one round send different tensors: {odd}")
-    at = torch.empty(len(places), dtype=torch.int64)
-    at[list(places)] = torch.arange(len(places))
-    same, out = list(places) == list(range(len(places))), Tree()
+    to, out = torch.tensor(places).argsort(), Tree()
     for name in list(trees[0]):
         pieces = [tree.pop(name) for tree in trees]
-        if same and len(pieces) == 1:
-            out[name] = pieces[0]
-            continue
         kind = reduce(torch.promote_types, (v.dtype for v in pieces))
         whole = pieces[0].new_empty(len(places), *pieces[0].shape[1:], dtype=kind)
-        for to in at.split([len(v) for v in pieces]):
-            whole.index_copy_(0, to.to(whole.device), pieces.pop(0).to(kind))
+        for at in to.split([len(v) for v in pieces]):
+            whole.index_copy_(0, at.to(whole.device), pieces.pop(0).to(kind))
         out[name] = whole
     return out
 
