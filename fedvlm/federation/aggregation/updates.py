@@ -19,7 +19,7 @@ from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import Tree, first_non_finite, in_double, largest
 
 T = TypeVar("T")
-PIECE = 1 << 22  # numbers of float64 weights at a time
+PIECE = 1 << 18  # numbers at a time: within a processor's cache, and no page is new
 _LATER: ContextVar[list[Tree] | None] = ContextVar("later", default=None)
 NOTHING = "no update has a weight above zero: nothing to average"
 
