@@ -29,7 +29,7 @@ from fedvlm.core.trees import (
     stack,
 )
 from fedvlm.federation.aggregation.arrival import Upload
-from fedvlm.federation.aggregation.updates import Updates, join_updates
+from fedvlm.federation.aggregation.updates import Updates, spend_updates
 from fedvlm.federation.clients import Clients, W
 from fedvlm.federation.context import Context
 from fedvlm.federation.groups import RECEIVED
@@ -42,6 +42,7 @@ from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import template_groups
 
 MakeContext = Callable[[Sequence[int]], Context]
+Homes = dict[tuple[tuple[str, int], ...], Tree]  # what many received, by its tensors
 Bundle = tuple[Sequence[int], Tree, bool]  # clients, models [K, ...], whether of their images
 
 
@@ -61,12 +62,15 @@ class RoundWork:
     counters: Counter[str] = field(default_factory=Counter)
     summed: Updates | None = None
 
-    @property
-    def updates(self) -> Updates | None:
-        """All updates by ascending id, with all rows; None where every client was dropped."""
+    def spend(self) -> Updates | None:
+        """Return all updates by ascending id, with all rows; None where every client was dropped.
+
+        ``uploads`` is empty then: each tensor lies in memory once.
+        """
         if self.summed is not None:
             return self.summed
-        return join_updates([upload.arrive() for upload in self.uploads]) if self.uploads else None
+        parts = [self.uploads.pop(0).arrive() for _ in range(len(self.uploads))]
+        return spend_updates(parts) if parts else None
 
 
 class Engine(Protocol):
@@ -183,14 +187,15 @@ class LocalEngine:
         clients.store.begin(accepted)
         everybody = make(sorted(accepted))
         forms = trainer.extra_forms(everybody, clients.blank)
-        homes = dict[int, Tree]()  # one copy of what clients of any chunk received alike
+        homes: Homes = {}  # one copy of what clients of any chunk received alike
         for chunk in self._chunks(everybody, downloads, clients, accepted, most):
             ids = list(chunk.clients)
             ctx = make(ids)
             where = _where(trainer.name, ctx)
             update = partial(_updated, trainer, ctx, clients, downloads, accepted, where)
             (state, upload), looked = run_guarded(ctx, update, _tensors, partial(_asked, ctx))
-            upload = replace(upload, received=_homes(downloads, ctx, homes) or upload.received)
+            alike = received_alike(downloads, ids, ctx.groups.shared, homes)
+            upload = replace(upload, received=alike or upload.received)
             _check_extras(where, upload.extras, forms)
             ctx.check_weighted(trainer.name or type(trainer).__name__)
             work.counters.update(ctx.counters)
@@ -272,20 +277,30 @@ def stack_downloads(downloads: Mapping[int, Tree], ctx: Context) -> Tree:
     return own | expand(pick(trees[0], ctx.groups.server), ctx.k)
 
 
-def _homes(downloads: Mapping[int, Tree], ctx: Context, known: dict[int, Tree]) -> Tree:
-    """Return the shared tensors that all clients of a chunk received alike; {}: they did not.
+def received_alike(
+    downloads: Mapping[int, Tree], ids: Sequence[int], shared: Sequence[str],
+    known: Homes,
+) -> Tree:
+    """Return the tensors ``shared`` that all clients ``ids`` received alike; {}: they did not.
 
     ``[K, ...]``, to be read only: K times one row, which stands for other chunks' clients, too.
 
     Args:
-        known: the rows so far, by download; written to.
+        known: the rows so far; written to.
     """
-    tree = downloads[ctx.clients[0]]
-    if any(downloads[c] is not tree for c in ctx.clients):
+    # The downloads live as long as the round: no id stands for two.
+    first = pick(downloads[ids[0]], shared)
+    mark = _mark(first)
+    if any(downloads[c] is not downloads[ids[0]] and _mark(pick(downloads[c], shared)) != mark
+           for c in ids):
         return {}
-    if id(tree) not in known:  # the downloads live as long as the round: no id stands for two
-        known[id(tree)] = repeat(pick(tree, ctx.groups.shared), 1)
-    return {n: v.expand(ctx.k, *v.shape[1:]) for n, v in known[id(tree)].items()}
+    if mark not in known:
+        known[mark] = repeat(first, 1)
+    return {n: v.expand(len(ids), *v.shape[1:]) for n, v in known[mark].items()}
+
+
+def _mark(tree: Tree) -> tuple[tuple[str, int], ...]:
+    return tuple((name, id(v)) for name, v in tree.items())
 
 
 def _asked(ctx: Context, done: tuple[State, Upload]) -> list[Tensor]:

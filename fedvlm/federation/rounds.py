@@ -418,8 +418,7 @@ class Federation(Workplace):
             raise FedvlmError(
                 f"trainer {self.trainer.name} changed server tensors during client work"
             )
-        dp, updates, ahead, bound = self.plan.dp, self._arrived(work.updates), State(), 0.0
-        work.uploads.clear()  # joined: each tensor lies in memory once
+        dp, updates, ahead, bound = self.plan.dp, self._arrived(work.spend()), State(), 0.0
         sent, public = updates.bytes() if updates else {}, updates
         shares = dict[str, float]()
         hidden = dp is not None or work.summed is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import os
 import resource
 import signal
@@ -77,6 +78,7 @@ def serve_cells(pipe: Any, threads: int, beat: Any) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     threading.Thread(target=_count, args=(beat,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
+    gc.disable()  # modules that are loaded hold nothing to collect
     with contextlib.suppress(KeyboardInterrupt, EOFError, ConnectionError):
         try:
             import torch  # start-up: after the number of threads is set
@@ -90,11 +92,18 @@ def serve_cells(pipe: Any, threads: int, beat: Any) -> None:
             while pipe.recv() is not None:
                 pipe.send(Outcome(1, refusal, 0.0))
             return
+        finally:
+            gc.enable()
+        settled = False
         while (assignment := pipe.recv()) is not None:
             outcome = run_cell(assignment, inputs)
             pipe.send(outcome)
             if outcome.code == INTERRUPTED:
                 return
+            gc.collect()  # what this cell leaves
+            if not settled:  # no later collection walks modules, nor the data that cells share
+                gc.freeze()
+            settled = True
 
 
 def run_cell(assignment: WorkOrder, inputs: Inputs | None) -> Outcome:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fedvlm.core import signals
 from fedvlm.sweep import worker as sweep_worker
 from fedvlm.sweep.processes import GAP, Processes, Worker
 from fedvlm.sweep.scheduler import Scheduler
-from fedvlm.sweep.worker import WorkOrder
+from fedvlm.sweep.worker import Outcome, WorkOrder
 from tests import jobs
 from tests.sweep import light as light_worker
 
@@ -215,3 +218,37 @@ def test_a_worker_that_cannot_load_says_so_of_each_cell(
     sweep_worker.serve_cells(SimpleNamespace(recv=lambda: given.pop(0), send=sent.append), 1, beat)
     assert [outcome.code for outcome in sent] == [1, 1]
     assert "could not start: " in sent[0].sentence and "job.inputs" in sent[0].sentence
+
+
+def test_a_worker_collects_what_a_cell_leaves_and_walks_what_cells_share_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ring:
+        me: Any
+
+    left, shared, frozen = list[Any](), list[Any](), list[int]()
+
+    def cell(order: WorkOrder, inputs: Any) -> Outcome:
+        ring = Ring()
+        ring.me = ring
+        left.append(weakref.ref(ring))
+        frozen.append(gc.get_freeze_count())
+        shared.extend([] for _ in range(1000))
+        return Outcome(0, "", 0.0)
+
+    monkeypatch.setattr(sweep_worker, "run_cell", cell)
+    monkeypatch.setattr(sweep_worker, "_die_with_parent", lambda: None)
+    monkeypatch.setattr(sweep_worker.signal, "signal", lambda *a: None)
+    monkeypatch.setattr(sweep_worker, "BEAT", 1e6)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads, before = torch.get_num_threads(), gc.get_freeze_count()
+    given: list[Any] = [WorkOrder((), "", tmp_path / "log")] * 3 + [None]
+    pipe = SimpleNamespace(recv=lambda: given.pop(0), send=lambda outcome: None)
+    try:
+        sweep_worker.serve_cells(pipe, 1, SimpleNamespace(value=0))
+        assert gc.isenabled() and [ring() for ring in left] == [None] * 3
+        assert frozen[1] > frozen[0] + 500 and frozen[2] < frozen[1] + 500
+    finally:
+        if not before:
+            gc.unfreeze()
+        torch.set_num_threads(threads)

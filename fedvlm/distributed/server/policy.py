@@ -27,6 +27,7 @@ from fedvlm.distributed.site import METRIC, WEIGHT
 from fedvlm.distributed.wire import Frame
 from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.context import OWN, UNIFORM, Context
+from fedvlm.federation.engine import Homes, received_alike
 from fedvlm.federation.local import sent
 from fedvlm.federation.local.sent import odd_extra
 from fedvlm.federation.reliability.unreliable import quorum_count
@@ -80,7 +81,7 @@ class Odd(FedvlmError):
 
 def read_parts(
     frame: Frame, ctx: Context, downloads: Mapping[int, Tree], asked: Sequence[int],
-    forms: Tree | None,
+    forms: Tree | None, homes: Homes | None = None,
 ) -> tuple[list[Upload], dict[int, str], list[int]]:
     """Return the parts of a site's answer that keep the contract.
 
@@ -89,6 +90,7 @@ def read_parts(
         downloads: what the server sent.
         asked: the clients that this site was asked for.
         forms: of extras, ``Trainer.extra_forms``.
+        homes: of the round, ``known`` of ``received_alike``.
 
     Returns:
         Parts; why the updates of other clients of ``asked`` are refused; ids of clients that the
@@ -107,7 +109,10 @@ def read_parts(
             continue
         try:
             trees = {kind: frame.trees[f"{kind}/{p}"] for kind in PARTS}
-            parts.append(_part(ids, values, trees, ctx, downloads, forms))
+            received = received_alike(
+                downloads, ids, ctx.groups.shared, {} if homes is None else homes
+            ) or stack([pick(downloads[c], ctx.groups.shared) for c in ids]) if ids else {}
+            parts.append(_part(ids, values, trees, ctx, received, forms))
         except Odd as error:
             refused |= dict.fromkeys(ids, str(error))
     gone = set(refused)
@@ -116,15 +121,14 @@ def read_parts(
 
 def _part(
     ids: Sequence[int], values: Mapping[str, Any], trees: Mapping[str, Tree], ctx: Context,
-    downloads: Mapping[int, Tree], forms: Tree | None,
+    received: Tree, forms: Tree | None,
 ) -> Upload:
-    """Return a part on the model's device.
+    """Return a part on the model's device, of clients that ``received [K, ...]``.
 
     Raises:
         Odd: names, shapes, types or rows that the method does not send.
     """
     k, (up, extra, told, index) = len(ids), (trees[kind] for kind in PARTS)
-    received = stack([pick(downloads[c], ctx.groups.shared) for c in ids]) if ids else {}
     _names(up, extra, told, received, ctx)
     rows: dict[str, Rows] = {}
     axes, counts = values["rows"], values["counts"]

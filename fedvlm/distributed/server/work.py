@@ -23,7 +23,7 @@ from fedvlm.distributed.server.requests import Grave
 from fedvlm.distributed.wire import Frame
 from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.context import Context
-from fedvlm.federation.engine import RoundWork
+from fedvlm.federation.engine import Homes, RoundWork
 from fedvlm.federation.reliability.unreliable import NO_ANSWER
 
 MORE, SLACK, SLACK_ROW = 4, 1 << 20, 1 << 16  # of the bytes asked for; bytes of a frame, a client
@@ -64,6 +64,7 @@ class RoundAnswers:
     counters: Counter[str] = field(default_factory=Counter)
     missing: set[int] = field(default_factory=set)
     grave: dict[int, Grave] = field(default_factory=dict)
+    homes: Homes = field(default_factory=dict)  # see ``read_parts``
 
     def __post_init__(self) -> None:
         """Wait for all clients."""
@@ -104,7 +105,9 @@ class RoundAnswers:
         Args:
             ids: the clients that the site was asked for.
         """
-        parts, refused, foreign = read_parts(reply, self.ctx, self.downloads, ids, self.forms)
+        parts, refused, foreign = read_parts(
+            reply, self.ctx, self.downloads, ids, self.forms, self.homes
+        )
         foreign += self.settle(site, reply.values, ids)
         if foreign:
             self.say(

@@ -273,7 +273,7 @@ class SiteSums:
 
     def _encoded(self, done: RoundWork, vector: SumVector) -> np.ndarray:
         """Return what this site adds to a sum (``SumVector.encode``)."""
-        return vector.encode(self.site.federation.trainer, done.updates)
+        return vector.encode(self.site.federation.trainer, done.spend())
 
     # ---- memory ------------------------------------------------------------------------------
     def _asked(self, frame: Frame) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:

@@ -18,7 +18,7 @@ from fedvlm.federation.aggregation.updates import Updates
 # The bounds of ``Telltale``.
 FAR, USUAL_SPREAD, PRIOR, LONGEST = 5.0, 0.6, 20, math.log(50)
 AGAINST, ALONG, AGREE, FEWEST, SHORT = -0.9, 0.5, 0.75, 4, 0.5
-FEW = 1 << 23  # numbers of float64 moves that are kept between two passes
+FEW = 1 << 20  # numbers of float64 moves that are kept between two passes; more: made anew
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import chain
 from typing import TypeVar
 
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from fedvlm.core import foreach
 from fedvlm.core.errors import DivergedError, FedvlmError
-from fedvlm.core.trees import Tree, cat, first_non_finite, in_double, largest
+from fedvlm.core.trees import Tree, first_non_finite, in_double, largest
 
 T = TypeVar("T")
-PIECE = 1 << 22  # numbers of float64 weights at a time
+PIECE = 1 << 18  # numbers at a time: within a processor's cache, and no page is new
 _LATER: ContextVar[list[Tree] | None] = ContextVar("later", default=None)
 NOTHING = "no update has a weight above zero: nothing to average"
 
@@ -126,40 +127,73 @@ def join_updates(parts: Sequence[Updates]) -> Updates:
     Raises:
         FedvlmError: chunks that sent different tensors, or rows along other axes.
     """
+    return spend_updates(list(parts))
+
+
+def spend_updates(parts: list[Updates]) -> Updates:
+    """Do as ``join_updates``, and empty ``parts``.
+
+    Where nobody else holds them, each chunk's tensor is let go once it is copied: the updates lie
+    in memory once, and one chunk of one tensor twice.
+    """
     clients = [c for part in parts for c in part.clients]
     places = sorted(range(len(clients)), key=clients.__getitem__)
-    same, order = places == list(range(len(clients))), torch.tensor(places, dtype=torch.int64)
-    parts = _without_idle(parts)
+    some = _without_idle(parts)
+    names = list(dict.fromkeys(n for part in some for n in part.metrics))
+    metrics = [
+        {n: p.metrics.get(n, torch.full((len(p),), torch.nan, dtype=torch.float64)) for n in names}
+        for p in some
+    ]
+    sizes = {n: [b for p in some for b in p.bytes_of(n)] for p in some for n in p.sizes}
+    axes = {n: axis for p in some for n, axis in p.axes.items()}
+    present, weight = _present(some), [{"": p.weight} for p in some]
+    params, extras, received = (
+        [dict(tree) for tree in trees] for trees in
+        zip(*((p.params, p.extras, p.received) for p in some), strict=True)
+    )
+    del some
+    parts.clear()
 
     def rows(trees: Sequence[Tree]) -> Tree:
         for tree in trees:
             if tree.keys() != trees[0].keys():
                 odd = sorted(tree.keys() ^ trees[0].keys())
                 raise FedvlmError(f"clients of one round send different tensors: {odd}")
-        joined = cat(trees)
-        return joined if same else {n: v[order.to(v.device)] for n, v in joined.items()}
+        if len(trees) == 1 and places == list(range(len(places))):
+            return trees[0]
+        return _joined_rows(trees, places)
 
     def homes() -> Tree:
         """Join ``received``, of which K times one row stays that."""
-        trees = [p.received for p in parts]
-        one = {n for n, v in trees[0].items() if all(n in t and one_row(v, t[n]) for t in trees)}
-        joined = rows([{n: v for n, v in t.items() if n not in one} for t in trees])
-        return {n: v.expand(len(clients), *v.shape[1:]) if n in one else joined[n]
-                for n, v in ((n, v[:1]) for n, v in trees[0].items())}
+        order = list(received[0])
+        one = {n: v[:1] for n, v in received[0].items()
+               if all(n in t and one_row(v, t[n]) for t in received)}
+        joined = rows([{n: t.pop(n) for n in list(t) if n not in one} for t in received])
+        return {n: one[n].expand(len(clients), *one[n].shape[1:]) if n in one else joined[n]
+                for n in order}
 
-    names = list(dict.fromkeys(n for part in parts for n in part.metrics))
-    metrics = [
-        {n: p.metrics.get(n, torch.full((len(p),), torch.nan, dtype=torch.float64)) for n in names}
-        for p in parts
-    ]
-    sizes = {n: [b for p in parts for b in p.bytes_of(n)] for p in parts for n in p.sizes}
     return Updates(
-        tuple(clients[i] for i in order.tolist()), rows([p.params for p in parts]),
-        torch.cat([p.weight for p in parts])[order], rows([p.extras for p in parts]),
-        rows(metrics), homes(), rows(_present(parts)),
-        {n: tuple(size[i] for i in places) for n, size in sizes.items()},
-        {n: axis for p in parts for n, axis in p.axes.items()},
+        tuple(clients[i] for i in places), rows(params), rows(weight)[""], rows(extras),
+        rows(metrics), homes(), rows(present),
+        {n: tuple(size[i] for i in places) for n, size in sizes.items()}, axes,
     )
+
+
+def _joined_rows(trees: Sequence[Tree], places: Sequence[int]) -> Tree:
+    """Return the rows of all ``trees`` in another order; the trees are emptied.
+
+    Args:
+        places: of each row that is returned, which it is of all rows, tree after tree.
+    """
+    to, out = torch.tensor(places).argsort(), Tree()
+    for name in list(trees[0]):
+        pieces = [tree.pop(name) for tree in trees]
+        kind = reduce(torch.promote_types, (v.dtype for v in pieces))
+        whole = pieces[0].new_empty(len(places), *pieces[0].shape[1:], dtype=kind)
+        for at in to.split([len(v) for v in pieces]):
+            whole.index_copy_(0, at.to(whole.device), pieces.pop(0).to(kind))
+        out[name] = whole
+    return out
 
 
 def one_row(leaf: Tensor, other: Tensor | None = None) -> bool:
@@ -241,11 +275,19 @@ def weighted_mean(updates: Updates, weights: Sequence[float] | None = None) -> T
     share = updates.weight.tolist() if weights is None else list(weights)
     out: Tree = {}
     for names in _alike(updates.params):
-        leaves = [updates.params[n].reshape(len(updates), -1) for n in names]
-        size = sum(v.numel() for v in leaves)
-        flat = torch.cat(leaves, 1) if size <= PIECE else map(torch.cat, zip(*leaves, strict=True))
+        flat = chain.from_iterable(v for _, v in _side_by_side(updates.params, names))
         out |= _apart(weighted_sum(flat, share), names, updates.params)
     return require_finite({n: out[n] for n in updates.params})
+
+
+def _side_by_side(tree: Tree, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
+    """Yield clients and their rows ``[k, d]`` of some leaves side by side, ``PIECE`` at a time."""
+    leaves = [tree[n].reshape(len(tree[n]), -1) for n in names]
+    k, size = len(leaves[0]), sum(v.shape[1] for v in leaves)
+    step = max(1, PIECE // max(1, size))
+    for start in range(0, k, step):
+        rows = slice(start, min(k, start + step))
+        yield rows, leaves[0][rows] if len(leaves) == 1 else torch.cat([v[rows] for v in leaves], 1)
 
 
 def _alike(tree: Tree) -> list[list[str]]:
@@ -269,18 +311,17 @@ def weighted_apart(tree: Tree, weights: Mapping[str, Sequence[float]]) -> Tree:
     """
     out: Tree = {}
     for names in _alike(tree):
-        flat = torch.cat([tree[n].reshape(len(tree[n]), -1) for n in names], 1)
         parts = [[w / sum(weights[n]) for w in weights[n]] for n in names]
-        total = torch.zeros_like(in_double(flat[0]))
+        like = torch.cat([tree[n][0].reshape(-1) for n in names])
+        total = torch.zeros_like(in_double(like))
         share = torch.tensor(parts, dtype=torch.float64).to(total.device).mT  # [K, leaves]
-        for at in torch.arange(len(flat)).split(max(1, PIECE // max(1, flat.shape[1]))):
-            rows = slice(int(at[0]), int(at[-1]) + 1)
+        for rows, flat in _side_by_side(tree, names):
             wide = torch.cat([
                 share[rows, t : t + 1].expand(-1, tree[n][0].numel()) for t, n in enumerate(names)
             ], 1)
-            for row, by in zip(in_double(flat[rows]), wide, strict=True):
+            for row, by in zip(in_double(flat), wide, strict=True):
                 total.addcmul_(row, by)
-        out |= _apart(total.to(flat.dtype).to(flat.device), names, tree)
+        out |= _apart(total.to(like.dtype).to(like.device), names, tree)
     return {n: out[n] for n in tree}
 
 

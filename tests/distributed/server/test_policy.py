@@ -16,9 +16,11 @@ from fedvlm.core.trees import Tree
 from fedvlm.distributed.server.policy import HEAVIEST, find_outvoted, read_parts, weigh
 from fedvlm.distributed.wire import Frame, unpack
 from fedvlm.federation.aggregation.arrival import Rows, Upload
+from fedvlm.federation.aggregation.updates import one_row
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.engine import Homes
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 from tests.distributed.grid import Grid, Tapped
@@ -69,6 +71,18 @@ def test_an_answer_as_the_method_sends_it_is_taken(answer: Answer) -> None:
         (part,), refused = answer.read(known=known)
         assert part.clients == (2, 3) and not refused
         assert weigh(part, 0.0, answer.ctx) == {}
+
+
+def test_what_all_clients_received_lies_there_once(answer: Answer) -> None:
+    homes: Homes = {}
+    (one,), (other,) = (
+        read_parts(answer.frame, answer.ctx, answer.downloads, IDS, answer.forms, homes)[0]
+        for _ in range(2)
+    )
+    for name, v in one.received.items():
+        assert one_row(v, other.received[name]) and len(v) == len(IDS)
+        assert torch.equal(v[1], answer.downloads[3][name])
+        assert v.data_ptr() != answer.downloads[3][name].data_ptr()
 
 
 @pytest.mark.parametrize(("odd", "said"), [

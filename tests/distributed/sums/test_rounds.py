@@ -85,7 +85,7 @@ def plain_run(grid: Grid, clients: tuple[int, ...] = FOUR) -> FedState:
     work = fed.engine.run(fed.trainer, lambda ids: fed.context(ids, 1, {}), downloads, fed.clients,
                           dict.fromkeys(clients, 0))
     ctx = fed.server_context(1, held=None)  # type: ignore[arg-type]
-    updates = work.updates
+    updates = work.spend()
     assert updates is not None
     return FedState(1, fed.trainer.aggregate(ctx, state.server, updates), work.versions)
 
@@ -114,7 +114,7 @@ def test_the_sum_is_the_plain_one_and_no_frame_shows_a_single_update(grid: Grid)
         work = own.engine.run(
             own.trainer, lambda ids, own=own: own.context(ids, 1, {}),  # type: ignore[misc]
             own.downloads(own.start(), 1, [client]), own.clients, {client: 0})
-        updates = work.updates
+        updates = work.spend()
         assert updates is not None
         for name, rows in updates.params.items():
             move = rows[0].double() - updates.received[name][0].double()

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedvlm.core.errors import FedvlmError
+from fedvlm.core.trees import clone
 from fedvlm.federation.aggregation import updates as module
+from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.aggregation.rules import moves
 from fedvlm.federation.aggregation.updates import (
     Updates,
     join_updates,
     one_row,
+    weighted_apart,
     weighted_mean,
     weighted_sum,
 )
+from fedvlm.federation.engine import RoundWork
 from fedvlm.federation.rounds import RoundFinished
 from tests.federation.test_toys import Ditto
 from tests.federation.toys import quadratic
@@ -135,3 +143,61 @@ def test_a_mean_of_much_has_the_bits_of_a_mean_of_little(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "PIECE", 1)  # row by row, no copy of all of them
     much = weighted_mean(updates)
     assert all(torch.equal(much[n], v) for n, v in little.items()) and little.keys() == much.keys()
+
+
+# ---- memory --------------------------------------------------------------------------------------
+class Watched(TorchDispatchMode):
+    """Shows every operation and what it made."""
+
+    def __init__(self, look: Callable[[str, Any], None]) -> None:
+        super().__init__()
+        self.look = look
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.look(func.overloadpacket.__name__, out)
+        return out
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_what_is_copied_is_let_go(order: tuple[int, ...]) -> None:
+    """A cohort's uploads lie in memory once, and one chunk of one tensor twice."""
+    home, chunks = torch.randn(1, 3, 5), ((0, 1), (2,), (3, 4))
+    sent = [random_part(*chunks[i], home=home) for i in order]
+    plain = join_updates(sent)
+    work = RoundWork(uploads=[
+        Upload(clone(p.params), p.weight, clients=p.clients, received=p.received) for p in sent
+    ])
+    pieces = [weakref.ref(u.params[n]) for n in ("w", "b") for u in work.uploads]
+    alive, left = list[int](), list[int]()
+
+    def look(name: str, out: Any) -> None:
+        if name == "index_copy_":
+            alive.append(sum(piece() is not None for piece in pieces))
+            left.append(len(work.uploads))
+
+    with Watched(look):
+        whole = work.spend()
+    assert alive[: len(pieces)] == [6, 5, 4, 3, 2, 1] and not any(left) and not work.uploads
+    assert whole is not None and whole.clients == plain.clients == tuple(range(5))
+    assert all(torch.equal(whole.params[n], v) for n, v in plain.params.items())
+    assert work.spend() is None
+
+
+def test_a_mean_copies_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two tensors side by side, of 40 clients with 16 numbers, ten clients at a time."""
+    updates = random_part(*range(40), home=torch.zeros(1, 3, 5))
+    own = {n: [float(c + t) for c in range(1, 41)] for t, n in enumerate(updates.params)}
+    monkeypatch.setattr(module, "PIECE", 160)
+    largest = [0]
+
+    def look(name: str, out: Any) -> None:
+        if name in ("cat", "stack", "clone", "_to_copy"):
+            largest.append(out.numel())
+
+    with Watched(look):
+        mean, apart = weighted_mean(updates), weighted_apart(updates.params, own)
+    assert max(largest) == 160
+    for name, rows in updates.params.items():
+        assert torch.equal(mean[name], weighted_sum(rows, updates.weight.tolist()))
+        assert torch.equal(apart[name], weighted_sum(rows, own[name]))
