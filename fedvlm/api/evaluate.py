@@ -18,8 +18,9 @@ from fedvlm.core.files import user_path
 from fedvlm.data.datasets import load_dataset, templates
 from fedvlm.data.datum import DatasetBase, Datum, refuse_targets
 from fedvlm.data.federated import number_sets
+from fedvlm.data.formats.folders import OWN_CUT
 from fedvlm.data.images import ImageLoader
-from fedvlm.data.own.add import FORMAT_KEY, LABELS, OwnSet, understand
+from fedvlm.data.own.add import LABELS, OwnSet, understand
 from fedvlm.data.targets import set_config
 from fedvlm.evaluation.label_rows import MEASURE, Fixed, set_row
 from fedvlm.evaluation.metrics import accuracy, macro_f1
@@ -100,10 +101,7 @@ def _answers(model: Model, tests: Labelled) -> Predictions:
 
 def was_cut(own: OwnSet) -> bool:
     """Tell whether the test images were drawn from a list or from class folders without parts."""
-    if own.keys.get(FORMAT_KEY) not in ("folders", "domains"):
-        return CUT in own.keys
-    train = {d.path.parent for d in own.data.train_x}
-    return CUT in own.keys or any(d.path.parent in train for d in own.data.test)
+    return CUT in own.keys or any(note.endswith(OWN_CUT) for note in own.data.notes)
 
 
 def _labelled(data: DatasetBase, samples: Sequence[Datum], prompts: Sequence[str]) -> Labelled:

@@ -328,8 +328,8 @@ def proposals(header: Header, lines: Sequence[Sequence[str]]) -> list[str]:
     client = next((lower[w] for w in CLIENT_WORDS if w in lower), None)
     group = next((lower[w] for w in GROUP_WORDS if w in lower), None)
     used = {i for word, i in header.at.items() if word != "domain"} | {*header.labels}
-    if client is not None and not header.client and client not in used:
-        n = len({line[client].strip() for line in lines})
+    n = 0 if client is None else len({line[client].strip() for line in lines})
+    if client is not None and n > 1 and not header.client and client not in used:
         what = "as it is, each is a domain" if header.at.get("domain") == client else (
             "without it they are dealt to clients by --partition, whoever they belong to")
         sentences.append(

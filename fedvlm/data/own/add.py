@@ -45,6 +45,7 @@ class OwnSet:
         data: its lists, checked.
         decided: what was decided, one line each.
         notes: that, and what the reader says, which a run says itself.
+        sharing: those of them on how clients share the images.
     """
 
     what: str
@@ -52,8 +53,14 @@ class OwnSet:
     data: DatasetBase
     decided: tuple[str, ...]
     notes: tuple[str, ...]
+    sharing: tuple[str, ...] = ()
 
     origin: ClassVar[str] = "the folder of images"
+
+    @property
+    def reading(self) -> tuple[str, ...]:
+        """The notes on how the folder was read, for whoever deals its images to nobody."""
+        return tuple(note for note in self.notes if note not in self.sharing)
 
     @property
     def of_texts(self) -> bool:
@@ -126,7 +133,7 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
     names = [f"clients: {first_names(data.client_names, _NAMED)}"] if data.client_names else []
     decided = (*shape.notes, *notes, *names)  # names of clients go to the screen, to no file
-    return OwnSet(shape.what, keys | share, data, decided, _once(said, shape.what))
+    return OwnSet(shape.what, keys | share, data, decided, _once(said, shape.what), tuple(notes))
 
 
 def _once(notes: Sequence[str], what: str) -> tuple[str, ...]:

@@ -71,6 +71,30 @@ def test_a_folder_becomes_a_site_that_is_checked(
     assert make("--client", "3", "photos", "--to", "clinic") == 2  # nothing is overwritten
 
 
+def test_a_party_s_table_keeps_patients_whole(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The columns are read as a run reads them, and what is not obeyed is said."""
+    lines = [f"{p.parent.name}/{p.name};{p.parent.name};{p.stem};Lyon"
+             for p in sorted(Path("photos/train").rglob("*.png"))]
+    table = Path("photos/train/list.csv")
+    table.write_text("\n".join(["Datei;Befund;patient;hospital", *lines]))
+    words = ("--client", "0", str(table), "--columns", "path=Datei,classname=Befund")
+    assert make(*words, "--groups", "patient", "--to", "clinic") == 0
+    lists = read_site(place / "clinic" / "site.json").clients[0]
+    held = [{Path(path).stem for path, _ in lists[part]} for part in ("train", "val", "test")]
+    assert sum(map(len, held)) == len(set().union(*held)) == 6
+    capsys.readouterr()
+    assert make(*words, "--to", "loose") == 0
+    said = capsys.readouterr().out
+    assert "note: list.csv: the column 'patient' (6 values) seems to say which images" in said
+    assert "each class was cut 50/20/30" in said
+    assert "--clients-by" not in said and "simulated" not in said  # they are this client's
+    table.write_text("path,label\ndog/1.png,\ndog/2.png,dog\nRed_Fox/2.png,cat\n")
+    assert make("--client", "0", str(table), "--to", "bare") == 2
+    assert "a site file needs one class for each image, and some" in capsys.readouterr().err
+
+
 def test_a_server_s_file_has_names_and_public_images_only(place: Path) -> None:
     assert make("--public", "photos", "--to", "server") == 0
     file = read_site(place / "server" / "site.json")
