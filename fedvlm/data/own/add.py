@@ -130,10 +130,26 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
         share, notes = default_sharing(
             data.name, data.classnames, data.domain_names, len(data.train_x),
             fold(str(given.get(PARTITION, ""))), asked_clients(given))
+    sharing = tuple(notes)
+    classes = [] if data.captioned else data.label_names or data.classnames
+    notes = [*notes, *_spelt(classes, data.client_names)]
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
     names = [f"clients: {first_names(data.client_names, _NAMED)}"] if data.client_names else []
     decided = (*shape.notes, *notes, *names)  # names of clients go to the screen, to no file
-    return OwnSet(shape.what, keys | share, data, decided, _once(said, shape.what), tuple(notes))
+    return OwnSet(shape.what, keys | share, data, decided, _once(said, shape.what), sharing)
+
+
+def _spelt(classes: Sequence[str], clients: Sequence[str]) -> list[str]:
+    """Return a note on classes, and on clients (unnamed), that two spellings may have made."""
+    out = []
+    for what, names in (("classes", classes), ("clients", clients)):
+        first: dict[str, str] = {}
+        pairs = [(first[fold(n)], n) for n in names if first.setdefault(fold(n), n) != n]
+        if pairs:
+            shown = f" ('{pairs[0][0]}', '{pairs[0][1]}')" if what == "classes" else ""
+            out.append(f"{len(pairs)} of {len(names)} {what} differ from another only in capitals, "
+                       f"blanks or dashes{shown}: if they are the same, write them alike")
+    return out
 
 
 def _once(notes: Sequence[str], what: str) -> tuple[str, ...]:

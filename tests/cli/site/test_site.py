@@ -110,6 +110,8 @@ def test_a_server_s_file_is_checked_and_keeps_nothing(
     said = capsys.readouterr().out
     assert "server/site.json: site file of a coordinator: photos, 3 classes, no client" in said
     assert "public test set: 18 images in " in said and "18 images decoded; nothing" in said
+    assert main(["site", "check", "server/site.json", "--images", "photos", "--sample", "9"]) == 0
+    assert "9 of 18 images decoded; nothing" in capsys.readouterr().out
     (place / "photos" / "test" / "dog" / "2.png").unlink()
     assert main(["site", "check", "server/site.json", "--images", "photos", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["public"] == 18
