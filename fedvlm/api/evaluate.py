@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Labelled:
         classnames: by label; of sets of labels the labels.
         templates: prompts of the set, with ``{}``.
         sets: whether an image has a set of labels.
+        whole: whether it has no test part, so that all images are looked at.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Labelled:
     classnames: tuple[str, ...]
     templates: tuple[str, ...]
     sets: bool = False
+    whole: bool = False
 
 
 def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
@@ -82,7 +84,7 @@ def of_folder(folder: str | Path, labels: str = "") -> Labelled:
     own = understand(user_path(folder), {LABELS: labels} if labels else None)
     samples = own.data.all() if was_cut(own) else own.data.test
     cfg, _ = build_config(None, None, own.keys, [], default_schema())
-    return _labelled(own.data, samples, templates(cfg))
+    return replace(_labelled(own.data, samples, templates(cfg)), whole=was_cut(own))
 
 
 def _answers(model: Model, tests: Labelled) -> Predictions:

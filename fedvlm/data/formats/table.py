@@ -396,7 +396,7 @@ def _labels(
     if numbers and absent:
         raise DataError(
             f"{path}: the column label holds numbers only, and prompts need names; add a column "
-            "classname, or give the names by number with DATASET.NAMES_FILE"
+            "classname, or give the names by number with DATASET.NAMES_FILE (a line is: 0 NAME)"
         )
     distinct = sorted(set(codes), key=lambda code: (int(code), code) if numbers else (0, code))
     order = {code: label for label, code in enumerate(distinct)}

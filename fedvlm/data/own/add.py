@@ -29,6 +29,7 @@ _OF_READING = (
     "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE", CLASSNAMES_KEY, CLIENTS_BY,
     GROUPS, COLUMNS, LABELS, CAPTIONS, TOPICS, "DATASET.UNLABELLED",
 )  # fmt: skip
+_ANSWERS = {"yes", "no", "y", "n", "true", "false", "ja", "nein", "oui", "non"}
 _NAMED = 8  # clients that the first lines of a run name
 PARTITION = "FED.PARTITION"
 USUAL_CLIENTS, FEWEST_IMAGES = 10, 10  # simulated clients, and the mean of their training images
@@ -132,16 +133,20 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
             fold(str(given.get(PARTITION, ""))), asked_clients(given))
     sharing = tuple(notes)
     classes = [] if data.captioned else data.label_names or data.classnames
-    notes = [*notes, *_spelt(classes, data.client_names)]
+    notes = [*notes, *_names(classes, data.client_names)]
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
     names = [f"clients: {first_names(data.client_names, _NAMED)}"] if data.client_names else []
     decided = (*shape.notes, *notes, *names)  # names of clients go to the screen, to no file
     return OwnSet(shape.what, keys | share, data, decided, _once(said, shape.what), sharing)
 
 
-def _spelt(classes: Sequence[str], clients: Sequence[str]) -> list[str]:
-    """Return a note on classes, and on clients (unnamed), that two spellings may have made."""
+def _names(classes: Sequence[str], clients: Sequence[str]) -> list[str]:
+    """Return notes on names that hardly were meant; a client's own is not quoted."""
     out = []
+    if classes and {fold(name) for name in classes} <= _ANSWERS:
+        words = ",".join(f"{name}=NAME" for name in classes)
+        out.append(f"prompts read the class names, and {', '.join(classes)} name nothing: "
+                   f"--classnames {words} sets others")
     for what, names in (("classes", classes), ("clients", clients)):
         first: dict[str, str] = {}
         pairs = [(first[fold(n)], n) for n in names if first.setdefault(fold(n), n) != n]

@@ -118,9 +118,11 @@ def test_a_table_without_parts_is_evaluated_and_adapted_to_whole(
     table = str(folder / "list.csv")
     assert main(["evaluate", str(place), "--images", table, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == len(files) == 6
+    assert main(["evaluate", str(place), "--images", table]) == 0
+    assert "all images count, also any that the run trained on" in capsys.readouterr().err
     assert main(["adapt", str(place), "--images", table, "--to", str(tmp_path / "new")]) == 0
     said = "".join(capsys.readouterr())
-    assert "note: there is no test part, so all 6 images train" in said
+    assert "note: there is no test part: all 6 images are training images" in said
     assert "test images: " not in said and "simulated" not in said
 
 

@@ -60,6 +60,8 @@ def test_tables_of_other_hands(tmp_path: Path) -> None:
         assert said[0].startswith("1 of 3 classes differ") and "('Dog', 'dog')" in said[0]
         assert said[1].startswith("1 of 3 clients differ") and "LYON" not in said[1]
     assert "write them alike" not in str(read(ward(tmp_path / "plain")).notes)
+    own = read(ward(tmp_path / "answers", **{f"class{i}": ("no", "yes")[i % 2] for i in range(12)}))
+    assert "no, yes name nothing: --classnames no=NAME,yes=NAME sets" in str(own.notes)
     with pytest.raises(FedvlmError, match="path=COLUMN,classname=COLUMN$"):
         read(ward(tmp_path / "german", "Datei,Befund,Klinik"))
 
