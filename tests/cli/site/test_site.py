@@ -125,6 +125,21 @@ def test_a_server_s_file_is_checked_and_keeps_nothing(
         capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    (("FED.DP.CLIP", "0.1"), "FED.DP.UNIT client: over sites only single images can be hidden"),
+    (("FED.DP.UNIT", "group"), "FED.DP.UNIT group: over sites only single images can be hidden"),
+    (("--groups", "patient"), "drop --groups; the parties say it in fedvlm site make"),
+])  # fmt: skip
+def test_a_coordinator_refuses_what_no_site_can_do_before_it_asks_one(
+    words: tuple[str, ...], said: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make("--to", "server") == 0
+    assert main(["run", "--engine", "sites", "--sites-at", "nobody", "--site-file",
+                 "server/site.json", "--num-users", "2", "--trainer", "FedAvg", "--backbone",
+                 "tiny", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_the_clients_of_a_run_become_sites_to_try_things_out(tmp_path: Path) -> None:
     words = ("--demo", "--num-users", "2", "--shots", "1")
     assert main(["site", "make", "--split", "0,1", "--to", str(tmp_path / "t"), *words]) == 0
