@@ -12,8 +12,6 @@ from fedvlm.advise.verdict import (
     ALONE_DOES,
     ENOUGH,
     FEDERATE,
-    IMAGES,
-    POSITIVES,
     UNKNOWN,
     Advice,
     MethodReach,
@@ -146,7 +144,7 @@ def _clients(advice: Advice, names: Sequence[str]) -> str:
     """Return who gains and who loses."""
     judged, gain, lose = advice.judged, advice.gaining, advice.losing
     few = len(advice.sizes) - len(judged)
-    unit = IMAGES if advice.measure == ACCURACY else POSITIVES
+    unit = advice.unit
     rest = f"; {few} have fewer than {ENOUGH} {unit}, too few to tell one by one" if few else ""
     if not judged:
         up = sum(g > 0 for g in advice.gains)

@@ -34,6 +34,7 @@ NORMAL = 1.96
 RETRAINED = 2.0  # variance over that of independent judges: folds share most of their training
 BEYOND = 4.0  # times its images: what is needed beyond is not extrapolated
 IMAGES, POSITIVES = "images", "positive labels"  # what is judged by
+GROUPS = "groups of images"  # the same patient, or the same bytes
 MOST_LEFT_OUT = 0.5  # share of clients' labels that are not judged, above which nothing is said
 KNOWN, BLIND = 0.9, 1.5  # zero-shot: of what a head reaches; of chance
 
@@ -70,9 +71,10 @@ class Advice:
         sizes: images (groups) of each client to judge by.
         names: zero-shot accuracy of the class names in percent; None without text tower.
         twins: share of images with a near-duplicate.
-        measure: ``ACCURACY``, or ``MAP`` of sets of labels; ``sizes`` are then positive labels.
+        measure: ``ACCURACY``, or ``MAP`` of sets of labels.
         chance: what an answer without the images reaches, percent.
         silent: labels that are too rare to be judged.
+        unit: what ``sizes`` count: ``IMAGES``, ``GROUPS`` or ``POSITIVES``.
     """
 
     verdict: str
@@ -94,6 +96,7 @@ class Advice:
     measure: str = ACCURACY
     chance: float = 0.0
     silent: tuple[int, ...] = ()
+    unit: str = IMAGES
 
     @property
     def gaining(self) -> list[int]:
@@ -127,12 +130,15 @@ def conclude(trial: CrossValidation, images: Sequence[int], twins: float = 0.0) 
     gains, margins = zip(*(_own_gain(trial, k, mine, own, doubt)
                            for k in range(len(trial.clients))), strict=True)
     sizes = tuple(c.size for c in trial.clients)
-    verdict, why = _verdict(points, margin, sorted(sizes)[len(sizes) // 2], twins)
+    alike = any(c.size < len(c.y) for c in trial.clients)
+    unit = GROUPS if alike else IMAGES
+    verdict, why = _verdict(points, margin, sorted(sizes)[len(sizes) // 2], twins, unit)
     return Advice(
         verdict, why, together.name, alone, together, sides[POOLED], sides[AFL_PRIOR],
         tuple(sides[n] for n in TOGETHER if n != together.name), points, margin, gains, margins,
         _needs(trial, sides[LOGREG], together, images), sizes,
         sides[NAMES].personal if NAMES in sides else None, twins, chance=100.0 / trial.classes,
+        unit=unit,
     )
 
 
@@ -163,7 +169,7 @@ def conclude_labels(trial: LabelTrial, twins: float = 0.0) -> Advice:
         (sides[AFL], tuned if together is shared else shared), points, margin,
         tuple(gain for gain, _ in each), margins, (None,) * len(each), sizes,
         sides[NAMES].personal if NAMES in sides else None, twins, MAP, trial.chance(),
-        tuple(trial.silent),
+        tuple(trial.silent), POSITIVES,
     )
 
 

@@ -77,7 +77,10 @@ def adapt(
     state = FedState(federation.plan.rounds, base.state.server)
     rows = _personal(base, federation, state)
     params, shared = unstack(rows, 1)[0], unstack(federation.shared(state), 1)[0]
-    notes = [own.sentence, *own.decided, *_said(federation, params, shared)]
+    notes = [own.sentence, *(note for note in own.decided if note not in own.sharing)]
+    if was_cut(own):
+        notes.append(f"there is no test part: all {len(samples)} images are training images")
+    notes += _said(federation, params, shared)
     at = f"round {base.state.round} of {base.cfg.FED.ROUNDS}"
     notes += [f"{at}, as asked for"] if round is not None else []
     words = f"{own.data.name}, {len(split.train)} training images"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from fedvlm.core.files import user_path
 from fedvlm.data.datasets import load_dataset, templates
 from fedvlm.data.datum import DatasetBase, Datum, refuse_targets
 from fedvlm.data.federated import number_sets
+from fedvlm.data.formats.folders import OWN_CUT
 from fedvlm.data.images import ImageLoader
-from fedvlm.data.own.add import FORMAT_KEY, LABELS, OwnSet, understand
+from fedvlm.data.own.add import LABELS, OwnSet, understand
 from fedvlm.data.targets import set_config
 from fedvlm.evaluation.label_rows import MEASURE, Fixed, set_row
 from fedvlm.evaluation.metrics import accuracy, macro_f1
@@ -39,6 +40,7 @@ class Labelled:
         classnames: by label; of sets of labels the labels.
         templates: prompts of the set, with ``{}``.
         sets: whether an image has a set of labels.
+        whole: whether it has no test part, so that all images are looked at.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Labelled:
     classnames: tuple[str, ...]
     templates: tuple[str, ...]
     sets: bool = False
+    whole: bool = False
 
 
 def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
@@ -81,7 +84,7 @@ def of_folder(folder: str | Path, labels: str = "") -> Labelled:
     own = understand(user_path(folder), {LABELS: labels} if labels else None)
     samples = own.data.all() if was_cut(own) else own.data.test
     cfg, _ = build_config(None, None, own.keys, [], default_schema())
-    return _labelled(own.data, samples, templates(cfg))
+    return replace(_labelled(own.data, samples, templates(cfg)), whole=was_cut(own))
 
 
 def _answers(model: Model, tests: Labelled) -> Predictions:
@@ -100,10 +103,7 @@ def _answers(model: Model, tests: Labelled) -> Predictions:
 
 def was_cut(own: OwnSet) -> bool:
     """Tell whether the test images were drawn from a list or from class folders without parts."""
-    if own.keys.get(FORMAT_KEY) not in ("folders", "domains"):
-        return CUT in own.keys
-    train = {d.path.parent for d in own.data.train_x}
-    return CUT in own.keys or any(d.path.parent in train for d in own.data.test)
+    return CUT in own.keys or any(note.endswith(OWN_CUT) for note in own.data.notes)
 
 
 def _labelled(data: DatasetBase, samples: Sequence[Datum], prompts: Sequence[str]) -> Labelled:

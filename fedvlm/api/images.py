@@ -95,7 +95,8 @@ def _files(path: Path) -> Iterator[tuple[One, str]]:
     if path.is_file():
         yield path, str(path)
         return
-    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
+    found = sorted(p for p in path.rglob("*")
+                   if p.suffix.lower() in IMAGE_SUFFIXES and not p.name.startswith("."))
     if not found:
         raise DataError(f"no images below '{path}'")
     yield from ((p, str(p)) for p in found)

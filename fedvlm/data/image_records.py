@@ -102,7 +102,7 @@ class ImageRecords:
                 no policy mends.
         """
         files = [i for i, s in enumerate(samples) if _is_file(s)]
-        self._refuse_missing([samples[i].impath for i in files])
+        self.refuse_missing([samples[i].impath for i in files])
         todo = {samples[i].impath for i in files if not self._current(samples[i].impath)}
         self._read_all(sorted(todo), check, "checking images")
         errors = {i: self._records[samples[i].impath].error for i in files}
@@ -119,7 +119,7 @@ class ImageRecords:
             DataError: files that do not exist.
         """
         paths = sorted({s.impath for s in samples if _is_file(s)})
-        self._refuse_missing(paths)
+        self.refuse_missing(paths)
         before = {path: self._records.get(path) for path in paths}
         self._read_all(paths, check, "verifying images")
         return [
@@ -167,7 +167,12 @@ class ImageRecords:
         return record if _stamp(now) == record.stamp else None
 
     @staticmethod
-    def _refuse_missing(paths: Sequence[str]) -> None:
+    def refuse_missing(paths: Sequence[str]) -> None:
+        """Refuse files that are not there.
+
+        Raises:
+            DataError: says how many, and the first.
+        """
         absent = [p for p in paths if not os.path.exists(p)]
         if closed := [p for p in absent if _may_not_enter(p)]:
             raise DataError(

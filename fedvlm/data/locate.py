@@ -251,6 +251,7 @@ def check_relative(name: str, what: str) -> None:
     parts = name.replace("\\", "/").split("/")
     drive = name[1:2] == ":"
     if (name and parts[0] == "") or drive or ".." in parts:
-        raise DataError(f"{what}: '{name}' must be a relative path without '..'")
+        raise DataError(f"{what}: '{name}' must be a relative path without '..', from the "
+                        "folder of the file that lists it")
     if "\0" in name:
         raise DataError(f"{what}: '{name!r}' holds a null character")

@@ -344,13 +344,22 @@ def _clients_by(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     """Set the partition and the number of clients that DATASET.CLIENTS_BY decides; return notes.
 
     Raises:
-        ConfigError: a partition that deals the images anew, or images at their sites.
+        ConfigError: a partition that deals the images anew, or images at their sites with flags
+            or a unit of privacy that need a table.
     """
     fed, column = cfg.FED, cfg.DATASET.CLIENTS_BY
     if of_parties(cfg) and (column or cfg.DATASET.GROUPS):
         raise ConfigError(
             f"FED.ENGINE {fed.ENGINE}: the images are at their sites, and so are their tables: "
-            f"drop {'--clients-by' if column else '--groups'}"
+            f"drop {'--clients-by' if column else '--groups'}; the parties say it in fedvlm site "
+            "make"
+        )
+    unit = fed.DP.UNIT if fed.DP.CLIP or fed.DP.UNIT != "client" else "image"
+    if of_parties(cfg) and unit != "image":
+        raise ConfigError(
+            f"FED.ENGINE {fed.ENGINE} with FED.DP.UNIT {unit}: over sites only single images can "
+            "be hidden, since noise for clients would come from a seed that every site knows, and "
+            "a site's list tells no groups: set FED.DP.UNIT image"
         )
     if not column:
         return []

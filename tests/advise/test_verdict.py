@@ -51,6 +51,15 @@ def test_few_images_and_no_clear_gain_is_cannot_say() -> None:
     assert found.judged == [] and found.gaining == [] and found.losing == []
 
 
+def test_images_of_patients_are_counted_by_patient() -> None:
+    """40 images of 8 patients are more than 30 images, and fewer than 30 to judge by."""
+    found = advice(8, [[0, 1], [2, 3], [4, 5]], spread=0.5, times=5, grouped=True)
+    assert found.verdict == UNKNOWN and "fewer than 30 groups of images to judge by" in found.why
+    trial = CrossValidation((), (), 6, 5, {}, 0.0)
+    lines = advice_lines(found, trial, [40] * 3, "abc", "", "")
+    assert any("all have fewer than 30 groups of images, too few" in line for line in lines)
+
+
 def test_near_duplicates_are_cannot_say_and_name_the_flag() -> None:
     found = advice(36, twins=0.5, spread=2.5)
     assert found.verdict == UNKNOWN and "--groups" in found.why

@@ -37,6 +37,7 @@ def test_files_folders_and_lists_keep_their_order_and_names(tmp_path: Path) -> N
     Image.fromarray(ARRAY).save(tmp_path / "sub" / "b.png")
     Image.fromarray(grey).save(tmp_path / "a.PNG")
     (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / "._a.PNG").write_bytes(b"what macOS leaves beside a file")
     found, names = as_list([ARRAY, tmp_path, str(tmp_path / "a.PNG")])
     assert names == ["", *(str(tmp_path / n) for n in ("a.PNG", "sub/b.png", "a.PNG"))]
     rows = torch.cat(list(batches(found, SPEC, 3)))

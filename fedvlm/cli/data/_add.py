@@ -12,6 +12,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
 from fedvlm.data.formats.class_names import read_given
+from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.own.add import (
     CAPTIONS,
     CLASSNAMES_KEY,
@@ -32,7 +33,8 @@ def add_folder(args: Namespace) -> int:
 
     Raises:
         ConfigError: the YAML's place holds another file.
-        DataError: the folder cannot be read as a data set; says how to mend it.
+        DataError: the folder cannot be read as a data set, or images are missing (the YAML is
+            there then); says how to mend it.
     """
     given = {NAME_KEY: args.name, LEAVE_OUT_KEY: args.leave_out, "CACHE_DIR": args.cache_dir,
              CLIENTS_BY: args.clients_by, GROUPS: args.groups, COLUMNS: args.columns,
@@ -52,6 +54,9 @@ def add_folder(args: Namespace) -> int:
         f"{method}",
         f"look at all its {samples}: fedvlm doctor --root {root}"
         f" --dataset-config-file {shlex.quote(str(place))} --full")
+    ImageRecords.refuse_missing([
+        d.impath for d in (*own.data.all(), *own.data.unlabelled)
+        if d.array is None and d.packed is None])
     return 0
 
 

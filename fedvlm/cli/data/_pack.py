@@ -25,6 +25,8 @@ from fedvlm.job.resolve import Job
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.features.encode import batch_size
 
+_WHOSE = " --shots -1 FED.INDEX_FILE partition.json"
+_OF_RUN = "partition.json is that of a run on the images: no pack says whose images are whose"
 _ASK = "unknown to fedvlm: ask the authors"
 
 
@@ -58,8 +60,10 @@ def write_pack(job: Job, place: Path, stem: str = "", verify: bool = False) -> P
         for rows in images.encode(spent):
             out.add(rows.numpy())
     pack = open_pack(path)
+    named = about.settings.get("FED.PARTITION") == "natural"
     images.say(spent, f"wrote {path}, {path.stat().st_size:,} bytes, sha256 {pack.digest}",
-               f"train on it: fedvlm run --root {path} --backbone {about.backbone} --trainer FedTV")
+               f"train on it: fedvlm run --root {path} --backbone {about.backbone} --trainer FedTV"
+               f"{_WHOSE if named else ''}", *([_OF_RUN] if named else []))
     return path
 
 

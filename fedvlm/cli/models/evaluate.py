@@ -21,6 +21,7 @@ EXAMPLES = (
     "fedvlm evaluate RUN --images photos/ --client all  # class folders",
     "fedvlm evaluate RUN --images photos/ --client 3 --json",
 )
+_WHOLE = "there is no test part: all images count, also any that the run trained on"
 ALSO = ("eval", "test", "score")
 
 
@@ -64,5 +65,5 @@ def main(args: Namespace) -> int:
         say(*(json.dumps(row | {"set": tests.name}) for row in rows))
         return 0
     say(*table_lines(rows))
-    complain(classes, prefix="note")
+    complain(classes, *([_WHOLE] if tests.whole else []), prefix="note")
     return 0

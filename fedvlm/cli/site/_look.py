@@ -48,7 +48,7 @@ class Findings:
         remarks: what the site's owner should know.
         clients: by id, images by part and classes in training.
         told: by id, what a server would be told.
-        decoded: images that were.
+        decoded: images that were, ``of`` all.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -56,6 +56,7 @@ class Findings:
     clients: dict[int, dict[str, int]] = field(default_factory=dict)
     told: dict[int, dict[str, Any]] = field(default_factory=dict)
     decoded: int = 0
+    of: int = 0
 
 
 def check(args: Namespace) -> int:
@@ -123,7 +124,8 @@ def _check_server(args: Namespace, path: Path) -> int:
 
 
 def _verdict(out: Findings) -> str:
-    return f"{out.decoded} images decoded; " + (
+    part = f"{out.decoded} of {out.of}" if out.decoded < out.of else f"{out.decoded}"
+    return f"{part} images decoded; " + (
         f"{len(out.problems)} problem(s)" if out.problems else "nothing is wrong")
 
 
@@ -196,7 +198,7 @@ def _decode(out: Findings, images: list[Datum], sample: int | None) -> None:
         _, broken = find_broken({"images": some}, records)
     finally:
         progress.clear()
-    out.decoded = len(some)
+    out.decoded, out.of = len(some), len(images)
     if broken:
         first = "; ".join(broken[:FIRST]) + ("; ..." if len(broken) > FIRST else "")
         out.problems.append(f"{len(broken)} images cannot be decoded: {first}")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FILE, YAML = "site.json", "site.yaml"
 _FOLDERS = ("client", "classes", "template", "public", "title", "to")
+_READING = ("DATASET.GROUPS", "DATASET.COLUMNS")  # flags of a run that say how tables are read
 _TRIAL = ("split", "to")
 OWN = (*_FOLDERS, "split")
 
@@ -50,7 +51,8 @@ def make_mistakes(args: Namespace) -> list[str]:
     if args.split:
         stray = [args.spelling[d] for d in args.spelling if d in _FOLDERS and d not in _TRIAL]
         return out + [f"--split: {name} does not go with it" for name in stray] + pairs(args)
-    stray = [args.spelling[d] for d in args.spelling if d not in _FOLDERS] + args.opts[:1]
+    stray = [args.spelling[d] for d in args.spelling if d not in (*_FOLDERS, *_READING)]
+    stray += args.opts[:1]
     out += [f"make uses '{word}' only with --split" for word in stray]
     if not args.classes:
         out.append("make needs --classes FILE with all class names of the federation, or --split")
@@ -81,7 +83,8 @@ def _party(args: Namespace) -> int:
     names = read_classes(user_path(args.classes))
     public = user_path(args.public) if args.public else None
     file, top, said = site_of(
-        folders, names, name=args.title, templates=args.template, public=public
+        folders, names, name=args.title, templates=args.template, public=public,
+        given={key: args.flags[key] for key in _READING if key in args.flags},
     )
     place = user_path(args.to)
     say(*said, *_write(place, file, str(top) if file.paths() else "."))

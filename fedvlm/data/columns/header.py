@@ -221,7 +221,8 @@ def read_header(
         del at["domain"]
     classed = bare or labels or captions or {"label", "classname"} & set(at)
     if ("path" not in at and not template) or not classed:
-        raise _incomplete(names, at, path, template, lines)
+        told = bool(labels or captions or {"label", "classname"} & set(at))
+        raise _incomplete(names, at, path, template, lines, told)
     return Header(at, client, group, names, template, frozenset(guessed), labels,
                   wish.labels, captions)
 
@@ -271,7 +272,7 @@ def _absent(word: str, names: Sequence[str], path: Path, flag: str) -> DataError
 
 def _incomplete(
     names: Sequence[str], at: Mapping[str, int], path: Path, template: str,
-    lines: Sequence[Sequence[str]],
+    lines: Sequence[Sequence[str]], told: bool,
 ) -> DataError:
     binary = [name for i, name in enumerate(names) if name and i not in at.values() and lines
               and all(i < len(line) and line[i].strip().lower() in _BINARY for line in lines)]
@@ -296,11 +297,13 @@ def _incomplete(
     hints = [name + _hint(name, at) for name in names]
     near = next((hint.removeprefix(name) for name, hint in zip(names, hints, strict=True)
                  if hint != name), "")
-    lacks = "classname" if "path" in at or template else "path"
+    lacks = [] if "path" in at or template else ["path=COLUMN"]
+    lacks += [] if told else ["classname=COLUMN"]
     return DataError(
         f"{path}: the first line must name the columns path and classname (or label), "
-        f"separated by commas, and may name split and domain; it is '{header}'{near}; where a "
-        f"column has another name, say so: --columns {lacks}=COLUMN"
+        f"separated by commas, semicolons or tabs, and may name split and domain; it is '{header}'"
+        f"{near}; where a column has another name, say so: --columns "
+        f"{','.join(lacks)}"
     )
 
 
@@ -328,8 +331,8 @@ def proposals(header: Header, lines: Sequence[Sequence[str]]) -> list[str]:
     client = next((lower[w] for w in CLIENT_WORDS if w in lower), None)
     group = next((lower[w] for w in GROUP_WORDS if w in lower), None)
     used = {i for word, i in header.at.items() if word != "domain"} | {*header.labels}
-    if client is not None and not header.client and client not in used:
-        n = len({line[client].strip() for line in lines})
+    n = 0 if client is None else len({line[client].strip() for line in lines})
+    if client is not None and n > 1 and not header.client and client not in used:
         what = "as it is, each is a domain" if header.at.get("domain") == client else (
             "without it they are dealt to clients by --partition, whoever they belong to")
         sentences.append(

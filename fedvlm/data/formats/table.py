@@ -81,7 +81,8 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
                 place = lines[row.path].removeprefix(f"{path}, ")
                 raise DataError(
                     f"{row.where}: '{row.path}' is also on {place}; if two files have one name, "
-                    f"write each with its folder (hospital_a/{row.path})")
+                    f"write each with its folder (hospital_a/{row.path}); if it is one, take a "
+                    "line out")
             lines[row.path] = row.where
         rows += more
     first = paths[0]
@@ -180,6 +181,7 @@ def glance(path: Path, columns: str = "", labels: str = "", captions: str = "") 
         first = header.path_of(rows[0])
     if first:
         check_relative(first, f"{path}, {table.unit} {table.lines[0][0]}")
+        first = image_key(first)
     numbers: set[str] = set()
     if "label" in header.at and "classname" not in header.at:
         at = header.at["label"]
@@ -394,7 +396,7 @@ def _labels(
     if numbers and absent:
         raise DataError(
             f"{path}: the column label holds numbers only, and prompts need names; add a column "
-            "classname, or give the names by number with DATASET.NAMES_FILE"
+            "classname, or give the names by number with DATASET.NAMES_FILE (a line is: 0 NAME)"
         )
     distinct = sorted(set(codes), key=lambda code: (int(code), code) if numbers else (0, code))
     order = {code: label for label, code in enumerate(distinct)}

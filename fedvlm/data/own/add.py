@@ -29,6 +29,7 @@ _OF_READING = (
     "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE", CLASSNAMES_KEY, CLIENTS_BY,
     GROUPS, COLUMNS, LABELS, CAPTIONS, TOPICS, "DATASET.UNLABELLED",
 )  # fmt: skip
+_ANSWERS = {"yes", "no", "y", "n", "true", "false", "ja", "nein", "oui", "non"}
 _NAMED = 8  # clients that the first lines of a run name
 PARTITION = "FED.PARTITION"
 USUAL_CLIENTS, FEWEST_IMAGES = 10, 10  # simulated clients, and the mean of their training images
@@ -45,6 +46,7 @@ class OwnSet:
         data: its lists, checked.
         decided: what was decided, one line each.
         notes: that, and what the reader says, which a run says itself.
+        sharing: those of them on how clients share the images.
     """
 
     what: str
@@ -52,8 +54,14 @@ class OwnSet:
     data: DatasetBase
     decided: tuple[str, ...]
     notes: tuple[str, ...]
+    sharing: tuple[str, ...] = ()
 
     origin: ClassVar[str] = "the folder of images"
+
+    @property
+    def reading(self) -> tuple[str, ...]:
+        """The notes on how the folder was read, for whoever deals its images to nobody."""
+        return tuple(note for note in self.notes if note not in self.sharing)
 
     @property
     def of_texts(self) -> bool:
@@ -123,10 +131,30 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
         share, notes = default_sharing(
             data.name, data.classnames, data.domain_names, len(data.train_x),
             fold(str(given.get(PARTITION, ""))), asked_clients(given))
+    sharing = tuple(notes)
+    classes = [] if data.captioned else data.label_names or data.classnames
+    notes = [*notes, *_names(classes, data.client_names)]
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
     names = [f"clients: {first_names(data.client_names, _NAMED)}"] if data.client_names else []
     decided = (*shape.notes, *notes, *names)  # names of clients go to the screen, to no file
-    return OwnSet(shape.what, keys | share, data, decided, _once(said, shape.what))
+    return OwnSet(shape.what, keys | share, data, decided, _once(said, shape.what), sharing)
+
+
+def _names(classes: Sequence[str], clients: Sequence[str]) -> list[str]:
+    """Return notes on names that hardly were meant; a client's own is not quoted."""
+    out = []
+    if classes and {fold(name) for name in classes} <= _ANSWERS:
+        words = ",".join(f"{name}=NAME" for name in classes)
+        out.append(f"prompts read the class names, and {', '.join(classes)} name nothing: "
+                   f"--classnames {words} sets others")
+    for what, names in (("classes", classes), ("clients", clients)):
+        first: dict[str, str] = {}
+        pairs = [(first[fold(n)], n) for n in names if first.setdefault(fold(n), n) != n]
+        if pairs:
+            shown = f" ('{pairs[0][0]}', '{pairs[0][1]}')" if what == "classes" else ""
+            out.append(f"{len(pairs)} of {len(names)} {what} differ from another only in capitals, "
+                       f"blanks or dashes{shown}: if they are the same, write them alike")
+    return out
 
 
 def _once(notes: Sequence[str], what: str) -> tuple[str, ...]:

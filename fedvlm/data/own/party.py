@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedvlm.config.option import Value
 from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.data.datasets import DEFAULT_TEMPLATE
-from fedvlm.data.datum import PARTS, Datum
+from fedvlm.data.datum import PARTS, Datum, refuse_targets
 from fedvlm.data.locate import read_lines
 from fedvlm.data.own.add import OwnSet, understand
 from fedvlm.data.own.site import ImageList, SiteFile
@@ -36,6 +37,7 @@ def read_classes(path: Path) -> list[str]:
 def site_of(
     folders: Mapping[int, Path], classnames: Sequence[str], *, name: str = "",
     templates: Sequence[str] = (), public: Path | None = None,
+    given: Mapping[str, Value] | None = None,
 ) -> tuple[SiteFile, Path, list[str]]:
     """Return a party's site file, the folder above its paths, and how the folders were read.
 
@@ -44,16 +46,21 @@ def site_of(
         classnames: of the whole federation, by label.
         templates: prompts with ``{}``, the same at all parties.
         public: a folder of the same kinds; all images in it are test images.
+        given: config keys that say how tables are read (columns, groups).
 
     Raises:
+        ConfigError: images without a label, or with other targets than one class.
         DataError: a folder that is no data set, a class that the federation does not have, or
             images inside a file.
     """
-    sets = {c: understand(path) for c, path in folders.items()}
-    open_set = understand(public) if public else None
+    sets = {c: understand(path, given) for c, path in folders.items()}
+    open_set = understand(public, given) if public else None
     every = [*sets.values(), *([open_set] if open_set else [])]
-    given = [*folders.values(), *([public] if public else [])]
-    top = _top([d for own in every for d in own.data.all()], given)
+    for own in every:
+        refuse_targets("a site file", sets=own.data.label_names, captions=own.data.captioned,
+                       unlabelled=own.data.unlabelled)
+    places = [*folders.values(), *([public] if public else [])]
+    top = _top([d for own in every for d in own.data.all()], places)
     labels = {fold(n): label for label, n in enumerate(classnames)}
     clients = {
         c: {part: _images(own, own.data.parts[part], labels, classnames, top) for part in PARTS}
@@ -64,7 +71,8 @@ def site_of(
     file = SiteFile(
         title, list(classnames), list(templates) or [DEFAULT_TEMPLATE], clients, tests
     )
-    said = [f"client {c}: {own.sentence}" for c, own in sorted(sets.items())]
+    said = [line for c, own in sorted(sets.items()) for line in
+            (f"client {c}: {own.sentence}", *(f"note: {note}" for note in own.reading))]
     said += [f"public: {len(tests):,} test images of {public}"] if public else []
     return file, top, said
 

@@ -52,6 +52,20 @@ def test_one_command_from_a_folder_to_a_finished_run(
     assert {p: p.stat().st_mtime_ns for p in place.rglob("*")} == before
 
 
+def test_images_that_a_table_names_and_that_are_not_there_are_counted(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.mkdir()
+    lines = [f"{i}.png,{'cat' if i % 2 else 'dog'}" for i in range(12)]
+    for i in range(9):
+        picture(place / f"{i}.png", i)
+    (place / "t.csv").write_text("\n".join(["path,classname", *lines]))
+    assert main(["data", "add", "photos/t.csv"]) == 3
+    said = capsys.readouterr()
+    assert "3 of 12 images that the split names do not exist" in said.err
+    assert "wrote photos.yaml" in said.out  # the doctor's command, beside it, reads it
+
+
 def test_the_yaml_of_a_folder_is_the_same_run(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ from fedvlm.cli.main import main
 from fedvlm.data import image_records, images
 from fedvlm.data.packs.pack import open_pack
 from fedvlm.models.features import encode
+from tests.data.columns.test_header import ward
 from tests.data.miniatures.own import shared
 from tests.data.packs.packs import rewritten
 
@@ -255,6 +256,25 @@ def test_a_folder_of_ones_own_with_views_by_the_pack_alone(
     ):
         assert main([*on, *more, "--output-dir", f"{tmp_path}/c"]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_the_pack_of_a_table_with_clients_says_how_to_train_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose images are whose is in no pack, but in the partition of a run."""
+    monkeypatch.chdir(tmp_path)
+    own = ["--images", str(ward(tmp_path / "ward") / "t.csv"), "--clients-by", "hospital"]
+    pack = str(tmp_path / "ward.pack.safetensors")
+    head = ["--peft", "head", "--rounds", "1"]
+    assert main(["run", *own, *head, "--backbone", "tiny", "--trainer", "FedAvg"]) == 0
+    shutil.copy(next((tmp_path / "output").rglob("partition.json")), tmp_path)
+    capsys.readouterr()
+    assert main(["features", *own, "--backbone", "tiny", "--pack", pack]) == 0
+    said = "".join(capsys.readouterr())
+    line = next(x for x in said.splitlines() if x.startswith("train on it: fedvlm "))
+    assert main([*line.removeprefix("train on it: fedvlm ").split(), *head, "--trainer", "FedAvg"]
+                ) == 0
+    assert "Lyon" not in Path(pack).read_bytes().decode("latin-1")
 
 
 @pytest.mark.slow

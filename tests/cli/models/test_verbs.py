@@ -107,6 +107,25 @@ def test_evaluate_a_folder_of_known_classes(quick_run: Path, tmp_path: Path, cap
     assert lines[1].split()[1:3] == ["6", str(right)]
 
 
+def test_a_table_without_parts_is_evaluated_and_adapted_to_whole(
+    quick_run: Path, tmp_path: Path, capsys: Captured
+):
+    place = jobs.folder(quick_run)
+    folder = photos(tmp_path / "photos", data_of(place))
+    files = sorted(folder.rglob("*.png"))
+    (folder / "list.csv").write_text("\n".join(["path,classname,patient", *(
+        f"{p.relative_to(folder)},{p.parent.name},{p.stem}" for p in files)]))
+    table = str(folder / "list.csv")
+    assert main(["evaluate", str(place), "--images", table, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == len(files) == 6
+    assert main(["evaluate", str(place), "--images", table]) == 0
+    assert "all images count, also any that the run trained on" in capsys.readouterr().err
+    assert main(["adapt", str(place), "--images", table, "--to", str(tmp_path / "new")]) == 0
+    said = "".join(capsys.readouterr())
+    assert "note: there is no test part: all 6 images are training images" in said
+    assert "test images: " not in said and "simulated" not in said
+
+
 @pytest.mark.parametrize(("words", "code", "sentence"), [
     (["predict", "RUN", "no.png"], 3, "no image 'no.png'"),
     (["predict", "RUN", "no.png", "--client", "nine"], 2, "--client nine: a client's number"),

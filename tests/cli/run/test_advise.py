@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -64,6 +65,16 @@ def test_no_test_image_is_opened_and_the_command_is_that_of_the_same_clients(
     capsys.readouterr()
     assert cli.main([*command[1:], "--output-dir", str(photos.parent / "out")]) == 3
     assert "4.png" in (said := capsys.readouterr().err) or "not" in said  # a run opens them
+
+
+def test_rounds_of_a_run_are_no_matter_of_the_advice(
+    photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedvlm.advise.judge.judge_clients",
+                        lambda *_: SimpleNamespace(lines=["Verdict: none"], record={}))
+    assert cli.main(["advise", "--images", str(photos), *SMALL]) == 0
+    said = capsys.readouterr()
+    assert "note: photos" in said.err and "--rounds auto" not in said.err
 
 
 def test_a_seed_that_deals_the_clients_stays_in_the_command() -> None:

@@ -71,6 +71,30 @@ def test_a_folder_becomes_a_site_that_is_checked(
     assert make("--client", "3", "photos", "--to", "clinic") == 2  # nothing is overwritten
 
 
+def test_a_party_s_table_keeps_patients_whole(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The columns are read as a run reads them, and what is not obeyed is said."""
+    lines = [f"{p.parent.name}/{p.name};{p.parent.name};{p.stem};Lyon"
+             for p in sorted(Path("photos/train").rglob("*.png"))]
+    table = Path("photos/train/list.csv")
+    table.write_text("\n".join(["Datei;Befund;patient;hospital", *lines]))
+    words = ("--client", "0", str(table), "--columns", "path=Datei,classname=Befund")
+    assert make(*words, "--groups", "patient", "--to", "clinic") == 0
+    lists = read_site(place / "clinic" / "site.json").clients[0]
+    held = [{Path(path).stem for path, _ in lists[part]} for part in ("train", "val", "test")]
+    assert sum(map(len, held)) == len(set().union(*held)) == 6
+    capsys.readouterr()
+    assert make(*words, "--to", "loose") == 0
+    said = capsys.readouterr().out
+    assert "note: list.csv: the column 'patient' (6 values) seems to say which images" in said
+    assert "each class was cut 50/20/30" in said
+    assert "--clients-by" not in said and "simulated" not in said  # they are this client's
+    table.write_text("path,label\ndog/1.png,\ndog/2.png,dog\nRed_Fox/2.png,cat\n")
+    assert make("--client", "0", str(table), "--to", "bare") == 2
+    assert "a site file needs one class for each image, and some" in capsys.readouterr().err
+
+
 def test_a_server_s_file_has_names_and_public_images_only(place: Path) -> None:
     assert make("--public", "photos", "--to", "server") == 0
     file = read_site(place / "server" / "site.json")
@@ -86,6 +110,8 @@ def test_a_server_s_file_is_checked_and_keeps_nothing(
     said = capsys.readouterr().out
     assert "server/site.json: site file of a coordinator: photos, 3 classes, no client" in said
     assert "public test set: 18 images in " in said and "18 images decoded; nothing" in said
+    assert main(["site", "check", "server/site.json", "--images", "photos", "--sample", "9"]) == 0
+    assert "9 of 18 images decoded; nothing" in capsys.readouterr().out
     (place / "photos" / "test" / "dog" / "2.png").unlink()
     assert main(["site", "check", "server/site.json", "--images", "photos", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["public"] == 18
@@ -97,6 +123,21 @@ def test_a_server_s_file_is_checked_and_keeps_nothing(
     assert main(["site", "check", "clinic/site.json"]) == 2
     assert "clinic/site.json' is a list of images; the owner's rules are in clinic/site.yaml" in (
         capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("FED.DP.CLIP", "0.1"), "FED.DP.UNIT client: over sites only single images can be hidden"),
+    (("FED.DP.UNIT", "group"), "FED.DP.UNIT group: over sites only single images can be hidden"),
+    (("--groups", "patient"), "drop --groups; the parties say it in fedvlm site make"),
+])  # fmt: skip
+def test_a_coordinator_refuses_what_no_site_can_do_before_it_asks_one(
+    words: tuple[str, ...], said: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make("--to", "server") == 0
+    assert main(["run", "--engine", "sites", "--sites-at", "nobody", "--site-file",
+                 "server/site.json", "--num-users", "2", "--trainer", "FedAvg", "--backbone",
+                 "tiny", *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_clients_of_a_run_become_sites_to_try_things_out(tmp_path: Path) -> None:
