@@ -163,10 +163,10 @@ def _built_and_trained(
         built.meter.named = named
         folder.begin()
         results = _trained(built, origins, folder, console, sinks, began, clients)
+    console.lines(_next_lines(results, job, request))
     if folder.draft:
         console.notes(["this is a draft: the next draft overwrites it and tables ignore it; for "
                        "a result run the same command without --draft"])
-    console.lines(_next_lines(results, job, request))
     say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
     return results, folder.path
 

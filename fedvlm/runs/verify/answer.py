@@ -194,7 +194,7 @@ def answer_sentences(
     step = results.get(NEXT) if command else None
     if step is not None:
         told.append(f"next: {step['reason']} ({' '.join(step['flags'])})")
-    return [f"{_capital(text)}." for text in told]
+    return [f"{text if text.startswith(method) else _capital(text)}." for text in told]
 
 
 def _paid(answer: Mapping[str, Any], method: str) -> str:
