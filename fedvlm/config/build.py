@@ -213,7 +213,9 @@ class _Merge:
         for name, whole in last.items():
             if near == f"; did you mean '{name}'?":
                 return f"; did you mean '{whole}'?"
-        return did_you_mean(key, [*keys, *self.inner])
+        ends = [k for k in self.schema if k.endswith(f".{key.upper()}")]
+        own = [k for k in ends if k.startswith("TRAINER.")] or ends  # MIX for TRAINER.MINE.MIX
+        return did_you_mean(own[0], own) if own else did_you_mean(key, [*keys, *self.inner])
 
     def tree(self) -> CfgNode:
         """Return the frozen yacs tree."""

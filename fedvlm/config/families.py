@@ -43,6 +43,9 @@ PEFT_WORDS = {
     "adapter": ("PEFT.VISUAL", "adapter"),
     "head": ("PEFT.HEAD", "linear"),
 }
+# Settings that a method is tuned in; the schedule's clock is the protocol's.
+OWN = ("OPTIM.", "TRAINER.", "PEFT.", "MODEL.HEAD.", "FED.FINETUNE_", "FED.PERSONAL")
+NOT_OWN = ("OPTIM.CLOCK", "FED.FINETUNE_EPOCHS")
 _NAME = re.compile(r"\b(?:text|image|both|head|small|gate|tip)\.[\w.*]*[\w*]")
 _FIELDS = re.compile(r"^(?:Shared|Personal):.*(?:\n[ \t]+.*)*", re.MULTILINE)
 _ALL_OF_PEFT = re.compile(r"\b(?:of|that)\s+PEFT\b")

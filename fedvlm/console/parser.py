@@ -65,6 +65,10 @@ class Loose(argparse.Action):
         """Do nothing: the walk puts the words where they belong."""
 
 
+class BeforePairs(argparse.Action):
+    """A flag whose words end where pairs begin: ``--seeds 1 2 DATASET.NUM_SHOTS 16``."""
+
+
 class Parser(argparse.ArgumentParser):
     """The flags and words of one command; ``parse_args`` raises ``ConfigError``, all mistakes.
 
@@ -182,6 +186,8 @@ class Parser(argparse.ArgumentParser):
                 dashed = word.startswith("-") and word not in ("-", "--")
                 if dashed and not _is_value(word, loose):
                     mistakes.append(f"unknown flag '{word}'{self._near(word)}")
+                    del words[:next((i for i, w in enumerate(words) if w.startswith("-")),
+                                    len(words))]  # its values belong to it
                 elif word != "--":
                     loose.append(word)
                 continue
@@ -329,6 +335,9 @@ def _taken(action: Action, following: list[str]) -> list[str]:
     if action.nargs == 0:
         switch = isinstance(action, Switch) and following and like_a_switch(following[0])
         return following[:1] if switch else []
+    if isinstance(action, BeforePairs):
+        keys = (i for i, word in enumerate(following) if word.isupper() and "." in word)
+        return following[:next(keys, None)]
     return following[: 1 if action.nargs in _ONE else None]
 
 

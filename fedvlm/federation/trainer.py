@@ -7,6 +7,7 @@ the server's state. Everything that the driver reads is declared here.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +128,8 @@ class Trainer:
         """Refuse names and signatures that the contract does not have.
 
         Raises:
-            ConfigError: hooks under their old names, or an invariant that cannot be exempted.
+            ConfigError: hooks under their old names or misspelt, or an invariant that cannot be
+                exempted.
         """
         super().__init_subclass__(**options)
         rule = _depth(cls, "aggregate", "combine")  # of its own, or by a mixin
@@ -142,6 +144,8 @@ class Trainer:
                 f"trainer {cls.__name__} defines {_listed(old)}, now called "
                 f"{_listed(RENAMED[n] for n in old)} (see CONTRIBUTING.md)"
             )
+        if not cls.__module__.startswith("fedvlm."):
+            _refuse_misspelt(cls)
         if len(inspect.signature(cls.download).parameters) != 4:
             raise ConfigError(
                 f"trainer {cls.__name__}: download takes (self, ctx, server, client)"
@@ -631,6 +635,20 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     each = F.cross_entropy(logits.reshape(k * n, c), batch.y.reshape(-1), reduction="none")
     each = each.reshape(k, n) if costs is None else each.reshape(k, n) * costs
     return (each * batch.w).sum(1) / batch.w.sum(1)
+
+
+def _refuse_misspelt(cls: type) -> None:
+    """Refuse a function nearly called as a hook: nothing calls it, and the usual hook is used."""
+    hooks = {n for n, hook in vars(Trainer).items()  # a short name may be meant as it is: share
+             if inspect.isfunction(hook) and n[0] != "_" and len(n) > 7}
+    known = {n for base in cls.__mro__[1:] for n in vars(base)}
+    own = [n for n, one in vars(cls).items() if inspect.isfunction(one) and n[0] != "_"]
+    for name in {*own} - known:
+        if near := difflib.get_close_matches(name, hooks - {*own}, n=1, cutoff=0.9):
+            raise ConfigError(
+                f"trainer {cls.__name__} defines {name}, which nothing calls; did you mean "
+                f"'{near[0]}'? (a name of your own may begin with _)"
+            )
 
 
 def _depth(cls: type, *names: str) -> int:

@@ -32,7 +32,7 @@ from typing import Any
 
 from fedvlm.config.engines import ENDED
 from fedvlm.config.families import PEFT_WORDS
-from fedvlm.console.parser import Loose, Parser, Switch
+from fedvlm.console.parser import BeforePairs, Loose, Parser, Switch
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 
 
@@ -450,7 +450,7 @@ class _Key(argparse.Action):
         namespace.flag_names[self.dest] = option
 
 
-class _Names(argparse.Action):
+class _Names(BeforePairs):
     """Several words for one config key: ``a b`` or ``a,b``."""
 
     def __call__(
@@ -484,7 +484,7 @@ class _Peft(argparse.Action):
         namespace.flag_names |= dict.fromkeys(keys, option)
 
 
-class _Numbers(argparse.Action):
+class _Numbers(BeforePairs):
     """Whole numbers, each once: ``1 2 3`` or ``1,2,3``."""
 
     def __call__(

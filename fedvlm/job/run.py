@@ -41,7 +41,7 @@ from fedvlm.job.engines.base import ClientSide, client_side
 from fedvlm.job.identity import identity_config, present_identity
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder, check_explosion
-from fedvlm.job.request import Request
+from fedvlm.job.request import Request, next_command
 from fedvlm.job.resolve import Job
 from fedvlm.job.results import Results, results_of, seed_table
 from fedvlm.job.results.against import told_table
@@ -56,7 +56,7 @@ from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import method_name
 from fedvlm.runs.private import public_text
 from fedvlm.runs.state import clear_states
-from fedvlm.runs.verify.answer import answer_lines, measure_of, worse_names
+from fedvlm.runs.verify.answer import NEXT, answer_lines, measure_of, worse_names
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def run_job(
             else:
                 dry.built_only(cfg, inputs)
             return None
-        return _run(cfg, job.origins, sinks, inputs)
+        return _run(job, request, sinks, inputs)
 
 
 @contextlib.contextmanager
@@ -113,23 +113,24 @@ def threads_of(cfg: CfgNode) -> Iterator[None]:
 
 
 def _run(
-    cfg: CfgNode, origins: dict[str, str], sinks: Sinks, inputs: Inputs | None
+    job: Job, request: Request, sinks: Sinks, inputs: Inputs | None
 ) -> tuple[dict[str, Any], Path]:
     """Build the run, open its folder, train it unless it is done; return results and folder."""
-    began = time.perf_counter()
-    choice = peft_choice(cfg, origins)
+    began, cfg = time.perf_counter(), job.cfg
+    choice = peft_choice(cfg, job.origins)
     clients = client_side(cfg)
     clients.check(inputs)
     path = _look_ahead(cfg, choice)
     with clients.gather(path, inputs) as found:
-        return _built_and_trained(cfg, origins, sinks, found, clients, choice, began)
+        return _built_and_trained(job, request, sinks, found, clients, choice, began)
 
 
 def _built_and_trained(
-    cfg: CfgNode, origins: dict[str, str], sinks: Sinks, inputs: Inputs | None,
+    job: Job, request: Request, sinks: Sinks, inputs: Inputs | None,
     clients: ClientSide, choice: str, began: float,
 ) -> tuple[dict[str, Any], Path]:
     """As ``_run``, once the inputs are known."""
+    cfg, origins = job.cfg, job.origins
     prepared = prepare_run(cfg, progress, inputs=inputs)
     method = prepared.trainer.name
     place = run_path(cfg, prepared.data.name, method + choice)
@@ -152,6 +153,7 @@ def _built_and_trained(
         console.lines(answer_lines(
             folder.finished["results"], method_name(folder.finished["protocol"])))
         console.lines(worse_names(folder.finished["results"], prepared.data.client_names))
+        console.lines(_next_lines(folder.finished, job, request))
         return folder.finished, folder.path
     with folder:
         # Under the lock: two of the same command do it once.
@@ -161,11 +163,19 @@ def _built_and_trained(
         built.meter.named = named
         folder.begin()
         results = _trained(built, origins, folder, console, sinks, began, clients)
+    console.lines(_next_lines(results, job, request))
     if folder.draft:
         console.notes(["this is a draft: the next draft overwrites it and tables ignore it; for "
                        "a result run the same command without --draft"])
     say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
     return results, folder.path
+
+
+def _next_lines(done: Mapping[str, Any], job: Job, request: Request) -> list[str]:
+    """Return the command of what to try next, in full; nothing where there is none."""
+    step = done["results"].get(NEXT)
+    command = next_command(request, step["flags"], job.cfg, job.origins) if step else ""
+    return [f"  {command}"] if command else []
 
 
 def named_metrics(run: Prepared, origins: Mapping[str, str]) -> Sequence[NamedMetric]:

@@ -217,9 +217,10 @@ class Sweep:
         failed = [c for c in self.cells if self.states[c.number].name == FAILED]
         running = self.count(RUNNING)
         lines = [f"sweep {self.plan.name}: {self.count(DONE)} of {len(self.cells)} cells done"]
-        for cell in failed:
-            lines += [f"failed: {cell}: {self.states[cell.number].sentence}",
-                      f"  output: {self.journal.log(cell)}"]
+        for sentence in dict.fromkeys(self.states[c.number].sentence for c in failed):
+            same = [c for c in failed if self.states[c.number].sentence == sentence]
+            lines += [f"failed: {', '.join(map(str, same))}: {sentence}",
+                      f"  output: {self.journal.log(same[0])}"]
         if failed:
             lines.append(f"{len(failed)} failed: to run them again, add --retry-failed to the "
                          "same command")

@@ -43,6 +43,10 @@ def test_all_mistakes_at_once_with_file_line_and_nearest_name(tmp_path: Path):
     ]
 
 
+def test_the_last_word_of_a_key_names_the_methods_own_first():
+    assert mistakes("RANK", "3") == ["opts: unknown key 'RANK'; did you mean 'TRAINER.FEDTV.RANK'?"]
+
+
 def test_swapped_files_are_named(tmp_path: Path):
     data = write(tmp_path / "d.yaml", "DATASET:\n  NAME: EuroSAT\n")
     method = write(tmp_path / "t.yaml", "TRAINER:\n  FEDTV:\n    RANK: 4\n")

@@ -44,6 +44,17 @@ def test_all_old_names_are_told_at_once() -> None:
         type("Mine", (Trainer,), {"down": None, "local": None})
 
 
+@pytest.mark.parametrize(("slip", "hook"), [
+    ("persnalize", "personalize"), ("clientupdate", "client_update"), ("agregate", "aggregate"),
+    ("trainable", "trainables"), ("init_clients", "init_client")])
+def test_a_misspelt_hook_is_no_silent_default(slip: str, hook: str) -> None:
+    with pytest.raises(ConfigError, match=f"^trainer Mine defines {slip}, .* '{hook}'"):
+        type("Mine", (Quadratic,), {slip: lambda self, *args: None})
+    both = {name: lambda self, *args: None for name in (slip, hook)}
+    type("Mine", (Trainer,), both)  # a helper beside the hook
+    type("Mine", (Trainer,), {"share": both[slip], "_" + slip: both[slip]})
+
+
 def test_a_download_of_another_arity_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Mine: download takes \(self, ctx, server, client\)"):
         type("Mine", (Trainer,), {"download": lambda self, server, client: {}})

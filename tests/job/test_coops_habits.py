@@ -145,3 +145,10 @@ def test_coops_log_reader_reads_our_folders(trained: Path) -> None:
         [*script, str(seeds.parent), "--multi-exp"], cwd=REPOSITORY, capture_output=True, text=True,
         check=True)
     assert "Average performance" in many.stdout
+
+
+def test_pairs_may_follow_a_flag_of_several_words() -> None:
+    line = "--demo --metric auroc top5 TEST.EVAL_EVERY 3 --seeds 4 DATASET.NUM_SHOTS 2"
+    cfg = cfg_of(line)
+    assert (cfg.SEED, cfg.DATASET.NUM_SHOTS, cfg.TEST.EVAL_EVERY) == (4, 2, 3)
+    assert cfg.TEST.METRICS == ("auroc", "top5")

@@ -49,6 +49,12 @@ def test_the_flags_of_the_issue_are_all_there():
     assert [w for w in wanted if fold("--" + w) not in by_name()] == []
 
 
+def test_the_value_of_an_unknown_flag_is_no_second_mistake():
+    with pytest.raises(ConfigError) as caught:
+        parse(words("--demo -shots 4 --rounds 2"))
+    assert str(caught.value) == "unknown flag '-shots'; did you mean '--shots'?"
+
+
 def test_unknown_flags_are_all_named_with_the_nearest():
     with pytest.raises(ConfigError) as caught:
         parse(words("--num-usres 3 --plain -q --zzz 1 2 --rounds --frac 0.5 --logdir"))

@@ -32,7 +32,7 @@ from fedvlm.sweep.queue import (
     read_resources,
 )
 from fedvlm.sweep.run import Sweep
-from fedvlm.sweep.state import Journal
+from fedvlm.sweep.state import FAILED, CellState, Journal
 from fedvlm.sweep.task import Task
 from fedvlm.sweep.worker import INTERRUPTED, Outcome
 from tests import jobs
@@ -120,6 +120,16 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Cell], Pat
     args = SWEEP.parse_args([*PLAN[:-2], "--output-dir", str(output), *PLAN[-2:]])
     plan = plan_of(args)
     return plan, cells_of(plan), output
+
+
+def test_one_cause_of_several_cells_is_told_once(
+    plan: tuple[Any, list[Cell], Path], capsys: pytest.CaptureFixture
+) -> None:
+    sweep = Sweep(plan[0], plan[1], 1)
+    sweep.states |= {c.number: CellState(FAILED, "no tower") for c in plan[1][:2]}
+    assert sweep.conclude() == 1
+    told = capsys.readouterr().out
+    assert told.count("no tower") == 1 and f"failed: {plan[1][0]}, {plan[1][1]}: no tower" in told
 
 
 def launch(plan: tuple[Any, list[Cell], Path], queue: Queue, *, retry: bool = False, **more: Any

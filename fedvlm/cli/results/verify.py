@@ -103,7 +103,8 @@ def main(args: Namespace) -> int:
     counts = Counter(replayed.get(v.path, DAMAGED if v.path in doubles else v.word)
                      for v in verdicts)
     if len(verdicts) > 1 or rounds:
-        say(f"{len(verdicts)} runs: {', '.join(f'{n} {word}' for word, n in counts.items())}")
+        runs = "run" if len(verdicts) == 1 else "runs"
+        say(f"{len(verdicts)} {runs}: {', '.join(f'{n} {word}' for word, n in counts.items())}")
     return DataError.exit_code if bad else 0
 
 

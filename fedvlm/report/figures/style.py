@@ -206,6 +206,7 @@ def write_figure(
     """
     with files.explain_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    figure.set_dpi(DPI)  # hinted text is as wide as in the PNG: no name is cut off
     with use_style():
         figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once for all kinds: of many axes it takes seconds

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedvlm.config.families import NOT_OWN, OWN
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import SEEDS
 from fedvlm.report.tables.facts import IDENTITY, METHOD, METRIC, RunFacts
@@ -18,9 +19,6 @@ from fedvlm.runs.verify.parting import flat_leaves
 
 # Facts of the method, not of the protocol.
 OF_METHOD = ("trainer", "extra_data", "proxy", "privacy", *METHOD)
-# Settings that a method is tuned in; the schedule's clock is the protocol's.
-OWN = ("OPTIM.", "TRAINER.", "PEFT.", "MODEL.HEAD.", "FED.FINETUNE_", "FED.PERSONAL")
-NOT_OWN = ("OPTIM.CLOCK", "FED.FINETUNE_EPOCHS")
 # What may differ in silence: the seeds themselves, the layout of clients over chunks and sites
 # (last bits), and what is only recorded.
 FREE = (

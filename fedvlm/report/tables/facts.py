@@ -9,7 +9,8 @@ from typing import Any
 
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema
-from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.data.catalog import dataset_info
 from fedvlm.report.collect import SEEDS
 from fedvlm.runs.finished import FinishedRun
 
@@ -180,8 +181,9 @@ def filter_runs(
 ) -> list[RunFacts]:
     """Return the entries that match every ``where`` and no ``exclude``.
 
-    Values are compared as text; ``trainer`` takes the class name or the whole label, a digest its
-    first characters; several ``where`` of one key are alternatives.
+    Values are compared as text; ``trainer`` takes the class name or the whole label, both it and
+    ``dataset`` in any spelling that a run's flag takes; a digest its first characters;
+    several ``where`` of one key are alternatives.
 
     Raises:
         ConfigError: an unknown key, or nothing is left.
@@ -209,6 +211,9 @@ def _is(entry: RunFacts, key: str, value: str) -> bool:
     names = {"" if fact is None else str(fact)}
     if key == "trainer":
         names.add(entry.run.method)
+    if key in ("trainer", "dataset"):  # spelt as flags take them: eurosat, dtd
+        info = dataset_info(value) if key == "dataset" else None
+        return bool({fold(value), fold(info.name if info else value)} & {*map(fold, names)})
     if key.endswith("_digest") or key in IDENTITY:
         return bool(value) and any(name.startswith(value) for name in names)
     return value in names

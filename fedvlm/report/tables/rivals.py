@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedvlm.config.families import OWN
 from fedvlm.core.stats import mean
-from fedvlm.report.tables.check import OF_METHOD, OWN, RULE
+from fedvlm.report.tables.check import OF_METHOD, RULE
 from fedvlm.report.tables.facts import METRIC, REFERENCE_NAMES, UNSEEN, RunFacts, references_of
 from fedvlm.report.tables.layout import TableRow
 from fedvlm.report.tables.metrics import metric, metric_value

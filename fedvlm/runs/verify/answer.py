@@ -177,7 +177,7 @@ def answer_sentences(
     Args:
         results: as ``federation_answer`` takes them.
         method: its name in words.
-        command: also what to try next with the run's command, which a reader has.
+        command: also what to try next, with the flags that the run's command then has.
     """
     answer = results.get(ANSWER) or federation_answer(results)
     if answer is None:
@@ -193,10 +193,8 @@ def answer_sentences(
                     f"alone: {end}")
     step = results.get(NEXT) if command else None
     if step is not None:
-        other = "--trainer" in step["flags"]
-        told.append(f"next: {step['reason']}; run the same command with {' '.join(step['flags'])}"
-                    + (" in place of the method and its own options" if other else ""))
-    return [f"{_capital(text)}." for text in told]
+        told.append(f"next: {step['reason']} ({' '.join(step['flags'])})")
+    return [f"{text if text.startswith(method) else _capital(text)}." for text in told]
 
 
 def _paid(answer: Mapping[str, Any], method: str) -> str:

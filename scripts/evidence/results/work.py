@@ -26,11 +26,12 @@ from evidence.results.claims import (
     steps_ratio,
 )
 from evidence.results.lanes import Lane, bare
+from fedvlm.config.families import NOT_OWN, OWN
 from fedvlm.config.federation import WORK, local_work
 from fedvlm.config.keys import default_schema
 from fedvlm.core.stats import mean
 from fedvlm.report.statistics.contrast import Contrast
-from fedvlm.report.tables.check import FREE, NOT_OWN, OWN
+from fedvlm.report.tables.check import FREE
 from fedvlm.runs.finished import FinishedRun
 
 PERSONAL = "personal"

@@ -134,6 +134,7 @@ def test_a_finished_run_says_what_it_has_not(
     assert main([*jobs.argv(quick_run), "--opts", "TEST.COMPUTE_CMAT", "True"]) == 0
     told, results = capsys.readouterr().out, jobs.results(quick_run)
     assert "the run did not record TEST.COMPUTE_CMAT" in told
+    assert f"({' '.join(results['next']['flags'])}).\n  fedvlm run " in told
     for line in answer_lines(results, "FedTV"):  # what it ended with
         assert line in told and line in (jobs.folder(quick_run) / "log.txt").read_text()
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import matplotlib
 import pytest
 from matplotlib.text import Text
-from PIL import Image
+from PIL import Image, ImageChops
 
-from fedvlm.report.figures import convergence, style
+from fedvlm.report.figures import convergence, distribution, style
 
 from .drawings import lines
 
@@ -79,3 +79,13 @@ def test_two_calls_write_the_same_bytes_with_fonts_inside(tmp_path: Path) -> Non
 def test_no_text_is_smaller_than_seven_points() -> None:
     figure = convergence.draw([*PLAIN, *PLAIN], width=5.5)
     assert min(text.get_fontsize() for text in figure.findobj(Text)) >= style.SMALL
+
+
+@pytest.mark.parametrize("font", list(style.FONTS))
+def test_no_row_name_is_cut_off_in_any_kind(font: str, tmp_path: Path) -> None:
+    spread = distribution.Distribution("DTD", {distribution.REFERENCE: [1.0, 2.0]}, {})
+    with style.font(font):
+        style.write_figure(tmp_path, "rows", distribution.draw([spread], width=3.3), None)
+    with Image.open(tmp_path / "rows.png") as png:
+        margin = ImageChops.invert(png.convert("L")).point(lambda ink: ink > 100 and 255).getbbox()
+    assert margin is not None and margin[0] >= 0.8 * 0.05 * style.DPI  # of w_pad, in inches

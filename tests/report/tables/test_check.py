@@ -196,6 +196,9 @@ def test_filters(tmp_path: Path):
     assert table(tmp_path, exclude=(("tag", "t"), ("seed", "2"))).n == 1
     digest = collect([tmp_path]).runs[0].protocol["data_digest"]
     assert table(tmp_path, where=(("data_digest", digest[:8]),)).n == 1
+    name = str(collect([tmp_path]).runs[0].protocol["dataset"])
+    for word in (name.lower(), f"{name[0]}_{name[1:].upper()}"):  # as flags of a run take it
+        assert table(tmp_path, where=(("dataset", word), ("trainer", "a"))).rows == ("A",)
     with pytest.raises(ConfigError, match="leave none of 6 runs.*the runs have seed 1, 2"):
         table(tmp_path, where=(("seed", "7"),))
 

@@ -128,6 +128,12 @@ def test_it_is_left_out_where_it_would_say_too_much_or_nothing() -> None:
     assert "at sites whose site.yaml" in line
 
 
+def test_a_method_keeps_its_small_letter() -> None:
+    whole = results(50.0, 50.0, 50.0, 50.0)
+    told = " ".join(answer_sentences(whole, "pFedMe"))
+    assert "pFedMe" in told and "PFedMe" not in told
+
+
 def test_a_wrong_answer_is_found() -> None:
     good = results(90.0, 95.0, 96.0, 79.0)
     good["answer"] = federation_answer(good)
