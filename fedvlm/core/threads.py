@@ -1,16 +1,24 @@
-"""How many threads the work gets where nobody says, and what threads do that wait.
+"""How many threads the work gets where nobody says, what threads do that wait, freed memory.
 
 OpenMP's threads spin while they wait for the next kernel. Beside other processes that costs more
 than the work itself (a demo beside two busy processes on two cores: 24 s of CPU for 4 s of work),
 so without a number from the user they sleep.
+
+The C library of Linux gives large freed tensors back to the system and gets new ones page by page,
+each filled with zeros: 16 of 41 CPU seconds to encode 800 images (``docs/speed.md``). A process
+that computes on the CPU keeps them for its next tensors.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, MutableMapping
 
 #: Backbones whose kernels are too short to be shared among threads.
 SMALL = ("tiny",)
+#: In bytes: what is freed below it is kept (the largest number that ``mallopt`` takes).
+LARGEST = 2**31 - 1
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 
 
 def given_threads(environ: Mapping[str, str]) -> int | None:
@@ -27,6 +35,21 @@ def sleep_while_waiting(environ: MutableMapping[str, str]) -> None:
     if given_threads(environ) is None:
         environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         environ.setdefault("KMP_BLOCKTIME", "0")  # the same for Intel's and LLVM's OpenMP
+
+
+def keep_freed_memory(environ: Mapping[str, str]) -> bool:
+    """Keep what tensors free for the next ones, unless the user sets the C library's memory.
+
+    Resident memory then stays at its peak until the process ends. Return whether it was asked for:
+    glibc alone knows the two limits (``mallopt(3)``).
+    """
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in environ):
+        return False
+    try:
+        ask = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return all(ask(limit, LARGEST) == 1 for limit in (_TRIM_THRESHOLD, _MMAP_THRESHOLD))
 
 
 def usual_threads(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from fedvlm.config.federation import ATTACKS
 from fedvlm.config.keys import ROLES, default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
+from fedvlm.core.threads import keep_freed_memory
 from fedvlm.core.transform import TextSpec
 from fedvlm.data.datum import refuse_targets
 from fedvlm.data.federated import ClientSplit, FederatedData
@@ -135,6 +137,8 @@ class Built:
 def pick_device(name: str, fast: bool = False) -> torch.device:
     """Return the device of ``DEVICE``; a CUDA device computes in a fixed order from then on.
 
+    On the CPU the process keeps freed memory for its next tensors.
+
     Args:
         fast: ``FAST``: in no fixed order.
 
@@ -149,6 +153,8 @@ def pick_device(name: str, fast: bool = False) -> torch.device:
     elif fast:
         raise ConfigError(f"--fast (FAST True) is for a CUDA device, but this run computes on "
                           f"{device.type}, which has one kernel for each operation; drop it")
+    else:
+        keep_freed_memory(os.environ)
     return device
 
 

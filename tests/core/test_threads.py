@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedvlm.core.threads import sleep_while_waiting, usual_threads
+from fedvlm.core.threads import keep_freed_memory, sleep_while_waiting, usual_threads
 from fedvlm.job import run as job_run
 from tests import jobs
 
@@ -34,6 +36,17 @@ def test_waiting_threads_sleep_unless_the_user_says_otherwise() -> None:
         before = dict(environ)
         sleep_while_waiting(environ)
         assert environ == before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="limits of glibc")
+def test_freed_memory_is_kept_for_the_next_tensor() -> None:
+    assert not any(keep_freed_memory({name: "1"}) for name in ("MALLOC_ARENA_MAX", "LD_PRELOAD"))
+    assert keep_freed_memory({"PATH": "/bin"})
+    torch.ones(16_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        torch.ones(16_000_000)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 32_000  # 62,500 without
 
 
 @pytest.mark.parametrize(("number", "threads"), [("", 1), ("2", 2)])
