@@ -32,7 +32,7 @@ from fedvlm.config.read import config_names, find_config
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.core.repository import repository
 from fedvlm.report.tables.metrics import DEFINED
-from fedvlm.sweep.plan import PlanEntry, PlanReader, SweepPlan, read_parts
+from fedvlm.sweep.plan import PlanEntry, PlanReader, SweepPlan, read_sections
 
 KIND = "recipes"  # folder below configs/
 AVERAGE = "average"
@@ -126,7 +126,7 @@ def read_recipe(name: str) -> Recipe:
         ConfigError: no such file, or mistakes in it, one line each.
     """
     path = find_config(name, KIND)
-    parts, mistakes = read_parts(path, PARTS, "recipe")
+    parts, mistakes = read_sections(path, PARTS, "recipe")
     return _Reader(str(path), mistakes).recipe(parts, path.stem)
 
 

@@ -89,11 +89,11 @@ def read_plan(path: Path) -> SweepPlan:
     Raises:
         ConfigError: all mistakes of the file, one line each.
     """
-    parts, mistakes = read_parts(path, PARTS, "plan")
+    parts, mistakes = read_sections(path, PARTS, "plan")
     return PlanReader(str(path), mistakes).plan(parts, path.stem)
 
 
-def read_parts(
+def read_sections(
     path: Path, known: Sequence[str], what: str
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the parts of a YAML file by name, and its mistakes; dashes count as underscores.
