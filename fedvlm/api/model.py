@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -172,17 +172,13 @@ class Model:
                 "this model was trained on captions and predicts no class: give the texts to "
                 "choose from (fedvlm predict RUN IMAGE --texts FILE, or model.similarities)")
         found, names = as_list(images)
-        with torch.no_grad():
-            rows = [
-                self._predictor({"pixels": pixels})[0].float().cpu()
-                for pixels in self._pixels(found)
-            ]
-        return self._predictions(torch.cat(rows), tuple(names))
+        return self._predictions(({"pixels": x} for x in self._pixels(found)), tuple(names))
 
-    def _predictions(self, logits: Tensor, names: tuple[str, ...]) -> Predictions:
-        facts, sets = self.facts, self.model.sets
-        return Predictions(self.classnames, logits, names, sets, facts.temperature,
-                           facts.thresholds)
+    def _predictions(self, parts: Iterable[Tree], names: tuple[str, ...]) -> Predictions:
+        with torch.no_grad():
+            rows = [self._predictor(x)[0].float().cpu() for x in parts]
+        return Predictions(self.classnames, torch.cat(rows), names, self.model.sets,
+                           self.facts.temperature, self.facts.thresholds)
 
     def predict_features(self, features: Tensor) -> Predictions:
         """Return what the model says of images by their features.
@@ -192,12 +188,9 @@ class Model:
                 nothing inside it (``trainer.streams(model) == ("features",)``).
         """
         where = self.model
-        with torch.no_grad():
-            rows = [
-                self._predictor({"features": part[None].to(where.device, where.dtype)})[0]
-                .float().cpu() for part in features.split(BATCH)
-            ]
-        return self._predictions(torch.cat(rows), ("",) * len(features))
+        parts = ({"features": part[None].to(where.device, where.dtype)}
+                 for part in features.split(BATCH))
+        return self._predictions(parts, ("",) * len(features))
 
     def features(self, images: Images) -> Tensor:
         """Return image features ``[n, d]`` float32, not normalised, with the model's adaptation.

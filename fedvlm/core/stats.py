@@ -92,10 +92,8 @@ def t_interval(values: Iterable[float | None], level: float = 0.95) -> float | N
     return _quantile(len(there) - 1, level) * spread / math.sqrt(len(there))
 
 
-def pooled_interval(
-    several: Iterable[tuple[int, float]], draws: int, level: float = 0.95
-) -> float | None:
-    """Return half the width of Student's t-interval of a mean of ``draws`` values.
+def pooled_interval(several: Iterable[tuple[int, float]], draws: int) -> float | None:
+    """Return half the width of Student's 95 % t-interval of a mean of ``draws`` values.
 
     The variance of a value is pooled over several means, where each has few values.
 
@@ -110,7 +108,7 @@ def pooled_interval(
         return None
     df = sum(n - 1 for n, _ in pairs)
     variance = math.fsum((n - 1) * n * error**2 for n, error in pairs) / df
-    return _quantile(df, level) * math.sqrt(variance / draws)
+    return _quantile(df, 0.95) * math.sqrt(variance / draws)
 
 
 def _quantile(df: int, level: float) -> float:

@@ -15,6 +15,7 @@ from fedvlm.recipes.kept import lines_of, merge_measurements
 from fedvlm.recipes.recipe import Recipe
 from fedvlm.recipes.trial import Tally
 from fedvlm.recipes.verdict import VERDICTS, Line
+from fedvlm.report.compare.text import signed_number
 from fedvlm.report.tables.render import escape_markdown
 from fedvlm.runs.manifest import now
 
@@ -74,7 +75,8 @@ class Acceptance:
         return [
             {"data set": x.dataset, "method": x.method, "metric": x.metric,
              "published": _pm(x.published, x.published_std), "measured": _pm(x.measured, x.std),
-             "seeds": x.n or "", "points": _signed(x.points), "std": _signed(x.deviations),
+             "seeds": x.n or "", "points": signed_number(x.points),
+             "std": signed_number(x.deviations),
              "verdict": x.verdict, "where": x.where}
             | ({"from": "-" if x.measured is None else x.made or NOW} if dated else {})
             for x in self.lines
@@ -167,10 +169,6 @@ def _pm(value: float | None, std: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.2f}" + ("" if std is None else f" +- {std:.2f}")
-
-
-def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}"
 
 
 def _markdown(rows: Sequence[dict[str, Any]]) -> str:

@@ -28,11 +28,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedvlm.config.read import config_names, find_config, read_yaml
+from fedvlm.config.read import config_names, find_config
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.core.repository import repository
 from fedvlm.report.tables.metrics import DEFINED
-from fedvlm.sweep.plan import PlanEntry, PlanReader, SweepPlan, with_mappings
+from fedvlm.sweep.plan import PlanEntry, PlanReader, SweepPlan, read_sections
 
 KIND = "recipes"  # folder below configs/
 AVERAGE = "average"
@@ -126,16 +126,8 @@ def read_recipe(name: str) -> Recipe:
         ConfigError: no such file, or mistakes in it, one line each.
     """
     path = find_config(name, KIND)
-    entries, mistakes = read_yaml(path, ())
-    reader = _Reader(str(path), mistakes)
-    values = {}
-    for entry in entries:
-        if entry.key in PARTS:
-            values[entry.key] = entry.value
-        else:
-            near = did_you_mean(entry.key, PARTS) or f" (known: {', '.join(PARTS)})"
-            mistakes.append(f"{entry.where}: unknown part of a recipe: '{entry.key}'{near}")
-    return reader.recipe(with_mappings(path, values), path.stem)
+    parts, mistakes = read_sections(path, PARTS, "recipe")
+    return _Reader(str(path), mistakes).recipe(parts, path.stem)
 
 
 class _Reader:

@@ -89,34 +89,36 @@ def read_plan(path: Path) -> SweepPlan:
     Raises:
         ConfigError: all mistakes of the file, one line each.
     """
-    entries, mistakes = read_yaml(path, ())
-    reader = PlanReader(str(path), mistakes)
-    parts = {}
-    for entry in entries:
-        name = entry.key.replace("-", "_")
-        if name in PARTS:
-            parts[name] = entry.value
-        else:
-            near = did_you_mean(entry.key, PARTS) or f" (known: {', '.join(PARTS)})"
-            mistakes.append(f"{entry.where}: unknown part of a plan: '{entry.key}'{near}")
-    return reader.plan(with_mappings(path, parts), path.stem)
+    parts, mistakes = read_sections(path, PARTS, "plan")
+    return PlanReader(str(path), mistakes).plan(parts, path.stem)
 
 
-def with_mappings(path: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the top-level mappings in, which ``read_yaml`` has checked and not descended into.
+def read_sections(
+    path: Path, known: Sequence[str], what: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the parts of a YAML file by name, and its mistakes; dashes count as underscores.
+
+    Top-level mappings, which ``read_yaml`` checks and does not descend into, are among them.
 
     Args:
-        parts: the names that are wanted; of the file's, dashes count as underscores.
+        known: names of parts.
+        what: of which the parts are, for messages.
 
     Raises:
         ConfigError: no valid YAML.
     """
+    entries, mistakes = read_yaml(path, ())
+    for entry in entries:
+        if entry.key.replace("-", "_") not in known:
+            near = did_you_mean(entry.key, known) or f" (known: {', '.join(known)})"
+            mistakes.append(f"{entry.where}: unknown part of a {what}: '{entry.key}'{near}")
     try:
         whole = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    there = {entry.key.replace("-", "_") for entry in entries}.intersection(known)
     named = {str(k).replace("-", "_"): v for k, v in whole.items()}  # a bare 1 is a number
-    return {k: v for k, v in named.items() if k in parts}
+    return {k: v for k, v in named.items() if k in there}, mistakes
 
 
 class PlanReader:

@@ -99,7 +99,7 @@ def _sign(folder: Path, hosts: list[str], signer: Any) -> None:
             x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False
         ).sign(authority, hashes.SHA256())
         signer = root, authority
-        _secret(folder / "ca.key", private(authority))
+        write_secret(folder / "ca.key", private(authority))
     leaf = begun("fedvlm link", link, DAYS).add_extension(
         x509.SubjectAlternativeName([_named(x509, host) for host in hosts]), critical=False
     ).add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True).add_extension(
@@ -109,7 +109,7 @@ def _sign(folder: Path, hosts: list[str], signer: Any) -> None:
     ).add_extension(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer[1].public_key()), critical=False
     ).sign(signer[1], hashes.SHA256())
-    _secret(folder / "link.key", private(link))
+    write_secret(folder / "link.key", private(link))
     (folder / "link.pem").write_bytes(leaf.public_bytes(pem))
     (folder / "ca.crt").write_bytes(signer[0].public_bytes(pem))
 
@@ -126,7 +126,7 @@ def _node(folder: Path, name: str) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec  # optional: fedvlm[flower]
 
     key = ec.generate_private_key(ec.SECP384R1())
-    _secret(folder / name, key.private_bytes(
+    write_secret(folder / name, key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH,
         serialization.NoEncryption()))
     (folder / f"{name}.pub").write_bytes(key.public_key().public_bytes(
@@ -134,7 +134,7 @@ def _node(folder: Path, name: str) -> None:
         + f" {name}\n".encode())
 
 
-def _secret(path: Path, data: bytes) -> None:
+def write_secret(path: Path, data: bytes) -> None:
     """Write a file that only its owner may read."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:

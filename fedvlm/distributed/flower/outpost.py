@@ -8,7 +8,6 @@ of the process that serves the site and ends with it, however that ends.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shutil
 import socket
@@ -25,6 +24,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.flower import commands, processes
 from fedvlm.distributed.flower.carrier import APP, copy_modules
 from fedvlm.distributed.flower.invitation import Invitation, PublicKey, check_name, host_port
+from fedvlm.distributed.flower.keys import write_secret
 from fedvlm.distributed.flower.place import HOST, free_port
 from fedvlm.distributed.sockets.stream import reason
 
@@ -157,7 +157,7 @@ class Outpost:
         folder = Path(tempfile.mkdtemp(prefix="fedvlm-site-"))  # its owner's alone
         self.path = folder / "socket"
         try:
-            _write_secret(folder / "token", self.token)
+            write_secret(folder / "token", self.token)
             yield
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -168,7 +168,7 @@ class Outpost:
             (self.place / "home").mkdir(exist_ok=True)
             (self.place / "empty").mkdir(exist_ok=True)
             (self.place / "ca.crt").write_text(self.invitation.certificate)
-            _write_secret(self.place / "secret", secrets.token_hex(32).encode())
+            write_secret(self.place / "secret", secrets.token_hex(32).encode())
         self._note("begins")
         self._thread.start()
         return self
@@ -269,10 +269,3 @@ def read_status(folder: Path) -> dict[str, Any]:
     """Return what the SuperNode of a site that is served is doing; nothing where there is none."""
     told = files.read_json(folder / FOLDER / STATUS)
     return told if isinstance(told, dict) else {}
-
-
-def _write_secret(path: Path, secret: bytes) -> None:
-    """Write a file that only its owner may read."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(secret)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -22,6 +23,7 @@ CAPTION = ("Personal accuracy over rounds; round 0 is the untrained start. With 
            "the clients that took part.")
 
 parts = lines.parts
+rows = partial(lines.rows_of, x_name="round")
 
 
 def select(selection: FigureRuns) -> list[LinePanel] | str:
@@ -33,11 +35,6 @@ def select(selection: FigureRuns) -> list[LinePanel] | str:
         return {int(r["round"]): (float(r["round"]), v) for r, v in values if v is not None}
 
     return selection.panels(curve) or selection.none_has_it
-
-
-def rows(panels: Sequence[LinePanel]) -> list[dict[str, Any]]:
-    """Return one row per panel, method and round."""
-    return lines.rows_of(panels, "round")
 
 
 def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE) -> Figure:

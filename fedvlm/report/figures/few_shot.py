@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -31,6 +32,7 @@ CAPTION = ("Personal accuracy over shots per class (logarithmic axis): mean and 
 _SHOTS = PLACE.index("shots")
 _STAR: dict[str, Any] = {"marker": "*", "color": style.INK, "markersize": 8, "linestyle": "none",
                          "markeredgewidth": 0, "clip_on": False, "zorder": 4}
+rows = partial(lines.rows_of, x_name="shots")
 
 
 def select(selection: FigureRuns) -> list[LinePanel] | str:
@@ -65,11 +67,6 @@ def select(selection: FigureRuns) -> list[LinePanel] | str:
         panels.append(LinePanel(f"average of {len(places)}", _drawable(over), star, metric,
                             mean_levels([panel.levels for panel in panels])))
     return [panel for panel in panels if panel.lines] or "the runs of no dataset differ in shots"
-
-
-def rows(panels: Sequence[LinePanel]) -> list[dict[str, Any]]:
-    """Return one row per panel, method and number of shots; zero-shot at 0."""
-    return lines.rows_of(panels, "shots")
 
 
 def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE) -> Figure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -19,6 +20,7 @@ NAME, ORDER, OF = "traffic", 60, "both"
 CAPTION = ("Personal accuracy against the MB sent so far, all clients, up and down. Paths end "
            "before a final fine-tuning; the hollow marker shows the accuracy after it.")
 MB = 1e6
+rows = partial(lines.rows_of, x_name="MB")
 
 
 def select(selection: FigureRuns) -> list[LinePanel] | str:
@@ -40,11 +42,6 @@ def select(selection: FigureRuns) -> list[LinePanel] | str:
     if not panels:
         return selection.none_has_it
     return panels if any(map(_anything_sent, panels)) else "nothing was sent"
-
-
-def rows(panels: Sequence[LinePanel]) -> list[dict[str, Any]]:
-    """Return one row per panel, method and evaluated round."""
-    return lines.rows_of(panels, "MB")
 
 
 def panels_sent(panels: Sequence[LinePanel]) -> dict[str, list[LinePanel]]:

@@ -28,12 +28,11 @@ AXES = {  # file -> label, and where a point lies
 }
 
 
-def draw_curves(name: str, methods: Sequence[SearchProgress], width: float = style.PAGE) -> Figure:
+def draw_curves(name: str, methods: Sequence[SearchProgress]) -> Figure:
     """Return a figure of ``AXES``; of more methods than colours, each has axes of its own."""
     label, _ = AXES[name]
     panel = LinePanel("", [stairs(name, method) for method in methods], metric=METRIC)
-    height = 1.9 if width < 5 else 2.6
-    return lines.draw_panels([panel], width, height, _fill, x_label=label)
+    return lines.draw_panels([panel], style.PAGE, 2.6, _fill, x_label=label)
 
 
 def stairs(name: str, method: SearchProgress) -> MethodLine:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -32,6 +33,7 @@ WORDS = {"FED.CLIENTS": "clients", "FED.BETA": "Dirichlet concentration", "PEFT.
          "FED.LOCAL_EPOCHS": "local epochs", "OPTIM.LR": "learning rate"}
 WIDE = 16  # greatest value to least, from which an axis is logarithmic
 TICKS = 7  # values that stand below an axis
+rows = partial(lines.rows_of, x_name="value")
 
 
 def select(selection: FigureRuns) -> list[LinePanel] | str:
@@ -53,11 +55,6 @@ def select(selection: FigureRuns) -> list[LinePanel] | str:
                     f"{dataset_name(dataset)}: {WORDS.get(key, key.rpartition('.')[2])}",
                     _apart(found), metric=selection.metric))
     return panels or "no two runs of a method differ in one numeric setting alone"
-
-
-def rows(panels: Sequence[LinePanel]) -> list[dict[str, Any]]:
-    """Return one row per panel, method and value."""
-    return lines.rows_of(panels, "value")
 
 
 def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE) -> Figure:
