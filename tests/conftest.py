@@ -113,10 +113,11 @@ def _uses(
     for value in (names[word] for word in words if word in names):
         used = [value]
         if isinstance(value, ModuleType):
-            own = [w for w in words if not isinstance(getattr(value, w, value), ModuleType)]
+            held = vars(value)  # no question to the module: a lazy one would load what is asked for
+            own = [w for w in words if not isinstance(held.get(w, value), ModuleType)]
             if starting(value.__name__, own):
                 return True
-            used = [getattr(value, word) for word in own] if value.__name__[:6] == "tests." else []
+            used = [held[word] for word in own] if value.__name__.startswith("tests.") else []
         for one in used:
             place = getattr(one, "__module__", None) or ""
             if starting(place, [getattr(one, "__name__", "")]):
