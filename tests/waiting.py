@@ -373,6 +373,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: for texts as samples only": ("fedvlm.models.towers.encoder",),
         "start-up: for timm's towers only": ("fedvlm.models.towers.trunk",),
     },
+    "fedvlm/models/vlmodel.py": {
+        "start-up: for adapters only": ("fedvlm.models.stages",),
+    },
     "fedvlm/report/compare/runs.py": {
         "start-up: 0.1 s where no logits were kept": ("safetensors", "safetensors.numpy"),
     },

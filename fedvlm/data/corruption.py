@@ -132,11 +132,14 @@ def corrupt_tests(data: DatasetBase, words: str) -> DatasetBase:
         words: ``name:severity``; empty: nothing is done.
 
     Raises:
-        ConfigError: a feature pack, which has no pixels.
+        ConfigError: a feature pack or texts, which have no pixels.
     """
     if not words:
         return data
     name, _, severity = words.partition(":")
+    if data.kind == "text":
+        raise ConfigError(f"DATASET.CORRUPTION {words} corrupts pixels, and the samples of "
+                          f"{data.name} are texts: leave it out")
     if any(d.packed is not None for d in data.test):
         raise ConfigError(
             f"DATASET.CORRUPTION {words}: a feature pack has no pixels to corrupt; give the folder "

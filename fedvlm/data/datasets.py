@@ -66,13 +66,14 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
         )
     if cfg.DATASET.get("LABELS", "") and not data.label_names:
         raise ConfigError(
-            f"--labels {cfg.DATASET.LABELS} names columns of a table of your own images, and "
-            f"{data.name} as it is read here is none (nor does a feature pack have sets of labels)")
+            f"--labels {cfg.DATASET.LABELS} names columns of a table of your own "
+            f"{data.kind}s, and {data.name} as it is read here is none (nor does a feature pack "
+            "have sets of labels)")
     if (name := cfg.DATASET.get("UNLABELLED", "")) and not data.unlabelled:
         raise ConfigError(
-            f"DATASET.UNLABELLED {name} names a folder of images without labels among your own "
-            f"class folders, and {data.name} as it is read here has none; in a table, leave the "
-            "cell of the class empty")
+            f"DATASET.UNLABELLED {name} names a folder of {data.kind}s without labels among "
+            f"your own class folders, and {data.name} as it is read here has none; in a table, "
+            "leave the cell of the class empty")
     return data
 
 
@@ -177,12 +178,13 @@ def refuse_untestable(data: DatasetBase) -> None:
     strange = sorted({d.classname for d in data.test} - {d.classname for d in data.train_x})
     also = ""
     if strange:
-        also = (f"; '{strange[0]}' has test images only: if these have no labels, leave their "
-                "folder out with DATASET.LEAVE_OUT")
+        also = (f"; '{strange[0]}' has test {data.kind}s only: if these have no labels, leave "
+                "their folder out with DATASET.LEAVE_OUT")
     raise DataError(
         f"{data.name}: {len(bare)} of {len({d.label for d in data.train_x})} trained classes have "
-        f"no test image (first: {', '.join(bare[:3])}){also}; give every class test images, or "
-        "take the test part away and let DATASET.TEST_SHARE 0.3 draw them from train"
+        f"no test {data.kind} (first: {', '.join(bare[:3])}){also}; give every class test "
+        f"{data.kind}s, or take the test part away and let DATASET.TEST_SHARE 0.3 draw them from "
+        "train"
     )
 
 
@@ -311,7 +313,7 @@ def check_holders(data: DatasetBase, clients_by: str, groups: str) -> None:
             word = "{client}" if flag == "--clients-by" else "{group}"
             raise ConfigError(
                 f"{flag} {key}: {data.name} as it is read here does not say it: name a column of "
-                f"a table of its images, or a pattern of their paths ({flag} '{word}/*'); a "
+                f"a table of its {data.kind}s, or a pattern of their paths ({flag} '{word}/*'); a "
                 "feature pack has no names of clients or groups (leave the flag out and give the "
                 "partition.json of a run as FED.INDEX_FILE)"
             )
@@ -333,14 +335,15 @@ def holder_notes(data: DatasetBase, clients_by: str) -> list[str]:
     if len(data.client_names) < 2:
         raise DataError(
             f"{data.name}: --clients-by {clients_by}: there is one client only"
-            f"{' with training images' if len(everyone) > 1 else ''}; a federation needs two: "
-            "name another column, or deal the images with --partition"
+            f"{f' with training {data.kind}s' if len(everyone) > 1 else ''}; a federation needs "
+            f"two: name another column, or deal the {data.kind}s with --partition"
         )
     notes = []
     bare = sort_names(everyone - set(data.client_names))
     if bare:
         notes.append(f"--clients-by {clients_by}: {len(bare)} of {len(everyone)} have no training "
-                     "image and are no clients; their images count for the shared model only")
+                     f"{data.kind} and are no clients; their {data.kind}s count for the shared "
+                     "model only")
     classes: dict[str, set[int]] = {}
     for d in data.train_x:
         classes.setdefault(d.client, set()).add(d.label)

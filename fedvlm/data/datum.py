@@ -208,6 +208,12 @@ class DatasetBase:
         self.client_names = sort_names(named)
 
     @property
+    def kind(self) -> str:
+        """What messages call a sample: ``image`` or ``text``."""
+        texts = any(isinstance(d.array, Passage) for part in PARTS for d in self.parts[part][:1])
+        return "text" if texts else "image"
+
+    @property
     def captioned(self) -> bool:
         """Whether images have captions; their classes are then topics."""
         return any(d.captions for part in PARTS for d in self.parts[part][:1])

@@ -129,6 +129,7 @@ def stage_places(model: VLModel) -> Places:
     ``stages``: what ends each, by its name in the tower; ``channels``: their axis in its output.
     """
     tower = staged_tower(model)
+    assert tower is not None  # noqa: S101 (it has adapters behind its stages)
     names = [stage.parts[-1] for stage in tower.blocks]
     return {"blocks": "", "places": {"stages": names, "channels": 3 if tower.last else 1}}
 

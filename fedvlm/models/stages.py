@@ -21,8 +21,8 @@ from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.blocks import STAGE, Edits
 from fedvlm.models.towers.clip import is_resnet, is_trunk
 from fedvlm.models.towers.trunk_blocks import is_timm
+from fedvlm.models.towers.vision import STAGES
 
-PREFIX = f"{STAGE}."
 _LAYERS = "layer1 layer2 layer3 layer4"
 # Class -> modules before the stages, the stages (or the module that holds them), those behind.
 _TIMM = {
@@ -147,12 +147,12 @@ class StagedTower:
 
     def shape(self, stream: str) -> tuple[int, int]:
         """Return rows and width of a stream ``stage.<s>`` of one image."""
-        stage = self.blocks[int(stream.removeprefix(PREFIX))]
+        stage = self.blocks[int(stream.removeprefix(STAGES))]
         return math.prod(stage.sides), stage.channels
 
     def compute(self, pixels: Tensor, stream: str) -> Tensor:
         """Return a stream ``stage.<s>`` of pixels ``[n, 3, S, S]``."""
-        return self.enter(pixels, int(stream.removeprefix(PREFIX)))
+        return self.enter(pixels, int(stream.removeprefix(STAGES)))
 
     def numbers(self, start: int) -> int:
         """Return the numbers of an image's maps from stage ``start`` on."""

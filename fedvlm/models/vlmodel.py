@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.core.spelling import check_described, fill, is_described
-from fedvlm.models import stages
 from fedvlm.models.backbone import Backbone, digest_of
 from fedvlm.models.towers.blocks import Edits, NoEdits
 from fedvlm.models.towers.prompts import PLACEHOLDER, Suffix, encode_texts, fitting_ids
 from fedvlm.models.towers.text import TextTower
 from fedvlm.models.towers.text_path import ClassPrompts, TextPath
-from fedvlm.models.towers.vision import INSIDE, PATCHES, VisionTower, pick_stream
+from fedvlm.models.towers.vision import INSIDE, PATCHES, STAGES, VisionTower, pick_stream
+
+if TYPE_CHECKING:
+    from fedvlm.models.stages import StagedTower
 
 ANCHORS = ("literal", "template", "raw")
 NEUTRAL = "something"  # in the place of a class name: what every label of a set is compared with
@@ -92,7 +94,7 @@ class VLModel:
         self._prompts: dict[tuple[int, bool, Suffix | None, str], ClassPrompts] = {}
         self._anchors: dict[tuple[str, int], Tensor] = {}
         self._vision: VisionTower | None = None
-        self._stages: stages.StagedTower | None = None
+        self._stages: StagedTower | None = None
         self._texts: TextTower | None = None
         self._family: dict[Family, VLModel] = {(self.classnames, self.templates): self}
         self._memo: dict[Hashable, Any] = {}
@@ -190,8 +192,10 @@ class VLModel:
             Features [K, B, embed_dim], not normalised, and ``{tap: [K, B, n, width]}``.
         """
 
-        if edits.staged or any(name.startswith(stages.PREFIX) for name in x):
+        staged = None
+        if edits.staged or any(name.startswith(STAGES) for name in x):
             staged = staged_tower(self)
+        if staged is not None:
             return self._inside(x, edits, staged.leave, staged), {}
 
         def leave(rows: Tensor, start: int, some: Edits) -> Tensor:
@@ -223,7 +227,7 @@ class VLModel:
 
     def _inside(
         self, x: Mapping[str, Tensor], edits: Edits,
-        compute: Callable[[Tensor, int, Edits], Tensor], staged: stages.StagedTower | None = None,
+        compute: Callable[[Tensor, int, Edits], Tensor], staged: StagedTower | None = None,
     ) -> Tensor:
         """Return ``compute`` of what enters the tower, its first block and the edits: [K, B, ...].
 
@@ -535,22 +539,25 @@ def _flat(ctx: Tensor, axes: int) -> Tensor:
     return ctx.reshape(-1, *ctx.shape[-axes:])
 
 
-def staged_tower(model: VLModel) -> stages.StagedTower:
-    """Return a model's image tower as stages (``stages.has_stages``), read at the first call."""
+def staged_tower(model: VLModel) -> StagedTower | None:
+    """Return a model's image tower as stages, read at the first call; None where it has none."""
+    from fedvlm.models.stages import StagedTower, has_stages  # start-up: for adapters only
+
+    if not has_stages(model.backbone):
+        return None
     if model._stages is None:
-        model._stages = stages.StagedTower(model.backbone)
+        model._stages = StagedTower(model.backbone)
     return model._stages
 
 
-def tower_of(model: VLModel, stream: str) -> VisionTower | stages.StagedTower:
+def tower_of(model: VLModel, stream: str) -> VisionTower | StagedTower:
     """Return what computes a stream inside the image tower: its blocks, or its stages.
 
     Raises:
         ConfigError: the tower has no such.
     """
-    if stream.startswith(stages.PREFIX) and stages.has_stages(model.backbone):
-        return staged_tower(model)
-    return model.vision
+    staged = staged_tower(model) if stream.startswith(STAGES) else None
+    return model.vision if staged is None else staged
 
 
 def template_groups(model: VLModel, clients: Sequence[int]) -> list[int]:

@@ -65,6 +65,13 @@ def test_a_table_with_clients(place: Path, tmp_path: Path) -> None:
     (("--trainer", "FedAvg", "--peft", "head", "FED.HOSTILE", "0.3", "FED.ATTACK", "backdoor",
       "FED.PLAIN", "True"), "choose another attack", 2),
     (("--trainer", "FedAvg", "--peft", "head", "--backbone", "tiny"), "these samples are texts", 2),
+    (("--trainer", "FedAvg", "--peft", "head", "DATASET.CORRUPTION", "gaussian_noise:5"),
+     "the samples of TwentyNewsgroups are texts: leave it out", 2),
+    (("--trainer", "FedAvg", "--peft", "head", "--clients-by", "nobody"),
+     "name a column of a table of its texts", 2),
+    (("--trainer", "FedAvg", "--peft", "head", "--labels", "a,b"), "a table of your own texts", 2),
+    (("--trainer", "FedAvg", "--peft", "head", "DATASET.UNLABELLED", "none"),
+     "names a folder of texts without labels", 2),
 ])
 def test_what_needs_images_is_refused(
     more: tuple[str, ...], says: str, code: int, place: Path, tmp_path: Path,

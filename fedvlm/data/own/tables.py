@@ -77,7 +77,8 @@ def without_images(
             return _texts_in(place, text_parts(place.here, leave_out)[0])
         content = describe_content(place.here)
         raise DataError(f"{place.here} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no table "
-                        f"of images (found: {content})")
+                        f"of images (found: {content}); texts are read from two class folders of "
+                        "plain files or more, or from a table with the columns text and label")
     return in_tables(place, paths, columns, labels, captions)
 
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.models.adapt.contexts import random_context, word_context
-from fedvlm.models.stages import has_stages
 from fedvlm.models.towers.adapters import LORA as LORA_MARK
 from fedvlm.models.towers.adapters import (
     PRIVATE_LORA,
@@ -305,7 +304,7 @@ def common_stream(spec: PeftSpec, model: VLModel) -> str:
     block = first_changed_block(spec, model)
     if block is None:
         return "features"
-    staged = spec.visual == "adapter" and has_stages(model.backbone)
+    staged = spec.visual == "adapter" and staged_tower(model) is not None
     return f"{STAGE}.{block}" if staged else f"tokens.{block}"
 
 
@@ -315,9 +314,8 @@ def _adapted(model: VLModel) -> tuple[Sequence[Layered], Sequence[str]]:
     Raises:
         ConfigError: the image tower has neither.
     """
-    if has_stages(model.backbone):
-        return staged_tower(model).blocks, (STAGE,)
-    return model.vision.blocks, BRANCHES
+    staged = staged_tower(model)
+    return (model.vision.blocks, BRANCHES) if staged is None else (staged.blocks, (STAGE,))
 
 
 def text_features(spec: PeftSpec, model: VLModel, p: Tree) -> Tensor:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,10 +31,13 @@ from fedvlm.models.features.decode import Load, Throughput, decode_ahead
 from fedvlm.models.features.encode import _WHAT, batch_size, compute_padded
 from fedvlm.models.features.rows import RowFile, as_tensor
 from fedvlm.models.features.store import FeatureStore, store_path
-from fedvlm.models.stages import StagedTower
 from fedvlm.models.towers.vision import VisionTower
 
-Tower = VisionTower | StagedTower
+if TYPE_CHECKING:
+    from fedvlm.models.stages import StagedTower
+
+    Tower = VisionTower | StagedTower
+
 IN_MEMORY = 2 << 30  # bytes; more is served from the file
 FULL, LOW = "full", "bf16"  # types of what is kept: the features', or half of fp32
 _AT_A_TIME = 256 << 20  # bytes of rows that are read together

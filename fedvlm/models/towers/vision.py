@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.models import stages
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
+from fedvlm.models.towers.blocks import STAGE, Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
 from fedvlm.models.towers.clip import is_encoder, is_image_tower, is_resnet, is_trunk
 
 PREFIX = "tokens."
 PATCHES = "patches"
-INSIDE = (PREFIX, stages.PREFIX)  # what begins the name of a stream inside the tower
+STAGES = f"{STAGE}."
+INSIDE = (PREFIX, STAGES)  # what begins the name of a stream inside the tower
 
 
 def stream_name(block: int) -> str:
