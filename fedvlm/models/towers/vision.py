@@ -184,9 +184,10 @@ class VisionTower:
 
     def _lacks(self, reason: str) -> ConfigError:
         return ConfigError(
-            "PEFT.VISUAL lora and adapter, PEFT.LN and tokens (and patches, but for CLIP's ResNet) "
-            f"need a ViT image tower; {self.backbone.name} has none ({reason}): use --backbone "
-            "ViT-B/16, or PEFT.VISUAL feature without LN"
+            "LoRA, adapters, PEFT.LN and prompts in the image tower (and patches, but for CLIP's "
+            f"ResNet) need a ViT image tower; {self.backbone.name} has none ({reason}): use "
+            "--backbone ViT-B/16, or a method that trains outside it (PEFT.VISUAL feature without LN, "
+            "--peft text-lora)"
         )
 
     @property
