@@ -186,8 +186,8 @@ class VisionTower:
         return ConfigError(
             "LoRA, adapters, PEFT.LN and prompts in the image tower (and patches, but for CLIP's "
             f"ResNet) need a ViT image tower; {self.backbone.name} has none ({reason}): use "
-            "--backbone ViT-B/16, or a method that trains outside it (PEFT.VISUAL feature without LN, "
-            "--peft text-lora)"
+            "--backbone ViT-B/16, or a method that trains outside it (PEFT.VISUAL feature "
+            "without LN, --peft text-lora)"
         )
 
     @property
