@@ -44,7 +44,8 @@ def _dispatch(words: list[str]) -> int:
     table = verbs()
     if len(words) == 1 and asks_help(words):
         return table["help"].run([])
-    name = next((name for name in table if words and fold(name) == fold(words[0])), "")
+    first = fold(words[0]) if words and not words[0].startswith("-") else None  # -data is no verb
+    name = next((name for name in table if fold(name) == first), "")
     if not name and words and not _of_the_main_job(words[0]):
         from fedvlm.cli.unknown import unknown_verb  # start-up: NumPy, for a mistake only
 

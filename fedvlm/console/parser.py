@@ -185,19 +185,17 @@ class Parser(argparse.ArgumentParser):
             if not _is_flag(word, table):
                 dashed = word.startswith("-") and word not in ("-", "--")
                 if dashed and not _is_value(word, loose):
-                    mistakes.append(f"unknown flag '{word}'{self._near(word)}")
-                    del words[:next((i for i, w in enumerate(words) if w.startswith("-")),
-                                    len(words))]  # its values belong to it
+                    values_of = next((i for i, w in enumerate(words) if w.startswith("-")),
+                                     len(words))
+                    mistakes.append(self._unknown(word, (words[:values_of] or [""])[0]))
+                    del words[:values_of]  # its values belong to it
                 elif word != "--":
                     loose.append(word)
                 continue
             following = next((i for i, w in enumerate(words) if w.startswith("--")), len(words))
             action = table.get(fold(name))
             if action is None:
-                why = {fold(n): why for n, why in self.refused.items()}.get(fold(name))
-                typed = value or (words[0] if following else "")
-                mistakes.append(f"flag {name} {_filled(why, typed)}" if why else
-                                f"unknown flag '{name}'{self._near(name)}")
+                mistakes.append(self._unknown(name, value or (words[0] if following else "")))
                 del words[:following]  # its values belong to it
                 continue
             taken = [value] if equals else _taken(action, words[:following])
@@ -209,6 +207,12 @@ class Parser(argparse.ArgumentParser):
             except ConfigError as error:
                 mistakes.append(str(error))
         return loose, mistakes
+
+    def _unknown(self, name: str, typed: str) -> str:
+        """Return what to say of a flag that there is not, with the word behind it."""
+        why = {fold(n): why for n, why in self.refused.items()}.get(fold(name))
+        return f"flag {name} {_filled(why, typed)}" if why else \
+            f"unknown flag '{name}'{self._near(name)}"
 
     def _store(self, action: Action, name: str, words: list[str], values: Namespace) -> None:
         """Convert a flag's words and hand them to its action.

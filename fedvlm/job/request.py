@@ -18,6 +18,9 @@ from fedvlm.job.flags import by_name, method_of_rule, parse
 
 # One of these says whose images they are; without any they are in memory.
 _IMAGES = ("DATASET.NAME", "DATASET.ROOT", "FED.FEDERATION", "FED.SITE_FILE", "FED.SITES_AT")
+# Methods without steps, and settings that they refuse or that their proposed number is without.
+_IN_CLOSED_FORM, _OF_STEPS = ("AFL", "ZeroShot"), (
+    "FED.FINETUNE_EPOCHS", "FED.AGGREGATOR", "FED.SERVER_")
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,8 @@ def next_command(
             file = str(find_config(asked.trainer_config_file, "trainers"))
             pairs = {key: str(value) for key, value in flat(cfg).items()
                      if origins[key] == file} | pairs
-        own = {key for key in {*pairs, *asked.flags} if _is_own(key)}
+        own = {key for key in {*pairs, *asked.flags} if _is_own(key)
+               or step.trainer in _IN_CLOSED_FORM and key.startswith(_OF_STEPS)}
         gone |= own | ({"TAG"} if own else set()) | {"DRAFT", "TRAINER.NAME"}
         asked = replace(asked, trainer=step.trainer, trainer_config_file="", method="")
     kept = {key: value for key, value in asked.flags.items() if key not in gone}

@@ -134,6 +134,12 @@ def _process(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def test_a_flag_is_no_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["-data", "Cifar10", "-list"]) == 2
+    said = capsys.readouterr().err
+    assert "flag -data" in said and "unknown command" not in said
+
+
 def test_the_main_script_as_a_process():
     found = _process("federated_main.py", "--num-usres", "3", LANG="C", LC_ALL="C")
     assert found.returncode == 2 and found.stdout == ""

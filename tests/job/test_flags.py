@@ -53,6 +53,8 @@ def test_the_value_of_an_unknown_flag_is_no_second_mistake():
     with pytest.raises(ConfigError) as caught:
         parse(words("--demo -shots 4 --rounds 2"))
     assert str(caught.value) == "unknown flag '-shots'; did you mean '--shots'?"
+    with pytest.raises(ConfigError, match="^flag -algo is called --trainer .* --trainer FedPer$"):
+        parse(words("-algo FedPer"))  # PFLlib's
 
 
 def test_unknown_flags_are_all_named_with_the_nearest():

@@ -186,11 +186,11 @@ class VisionTower:
 
     def _lacks(self, reason: str) -> ConfigError:
         return ConfigError(
-            "PEFT.VISUAL lora and adapter (adapter also a ResNet, ConvNeXt, Swin, FastViT, "
-            "EfficientNet or MobileNet), PEFT.LN and tokens (and patches, but for CLIP's ResNet) "
-            "need a ViT image tower; "
-            f"{self.backbone.name} has none ({reason}): use --backbone "
-            "ViT-B/16, or PEFT.VISUAL feature without LN"
+            "Adapters in the image tower need a ViT, ResNet, ConvNeXt, Swin, FastViT, "
+            "EfficientNet or MobileNet; LoRA, PEFT.LN and prompts there (and patches, but for "
+            f"CLIP's ResNet) need a ViT image tower; {self.backbone.name} has none ({reason}): use "
+            "--backbone ViT-B/16, or a method that trains outside it (PEFT.VISUAL feature without "
+            "LN, --peft text-lora)"
         )
 
     @property

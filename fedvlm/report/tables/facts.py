@@ -10,7 +10,6 @@ from typing import Any
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
-from fedvlm.data.catalog import dataset_info
 from fedvlm.report.collect import SEEDS
 from fedvlm.runs.finished import FinishedRun
 
@@ -212,8 +211,8 @@ def _is(entry: RunFacts, key: str, value: str) -> bool:
     if key == "trainer":
         names.add(entry.run.method)
     if key in ("trainer", "dataset"):  # spelt as flags take them: eurosat, dtd
-        info = dataset_info(value) if key == "dataset" else None
-        return bool({fold(value), fold(info.name if info else value)} & {*map(fold, names)})
+        names |= {str(entry.fact("DATASET.DIR") or "")} if key == "dataset" else set()
+        return fold(value) in map(fold, names)
     if key.endswith("_digest") or key in IDENTITY:
         return bool(value) and any(name.startswith(value) for name in names)
     return value in names
