@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedvlm.api.evaluate import labels_known, same_classes, was_cut
+from fedvlm.api.evaluate import given_of, labels_known, same_classes, was_cut
 from fedvlm.api.model import Model, Predictions
 from fedvlm.api.rebuild import Rebuilt, rebuild, run_digest, run_folder
 from fedvlm.core.errors import ConfigError, DataError
@@ -38,7 +38,7 @@ NEW = 0  # the only client there is
 def adapt(
     run: str | Path, images: str | Path, *, epochs: int | None = None, device: str = "auto",
     weights: str = "", trainer: str = "", trust_code: str = "", round: int | None = None,
-    labels: str = "",
+    labels: str = "", columns: str = "",
 ) -> tuple[Model, list[str]]:
     """Return a personal model for images that the run has never seen, and what is to be said.
 
@@ -51,6 +51,7 @@ def adapt(
             part, that is used for the accuracy before and after; otherwise all images train.
         epochs: of fine-tuning; None: as the run's settings say, the method's own by default.
         labels: columns of sets of labels in a table; empty: the run's, where it has such.
+        columns: what others of a table mean (``DATASET.COLUMNS``).
         device, weights, trainer, trust_code, round: see ``fedvlm.load``.
 
     Raises:
@@ -68,7 +69,7 @@ def adapt(
     model = base.federation.model
     refuse_targets("fedvlm adapt", captions=base.cfg.DATASET.CAPTIONS)
     asked = labels or str(base.cfg.DATASET.LABELS)
-    own = understand(user_path(images), {LABELS: asked} if asked else None)
+    own = understand(user_path(images), given_of(asked, columns))
     parts, table = _parts(own), _table(model, own)
     samples = [_renumbered(d, table) for part in parts.values() for d in part]
     edges = np.cumsum([0, *(len(part) for part in parts.values())])

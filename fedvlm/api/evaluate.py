@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 from fedvlm.api.model import Model, Predictions
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Value
 from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.datasets import load_dataset, templates
@@ -20,7 +21,7 @@ from fedvlm.data.datum import DatasetBase, Datum, refuse_targets
 from fedvlm.data.federated import number_sets
 from fedvlm.data.formats.folders import OWN_CUT
 from fedvlm.data.images import ImageLoader
-from fedvlm.data.own.add import LABELS, OwnSet, understand
+from fedvlm.data.own.add import COLUMNS, LABELS, OwnSet, understand
 from fedvlm.data.targets import set_config
 from fedvlm.evaluation.label_rows import MEASURE, Fixed, set_row
 from fedvlm.evaluation.metrics import accuracy, macro_f1
@@ -72,19 +73,25 @@ def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
     return _labelled(data, data.test, templates(node))
 
 
-def of_folder(folder: str | Path, labels: str = "") -> Labelled:
+def of_folder(folder: str | Path, labels: str = "", columns: str = "") -> Labelled:
     """Return the test images of a folder of your own; all of them where it has no test part.
 
     Args:
         labels: columns that hold sets of labels (``DATASET.LABELS``); empty: one class per image.
+        columns: what others of a table mean (``DATASET.COLUMNS``).
 
     Raises:
         DataError: it is no folder of labelled images.
     """
-    own = understand(user_path(folder), {LABELS: labels} if labels else None)
+    own = understand(user_path(folder), given_of(labels, columns))
     samples = own.data.all() if was_cut(own) else own.data.test
     cfg, _ = build_config(None, None, own.keys, [], default_schema())
     return replace(_labelled(own.data, samples, templates(cfg)), whole=was_cut(own))
+
+
+def given_of(labels: str, columns: str) -> dict[str, Value]:
+    """Return the config keys of a table that somebody says something of."""
+    return {key: word for key, word in ((LABELS, labels), (COLUMNS, columns)) if word}
 
 
 def _answers(model: Model, tests: Labelled) -> Predictions:

@@ -28,6 +28,7 @@ def flags(parser: Parser) -> None:
                                                           "classes of the run")
     add("--labels", default="", metavar="COLUMN", help="columns of sets of labels in that table "
                                                        "(default: the run's)")
+    add("--columns", default="", metavar="A=B", help="what others of that table mean: path=file")
     add("--to", required=True, metavar="DIR", help="a new folder")
     add("--format", default="safetensors", metavar="NAME", help="safetensors, peft, open_clip or "
         "onnx (safetensors)")
@@ -51,7 +52,7 @@ def main(args: Namespace) -> int:
     model, notes = adapt(
         args.run, args.images, epochs=args.epochs, device=args.device, weights=args.weights,
         trainer=args.trainer, trust_code=args.trust_code, round=args.round,
-        labels=args.labels,
+        labels=args.labels, columns=args.columns,
     )
     complain(*notes, prefix="note")
     done = model.export(folder, args.format)

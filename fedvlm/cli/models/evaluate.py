@@ -36,6 +36,7 @@ def flags(parser: Parser) -> None:
                                                        "files")
     add("--labels", default="", metavar="COLUMN", help="columns of sets of labels in that table "
                                                        "(default: the run's)")
+    add("--columns", default="", metavar="A=B", help="what others of that table mean: path=file")
     add("--json", action="store_true", help="one line of JSON per model")
 
 
@@ -47,8 +48,9 @@ def main(args: Namespace) -> int:
     """
     if bool(args.dataset) == bool(args.images):
         raise ConfigError("choose the images: --dataset NAME, or --images FOLDER")
-    if args.labels and not args.images:
-        raise ConfigError("--labels needs --images: it names columns of a table")
+    for word in ("labels", "columns"):
+        if getattr(args, word) and not args.images:
+            raise ConfigError(f"--{word} needs --images: it names columns of a table")
     if args.root and args.images:
         raise ConfigError("--root needs --dataset: --images FOLDER already gives the place; drop "
                           "--root")
@@ -56,7 +58,7 @@ def main(args: Namespace) -> int:
     from fedvlm.api.evaluate import evaluate, of_dataset, of_folder  # start-up: PyTorch, 2 s
 
     labels = args.labels or str(run.config.DATASET.LABELS)
-    tests = of_folder(args.images, labels) if args.images else of_dataset(
+    tests = of_folder(args.images, labels, args.columns) if args.images else of_dataset(
         args.dataset, run.config, args.root
     )
     progress(f"{len(tests.samples):,} images of {tests.name}")

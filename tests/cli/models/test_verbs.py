@@ -116,6 +116,11 @@ def test_a_table_without_parts_is_evaluated_and_adapted_to_whole(
     (folder / "list.csv").write_text("\n".join(["path,classname,patient", *(
         f"{p.relative_to(folder)},{p.parent.name},{p.stem}" for p in files)]))
     table = str(folder / "list.csv")
+    (folder / "german.csv").write_text(
+        (folder / "list.csv").read_text().replace("path,classname", "Datei,Befund"))
+    assert main(["evaluate", str(place), "--images", str(folder / "german.csv"), "--columns",
+                 "path=Datei,classname=Befund", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 6
     assert main(["evaluate", str(place), "--images", table, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == len(files) == 6
     assert main(["evaluate", str(place), "--images", table]) == 0

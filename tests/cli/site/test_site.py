@@ -136,7 +136,7 @@ def test_a_coordinator_refuses_what_no_site_can_do_before_it_asks_one(
     assert make("--to", "server") == 0
     assert main(["run", "--engine", "sites", "--sites-at", "nobody", "--site-file",
                  "server/site.json", "--num-users", "2", "--trainer", "FedAvg", "--backbone",
-                 "tiny", *words]) == 2
+                 "tiny", "FED.ASK.REACH", "3", *words]) == 2
     assert said in capsys.readouterr().err
 
 
