@@ -16,6 +16,7 @@ import math
 import shlex
 import shutil
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -108,6 +109,8 @@ def main(args: Namespace) -> int:
         rows.append((cut.words, advice, json.loads(found.read_text(encoding="utf-8"))["results"]))
         say(table_row(*rows[-1]))
     say("", *table_lines(rows))
+    if len(args.draws) > 1:
+        say("", *mean_lines(rows))
     return 0
 
 
@@ -188,6 +191,32 @@ def table_row(words: str, advice: dict[str, Any], results: dict[str, Any]) -> st
         f"{answer['points']:+.1f} ± {answer['margin']:.1f}",
     )
     return f"| {' | '.join(cells)} |"
+
+
+def mean_lines(rows: Sequence[Judged]) -> list[str]:
+    """Return a table of means over the draws of each folder.
+
+    Verdicts with their numbers, accuracies and gains of advice and runs, and in how many draws the
+    two gains differ by less than their joint interval.
+    """
+    lines = ["| images and clients | advice | together: advised | run | alone: advised | run "
+             "| gain: advised | run | agree |", "|---|---|" + "---|" * 7]
+    for words in dict.fromkeys(one[0] for one in rows):
+        told = [(advice, results["answer"]) for w, advice, results in rows if w == words]
+        verdicts = Counter(advice["verdict"] for advice, _ in told).most_common()
+        reached = [advice["reached"] for advice, _ in told]
+        means = [
+            fmean(r[a["method"]]["personal"] for r, (a, _) in zip(reached, told, strict=True)),
+            fmean(answer["together"]["personal"] for _, answer in told),
+            fmean(r[a["alone"]]["personal"] for r, (a, _) in zip(reached, told, strict=True)),
+            fmean(answer["alone"]["personal"] for _, answer in told)]
+        gains = [fmean(a["points"] for a, _ in told), fmean(b["points"] for _, b in told)]
+        agree = sum(abs(gain) <= margin for w, advice, results in rows if w == words
+                    for _, gain, margin in [differences(advice, results)])
+        lines.append(f"| {words} | {', '.join(f'{word} {n}' for word, n in verdicts)} | "
+                     f"{' | '.join(f'{v:.1f}' for v in means)} | "
+                     f"{' | '.join(f'{v:+.1f}' for v in gains)} | {agree} of {len(told)} |")
+    return lines
 
 
 def table_lines(rows: Sequence[Judged]) -> list[str]:

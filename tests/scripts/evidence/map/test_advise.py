@@ -14,7 +14,14 @@ from PIL import Image
 
 from evidence.commands import main
 from evidence.map import advise
-from evidence.map.advise import Cut, differences, is_opposite, make_images, table_lines
+from evidence.map.advise import (
+    Cut,
+    differences,
+    is_opposite,
+    make_images,
+    mean_lines,
+    table_lines,
+)
 from fedvlm.core.errors import DataError
 
 
@@ -78,6 +85,9 @@ def test_how_near_advice_and_runs_are_by_hand() -> None:
     assert lines[2].startswith("| federate 4.0, 3 to 9 images each | federate (afl) | 70.0 | 64.0")
     assert "is -1.0 points from the run on average (5.0 without signs). In 1 of 3" in lines[-1]
     assert lines[-1].endswith("The opposite advice: do not federate 9.0.")
+    both = [("x", *judged("federate", 10.0, 4.0)[1:]), ("x", *judged("cannot say", 8.0, 9.0)[1:])]
+    assert mean_lines(both)[2:] == [
+        "| x | federate 1, cannot say 1 | 69.0 | 66.5 | 60.0 | 60.0 | +9.0 | +6.5 | 1 of 2 |"]
 
 
 def test_the_command_advises_and_runs(
@@ -91,6 +101,7 @@ def test_the_command_advises_and_runs(
     assert main(words) == 0
     told = capsys.readouterr().out
     assert told.count("| four colours, 32 images each |") == 4
+    assert told.count("| four colours | ") == 1
     assert "Over these 2 folders" in told
     (run,) = (tmp_path / "four-3").rglob("results.json")
     assert json.loads(run.read_text(encoding="utf-8"))["protocol"]["data_seed"] == 4
