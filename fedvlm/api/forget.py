@@ -122,7 +122,7 @@ def plan_forgetting(
     folder: str | Path, *, client: str = "", group: str = "", images: str = "",
     changes: Mapping[str, str] | None = None, trust: Trust = NO_TRUST, look: Sequence[str] = (),
 ) -> Forgetting:
-    """Return what forgetting takes; nothing is written.
+    """Return what forgetting takes; nothing is written here (sites that are asked log a visit).
 
     Args:
         folder: a finished run.
@@ -336,7 +336,8 @@ def named_images(word: str, known: Mapping[str, str], whose: str = "run") -> set
     path = files.user_path(word)
     if path.is_dir():
         root = path.resolve()
-        found = {k for k, at in known.items() if Path(at).resolve().is_relative_to(root)}
+        found = {k for k, at in known.items() if Path(at).resolve().is_relative_to(root)
+                 or Path(at).absolute().is_relative_to(path.absolute())}  # a link in the folder
         if not found:
             raise DataError(f"--images {word}: no image of the {whose} is in this folder")
         return found

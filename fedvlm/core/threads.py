@@ -16,8 +16,9 @@ from collections.abc import Mapping, MutableMapping
 
 #: Backbones whose kernels are too short to be shared among threads.
 SMALL = ("tiny",)
-#: In bytes: what is freed below it is kept (the largest number that ``mallopt`` takes).
-LARGEST = 2**31 - 1
+#: In bytes: what is freed below it is kept. The largest number that ``mallopt`` takes, and the
+#: largest of a glibc that has a bound for it (half of the largest heap of a thread, 64 bit).
+LARGEST, BOUNDED = 2**31 - 1, 2**25
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 
 
@@ -37,19 +38,23 @@ def sleep_while_waiting(environ: MutableMapping[str, str]) -> None:
         environ.setdefault("KMP_BLOCKTIME", "0")  # the same for Intel's and LLVM's OpenMP
 
 
-def keep_freed_memory(environ: Mapping[str, str]) -> bool:
+def keep_freed_memory(environ: Mapping[str, str]) -> int:
     """Keep what tensors free for the next ones, unless the user sets the C library's memory.
 
-    Resident memory then stays at its peak until the process ends. Return whether it was asked for:
-    glibc alone knows the two limits (``mallopt(3)``).
+    Resident memory then stays at its peak until the process ends. Return the bytes below which a
+    tensor is kept; 0 where nothing was changed: glibc alone knows the two limits (``mallopt(3)``).
+    To set only the limit of trimming would end glibc's own adjustment of the other one.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in environ):
-        return False
+        return 0
     try:
         ask = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
-        return False
-    return all(ask(limit, LARGEST) == 1 for limit in (_TRIM_THRESHOLD, _MMAP_THRESHOLD))
+        return 0
+    kept = next((size for size in (LARGEST, BOUNDED) if ask(_MMAP_THRESHOLD, size) == 1), 0)
+    if kept:
+        ask(_TRIM_THRESHOLD, LARGEST)
+    return kept
 
 
 def usual_threads(

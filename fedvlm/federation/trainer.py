@@ -638,15 +638,20 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _refuse_misspelt(cls: type) -> None:
-    """Refuse a function nearly called as a hook: nothing calls it, and the usual hook is used."""
+    """Refuse a function nearly called as a hook that no other function of the class names.
+
+    The usual hook would be used without a word.
+    """
     hooks = {n for n, hook in vars(Trainer).items()  # a short name may be meant as it is: share
              if inspect.isfunction(hook) and n[0] != "_" and len(n) > 7}
     known = {n for base in cls.__mro__[1:] for n in vars(base)}
-    own = [n for n, one in vars(cls).items() if inspect.isfunction(one) and n[0] != "_"]
-    for name in {*own} - known:
+    functions = {n: one for n, one in vars(cls).items() if inspect.isfunction(one)}
+    own = [n for n in functions if n[0] != "_"]
+    called = {n for one in functions.values() for n in one.__code__.co_names}
+    for name in {*own} - known - called:
         if near := difflib.get_close_matches(name, hooks - {*own}, n=1, cutoff=0.9):
             raise ConfigError(
-                f"trainer {cls.__name__} defines {name}, which nothing calls; did you mean "
+                f"trainer {cls.__name__} defines {name}, which fedvlm does not call; did you mean "
                 f"'{near[0]}'? (a name of your own may begin with _)"
             )
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedvlm.api.forget import carry_out, plan_forgetting
+from fedvlm.api.forget import carry_out, named_images, plan_forgetting
 from fedvlm.api.forgetting.kept import first_round
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError
@@ -188,3 +188,13 @@ def test_a_client_cannot_be_forgotten_twice_nor_all_of_them(without: Path, run: 
     file.write_text("\n".join(every))
     with pytest.raises(ConfigError, match="leaves no client with a training image"):
         plan_forgetting(run, images=str(file))
+
+
+def test_an_image_that_is_a_link_in_the_folder_is_of_the_folder(tmp_path: Path) -> None:
+    """As where a site's folders are links into a store of images."""
+    for name in ("store/b.png", "pat7/a.png", "pat8/c.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "pat7/b.png").symlink_to(tmp_path / "store/b.png")
+    known = {n: str(tmp_path / n) for n in ("pat7/a.png", "pat7/b.png", "pat8/c.png")}
+    assert named_images(str(tmp_path / "pat7"), known) == {"pat7/a.png", "pat7/b.png"}

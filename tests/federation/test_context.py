@@ -345,12 +345,17 @@ def test_gradients_of_single_samples_have_a_closed_form(most: int) -> None:
     padded = ctx.grad_each({"w": w}, loss, replace(batch, counts=()), most=most)
     assert sum(seen) == 10 + 15 and torch.equal(padded[0], losses)
     assert torch.equal(padded[1]["w"], grads["w"])
+    nobody = replace(batch, counts=(0, 0, 0), w=torch.zeros_like(batch.w))
+    losses_of_none, grads_of_none = ctx.grad_each({"w": w}, loss, nobody, most=most)
+    assert not losses_of_none.any() and not grads_of_none["w"].any()
+    first = replace(batch, w=batch.w * (torch.arange(5) < 1))  # a method leaves samples out
+    assert not ctx.grad_each({"w": w}, loss, first, most=most)[1]["w"][:, 1:].any()
     gap = w[:, None] - batch.x["b"]
     a = torch.tensor([1.0, 3.0, 1.0]).double()[:, None]
     assert losses.shape == (3, 5) and grads["w"].shape == (3, 5)
     assert torch.equal(grads["w"], torch.where(batch.w > 0, a * gap, 0.0))
     assert torch.equal(losses, torch.where(batch.w > 0, a / 2 * gap**2, 0.0))
-    assert ctx.counters["gradient_samples"] == 20 == ctx.counters["gradients"]
+    assert ctx.counters["gradient_samples"] == 30 == ctx.counters["gradients"]
 
 
 @pytest.mark.parametrize("most", [0, 9])

@@ -54,6 +54,15 @@ def test_a_misspelt_hook_is_no_silent_default(slip: str, hook: str) -> None:
     type("Mine", (Trainer,), both)  # a helper beside the hook
     type("Mine", (Trainer,), {"share": both[slip], "_" + slip: both[slip]})
 
+    class Helped(Quadratic):
+        def client_updates(self) -> int:  # a helper of its own
+            return 1
+
+        def epochs(self) -> int:
+            return self.client_updates()
+
+    assert Helped.epochs
+
 
 def test_a_download_of_another_arity_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Mine: download takes \(self, ctx, server, client\)"):

@@ -221,7 +221,7 @@ def test_a_worker_that_cannot_load_says_so_of_each_cell(
 
 
 def test_a_worker_collects_what_a_cell_leaves_and_walks_what_cells_share_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: None
 ) -> None:
     class Ring:
         me: Any

@@ -108,11 +108,11 @@ def _mistakes(args: Namespace) -> list[str]:
     stray = [n for dest, n in args.spelling.items() if dest not in reads]
     if stray:
         return [f"{args.what} does not read {name}" for name in stray]
+    if args.what == "forget" and (args.client or args.images):
+        return _part_mistakes(args)
     if len(args.opts) != 1 and not (args.what == "forget" and len(args.opts) == 2):
         run = " [RUN]" if args.what == "forget" else ""
         return [f"{args.what} needs one FILE: fedvlm site {args.what} FILE{run}; {_FILE}"]
-    if args.what == "forget" and (args.client or args.images):
-        return _part_mistakes(args)
     if args.what == "prune" and args.days is None and not args.sums:
         return ["prune needs --days N or --sums"]
     if args.days is not None and not 0 <= args.days <= _LONGEST:
@@ -124,10 +124,13 @@ def _mistakes(args: Namespace) -> list[str]:
 
 def _part_mistakes(args: Namespace) -> list[str]:
     """Return what does not go together where a part of a site is forgotten."""
-    out = [f"--client {' '.join(words)}: forget takes one number, such as --client 3"
+    out = [f"--client {' '.join(words)}: forget takes one number, and FILE before it: "
+           "fedvlm site forget FILE --client 3"
            for words in args.client if len(words) != 1 or not words[0].isdecimal()]
+    if not args.opts and not out:
+        out.append(f"forget needs one FILE: fedvlm site forget FILE; {_FILE}")
     if bool(args.images) + len(args.client) > 1:
-        out.append("give one --client K, or --images, not both")
+        out.append("give --client K once, or --images, not both")
     if len(args.opts) > 1:
         out.append("--client and --images are of all runs: drop RUN")
     return out

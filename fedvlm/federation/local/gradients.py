@@ -64,7 +64,7 @@ def sample_gradients(
         MethodError: as ``compute_gradient``.
     """
     k, width = batch.y.shape
-    real = () if drawn else batch.counts
+    real = batch.counts if any(batch.counts) and not drawn else ()
     out = dict[str, Tensor]()
     for part, own, place in single_samples(params, batch, max(1, most // k), real):
         got = compute_gradient(model, own, loss, part, names)
@@ -73,9 +73,8 @@ def sample_gradients(
                 out[name] = found.new_zeros(k * width, *found.shape[1:])
             out[name].index_copy_(0, place, found)
     tree = {name: v.view(k, width, *v.shape[1:]) for name, v in out.items()}
-    if not real:
-        keep = batch.w > 0
-        tree = {name: torch.where(_spread(keep, v), v, 0.0) for name, v in tree.items()}
+    keep = batch.w > 0
+    tree = {name: torch.where(_spread(keep, v), v, 0.0) for name, v in tree.items()}
     return tree.pop(""), tree
 
 

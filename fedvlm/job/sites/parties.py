@@ -290,6 +290,8 @@ def read_met(path: Path) -> Mapping[str, Any]:
 def ask_sites(cfg: CfgNode, sites: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return what sites of a run tell of themselves now, in the form of ``read_met``.
 
+    Each site logs the visit as a run of a random name, whose entry goes after a day.
+
     Raises:
         ConfigError: one is not there, or refuses.
     """
