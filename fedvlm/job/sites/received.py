@@ -119,5 +119,5 @@ def own_model(site: Site, frame: Frame, client: int) -> tuple[Tree, Row]:
             fed.clients.store = before
     rows: list[Row] = [{}]
     if fed.meter is not None:
-        rows = list(fed.meter(Measure(calibration=True), iter([([client], expand(params, 1))])))
+        rows = list(fed.meter(Measure(), iter([([client], expand(params, 1))])))
     return params, rows[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from fedvlm.api.model import Model
 from fedvlm.api.run import load
 from fedvlm.cli.main import main
 from fedvlm.cli.site._export import model_of
+from fedvlm.core.errors import DataError
 from fedvlm.distributed.site_yaml import read_site_yaml
+from fedvlm.distributed.wire import Frame
+from fedvlm.job.sites.received import FILE, keep_received, read_received
 from tests import jobs
 from tests.job.sites.places import NAMES, federated, make
 
-TUNED = ("--trainer", "APFL", "--finetune-epochs", "1", "TEST.CALIBRATE", "True")
+TUNED = ("--trainer", "APFL", "--finetune-epochs", "1")
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +58,7 @@ def test_a_site_makes_the_model_of_the_run_that_sees_all(
         images = sorted((place / name / "images").rglob("*.png"))[:6]
         ours = Model(model.trainer, trained.model, trained.params, "").predict(images)
         assert torch.equal(ours.logits, model.predict(images).logits) and len(ours) == 6
-        assert trained.facts.temperature == model.facts.temperature
-        assert (trained.facts.temperature != 1) == (words == TUNED)
+        assert read_received(owner.states / run.strip()).values["tune"] == (words == TUNED)
         assert trained.facts.metrics == {"accuracy": rows[client]["accuracy"]}
         assert f"the model of client {client} after round 2 of 2; accuracy" in said
     capsys.readouterr()
@@ -68,3 +71,97 @@ def test_a_site_makes_the_model_of_the_run_that_sees_all(
     assert "read back, largest logit difference" in capsys.readouterr().out
     card = json.loads((tmp_path / "model" / "model.json").read_text())
     assert card and (tmp_path / "model" / "run.py").is_file()
+
+
+def asked(
+    round_: int, clients: dict[int, float], tune: bool = False, like: str = "ab" * 8
+) -> Frame:
+    """A question for personal models; each client receives a tensor of one number."""
+    refs = {str(c): str(i) for i, c in enumerate(clients)}
+    measure = dict.fromkeys(("finetuned", "cross", "away", "calibration", "confusion",
+                             "keep_logits"), False) | {"split": "test"}
+    return Frame("evaluate", {
+        "run": "cd" * 32, "like": like, "nonce": "ef" * 8, "round": round_, "down": refs,
+        "accepted": dict.fromkeys(refs, round_), "tune": tune, "model": "personal",
+        "measure": measure,
+    }, {f"down/{ref}": {"w": torch.tensor([clients[int(c)]])} for c, ref in refs.items()})
+
+
+def held(folder: Path) -> tuple[int, bool, dict[str, float]]:
+    """Round, whether tuned, and what each client received, of the question that is kept."""
+    frame = read_received(folder)
+    values = frame.values
+    return values["round"], values["tune"], {
+        c: float(frame.trees[f"down/{ref}"]["w"]) for c, ref in sorted(values["down"].items())}
+
+
+def test_questions_of_one_round_are_kept_together_and_a_damaged_one_is_replaced(
+    tmp_path: Path
+) -> None:
+    """Clients that are asked for apart, or once more before the final fine-tuning."""
+    keep_received(tmp_path, asked(1, {0: 1.0, 4: 1.0}))
+    keep_received(tmp_path, asked(2, {0: 2.0, 1: 3.0}, tune=True))
+    assert held(tmp_path) == (2, True, {"0": 2.0, "1": 3.0})
+    keep_received(tmp_path, asked(2, {1: 5.0, 7: 6.0, 8: 6.5}))
+    assert held(tmp_path) == (2, True, {"0": 2.0, "1": 5.0, "7": 6.0, "8": 6.5})
+    keep_received(tmp_path, asked(2, {3: 4.0}, like="12" * 8))
+    assert held(tmp_path) == (2, False, {"3": 4.0})
+    data = bytearray((tmp_path / FILE).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / FILE).write_bytes(data)
+    with pytest.raises(DataError, match="is damaged .its checksum does not fit."):
+        read_received(tmp_path)
+    keep_received(tmp_path, asked(2, {3: 7.0}))
+    assert held(tmp_path) == (2, False, {"3": 7.0})
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ("--client 0 --to m", "export needs --format NAME: fedvlm site export FILE [RUN] --client K"),
+    ("--to m --format peft", "export needs --client K"),
+    ("--client global --to m --format peft", "--client global: export takes one number"),
+    ("--client 0 photos --to m --format peft", "--client 0 photos: export takes one number"),
+    ("--client 0 --to m --format peft --days 3", "export does not read --days"),
+    ("--client 0 --to m --format peft --rounds 3", "export does not read --rounds"),
+    ("--client 0 --to m --format pft", "'pft'"),
+    ("--client 1 --to m --format peft", "--client 1: this site has the clients 0"),
+    ("abc --client 0 --to m --format peft", "'abc' begins no run that this site keeps: "),
+    ("--client 0 --to m --format peft FED.ROUNDS 3", "export does not read FED.ROUNDS"),
+])
+def test_bad_words_are_refused(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], more: str, said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(place / "site0", tmp_path / "site0", ignore=lambda *_: ["states", "images"])
+    keep_received(make_run(tmp_path / "site0" / "states"), asked(2, {0: 2.0}))
+    assert main(["site", "export", "site0/site.yaml", *more.split()]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "m").exists()
+
+
+def test_what_is_not_there_is_said(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No model yet, a run that was never evaluated here, several runs, and lost words of one."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(place / "site0", tmp_path / "site0", ignore=lambda *_: ["states", "images"])
+    states = tmp_path / "site0" / "states"
+
+    def told(*run: str) -> str:
+        words = ("--client", "0", "--to", "m", "--format", "peft")
+        assert main(["site", "export", "site0/site.yaml", *run, *words]) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "has no model of a run: none was evaluated here yet" in told()
+    first = make_run(states)
+    assert "run cdcdcdcdcdcd: no evaluation of personal models" in told("cdcd")
+    keep_received(first, asked(2, {0: 2.0}))
+    assert "run cdcdcdcdcdcd: this site does not know that run" in told()
+    keep_received(make_run(states, "ef" * 32), asked(2, {0: 2.0}))
+    assert "models of 2 runs, cdcdcdcdcdcd, efefefefefef: name one" in told()
+
+
+def make_run(states: Path, name: str = "cd" * 32) -> Path:
+    """Make a run's folder among a site's states."""
+    (states / name).mkdir(parents=True)
+    return states / name
