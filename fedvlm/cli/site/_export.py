@@ -78,7 +78,7 @@ def model_of(
     reached = "" if number is None or row.get(ABSENT) else (
         f"; {measure_word(row)} {number:.1f} on its own {row['n']} test images here")
     return TrainedModel(fed.trainer, model, params, facts), (
-        f"run {run[:SHORT]}: the model of client {client} after round {round_} of "
+        f"{fed.trainer.name}: the model of client {client} after round {round_} of "
         f"{cfg.FED.ROUNDS}{reached}")
 
 
