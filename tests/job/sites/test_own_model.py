@@ -21,6 +21,7 @@ from fedvlm.job.sites.received import FILE, keep_received, read_received
 from tests import jobs
 from tests.job.sites.places import NAMES, federated, make
 
+SPLIT = "0-1,2"
 TUNED = ("--trainer", "APFL", "--finetune-epochs", "1")
 
 
@@ -35,7 +36,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def place(few: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("parties"))
+    return make(tmp_path_factory.mktemp("parties"), SPLIT, 3)
 
 
 @pytest.mark.parametrize("words", [("--trainer", "FedTV"), ("--trainer", "APFL"), TUNED])
@@ -45,11 +46,11 @@ def test_a_site_makes_the_model_of_the_run_that_sees_all(
 ) -> None:
     """Tensors and predictions are equal; the coordinator names the command, which works."""
     here, whole = tmp_path / "sites", tmp_path / "whole"
-    assert federated(place, here, monkeypatch, *words)[0] == 0
-    assert jobs.run(whole, *words, "FED.SITES", "0,1") == 0
+    assert federated(place, here, monkeypatch, "--num-users", "3", *words)[0] == 0
+    assert jobs.run(whole, "--num-users", "3", *words, "FED.SITES", SPLIT) == 0
     theirs, run = load(jobs.folder(whole)), (jobs.folder(here) / "sites" / "run").read_text()
     rows = jobs.records(whole)[-1]["clients"]
-    for client, name in enumerate(NAMES):
+    for client, name in enumerate((NAMES[0], *NAMES)):
         owner = read_site_yaml(place / name / "site.yaml")
         trained, said = model_of(owner, run[:8], client, {})
         model = theirs.client(client)
@@ -65,7 +66,7 @@ def test_a_site_makes_the_model_of_the_run_that_sees_all(
     assert main(["predict", str(jobs.folder(here)), str(place / "server"), "--client", "1"]) == 2
     command = f"fedvlm site export SITE.YAML {run[:12]} --client 1 --to FOLDER --format safetensors"
     assert command in capsys.readouterr().err
-    filled = command.replace("SITE.YAML", str(place / NAMES[1] / "site.yaml")).split()[1:]
+    filled = command.replace("SITE.YAML", str(place / NAMES[0] / "site.yaml")).split()[1:]
     filled[filled.index("FOLDER")] = str(tmp_path / "model")
     assert main(filled) == 0
     assert "read back, largest logit difference" in capsys.readouterr().out
@@ -123,7 +124,7 @@ def test_questions_of_one_round_are_kept_together_and_a_damaged_one_is_replaced(
     ("--client 0 --to m --format peft --days 3", "export does not read --days"),
     ("--client 0 --to m --format peft --rounds 3", "export does not read --rounds"),
     ("--client 0 --to m --format pft", "'pft'"),
-    ("--client 1 --to m --format peft", "--client 1: this site has the clients 0"),
+    ("--client 2 --to m --format peft", "--client 2: this site has the clients 0, 1"),
     ("abc --client 0 --to m --format peft", "'abc' begins no run that this site keeps: "),
     ("--client 0 --to m --format peft FED.ROUNDS 3", "export does not read FED.ROUNDS"),
 ])
