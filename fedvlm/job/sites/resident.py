@@ -94,7 +94,7 @@ class Resident:
         if outline(reply)[0] == "evaluated" and frame.values["model"] == "personal":
             try:
                 keep_received(self.owner.states / frame.values["run"], frame)
-            except DataError as error:  # the answer is whole without it
+            except (DataError, WireError) as error:  # the answer is whole without it
                 self.say(str(error))
         return reply
 

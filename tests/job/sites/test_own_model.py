@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +19,10 @@ from fedvlm.cli.main import main
 from fedvlm.cli.site._export import model_of
 from fedvlm.core.errors import DataError
 from fedvlm.distributed.site_yaml import read_site_yaml
-from fedvlm.distributed.wire import Frame
+from fedvlm.distributed.wire import Frame, pack
+from fedvlm.job.sites import resident
 from fedvlm.job.sites.received import FILE, keep_received, read_received
+from fedvlm.job.sites.resident import Resident
 from tests import jobs
 from tests.job.sites.places import NAMES, federated, make
 
@@ -114,6 +119,29 @@ def test_questions_of_one_round_are_kept_together_and_a_damaged_one_is_replaced(
         read_received(tmp_path)
     keep_received(tmp_path, asked(2, {3: 7.0}))
     assert held(tmp_path) == (2, False, {"3": 7.0})
+
+
+def test_only_answered_questions_for_personal_models_are_kept_and_a_full_disk_stops_no_answer(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = replace(read_site_yaml(place / "site0" / "site.yaml"), states=tmp_path)
+    logs: list[str] = []
+    site, folder = Resident(owner, say=logs.append), make_run(tmp_path)
+    question, back = asked(2, {0: 2.0}), {"nonce": "ef" * 8}
+    evaluated = pack(Frame("evaluated", back | {"round": 2, "rows": [], "seconds": {}}))
+    failed = pack(Frame("failed", back | {"kind": "failed", "text": "no"}))
+    said = [failed]
+    stub = SimpleNamespace(answer=lambda data: said[0])
+    monkeypatch.setattr(site, "_site_of", lambda frame: (stub, None))
+    monkeypatch.setattr(resident, "threads_of", lambda cfg: nullcontext())
+    assert site._reply(pack(question)) == failed and not (folder / FILE).exists()
+    said[0] = evaluated
+    template = Frame("evaluate", dict(question.values) | {"model": "template"}, question.trees)
+    assert site._reply(pack(template)) == evaluated and not (folder / FILE).exists()
+    (folder / FILE).mkdir()  # nothing can be written there
+    assert site._reply(pack(question)) == evaluated and "cannot use" in logs[-1]
+    (folder / FILE).rmdir()
+    assert site._reply(pack(question)) == evaluated and held(folder)[2] == {"0": 2.0}
 
 
 @pytest.mark.parametrize(("more", "said"), [
