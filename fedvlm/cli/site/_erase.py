@@ -150,8 +150,9 @@ def _erase(
                  "listed here", prefix="note")
     complain(f"kept in {owner.states}: {LOG}; {FILE}, {READ} and {ASKED} of a run, which keep "
              "anybody from asking again for single updates. None of them holds an image or a "
-             f"tensor. Kept, too: the images in {owner.images}; the page of fedvlm site record; "
-             "the cache of features (fedvlm features --clean)", prefix="note")
+             f"tensor. Kept, too: the images in {owner.images}; models that fedvlm site export "
+             "wrote; the page of fedvlm site record; the cache of features (fedvlm features "
+             "--clean)", prefix="note")
     return 0
 
 
