@@ -127,8 +127,8 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/site/site.py": {
         "start-up: PyTorch, 2 s": (
-            "fedvlm.cli.site._erase", "fedvlm.cli.site._look", "fedvlm.cli.site._prune",
-            "fedvlm.cli.site._record"),
+            "fedvlm.cli.site._erase", "fedvlm.cli.site._export", "fedvlm.cli.site._look",
+            "fedvlm.cli.site._prune", "fedvlm.cli.site._record"),
     },
     "fedvlm/cli/tool/help.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.cli.unknown",),

@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 from fedvlm.api import frames
 from fedvlm.api.model import Model
 from fedvlm.api.rebuild import Rebuilt, check_client, rebuild, run_digest, run_folder
+from fedvlm.config.engines import of_parties
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.data.locate import first_names
@@ -55,12 +56,19 @@ class Run:
         """Return a client's personal model, as it was evaluated after the newest round.
 
         Raises:
-            ConfigError: no such client.
+            ConfigError: no such client, or its state is at its site.
             DataError: the model is made of the client's images and the run is not finished, or a
                 file is damaged.
         """
         federation = self._rebuilt.federation
         client = check_client(number, federation.plan.clients)
+        if of_parties(self._rebuilt.cfg) and self._rebuilt.state.versions.get(client):
+            raise ConfigError(
+                f"the state of client {client} is stored at the worker or site that made it. Its "
+                "owner makes the model there, without images leaving: fedvlm site export SITE.YAML "
+                f"{site_run(self.path)}--client {client} --to FOLDER --format safetensors; here "
+                "is the global model (--client global)"
+            )
         params = self._kept().get(client)
         if params is None:
             state = self._rebuilt.state
@@ -230,6 +238,12 @@ def fixed_of(
         if line["client"] == client:
             return float(line["temperature"]), tuple(map(float, line["thresholds"]))
     return 1.0, ()
+
+
+def site_run(path: Path) -> str:
+    """Return a run's name as its sites show it, and a blank; empty where none is kept."""
+    file = path / "sites" / "run"
+    return f"{file.read_text(encoding='utf-8').strip()[:12]} " if file.is_file() else ""
 
 
 def _on(model: VLModel, params: Tree) -> Tree:

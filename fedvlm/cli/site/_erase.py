@@ -127,12 +127,8 @@ def _erase(
         log = [json.loads(body) for body in whole_log(owner.states / LOG).bodies]
     kept = kept_of_runs(owner)
     runs = [run for run in kept if run.startswith(wanted or "")]
-    if wanted is not None and (not wanted or len(runs) != 1):
-        several = f"begins {len(runs)} runs" if wanted and runs else "begins no run"
-        raise ConfigError(
-            f"'{wanted}' {several} that this site keeps: "
-            f"{', '.join(run[:SHORT] for run in kept) or 'it keeps none'}"
-            f"{did_you_mean(wanted, [run[:SHORT] for run in kept])}")
+    if wanted is not None:
+        require_one(wanted, runs, list(kept))
     places = [place for run in runs for place in kept[run]]
     what = "to erase" if dry_run else "erased"
     for place in places:
@@ -154,9 +150,24 @@ def _erase(
                  "listed here", prefix="note")
     complain(f"kept in {owner.states}: {LOG}; {FILE}, {READ} and {ASKED} of a run, which keep "
              "anybody from asking again for single updates. None of them holds an image or a "
-             f"tensor. Kept, too: the images in {owner.images}; the page of fedvlm site record; "
-             "the cache of features (fedvlm features --clean)", prefix="note")
+             f"tensor. Kept, too: the images in {owner.images}; models that fedvlm site export "
+             "wrote; the page of fedvlm site record; the cache of features (fedvlm features "
+             "--clean)", prefix="note")
     return 0
+
+
+def require_one(wanted: str, runs: Sequence[str], kept: Sequence[str]) -> None:
+    """Refuse a word that is not the beginning of one run's name (``ConfigError``).
+
+    Args:
+        runs: those of ``kept`` that begin with it.
+    """
+    if not wanted or len(runs) != 1:
+        several = f"begins {len(runs)} runs" if wanted and runs else "begins no run"
+        raise ConfigError(
+            f"'{wanted}' {several} that this site keeps: "
+            f"{', '.join(run[:SHORT] for run in kept) or 'it keeps none'}"
+            f"{did_you_mean(wanted, [run[:SHORT] for run in kept])}")
 
 
 def _delete(place: Path) -> None:

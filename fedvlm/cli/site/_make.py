@@ -29,10 +29,11 @@ OWN = (*_FOLDERS, "split")
 def flags(parser: Parser) -> None:
     """Add what making takes."""
     add = parser.add_argument
-    add("--to", default="", metavar="FOLDER", help="make: folder for site.json and site.yaml")
+    add("--to", default="", metavar="FOLDER", help="make: folder for site.json and site.yaml. "
+        "export: a new folder for the model")
     add("--client", nargs="+", action="append", default=[], metavar=("ID", "FOLDER"),
         help="make: a client's number in the federation and the folder of its images; may be "
-             "repeated. forget: a client's number alone")
+             "repeated. export, forget: a client's number alone")
     add("--classes", default="", metavar="FILE", help="make: file with all class names of the "
         "federation, one per line, the same at all parties")
     add("--template", action="append", default=[], metavar="TEXT", help="make: prompt with {}, the "

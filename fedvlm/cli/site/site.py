@@ -15,6 +15,8 @@ serve site.yaml: wait for coordinators, and work for any run that the owner allo
 images; a run's config comes from its coordinator. With --federation INVITATION over Flower, and no
 port is open here; with --listen PATH for coordinators on this machine (fedvlm run --engine sites
 --sites-at PATH).
+export site.yaml [RUN] --client K --to FOLDER --format NAME: write the model of a client of this
+site, as it was last evaluated; formats as of fedvlm export. Nothing is sent.
 forget site.yaml [RUN]: erase what this site keeps of a run, or of all: clients' states and words of
 the run; and say what the others still hold. --dry-run: say it alone. With --client K, or --images
 FOLDER (a patient's; or a text file of names, one a line), these leave site.json, too.
@@ -49,6 +51,7 @@ EXAMPLES = (
     "fedvlm site check server/site.json --images test_photos/",
     "fedvlm site status clinic/site.yaml",
     "fedvlm site record clinic/site.yaml",
+    "fedvlm site export clinic/site.yaml --client 0 --to model/ --format safetensors",
     "fedvlm site forget clinic/site.yaml --dry-run",
     "fedvlm site forget clinic/site.yaml --images withdrawn.txt",
     "fedvlm site prune clinic/site.yaml --days 365",
@@ -58,11 +61,13 @@ EXAMPLES = (
     "fedvlm site serve clinic/site.yaml --listen sockets/clinic",
 )
 ALSO = ("party", "silo", "owner", "serve")
-WHAT = ("make", "check", "status", "key", "serve", "record", "prune", "forget", "stop")
+WHAT = ("make", "check", "status", "key", "serve", "record", "export", "prune", "forget",
+        "stop")
 _READS = {"check": ("full", "json", "sample"), "status": ("json",), "record": ("head", "json"),
           "prune": ("days", "sums"), "stop": (), "forget": ("dry_run", "client", "images"),
           "key": _serve.KEYS}
-_LOOKS = ("days", "full", "head", "json", "sample", "sums")
+_EXPORT = ("format", "licence")
+_LOOKS = (*_EXPORT, "days", "full", "head", "json", "sample", "sums")
 _LONGEST = 36_500  # days
 _FILE = "FILE is a site.yaml, written by fedvlm site make"
 _LIST = {"check": ("images",)}  # read with a coordinator's site.json
@@ -82,6 +87,9 @@ def flags(parser: Parser) -> None:
     add("--days", type=int, default=None, metavar="N", help="prune: remove the log of what was "
         "over N days ago")
     add("--sums", action="store_true", help="prune: allow secure sums over other sites")
+    add("--format", default="", metavar="NAME", help="export: safetensors, peft, open_clip or onnx")
+    add("--licence", "--license", dest="licence", default="", metavar="NAME",
+        help="export: licence of the base weights, for the model card")
     _serve.flags(parser)
     add_flags(parser, shown=False)
     add_opts(parser)
@@ -104,6 +112,8 @@ def _mistakes(args: Namespace) -> list[str]:
         stray = looks + [n for dest, n in args.spelling.items()
                          if dest in (*_serve.OWN, *_serve.KEYS)]
         return [f"make does not read {name}" for name in stray] or _make.make_mistakes(args)
+    if args.what == "export":
+        return _export_mistakes(args)
     reads = (*_READS[args.what], *_LIST.get(args.what, ()))
     stray = [n for dest, n in args.spelling.items() if dest not in reads]
     if stray:
@@ -136,6 +146,26 @@ def _part_mistakes(args: Namespace) -> list[str]:
     return out
 
 
+def _export_mistakes(args: Namespace) -> list[str]:
+    """Return what is missing, or does not go together, where a model is written."""
+    usage = "fedvlm site export FILE [RUN] --client K --to FOLDER --format NAME"
+    words = args.opts[2 - len(args.opts) % 2:]  # behind FILE, or FILE RUN
+    reads = ("what", "to", "client", *_EXPORT, *args.flags)
+    out = [f"export does not read {args.flag_names.get(key, key)}"
+           for key in (*args.flags, *words[::2]) if key not in _serve.LOCAL]
+    out += [f"export does not read {name}" for dest, name in args.spelling.items()
+            if dest not in reads]
+    if not args.opts:
+        out.append(f"export needs one FILE: {usage}; {_FILE}")
+    out += [f"export needs {flag}: {usage}" for flag, value in (
+        ("--client K", args.client), ("--to FOLDER", args.to), ("--format NAME", args.format),
+    ) if not value]
+    if len(args.client) > 1 or any(len(w) != 1 or not w[0].isdecimal() for w in args.client):
+        said = " ".join(" ".join(words) for words in args.client)
+        out.append(f"--client {said}: export takes one number, such as --client 3")
+    return out
+
+
 def main(args: Namespace) -> int:
     """Do what the first word says; return the exit code.
 
@@ -160,6 +190,10 @@ def main(args: Namespace) -> int:
         from fedvlm.cli.site._erase import erase  # start-up: PyTorch, 2 s
 
         return erase(args)
+    if args.what == "export":
+        from fedvlm.cli.site._export import site_export  # start-up: PyTorch, 2 s
+
+        return site_export(args)
     if args.what == "prune":
         from fedvlm.cli.site._prune import prune  # start-up: PyTorch, 2 s
 

@@ -36,6 +36,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.messages import MessageLog, require_declared
 from fedvlm.job.sites.party import config_plain, open_site
+from fedvlm.job.sites.received import keep_received
 from fedvlm.runs import lock
 
 RUNS = ".runs"  # among the states: the words of each run, and which data it was told of
@@ -89,7 +90,13 @@ class Resident:
         except Exception as error:
             return pack(Frame("failed", {"nonce": nonce} | failure(error, self.say)))
         with threads_of(cfg):
-            return site.answer(data)
+            reply = site.answer(data)
+        if outline(reply)[0] == "evaluated" and frame.values["model"] == "personal":
+            try:
+                keep_received(self.owner.states / frame.values["run"], frame)
+            except (DataError, WireError) as error:  # the answer is whole without it
+                self.say(str(error))
+        return reply
 
     def refuse(self, size: int) -> bytes:
         """Return the reply to a message of so many bytes, which is not read."""
@@ -128,7 +135,16 @@ class Resident:
             return built
         if frame.op not in ("work", "evaluate", "forget", *SUMS):
             raise Refused(f"a site does not support '{frame.op}'")
-        words = self._read(self._words(str(frame.values["run"])))
+        return self.site_of(str(frame.values["run"]))
+
+    def site_of(self, run: str) -> tuple[Site, CfgNode]:
+        """Return the site that works for a run that was accepted, and the run's config.
+
+        Raises:
+            Refused: the owner does not allow it, or nothing is known of it.
+            FedvlmError: it cannot be built.
+        """
+        words = self._read(self._words(run))
         if not words:
             raise Refused("this site does not know that run: the coordinator must register it "
                           "again (run the same command)")

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedvlm.api.run import load
 from fedvlm.cli.main import main
+from fedvlm.cli.site._export import model_of
 from fedvlm.distributed.carriers import Answer
 from fedvlm.distributed.site_yaml import read_site_yaml
 from fedvlm.distributed.store import SiteStore
@@ -132,3 +134,17 @@ def rows(place: Path, output: Path) -> dict[str, torch.Tensor]:
                 found |= {f"clients|{client}|{version}|{slot}|{leaf}": v[0]
                           for slot, tree in state.items() for leaf, v in tree.items()}
     return found
+
+
+def own_and_global(
+    yaml: Path, output: Path, client: int
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the tensors of a client's model, made at its site, and of the run's global model.
+
+    The model reaches what the run recorded for the client.
+    """
+    run = (jobs.folder(output) / parties.PLACE / parties.NAME).read_text().strip()
+    trained, _ = model_of(read_site_yaml(yaml), run, client, {})
+    (row,) = [r for r in jobs.records(output)[-1]["clients"] if r["client"] == client]
+    assert trained.facts.metrics == {"accuracy": row["accuracy"]}
+    return trained.params, load(jobs.folder(output)).global_model.params

@@ -19,7 +19,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.results.private import promises_privacy
 from fedvlm.job.sites.parties import NAME, PLACE, Parties, run_name
 from tests import jobs
-from tests.job.sites.places import NAMES, federated, make, rows
+from tests.job.sites.places import NAMES, federated, make, own_and_global, rows
 
 APFL = ("--trainer", "APFL")
 
@@ -107,6 +107,8 @@ def test_sites_hide_their_images_by_noise_of_their_own_and_are_believed(
     assert found["privacy"]["words"].endswith("noise from each site's own secret")
     assert "are as their sites told them" in found["told"]
     assert found["told"] in (jobs.folder(here) / "log.txt").read_text()
+    own, shared = own_and_global(place / "site1" / "site.yaml", here, 1)
+    assert own.keys() == shared.keys() and torch.equal(own["text.sigma"], shared["text.sigma"])
     assert jobs.run(seeded, *words, "FED.DP.NOISE", "4", "FED.SITES", "0,1") == 0
     assert "told" not in jobs.results(seeded)
     ours, theirs = jobs.state(here), jobs.state(seeded)

@@ -117,6 +117,8 @@ def test_a_site_erases_what_it_keeps_and_says_who_else_knows(
     assert not [p for p in states.rglob("*") if run in p.name]
     assert (states / "messages.jsonl").is_file() and (states / ".noise").is_file()
     assert main(["site", "forget", str(yaml)]) == 0
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert "models that fedvlm site export wrote" in told  # they lie elsewhere
     left = {p.name for p in states.rglob("*") if p.is_file()}
     assert left == {".noise", "messages.jsonl"}
 

@@ -47,6 +47,8 @@ def test_a_run_says_what_holds_and_keeps_no_number_of_a_single_update(
         assert not any(record["train"].values()) and record["update_norm"] == {}
     released = json.loads((jobs.folder(one) / "released.json").read_text())
     assert released["sent"]["metrics"] == {}
+    own, shared = places.own_and_global(place / "site2" / "site.yaml", one, 2)
+    assert own.keys() == shared.keys()
     assert places.federated(place, two, monkeypatch, *KEYS, stop=("mask", 2))[0] == 130
     assert places.federated(place, two, monkeypatch, *KEYS)[0] == 0
     ours, theirs = jobs.state(one), jobs.state(two)
