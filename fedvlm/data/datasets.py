@@ -314,7 +314,7 @@ def check_holders(data: DatasetBase, clients_by: str, groups: str) -> None:
             raise ConfigError(
                 f"{flag} {key}: {data.name} as it is read here does not say it: name a column of "
                 f"a table of its {data.kind}s, or a pattern of their paths ({flag} '{word}/*'); a "
-                "feature pack has no names of clients or groups (leave the flag out and give the "
+                "feature pack has no names of clients (leave the flag out and give the "
                 "partition.json of a run as FED.INDEX_FILE)"
             )
     if groups:
