@@ -271,6 +271,7 @@ def test_the_pack_of_a_table_with_clients_says_how_to_train_on_it(
     capsys.readouterr()
     assert main(["features", *own, "--backbone", "tiny", "--pack", pack]) == 0
     said = "".join(capsys.readouterr())
+    assert "--rounds auto" not in said  # which is nothing of features
     line = next(x for x in said.splitlines() if x.startswith("train on it: fedvlm "))
     assert main([*line.removeprefix("train on it: fedvlm ").split(), *head, "--trainer", "FedAvg"]
                 ) == 0
