@@ -102,6 +102,7 @@ class Forgetting:
         gone, rows = self.removal, self.run.rounds()[1:]
         counts = ", ".join(f"{n} {part}" for part, n in gone.counts.items() if n)
         again = [row for row in rows if row["round"] > self.start.round]
+        noun = "image" if sum(gone.counts.values()) == 1 else "images"
         seconds = sum(float(row["seconds"]) for row in again)
         away = f"; away from round 1: client {', '.join(map(str, gone.clients))}" \
             if gone.clients else ""
@@ -110,7 +111,7 @@ class Forgetting:
         begin = f"the state of round {self.start.round}" if self.start.round else \
             "the untrained model"
         return [
-            f"to forget: {gone.words} ({counts} images of client "
+            f"to forget: {gone.words} ({counts} {noun} of client "
             f"{', '.join(map(str, gone.touched))}{stay}{away})",
             f"start: {begin}, {self.start.why}",
             f"cost: {len(again)} of {len(rows)} rounds, about {seconds:.1f} s of training as the "
@@ -171,7 +172,7 @@ def plan_forgetting(
         path, run, removal, index,
         {**(changes or {}), "SINKS": "()", "RESUME": "", "OUTPUT_DIR": str(output),
          INDEX: str(file), "DATASET.FEWSHOT_FILE": "", AWAY: ",".join(filter(None, away))},
-        kept_start(path, run, cfg, removal.touched, trust),
+        kept_start(path, run, cfg, removal.touched, trust, bool(removal.counts["train"])),
         list_known(path, output, run, cfg, removal.names, look), trust,
     )
 

@@ -62,6 +62,11 @@ def unknown_word(word: str, known: Sequence[str]) -> str:
     return f"unknown word '{word}'{did_you_mean(word, known)} (known: {', '.join(known)})"
 
 
+def plural(number: int, word: str, many: str = "") -> str:
+    """Return ``1 image``, ``2 images``; ``many`` where that is no ``s`` more."""
+    return f"{number:,} {word if number == 1 else many or word + 's'}"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the nearest known name, or an empty string where nothing is near."""
     names = {fold(k): k for k in known}

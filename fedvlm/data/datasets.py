@@ -7,7 +7,7 @@ alone (``DATASET.DIR`` and ``DATASET.FORMAT``). Reading lists files; it decodes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,13 +35,16 @@ from fedvlm.data.locate import (
     explain_refusals,
     find,
     find_root,
+    first_names,
     pack_root,
     packs_in,
+    subfolders,
 )
 
 DATASET_REGISTRY: Registry[Callable[[CfgNode], DatasetBase]] = Registry("dataset")
 _TABLES = ("csv", "jsonl", "parquet", "json")
 TEXTS = "texts"
+_LEVELS = 4  # of folders, the deepest of which are classes of a domain's part
 FORMATS = ("coop", *_TABLES, "folders", "domains", "cifar", "tiny_imagenet", TEXTS)
 _HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another shape"
 MEMORY_FORMAT = "memory"  # DATASET.FORMAT of what a Python program gave (``memory/given.py``)
@@ -274,6 +277,7 @@ def read_by_config(cfg: CfgNode, root: Path, faults: list[str] | None = None) ->
     form = _format(cfg, _form_of(node.SPLIT_FILE) if named else info.form if info else "")
     split_file, image_dir = node.SPLIT_FILE, node.IMAGE_DIR
     renames, drop = _names_of(cfg, folder), tuple(node.get("LEAVE_OUT", ()))
+    _refuse_absent(drop, folder)
     bare = str(node.get("UNLABELLED", ""))
     if info is not None:
         split_file = split_file or (info.split_file if form == "coop" else "")
@@ -298,6 +302,25 @@ def read_by_config(cfg: CfgNode, root: Path, faults: list[str] | None = None) ->
     return data
 
 
+def _refuse_absent(drop: Sequence[str], folder: Path) -> None:
+    """Refuse to leave out what is no folder: a slip of the pen would train on it.
+
+    Raises:
+        ConfigError: names it, and the nearest folder that is there.
+    """
+    level, there = [folder], set[str]()
+    for _ in range(_LEVELS if drop else 0):
+        level = [place / name for place in level for name in subfolders(place)]
+        there |= {place.name for place in level}
+        if there.issuperset(drop):
+            return
+    if strange := [name for name in drop if name not in there]:
+        raise ConfigError(
+            f"DATASET.LEAVE_OUT {strange[0]}: {folder} has no such folder"
+            f"{did_you_mean(strange[0], there)} (found: {first_names(sorted(there))})"
+        )
+
+
 def check_holders(data: DatasetBase, clients_by: str, groups: str) -> None:
     """Refuse columns that this layout cannot have, groups on two sides, and less than two clients.
 
@@ -314,7 +337,7 @@ def check_holders(data: DatasetBase, clients_by: str, groups: str) -> None:
             raise ConfigError(
                 f"{flag} {key}: {data.name} as it is read here does not say it: name a column of "
                 f"a table of its {data.kind}s, or a pattern of their paths ({flag} '{word}/*'); a "
-                "feature pack has no names of clients or groups (leave the flag out and give the "
+                "feature pack has no names of clients (leave the flag out and give the "
                 "partition.json of a run as FED.INDEX_FILE)"
             )
     if groups:
@@ -422,11 +445,12 @@ def _split_files(
         if not (folder / word).is_file():
             content = describe_content(folder)
             where = f"; get it from {source}" if source else ""
+            other = ("leave DATASET.SPLIT_FILE out to read class folders of texts" if form == TEXTS
+                     else "set DATASET.FORMAT folders to use the image tree with a split of this "
+                     "project's own")
             raise DataError(
                 f"{name}: the split file {folder / word} (DATASET.SPLIT_FILE) is missing and "
-                f"none is made automatically; found there: {content}{where}, or set "
-                "DATASET.FORMAT folders "
-                "to use the image tree with a split of this project's own"
+                f"none is made automatically; found there: {content}{where}, or {other}"
             )
         paths.append(find(folder, word, f"the split file of {name}", file=True))
     return paths

@@ -130,7 +130,7 @@ class DatasetDraw:
             table = np.append(table, -1)  # label -1 stays -1
             domains = {p: np.where(others[p], d - (d > out), -1) for p, d in domains.items()}
             names.pop(self.held_out)
-        owned = (data.client_numbers(), data.client_names, _groups(data))
+        owned = (data.client_numbers(), data.client_names, _groups(data), data.kind)
         self.full = ImagePool(labels, data.num_classes, domains, names, data.classnames, *owned)
         run = {part: table[labels[part]] for part in PARTS}
         self.pool = ImagePool(run, len(self.map), domains, names, self.classnames, *owned)
@@ -163,8 +163,9 @@ class DatasetDraw:
         self.full = remove_positions(self.full, positions)
         self.pool = remove_positions(self.pool, positions)
         train, val = len(self.server["train"]), len(self.server["val"])
+        count = f"{train + val} {self.data.kind}s"
         self.notes.append(
-            f"DATASET.SERVER_HOLDOUT {each}: no client gets {train + val} images ({train} of the "
+            f"DATASET.SERVER_HOLDOUT {each}: no client gets {count} ({train} of the "
             f"training and {val} of the validation list), which are set aside for the server"
         )
 

@@ -89,7 +89,7 @@ def _refuse_few(pool: ImagePool, each: int, spared: Mapping[int, int]) -> None:
     more = f" (and {len(spared) - 1} more classes have too few)" if len(spared) > 1 else ""
     raise ConfigError(
         f"DATASET.SERVER_HOLDOUT {each}: class {pool.class_name(label)} has {train} training and "
-        f"{val} validation images for the clients and the server, and would lose its last one"
+        f"{val} validation {pool.kind}s for the clients and the server, and would lose its last one"
         f"{more}; set it to {spared[label]} or less"
     )
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 LoadTrainer = Callable[[str], Any]
 COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
 CLASSNAMES_KEY = "DATASET.CLASSNAMES"
+_AUTO_NOTE = "--rounds auto"
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
 _PEFT_TWINS = (f"{_OWN}N_CTX", f"{_OWN}CTX_INIT")  # PromptFL has both as PEFT.*
@@ -56,6 +57,11 @@ class Jobs:
     schema: Schema
     notes: tuple[str, ...]
     request: Request
+
+    @property
+    def data_notes(self) -> list[str]:
+        """The notes without that on ``--rounds auto``, for a verb that trains no rounds."""
+        return [note for note in self.notes if not note.startswith(_AUTO_NOTE)]
 
 
 def resolve(
@@ -422,7 +428,7 @@ def _rounds(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     if origins["FED.PATIENCE"] == DEFAULT:
         fed.PATIENCE, origins["FED.PATIENCE"] = PATIENCE, "because FED.ROUNDS is auto"
     what = measure_of(cfg)
-    return [f"--rounds auto: training stops when the clients' validation {what} is flat, after "
+    return [f"{_AUTO_NOTE}: training stops when the clients' validation {what} is flat, after "
             f"{MOST_ROUNDS} rounds at most; --rounds N sets a number"]
 
 

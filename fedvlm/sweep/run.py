@@ -12,7 +12,7 @@ from typing import Any
 from fedvlm.console.grid import Grid, GridCell
 from fedvlm.console.rows import clock
 from fedvlm.console.screen import say
-from fedvlm.core.errors import FedvlmError
+from fedvlm.core.errors import FedvlmError, plural
 from fedvlm.report.collect import Collected, collect
 from fedvlm.report.tables.table import Spec, tables
 from fedvlm.runs.claim import tidy_finished
@@ -84,7 +84,7 @@ class Sweep:
         seconds, unknown = self.pace.left(todo, self.jobs)
         counts = [f"{self.count(s)} {s}" for s in (DONE, RUNNING, FAILED, BEGUN, TO_DO)
                   if self.count(s)]
-        time = f"about {clock(seconds)} with {self.jobs} jobs" if seconds else ""
+        time = f"about {clock(seconds)} with {plural(self.jobs, 'job')}" if seconds else ""
         if unknown:
             hint = "unknown" if unknown == len(todo) else f"{unknown} more cells unknown"
             time += f"{', ' if time else ''}{hint} (no similar cell has run yet; --only "
@@ -93,13 +93,13 @@ class Sweep:
         peaks = [r["peak_mib"] for r in self.records if r.get("peak_mib")]
         workers = min(self.jobs, max(1, len(todo)))
         memory = (
-            f"about {max(peaks) * workers / 1024:.1f} GiB with {workers} workers "
+            f"about {max(peaks) * workers / 1024:.1f} GiB with {plural(workers, 'worker')} "
             f"({max(peaks) / 1024:.1f} GiB in the largest so far)"
             if peaks else "unknown (no cell has run in this sweep)"
         )
         folders = [f"  {c.number}  {c}" for c in todo]
         return [
-            f"sweep    {self.plan.name}: {len(self.cells)} cells ({', '.join(counts)})",
+            f"sweep    {self.plan.name}: {plural(len(self.cells), 'cell')} ({', '.join(counts)})",
             f"to run   {len(todo)}", f"time     {time or 'nothing to do'}", f"memory   {memory}",
             f"folder   {self.journal.folder}", *folders, "dry run: nothing was written",
         ]
@@ -120,7 +120,8 @@ class Sweep:
                 tidy_finished(cell.folder)
         self.compute(
             Processes(self.jobs, threads=threads, devices=devices, timeout=timeout), todo,
-            f"{len(todo)} to run; {self.jobs} jobs, {threads} threads each", retry=retry,
+            f"{len(todo)} to run; {plural(self.jobs, 'job')}, {plural(threads, 'thread')} each",
+            retry=retry,
             allowed=lambda cell: time.monotonic() + (self.pace.of(cell) or 0) < until,
         )
         return self.conclude()
@@ -142,8 +143,8 @@ class Sweep:
         self.grid = Grid(
             f"sweep {self.plan.name}", self.matrix, lambda: self.pace.left(self.waiting, self.jobs)
         )
-        self.grid.say(f"sweep {self.plan.name}: {len(self.cells)} cells, {self.count(DONE)} done, "
-                      f"{words}")
+        self.grid.say(f"sweep {self.plan.name}: {plural(len(self.cells), 'cell')}, "
+                      f"{self.count(DONE)} done, {words}")
         self.grid.start()
         try:
             Scheduler(workers, self.journal, self, allowed).run(todo)

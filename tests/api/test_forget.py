@@ -149,7 +149,9 @@ def test_a_patient_is_forgotten_in_all_splits(tmp_path: Path) -> None:
     new = carry_out(plan)
     names = {"0.png", "1.png", "2.png"}
     assert not any(f'"{n}"' in (new / "partition.json").read_text() for n in names)
+    assert plan.start.why == "as the images were trained on in round 1"
     second = plan_forgetting(new, group="p7")  # of the test images, after another
+    assert "(they were not trained on: " in second.start.why
     known = {place for place, _ in second.known}
     assert {run, new, Path(plan.changes["FED.INDEX_FILE"])} <= known
     test = carry_out(second)

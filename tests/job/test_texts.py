@@ -72,6 +72,14 @@ def test_a_table_with_clients(place: Path, tmp_path: Path) -> None:
     (("--trainer", "FedAvg", "--peft", "head", "--labels", "a,b"), "a table of your own texts", 2),
     (("--trainer", "FedAvg", "--peft", "head", "DATASET.UNLABELLED", "none"),
      "names a folder of texts without labels", 2),
+    (("--trainer", "FedAvg", "--peft", "head", "DATASET.LEAVE_OUT", "sci.spce"),
+     "20news-bydate has no such folder; did you mean 'sci.space'?", 2),
+    (("--trainer", "FedAvg", "--peft", "head", "--num-users", "500"),
+     "train texts cannot give 500 clients", 2),
+    (("--trainer", "FedAvg", "--peft", "head", "DATASET.SERVER_HOLDOUT", "900"),
+     "validation texts for the clients and the server", 2),
+    (("--trainer", "FedAvg", "--peft", "head", "DATASET.SPLIT_FILE", "no.csv"),
+     "or leave DATASET.SPLIT_FILE out to read class folders of texts", 3),
 ])
 def test_what_needs_images_is_refused(
     more: tuple[str, ...], says: str, code: int, place: Path, tmp_path: Path,

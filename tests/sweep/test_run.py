@@ -148,6 +148,7 @@ def test_a_run_made_by_a_single_command_is_a_cell_that_is_done(
     capsys.readouterr()
     assert main(words(tmp_path, "--dry-run")) == 0
     told = capsys.readouterr().out
+    assert " with 1 job" in told and "1 jobs" not in told
     assert "1 done" in told and "to run   3" in told and "digits 1 FedAvg seed 1" not in told
 
 

@@ -70,17 +70,21 @@ def first_round(run: FinishedRun, clients: Sequence[int]) -> int:
 
 
 def kept_start(
-    path: Path, run: FinishedRun, cfg: CfgNode, clients: Sequence[int], trust: Trust
+    path: Path, run: FinishedRun, cfg: CfgNode, clients: Sequence[int], trust: Trust,
+    trained: bool = True,
 ) -> KeptStart:
     """Return the last kept state before the first round that drew one of ``clients``.
 
     Args:
         path, run, cfg: the old run, whole.
         clients: those that lose an image.
+        trained: one of the images is a training image.
     """
     first = first_round(run, clients)
     if first <= 1:
-        return KeptStart(0, "as the images were trained on in round 1")
+        return KeptStart(0, "as the images were trained on in round 1" if trained else
+                         "as the client of the images was drawn in round 1 (they were not trained "
+                         "on: its results count them)")
     late = f"although their clients were first drawn in round {first}"
     if first > int(run.protocol["rounds"]):
         late = "although their clients were never drawn"

@@ -17,7 +17,7 @@ from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datum import PARTS, refuse_targets
 from fedvlm.data.get.offers import offer_of
 from fedvlm.data.locate import PACK_SUFFIX
-from fedvlm.data.packs.lists import hash_images, write_pack_file
+from fedvlm.data.packs.lists import hash_groups, hash_images, write_pack_file
 from fedvlm.data.packs.pack import PACK_SETTINGS, About, Setting, open_pack
 from fedvlm.data.packs.place import about_pack
 from fedvlm.data.targets import split_digest
@@ -109,7 +109,7 @@ def about_of(job: Job, images: WholeSet, hashes: list[str]) -> About:
         views=views, view_seed=int(cfg.DATA_SEED) if views else -1,
         data_terms=_one_line(data_terms),
         weight_terms=_ASK if backbone.name != "tiny" else "embedded in fedvlm, under its licence",
-        version=__version__,
+        version=__version__, groups=hash_groups(data.all()),
     )
 
 
@@ -152,6 +152,7 @@ def show_pack(path: Path) -> None:
         "set": f"{about.name}, {len(about.classnames)} classes "
                f"({', '.join(about.classnames[:3])}{', ...' if len(about.classnames) > 3 else ''})",
         "domains": ", ".join(about.domains),
+        "groups": f"{len({*pack.groups} - {None}):,} (numbers; no names)" if about.groups else "",
         "images": f"{'/'.join(f'{n:,}' for n in about.sizes)} in {'/'.join(PARTS)}"
                   + (f", of which {sum(about.unreadable)} do not decode" if any(about.unreadable)
                      else ""),

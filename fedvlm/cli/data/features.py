@@ -99,7 +99,7 @@ def main(args: Namespace) -> int:
     from fedvlm.cli.data._pack import write_pack  # start-up: PyTorch
 
     for name, plan in zip(args.dataset or [""], plans, strict=True):
-        complain(*plan.notes, prefix="note")
+        complain(*plan.data_notes, prefix="note")
         if args.pack:
             write_pack(plan.jobs[0], Path(args.pack), name, args.verify)
         else:

@@ -1,8 +1,8 @@
 """Create the files of a new method: a trainer and its YAML.
 
-A working method to change and its YAML: trainers/mymethod.py and configs/trainers/mymethod.yaml in
-the repository, or both into a folder. Without --kind it trains what PEFT sets. The next
-commands are printed.
+A working method to change and its YAML: inside a checkout of fedvlm trainers/mymethod.py and
+configs/trainers/mymethod.yaml, anywhere else both in the working folder. Without --kind it trains
+what PEFT sets. The next commands are printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedvlm.federation.cards import trainer_files
 
 EXAMPLES = (
     "fedvlm new-trainer MyMethod",
-    "fedvlm new-trainer MyMethod --into .  # write both files into this folder",
+    "fedvlm new-trainer MyMethod --into .  # both files into this folder, in a checkout too",
     "fedvlm new-trainer MyAMP --from ./clientamp.py --into .  # from a client file of PFLlib",
     "fedvlm new-trainer MyPrompt --kind prompt --into .  # a context in front of the class names",
 )
@@ -38,7 +38,8 @@ LONGEST = 30
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     parser.add_argument("name", metavar="NAME", help="a class name, such as MyMethod")
-    parser.add_argument("--into", metavar="DIR", help="a folder for both files")
+    parser.add_argument("--into", metavar="DIR", help="a folder for both files (default: "
+                        "those of the checkout you are in, else the working folder)")
     about = "; ".join(f"{name}: {kind.about}" for name, kind in KINDS.items())
     parser.add_argument("--from", metavar="FILE", dest="source", default="",
                         help="a client file of PFLlib (clientx.py), whose settings, phases and "
@@ -54,7 +55,7 @@ def main(args: Namespace) -> int:
         ConfigError: a bad name, or a file that is there already; nothing is written then.
         DataError: the folder cannot be written.
     """
-    name, into = args.name, None if args.into is None else user_path(args.into)
+    name, into = args.name, _folder(args.into)
     check_method_name(name)
     code, yaml = _paths(name, into)
     for path in (code, yaml):
@@ -70,7 +71,8 @@ def main(args: Namespace) -> int:
         with files.explain_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(path, text)
-    say(f"wrote {code}", f"wrote {yaml}", "next:", *_next(name, spec, yaml, into is None))
+    say(f"wrote {code.absolute()}", f"wrote {yaml.absolute()}", "next:",
+        *_next(name, spec, yaml, into is None))
     return 0
 
 
@@ -126,18 +128,21 @@ def _spelt(kind: str) -> str:
     return kind.lower().replace("_", "-")
 
 
+def _folder(into: str | None) -> Path | None:
+    """Return the folder for both files; None: those of the checkout that one works in."""
+    if into is not None:
+        return user_path(into)
+    root = checkout()
+    return None if root and Path.cwd().is_relative_to(root.resolve()) else Path()
+
+
 def _paths(name: str, into: Path | None) -> tuple[Path, Path]:
     stem = name.lower()
     if into is not None:
         if into.exists() and not into.is_dir():
             raise ConfigError(f"--into {into}: is a file, not a folder")
         return into / f"{stem}.py", into / f"{stem}.yaml"
-    root = checkout()
-    if root is None:
-        raise ConfigError(
-            "this fedvlm is an installed copy, which the next installation overwrites: add "
-            "--into DIR, a folder of your own"
-        )
+    root = checkout() or Path()
     return root / "trainers" / f"{stem}.py", root / "configs" / "trainers" / f"{stem}.yaml"
 
 

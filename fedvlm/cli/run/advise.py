@@ -65,7 +65,7 @@ def main(args: Namespace) -> int:
     if args.json:
         say(json.dumps(result.record, indent=1))
         return 0
-    complain(*(note for note in plan.notes if not note.startswith("--rounds auto")), prefix="note")
+    complain(*plan.data_notes, prefix="note")
     say(*result.lines)
     return 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,12 +38,14 @@ _PERHAPS = {
 _BARE = ("target", "y", "landmark_id")  # of these no class can be named
 CLIENT_WORDS = (
     "client", "client_id", "user", "user_id", "site", "site_id", "hospital", "hospital_id",
-    "center", "centre", "center_id", "institution", "writer", "writer_id", "observer", "subject",
+    "center", "centre", "center_id", "clinic", "clinic_id", "klinik", "krankenhaus", "zentrum",
+    "clinique", "hopital", "clinica", "institution", "writer", "writer_id", "observer", "subject",
 )  # fmt: skip
 GROUP_WORDS = (
     "patient", "patient_id", "patientid", "subject_id", "participant", "participant_id", "person",
     "case", "case_id", "lesion_id", "lesion", "slide", "slide_id", "study_id", "video", "video_id",
     "camera", "camera_trap", "camera_id", "location", "sequence", "sequence_id", "seq_id",
+    "patienten_id", "id_patient", "paciente", "id_paciente",
 )  # fmt: skip
 _BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _UNKNOWN = ("", "-1", "-1.0")  # of a column of 0 and 1: not said, uncertain
@@ -324,10 +327,16 @@ def binary_names(column: str, cells: Sequence[str]) -> tuple[list[str | None], s
     return names, note + (f"; {left} image(s) without a value were left out" if left else "")
 
 
+def _plain(name: str) -> str:
+    """Return a name in small letters without accents: ``Hôpital`` as ``hopital``."""
+    parts = unicodedata.normalize("NFKD", name.lower())
+    return "".join(c for c in parts if not unicodedata.combining(c))
+
+
 def proposals(header: Header, lines: Sequence[Sequence[str]]) -> list[str]:
     """Return one sentence for a column that may name clients, and one for groups, if not asked."""
     sentences = []
-    lower = {name.lower(): i for i, name in reversed(list(enumerate(header.names)))}
+    lower = {_plain(name): i for i, name in reversed(list(enumerate(header.names)))}
     client = next((lower[w] for w in CLIENT_WORDS if w in lower), None)
     group = next((lower[w] for w in GROUP_WORDS if w in lower), None)
     used = {i for word, i in header.at.items() if word != "domain"} | {*header.labels}

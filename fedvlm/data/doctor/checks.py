@@ -16,6 +16,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from fedvlm.core.errors import plural
 from fedvlm.core.progress import Progress
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, Datum, list_faults, untested_classes
@@ -136,7 +137,7 @@ def _same_prompt(names: Mapping[int, Counter[str]]) -> list[Finding]:
         groups[" ".join(name.replace("_", " ").casefold().split())].add(name)
     lines = [" and ".join(f"'{n}'" for n in sorted(group))
              for _, group in sorted(groups.items()) if len(group) > 1]
-    return _count("same_prompt", lines, f"{_plural(len(lines), 'group')} of class names give the "
+    return _count("same_prompt", lines, f"{plural(len(lines), 'group')} of class names give the "
                   "same prompt, since case and underscores do not show in it")
 
 
@@ -163,7 +164,7 @@ def _other_folder(items: Sequence[Datum]) -> list[Finding]:
         if (label := owner.get(d.key.rpartition("/")[0], d.label)) != d.label
         and names[label] != d.classname  # one class with two labels is reported as that
     ]
-    text = f"{_plural(len(lines), 'image')} in the folder of another class"
+    text = f"{plural(len(lines), 'image')} in the folder of another class"
     return _count("other_folder", lines, text)
 
 
@@ -175,7 +176,7 @@ def _collisions(items: Sequence[Datum]) -> list[Finding]:
         if first.setdefault(folded, datum.key) != datum.key:
             groups[folded] |= {first[folded], datum.key}
     lines = [" and ".join(sorted(group)) for _, group in sorted(groups.items())]
-    return _count("colliding_paths", lines, f"{_plural(len(lines), 'group')} of paths differ only "
+    return _count("colliding_paths", lines, f"{plural(len(lines), 'group')} of paths differ only "
                    "in case or Unicode form; a file system that folds these keeps one of each",
                    broken=False)
 
@@ -190,7 +191,7 @@ def _bare_classes(
         bare = [f"'{row.most_common(1)[0][0]}'" for label, row in names.items()
                 if label not in labels]
         if bare:
-            classes = _plural(len(bare), "class", "classes")
+            classes = plural(len(bare), "class", "classes")
             text = f"{classes} without a {part} image: {first_names(bare, _FIRST)}"
             broken = part == "test" and most
             text += "; a run refuses data where most classes have none" if broken else ""
@@ -228,7 +229,7 @@ class ImageCheck:
         self.modes = image_modes(whole)
         if self.modes:
             kinds = ", ".join(f"{n:,} {kind}" for kind, n in self.modes.items())
-            text = f"of {_plural(len(whole), 'image')} looked at: {kinds}; all are read as RGB"
+            text = f"of {plural(len(whole), 'image')} looked at: {kinds}; all are read as RGB"
             self.findings.append(Finding("modes", text, sum(self.modes.values()), broken=False))
 
     def _compare_with_disk(self, drop: tuple[str, ...]) -> set[str]:
@@ -250,7 +251,7 @@ class ImageCheck:
                    "lists name do not exist"),
             *_count("other_spelling", spellings, f"{len(spellings):,} of the missing images are "
                    "there in another spelling that differs in case or Unicode form"),
-            *_count("unnamed_files", extra, f"{_plural(len(extra), 'image')} below {root} in none "
+            *_count("unnamed_files", extra, f"{plural(len(extra), 'image')} below {root} in none "
                    "of the lists", broken=False),
         ]  # fmt: skip
         return set(absent)
@@ -260,7 +261,7 @@ class ImageCheck:
         if lines:  # several, so that they are mended at once
             first = "; ".join(lines[:_FIRST_BROKEN])
             first += "; ..." if len(lines) > _FIRST_BROKEN else ""
-            text = (f"{len(lines):,} of {_plural(len(self.sample), 'image')} looked at do not "
+            text = (f"{len(lines):,} of {plural(len(self.sample), 'image')} looked at do not "
                     f"decode (first: {first})")
             self.findings.append(Finding("unreadable", text, len(lines)))
 
@@ -331,8 +332,3 @@ def _kinds(image: Image.Image) -> list[str]:
 def _count(check: str, names: Sequence[str], text: str, broken: bool = True) -> list[Finding]:
     """Return a finding that counts ``names`` and shows the first; none where there are none."""
     return [Finding(check, f"{text} (first: {names[0]})", len(names), broken)] if names else []
-
-
-def _plural(number: int, word: str, many: str = "") -> str:
-    """Return ``1 image``, ``2 images``."""
-    return f"{number:,} {word if number == 1 else many or word + 's'}"

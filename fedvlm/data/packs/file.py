@@ -29,7 +29,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.data.locate import PACK_MARK
 
-PACK_FORMAT = "fedvlm-pack/1"
+PACK_FORMAT, GROUPED_FORMAT = "fedvlm-pack/1", "fedvlm-pack/2"  # the second has groups
 _DIGEST = "sha256"  # key of the metadata, beside PACK_MARK
 MAX_HEADER = 64 << 20  # bytes; that of 20,000 class names takes one
 _BLOCK = 1 << 22
@@ -191,11 +191,12 @@ def _metadata(path: Path, texts: Any) -> tuple[dict[str, Any], str]:
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef") or digest in about:
         raise _wrong(path, "its digest is none")
     content = _parsed(path, about.encode("utf-8", errors="surrogatepass"))
-    if content.get("format") != PACK_FORMAT:
+    if content.get("format") not in (PACK_FORMAT, GROUPED_FORMAT):
         said = str(content.get("format"))[:40]
         raise DataError(
             f"the feature pack {path} has the format {ascii(said)}, and this fedvlm reads "
-            f"{PACK_FORMAT}: make it again with this one, or run it with the one that wrote it"
+            f"{PACK_FORMAT} and {GROUPED_FORMAT}: make it again with this one, or run it with the "
+            "one that wrote it"
         )
     return content, digest
 
@@ -289,7 +290,7 @@ def write_container(
     """Give a writer; the file is at ``path`` when the block ends, whole, or not at all.
 
     Args:
-        about: plain values; ``format`` is added.
+        about: plain values; ``format`` is added where it does not say one.
         tensors: name, type and shape of each, in the order in which their numbers come.
 
     Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.datum import PARTS, DatasetBase, Datum
+from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, group_numbers
 from fedvlm.data.packs.file import Writer, write_container
 from fedvlm.data.packs.pack import About, Pack, PackedImage, header_of, is_key
 
@@ -24,7 +24,7 @@ def read_pack_lists(pack: Pack) -> DatasetBase:
     """
     about, path = pack.about, str(pack.path)
     labels, domains, hashes = pack.labels.tolist(), pack.domains.tolist(), pack.hashes
-    faults = pack.faults
+    faults, groups = pack.faults, pack.groups
     parts: dict[str, list[Datum]] = {part: [] for part in PARTS}
     at = row = 0
     for part, count in zip(PARTS, about.sizes, strict=True):
@@ -33,7 +33,8 @@ def read_pack_lists(pack: Pack) -> DatasetBase:
             image = PackedImage(pack, -1 if fault else row, hashes[at], fault)
             row += not fault
             name = about.classnames[labels[at]]
-            parts[part].append(Datum(path, labels[at], domains[at], name, key, packed=image))
+            parts[part].append(Datum(path, labels[at], domains[at], name, key, packed=image,
+                                     group=groups[at]))
             at += 1
     data = DatasetBase.of(parts, about.domains, about.notes)
     data.notes.append(f"{about.name}: features of the pack {pack.path.name} (sha256 "
@@ -44,6 +45,22 @@ def read_pack_lists(pack: Pack) -> DatasetBase:
 def hash_images(hashes: Sequence[str]) -> str:
     """Return the sha256 over the hashes of images, in order."""
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def pack_groups(images: Sequence[Datum]) -> IntArray | None:
+    """Return the group number of each image ``[n]``, -1 without; None where no image has a group.
+
+    Groups are numbered in the order of their names, so that all that is cut or dealt by groups is
+    what it is with the names; the names themselves (a patient's) are nowhere.
+    """
+    alone = np.array([d.group is None for d in images])
+    return None if alone.all() else np.where(alone, -1, group_numbers(images))
+
+
+def hash_groups(images: Sequence[Datum]) -> str:
+    """Return the sha256 of what ``pack_groups`` gives; empty where that is nothing."""
+    numbers = pack_groups(images)
+    return "" if numbers is None else hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
 
 
 @contextmanager
@@ -75,6 +92,8 @@ def write_pack_file(
     with write_container(path, header_of(about), tensors) as out:
         out.add(np.array([d.label for d in images], dtype="<i8"))
         out.add(np.array([d.domain for d in images], dtype="<i8"))
+        if about.groups:
+            out.add(np.asarray(pack_groups(images), dtype="<i8"))
         out.add(np.frombuffer(bytes.fromhex("".join(hashes)), dtype="u1"))
         out.add(np.frombuffer(keys + reasons, dtype="u1"))
         out.add(np.zeros(-(len(keys) + len(reasons)) % 8, dtype="u1"))

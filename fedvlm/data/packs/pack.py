@@ -20,18 +20,26 @@ from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import name_fault, show_name
-from fedvlm.data.packs.file import Array, PackFile, Tensor, read_container, read_error, stamp_of
+from fedvlm.data.packs.file import (
+    GROUPED_FORMAT,
+    Array,
+    PackFile,
+    Tensor,
+    read_container,
+    read_error,
+    stamp_of,
+)
 
 _FEATURES, VIEW = "features", "view."  # tables: of the test view, and of each training view
 KEYS, FAULTS, LABELS, DOMAINS, HASHES = "keys", "faults", "labels", "domains", "sha256"
-_LISTS = (KEYS, FAULTS, LABELS, DOMAINS, HASHES)
+GROUPS = "groups"
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 _SHARE = "DATASET.TEST_SHARE"
 # Of the config: what reads a set, or says how its clients share it.
 PACK_SETTINGS = (
     "DATASET.NAME", "DATASET.DIR", "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE", "DATASET.FORMAT",
     "DATASET.NAMES_FILE", "DATASET.CLASSNAMES", "DATASET.LEAVE_OUT", _SHARE, "DATASET.TEMPLATE",
-    "DATASET.TEMPLATES",
+    "DATASET.TEMPLATES", "DATASET.GROUPS",
     "FED.PARTITION", "FED.BETA", "FED.CLIENTS",
 )  # fmt: skip
 _PARTS = 3  # train, val, test
@@ -65,6 +73,7 @@ class About:
         view_seed: DATA_SEED of the views, -1 without.
         data_terms, weight_terms: licence notes.
         version: of fedvlm.
+        groups: sha256 of the images' group numbers; empty: nothing says what belongs together.
     """
 
     name: str
@@ -90,6 +99,7 @@ class About:
     data_terms: str = ""
     weight_terms: str = ""
     version: str = ""
+    groups: str = ""
 
     @property
     def count(self) -> int:
@@ -110,7 +120,8 @@ class About:
         whole: np.dtype[Any] = np.dtype("<i8")
         byte: np.dtype[Any] = np.dtype("u1")
         lists: list[Tensor] = [
-            (LABELS, whole, (n,)), (DOMAINS, whole, (n,)), (HASHES, byte, (n, 32)),
+            (LABELS, whole, (n,)), (DOMAINS, whole, (n,)),
+            *([(GROUPS, whole, (n,))] if self.groups else []), (HASHES, byte, (n, 32)),
             (KEYS, byte, (texts,)), (FAULTS, byte, (faults,)),
         ]
         # The features begin at a multiple of 8 bytes.
@@ -161,6 +172,15 @@ class Pack:
     def domains(self) -> NDArray[np.int64]:
         """Domain numbers ``[n]``."""
         return self._numbers(DOMAINS, max(len(self.about.domains), 1))
+
+    @cached_property
+    def groups(self) -> list[str | None]:
+        """What each image belongs to, as digits that sort as the numbers do; None: to nothing."""
+        if not self.about.groups:
+            return [None] * self.about.count
+        numbers = self._numbers(GROUPS, self.about.count, -1)
+        digits = len(str(numbers.max(initial=0)))
+        return [None if n < 0 else f"{n:0{digits}d}" for n in numbers.tolist()]
 
     @cached_property
     def keys(self) -> list[str]:
@@ -217,10 +237,10 @@ class Pack:
         views = {key: f"{VIEW}{v}" for v, key in enumerate(self.about.views)}
         return {self.about.transform: _FEATURES} | views
 
-    def _numbers(self, name: str, end: int) -> NDArray[np.int64]:
+    def _numbers(self, name: str, end: int, start: int = 0) -> NDArray[np.int64]:
         values = np.asarray(self._container.array(name), dtype=np.int64)
-        if len(values) and not (values.min() >= 0 and values.max() < end):
-            raise self._wrong(f"its {name} are not from 0 to {end - 1}")
+        if len(values) and not (values.min() >= start and values.max() < end):
+            raise self._wrong(f"its {name} are not from {start} to {end - 1}")
         return values
 
     def _json(self, name: str) -> Any:
@@ -270,6 +290,8 @@ def read_about(container: PackFile) -> About:
         about = About(**content)
         _check_kinds(about)
         _check_sizes(about, container)
+        if bool(about.groups) != (container.about["format"] == GROUPED_FORMAT):
+            raise ValueError("groups and a format without, or the reverse")
     except (TypeError, ValueError, KeyError) as error:
         said = " ".join(str(error).split())[:200]
         raise DataError(
@@ -303,7 +325,8 @@ def _check_kinds(about: About) -> None:
     share = about.settings.get(_SHARE, 0)
     if not isinstance(share, int | float) or not 0 <= share < 1:  # no NaN either
         raise ValueError(f"{_SHARE} is no share")
-    if not all(len(d) == 64 for d in (about.digest, about.split, about.images)):
+    if not all(len(d) == 64 for d in (about.digest, about.split, about.images,
+                                      *([about.groups] if about.groups else []))):
         raise ValueError("an invalid digest")
 
 
@@ -323,5 +346,9 @@ def _check_sizes(about: About, container: PackFile) -> None:
 
 
 def header_of(about: About) -> Mapping[str, Any]:
-    """Return what a header holds, as JSON values."""
-    return asdict(about)
+    """Return what a header holds, as JSON values; of groups nothing where there are none."""
+    content = asdict(about)
+    if not content["groups"]:
+        del content["groups"]
+        return content
+    return content | {"format": GROUPED_FORMAT}

@@ -15,7 +15,7 @@ from fedvlm.data.packs.lists import read_pack_lists
 from fedvlm.data.packs.pack import About, Setting, open_pack, read_about
 
 # What changes the lists that a reader makes of a set; a pack was made under one setting of each.
-_STRICT = ("SPLIT_FILE", "NAMES_FILE", "CLASSNAMES", "LEAVE_OUT", "TEST_SHARE")
+_STRICT = ("SPLIT_FILE", "NAMES_FILE", "CLASSNAMES", "LEAVE_OUT", "TEST_SHARE", "GROUPS")
 _LENIENT = ("FORMAT",)  # the same lists lie in several: a config need not say which
 
 
@@ -46,6 +46,12 @@ def read_pack(cfg: CfgNode, path: Path) -> DatasetBase:
     data = read_pack_lists(pack)
     data.name = pack.about.name
     data.check()
+    if not pack.about.groups and dataset_info(data.name) is None:
+        data.notes.append(
+            f"{data.name}: {path.name} says of no images that they belong together; if some are of "
+            "one patient, slide or video, advise and baselines may learn from one and judge by "
+            "another: make the pack again with --groups COLUMN"
+        )
     return data
 
 

@@ -196,7 +196,7 @@ def n_classes(pool: ImagePool, spec: PartitionSpec) -> Partition:
         c = int(short[0])
         fewer = "fewer FED.CLIENTS or FED.CLASSES_PER_CLIENT, or " if counts["train"][c] else ""
         raise ConfigError(
-            f"class {pool.class_name(c)} has {counts['train'][c]} training images for the "
+            f"class {pool.class_name(c)} has {counts['train'][c]} training {pool.kind}s for the "
             f"{int(holds[c].sum())} client(s) that FED.PARTITION n_classes gives it to; "
             f"use {fewer}FED.PARTITION dirichlet or iid"
         )

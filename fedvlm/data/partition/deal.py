@@ -103,31 +103,34 @@ def deal(
     return shares
 
 
-def check_enough(totals: Mapping[str, int], spec: PartitionSpec, clients: int, where: str) -> None:
+def check_enough(
+    totals: Mapping[str, int], spec: PartitionSpec, clients: int, where: str, kind: str
+) -> None:
     """Refuse too few images for ``spec.min_size`` training images and a test image each.
 
     Args:
         totals: images by part.
         where: words for the message, `` of domain 'x'`` or nothing.
+        kind: of the samples, ``image`` or ``text``.
 
     Raises:
         ConfigError: says what to change.
     """
     for part, least in (("train", spec.min_size), ("test", 1)):
         if not totals[part]:
-            raise ConfigError(no_images(part, where))
+            raise ConfigError(no_images(part, kind, where))
         if totals[part] < least * clients:
             raise ConfigError(
-                f"{totals[part]} {part} images{where} cannot give {clients} clients "
+                f"{totals[part]} {part} {kind}s{where} cannot give {clients} clients "
                 f"{least} each; use fewer FED.CLIENTS"
                 + (" or a lower FED.MIN_SIZE" if part == "train" and spec.min_size > 1 else "")
             )
 
 
-def no_images(part: str, where: str = "") -> str:
-    """Return the message for a part of the set, or of one of its domains, without any image."""
+def no_images(part: str, kind: str, where: str = "") -> str:
+    """Return the message for a part of the set, or of one of its domains, without any sample."""
     return (
-        f"there are no {part} images{where} to deal: give classes more images, or use another "
+        f"there are no {part} {kind}s{where} to deal: give classes more {kind}s, or use another "
         "DATASET.SPLIT_FILE or DATASET.SUBSAMPLE_CLASSES"
         + (", or FED.HELD_OUT_DOMAIN to leave it out" if where else "")
     )

@@ -53,7 +53,7 @@ def dirichlet(pool: ImagePool, spec: PartitionSpec) -> Partition:
         ConfigError: too few images, or no draw met the minimum; says what to change.
     """
     stream = numpy_stream(spec.seed, "partition", "dirichlet")
-    return Partition.of(_cut(pool.labels, pool.num_classes, spec, spec.clients, stream, ""))
+    return Partition.of(_cut(pool.labels, pool, spec, spec.clients, stream, ""))
 
 
 def domain_dirichlet(pool: ImagePool, spec: PartitionSpec) -> Partition:
@@ -68,7 +68,7 @@ def domain_dirichlet(pool: ImagePool, spec: PartitionSpec) -> Partition:
         inside = {part: np.flatnonzero(pool.domains[part] == number) for part in PARTS}
         labels = {part: pool.labels[part][inside[part]] for part in PARTS}
         stream = numpy_stream(spec.seed, "partition", "domain_dirichlet", name)
-        clients = _cut(labels, pool.num_classes, spec, each, stream, f" of domain '{name}'")
+        clients = _cut(labels, pool, spec, each, stream, f" of domain '{name}'")
         for part in PARTS:
             shares[part] += [inside[part][positions] for positions in clients[part]]
     return Partition.of(shares)
@@ -76,17 +76,17 @@ def domain_dirichlet(pool: ImagePool, spec: PartitionSpec) -> Partition:
 
 def _cut(
     labels: Mapping[str, IntArray],
-    num_classes: int,
+    pool: ImagePool,
     spec: PartitionSpec,
     clients: int,
     rng: np.random.Generator,
     where: str,
 ) -> dict[str, list[IntArray]]:
-    counts = {p: np.bincount(labels[p], minlength=num_classes) for p in PARTS}
-    check_enough({p: int(counts[p].sum()) for p in PARTS}, spec, clients, where)
+    counts = {p: np.bincount(labels[p], minlength=pool.num_classes) for p in PARTS}
+    check_enough({p: int(counts[p].sum()) for p in PARTS}, spec, clients, where, pool.kind)
     needed = {"train": spec.min_size, "test": 1}
     best = (0, 0)
-    tries = min(_TRIES, max(_LEAST_TRIES, _CELLS // (num_classes * clients)))
+    tries = min(_TRIES, max(_LEAST_TRIES, _CELLS // (pool.num_classes * clients)))
     for _ in range(tries):
         shares = draw_shares(counts["train"], clients, spec.beta, rng)
         sizes = {p: cut_counts(shares, counts[p]).sum(axis=0) for p in needed}
@@ -95,8 +95,9 @@ def _cut(
         best = max(best, (int(sizes["train"].min()), int(sizes["test"].min())))
     raise ConfigError(
         f"none of {tries} Dirichlet draws with FED.BETA {spec.beta:g} gave each of {clients} "
-        f"clients{where} {spec.min_size} training images and a test image (best: at least "
-        f"{best[0]} and {best[1]}); raise FED.BETA, lower FED.MIN_SIZE or use fewer FED.CLIENTS"
+        f"clients{where} {spec.min_size} training {pool.kind}s and a test {pool.kind} (best: at "
+        f"least {best[0]} and {best[1]}); raise FED.BETA, lower FED.MIN_SIZE or use fewer "
+        "FED.CLIENTS"
     )
 
 
@@ -138,7 +139,7 @@ def superclass_dirichlet(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """
     groups = superclasses_of(pool.class_names)
     counts = {p: np.bincount(pool.labels[p], minlength=pool.num_classes) for p in PARTS}
-    check_enough({p: int(counts[p].sum()) for p in PARTS}, spec, spec.clients, "")
+    check_enough({p: int(counts[p].sum()) for p in PARTS}, spec, spec.clients, "", pool.kind)
     rng = numpy_stream(spec.seed, "partition", "superclass_dirichlet")
     train = draw_profiles(counts["train"], groups, spec, rng)
     shares = np.full(train.shape, 1 / spec.clients)  # of classes without a training image
@@ -195,7 +196,7 @@ def quantity(pool: ImagePool, spec: PartitionSpec) -> Partition:
         ConfigError: too few images.
     """
     totals = {part: len(pool.labels[part]) for part in PARTS}
-    check_enough(totals, spec, spec.clients, "")
+    check_enough(totals, spec, spec.clients, "", pool.kind)
     stream = numpy_stream(spec.seed, "partition", "quantity")
     row = np.maximum(proportions(spec.beta, spec.clients, stream), NEGLIGIBLE)
     shares = {}

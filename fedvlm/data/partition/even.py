@@ -22,10 +22,10 @@ def iid(pool: ImagePool, spec: PartitionSpec) -> Partition:
     for part in ("train", "test"):
         n = len(pool.labels[part])
         if not n:
-            raise ConfigError(no_images(part))
+            raise ConfigError(no_images(part, pool.kind))
         if n < spec.clients:
             raise ConfigError(
-                f"FED.CLIENTS {spec.clients}: there are only {n} {part} images to deal; "
+                f"FED.CLIENTS {spec.clients}: there are only {n} {part} {pool.kind}s to deal; "
                 f"use {fewer_clients(n)}"
             )
     return Partition.of(
@@ -54,9 +54,9 @@ def domain(pool: ImagePool, spec: PartitionSpec) -> Partition:
             at = np.flatnonzero(pool.domains[part] == number)
             if part != "val" and len(at) < each:
                 if not len(at):
-                    raise ConfigError(no_images(part, f" of domain '{name}'"))
+                    raise ConfigError(no_images(part, pool.kind, f" of domain '{name}'"))
                 raise ConfigError(
-                    f"domain '{name}' has {len(at)} {part} images for {each} clients; "
+                    f"domain '{name}' has {len(at)} {part} {pool.kind}s for {each} clients; "
                     f"use FED.CLIENTS {len(pool.domain_names) * len(at)}"
                 )
             stream = numpy_stream(spec.seed, "partition", "domain", name, part)

@@ -102,6 +102,7 @@ class ImagePool:
     Label -1 stands for an image that takes no part; domains are numbers into ``domain_names``.
     ``clients`` are numbers into ``client_names``, -1 for an image that no client holds, and
     ``groups`` number what is never divided; both are empty where the data do not say them.
+    ``kind`` is what messages call a sample (``DatasetBase.kind``).
     """
 
     labels: Mapping[str, IntArray]
@@ -112,6 +113,7 @@ class ImagePool:
     clients: Mapping[str, IntArray] = field(default_factory=dict)
     client_names: Sequence[str] = ()
     groups: Mapping[str, IntArray] = field(default_factory=dict)
+    kind: str = "image"
 
     def select(self, positions: Mapping[str, IntArray]) -> ImagePool:
         """Return the pool of the given positions only."""
@@ -124,6 +126,7 @@ class ImagePool:
             {part: c[positions[part]] for part, c in self.clients.items()},
             self.client_names,
             {part: g[positions[part]] for part, g in self.groups.items()},
+            self.kind,
         )
 
     def class_name(self, label: int) -> str:

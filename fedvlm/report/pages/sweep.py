@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import DataError, plural
 from fedvlm.report import PAGE
 from fedvlm.report.collect import Collected, as_float
 from fedvlm.report.figures import style
@@ -267,7 +267,7 @@ def _who(owners: Sequence[FinishedRun], everyone: Sequence[FinishedRun]) -> str:
             name(run) in theirs for run in everyone
         ) == len(owners):
             return _names(theirs)
-    return f"{len(owners)} runs"
+    return plural(len(owners), "run")
 
 
 def _method(run: FinishedRun) -> str:

@@ -18,7 +18,7 @@ from fedvlm.config.knobs import Knob, read_knobs
 from fedvlm.console.rows import clock
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
-from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.errors import ConfigError, FedvlmError, plural
 from fedvlm.federation.cards import card_of, fields
 from fedvlm.job.resolve import Job
 from fedvlm.runs.identity import identity_digest, safe_name
@@ -127,8 +127,9 @@ class Tuning:
         store = storage(self.folder / "optuna.log")
         self.studies = [Study(entry, self.budget, store) for entry in self.plan.trainers]
         each = len(next(iter(self.first.values())))
-        say(f"tuning {self.plan.name}: {len(self.studies)} methods, {self.budget} trials with "
-            f"{each} runs each; {self.jobs} jobs, {threads} threads each; folder {self.folder}")
+        say(f"tuning {self.plan.name}: {plural(len(self.studies), 'method')}, "
+            f"{plural(self.budget, 'trial')} with {plural(each, 'run')} each; "
+            f"{plural(self.jobs, 'job')}, {plural(threads, 'thread')} each; folder {self.folder}")
         workers = Processes(self.jobs, threads=threads, devices=devices, timeout=timeout,
                             start=partial(Worker, task=TASK))
         self.scheduler = Scheduler(workers, self, self)
@@ -288,7 +289,7 @@ class Tuning:
             complain(f"{label}: {why}")
         seconds = sum(trial.seconds for s in self.studies for trial in s.trials)
         say(f"tuning {self.plan.name}: {len(entries)} of {len(self.studies)} methods tuned, "
-            f"{self.ran} runs now, {clock(seconds)} of work in all",
+            f"{plural(self.ran, 'run')} now, {clock(seconds)} of work in all",
             f"the result: {self.tuned}",
             f"sweeps take it: fedvlm sweep PLAN.yaml --tuned {self.tuned}")
         return 1 if failed else 0

@@ -271,10 +271,36 @@ def test_the_pack_of_a_table_with_clients_says_how_to_train_on_it(
     capsys.readouterr()
     assert main(["features", *own, "--backbone", "tiny", "--pack", pack]) == 0
     said = "".join(capsys.readouterr())
+    assert "--rounds auto" not in said  # which is nothing of features
     line = next(x for x in said.splitlines() if x.startswith("train on it: fedvlm "))
     assert main([*line.removeprefix("train on it: fedvlm ").split(), *head, "--trainer", "FedAvg"]
                 ) == 0
     assert "Lyon" not in Path(pack).read_bytes().decode("latin-1")
+
+
+def test_the_pack_of_a_table_with_groups_keeps_them_whole_without_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same split, partition, baselines and numbers as from the table; and ``advise``."""
+    monkeypatch.chdir(tmp_path)
+    table = ward(tmp_path / "ward", **{f"patient{i}": f"Jones-{5 - i // 2}" for i in range(12)})
+    own = ["--images", str(table / "t.csv"), "--groups", "patient", "--backbone", "tiny"]
+    run = ["--trainer", "FedAvg", "--peft", "head", "--rounds", "1", "--clients", "2"]
+    pack = str(tmp_path / "ward.pack.safetensors")
+    assert main(["features", *own, "--pack", pack]) == 0
+    assert main(["run", *own, *run, "--output-dir", f"{tmp_path}/a"]) == 0
+    shutil.rmtree(table)
+    there = ["--root", pack, "--backbone", "tiny"]
+    assert main(["run", *there, *run, "--output-dir", f"{tmp_path}/b"]) == 0
+    ours, theirs = (folder(tmp_path / name, "FedAvg-head") for name in "ba")
+    assert numbers(ours) == numbers(theirs) and digest(ours) == digest(theirs)
+    assert (ours / "partition.csv").read_bytes() == (theirs / "partition.csv").read_bytes()
+    assert b"Jones" not in Path(pack).read_bytes()
+    capsys.readouterr()
+    assert main(["features", "--show", pack]) == 0
+    assert "6 (numbers; no names)" in capsys.readouterr().out
+    assert main(["run", *there, *run, "DATASET.GROUPS", "", "--output-dir", f"{tmp_path}/c"]) == 2
+    assert "DATASET.GROUPS is not set: " in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -80,8 +80,11 @@ def test_in_the_repository_it_is_found_by_its_name(
 ) -> None:
     (tmp_path / "trainers").mkdir()
     monkeypatch.setattr(cli_new, "checkout", lambda: tmp_path)
+    monkeypatch.chdir(tmp_path / "trainers")
     assert cli.main(["new-trainer", "Fresh_Idea"]) == 0
-    run, check, test = next_commands(capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert f"wrote {tmp_path / 'trainers' / 'fresh_idea.py'}" in out
+    run, check, test = next_commands(out)
     assert run[-2:] == ["--trainer", "Fresh_Idea"] and check[-1] == "Fresh_Idea"
     assert test[:3] == ["python", "-m", "pytest"] and test[-2:] == ["-k", "fresh_idea"]
     assert all((REPOSITORY / word).exists() for word in test if word.startswith("tests/"))
@@ -91,6 +94,23 @@ def test_in_the_repository_it_is_found_by_its_name(
     words = ["--demo", "--trainer", str(code), "--config-file", str(yaml)]
     assert resolve(parse(words)).jobs[0].cfg.TRAINER.FRESH_IDEA.MIX == 0.5
     assert "NAME: Fresh_Idea" in yaml.read_text()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_outside_the_repository_it_writes_where_one_is(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "checkout").mkdir()
+    (tmp_path / "mine").mkdir()
+    place = None if installed else tmp_path / "checkout"
+    monkeypatch.setattr(cli_new, "checkout", lambda: place)
+    monkeypatch.chdir(tmp_path / "mine")
+    assert cli.main(["new-trainer", "Fresh_Idea"]) == 0
+    out = capsys.readouterr().out
+    assert f"wrote {tmp_path / 'mine' / 'fresh_idea.py'}\n" in out
+    assert "--trainer ./fresh_idea.py:Fresh_Idea" in out
+    assert not any((tmp_path / "checkout").iterdir())
 
 
 def test_whatever_it_writes_keeps_the_house_rules(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core.errors import FedvlmError
+from fedvlm.data.columns.header import Header, proposals
 from fedvlm.data.own.add import OwnSet, understand
 from tests.data.columns.publishers import picture, written
 
@@ -42,6 +43,17 @@ def test_the_reported_hospital_table_is_read(tmp_path: Path) -> None:
     assert own.data.client_names == ["Lyon", "Porto"]
     assert own.keys["FED.PARTITION"] == "natural" and own.keys["FED.CLIENTS"] == 2
     assert "--clients-by" not in "\n".join(own.notes)
+
+
+@pytest.mark.parametrize(("client", "group"), [
+    ("Klinik", "Patienten_ID"), ("Krankenhaus", "Patient"), ("Zentrum", "patient"),
+    ("H\u00f4pital", "Patient"), ("Ho\u0302pital", "id_patient"), ("clinique", "patient"),
+    ("Cl\u00ednica", "Paciente"),
+])
+def test_columns_in_other_languages_are_proposed(client: str, group: str) -> None:
+    header = Header({}, (), (), (client, group))
+    said = proposals(header, [["A", "1"], ["B", "2"]])
+    assert f"--clients-by {client} gives each" in said[0] and f"--groups {group} keeps" in said[1]
 
 
 def test_tables_of_other_hands(tmp_path: Path) -> None:

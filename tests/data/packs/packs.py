@@ -13,7 +13,7 @@ import numpy as np
 
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.packs.file import read_container
-from fedvlm.data.packs.lists import hash_images, write_pack_file
+from fedvlm.data.packs.lists import hash_groups, hash_images, write_pack_file
 from fedvlm.data.packs.pack import About, open_pack
 from fedvlm.data.targets import split_digest
 
@@ -60,7 +60,7 @@ def make_pack(
     data, faults = data or lists(), faults or {}
     edges = np.cumsum([0, *(len(data.parts[p]) for p in PARTS)])
     bad = np.histogram(list(faults), edges)[0].tolist() if faults else (0, 0, 0)
-    about = about_of(data, tuple(bad), **more)
+    about = about_of(data, tuple(bad), groups=hash_groups(data.all()), **more)
     with write_pack_file(path, about, data.parts, hashes_of(data), faults) as out:
         rows = np.arange(sum(about.rows), dtype=about.dtype)[:, None].repeat(WIDTH, 1)
         out.add(rows)

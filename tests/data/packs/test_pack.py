@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import numpy as np
 import pytest
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.datum import DatasetBase
+from fedvlm.data.datum import DatasetBase, group_numbers
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader, broken_images, check_decodes
+from fedvlm.data.packs.file import read_container
 from fedvlm.data.packs.lists import read_pack_lists
 from fedvlm.data.packs.pack import open_pack
 from fedvlm.data.targets import split_digest
 from tests.data.miniatures.own import Spec
-from tests.data.packs.packs import TRANSFORM, hashes_of, lists, make_pack, resealed
+from tests.data.packs.packs import TRANSFORM, hashes_of, lists, make_pack, resealed, rewritten
 
 NAME = "x.pack.safetensors"
 
@@ -38,6 +40,59 @@ def test_lists_come_back_as_they_were(tmp_path: Path, domains: int) -> None:
     records = ImageRecords(None)
     assert [records.content_key(d) for d in back.all()] == hashes_of(data)
     assert back.notes[0] == "a note" and "there are no images" in back.notes[1]
+
+
+def grouped(data: DatasetBase) -> DatasetBase:
+    """The lists with a patient for every two images of a part, but the first, in no order."""
+    for part, items in data.parts.items():
+        data.parts[part] = [replace(d, group=f"{part}-Jones-{9 - i // 2}" if i else None)
+                            for i, d in enumerate(items)]
+    return data
+
+
+def test_groups_come_back_as_numbers_in_the_order_of_their_names(tmp_path: Path) -> None:
+    data = grouped(lists())
+    path = make_pack(tmp_path / NAME, data)
+    pack = open_pack(path)
+    back = read_pack_lists(pack)
+    back.check()
+    for part, items in back.parts.items():
+        assert group_numbers(items).tolist() == group_numbers(data.parts[part]).tolist()
+        assert items[0].group is None and len({d.group for d in items[1:]}) > 1
+    assert b"Jones" not in path.read_bytes() and split_digest(back) == split_digest(data)
+    names = [d.group for d in data.all()]
+    assert [(a == b) for a in pack.groups for b in pack.groups] == [
+        (a == b) for a in names for b in names]
+    assert read_container(path).about["format"] == "fedvlm-pack/2"
+    other = make_pack(tmp_path / f"o.{NAME}", DatasetBase(*(
+        [replace(d, group="Jones-of-another") for d in items] for items in data.parts.values()
+    ), name="Mine", notes=["a note"]))
+    assert open_pack(other).about != pack.about  # one that is there is not taken for it
+
+
+def test_a_pack_without_groups_is_the_file_that_it_was(tmp_path: Path) -> None:
+    pack = open_pack(make_pack(tmp_path / NAME, views=["crop:0"]))
+    assert pack.digest == "12ba09e423f9e90bc60bb3421eb7d6c5c76c0916902796d976da6e9a3dfe7f4d"
+    assert read_container(pack.path).about["format"] == "fedvlm-pack/1"
+    assert {d.group for d in read_pack_lists(pack).all()} == {None}
+
+
+@pytest.mark.parametrize("value", [-2, 18])
+def test_hostile_groups(tmp_path: Path, value: int) -> None:
+    path = make_pack(tmp_path / NAME, grouped(lists()))
+    pack = open_pack(tensors(path, "groups", struct.pack("<q", value)))
+    with pytest.raises(DataError, match="its groups are not from -1 to 17"):
+        read_pack_lists(pack)
+
+
+def test_a_header_that_leaves_out_its_groups(tmp_path: Path) -> None:
+    path = make_pack(tmp_path / NAME, grouped(lists()))
+    for changes in ({"groups": ""}, {"groups": "short"}):
+        with pytest.raises(DataError, match="its header does not say what it is"):
+            open_pack(rewritten(path, tmp_path / f"r.{NAME}", **changes))
+    bare = make_pack(tmp_path / f"b.{NAME}")
+    with pytest.raises(DataError, match="its header does not say what it is"):
+        open_pack(rewritten(bare, tmp_path / f"r.{NAME}", groups="0" * 64))
 
 
 def test_images_that_do_not_decode_stay_named_and_have_no_row(tmp_path: Path) -> None:

@@ -65,7 +65,11 @@ def test_of_several_the_run_takes_its_backbones(tmp_path: Path) -> None:
 
 def test_settings_that_read_the_set_otherwise_are_refused(tmp_path: Path) -> None:
     path = make_pack(tmp_path / NAME, cut_seed=1)
-    load_dataset(of(path, DATASET__FORMAT="folders"))
+    data = load_dataset(of(path, DATASET__FORMAT="folders"))
+    assert "make the pack again with --groups COLUMN" in data.notes[-1]
+    with pytest.raises(ConfigError, match=r"DATASET.GROUPS patient: .* with none set; drop it .*"
+                                          "or make a pack with it"):
+        load_dataset(of(path, DATASET__GROUPS="patient"))
     with pytest.raises(ConfigError, match=r"DATASET.FORMAT coop: .* was made with folders"):
         load_dataset(of(path, DATASET__FORMAT="coop"))
     with pytest.raises(ConfigError, match=r"DATASET.SPLIT_FILE a.json: .* with none set"):
