@@ -152,6 +152,13 @@ class HeartPFL(PeftTrainer):
         )
         self.aligns = self.cfg.HDA_WEIGHT > 0
 
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
+        """Return the trainable tensors of one model; a tower without blocks is refused."""
+        tree = super().trainables(model, generator)
+        if self.aligns:
+            self.stage_indices(model)
+        return tree
+
     # ---- features -------------------------------------------------------------------------
     def stages(self, model: VLModel) -> list[int]:
         """Return the four blocks that are aligned.

@@ -179,7 +179,7 @@ def test_what_a_trunk_cannot_hold_is_refused() -> None:
                 start(model, PeftSpec("none", visual, "linear", ln=ln))
     model = VLModel(alone("postnorm"), ["a"])
     assert not has_stages(model.backbone)
-    with pytest.raises(ConfigError, match=r"adapter \(adapter also a ResNet, ConvNeXt, Swin, "):
+    with pytest.raises(ConfigError, match="Adapters in the image tower need a ViT, ResNet"):
         start(model)
     with pytest.raises(ConfigError, match="need a ViT image tower"):
         tower_of(model, "stage.0")

@@ -185,13 +185,16 @@ def _joined_rows(trees: Sequence[Tree], places: Sequence[int]) -> Tree:
     Args:
         places: of each row that is returned, which it is of all rows, tree after tree.
     """
-    to, out = torch.tensor(places).argsort(), Tree()
+    host, out = torch.tensor(places).argsort(), Tree()
+    to = {host.device: host}
     for name in list(trees[0]):
         pieces = [tree.pop(name) for tree in trees]
         kind = reduce(torch.promote_types, (v.dtype for v in pieces))
         whole = pieces[0].new_empty(len(places), *pieces[0].shape[1:], dtype=kind)
-        for at in to.split([len(v) for v in pieces]):
-            whole.index_copy_(0, at.to(whole.device), pieces.pop(0).to(kind))
+        if whole.device not in to:
+            to[whole.device] = host.to(whole.device, non_blocking=True)
+        for at in to[whole.device].split([len(v) for v in pieces]):
+            whole.index_copy_(0, at, pieces.pop(0).to(kind))
         out[name] = whole
     return out
 

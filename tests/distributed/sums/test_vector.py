@@ -255,7 +255,7 @@ def test_afl_over_sites_is_one_sum_of_its_normal_equations(
                           rtol=1e-6, atol=1e-8)
     work = whole.engine.run(
         whole.trainer, lambda ids: whole.context(ids, 1, {}),
-        whole.downloads(whole.start(), 1, FOUR), whole.clients, dict.fromkeys(FOUR, 0)).updates
+        whole.downloads(whole.start(), 1, FOUR), whole.clients, dict.fromkeys(FOUR, 0)).spend()
     assert work is not None
     single: dict[str, Tensor] = {}
     for kind, tree in (("", work.extras), ("sum of ", whole.trainer.summands(work.extras))):
