@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +43,10 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     assert "unknown to fedvlm: ask the authors" in card.text
 
 
-def test_all_is_a_folder_each_and_one_tower(tmp_path: Path) -> None:
+def test_all_is_a_folder_each_and_one_tower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # as at a user's
     whole = trained("fedavg", LORA)
     moved = {n: v + 0.05 for n, v in whole.params.items()}
     models = {"client-1": whole, "global": replace(whole, params=moved, facts=Facts("global"))}
@@ -55,6 +59,7 @@ def test_all_is_a_folder_each_and_one_tower(tmp_path: Path) -> None:
         with torch.no_grad():
             logits = tensors.read(done[name].folder)(recipe.pixels)
         assert difference(logits, recipe.logits) <= 1e-5
+    assert not list((tmp_path / "all").rglob("__pycache__"))
     index = json.loads((tmp_path / "all" / "index.json").read_text())
     assert [m["name"] for m in index["models"]] == ["client-1", "global"]
     assert "[global](global/README.md) | global" in (tmp_path / "all" / "README.md").read_text()
