@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,15 +29,6 @@ GREETING = pack(Frame("forget", {
     "run": "ab" * 16, "like": "ab" * 8, "nonce": "cd" * 8, "keep": {},
 }))
 Lines = list[bytes]
-
-
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Eight built-in images of a class for training and for tests, in a cache of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
-        patch.setenv("FEDVLM_CACHE", str(tmp_path_factory.mktemp("few")))
-        yield
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -28,15 +27,6 @@ from tests.job.sites.places import NAMES, federated, make
 
 SPLIT = "0-1,2"
 TUNED = ("--trainer", "APFL", "--finetune-epochs", "1")
-
-
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Eight built-in images of a class for training and for tests, in a cache of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
-        patch.setenv("FEDVLM_CACHE", str(tmp_path_factory.mktemp("few")))
-        yield
 
 
 @pytest.fixture(scope="module")

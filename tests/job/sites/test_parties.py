@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,15 +21,6 @@ from tests import jobs
 from tests.job.sites.places import NAMES, federated, make, own_and_global, rows
 
 APFL = ("--trainer", "APFL")
-
-
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Eight built-in images of a class for training and for tests, in a cache of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
-        patch.setenv("FEDVLM_CACHE", str(tmp_path_factory.mktemp("few")))
-        yield
 
 
 @pytest.fixture(scope="module")
