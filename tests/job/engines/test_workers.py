@@ -29,7 +29,6 @@ from tests import jobs
 from tests.distributed.in_process import InProcess
 
 MORE = ("--num-users", "3", "--frac", "0.7", "--opts", "FED.CHUNK", "1")
-INPUTS = SharedInputs()
 
 
 class Pool(InProcess):
@@ -38,8 +37,9 @@ class Pool(InProcess):
     def __init__(self, cfg: Any, folder: Path, stop: tuple[str, int] = ("", 0)) -> None:
         super().__init__({})
         self.stop, self.asked = stop, list[tuple[str, str, int]]()
+        inputs = SharedInputs()  # not of several tests: one of them may change the weights
         for i in range(2):
-            site = worker_of(build_run(cfg, inputs=INPUTS), folder / processes.PLACE)
+            site = worker_of(build_run(cfg, inputs=inputs), folder / processes.PLACE)
             self.answers[f"worker{i}"] = site.answer
 
     def open(self, seconds: float) -> None:
