@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
+from fedvlm.cli.main import main
 from fedvlm.core.rng import stream
 from fedvlm.federation.cards import card, trainer_files
 from fedvlm.federation.discovery import load_trainer
@@ -33,6 +35,19 @@ def test_trainer_builds_on_the_tiny_clip(trainer: str, model: VLModel) -> None:
     assert all(v.dtype == torch.float32 for v in tree.values())
     groups = resolve_groups(tree, made.rules(list(tree)), trainer)
     assert set(groups.of) == set(tree)
+
+
+@pytest.mark.parametrize("trainer", [
+    name if name == "fedmedclip" else pytest.param(name, marks=pytest.mark.slow)
+    for name in TRAINERS
+])
+def test_the_command_of_a_card_runs(trainer: str, tmp_path: Path) -> None:
+    """Its first round, on few clients; FedMedCLIP enlarges roundings before it."""
+    text = card(trainer_files()[trainer])
+    (words,) = re.findall(r"^Command: python federated_main.py (.*)", text, flags=re.MULTILINE)
+    few = ("--rounds", "1", "--num-users", "3", "--output-dir", str(tmp_path))
+    words = words.replace("--root DATA/", "--demo --trainer FedTV")  # its card shows one's own data
+    assert main([*words.split(), *few, "TEST.REFERENCES", "False"]) == 0
 
 
 def test_the_defaults_that_a_card_names_are_the_declared_ones() -> None:

@@ -65,6 +65,28 @@ def test_rounding_of_a_gradient_that_is_zero_is_no_difference() -> None:
     assert not proof_of((ONE, {"a": ONE, "z": 0 * small}), (ONE, {"a": ONE, "z": small})).holds
 
 
+@pytest.mark.parametrize(("shift", "holds"), [(3e-7, True), (1e-3, False)])
+def test_rounding_that_a_method_enlarges_is_no_difference(shift: float, holds: bool) -> None:
+    """As BatchNorm does with images that hardly differ; a wrong number is still found."""
+    x = torch.rand(2, 50)
+
+    def run(streams: Mapping[str, Tensor]) -> Any:
+        (value,) = streams.values()
+        return ONE, {"a": 1e3 * (value - x) + 1}
+
+    proof = compare(run, {"features": x + shift}, {"pixels": x}, torch.float32)
+    assert proof.holds is holds and 2e-4 < proof.tolerance < 1e-2
+
+
+def test_a_method_that_enlarges_rounding_beyond_measure_has_the_usual_tolerance() -> None:
+    def run(streams: Mapping[str, Tensor]) -> Any:
+        (value,) = streams.values()
+        return ONE, {"a": 1e6 * (value - 1) + 1}
+
+    proof = compare(run, {"features": ONE + 1e-6}, {"pixels": ONE}, torch.float32)
+    assert not proof.holds and proof.tolerance == 2e-4
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_numbers_that_are_none_differ(value: float) -> None:
     odd = torch.full_like(ONE, value)
