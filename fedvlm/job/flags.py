@@ -97,7 +97,7 @@ FLAGS: tuple[Flag, ...] = (
     _v(_JOB, "", "--images", "your own images: a folder, or a table of files", "FOLDER",
        dest="images"),
     _v(_JOB, "DATASET.CLASSNAMES", "--classnames",
-       "names of your classes: a,b,c as the folders come, or folder=name",
+       "class names: in the order of the folders, or folder=name",
        "A,B"),
     _v(_JOB, "", "--trainer", "method, or ./file.py:Class (default FedTV)", "NAME",
        dest="trainer"),

@@ -1,7 +1,7 @@
 """Make a personal model for a new client from a run's shared model and labelled images.
 
 The client took no part in the run: it gets the shared model and the method's final phase. The
-model is written in a format of ``fedvlm export``.
+model is written in a format of fedvlm export.
 """
 
 from __future__ import annotations
