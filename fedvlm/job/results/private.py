@@ -25,12 +25,15 @@ LABELS = "labels of single images"
 NEVER = ("images", LABELS, "personal tensors", "optimisers' states")
 
 
-def released(built: Built, records: Sequence[Mapping[str, Any]], results: Row) -> dict[str, Any]:
+def released(
+    built: Built, records: Sequence[Mapping[str, Any]], results: Row, sums: Mapping[str, int]
+) -> dict[str, Any]:
     """Return what left the clients in a run, beside what its method declares (``released.json``).
 
     Args:
         records: of all its rounds.
         results: the run's, for baselines and privacy.
+        sums: bytes of sums over single sites' images, by name.
     """
     federation = built.federation
     groups, up = federation.groups, Counter[str]()
@@ -50,12 +53,13 @@ def released(built: Built, records: Sequence[Mapping[str, Any]], results: Row) -
             "shared": {n: sizes[n] for n in list_.shared}, "extras": list(list_.extras),
             "metrics": list(list_.metrics), "losses": list(list_.losses),
             "counts": list(list_.counts), "rows": list_.rows, "references": list_.references,
+            "sums": list(list_.sums),
         },
         "sent": {
             "shared": {n: up[n] for n in groups.shared if up[n]},
             "extras": {n: b for n, b in sorted(up.items()) if b and n not in groups.shared},
             "metrics": dict(sorted(told.items())), "rows": sorted(rows - {"client"}),
-            "references": sorted(results.get("references", {})),
+            "references": sorted(results.get("references", {})), "sums": dict(sums),
         },
         "never": list(NEVER), "privacy": results.get("privacy", {}).get("words", ""),
     }
