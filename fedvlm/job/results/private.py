@@ -19,6 +19,8 @@ HIDDEN = "noise from each site's own secret"
 PUBLIC = "noise from the seed: a simulation"
 HERE = "a server on the same machine (a simulation)"
 AWAY = "the server of the run, from sites with their own images"
+MASKED = ("tensors came as sums over the sites of a round, under masks: the server read no "
+          "client's and no site's own (FED.SECURE_SUM); counts and numbers came without masks")
 CERTAIN = 0.9999  # an epsilon of about 9: from here on a guarantee is none
 BEGUN = "begun_from"  # fact of a run that went on from another's state (``api.forgetting.kept``)
 LABELS = "labels of single images"
@@ -49,6 +51,7 @@ def released(
     return {
         "format": 1, "method": federation.trainer.name, "rounds": records[-1]["round"],
         "to": AWAY if of_parties(built.cfg) else HERE,
+        "masked": MASKED if built.cfg.FED.SECURE_SUM else "",
         "declared": {
             "shared": {n: sizes[n] for n in list_.shared}, "extras": list(list_.extras),
             "metrics": list(list_.metrics), "losses": list(list_.losses),

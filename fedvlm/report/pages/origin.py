@@ -131,7 +131,8 @@ def gifts(run: FinishedRun) -> Html:
              ", ".join(declared.get("sums", ["not listed by that version"])),
              _bytes(sent["sums"]) if "sums" in sent else "not listed by that version"],
         ]
-        words = [f"Received by {told['to']}.", f"Never sent: {', '.join(told['never'])}."]
+        masked = f"; {told['masked']}" if told.get("masked") else ""
+        words = [f"Received by {told['to']}{masked}.", f"Never sent: {', '.join(told['never'])}."]
         cover = told["privacy"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return element("p", f"cannot read {path.name}: {' '.join(str(error).split())}")

@@ -9,6 +9,8 @@ import pytest
 
 from fedvlm.cli.main import main
 from fedvlm.distributed.wire import outline
+from fedvlm.report.collect import collect
+from fedvlm.report.pages.origin import gifts
 from tests import jobs
 from tests.job.sites import places
 
@@ -51,6 +53,8 @@ def test_a_run_says_what_holds_and_keeps_no_number_of_a_single_update(
     assert released["sent"]["metrics"] == {}
     assert released["declared"]["sums"] == [] and released["sent"]["sums"] == {}
     assert not [data for data in line.frames if "sums" in outline(data)[2]]
+    page = str(gifts(collect([jobs.folder(one)]).runs[0]))
+    assert "own images; tensors came as sums over the sites of a round, under masks" in page
     assert list(jobs.results(one)["references"]) == ["zero_shot", "logreg"]
     assert any("pooled is not known: it takes each site's own sums without masks" in note
                for note in told["run_info"]["notes"])
