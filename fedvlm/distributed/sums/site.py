@@ -32,6 +32,7 @@ from fedvlm.distributed.sums import masks
 from fedvlm.distributed.sums.vector import SumVector, vector_of
 from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.engine import RoundWork
 from fedvlm.federation.rounds import Federation
 
@@ -151,7 +152,7 @@ class SiteSums:
         updates, start = done.spend(), task_of(1.0, pick(downloads[min(accepted)], shared))
         moves = updates is None or any(bool(updates.sent(n).any()) for n in updates.params)
         self._note(frame, "weighed", [start, how if moves else ""])
-        plain = vector.encode(self.site.federation.trainer, updates)
+        plain = self._encoded(updates, vector)
         key, own = self._secret("mask", frame), self._secret("own", frame)
         hidden = plain + masks.keystream(own, len(plain)) + masks.pair_masks(
             key, roster.me, roster.publics(), len(plain), *roster.words, *tasks)
@@ -271,6 +272,10 @@ class SiteSums:
         if vector.temperature:
             how += f", by similarity at temperature {vector.temperature!r}"
         return vector, how
+
+    def _encoded(self, updates: Updates | None, vector: SumVector) -> np.ndarray:
+        """Return what this site adds to a sum (``SumVector.encode``)."""
+        return vector.encode(self.site.federation.trainer, updates)
 
     # ---- memory ------------------------------------------------------------------------------
     def _asked(self, frame: Frame) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:

@@ -218,9 +218,12 @@ def test_fedtv_over_sites_is_fedtv(
 def test_updates_are_summed_under_one_kind_of_weights(
     world: CheckWorld, tmp_path: Path, four: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By images and alike, from one model: of sites with 7, 5, 5 and 5 images the first's shows."""
+    """By images and alike, from one model: of sites with 7, 5, 5 and 5 images the first's shows.
+
+    A site that refuses is not asked the same again, and all of its sentence is told.
+    """
     grid = Grid(world, load_trainer("fedper"), tmp_path, kind=SumEngine,
-                policy=Policy(wait=0, retries=0, quorum=0.5),
+                policy=Policy(wait=0, retries=2, quorum=0.5),
                 secrets={f"site{s}": bytes([s + 1]) * 32 for s in FOUR})
     grid.server()[0].run(until=1)
     for name, weighting, fits in (("cd", "uniform", False), ("ef", "samples", True)):
@@ -232,8 +235,15 @@ def test_updates_are_summed_under_one_kind_of_weights(
         if fits:
             fed.run(until=1)
             continue
-        with pytest.raises(QuorumError, match="0 of 4 sites helped to unmask.*samples; now unif"):
+        carried = meddle(grid, lambda site, asked: None)
+        with pytest.raises(
+            QuorumError, match="0 of 4 sites helped to unmask.*samples; now unif"
+        ) as raised:
             fed.run(until=1)
+        said = str(raised.value)
+        assert "(site0, site1, site2, site3: this site helped to read a sum of updates of" in said
+        assert "--sums)); the state of round 0 is kept; waiting mends no refusal" in said
+        assert sum(asked.op == "unmask" for _, asked, _ in carried) == 4
 
 
 def test_afl_over_sites_is_one_sum_of_its_normal_equations(
