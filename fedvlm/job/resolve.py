@@ -363,7 +363,7 @@ def _clients_by(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     if of_parties(cfg) and fed.HOSTILE:
         raise ConfigError(
             f"FED.HOSTILE {fed.HOSTILE:g}: attackers are simulated, but the clients of this run "
-            "are parties with images of their own; drop FED.HOSTILE, or simulate with --engine local"
+            "are parties with images of their own; drop it, or simulate with --engine local"
         )
     unit = fed.DP.UNIT if fed.DP.CLIP or fed.DP.UNIT != "client" else "image"
     if of_parties(cfg) and unit != "image":
