@@ -28,18 +28,19 @@ from fedvlm.distributed.store import LostState, SiteStore, hold_store
 from fedvlm.distributed.terms import SECURE, Refused, Terms
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
 from fedvlm.evaluation.meter import ClientMeter
+from fedvlm.evaluation.references import ALONE
 from fedvlm.evaluation.references.parties import WEIGHTS, alone_rows, pooled_rows, site_sums
 from fedvlm.evaluation.references.suite import Asked
 from fedvlm.evaluation.scores import ABSENT, WITHHELD
 from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.engine import RoundWork
-from fedvlm.federation.groups import SERVER, SHARED
+from fedvlm.federation.groups import BASELINE_SUMS, SERVER, SHARED
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Measure, Question, Row, only_numbers
 
 ROUNDS = ("work", "evaluate", "mask")  # requests of a round: they go into the account
-BASELINE = "baseline"  # model of an evaluation: no model of the run
+BASELINE = "baseline"  # model of an evaluation: no model of the run; ``ALONE``: without sums
 SPENT = ".spent"  # folder among the states, for accounts of time
 WEIGHT = "weight"  # among a part's numbers; metrics are ``metric/<name>``
 METRIC = "metric/"
@@ -212,7 +213,7 @@ class Site:
         """Measure personal models, or the pretrained model; only numbers leave."""
         fed, values = self.federation, frame.values
         measure = Measure(**values["measure"])
-        if values["model"] == BASELINE:
+        if values["model"] in (BASELINE, ALONE):
             return self._baseline(frame)
         told, logits = dict[str, float](), dict[str, Tree]()
         if measure.keep_logits and not self.terms.logits:
@@ -250,18 +251,25 @@ class Site:
         What the owner does not allow is withheld: no number leaves.
 
         Raises:
-            Refused: other clients, another config, or weights of another shape.
+            Refused: other clients, another config, weights of another shape, or sums that the run
+                does not release.
         """
         self.check_like(frame)
         ids = list(by_number(frame.values["accepted"]))
         self._mine(ids)
         self._allow(frame)
+        list_ = self.federation.trainer.releases(self.federation.groups)
+        unlisted = self.config.get(SECURE) or list_.outside((), (), (), BASELINE_SUMS)
+        if frame.values["model"] == BASELINE and unlisted:
+            raise Refused("this site's own sums for baselines would leave without masks, and this "
+                          "run does not release them")
         rows, sums = [withheld(c) for c in ids], dict[str, Tree]()
         if self.terms.baselines and self.baselines is not None:
             asked = self.baselines(ids)
             weights = next(iter(frame.trees.values()), {}).get(WEIGHTS)
             if weights is None:
-                rows, sums = alone_rows(asked), {"sums": site_sums(asked)}
+                rows = alone_rows(asked)
+                sums = {"sums": site_sums(asked)} if frame.values["model"] == BASELINE else sums
             elif weights.shape[-1:] != (asked.classes,) or weights.dim() != 2:
                 raise Refused("the weights of a linear model have the wrong shape")
             else:

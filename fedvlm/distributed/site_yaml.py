@@ -138,6 +138,6 @@ allow:
   seconds: 0            # of work for all runs of one config
   count: 5              # fewer images than these are told of no class and of no test set
   logits: false         # whether outputs for single images may leave
-  baselines: false      # whether numbers of each client alone, and one sum of features, may leave
+  baselines: false      # whether numbers of each client alone, and sums of features, may leave
   sums: false           # whether updates leave in secure sums over sites only (FED.SECURE_SUM)
 """

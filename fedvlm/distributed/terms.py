@@ -40,8 +40,8 @@ class Terms:
         seconds: of work for runs of one config altogether, over all their messages; 0: no limit.
         count: smallest number of images that may be told, above none.
         logits: whether outputs for single images, with their labels, may leave.
-        baselines: whether baselines may leave: a row of numbers for each client alone, and one sum
-            of features over the site's training images.
+        baselines: whether baselines may leave: a row of numbers for each client alone, and,
+            without ``FED.SECURE_SUM``, sums of features over the site's training images.
         weights: of a backbone, beside the published ones that a plain word names; None: all.
         sums: only runs in which single updates stay here (``FED.SECURE_SUM``).
     """

@@ -23,6 +23,7 @@ OWN = -1  # FED.FINETUNE_EPOCHS: the method's own number
 TAG = "finetune"
 Q_FFL, AGNOSTIC = "q_ffl", "agnostic"  # FED.WEIGHTING by clients' losses
 FAIR = (Q_FFL, AGNOSTIC)
+BASELINE_SUMS = ("gram", "cross", "count")  # over a site's images: of z z', of z y', of them
 RECEIVED = "received_loss"  # metric of these: a client's loss at the model that it received
 # FED.FINETUNE_TRAIN -> groups or roles; "own" is the method's
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -74,6 +75,8 @@ class Releases:
         counts: what is told of a client's images at the start.
         rows: whether numbers of an evaluation leave, by client.
         references: whether numbers of baselines made of its images leave.
+        sums: names of sums over a site's own training images that leave without masks, once, where
+            baselines are asked for and its owner allows them.
     """
 
     shared: tuple[str, ...] = ()
@@ -82,6 +85,7 @@ class Releases:
     counts: tuple[str, ...] = ("train", "val", "test", "classes")
     rows: bool = True
     references: bool = True
+    sums: tuple[str, ...] = BASELINE_SUMS
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -89,10 +93,12 @@ class Releases:
         return tuple(p for p in self.metrics if matching(("loss", "v/loss"), (p,)))
 
     def outside(
-        self, params: Iterable[str], extras: Iterable[str], metrics: Iterable[str]
+        self, params: Iterable[str], extras: Iterable[str], metrics: Iterable[str],
+        sums: Iterable[str] = (),
     ) -> list[str]:
-        """Return the names of tensors and numbers of an update that the list does not have."""
+        """Return the names of tensors and numbers of an answer that the list does not have."""
         stray = [n for n in params if n not in self.shared]
+        stray += [n for n in sums if n not in self.sums]
         for names, patterns in ((list(extras), self.extras), (list(metrics), self.metrics)):
             known = set(matching(names, patterns))
             stray += [n for n in names if n not in known]

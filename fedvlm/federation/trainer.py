@@ -27,6 +27,7 @@ from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import FIT, SAMPLES, Context, Upload
 from fedvlm.federation.groups import (
+    BASELINE_SUMS,
     FAIR,
     PERSONAL,
     RECEIVED,
@@ -523,12 +524,14 @@ class Trainer:
     def releases(self, groups: Groups) -> Releases:
         """Return what leaves a client of this method in a run.
 
-        By default the shared group, ``extras_up`` and ``metrics``, and the clients' losses where
-        ``FED.WEIGHTING`` reads them. What a round brings beside it ends the run.
+        By default the shared group, ``extras_up`` and ``metrics``, the clients' losses where
+        ``FED.WEIGHTING`` reads them, and each site's own sums for baselines but under
+        ``FED.SECURE_SUM``. What a round brings beside it ends the run.
         """
-        kind = getattr(getattr(self.root, "FED", None), "WEIGHTING", "")
-        fair = (RECEIVED,) if kind in FAIR else ()
-        return Releases(groups.shared, tuple(self.extras_up), (*self.metrics, *fair))
+        fed = getattr(self.root, "FED", None)
+        fair = (RECEIVED,) if getattr(fed, "WEIGHTING", "") in FAIR else ()
+        return Releases(groups.shared, tuple(self.extras_up), (*self.metrics, *fair),
+                        sums=() if getattr(fed, "SECURE_SUM", False) else BASELINE_SUMS)
 
     def extra_forms(self, ctx: Context, start: Tree) -> Tree | None:
         """Return of which names, shapes and types a client's extras are in a round.

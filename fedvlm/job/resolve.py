@@ -351,7 +351,7 @@ def _clients_by(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
 
     Raises:
         ConfigError: a partition that deals the images anew, or images at their sites with flags
-            or a unit of privacy that need a table.
+            or a unit of privacy that need a table, or with simulated attackers.
     """
     fed, column = cfg.FED, cfg.DATASET.CLIENTS_BY
     if of_parties(cfg) and (column or cfg.DATASET.GROUPS):
@@ -359,6 +359,11 @@ def _clients_by(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
             f"FED.ENGINE {fed.ENGINE}: the images are at their sites, and so are their tables: "
             f"drop {'--clients-by' if column else '--groups'}; the parties say it in fedvlm site "
             "make"
+        )
+    if of_parties(cfg) and fed.HOSTILE:
+        raise ConfigError(
+            f"FED.HOSTILE {fed.HOSTILE:g}: attackers are simulated, but the clients of this run "
+            "are parties with images of their own; drop it, or simulate with --engine local"
         )
     unit = fed.DP.UNIT if fed.DP.CLIP or fed.DP.UNIT != "client" else "image"
     if of_parties(cfg) and unit != "image":

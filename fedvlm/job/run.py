@@ -309,7 +309,8 @@ def _train(
     console.lines(worse_names(results.numbers, built.data.client_names))
     log.finish(results.headline, classes=results.classes)
     records, _ = read_metrics(folder.metrics_path)
-    folder.write_json("released.json", released(built, records, results.numbers))
+    folder.write_json("released.json", released(
+        built, records, results.numbers, clients.sums))
     if built.data.forgotten:
         folder.write_json("forgotten.json", certificate(
             built.data.forgotten, folder.digest, folder.facts.get(BEGUN)))

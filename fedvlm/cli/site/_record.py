@@ -18,7 +18,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
 from fedvlm.distributed.site import METRIC, WEIGHT
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
-from fedvlm.federation.groups import Releases
+from fedvlm.federation.groups import BASELINE_SUMS, Releases
 from fedvlm.job.results.private import LABELS, NEVER
 from fedvlm.job.sites.messages import (
     CAME,
@@ -39,6 +39,7 @@ SHORT = 12  # digits of a run's name
 Line = dict[str, Any]
 WORKED, MASKED, EVALUATED = "worked", "masked", "evaluated"
 TOLD, ROWS, LOGITS = "told", "rows", "logits"  # trees of tensors that are numbers, rows, outputs
+SUMS = "sums"  # of sums over this site's own images
 
 
 @dataclass
@@ -68,13 +69,18 @@ class RunLines:
         """Return the answers of these kinds."""
         return [line for line in self.went if line["kind"] in kinds]
 
+    def sums(self) -> list[str]:
+        """Return names of sums over this site's own images that left without masks."""
+        return sorted({n for line in self.of(EVALUATED) for n in line["tensors"].get(SUMS, ())})
+
     def outside(self) -> list[str]:
-        """Return names of tensors and numbers that left with an update and are not declared."""
+        """Return names of tensors and numbers that left and are not declared."""
         told = self.about.get("declared")
         if not told:
             return []
-        list_ = Releases(tuple(told["shared"]), tuple(told["extras"]), tuple(told["metrics"]))
-        stray = set[str]()
+        list_ = Releases(tuple(told["shared"]), tuple(told["extras"]), tuple(told["metrics"]),
+                         sums=tuple(told.get("sums", BASELINE_SUMS)))  # older logs have no list
+        stray = set(list_.outside((), (), (), self.sums()))
         for line in self.of(WORKED):
             sent = line["tensors"]
             numbers = [n.removeprefix(METRIC) for n in sent.get(TOLD, ()) if n != WEIGHT]
@@ -264,6 +270,9 @@ def _leaves(runs: Sequence[RunLines]) -> list[str]:
         parts = [f"tensors {_names(sorted(tensors))}"] if tensors else []
         parts += [f"numbers {_names(sorted(numbers))}"] if numbers else []
         words.append(f"{run.what}: {'; '.join(parts)}. {_held(run)}")
+        if run.sums():
+            words.append(f"{run.what}: for baselines sums over this site's own training images "
+                         f"left, without masks (rule 'baselines'): {_names(run.sums())}.")
     if not named:
         return ["No update and no number of a run left."]
     return [f"Updates, or numbers, of {', '.join(named)}.", *words]

@@ -2,7 +2,8 @@
 
 The first brings each client's numbers alone and a sum over each site's training images; the second
 takes the ridge regression of all sums to the sites and brings its numbers. A site whose owner does
-not allow it (rule ``baselines``) sends nothing, and then nothing is known of all.
+not allow it (rule ``baselines``) sends nothing, and then nothing is known of all. A run that does
+not release sums of single sites (``FED.SECURE_SUM``) asks for the numbers alone only.
 """
 
 from __future__ import annotations
@@ -11,58 +12,80 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedvlm.core.trees import Tree
+from fedvlm.core.errors import FedvlmError
+from fedvlm.core.trees import Tree, nbytes
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.server.rows import RowAnswers
 from fedvlm.distributed.site import BASELINE
 from fedvlm.distributed.wire import Frame
+from fedvlm.evaluation.references import ALONE
 from fedvlm.evaluation.references.parties import (
     WEIGHTS,
     pooled_weights,
     site_references,
     sound_sums,
 )
+from fedvlm.evaluation.scores import ABSENT
+from fedvlm.federation.groups import Releases
 from fedvlm.federation.server import Measure, Question, Row
 
 
 def ask_baselines(
-    engine: RemoteEngine, clients: Sequence[int], width: int, classes: int
+    engine: RemoteEngine, clients: Sequence[int], width: int, classes: int,
+    list_: Releases | None = None,
 ) -> dict[str, dict[str, Any]] | None:
     """Return ``logreg`` and ``pooled`` of clients at sites; None where a site does not tell.
 
     Args:
         width, classes: of the features and the setting.
+        list_: what leaves in the run; without ``sums`` there is no ``pooled``.
+
+    Raises:
+        FedvlmError: a site sends sums that the list does not have.
     """
     none: Tree = {}
-    alone, trees = _ask(engine, clients, none)
+    list_ = list_ or Releases()
+    alone, trees = _ask(engine, clients, none, list_)
     if alone is None:
         return None
-    silent = [site for site in sorted({engine.members.home[c] for c in clients})
-              if not sound_sums(trees.get(site, none), width, classes)]
+    home = engine.members.home
+    heard = {home[int(row["client"])] for row in alone if ABSENT not in row}
+    if list_.sums:
+        heard = {site for site, tree in trees.items() if sound_sums(tree, width, classes)}
+    silent = sorted({home[c] for c in clients} - heard)
     if silent:
         engine.say(f"{', '.join(silent)}: no baselines are sent (rule 'baselines' of site.yaml), "
                    "so what the clients reach alone is not known")
         return None
+    if not list_.sums:
+        return site_references(alone)
     weights = pooled_weights([trees[site] for site in sorted(trees)])
-    pooled, _ = _ask(engine, clients, {WEIGHTS: weights})
+    pooled, _ = _ask(engine, clients, {WEIGHTS: weights}, list_)
     return None if pooled is None else site_references(alone, pooled)
 
 
 def _ask(
-    engine: RemoteEngine, clients: Sequence[int], download: Tree
+    engine: RemoteEngine, clients: Sequence[int], download: Tree, list_: Releases
 ) -> tuple[list[Row] | None, Mapping[str, Tree]]:
     """Return a row of each client, None where one is lacking, and the sums of each site."""
+    model = BASELINE if list_.sums else ALONE
     measure, start = Measure(), dict.fromkeys(clients, 0)
     question = Question(0, clients, dict.fromkeys(clients, download), start)
     answers = RowAnswers(question, measure, engine.members, engine.say)
     trips = engine.requests.trips(
         "evaluate", 0, start, question.downloads, engine.members.home,
-        lambda ids: {"tune": False, "model": BASELINE, "measure": asdict(measure)},
+        lambda ids: {"tune": False, "model": model, "measure": asdict(measure)},
     )
     sums: dict[str, Tree] = {}
     for site, reply in engine.requests.ask(trips, end=False).items():
         answers.take(site, reply, {int(c) for c in trips[site].values["accepted"]})
         if isinstance(reply, Frame) and "sums" in reply.trees:
             sums[site] = reply.trees["sums"]
+            engine.sums.update(nbytes(sums[site]))
+            if stray := list_.outside((), (), (), sums[site]):
+                raise FedvlmError(
+                    f"{site} sends {', '.join(map(repr, stray[:3]))}, sums over its own images, "
+                    "which this run's list of releases does not have"
+                )
     rows = None if answers.missing else [answers.rows[c] for c in clients]
     return rows, sums

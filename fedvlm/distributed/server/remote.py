@@ -57,6 +57,7 @@ class RemoteEngine:
         tuning: seconds of each client's last final fine-tuning, as its site says.
         logits: of the newest measure that keeps them, as of ``ClientMeter.logits``, from the sites
             whose owners allow it.
+        sums: bytes of single sites' own sums that came, by name (``server.baselines``).
     """
 
     carrier: Carrier
@@ -70,6 +71,7 @@ class RemoteEngine:
     members: Membership = field(default_factory=Membership)
     tuning: dict[int, float] = field(default_factory=dict)
     logits: Tree = field(default_factory=dict)
+    sums: Counter[str] = field(default_factory=Counter)
     requests: Requests = field(init=False)
     here: ClassVar[bool] = False
     _failed: set[str] = field(default_factory=set)  # in the work or evaluation under way

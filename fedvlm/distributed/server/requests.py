@@ -30,6 +30,12 @@ class Grave(str):
         return out
 
 
+class Refusal(str):
+    """Why a site does not do what it was asked: the same question gets the same answer."""
+
+    __slots__ = ()
+
+
 @dataclass
 class Requests:
     """What a server sends to sites, and reads of them.
@@ -135,7 +141,7 @@ class Requests:
                 return Grave.of(DivergedError(f"{site}: {words}"), words)
             if values["kind"] == "lost":
                 return Grave.of(DataError(f"{site}: {words}{self.remedy}"), words)
-            return words
+            return Refusal(words) if values["kind"] == "refused" else words
         if values["nonce"] != asked.values["nonce"]:
             return "a late answer to another request"
         if reply.op != ANSWERS[asked.op] or values.get("round") != asked.values.get("round"):

@@ -207,6 +207,6 @@ def silence(why: str) -> str:
     return f"{NO_ANSWER}: {rest}" if rest else NO_ANSWER
 
 
-def join_reasons(words: Iterable[str]) -> str:
-    """Return different clauses as one, of at most 300 characters."""
-    return "; ".join(sorted(set(words)))[:300]
+def join_reasons(words: Iterable[str], most: int = 300) -> str:
+    """Return different clauses as one, of at most so many characters."""
+    return "; ".join(sorted(set(words)))[:most]

@@ -19,7 +19,7 @@ from fedvlm.core.errors import ConfigError, FedvlmError, QuorumError
 from fedvlm.core.trees import Tree, expand, pick
 from fedvlm.distributed.schema import KEYS
 from fedvlm.distributed.server.remote import RemoteEngine
-from fedvlm.distributed.server.requests import Grave
+from fedvlm.distributed.server.requests import Grave, Refusal
 from fedvlm.distributed.server.work import SLACK, RoundAnswers, join_reasons, silence
 from fedvlm.distributed.sums import masks
 from fedvlm.distributed.sums.site import KEY, OWN, SUM, mark_of, task_of, words_of
@@ -34,6 +34,7 @@ from fedvlm.federation.engine import MakeContext, RoundWork
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 
+MOST_WORDS = 1000  # of what sites say, in one message
 Offers = dict[str, dict[str, str]]  # site -> its public keys
 
 
@@ -207,7 +208,7 @@ class SumEngine(RemoteEngine):
     def _gather(
         self, job: RoundAnswers, frames: Mapping[str, Frame], most: int = 0
     ) -> dict[str, Frame]:
-        """Ask sites, and those that do not answer again, the same; return the answers.
+        """Ask sites, and those that neither answer nor refuse again, the same; return the answers.
 
         Args:
             most: bytes of an answer, beside a frame's own.
@@ -219,9 +220,9 @@ class SumEngine(RemoteEngine):
             for site, reply in self.requests.ask(left, end=False, most=SLACK + most).items():
                 ids = [c for c in job.missing if self.members.home[c] == site]
                 if isinstance(reply, str):
-                    self._why[site] = f"{site}: {reply}"
+                    self._why[site] = reply
                     self._note_failure(job, site, reply, ids, attempt)
-                    if isinstance(reply, Grave):
+                    if isinstance(reply, Grave | Refusal):
                         gone.add(site)
                 else:
                     out[site] = reply
@@ -236,11 +237,16 @@ class SumEngine(RemoteEngine):
         """Hold an attempt to its threshold (``QuorumError``)."""
         need, round_ = masks.threshold(len(of)), job.ctx.round
         if len(there) < need:
-            why = join_reasons(words for site, words in self._why.items() if site not in there)
+            told = {site: why for site, why in self._why.items() if site not in there}
+            why = join_reasons((
+                f"{', '.join(sorted(s for s in told if told[s] == one))}: {one}"
+                for one in told.values()), MOST_WORDS)
+            refused = any(isinstance(one, Refusal) for one in told.values())
             raise QuorumError(
                 f"round {round_}: {len(there)} of {len(of)} sites {what}, and a secure sum takes "
                 f"{need} of them{f' ({why})' if why else ''}; the state of round {round_ - 1} is "
-                "kept; run the same command again to continue"
+                "kept; " + ("waiting mends no refusal: do what the sites say, then " if refused
+                            else "") + "run the same command again to continue"
             )
 
 

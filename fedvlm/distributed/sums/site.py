@@ -32,6 +32,7 @@ from fedvlm.distributed.sums import masks
 from fedvlm.distributed.sums.vector import SumVector, vector_of
 from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.engine import RoundWork
 from fedvlm.federation.rounds import Federation
 
@@ -145,12 +146,13 @@ class SiteSums:
         starts = client_keys(b"", values["run"], values["round"], accepted, downloads)
         self._note(frame, "roster", masks.bound_to(roster.keys).hex())
         self._note(frame, "clients", sorted(accepted))
-        start = task_of(1.0, pick(downloads[min(accepted)], shared))
-        self._note(frame, "weighed", [start, how])
         self._note(frame, "work", masks.bound_to(
             values["whole"], {str(c): key.hex() for c, key in starts.items()}).hex())
         done, towers = self.site.train(frame)
-        plain = self._encoded(done, vector)
+        updates, start = done.spend(), task_of(1.0, pick(downloads[min(accepted)], shared))
+        moves = updates is None or any(bool(updates.sent(n).any()) for n in updates.params)
+        self._note(frame, "weighed", [start, how if moves else ""])
+        plain = self._encoded(updates, vector)
         key, own = self._secret("mask", frame), self._secret("own", frame)
         hidden = plain + masks.keystream(own, len(plain)) + masks.pair_masks(
             key, roster.me, roster.publics(), len(plain), *roster.words, *tasks)
@@ -271,9 +273,9 @@ class SiteSums:
             how += f", by similarity at temperature {vector.temperature!r}"
         return vector, how
 
-    def _encoded(self, done: RoundWork, vector: SumVector) -> np.ndarray:
+    def _encoded(self, updates: Updates | None, vector: SumVector) -> np.ndarray:
         """Return what this site adds to a sum (``SumVector.encode``)."""
-        return vector.encode(self.site.federation.trainer, done.spend())
+        return vector.encode(self.site.federation.trainer, updates)
 
     # ---- memory ------------------------------------------------------------------------------
     def _asked(self, frame: Frame) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
@@ -317,7 +319,8 @@ class SiteSums:
 
         Args:
             start: digest of the model that the clients began at.
-            how: they weigh in the sum.
+            how: they weigh in the sum; empty: it has no moves of that model, and in sums of a
+                method's own each client counts once, under whatever weights.
 
         Raises:
             Refused: it was read over others, or under other weights from that model, in this run or
@@ -332,7 +335,7 @@ class SiteSums:
                 f"this site helped to read a sum of round {round_} over other sites or clients, in "
                 "this run or another one on its images, and the difference would show single ones; "
                 + ALLOW)
-        before = rounds.setdefault(WEIGHED, {}).setdefault(start, how)
+        before = rounds.setdefault(WEIGHED, {}).setdefault(start, how) if how else how
         if before != how:
             raise Refused(
                 "this site helped to read a sum of updates of this very model under other weights "

@@ -27,10 +27,12 @@ from fedvlm.evaluation.references.suite import (
     share_of,
 )
 from fedvlm.evaluation.scores import Predictions
+from fedvlm.federation.groups import BASELINE_SUMS
 from fedvlm.federation.server import Row
 from fedvlm.federation.toolbox import moments
 
-GRAM, CROSS, COUNT, WEIGHTS = "gram", "cross", "count", "weights"
+GRAM, CROSS, COUNT = BASELINE_SUMS
+WEIGHTS = "weights"
 
 
 def alone_rows(asked: Asked) -> list[Row]:
@@ -71,12 +73,13 @@ def pooled_weights(each: Sequence[Tree]) -> Tensor:
     return moments.ridge(gram, cross, float(moments.best_ridge(gram, cross, n)))
 
 
-def site_references(alone: Sequence[Row], pooled: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def site_references(
+    alone: Sequence[Row], pooled: Sequence[Row] | None = None
+) -> dict[str, dict[str, Any]]:
     """Return the references that rows of sites give, as ``suite.references``."""
-    return {
-        "logreg": reference(ALONE, "logistic regression at each client's site", _short(alone)),
-        "pooled": reference(BOUND, "ridge regression from the sums of all sites", _short(pooled)),
-    }
+    how = "logistic regression at each client's site", "ridge regression from the sums of all sites"
+    out = {"logreg": reference(ALONE, how[0], _short(alone))}
+    return out if pooled is None else out | {"pooled": reference(BOUND, how[1], _short(pooled))}
 
 
 def _short(rows: Sequence[Row]) -> list[Row]:

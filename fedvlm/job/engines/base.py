@@ -7,7 +7,7 @@ derives from ``ClientSide``. It is imported when a run names it (``core.plugins`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,11 @@ class ClientSide:
             clients: whose test images are judged.
         """
         return None
+
+    @property
+    def sums(self) -> Mapping[str, int]:
+        """Bytes of sums over single sites' images that came for baselines, by name."""
+        return {}
 
     def meet(self) -> None:
         """Be ready for the first request.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,16 @@ class AtParties(ClientSide):
 
     def baselines(self, clients: Sequence[int]) -> dict[str, dict[str, Any]] | None:
         """See ``ClientSide.baselines``: as far as the sites' owners allow it."""
-        model = self.built.model
+        model, fed = self.built.model, self.built.federation
         return ask_baselines(
-            self.parties.engine, clients, model.embed_dim, len(model.classnames)
+            self.parties.engine, clients, model.embed_dim, len(model.classnames),
+            fed.trainer.releases(fed.groups),
         )
+
+    @property
+    def sums(self) -> Mapping[str, int]:
+        """See ``ClientSide.sums``."""
+        return self.parties.engine.sums
 
     def resume(self, state: FedState | None) -> FedState | None:
         """See ``ClientSide.resume``."""

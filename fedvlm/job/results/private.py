@@ -19,18 +19,23 @@ HIDDEN = "noise from each site's own secret"
 PUBLIC = "noise from the seed: a simulation"
 HERE = "a server on the same machine (a simulation)"
 AWAY = "the server of the run, from sites with their own images"
+MASKED = ("tensors came as sums over the sites of a round, under masks: the server read no "
+          "client's and no site's own (FED.SECURE_SUM); counts and numbers came without masks")
 CERTAIN = 0.9999  # an epsilon of about 9: from here on a guarantee is none
 BEGUN = "begun_from"  # fact of a run that went on from another's state (``api.forgetting.kept``)
 LABELS = "labels of single images"
 NEVER = ("images", LABELS, "personal tensors", "optimisers' states")
 
 
-def released(built: Built, records: Sequence[Mapping[str, Any]], results: Row) -> dict[str, Any]:
+def released(
+    built: Built, records: Sequence[Mapping[str, Any]], results: Row, sums: Mapping[str, int]
+) -> dict[str, Any]:
     """Return what left the clients in a run, beside what its method declares (``released.json``).
 
     Args:
         records: of all its rounds.
         results: the run's, for baselines and privacy.
+        sums: bytes of sums over single sites' images, by name.
     """
     federation = built.federation
     groups, up = federation.groups, Counter[str]()
@@ -46,16 +51,18 @@ def released(built: Built, records: Sequence[Mapping[str, Any]], results: Row) -
     return {
         "format": 1, "method": federation.trainer.name, "rounds": records[-1]["round"],
         "to": AWAY if of_parties(built.cfg) else HERE,
+        "masked": MASKED if built.cfg.FED.SECURE_SUM else "",
         "declared": {
             "shared": {n: sizes[n] for n in list_.shared}, "extras": list(list_.extras),
             "metrics": list(list_.metrics), "losses": list(list_.losses),
             "counts": list(list_.counts), "rows": list_.rows, "references": list_.references,
+            "sums": list(list_.sums),
         },
         "sent": {
             "shared": {n: up[n] for n in groups.shared if up[n]},
             "extras": {n: b for n, b in sorted(up.items()) if b and n not in groups.shared},
             "metrics": dict(sorted(told.items())), "rows": sorted(rows - {"client"}),
-            "references": sorted(results.get("references", {})),
+            "references": sorted(results.get("references", {})), "sums": dict(sums),
         },
         "never": list(NEVER), "privacy": results.get("privacy", {}).get("words", ""),
     }

@@ -352,8 +352,13 @@ def left_out(cfg: CfgNode) -> list[str]:
             "times what was asked for), seconds of fine-tuning"]
     if not cfg.TEST.REFERENCES:
         return told
+    secure = bool(cfg.FED.SECURE_SUM)
     told.append("not computed, since they need the clients' images: the baselines (most frequent "
                 "class, zero-shot with own classes and with class shares, AFL); logistic "
-                "regression and pooled only where all sites allow them (rule 'baselines' of "
-                "site.yaml)")
+                f"regression {'' if secure else 'and pooled '}only where all sites allow them "
+                "(rule 'baselines' of site.yaml)")
+    if secure:
+        told.append("pooled is not known: it takes each site's own sums without masks, for which a "
+                    "run with FED.SECURE_SUM does not ask; the same run without FED.SECURE_SUM, in "
+                    "another --output-dir, tells it where all sites allow it")
     return told

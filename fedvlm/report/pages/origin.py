@@ -127,8 +127,12 @@ def gifts(run: FinishedRun) -> Html:
             ["counts of images", ", ".join(declared["counts"]), "once, at the start"],
             ["numbers of an evaluation", "by client", ", ".join(sent["rows"])],
             ["baselines", "by client", ", ".join(sent["references"])],
+            ["sums over each site's own images, for baselines",
+             ", ".join(declared.get("sums", ["not listed by that version"])),
+             _bytes(sent["sums"]) if "sums" in sent else "not listed by that version"],
         ]
-        words = [f"Received by {told['to']}.", f"Never sent: {', '.join(told['never'])}."]
+        masked = f"; {told['masked']}" if told.get("masked") else ""
+        words = [f"Received by {told['to']}{masked}.", f"Never sent: {', '.join(told['never'])}."]
         cover = told["privacy"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return element("p", f"cannot read {path.name}: {' '.join(str(error).split())}")

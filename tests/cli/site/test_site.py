@@ -129,6 +129,7 @@ def test_a_server_s_file_is_checked_and_keeps_nothing(
     (("FED.DP.CLIP", "0.1"), "FED.DP.UNIT client: over sites only single images can be hidden"),
     (("FED.DP.UNIT", "group"), "FED.DP.UNIT group: over sites only single images can be hidden"),
     (("--groups", "patient"), "drop --groups; the parties say it in fedvlm site make"),
+    (("FED.HOSTILE", "0.5"), "FED.HOSTILE 0.5: attackers are simulated, but the clients of this"),
 ])  # fmt: skip
 def test_a_coordinator_refuses_what_no_site_can_do_before_it_asks_one(
     words: tuple[str, ...], said: str, place: Path, capsys: pytest.CaptureFixture[str]

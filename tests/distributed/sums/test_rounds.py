@@ -13,8 +13,9 @@ import torch
 
 from fedvlm.check.world import CheckWorld
 from fedvlm.cli.site._erase import _delete
-from fedvlm.core.errors import ConfigError, QuorumError
+from fedvlm.core.errors import ConfigError, FedvlmError, QuorumError
 from fedvlm.distributed.schema import KEYS
+from fedvlm.distributed.server.baselines import ask_baselines
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.sums import masks
@@ -349,6 +350,25 @@ def test_another_run_name_makes_no_second_sum_of_a_round(
     with pytest.raises(QuorumError, match="2 of 3 sites helped to unmask"):
         grid.server()[0].run(until=1)
     assert any(f"{READ}' is damaged" in words for words in grid.logs)
+
+
+def test_a_site_sends_no_sums_of_its_own_beside_masked_ones(grid: Grid) -> None:
+    """Whatever the server asks for; and what comes unasked ends the run."""
+    fed, engine = grid.server()
+    list_ = fed.trainer.releases(fed.groups)
+    carried = meddle(grid, lambda site, asked: None)
+    assert ask_baselines(engine, FOUR, 16, 4, list_) is None
+    assert "own sums for baselines would leave without masks" in carried[0][2].values["text"]
+    carried.clear()
+    assert ask_baselines(engine, FOUR, 16, 4, replace(list_, sums=())) is None
+    assert [(asked.values["model"], reply.op) for _, asked, reply in carried] == [
+        ("alone", "evaluated")] * 4
+    more = {"sums": {"gram": torch.eye(2)}}
+    replies = {site: Frame(reply.op, reply.values, more) for site, _, reply in carried}
+    meddle(grid, lambda site, asked: Frame(
+        "evaluated", {**replies[site].values, "nonce": asked.values["nonce"]}, more))
+    with pytest.raises(FedvlmError, match="site0 sends 'gram', sums over its own images"):
+        ask_baselines(engine, FOUR, 16, 4, replace(list_, sums=()))
 
 
 def test_a_site_without_work_is_in_no_sum(grid: Grid) -> None:

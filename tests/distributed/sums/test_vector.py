@@ -218,9 +218,12 @@ def test_fedtv_over_sites_is_fedtv(
 def test_updates_are_summed_under_one_kind_of_weights(
     world: CheckWorld, tmp_path: Path, four: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By images and alike, from one model: of sites with 7, 5, 5 and 5 images the first's shows."""
+    """By images and alike, from one model: of sites with 7, 5, 5 and 5 images the first's shows.
+
+    A site that refuses is not asked the same again, and all of its sentence is told.
+    """
     grid = Grid(world, load_trainer("fedper"), tmp_path, kind=SumEngine,
-                policy=Policy(wait=0, retries=0, quorum=0.5),
+                policy=Policy(wait=0, retries=2, quorum=0.5),
                 secrets={f"site{s}": bytes([s + 1]) * 32 for s in FOUR})
     grid.server()[0].run(until=1)
     for name, weighting, fits in (("cd", "uniform", False), ("ef", "samples", True)):
@@ -232,16 +235,27 @@ def test_updates_are_summed_under_one_kind_of_weights(
         if fits:
             fed.run(until=1)
             continue
-        with pytest.raises(QuorumError, match="0 of 4 sites helped to unmask.*samples; now unif"):
+        carried = meddle(grid, lambda site, asked: None)
+        with pytest.raises(
+            QuorumError, match="0 of 4 sites helped to unmask.*samples; now unif"
+        ) as raised:
             fed.run(until=1)
+        said = str(raised.value)
+        assert "(site0, site1, site2, site3: this site helped to read a sum of updates of" in said
+        assert "--sums)); the state of round 0 is kept; waiting mends no refusal" in said
+        assert sum(asked.op == "unmask" for _, asked, _ in carried) == 4
 
 
 def test_afl_over_sites_is_one_sum_of_its_normal_equations(
-    world: CheckWorld, tmp_path: Path, four: None
+    world: CheckWorld, tmp_path: Path, four: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server gets no client's C_k, W_k, Z_k'Z_k or Z_k'Y_k; and none in a second round."""
+    """The server gets no client's C_k, W_k, Z_k'Z_k or Z_k'Y_k; and none in a second round.
+
+    Nothing of them is a move of a model: in another run weights of moves may be others.
+    """
     setup = Setup(rounds=1)
-    grid = Grid(world, load_trainer("afl"), tmp_path, setup=setup, kind=SumEngine)
+    grid = Grid(world, load_trainer("afl"), tmp_path, setup=setup, kind=SumEngine,
+                secrets={f"site{s}": bytes([s + 1]) * 32 for s in FOUR})
     carried = meddle(grid, lambda site, asked: None)
     fed, _ = grid.server()
     state = fed.run(until=1)
@@ -268,6 +282,13 @@ def test_afl_over_sites_is_one_sum_of_its_normal_equations(
     asked = next(a for site, a, _ in carried if site == "site0" and a.op == "mask")
     again = {**asked.values, "round": 2, "attempt": "ab" * 16}
     assert "are sent in round 1 only" in second_round(grid, asked, again)
+    monkeypatch.setattr(room, "RUN", "ef" * 16)
+    grid.restart()
+    fed, _ = grid.server()
+    for one in (fed, *(site.federation for site in grid.sites.values())):
+        one.weighting = "samples"
+    same = fed.run(until=1).server["sums"]
+    assert all(torch.allclose(same[n], v, rtol=1e-9) for n, v in state.server["sums"].items())
 
 
 def second_round(grid: Grid, asked: Frame, values: dict[str, object]) -> str:

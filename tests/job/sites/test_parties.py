@@ -17,6 +17,8 @@ from fedvlm.data.own.site import read_site
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.results.private import promises_privacy
 from fedvlm.job.sites.parties import NAME, PLACE, Parties, run_name
+from fedvlm.report.collect import collect
+from fedvlm.report.pages.origin import gifts
 from tests import jobs
 from tests.job.sites.places import NAMES, federated, make, own_and_global, rows
 
@@ -238,6 +240,14 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     assert "site1: no baselines are sent (rule 'baselines' of site.yaml)" in said.err + said.out
     assert any("the server asked for baselines; none is sent" in words for words in line.logs)
     assert "references" not in jobs.results(tmp_path / "one")
+    told = json.loads((jobs.folder(tmp_path / "one") / "released.json").read_text())
+    assert told["declared"]["sums"] == list(told["sent"]["sums"]) == ["gram", "cross", "count"]
+    page = str(gifts(collect([jobs.folder(tmp_path / "one")]).runs[0]))
+    assert f"gram: {told['sent']['sums']['gram']:,} bytes" in page
+    assert main(["site", "record", str(here / "site0" / "site.yaml"), "--json"]) == 0
+    (leaves, *_) = json.loads(capsys.readouterr().out)["answers"].values()
+    assert ("for baselines sums over this site's own training images left, without masks (rule "
+            "'baselines'): `count`, `cross`, `gram`.") in " ".join(leaves)
 
     rules = here / "site1" / "site.yaml"
     rules.write_text(rules.read_text().replace("baselines: false", "baselines: true"))

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedvlm.cli.main import main
+from fedvlm.distributed.wire import outline
+from fedvlm.report.collect import collect
+from fedvlm.report.pages.origin import gifts
 from tests import jobs
 from tests.job.sites import places
 
@@ -27,7 +30,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     words = ("--demo", "--partition", "disjoint", "--num-users", "3", "--shots", "2")
     assert main(["site", "make", "--split", "0,1,2", "--to", str(folder), *words]) == 0
     for name in THREE:
-        (folder / name / "site.yaml").write_text(places.RULES + "  sums: true\n")
+        (folder / name / "site.yaml").write_text(places.RULES + "  sums: true\n  baselines: true\n")
     return folder
 
 
@@ -36,7 +39,8 @@ def test_a_run_says_what_holds_and_keeps_no_number_of_a_single_update(
 ) -> None:
     """And goes on after a stop with the bits that it would have had."""
     one, two = tmp_path / "one", tmp_path / "two"
-    assert places.federated(place, one, monkeypatch, *KEYS)[0] == 0
+    code, line = places.federated(place, one, monkeypatch, *KEYS)
+    assert code == 0
     said = capsys.readouterr().out
     words = "the server learns the sum of the updates of 3 sites, and no site's own; 3 of them have"
     assert words in " ".join(said.split()) and "nobody may drop out" in " ".join(said.split())
@@ -47,6 +51,13 @@ def test_a_run_says_what_holds_and_keeps_no_number_of_a_single_update(
         assert not any(record["train"].values()) and record["update_norm"] == {}
     released = json.loads((jobs.folder(one) / "released.json").read_text())
     assert released["sent"]["metrics"] == {}
+    assert released["declared"]["sums"] == [] and released["sent"]["sums"] == {}
+    assert not [data for data in line.frames if "sums" in outline(data)[2]]
+    page = str(gifts(collect([jobs.folder(one)]).runs[0]))
+    assert "own images; tensors came as sums over the sites of a round, under masks" in page
+    assert list(jobs.results(one)["references"]) == ["zero_shot", "logreg"]
+    assert any("pooled is not known: it takes each site's own sums without masks" in note
+               for note in told["run_info"]["notes"])
     own, shared = places.own_and_global(place / "site2" / "site.yaml", one, 2)
     assert own.keys() == shared.keys()
     assert places.federated(place, two, monkeypatch, *KEYS, stop=("mask", 2))[0] == 130
