@@ -326,7 +326,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: for own sets only": ("fedvlm.job.results.near",),
     },
     "fedvlm/job/resolve.py": {
-        "start-up: PyTorch, 2 s": ("fedvlm.federation.discovery",),
+        "start-up: PyTorch, 2 s": (
+            "fedvlm.federation.discovery", "fedvlm.federation.peft_trainer",
+        ),
         "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
     },
     "fedvlm/job/show.py": {

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
 
-from fedvlm.config.build import DEFAULT, build_config, unused_keys, yaml_keys
+from fedvlm.config.build import DEFAULT, build_config, flat, unused_keys, yaml_keys
 from fedvlm.config.engines import ENDED, of_parties
-from fedvlm.config.federation import AUTO_ROUNDS, MOST_ROUNDS, PATIENCE
+from fedvlm.config.families import trained_words
+from fedvlm.config.federation import AUTO_ROUNDS, HEAD_RATE, MOST_ROUNDS, PATIENCE
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Option, Schema, declare
 from fedvlm.config.read import find_config, lookup
@@ -27,7 +28,7 @@ from fedvlm.job.flags import AUTHORS_NAMES, FLAGS
 from fedvlm.job.kinds import dataset_of, method_of
 from fedvlm.job.request import Request
 from fedvlm.runs.private import public_value, read_private
-from fedvlm.runs.verify.answer import measure_of
+from fedvlm.runs.verify.answer import ACCURACY, measure_of
 
 if TYPE_CHECKING:
     from fedvlm.federation.discovery import Trust
@@ -137,7 +138,7 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
         cfg.DATASET.SOURCE_DOMAINS = cfg.DATASET.TARGET_DOMAINS = ()  # said by the held-out one
         followed = _follow(cfg, origins)
         followed += _one_round(cfg, origins, trainer.name, file, data.demo)
-        followed += _rounds(cfg, origins)
+        followed += _rounds(cfg, origins, trainer)
         notes += [note for note in followed if note not in notes]
         cfg.freeze()
         jobs.append(Job(cfg, origins))
@@ -416,10 +417,11 @@ def _one_round(
     return [f"{name} is done after one round: FED.ROUNDS 1; --rounds N sets another number"]
 
 
-def _rounds(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
+def _rounds(cfg: CfgNode, origins: dict[str, str], trainer: Any) -> list[str]:
     """Put numbers in the place of ``--rounds auto``, the default of own images; return a note.
 
-    Over sites a number of rounds is agreed on beforehand, so that the default is one there.
+    A linear head then trains at ``HEAD_RATE``, where nobody gives a learning rate. Over sites a
+    number of rounds is agreed on beforehand, so that the default is one there.
     """
     fed = cfg.FED
     own = bool(cfg.DATASET.NAME) and dataset_info(cfg.DATASET.NAME) is None
@@ -432,9 +434,21 @@ def _rounds(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     fed.ROUNDS, origins["FED.ROUNDS"] = MOST_ROUNDS, why
     if origins["FED.PATIENCE"] == DEFAULT:
         fed.PATIENCE, origins["FED.PATIENCE"] = PATIENCE, "because FED.ROUNDS is auto"
-    what = measure_of(cfg)
+    what, rate = measure_of(cfg), ""
+    if what == ACCURACY and origins["OPTIM.LR"] == DEFAULT and _trains_head(cfg, trainer):
+        cfg.OPTIM.LR, origins["OPTIM.LR"] = HEAD_RATE, "because FED.ROUNDS is auto, for a head"
+        rate = f"; the linear head has learning rate {HEAD_RATE:g} (--lr sets another)"
     return [f"{_AUTO_NOTE}: training stops when the clients' validation {what} is flat, after "
-            f"{MOST_ROUNDS} rounds at most; --rounds N sets a number"]
+            f"{MOST_ROUNDS} rounds at most; --rounds N sets a number{rate}"]
+
+
+def _trains_head(cfg: CfgNode, trainer: Any) -> bool:
+    """Say whether a linear head is all that a method trains, by SGD."""
+    if (trained_words(flat(cfg)), cfg.OPTIM.NAME) != ("head", "sgd"):
+        return False
+    from fedvlm.federation.peft_trainer import takes_peft  # start-up: PyTorch, 2 s
+
+    return takes_peft(trainer)
 
 
 def _number_of_domains(cfg: CfgNode) -> int:

@@ -130,6 +130,28 @@ def test_own_images_are_trained_until_flat_unless_somebody_gives_rounds(
     assert shown["FED.PATIENCE"].startswith(f"{patience} (")
 
 
+@pytest.mark.parametrize(("more", "rate"), [
+    ([], "0.05 (because FED.ROUNDS is auto, for a head)"),
+    (["--rounds", "auto"], "0.05 (because FED.ROUNDS is auto, for a head)"),
+    (["--lr", "0.005"], "0.005 (flag --lr)"), (["OPTIM.LR", "0.1"], "0.1 (opts)"),
+    (["--rounds", "20"], "0.005 (default)"),
+    (["--peft", "lora+head"], "0.005 (default)"), (["OPTIM.NAME", "adam"], "0.005 (default)"),
+    (["--trainer", "FedTV"], "0.005 (default)"),  # which PEFT tells nothing
+    (["--trainer", "FedDDA"], "0.001 ("),  # the method's own file says one
+])
+def test_a_head_has_a_rate_of_its_own_unless_somebody_gives_rounds_or_a_rate(
+    tmp_path: Path, more: list[str], rate: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = tmp_path / "photos"
+    write_tree(photos, [""], CLASSES, 4)
+    words = ["--images", str(photos), "--backbone", "tiny", "--trainer", "FedAvg", "--peft", "head"]
+    assert main([*words, *more, "--print-config"]) == 0
+    seen = capsys.readouterr()
+    (line,) = [one for one in seen.out.splitlines() if one.startswith("OPTIM.LR ")]
+    assert " ".join(line.split()[1:]).startswith(rate)
+    assert ("learning rate 0.05 (--lr sets another)" in seen.err) == rate.startswith("0.05")
+
+
 @pytest.mark.parametrize(("words", "rounds", "why"), [
     (["--trainer", "AFL"], 1, "because AFL is done after one round"),
     (["--trainer", "TOFA"], 1, "because TOFA"), (["--trainer", "FedPFT"], 1, "because FedPFT"),

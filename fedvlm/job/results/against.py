@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedvlm.config.federation import HEAD_RATE
 from fedvlm.core.stats import mean
 from fedvlm.runs.verify.answer import (
     ALONE,
@@ -19,6 +20,7 @@ from fedvlm.runs.verify.answer import (
     COSTS,
     POOLED,
     TOGETHER,
+    UNCLEAR,
     UNSHARED,
     goes_around,
     head_together,
@@ -41,8 +43,10 @@ QUARTERS = 4  # parts of a run whose last two show whether accuracy still rises
 MAD = 3.0  # times the loss of guessing: a learning rate that is far too high
 RISE = 1.0  # points that are worth another command; from one quarter to the next, more rounds
 FEW, ENOUGH = 2 * QUARTERS, 20  # rounds: fewer than FEW have no trend; what a run at least needs
+SOON = 2  # rounds after which a high loss may still fall
 AFL = ("--trainer", "AFL", "--rounds", "1")
 HEAD = ("--trainer", "FedAvg", "--peft", "head")
+OWN_AND_SHARED = ("--trainer", "Ditto", "--peft", "head")
 OWN_HEAD = ("--trainer", "LocalOnly", "--peft", "head")
 
 
@@ -107,16 +111,20 @@ def next_step(
             return {"reason": f"{rising}: train longer",
                     "flags": ["--rounds", str(rounds), "--tag", f"rounds-{rounds}"]}
     is_head = (trainer, peft) == (HEAD[1], HEAD[3])
-    few = len(records) - 1 < FEW
-    if head and trainer != AFL[1] and head["points"] > 0 and head["personal"] >= personal + RISE \
-            and not (sets and is_head):
-        fedavg = sets or not (is_head or few)  # AFL needs one class for each image
+    unclear = answer["verdict"] == UNCLEAR
+    if head and trainer != AFL[1] and (head["points"] > 0 or unclear) \
+            and head["personal"] >= personal + RISE and not (sets and is_head):
+        if sets:  # AFL needs one class for each image
+            return {"reason": "train a linear head together", "flags": list(HEAD)}
         return {"reason": "train a linear head together: in one round (AFL) it reaches "
-                          f"{head['personal']:.1f}" if not sets else
-                          "train a linear head together: in closed form it reaches "
-                          f"{head['personal']:.1f}",
-                "flags": list(HEAD if fedavg else AFL)}
-    if answer["verdict"] == COSTS:
+                          f"{head['personal']:.1f}", "flags": list(AFL)}
+    below = unclear and trainer != AFL[1] and float(alone["personal"]) >= personal + RISE
+    if below and alone["reference"] == "logreg" and trainer != OWN_AND_SHARED[1] \
+            and pooled >= personal + RISE:
+        return {"reason": f"heads of the clients alone reach {alone['personal']:.1f}, one on all "
+                          f"images in one place {pooled:.1f}: train personal heads beside a "
+                          "shared one", "flags": list(OWN_AND_SHARED)}
+    if answer["verdict"] == COSTS or below:
         if alone["reference"] == "zero_shot":
             return {"reason": "the untrained model is better: use it as it is, or share fewer "
                               "parts", "flags": ["--trainer", "ZeroShot"]}
@@ -127,14 +135,21 @@ def next_step(
     if trainer == AFL[1] and pooled >= personal + RISE:
         return {"reason": f"a linear head on all images in one place reaches {pooled:.1f}, and "
                           "FedAvg of a head can come near that",
-                "flags": [*HEAD, *(("--rounds", str(ENOUGH)) if few else ())]}
+                "flags": [*HEAD, "--lr", f"{HEAD_RATE:g}",
+                          *(("--rounds", str(ENOUGH)) if len(records) - 1 < FEW else ())]}
     return None
 
 
 def _too_fast(
     answer: Mapping[str, Any], found: References, records: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return in words why the learning rate looks too high; empty where it does not."""
+    """Return in words why the learning rate looks too high; empty where it does not.
+
+    The first ``SOON`` rounds are too few to say it, unless the loss rises in them.
+    """
+    told = [loss for one in records[1:] if (loss := mean(_losses(one))) is not None]
+    if len(records) - 1 <= SOON and not (len(told) > 1 and told[-1] > told[0]):
+        return ""
     guess = 0.0 if "measure" in answer else _guess_loss(found)  # sets of labels: another loss
     loss = mean(_losses(records[-1])) if records else None
     if not guess or loss is None:

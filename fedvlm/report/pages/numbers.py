@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedvlm.core.errors import DataError
 from fedvlm.report.collect import as_float
 from fedvlm.report.pages.grid import table
 from fedvlm.report.pages.html import (
@@ -90,13 +91,22 @@ def introduction(run: FinishedRun) -> Html:
         "evaluated on a cohort of": said.get("cohort") or None,
         "the server trains on": said.get("proxy"),
         "targets": said.get("targets"), "backbone": _backbone(said),
-        "rounds x local epochs": f"{said.get('rounds')} x {said.get('local_epochs')}",
+        "rounds x local epochs": f"{_rounds(run)} x {said.get('local_epochs')}",
         "training views per image": said.get("views"),
         "seeds": f"model {said.get('seed')}, data {said.get('data_seed')}",
         "selection": "last round; also one chosen by validation"
                      if said.get("selection") == "val" else "last round",
         "trainable parameters": _count(run.info.get("trainable")),
     })
+
+
+def _rounds(run: FinishedRun) -> str:
+    """Return a run's rounds; of one that flat validation accuracy ends those that it had."""
+    try:
+        flat = run.identity_config().get("FED.PATIENCE")
+    except DataError:  # the page says so elsewhere
+        flat = None
+    return f"auto, {run.last.get('round')}" if flat else str(run.protocol.get("rounds"))
 
 
 def answer_content(run: FinishedRun) -> Html:

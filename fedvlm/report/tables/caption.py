@@ -36,6 +36,7 @@ FACTS = (  # key -> words; in this order, and only where all runs agree
     ("local_epochs", "{} local epoch(s)"), ("batch_size", "batch size {}"),
     ("budget", "matched by {}"),
 )
+AUTO = "auto"  # rounds of runs that flat validation accuracy ends
 TUNED = ("OPTIM.", "TRAINER.", "PEFT.", "MODEL.HEAD.", "FED.FINETUNE_")  # a method's own settings
 FINAL = "final_epochs"
 CODE = ("fedvlm", "torch", "open_clip_torch")
@@ -187,12 +188,24 @@ def _protocol(runs: Sequence[RunFacts], axes: Sequence[str]) -> str:
             continue
         texts = {_text(e, key, axes) for e in runs if e.trains or key not in TRAINING}
         if len(texts) == 1 and (text := texts.pop()):
+            text = f"{AUTO}, {_ended(runs)}" if (key, text) == ("rounds", AUTO) else text
             words.append(form.format(text))
     return ", ".join(words)
 
 
+def _ended(runs: Sequence[RunFacts]) -> str:
+    """Return after how many rounds runs ended: ``14 to 32``."""
+    counts = [int(e.run.last.get("round", 0)) for e in runs if e.trains]
+    low, high = min(counts), max(counts)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
 def _text(entry: RunFacts, key: str, axes: Sequence[str]) -> str:
     value: Any = entry.run.method if key == "trainer" else entry.fact(key)
+    if entry.fact("FED.PATIENCE") and key == "rounds":
+        return AUTO
+    if entry.fact("FED.PATIENCE") and (key, value) == ("budget", "rounds"):
+        return ""  # each run has rounds of its own
     if key == "shots" and value == -1:
         return "all"
     if key in BEFORE and not value:

@@ -93,6 +93,8 @@ def numbers(
 RISING = records(10, 20, 30, 40, 50, 60, 70, 72)
 FLAT = records(*[70.0] * 8)
 HEAD = ["--trainer", "FedAvg", "--peft", "head"]
+NEAR = [*HEAD, "--lr", "0.05"]
+DITTO = ["--trainer", "Ditto", "--peft", "head"]
 OWN_HEAD = ["--trainer", "LocalOnly", "--peft", "head"]
 LONGER = ["--rounds", "20", "--tag", "rounds-20"]  # the folder without a tag holds the run
 SLOWER = ["--lr", "0.05", "--tag", "lr-0.05"]
@@ -107,15 +109,19 @@ AFL = ["--trainer", "AFL", "--rounds", "1"]  # also after a command that names m
     (numbers(50.0), records(50), "FedTV", LONGER),  # few rounds, above the start
     (numbers(50.0), records(0), "FedTV", AFL),  # one round that taught nothing
     (numbers(72.0, steps=0), records(72), "TOFA", AFL),  # without steps more rounds are no help
-    (numbers(72.0), FLAT, "FedTV", HEAD),
-    (numbers(78.9), FLAT, "FedTV", HEAD),  # less than the margin: advice needs a point
-    (numbers(72.0, sent=0), FLAT, "LocalOnly", HEAD),
+    (numbers(72.0), FLAT, "FedTV", AFL),
+    (numbers(78.9), FLAT, "FedTV", AFL),  # less than the margin: advice needs a point
+    (numbers(72.0, sent=0), FLAT, "LocalOnly", AFL),
     (numbers(72.0), FLAT, "FedAvg", AFL),
-    (numbers(50.0), FLAT, "FedTV", HEAD),  # below alone, where a head together is above it
+    (numbers(50.0), FLAT, "FedTV", AFL),  # below alone, where a head together is above it
     (numbers(50.0, afl=59.0), FLAT, "FedTV", OWN_HEAD),
     (numbers(50.0, afl=59.0, alone="zero_shot"), FLAT, "FedTV", ["--trainer", "ZeroShot"]),
-    (numbers(80.0, steps=0), FLAT, "AFL", HEAD),  # the bound is above it
-    (numbers(80.0, steps=0), records(80), "AFL", [*HEAD, "--rounds", "20"]),
+    (numbers(80.0, steps=0), FLAT, "AFL", NEAR),  # the bound is above it
+    (numbers(80.0, steps=0), records(80), "AFL", [*NEAR, "--rounds", "20"]),
+    (numbers(57.0, afl=59.0), FLAT, "FedAvg", AFL),  # both below alone, but within the margin
+    (numbers(57.0, afl=57.5), FLAT, "FedAvg", DITTO),
+    (numbers(57.0, afl=57.5), FLAT, "Ditto", OWN_HEAD),
+    (numbers(57.0, afl=57.5, alone="zero_shot"), FLAT, "FedTV", ["--trainer", "ZeroShot"]),
 ])
 def test_the_next_step(
     found: dict[str, Any], history: list[dict[str, Any]], trainer: str, flags: list[str]
@@ -123,10 +129,12 @@ def test_the_next_step(
     peft = "head" if trainer == "FedAvg" else ""
     step = against.next_step(found, history, trainer, peft, 0.5)
     assert step is not None and step["flags"] == flags
+    afl = f"{found['references']['afl']['personal']:.1f}"  # who quotes it names its command
+    assert (afl in step["reason"]) == (flags == AFL)
 
 
-@pytest.mark.parametrize("flags", [LONGER, SLOWER, HEAD, OWN_HEAD, AFL, ["--trainer", "ZeroShot"],
-                                   [*HEAD, "--rounds", "20"]])
+@pytest.mark.parametrize("flags", [LONGER, SLOWER, HEAD, OWN_HEAD, AFL, NEAR, DITTO,
+                                   ["--trainer", "ZeroShot"], [*HEAD, "--rounds", "20"]])
 def test_what_is_proposed_is_a_command(flags: list[str]) -> None:
     cfg = resolve(parse(["--demo", "--trainer", "FedTV", "--rounds", "2", *flags])).jobs[0].cfg
     said = dict(zip(flags[::2], flags[1::2], strict=True))
@@ -136,13 +144,13 @@ def test_what_is_proposed_is_a_command(flags: list[str]) -> None:
 
 def test_a_run_that_a_rule_stopped_gets_no_more_rounds() -> None:
     step = against.next_step(numbers(72.0), RISING, "FedTV", "", 0.5, longer=False)
-    assert step is not None and step["flags"] == HEAD
+    assert step is not None and step["flags"] == AFL
 
 
 def test_it_never_proposes_the_run_itself_nor_what_the_table_shows_to_be_worse() -> None:
     assert against.next_step(numbers(68.0, steps=0), FLAT, "AFL", "", 0.5) == {
         "reason": "a linear head on all images in one place reaches 90.0, and FedAvg of a head can "
-                  "come near that", "flags": HEAD}
+                  "come near that", "flags": NEAR}
     found = numbers(50.0, afl=49.0, alone="zero_shot_local")  # ZeroShot has not its numbers
     assert against.next_step(found, FLAT, "FedTV", "", 0.5) is None
     found["references"]["logreg"] = {"kind": "alone", "personal": 55.0, "clients": []}
@@ -155,6 +163,7 @@ def test_of_sets_of_labels_it_is_what_takes_them() -> None:
     found["answer"] |= {"measure": "mAP"}
     step = against.next_step(found, records(0), "LocalOnly", "prompt", 0.5)
     assert step is not None and step["flags"] == HEAD  # AFL needs one class for each image
+    assert step["reason"] == "train a linear head together"  # whose number the table lacks
     own = against.next_step(found, FLAT, "FedAvg", "head", 0.5)
     assert own is not None and own["flags"] == OWN_HEAD  # 60 alone by logistic regression
 
@@ -164,6 +173,8 @@ def test_no_next_step_where_nothing_cheap_helps() -> None:
     assert against.next_step(numbers(79.5), FLAT, "FedTV", "", 0.5) is None  # less than a point
     assert against.next_step(
         numbers(50.0, sent=0, afl=59.0), FLAT, "LocalOnly", "head", 0.5) is None
+    assert against.next_step(  # alone the commonest class is better: nothing of these is
+        numbers(57.0, afl=57.5, alone="majority"), FLAT, "FedAvg", "head", 0.5) is None
     assert against.next_step({"answer": None, "references": {}}, FLAT, "FedTV", "", 0.5) is None
 
 
@@ -186,3 +197,13 @@ def test_models_worse_than_untrained_ones_say_a_lower_rate() -> None:
                    {"personal": 20.0, "train": {"0": {"w/loss": loss}}}]
         step = against.next_step(numbers(20.0), history, "FedAvg", "head", 0.5)
         assert step is not None and step["flags"] == flags
+
+
+def test_a_high_loss_in_the_first_rounds_may_still_fall() -> None:
+    """Unless it rises: the second round may say so, the first has nothing to compare with."""
+    for losses, lower in (([6.0], False), ([6.0, 5.0], False), ([3.0, 6.0], True),
+                          ([6.0, 5.0, 4.0], True)):
+        history: list[dict[str, Any]] = [{"personal": 60.0}]
+        history += [{"personal": 20.0, "train": {"0": {"loss": loss}}} for loss in losses]
+        step = against.next_step(numbers(20.0), history, "FedAvg", "head", 0.5)
+        assert step is not None and step["flags"] == (SLOWER if lower else AFL)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedvlm.report.collect import collect
-from fedvlm.report.pages.numbers import caveats
+from fedvlm.report.pages.numbers import caveats, introduction
 from tests.report.page_runs import whole_run
 
 
@@ -18,3 +18,13 @@ def test_caveats_are_extra_data_subsets_dropped_clients_and_changed_code(tmp_pat
     assert [next(w for w in ("proxy", "base", "9, 10", "commit") if w in one) for one in found] == [
         "proxy", "base", "9, 10", "commit"]
     assert caveats(replace(run, info={}, protocol={"setting": "base2new"}), []) == []
+
+
+def test_the_rounds_of_a_run_that_validation_ended_are_those_it_had(tmp_path: Path):
+    for flat, words in ((5, "auto, 4 x 1"), (0, "100 x 1")):
+        path = whole_run(tmp_path / str(flat), rounds=4, config={"FED.PATIENCE": flat})
+        run = collect([path]).runs[0]
+        run = replace(run, protocol={**run.protocol, "rounds": 100})
+        assert words in str(introduction(run))
+    (path / "manifest.json").unlink()
+    assert "100 x 1" in str(introduction(run))

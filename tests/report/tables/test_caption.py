@@ -82,6 +82,15 @@ def test_mixed_values_are_listed_whole_and_digests_name_their_split(tmp_path: Pa
     assert sorted(said.split(", ")) == ["0.01", "0.2", "0.3"]
 
 
+def test_the_rounds_of_runs_that_end_by_validation_are_those_they_had(tmp_path: Path):
+    for trainer, flat, ended in (("A", 5, 32), ("B", 5, 14), ("C", 0, 100)):
+        write_run(tmp_path / str(flat) / trainer, trainer, last=LAST | {"round": ended},
+                  rounds=100, config={"FED.PATIENCE": flat, "FED.ROUNDS": 100})
+    assert ", auto, 32 rounds, 1 local epoch(s). " in table(tmp_path / "5" / "A").caption
+    assert ", auto, 14 to 32 rounds, " in table(tmp_path / "5").caption
+    assert ", 100 rounds, 1 local epoch(s), matched by rounds" in table(tmp_path / "0").caption
+
+
 def test_rounds_to_tells_where_runs_were_evaluated_at_other_rounds(tmp_path: Path):
     write_run(tmp_path, "A", last=LAST, curve=[10.0, 20.0, 30.0])
     assert not beside_seals(table(tmp_path, metrics=("rounds_to:15",)))
