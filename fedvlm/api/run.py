@@ -23,7 +23,13 @@ from fedvlm.runs.finished import FinishedRun, read_finished
 from fedvlm.runs.identity import LABELS
 from fedvlm.runs.private import read_private
 from fedvlm.runs.records import read_models
-from fedvlm.runs.verify.answer import answer_sentences, federation_answer, goes_around, measure_word
+from fedvlm.runs.verify.answer import (
+    answer_facts,
+    answer_sentences,
+    federation_answer,
+    goes_around,
+    measure_word,
+)
 from fedvlm.runs.verify.models import check_models
 
 if TYPE_CHECKING:
@@ -221,8 +227,8 @@ class Run:
         notes = [f"round {state.round} of {most}{cfg.FED.ROUNDS}, run folder {self.path.name}"]
         found = self.record.results if self.record and not self._earlier else {}
         if self.record and (federation_answer(found) or goes_around(found)):
-            notes += answer_sentences(
-                self.record.results, self.record.method, command=False)
+            notes += [*answer_facts(found, self.record.method), *answer_sentences(
+                self.record.results, self.record.method, command=False)]
         return Facts(owner, words, metrics, "", "", tuple(notes), *fixed,
                      bool(cfg.DATASET.CAPTIONS), run_digest(self.path))
 

@@ -24,9 +24,11 @@ from fedvlm.report.tables.metrics import DEFINED, metric
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.identity import LABELS
 from fedvlm.runs.verify.answer import (
+    ALONE,
     ANSWER,
     COSTS,
     PAYS,
+    WHO,
     answer_columns,
     answer_sentences,
     answer_table,
@@ -132,8 +134,13 @@ def repeats_personal(name: str, last: Mapping[str, Any]) -> bool:
 
 
 def headline_content(run: FinishedRun) -> Html:
-    """Return the last round's main numbers, each with its meaning and its gain on zero-shot."""
+    """Return the last round's main numbers, each with its meaning and its gain on zero-shot.
+
+    That of ``personal`` is above what the clients reach alone, too, as in ``answer_content``.
+    """
     last, zero = run.last, run.section("zero_shot")
+    answer = run.section(ANSWER) or federation_answer(run.results)
+    alone = {"personal": as_float(answer[ALONE]["personal"])} if answer else {}
     cards = []
     for name in HEADLINE:
         value = as_float(last.get(name))
@@ -143,7 +150,8 @@ def headline_content(run: FinishedRun) -> Html:
         cards.append(element(
             "div", element("div", name, class_="name"),
             element("div", decimal(value), element("small", " %"), class_="value"),
-            _delta(value, as_float(zero.get(name))),
+            _delta(value, alone.get(name), WHO[ALONE]),
+            _delta(value, as_float(zero.get(name)), "zero-shot"),
             element("div", in_measure(metric(name).words, measure_word(last)), ".",
                     f" Standard deviation over clients {spread:.1f}." if spread is not None
                     else None, class_="what"),
@@ -235,13 +243,13 @@ def megabyte_text(count: Any) -> str:
     return f"{value:,.0f} B" if value < 1000 else f"{value / 1e6:,.3f} MB"
 
 
-def _delta(value: float, zero: float | None) -> Html:
-    if zero is None:
+def _delta(value: float, other: float | None, who: str) -> Html:
+    if other is None:
         return Html("")
-    gain = value - zero
+    gain = value - other
     kind = "up" if round(gain, 1) > 0 else "down" if round(gain, 1) < 0 else ""
     return element("div", element("span", signed_text(gain), class_=kind or None),
-                   f" against zero-shot ({zero:.1f})", class_="delta")
+                   f" against {who} ({other:.1f})", class_="delta")
 
 
 def _accuracy(name: str) -> bool:

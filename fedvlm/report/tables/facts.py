@@ -12,14 +12,14 @@ from fedvlm.config.option import Schema
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.report.collect import SEEDS
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.answer import ALONE, POOLED, TOGETHER, WHO
 
 METRIC = "metric"  # the axis that is no property of a run
 METHOD = ("trainer", "peft", "tag")  # what makes a method's name
 SECTIONS_AS_ROWS = {"zero-shot": "zero_shot", "untrained": "untrained"}  # flag -> section
 # Kinds of the references that a run holds (docs/references.md) -> a group's heading.
 KINDS = {
-    "alone": "baselines without collaboration", "together": "baselines in one round",
-    "bound": "bound, data pooled",
+    "alone": WHO[ALONE], "together": f"{WHO[TOGETHER]}, in one round", "bound": WHO[POOLED],
 }
 REFERENCES = (*SECTIONS_AS_ROWS, *KINDS)
 REFERENCE_NAMES = {

@@ -11,7 +11,9 @@ from typing import Any
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.report.collect import as_float
 from fedvlm.report.tables.facts import RunFacts
+from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.verify.answer import ANSWER, TOGETHER, UNSHARED, WHO, federation_answer
 
 SECTIONS = {
     "zero_shot": "of the zero-shot model", "untrained": "of the untrained start",
@@ -28,7 +30,10 @@ QUARTILES = {"personal_q1": 0, "personal_median": 1, "personal_q3": 2}
 HURT, OWN_REFERENCE = "hurt", "logreg"  # the client's own classifier: what it has by itself
 TOP = {"gain": "points", HURT: "share"}  # sections of the results that are one number, named so
 STEPS = "steps"
-DERIVED = (*RATIOS, *QUARTILES, *TOP, STEPS, "bytes")
+# A run's answer, as its screen has it: name -> (side, number).
+ANSWERED = {side + end: (side, key) for side in WHO
+            for end, key in (("", "personal"), ("_balanced", "balanced"))}
+DERIVED = (*RATIOS, *QUARTILES, *TOP, *ANSWERED, STEPS, "bytes")
 # Short words for columns that stand beside a table's metric.
 COLUMNS = {
     "gain": "gain", "balanced": "personal_balanced", "before": "personal_before_ft",
@@ -114,6 +119,9 @@ DEFINED = {m.name: m for m in (
     Metric("personal_nll_calibrated", "personal_nll at temperatures fixed on validation images "
                                       "(TEST.CALIBRATE)", "nats", True, digits=3),
     Metric("personal_macro_f1", "macro-F1 of the personal models, mean over clients"),
+    *(Metric(f"{side}{end}", f"{who}: {what}, mean over clients")
+      for side, who in WHO.items() for end, what in (
+          ("", "personal"), ("_balanced", "class-balanced"))),
     Metric("global", "the shared model on the whole test set"),
     Metric("global_macro_f1", "macro-F1 of the shared model on the whole test set"),
     Metric("base_all", "the personal models on the test set of all base classes, mean over "
@@ -246,6 +254,8 @@ def metric_value(entry: RunFacts, name: str) -> float | None:
         return as_float(entry.numbers.get(name))
     if name.startswith(ROUNDS_TO):
         return _first_round(entry, _target(name))
+    if name in ANSWERED:
+        return _answered(run, *ANSWERED[name])
     if name == "trainable":
         return as_float(run.info.get(name))
     if name in RATIOS:
@@ -260,6 +270,14 @@ def metric_value(entry: RunFacts, name: str) -> float | None:
     if name.startswith(f"{TOTALS}."):
         return as_float(run.totals().get(name.partition(".")[2]))
     return as_float(run.value(name))
+
+
+def _answered(run: FinishedRun, side: str, key: str) -> float | None:
+    """Return a number of a run's answer; of a run that shares nothing it is not together."""
+    answer = run.section(ANSWER) or federation_answer(run.results)
+    if not answer or (side == TOGETHER and answer["verdict"] == UNSHARED):
+        return None
+    return as_float((answer[side] or {}).get(key))
 
 
 def _ratio(entry: RunFacts, name: str) -> float | None:

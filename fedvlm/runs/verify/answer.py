@@ -27,6 +27,8 @@ BASELINES = {  # of results["references"], in words
     "afl_prior": "AFL plus each client's class shares (no training)",
     "pooled": "pooled logistic regression",
 }
+# Who reaches it, in the words of every reader: screen, report, table, card of a model.
+WHO = {ALONE: "each client alone", TOGETHER: "together", POOLED: "all images in one place"}
 PAYS, COSTS, UNCLEAR, UNSHARED = "pays", "costs", "unclear", "unshared"
 ACCURACY, MAP = "accuracy", "mAP"  # the number of a run; of a run on sets of labels
 RECALL = "recall@1"  # of a run on captions: mean of both ways
@@ -75,7 +77,7 @@ def federation_answer(results: Mapping[str, Any]) -> dict[str, Any] | None:
     if last.get("personal") is None or not alone or is_retrieval(last):
         return None
     name = max(alone, key=lambda n: float(alone[n]["personal"]))
-    rows = _pairs(last.get("clients", ()), alone[name]["clients"])
+    rows = _pairs(last.get("clients", ()), alone[name].get("clients", ()))
     worse = [mine["client"] for mine, own in rows if mine["accuracy"] < own["accuracy"]]
     points, margin = float(last["personal"]) - float(alone[name]["personal"]), _margin(rows)
     pooled = found.get(POOLED)
@@ -120,10 +122,10 @@ def in_measure(words: str, measure: str) -> str:
 def answer_table(answer: Mapping[str, Any], method: str) -> list[tuple[str, str, str]]:
     """Return three rows in percent: who, and as ``answer_columns`` names them."""
     whose = {
-        ALONE: f"each client alone ({BASELINES[answer[ALONE]['reference']]})",
-        TOGETHER: f"together ({method})" if answer["verdict"] != UNSHARED else
+        ALONE: f"{WHO[ALONE]} ({BASELINES[answer[ALONE]['reference']]})",
+        TOGETHER: f"{WHO[TOGETHER]} ({method})" if answer["verdict"] != UNSHARED else
                   f"{method}, which shares nothing",
-        POOLED: "all images in one place (pooled)",
+        POOLED: f"{WHO[POOLED]} (pooled)",
     }
     return [
         (words, _percent((answer[side] or {}).get("personal")),
@@ -137,6 +139,16 @@ def answer_columns(answer: Mapping[str, Any]) -> tuple[str, str, str]:
     if "measure" in answer:
         return f"{answer['measure']} (%)", "personal", "AUROC"
     return "accuracy (%)", "personal", "class-balanced"
+
+
+def answer_facts(results: Mapping[str, Any], method: str) -> list[str]:
+    """Return the rows of ``answer_table`` as sentences, for a model's card; none of no answer."""
+    answer = results.get(ANSWER) or federation_answer(results)
+    if answer is None or goes_around(results):
+        return []
+    name, first, second = answer_columns(answer)
+    return [f"{who}, {name}: {first} {mine}, {second} {even}"
+            for who, mine, even in answer_table(answer, method)]
 
 
 def head_together(results: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -252,7 +264,7 @@ def _reason(results: Mapping[str, Any]) -> str:
         shares = _shares(results)
         alone, together = (unknown, value) if shares else (value, unknown)
         lacks = "LocalOnly gives each client alone" if shares else "FedAvg gives together"
-        return (f"each client alone: {alone}, together: {together}, all images in one place: "
+        return (f"{WHO[ALONE]}: {alone}, {WHO[TOGETHER]}: {together}, {WHO[POOLED]}: "
                 f"{unknown}; no baseline is trained on captions (the same command with --trainer "
                 f"{lacks})")
     if goes_around(results):

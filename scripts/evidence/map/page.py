@@ -43,7 +43,7 @@ def page_of(rows: Sequence[Row]) -> str:
 def words_of(rows: Sequence[Row]) -> str:
     """Return the map in short sentences, a line each, for pages that show its figure."""
     some = together(rows)
-    better, worse = _counted(some)
+    better, worse = _counted(sides(some, least=POINTS))
     sets = list(dict.fromkeys(dataset_name(row["set"]) for row in some))
     clients = sorted({row["clients"] for row in some})
     skews = [skew for skew in SKEWS if any(row["skew"] == skew for row in some)]
@@ -63,9 +63,8 @@ def words_of(rows: Sequence[Row]) -> str:
     ))
 
 
-def _counted(rows: Sequence[Row]) -> tuple[int, int]:
-    """Return in how many cells together is better, and worse, by more than ``POINTS``."""
-    seen = sides(rows, least=POINTS)
+def _counted(seen: Sequence[int]) -> tuple[int, int]:
+    """Return in how many cells together is better, and worse (``sides``)."""
     return seen.count(1), seen.count(-1)
 
 
@@ -83,13 +82,16 @@ def _findings(rows: Sequence[Row]) -> str:
              "| largest gain (set, clients x images) | class-balanced gain, median "
              "| clients that do better alone |",
              "|---|---:|---:|---:|---:|---|---:|---:|"]
+    every = together(rows)
+    told = list(zip(every, sides(every, least=POINTS), strict=True))
     for shift in sorted({row["shift"] for row in rows}):
         for skew in SKEWS:
-            some = [row for row in together(rows)
+            here = [(row, side) for row, side in told
                     if (row["skew"], row["shift"]) == (skew, shift)]
-            if not some:
+            if not here:
                 continue
-            better, worse = _counted(some)
+            some = [row for row, _ in here]
+            better, worse = _counted([side for _, side in here])
             best = max(some, key=lambda row: float(row["gain"]))
             lines.append(
                 f"| {_word(skew)}{', a scanner each' if shift else ''} | {len(some)} | {better} | "

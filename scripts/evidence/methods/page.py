@@ -28,7 +28,8 @@ def page_of(
     found = gains(rows)
     return TEXT.read_text(encoding="utf-8").format(
         counts=_counts(plans, rows, real), best=_best(plans, found, rows),
-        order=_order(found, rows), contexts=_contexts(plans, rows), fixed=_fixed(real),
+        order="\n\n".join(filter(None, (_order(found, rows), _without_runs(plans, rows)))),
+        contexts=_contexts(plans, rows), fixed=_fixed(real),
         axes=_axes(plans, rows), missing=_missing(plans, rows),
         plans="\n".join(f"- `{plan.name}`: {plan.about}" for plan in plans))
 
@@ -38,17 +39,18 @@ def _counts(
 ) -> str:
     cells = [row for row in rows if row["plan"] in CELLS]
     methods = {row["method"] for row in cells}
-    seeds = Counter((row["set"], row["case"], row["method"]) for row in cells)
     missing = sum(len(p.planned()) for p in plans) - len(rows)
     return (f"{len(cells)} runs of {len(methods)} methods in twelve cells of two data sets "
-            f"({_span(seeds.values())} each), {len(rows) - len(cells)} runs on further axes, and "
+            f"({_seeds(cells)} each), {len(rows) - len(cells)} runs on further axes, and "
             f"{len(real)} runs of FedAvg and Ditto in a quarter of all cells. "
             + (f"{missing:,} planned runs are missing; [below](#what-is-missing) it says which."
                if missing else "No planned run is missing."))
 
 
-def _span(counts: Iterable[int]) -> str:
-    some = sorted(set(counts)) or [0]
+def _seeds(rows: Iterable[Row]) -> str:
+    """Return how many seeds a method has in a cell, in words."""
+    counts = Counter((row["set"], row["case"], row["method"]) for row in rows)
+    some = sorted(set(counts.values())) or [0]
     return (f"{some[0]} seed{'s' * (some[0] != 1)}" if len(some) == 1 else
             f"{some[0]} to {some[-1]} seeds")
 
@@ -142,6 +144,18 @@ def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> 
                       "the methods above.", "", *fewer])
 
 
+def _without_runs(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
+    """Return the methods that are planned for the cells and have no run, a row each; or ''."""
+    there = {row["method"] for row in rows if row["plan"] in CELLS}
+    planned = Counter(m for plan in plans if plan.name in CELLS
+                      for m, _ in {(m, (s, c)) for s, c, m, _ in plan.planned()}
+                      if m not in there)
+    lines = [f"| {method} | missing | {cells} |" for method, cells in sorted(planned.items())]
+    return "\n".join(["No run of these methods has been made:", "",
+                      "| method | runs | planned cells |", "|---|---|---:|", *lines]) \
+        if lines else ""
+
+
 def words_of(rows: Sequence[Row]) -> str:
     """Return what the methods gain on the cells that they all have, a line each; '' of none."""
     found = gains(rows)
@@ -151,7 +165,9 @@ def words_of(rows: Sequence[Row]) -> str:
     means = {m: fmean(found[(*place, m)] for place in places) for m in whole}
     order = sorted(means, key=lambda m: -means[m])
     gaps = [gap for place in places if (gap := _beside_prior(*place, found, rows)) is not None]
-    lines = [f"The best of {len(whole)} is chosen on these runs: a lead of a point means nothing.",
+    runs = [r for r in rows if r["plan"] in CELLS and r["method"] in whole]
+    lines = [f"These cells have {_seeds(runs)} each. The best of {len(whole)} is chosen on these "
+             "runs: a lead of a point means nothing.",
              f"Mean gain on {_many(places, 'cell')}: "
              + ", ".join(f"{m} {means[m]:+.1f}" for m in order) + " points."]
     if gaps:

@@ -62,15 +62,19 @@ def counts(facts: Mapping[str, Any]) -> str:
 
     Args:
         facts: ``cells``: runs; ``methods``, ``sets``, ``backbones``, ``lanes``: how many there are;
-            ``seeds``: which.
+            ``seeds``: the fewest and the most of a method on a data set.
     """
     return (
         f"{facts['cells']:,} runs: {facts['methods']} methods on "
         f"{_number(facts['backbones'], 'frozen backbone')}, {facts['sets']} data sets, "
-        f"{len(facts['seeds'])} seeds and {_number(facts['lanes'], 'setting')} (partition, number "
+        f"{_seeds(*facts['seeds'])} and {_number(facts['lanes'], 'setting')} (partition, number "
         "of images, participation). Accuracy is personal: each client's own model on its own test "
         "images, mean over clients."
     )
+
+
+def _seeds(fewest: int, most: int) -> str:
+    return _number(most, "seed") if fewest == most else f"{fewest} to {most} seeds of each"
 
 
 def start(runs: Sequence[FinishedRun]) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from evidence.results.claims import place_of, seeds_of
 from fedvlm.config.families import CHOICE, families_in, family_heading
-from fedvlm.core.errors import fold
+from fedvlm.config.option import Option
+from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.stats import mean
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.report.collect import Collected, as_float
 from fedvlm.report.tables.papers import dataset_name
 from fedvlm.runs.finished import FinishedRun
@@ -193,3 +197,40 @@ def _span(values: Any) -> str:
     if not numbers:
         return "-"
     return f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"
+
+
+def seeds_each(lanes: Sequence[Lane]) -> tuple[int, int]:
+    """Return the fewest and the most seeds that a method has on a data set of a lane."""
+    several: dict[tuple[Any, ...], set[Any]] = {}
+    for lane in lanes:
+        for run in lane.runs:
+            several.setdefault((lane.name, run.method, place_of(run)), set()).add(seeds_of(run))
+    counts = [len(seeds) for seeds in several.values()]
+    return min(counts, default=0), max(counts, default=0)
+
+
+def former_defaults(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return whose runs have what an option meant before it came, and not today's default.
+
+    A line for each method and option: such runs give other numbers than a run of today.
+    """
+    seen: Counter[tuple[str, str, str, str]] = Counter()
+    for run in runs:
+        name = str(run.protocol["trainer"])
+        config = run.identity_config()
+        for key, option in _later_options(name).items():
+            if f"TRAINER.{name.upper()}.{key}" not in config:
+                seen[run.method, key, str(option.neutral), str(option.default)] += 1
+    return [f"{method}: {count} runs are of {key} {before}, from before that option; its default "
+            f"is {now}, so a new run has other numbers."
+            for (method, key, before, now), count in sorted(seen.items())]
+
+
+@cache
+def _later_options(trainer: str) -> dict[str, Option]:
+    try:
+        options = load_trainer(trainer).options
+    except ConfigError:  # a method that is gone, or another's
+        return {}
+    return {key: option for key, option in options.items()
+            if option.neutral is not None and option.neutral != option.default}

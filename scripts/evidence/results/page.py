@@ -17,9 +17,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evidence.results import headline, questions, work
 from evidence.results.claims import NOT_RUN, Answer, Claim, answers, firmed, missing
-from evidence.results.lanes import Lane, groups, protocol_rows, ranked, spent_by_folder
+from evidence.results.lanes import (
+    Lane,
+    former_defaults,
+    groups,
+    protocol_rows,
+    ranked,
+    seeds_each,
+    spent_by_folder,
+)
 from evidence.results.standing import Standing, sentences, standing_of
-from evidence.results.tuning import PLAIN, Search, about, chosen_edges, kind_of
+from evidence.results.tuning import PLAIN, Search, about, chosen_edges, kind_of, other_ranges
 from fedvlm.core import files
 from fedvlm.core.stats import mean
 from fedvlm.federation.cards import fields
@@ -125,7 +133,8 @@ def write_page(sources: Sources, into: Path, name: str = FIRST) -> list[Path]:
     curve = _few_shot(sources, every, into)
     for section in sections:
         _write(into / SETTINGS / f"{section.lane.name}.md", "setting.md", {
-            "section": section, "curve": curve if section.lane.name == "few-shot" else ""})
+            "section": section, "former": former_defaults(section.lane.runs),
+            "curve": curve if section.lane.name == "few-shot" else ""})
     return [into / name, into / SETTINGS, into / TABLES, into / FIGURES]
 
 
@@ -166,7 +175,7 @@ def _facts(
                "lanes": len(sections), "methods": len({r.protocol["trainer"] for r in every}),
                "backbones": len({str(r.protocol["backbone"]) for r in every}),
                "sets": len({r.protocol["dataset"] for r in every}),
-               "seeds": sorted({r.protocol["data_seed"] for r in every})}
+               "seeds": seeds_each(sources.lanes)}
     held = headline.claims_held(claims)
     gained = [path for section in sections for share in section.shares
               for _, path in share.figures if "client-gain" in path]
@@ -180,7 +189,10 @@ def _facts(
         "many": max((c.of for c in first), default=0),
         "words": [w for w in (headline.gains(standings), headline.hurt(standings)) if w],
         "methods": questions.with_what(standings, len(untuned)),
-        "place": questions.at_our_place(standings, sources.lanes),
+        "place": questions.at_our_place(standings, sources.lanes, first),
+        "ranges": other_ranges(sources.tuned, sources.cards),
+        "former": former_defaults([r for lane in sources.lanes for r in lane.runs if (
+            lane.name, r.method) in {(a.lane, a.method) for a in claims}]),
         "unreliable": questions.unreliable(cases), "cost_lane": cost_lane.name,
         "costs": _costs(sources, cost_lane, untuned),
         "home": f"{HOME} {headline.claims_counted(claims)}",

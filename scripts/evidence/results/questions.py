@@ -162,29 +162,42 @@ def with_what(standings: Sequence[Standing], unranked: int) -> list[str]:
     return out
 
 
-def at_our_place(standings: Sequence[Standing], lanes: Sequence[Lane]) -> list[str]:
-    """Answer what a run costs: bytes as sent, seconds, over the best rows; a line each."""
+def at_our_place(
+    standings: Sequence[Standing], lanes: Sequence[Lane], first: Sequence[Case]
+) -> list[str]:
+    """Answer what a run costs: bytes as sent, seconds, over all ranked methods; a line each.
+
+    Args:
+        first: the best method of each setting.
+    """
     by_name = {lane.name: lane for lane in lanes}
-    costs = []
+    top = {(case.lane, case.title, case.method) for case in first}
+    costs, best = [], []
     for one in standings:
-        if not one.alike or one.lane in VARIANTS or one.best not in one.senders:
+        if not one.alike or one.lane in VARIANTS:
             continue
-        runs = [run for run in by_name[one.lane].runs if run.method == one.best]
-        sent = [s for run in runs if (s := sent_of(run)) is not None]
-        if sent:
-            costs.append((mean(sent) or 0.0, mean(run.seconds for run in runs) or 0.0,
-                          one.short(one.best)))
+        for method in sorted(one.senders & one.means.keys()):
+            runs = [run for run in by_name[one.lane].runs if run.method == method]
+            sent = [s for run in runs if (s := sent_of(run)) is not None]
+            if sent:
+                costs.append((mean(sent) or 0.0, mean(run.seconds for run in runs) or 0.0,
+                              one.short(method)))
+                if (one.lane, one.title, one.short(method)) in top:
+                    best.append(costs[-1])
     if not costs:
         return ["No run of these settings sent anything."]
-    least, most = min(costs), max(costs)
     seconds = sorted(cost[1] for cost in costs)
     return [
-        f"A CPU is enough. With the best methods a run of all clients takes {seconds[0]:.0f} to "
-        f"{seconds[-1]:.0f} seconds on one core: the backbone is frozen and encodes each image "
-        "once.",
-        f"A client sends and receives {least[0]:,.0f} kB ({least[2]}) to {most[0]:,.0f} kB "
-        f"({most[2]}) in each round.",
+        f"A CPU is enough. A run of all clients takes {seconds[0]:.0f} to {seconds[-1]:.0f} "
+        "seconds on one core: the backbone is frozen and encodes each image once.",
+        f"A client sends and receives {_sent(costs)} in each round"
+        + (f"; with the best method of a setting {_sent(best)}." if best else "."),
         "The same command runs in one process, in several, and at sites that keep their images."]
+
+
+def _sent(costs: Sequence[tuple[float, float, str]]) -> str:
+    ends = [f"{kb:,.{int(kb < 10)}f} kB ({name})" for kb, _, name in (min(costs), max(costs))]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def sent_of(run: FinishedRun) -> float | None:

@@ -19,6 +19,7 @@ from fedvlm.config.federation import WORK
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema
 from fedvlm.core.errors import ConfigError, fold
+from fedvlm.federation.cards import fields
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.sweep.tune.space import ADAPTIVE
 
@@ -155,6 +156,28 @@ def chosen_edges(record: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
                 out.append((str(entry["label"]), key, span,
                             f"{float(entry['values'][key]):.3g}"))
     return out
+
+
+def other_ranges(record: Mapping[str, Any], cards: Callable[[str], str]) -> list[str]:
+    """Return which knobs of methods were searched in another range than their cards have now.
+
+    Args:
+        record: what ``tuned.json`` says.
+        cards: the text of a method's card.
+    """
+    out = []
+    for entry in record.get("entries", ()):
+        trainer = str(entry["trainer"])
+        now = fields(cards(trainer)).get("Knobs", "").rstrip(".")
+        spans = dict(part.strip().split(" ", 1) for part in now.split(";") if " " in part.strip())
+        for knob in entry.get("space", ()):
+            key, _, span = str(knob).partition(" ")
+            name = key.rpartition(".")[2]
+            if key.startswith("TRAINER.") and spans.get(name, span) != span:
+                out.append(f"{trainer}: {name} was searched in {span}; the method's range is now "
+                           f"{spans[name]}. What these pages say of {trainer} rests on the range "
+                           "that was searched.")
+    return list(dict.fromkeys(out))
 
 
 def lender_of(run: FinishedRun, record: Mapping[str, Any]) -> str:

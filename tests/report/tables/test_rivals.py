@@ -49,9 +49,9 @@ def test_references_stand_in_groups_below_the_methods(runs: Path) -> None:
         "FedAvg", "FedProx", "Good", "LocalOnly", "chance", "logistic regression",
         "federated ridge (AFL)", "logistic regression, pooled",
     )
-    heads = ["baselines without collaboration"] * 2
+    heads = ["each client alone"] * 2
     assert list(found.groups[4:6]) == heads and found.groups[0] == ""
-    assert found.groups[6] != found.groups[5] and found.groups[7].startswith("bound")
+    assert found.groups[6] != found.groups[5] and found.groups[7] == "all images in one place"
     assert [line[0].text for line in found.cells[4:]] == ["10.0", "50.0", "60.0", "90.0"]
     assert table(runs, reference=("alone",)).rows[-1] == "logistic regression"
     assert table(runs).rows == ("FedAvg", "FedProx", "Good", "LocalOnly")

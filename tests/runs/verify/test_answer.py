@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedvlm
-from fedvlm.report.collect import collect
+from fedvlm.report.collect import as_float, collect
 from fedvlm.report.pages.run import run_page
+from fedvlm.report.tables.facts import KINDS, facts_of
+from fedvlm.report.tables.metrics import metric, metric_value
+from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.verify.answer import (
+    WHO,
+    answer_facts,
     answer_lines,
     answer_sentences,
+    answer_table,
     federation_answer,
     head_together,
 )
@@ -156,5 +163,27 @@ def test_every_reader_has_the_same_words(quick_run: Path) -> None:
     assert all(sentence in page for sentence in told)
     for number in (stored["answer"]["alone"]["personal"], stored["answer"]["pooled"]["personal"]):
         assert f"{number:.1f}" in page
+    beside = as_float(stored["answer"]["alone"]["personal"])
+    plain = " ".join(re.sub("<[^>]+>", " ", page).split())
+    assert f"against {WHO['alone']} ({beside:.1f})" in plain
     notes = fedvlm.load(folder).client(0).facts.notes
     assert set(told[:-1]) < set(notes) and told[-1] not in notes  # who has a model has no command
+    facts = answer_facts(stored, "FedTV")
+    assert len(facts) == 3 and set(facts) < set(notes)
+    for (who, mine, even), fact in zip(answer_table(stored["answer"], "FedTV"), facts, strict=True):
+        assert fact == f"{who}, accuracy (%): personal {mine}, class-balanced {even}"
+    assert KINDS["alone"] == WHO["alone"] and KINDS["bound"] == WHO["pooled"]
+    assert KINDS["together"].startswith(WHO["together"])
+    entries, _ = facts_of(collect([folder]).runs)
+    for side, who in WHO.items():
+        assert metric(side).words.startswith(f"{who}: personal")
+        assert metric_value(entries[0], side) == stored["answer"][side]["personal"]
+        assert metric_value(entries[0], f"{side}_balanced") == stored["answer"][side]["balanced"]
+
+
+def test_a_table_has_no_together_of_a_run_that_shares_nothing() -> None:
+    run = FinishedRun(Path("x"), {"trainer": "LocalOnly"}, results(90.0, 95.0, 96.0, 79.0, sent=0),
+                      {})
+    (entry,), _ = facts_of([run])
+    assert [metric_value(entry, name) for name in ("alone", "together", "together_balanced",
+                                                   "pooled")] == [70.0, None, None, 90.0]

@@ -7,7 +7,8 @@ and in nothing else; shots have a figure of their own (``few_shot``).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,19 +49,20 @@ def select(selection: FigureRuns) -> list[LinePanel] | str:
                 over.setdefault(str(group.place[0]), {}).setdefault(
                     _rest(group, key), []).append(group)
         for dataset, several in sorted(over.items()):
-            found = [line for some in several.values() if len(some) > 1
+            found = [(line, some[0]) for some in several.values() if len(some) > 1
                      for line in [_line(some, key, selection.metric)] if len(line.x) > 1]
             if found:
-                panels.append(LinePanel(
-                    f"{dataset_name(dataset)}: {WORDS.get(key, key.rpartition('.')[2])}",
-                    _apart(found), metric=selection.metric))
+                panels.append(LinePanel(f"{dataset_name(dataset)}: {_word(key)}",
+                                        _apart(found, key), metric=selection.metric))
     return panels or "no two runs of a method differ in one numeric setting alone"
 
 
 def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE) -> Figure:
-    """Return the figure; the setting stands in each panel's title."""
+    """Return the figure; the setting stands in each panel's title, and below the axes."""
+    names = list(dict.fromkeys(panel.title.rpartition(": ")[2] for panel in panels))
     return lines.draw_panels(
-        panels, width, 1.75 if len(panels) > 1 else 2.6, _fill, x_label="value of the setting",
+        panels, width, 1.75 if len(panels) > 1 else 2.6, _fill,
+        x_label=names[0] if len(names) == 1 else f"value of the setting: {' or '.join(names)}",
         markers=True, direct=False)
 
 
@@ -74,6 +76,10 @@ def _fill(axes: Axes, panel: LinePanel, order: Mapping[str, int | None]) -> None
     axes.xaxis.set_major_locator(FixedLocator(shown))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+
+
+def _word(key: str) -> str:
+    return WORDS.get(key, key.rpartition(".")[2])
 
 
 def _numeric(value: Any) -> bool:
@@ -107,10 +113,18 @@ def _name(groups: Sequence[RunGroup]) -> str:
     return f"{name} ({'-'.join(common)})" if common else name
 
 
-def _apart(found: Iterable[MethodLine]) -> list[MethodLine]:
-    """Return the lines with a number behind labels that several have."""
+def _apart(found: Sequence[tuple[MethodLine, RunGroup]], axis: str) -> list[MethodLine]:
+    """Return the lines; labels that several have say what differs, and else have a number."""
     out: list[MethodLine] = []
-    for line in found:
-        twins = sum(other.label.partition(" #")[0] == line.label for other in out)
-        out.append(replace(line, label=f"{line.label} #{twins + 1}") if twins else line)
+    for line, group in found:
+        twins = [other for one, other in found if one.label == line.label]
+        apart = [key for key in sorted({key for other in twins for key in other.config} - {axis})
+                 if len({str(other.config.get(key)) for other in twins}) > 1]
+        words = ", ".join(f"{_word(key)} {group.config.get(key, 'default')}" for key in apart)
+        out.append(replace(line, label=f"{line.label}, {words}") if words else line)
+    seen: Counter[str] = Counter()
+    for at, line in enumerate(out):  # the same words, for example of two kinds of what is trained
+        seen[line.label] += 1
+        if seen[line.label] > 1:
+            out[at] = replace(line, label=f"{line.label} #{seen[line.label]}")
     return out

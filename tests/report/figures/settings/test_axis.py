@@ -38,6 +38,19 @@ def test_the_words_of_a_tag_that_all_have_stay_in_the_name(tmp_path: Path) -> No
         ("A", [2, 6]), ("A (no-part)", [2, 6])]
 
 
+def test_two_settings_that_differ_are_named(tmp_path: Path) -> None:
+    """A legend says what tells lines of a method apart, an axis which setting it is."""
+    runs = [make(tmp_path, "A", 1, [0, 40.0 + n], folder=f"{n}-{rate}", config={
+        "FED.CLIENTS": n, "OPTIM.LR": rate}) for n in (2, 4) for rate in (0.1, 0.5)]
+    clients, rates = axis.select(FigureRuns(runs))
+    assert [line.label for line in clients.lines] == ["A, learning rate 0.1",
+                                                      "A, learning rate 0.5"]
+    assert [line.label for line in rates.lines] == ["A, clients 2", "A, clients 4"]
+    assert axis.draw([clients]).get_supxlabel() == "clients"
+    assert axis.draw([clients, rates]).get_supxlabel() == (
+        "value of the setting: clients or learning rate")
+
+
 def test_nothing_differs(tmp_path: Path) -> None:
     runs = [make(tmp_path, "A", seed, [0, 5]) for seed in (1, 2)]
     assert axis.select(FigureRuns(runs)) == (

@@ -172,6 +172,23 @@ def test_a_gain_counts_by_a_t_interval_pooled_over_skews() -> None:
     assert sides([*rows, single]) == [1, 0, 0]  # one draw, nothing to pool with: undecided
 
 
+def test_the_table_counts_as_the_first_sentences_do() -> None:
+    """Both pool a draw's variance over skews: a skew alone has too few draws for its interval."""
+    loose = row("EuroSAT", 5, TWO, 2, -5.0, 1.0)
+    rows = [row("EuroSAT", 5, EVEN, 2, 9.0, 1.0), row("EuroSAT", 5, "0.1", 2, 7.0, 0.9), loose]
+    assert sides([loose]) == [0] and sides(rows) == [1, 1, -1]
+    filled = [r | {"set": name, "method": method, "balanced_gain": 1.0, "hurt": 0.0,
+                   "personal": 60.0, "balanced": 60.0}
+              for name in ("EuroSAT", "DTD") for r in rows
+              for method in ("together", "ridge+shares", "personal")]
+    page, words = page_of(filled), words_of(filled)
+    cells = [line.split(" | ") for line in page.splitlines() if line.startswith(
+        ("| all classes evenly |", "| Dirichlet", "| two classes each |"))]
+    better, worse = (sum(int(line[k]) for line in cells if line[1].isdigit()) for k in (2, 3))
+    assert (better, worse) == (4, 2)
+    assert f"in {better} of them, and worse in {worse}." in words
+
+
 def test_new_rows_of_a_set_replace_its_old_ones() -> None:
     old = [row("EuroSAT", 5, EVEN, 2, 1.0, 1.0), row("CIFAR10", 5, EVEN, 2, 1.0, 1.0)]
     new = [row("Caltech101", 5, EVEN, 2, 2.0, 1.0), row("EuroSAT", 10, EVEN, 2, 2.0, 1.0)]

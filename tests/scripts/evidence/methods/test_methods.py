@@ -113,6 +113,11 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
     nothing = methods_page.page_of(plans, rows[:2], [])
     assert "None of the 192 planned runs has been run yet." in nothing
     assert "None of the 216 planned pairs of runs has been run yet." in nothing
+    assert "| Thorki | missing | 24 |" in text and "| Ditto | missing" not in text
+    first = methods_page.words_of(rows[:2])
+    assert first.startswith("These cells have 1 seed each. The best of 2 ")
+    two = [*rows[:2], rows[0] | {"seed": 2}]
+    assert methods_page.words_of(two).startswith("These cells have 1 to 2 seeds each. ")
     assert methods_page.words_of(rows[:2]).splitlines()[1:] == [
         "Mean gain on 1 cell: Ditto +20.0, FedAvg +10.0 points.",
         "The baseline without training, AFL plus class shares, reaches at least as much as the "

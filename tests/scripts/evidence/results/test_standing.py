@@ -10,14 +10,15 @@ import pytest
 from evidence.results import headline
 from evidence.results.claims import NOT_RUN, Claim, answers
 from evidence.results.headline import winners
-from evidence.results.lanes import Lane
+from evidence.results.lanes import Lane, former_defaults, seeds_each
+from evidence.results.questions import at_our_place
 from evidence.results.standing import Standing, sentences, standing_of
 from evidence.results.tuning import lender_of
 from fedvlm.report.collect import Collected
 from fedvlm.report.statistics.contrast import contrast
 from fedvlm.runs.finished import FinishedRun
 
-FACTS = {"methods": 2, "sets": 1, "backbones": 1, "seeds": [1, 2, 3], "lanes": 1, "start": "",
+FACTS = {"methods": 2, "sets": 1, "backbones": 1, "seeds": (3, 3), "lanes": 1, "start": "",
          "cells": 9, "wanted": 9, "missing": 0, "tuned": 0}
 Values = dict[str, dict[int, float]]  # data set -> seed -> percent
 
@@ -39,6 +40,42 @@ def runs(
 def standing(**methods: Values) -> Standing | None:
     return standing_of("x", "y", [run for name, sets in methods.items()
                                   for run in runs(name, sets)])
+
+
+def test_runs_from_before_an_option_say_so() -> None:
+    """AFL has its ridge chosen by default since VARIANT; without the key it had none."""
+    old, new = (cast(FinishedRun, SimpleNamespace(
+        method="AFL", protocol={"trainer": "AFL"}, identity_config=lambda c=config: c))
+        for config in ({}, {"TRAINER.AFL.VARIANT": "fixed"}))
+    assert former_defaults([new]) == []
+    assert former_defaults([old, old, new]) == [
+        "AFL: 2 runs are of VARIANT published, from before that option; its default is fixed, so "
+        "a new run has other numbers."]
+
+
+def test_costs_are_of_all_ranked_methods_and_of_the_best() -> None:
+    def costly(method: str, value: float, kilobytes: float, seconds: float) -> list[FinishedRun]:
+        out = runs(method, {"s": {1: value, 2: value + 1, 3: value}})
+        for run in out:
+            run.totals = lambda: {"local_steps": 4, "bytes_up": 1000 * kilobytes, "bytes_down": 0,
+                                  "client_rounds": 1}
+            run.seconds = seconds
+            run.identity_config = lambda: {"FED.CLIENTS": 5}
+        return out
+
+    every = [*costly("A", 80.0, 300, 2.0), *costly("B", 60.0, 8.2, 1.0),
+             *costly("C", 50.0, 4000, 9.0)]
+    one = standing_of("x", "y", every)
+    assert one is not None and one.senders == {"A", "B", "C"}
+    lanes = [Lane("x", Collected(every))]
+    first = cast(Any, [SimpleNamespace(lane="x", title="y", method="A")])
+    assert at_our_place([one], lanes, first)[:2] == [
+        "A CPU is enough. A run of all clients takes 1 to 9 seconds on one core: the backbone is "
+        "frozen and encodes each image once.",
+        "A client sends and receives 8.2 kB (B) to 4,000 kB (C) in each round; with the best "
+        "method of a setting 300 kB (A)."]
+    assert seeds_each(lanes) == (3, 3)
+    assert seeds_each([*lanes, Lane("z", Collected(every[:1]))]) == (1, 3)
 
 
 def test_means_are_of_the_seeds_that_all_have() -> None:
@@ -111,6 +148,8 @@ def test_the_backbone_s_start_is_told() -> None:
     (run,) = runs("Ditto", {"EuroSAT": {1: 1.0}})
     run.section = lambda name: {"zero_shot": {"personal": 17.4}, "chance": {"personal": 10.0}}
     assert "accuracy of the backbone: EuroSAT 17 % (chance 10)" in headline.start([run])
+    assert "4 data sets, 3 to 5 seeds of each and" in headline.counts(
+        FACTS | {"sets": 4, "seeds": (3, 5)})
     assert headline.counts(FACTS).startswith("9 runs: 2 methods on one frozen backbone")
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from evidence.results.tuning import chosen_edges, kind_of, searched
+from evidence.results.tuning import chosen_edges, kind_of, other_ranges, searched
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.sweep.tune.tuned import trains_of
 
@@ -62,6 +62,20 @@ def test_whose_local_work_was_searched_is_said(work: tuple[str, ...], sentence: 
                    *(["FED.LOCAL_EPOCHS 1 | 2 | 4"] if label in work else [])]}
         for label in ("A", "B")]}
     assert searched(record)[-1].startswith(f"Local work was tuned for {sentence}")
+
+
+def test_a_range_that_a_method_has_no_more_is_named() -> None:
+    """Optimisers' ranges are every method's, and stand elsewhere on the page."""
+    entries = [{"trainer": "M", "space": ["OPTIM.LR 0.002 to 2 log", f"TRAINER.M.MU {span}",
+                                          "TRAINER.M.TAU 0.1 to 1 log"]}
+               for span in ("0.1 to 10 log", "0.1 to 10 log")]
+    cards = {"M": "M: a method.\n\nKnobs: MU 0.0 | 10.0; TAU 0.1 to 1 log.\n"}
+    assert other_ranges({"entries": entries}, cards.__getitem__) == [
+        "M: MU was searched in 0.1 to 10 log; the method's range is now 0.0 | 10.0. What these "
+        "pages say of M rests on the range that was searched."]
+    cards["M"] = cards["M"].replace("0.0 | 10.0", "0.1 to 10 log")
+    assert other_ranges({"entries": entries}, cards.__getitem__) == []
+    assert other_ranges({}, cards.__getitem__) == []
 
 
 def test_values_at_the_edge_of_their_range_are_named() -> None:
