@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.columns.header import Header
+from fedvlm.data.columns.header import Header, one_form
 from fedvlm.data.datum import NO_LABEL, Datum
 from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.layouts import CopyInfo
@@ -68,7 +68,7 @@ def _flags(header: Header, line: Sequence[str], where: str) -> tuple[str, ...]:
 
 def label_name(column: str) -> str:
     """Return the label that a column of 0 and 1 stands for, as prompts have it."""
-    return " ".join(column.replace("_", " ").split())
+    return " ".join(one_form(column).replace("_", " ").split())
 
 
 def _listed(cell: str, mark: str, where: str, name: str) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def _listed(cell: str, mark: str, where: str, name: str) -> tuple[str, ...]:
         parts = [] if parts == [""] else parts
     if "" in parts:
         raise DataError(f"{where}: the cell '{name}' lists an empty label: '{cell[:60]}'")
-    return tuple(dict.fromkeys(parts))
+    return tuple(dict.fromkeys(map(one_form, parts)))
 
 
 def sets_of(
