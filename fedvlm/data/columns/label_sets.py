@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import DataError, fold
 from fedvlm.data.columns.header import Header, one_form
 from fedvlm.data.datum import NO_LABEL, Datum
 from fedvlm.data.formats.rows import ImageRow
@@ -20,6 +20,10 @@ from fedvlm.data.layouts import CopyInfo
 
 _YES_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 _MARKS = ("|", ";")
+_NOTHING = frozenset({
+    "nofinding", "nofindings", "none", "nolabel", "normal", "negative", "unremarkable",
+    "keinbefund", "ohnebefund", "ohne", "keine", "unauff\u00e4llig", "aucun", "sinhallazgos",
+})  # fmt: skip
 Lines = Sequence[tuple[int, Sequence[str]]]
 
 
@@ -87,6 +91,18 @@ def _listed(cell: str, mark: str, where: str, name: str) -> tuple[str, ...]:
     if "" in parts:
         raise DataError(f"{where}: the cell '{name}' lists an empty label: '{cell[:60]}'")
     return tuple(dict.fromkeys(map(one_form, parts)))
+
+
+def said_nothing(sets: Sequence[tuple[str, ...]], info: CopyInfo) -> str:
+    """Return a note on a label of cells that says "none of the others"; empty without one."""
+    if "," in info.labels:
+        return ""  # columns: the user named each
+    counts = Counter(labels[0] for labels in sets if len(labels) == 1 and fold(labels[0]) in _NOTHING)
+    together = {name for labels in sets if len(labels) > 1 for name in labels}
+    found = sorted(counts.keys() - together)
+    return "" if not found else (
+        f"'{found[0]}' is read as a label like the others ({counts[found[0]]} images): where it "
+        "means that there is none, leave those cells empty")
 
 
 def sets_of(

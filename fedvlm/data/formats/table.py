@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.core.spelling import name_fault, quote_name, show_name
-from fedvlm.data.columns.find_images import find_images
+from fedvlm.data.columns.find_images import find_images, path_below
 from fedvlm.data.columns.header import (
     TABLE_COLUMNS,
     Header,
@@ -33,7 +33,7 @@ from fedvlm.data.columns.header import (
     read_header,
     wish_of,
 )
-from fedvlm.data.columns.label_sets import read_sets, sets_of
+from fedvlm.data.columns.label_sets import read_sets, said_nothing, sets_of
 from fedvlm.data.columns.patterns import mark
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.folders import OWN_CUT, cut_class
@@ -41,7 +41,7 @@ from fedvlm.data.formats.parts import OWN_SHARES, PART_NAMES, complete
 from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.formats.table_files import Lines, read_lines_of
 from fedvlm.data.layouts import CopyInfo
-from fedvlm.data.locate import check_relative, first_names, image_key
+from fedvlm.data.locate import first_names, image_key
 from fedvlm.data.whole_groups import cut_whole
 
 READER = "table"
@@ -80,6 +80,10 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
         for row in more:
             if row.path in lines:
                 place = lines[row.path].removeprefix(f"{path}, ")
+                if "labels" in used:
+                    raise DataError(
+                        f"{row.where}: '{row.path}' is also on {place}: --labels reads one line "
+                        "for each image: write all labels of an image in one cell, a|b")
                 raise DataError(
                     f"{row.where}: '{row.path}' is also on {place}; if two files have one name, "
                     f"write each with its folder (hospital_a/{row.path}); if it is one, take a "
@@ -183,8 +187,8 @@ def glance(path: Path, wish: Wish | None = None) -> Glance:
     if len(rows[0]) == len(table.header) and not table.embedded:
         first = header.path_of(rows[0])
     if first:
-        check_relative(first, f"{path}, {table.unit} {table.lines[0][0]}")
-        first = image_key(first)
+        where = f"{path}, {table.unit} {table.lines[0][0]}"
+        first = image_key(path_below(first, path.parent, where))
     numbers: set[str] = set()
     if "label" in header.at and "classname" not in header.at:
         at = header.at["label"]
@@ -272,7 +276,7 @@ def _rows(
         cells["path"] = header.path_of(line)
         if names:
             cells |= {"classname": names[at] or ""}
-        row = _row(cells, where, part, header)
+        row = _row(cells, where, part, header, path.parent if base else image_dir)
         if sets:
             row = row._replace(labels=sets[at])
         if texts:
@@ -346,7 +350,7 @@ def _folder_class(row: ImageRow) -> str:
     return one_form(folder)
 
 
-def _row(cells: Mapping[str, str], where: str, part: str, header: Header) -> ImageRow:
+def _row(cells: Mapping[str, str], where: str, part: str, header: Header, folder: Path) -> ImageRow:
     classes = {"label", "classname"} & set(cells)
     bare = classes if not any(cells[name] for name in classes) else ()  # an image without a label
     for what, text in cells.items():
@@ -355,14 +359,14 @@ def _row(cells: Mapping[str, str], where: str, part: str, header: Header) -> Ima
         if bad:
             own = header.names[header.at[what]] if what in header.at else what
             raise DataError(f"{where}: the cell {quote_name(own)} {bad}")
-    check_relative(cells["path"], where)
     word = cells.get("split", "")
     if word and word.lower() not in PART_NAMES:
         near = did_you_mean(word, PART_NAMES)
         raise DataError(f"{where}: unknown split '{word}'{near} (known: {', '.join(PARTS)})")
     label, name = cells.get("label", ""), cells.get("classname", "")
     return ImageRow(
-        image_key(cells["path"]), name or label, _number(label, where) if label and name else None,
+        image_key(path_below(cells["path"], folder, where)), name or label,
+        _number(label, where) if label and name else None,
         cells.get("domain", ""), PART_NAMES[word.lower()] if word else part, where,
     )
 
@@ -380,6 +384,8 @@ def _with_sets(
     bare = sum(not row.labels for row in rows)
     notes.append(f"{info.files[0].name}: sets of {len(names)} labels ({first_names(names, _FIRST)})"
                  + (f"; {bare} image(s) without any label" if bare else ""))
+    if note := said_nothing([row.labels or () for row in rows], info):
+        notes.append(f"{info.files[0].name}: {note}")
     out = parted(rows, data, domains, notes, info)
     out.label_names = names
     return out

@@ -103,3 +103,22 @@ def test_both_unicode_forms_are_one_name(tmp_path: Path) -> None:
         picture(tmp_path / "files" / f"{i}.png", i)
     written(tmp_path / "files", "t.csv", "file,class", rows)
     assert all(d.path.is_file() for d in understand(tmp_path / "files" / "t.csv").data.all())
+
+
+def test_a_label_that_says_none_is_noted(tmp_path: Path) -> None:
+    own = read(tmp_path / "a", "finding", column(*["No Finding", "a", "b", "a|b"] * 3),
+               LABELS="finding")
+    assert "'No Finding' is read as a label like the others (3 images)" in str(own.notes)
+    assert own.data.label_names == ["No Finding", "a", "b"]
+    own = read(tmp_path / "b", "finding", column(*["normal", "a", "b", "a|normal"] * 3),
+               LABELS="finding")
+    assert "like the others" not in str(own.notes)  # it stands with another
+
+
+def test_a_label_a_line_is_told_how_it_is_written(tmp_path: Path) -> None:
+    for i in range(4):
+        picture(tmp_path / f"{i}.png", i)
+    rows = [[f"{i // 2}.png", "abc"[i % 3]] for i in range(8)]
+    written(tmp_path, "t.csv", "file,finding", rows)
+    with pytest.raises(DataError, match=r"line 3: '0.png' is also on line 2: .* in one cell, a\|b"):
+        understand(tmp_path / "t.csv", {"DATASET.LABELS": "finding"})
