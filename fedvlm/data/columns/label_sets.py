@@ -97,7 +97,8 @@ def said_nothing(sets: Sequence[tuple[str, ...]], info: CopyInfo) -> str:
     """Return a note on a label of cells that says "none of the others"; empty without one."""
     if "," in info.labels:
         return ""  # columns: the user named each
-    counts = Counter(labels[0] for labels in sets if len(labels) == 1 and fold(labels[0]) in _NOTHING)
+    alone = (labels[0] for labels in sets if len(labels) == 1)
+    counts = Counter(name for name in alone if fold(name) in _NOTHING)
     together = {name for labels in sets if len(labels) > 1 for name in labels}
     found = sorted(counts.keys() - together)
     return "" if not found else (

@@ -24,6 +24,7 @@ CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 CLIENTS_BY, GROUPS, COLUMNS = "DATASET.CLIENTS_BY", "DATASET.GROUPS", "DATASET.COLUMNS"
 LABELS, CAPTIONS, TOPICS = "DATASET.LABELS", "DATASET.CAPTIONS", "DATASET.TOPICS"
 TREES = ("folders", "domains")  # formats whose class names are folders' names
+_TABLES = ("csv", "jsonl", "json", "parquet")
 _OF_READING = (
     NAME_KEY, FORMAT_KEY, LEAVE_OUT_KEY, "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE",
     "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE", CLASSNAMES_KEY, CLIENTS_BY,
@@ -107,11 +108,12 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     cfg, _ = build_config(None, None, keys | given, [], default_schema())
     data = load_for_training(cfg)
     if not shape.known and CLASSNAMES_KEY not in given:
-        odd = runs_together(data.classnames) if cfg.DATASET.FORMAT in TREES else []
+        names = [] if data.captioned else data.label_names or data.classnames
+        odd = runs_together(names) if cfg.DATASET.FORMAT in (*TREES, *_TABLES) else []
         if odd:
             keys[CLASSNAMES_KEY] = WORDS
             data = rename_classes(data, WORDS)
-            shape = replace(shape, notes=(*shape.notes, _worded(odd, data.num_classes)))
+            shape = replace(shape, notes=(*shape.notes, _worded(odd, len(names))))
     share: Keys = {}
     notes: list[str] = []
     if data.client_names:
