@@ -168,4 +168,4 @@ def test_a_saved_config_without_a_later_key_means_what_it_meant(tmp_path: Path) 
     ("DATASET.NAME mine --partition n_classes", 16), ("--dataset oxford_pets --partition iid", 8),
 ])  # fmt: skip
 def test_own_images_are_all_used_where_nobody_said_shots(house: Path, line: str, shots: int):
-    assert jobs(line).jobs[0].cfg.DATASET.NUM_SHOTS == shots
+    assert shots == jobs(line).jobs[0].cfg.DATASET.NUM_SHOTS

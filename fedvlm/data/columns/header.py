@@ -369,8 +369,9 @@ def proposals(header: Header, lines: Sequence[Sequence[str]]) -> list[str]:
     used = {i for word, i in header.at.items() if word != "domain"} | {*header.labels}
     n = 0 if client is None else len({line[client].strip() for line in lines})
     if client is not None and n > 1 and not header.client and client not in used:
-        what = "as it is, each is a domain, whose name results show" if header.at.get("domain") == client else (
-            "without it they are dealt to clients by --partition, whoever they belong to")
+        what = "without it they are dealt to clients by --partition, whoever they belong to"
+        if header.at.get("domain") == client:
+            what = "as it is, each is a domain, whose name results show"
         sentences.append(
             f"the column {quote_name(header.names[client])} ({n} values) seems to say whose images "
             f"they are: --clients-by {header.names[client]} gives each its own client; {what}")
