@@ -16,7 +16,7 @@ from fedvlm.data.datasets import DEFAULT_TEMPLATE, load_for_training, rename_cla
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.formats.class_names import WORDS, folder_words, runs_together
 from fedvlm.data.locate import first_names
-from fedvlm.data.own.place import Asked, Keys
+from fedvlm.data.own.place import AskedColumns, Keys
 from fedvlm.data.own.shape import look
 
 FORMAT_KEY, LEAVE_OUT_KEY, NAME_KEY = "DATASET.FORMAT", "DATASET.LEAVE_OUT", "DATASET.NAME"
@@ -100,7 +100,8 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
         ConfigError: ``given`` is wrong.
     """
     given = dict(given or {})
-    asked = Asked(*(str(given.get(k, "")) for k in (COLUMNS, LABELS, CAPTIONS, CLIENTS_BY, GROUPS)))
+    asked = AskedColumns(
+        *(str(given.get(k, "")) for k in (COLUMNS, LABELS, CAPTIONS, CLIENTS_BY, GROUPS)))
     shape = look(path, _words(given.get(LEAVE_OUT_KEY, ())), FORMAT_KEY not in given, asked)
     bare = shape.known or shape.keys.get(FORMAT_KEY) == "texts"
     keys: Keys = {} if bare else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}

@@ -15,7 +15,7 @@ Keys = dict[str, str | float | int]
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedColumns:
     """What the user says of a table's columns, by config key (DATASET.COLUMNS, ...), as texts."""
 
     columns: str = ""

@@ -23,7 +23,7 @@ from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
 from fedvlm.data.formats.table_files import TABLES
 from fedvlm.data.layouts import TINY_IMAGENET, choose, layouts_of
 from fedvlm.data.locate import explain_refusals, is_pack, listing, read_json_file
-from fedvlm.data.own.place import Asked, FolderShape, ImageFolder, Keys, look_into
+from fedvlm.data.own.place import AskedColumns, FolderShape, ImageFolder, Keys, look_into
 from fedvlm.data.own.tables import (
     in_tables,
     metadata_of,
@@ -39,7 +39,7 @@ _DEEP = 3  # folders that hold nothing but one folder
 
 @explain_refusals()
 def look(
-    path: Path, leave_out: Sequence[str] = (), known: bool = True, asked: Asked | None = None
+    path: Path, leave_out: Sequence[str] = (), known: bool = True, asked: AskedColumns | None = None
 ) -> FolderShape:
     """Understand a folder of images, or a table beside its images.
 
@@ -51,7 +51,7 @@ def look(
     Raises:
         DataError: it is no such thing, or could be two; says what would settle it.
     """
-    path, asked = _existing(path), asked or Asked()
+    path, asked = _existing(path), asked or AskedColumns()
     if not known and path.is_dir():
         return _finish(FolderShape("read as DATASET.FORMAT says", {}), path, leave_out)
     if path.is_file():
@@ -150,7 +150,7 @@ def _descend(path: Path, leave_out: Sequence[str]) -> ImageFolder:
 
 
 def _structure(
-    place: ImageFolder, leave_out: Sequence[str], asked: Asked
+    place: ImageFolder, leave_out: Sequence[str], asked: AskedColumns
 ) -> FolderShape:
     here, keys = place.here, _image_dir(place)
     parts = {PART_NAMES[f.lower()]: here / f for f in place.pictures if f.lower() in PART_NAMES}

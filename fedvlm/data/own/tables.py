@@ -15,7 +15,7 @@ from fedvlm.data.formats.table_files import TABLES, is_leaf
 from fedvlm.data.formats.texts import READER as TEXTS
 from fedvlm.data.formats.texts import is_class_tree, is_table_of_texts, text_parts
 from fedvlm.data.locate import IMAGE_SUFFIXES, describe_content, listing
-from fedvlm.data.own.place import Asked, FolderShape, ImageFolder, Keys
+from fedvlm.data.own.place import AskedColumns, FolderShape, ImageFolder, Keys
 
 _IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpg", "data", "train")
 _NAMES = (
@@ -54,7 +54,7 @@ def own_tables(place: ImageFolder) -> tuple[Path, ...]:
 
 
 def without_images(
-    place: ImageFolder, leave_out: Sequence[str], asked: Asked
+    place: ImageFolder, leave_out: Sequence[str], asked: AskedColumns
 ) -> FolderShape:
     """Return a folder without images whose parquet files hold them, or a folder of texts.
 
@@ -81,7 +81,7 @@ def without_images(
     return in_tables(place, paths, asked)
 
 
-def in_tables(place: ImageFolder, paths: Sequence[Path], asked: Asked) -> FolderShape:
+def in_tables(place: ImageFolder, paths: Sequence[Path], asked: AskedColumns) -> FolderShape:
     """Return a set in tables; the folder of the images is where the first line's image is.
 
     Raises:

@@ -86,9 +86,10 @@ def test_what_is_said_is_not_asked(
 
 def test_both_unicode_forms_are_one_name(tmp_path: Path) -> None:
     """The file's own name keeps its form: it has to open."""
-    forms = ("NFC", "NFD")
-    rows = [[unicodedata.normalize(forms[i % 2], w) for w in (("\u00d6dem", "Tumor")[i // 2 % 2],
-             ("K\u00f6ln", "Li\u00e8ge")[i // 8])] for i in range(16)]
+    words = [(("\u00d6dem", "Tumor")[i // 2 % 2], ("K\u00f6ln", "Li\u00e8ge")[i // 8])
+             for i in range(16)]
+    rows = [[unicodedata.normalize("NFD" if i % 2 else "NFC", word) for word in pair]
+            for i, pair in enumerate(words)]
     own = read(tmp_path / "one", "class,hospital", rows, CLIENTS_BY="hospital")
     assert own.data.classnames == ["Tumor", "\u00d6dem"]
     assert own.data.client_names == ["K\u00f6ln", "Li\u00e8ge"]
