@@ -253,6 +253,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/data/formats/table.py": {
         "start-up: for captions only": ("fedvlm.data.columns.captions",),
+        "start-up: for new tables only": ("fedvlm.data.columns.doubts",),
     },
     "fedvlm/federation/trainer.py": {
         "start-up: for captions only": ("fedvlm.federation.toolbox.retrieval",),

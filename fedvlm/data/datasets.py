@@ -344,6 +344,12 @@ def check_holders(data: DatasetBase, clients_by: str, groups: str) -> None:
         from fedvlm.data.whole_groups import refuse_torn  # start-up: for groups only
 
         refuse_torn(data.parts, data.name)
+        if not data.test:
+            number = len({d.group for d in data.all()} - {None})
+            data.notes.append(
+                f"--groups {groups}: whole groups ({number}) leave no test {data.kind}, so that "
+                "results have no test accuracy: name a column with more and smaller groups, or "
+                "give a test part")
     if clients_by:
         data.notes += holder_notes(data, clients_by)
 

@@ -37,6 +37,7 @@ LoadTrainer = Callable[[str], Any]
 COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
 CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 _AUTO_NOTE = "--rounds auto"
+_EVEN = ("iid", "domain")  # partitions in which an own set leaves no training image out
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
 _PEFT_TWINS = (f"{_OWN}N_CTX", f"{_OWN}CTX_INIT")  # PromptFL has both as PEFT.*
@@ -297,8 +298,9 @@ def _is_path(spec: str) -> bool:
 def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     """Set what follows from other settings where nobody said it; return notes.
 
-    Under the kinds that cut each class among all clients, all training images are used. With one
-    domain held out the clients are those of the other domains.
+    Under the kinds that cut each class among all clients, all training images are used, and of an
+    own set also under ``iid`` and ``domain``. With one domain held out the clients are those of the
+    other domains.
     """
     notes, fed = [], cfg.FED
     if of_parties(cfg):
@@ -324,7 +326,7 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     notes += _clients_by(cfg, origins)
     drawn = fed.INDEX_FILE or cfg.DATASET.FEWSHOT_FILE
     natural = fed.PARTITION == NATURAL and cfg.DATASET.CLIENTS_BY
-    whole = fed.PARTITION in SKEWED or natural
+    whole = fed.PARTITION in SKEWED or natural or (_own(cfg) and fed.PARTITION in _EVEN)
     if cfg.DATASET.LABELS and origins["DATASET.NUM_SHOTS"] == DEFAULT:
         cfg.DATASET.NUM_SHOTS, origins["DATASET.NUM_SHOTS"] = -1, "because DATASET.LABELS is set"
     if cfg.DATASET.CAPTIONS:
@@ -424,9 +426,8 @@ def _rounds(cfg: CfgNode, origins: dict[str, str], trainer: Any) -> list[str]:
     number of rounds is agreed on beforehand, so that the default is one there.
     """
     fed = cfg.FED
-    own = bool(cfg.DATASET.NAME) and dataset_info(cfg.DATASET.NAME) is None
     if fed.ROUNDS != AUTO_ROUNDS and not (
-        own and origins["FED.ROUNDS"] == DEFAULT and not of_parties(cfg)
+        _own(cfg) and origins["FED.ROUNDS"] == DEFAULT and not of_parties(cfg)
     ):
         return []
     usual = origins["FED.ROUNDS"] == DEFAULT
@@ -449,6 +450,11 @@ def _trains_head(cfg: CfgNode, trainer: Any) -> bool:
     from fedvlm.federation.peft_trainer import takes_peft  # start-up: PyTorch, 2 s
 
     return takes_peft(trainer)
+
+
+def _own(cfg: CfgNode) -> bool:
+    """Return whether the data set is the user's own: one that the catalog does not know."""
+    return bool(cfg.DATASET.NAME) and dataset_info(cfg.DATASET.NAME) is None
 
 
 def _number_of_domains(cfg: CfgNode) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedvlm.config.read import check_suffix
 from fedvlm.console.screen import say
 from fedvlm.core import files
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.data.formats.class_names import read_given
 from fedvlm.data.image_records import ImageRecords
@@ -34,7 +34,7 @@ def add_folder(args: Namespace) -> int:
     Raises:
         ConfigError: the YAML's place holds another file.
         DataError: the folder cannot be read as a data set, or images are missing (the YAML is
-            there then); says how to mend it.
+            there then, for the doctor, and no run is proposed); says how to mend it.
     """
     given = {NAME_KEY: args.name, LEAVE_OUT_KEY: args.leave_out, "CACHE_DIR": args.cache_dir,
              CLIENTS_BY: args.clients_by, GROUPS: args.groups, COLUMNS: args.columns,
@@ -48,16 +48,28 @@ def add_folder(args: Namespace) -> int:
     root, samples = shlex.quote(str(own.keys["DATASET.ROOT"])), "images"
     if own.of_texts:
         samples, method = "texts", "FedAvg --peft head --backbone transformers-text:FOLDER"
+    lost = _missing(own)
+    train = [f"train on it: fedvlm run --dataset-config-file {shlex.quote(str(place))} --trainer "
+             f"{method}"] if lost is None else []
+    mended = "" if lost is None else ", with which no run starts before the images are there"
     say(own.sentence, *(f"note: {note}" for note in own.notes),
-        f"{'there already' if there else 'wrote'} {place}",
-        f"train on it: fedvlm run --dataset-config-file {shlex.quote(str(place))} --trainer "
-        f"{method}",
+        f"{'there already' if there else 'wrote'} {place}{mended}", *train,
         f"look at all its {samples}: fedvlm doctor --root {root}"
         f" --dataset-config-file {shlex.quote(str(place))} --full")
-    ImageRecords.refuse_missing([
-        d.impath for d in (*own.data.all(), *own.data.unlabelled)
-        if d.array is None and d.packed is None])
+    if lost is not None:
+        raise lost
     return 0
+
+
+def _missing(own: OwnSet) -> DataError | None:
+    """Return the error of a set whose images are not all there."""
+    try:
+        ImageRecords.refuse_missing([
+            d.impath for d in (*own.data.all(), *own.data.unlabelled)
+            if d.array is None and d.packed is None])
+    except DataError as error:
+        return error
+    return None
 
 
 def _place(own: OwnSet, to: str) -> Path:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.formats.rows import ImageRow
-from fedvlm.data.locate import IMAGE_SUFFIXES, folder_contents, image_files
+from fedvlm.data.locate import IMAGE_SUFFIXES, check_relative, folder_contents, image_files
 
 DICOM = (".dcm", ".dicom")
 
@@ -44,6 +46,39 @@ def find_images(rows: Sequence[ImageRow], folder: Path) -> list[ImageRow]:
                 "write the folder in the column, too")
         found.append(row._replace(path=likely[0]) if likely else row)
     return found
+
+
+def path_below(path: str, folder: Path, where: str) -> str:
+    """Return a table's path from the folder that its paths start at.
+
+    An absolute one (POSIX, or a Windows drive) inside that folder loses what leads there.
+
+    Raises:
+        DataError: it leads out of the folder; an absolute one says what to take away.
+    """
+    text = path.replace("\\", "/")
+    if not text.startswith("/") and text[1:2] != ":":
+        check_relative(path, where)
+        return path
+    start = next((s for s in _starts(folder) if text.startswith(s)), "")
+    if start and len(text) > len(start):
+        check_relative(text[len(start):], where)
+        return text[len(start):]
+    parts = text.split("/")
+    if ".." not in parts and "\0" not in text:
+        for at in range(1, len(parts)):
+            inner = "/".join(parts[at:])
+            if inner and (folder / inner).is_file():
+                raise DataError(f"{where}: '{path}' leads out of the table's folder, in which "
+                                f"{inner} is: take '{path[:-len(inner)]}' away from the paths")
+    check_relative(path, where)
+    return path
+
+
+@cache
+def _starts(folder: Path) -> tuple[str, ...]:
+    bases = (os.path.abspath(folder), os.path.realpath(folder))
+    return tuple(dict.fromkeys(b.replace("\\", "/").rstrip("/") + "/" for b in bases))
 
 
 def is_found(name: str, folder: Path) -> bool:

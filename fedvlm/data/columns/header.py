@@ -28,10 +28,12 @@ SYNONYMS = {
 }  # fmt: skip
 # In this order, where no column of the words above is there.
 _PERHAPS = {
-    "path": ("img_filename", "image_name", "image_id", "img_id", "isic_id", "dicom_id", "photo_id"),
+    "path": ("img_filename", "image_name", "image_id", "img_id", "isic_id", "dicom_id", "photo_id",
+             "dateiname", "bilddatei", "nom_fichier", "fichier"),
     "classname": (
         "dx", "diagnosis", "diagnostic", "species", "scientific_name", "common_name", "disease",
         "finding", "tumor", "tumour", "malignant", "celebrity", "landmark_id", "target", "y",
+        "diagnose",
     ),
     "split": ("partition", "phase", "stage", "set"),
 }  # fmt: skip
@@ -40,12 +42,14 @@ CLIENT_WORDS = (
     "client", "client_id", "user", "user_id", "site", "site_id", "hospital", "hospital_id",
     "center", "centre", "center_id", "clinic", "clinic_id", "klinik", "krankenhaus", "zentrum",
     "clinique", "hopital", "clinica", "institution", "writer", "writer_id", "observer", "subject",
+    "klinikum", "spital", "ward", "station", "etablissement",
 )  # fmt: skip
 GROUP_WORDS = (
     "patient", "patient_id", "patientid", "subject_id", "participant", "participant_id", "person",
     "case", "case_id", "lesion_id", "lesion", "slide", "slide_id", "study_id", "video", "video_id",
     "camera", "camera_trap", "camera_id", "location", "sequence", "sequence_id", "seq_id",
-    "patienten_id", "id_patient", "paciente", "id_paciente",
+    "patienten_id", "id_patient", "paciente", "id_paciente", "patientennummer", "fallnummer",
+    "fall_id", "numero_patient", "node",
 )  # fmt: skip
 _BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _UNKNOWN = ("", "-1", "-1.0")  # of a column of 0 and 1: not said, uncertain
@@ -99,7 +103,12 @@ def wish_of(
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    return tuple(one_form(word.strip()) for word in text.split(",") if word.strip())
+
+
+def one_form(name: str) -> str:
+    """Return a name in Unicode's composed form (NFC): a letter and its accent are one sign."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,7 @@ class Header:
 def _hint(name: str, used: Mapping[str, int]) -> str:
     known = [word for word in (*TABLE_COLUMNS, *SYNONYMS) if SYNONYMS.get(word, word) not in used]
     near = difflib.get_close_matches(name.lower(), known, 1, _NEAR)
-    return f" (did you mean '{near[0]}'?)" if near else ""
+    return f" (did you mean '{near[0]}'?)" if near and near[0] != name.lower() else ""
 
 
 def read_header(
@@ -177,7 +186,7 @@ def read_header(
         DataError: no column of paths or classes, two of them, or one that is named and not there.
     """
     wish = wish or Wish()
-    names = tuple(" ".join(cell.split()) for cell in cells)
+    names = tuple(one_form(" ".join(cell.split())) for cell in cells)
     at = _certain(names, path, wish)
     guessed: set[str] = set()
     named = {meaning: _find(names, word, path, f"DATASET.COLUMNS {meaning}=")
@@ -280,11 +289,7 @@ def _incomplete(
     binary = [name for i, name in enumerate(names) if name and i not in at.values() and lines
               and all(i < len(line) and line[i].strip().lower() in _BINARY for line in lines)]
     if ("path" in at or template) and len(binary) > 1:
-        return DataError(
-            f"{path}: no column names a class, and {first_names(binary, _MOST)} hold 0 and 1: "
-            f"--labels {','.join(binary[:_MOST])} reads such columns as an image's set of labels "
-            f"(name those that are labels); --columns classname={binary[0]} reads one as two "
-            "classes")
+        return DataError(f"{path}: no column names a class, and {flags_words(binary)}")
     texts = [name for name in names if fold(name).rstrip("s") in _TEXTS]
     if ("path" in at or template) and texts:
         return DataError(
@@ -308,6 +313,28 @@ def _incomplete(
         f"{near}; where a column has another name, say so: --columns "
         f"{','.join(lacks)}"
     )
+
+
+def flags_words(columns: Sequence[str], one: str = "") -> str:
+    """Return what is said of columns of 0 and 1, each of which may be a label or the class.
+
+    Args:
+        one: the likeliest class; empty: the first.
+    """
+    return (f"{first_names(columns, _MOST)} hold 0 and 1: --labels {','.join(columns[:_MOST])} "
+            "reads such columns as an image's set of labels (name those that are labels); "
+            f"--columns classname={one or columns[0]} reads one as two classes")
+
+
+def said_values(lines: Sequence[Sequence[str]], at: int) -> set[str]:
+    """Return what a column's cells say, in small letters, without what says nothing."""
+    return {cell for line in lines if at < len(line)
+            if (cell := line[at].strip().lower()) not in _UNKNOWN}
+
+
+def is_binary(values: set[str]) -> bool:
+    """Return whether values of a column are 0 and 1, in some spelling."""
+    return bool(values) and values <= set(_BINARY)
 
 
 def binary_names(column: str, cells: Sequence[str]) -> tuple[list[str | None], str]:
@@ -342,8 +369,9 @@ def proposals(header: Header, lines: Sequence[Sequence[str]]) -> list[str]:
     used = {i for word, i in header.at.items() if word != "domain"} | {*header.labels}
     n = 0 if client is None else len({line[client].strip() for line in lines})
     if client is not None and n > 1 and not header.client and client not in used:
-        what = "as it is, each is a domain" if header.at.get("domain") == client else (
-            "without it they are dealt to clients by --partition, whoever they belong to")
+        what = "without it they are dealt to clients by --partition, whoever they belong to"
+        if header.at.get("domain") == client:
+            what = "as it is, each is a domain, whose name results show"
         sentences.append(
             f"the column {quote_name(header.names[client])} ({n} values) seems to say whose images "
             f"they are: --clients-by {header.names[client]} gives each its own client; {what}")

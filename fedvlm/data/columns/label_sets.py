@@ -12,14 +12,18 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from fedvlm.core.errors import DataError
-from fedvlm.data.columns.header import Header
+from fedvlm.core.errors import DataError, fold
+from fedvlm.data.columns.header import Header, one_form
 from fedvlm.data.datum import NO_LABEL, Datum
 from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.layouts import CopyInfo
 
 _YES_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 _MARKS = ("|", ";")
+_NOTHING = frozenset({
+    "nofinding", "nofindings", "none", "nolabel", "normal", "negative", "unremarkable",
+    "keinbefund", "ohnebefund", "ohne", "keine", "unauff\u00e4llig", "aucun", "sinhallazgos",
+})  # fmt: skip
 Lines = Sequence[tuple[int, Sequence[str]]]
 
 
@@ -68,7 +72,7 @@ def _flags(header: Header, line: Sequence[str], where: str) -> tuple[str, ...]:
 
 def label_name(column: str) -> str:
     """Return the label that a column of 0 and 1 stands for, as prompts have it."""
-    return " ".join(column.replace("_", " ").split())
+    return " ".join(one_form(column).replace("_", " ").split())
 
 
 def _listed(cell: str, mark: str, where: str, name: str) -> tuple[str, ...]:
@@ -86,7 +90,20 @@ def _listed(cell: str, mark: str, where: str, name: str) -> tuple[str, ...]:
         parts = [] if parts == [""] else parts
     if "" in parts:
         raise DataError(f"{where}: the cell '{name}' lists an empty label: '{cell[:60]}'")
-    return tuple(dict.fromkeys(parts))
+    return tuple(dict.fromkeys(map(one_form, parts)))
+
+
+def said_nothing(sets: Sequence[tuple[str, ...]], info: CopyInfo) -> str:
+    """Return a note on a label of cells that says "none of the others"; empty without one."""
+    if "," in info.labels:
+        return ""  # columns: the user named each
+    alone = (labels[0] for labels in sets if len(labels) == 1)
+    counts = Counter(name for name in alone if fold(name) in _NOTHING)
+    together = {name for labels in sets if len(labels) > 1 for name in labels}
+    found = sorted(counts.keys() - together)
+    return "" if not found else (
+        f"'{found[0]}' is read as a label like the others ({counts[found[0]]} images): where it "
+        "means that there is none, leave those cells empty")
 
 
 def sets_of(

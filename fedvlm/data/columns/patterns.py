@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from fedvlm.core.errors import DataError
+from fedvlm.data.columns.header import one_form
 from fedvlm.data.datum import Datum
 from fedvlm.data.locate import image_files
 
@@ -76,7 +77,7 @@ def _said(pattern: str, key: str, word: str, flag: str) -> str:
     if not value:
         raise DataError(f"{flag} '{pattern}': '{key}' is not of that form, or the pattern has no "
                         f"{{{word}}}; write {{{word}}} for what names it, * for anything else")
-    return value
+    return one_form(value)
 
 
 def files_of(folder: Path, pattern: str, drop: Sequence[str] = ()) -> list[tuple[str, str, str]]:

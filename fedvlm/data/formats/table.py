@@ -21,18 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from fedvlm.core.errors import DataError, did_you_mean
-from fedvlm.core.spelling import name_fault, show_name
-from fedvlm.data.columns.find_images import find_images
+from fedvlm.core.spelling import name_fault, quote_name, show_name
+from fedvlm.data.columns.find_images import find_images, path_below
 from fedvlm.data.columns.header import (
     TABLE_COLUMNS,
     Header,
     Wish,
     binary_names,
+    one_form,
     proposals,
     read_header,
     wish_of,
 )
-from fedvlm.data.columns.label_sets import read_sets, sets_of
+from fedvlm.data.columns.label_sets import read_sets, said_nothing, sets_of
 from fedvlm.data.columns.patterns import mark
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.folders import OWN_CUT, cut_class
@@ -40,7 +41,7 @@ from fedvlm.data.formats.parts import OWN_SHARES, PART_NAMES, complete
 from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.formats.table_files import Lines, read_lines_of
 from fedvlm.data.layouts import CopyInfo
-from fedvlm.data.locate import check_relative, first_names, image_key
+from fedvlm.data.locate import first_names, image_key
 from fedvlm.data.whole_groups import cut_whole
 
 READER = "table"
@@ -79,6 +80,10 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
         for row in more:
             if row.path in lines:
                 place = lines[row.path].removeprefix(f"{path}, ")
+                if "labels" in used:
+                    raise DataError(
+                        f"{row.where}: '{row.path}' is also on {place}: --labels reads one line "
+                        "for each image: write all labels of an image in one cell, a|b")
                 raise DataError(
                     f"{row.where}: '{row.path}' is also on {place}; if two files have one name, "
                     f"write each with its folder (hospital_a/{row.path}); if it is one, take a "
@@ -160,28 +165,30 @@ class Glance:
     numbers: tuple[str, ...] = ()
 
 
-def glance(path: Path, columns: str = "", labels: str = "", captions: str = "") -> Glance:
-    """Look at a table's columns and first line; nothing is unpacked.
+def glance(path: Path, wish: Wish | None = None) -> Glance:
+    """Look at a table's columns and cells, and ask what they leave open; nothing is unpacked.
 
     Args:
-        columns: what its columns mean (DATASET.COLUMNS).
-        labels: which of them say a set of labels (DATASET.LABELS).
-        captions: which of them hold captions (DATASET.CAPTIONS).
+        wish: what the user says of the columns; None: nothing yet, and nothing is asked.
 
     Raises:
-        DataError: it cannot be read, has no line, or no column of paths.
+        DataError: it cannot be read, has no line, or no column of paths; or as ``refuse_doubts``.
     """
     table = read_lines_of(path)
     rows = [line for _, line in table.lines]
-    header = read_header(table.header, path, True, wish_of("", "", columns, labels, captions), rows)
+    header = read_header(table.header, path, True, wish, rows)
     if not table.lines:
         raise DataError(f"{path} holds no image; a line is {','.join(TABLE_COLUMNS)}")
+    if wish is not None:
+        from fedvlm.data.columns.doubts import refuse_doubts  # start-up: for new tables only
+
+        refuse_doubts(header, table, path, wish)
     first = ""
     if len(rows[0]) == len(table.header) and not table.embedded:
         first = header.path_of(rows[0])
     if first:
-        check_relative(first, f"{path}, {table.unit} {table.lines[0][0]}")
-        first = image_key(first)
+        where = f"{path}, {table.unit} {table.lines[0][0]}"
+        first = image_key(path_below(first, path.parent, where))
     numbers: set[str] = set()
     if "label" in header.at and "classname" not in header.at:
         at = header.at["label"]
@@ -265,11 +272,11 @@ def _rows(
         if names and names[at] is None:
             continue
         where = f"{path}, {table.unit} {number}"
-        cells = {name: line[place].strip() for name, place in header.at.items()}
+        cells = {name: one_form(line[place].strip()) for name, place in header.at.items()}
         cells["path"] = header.path_of(line)
         if names:
             cells |= {"classname": names[at] or ""}
-        row = _row(cells, where, part)
+        row = _row(cells, where, part, header, path.parent if base else image_dir)
         if sets:
             row = row._replace(labels=sets[at])
         if texts:
@@ -303,7 +310,7 @@ def _holder(header: Header, line: Sequence[str], places: tuple[int, ...], where:
         if not line[at].strip():
             raise DataError(f"{where}: the cell '{header.names[at]}' is empty; fill it, or take "
                             "the line out")
-    text = header.cell(line, places)
+    text = one_form(header.cell(line, places))
     if fault := name_fault(text):
         raise DataError(f"{where}: the name {show_name(text)} {fault}")
     return text
@@ -340,26 +347,26 @@ def _folder_class(row: ImageRow) -> str:
     if not folder or folder.lower() in PART_NAMES:
         raise DataError(f"{row.where}: no column names a class, and '{row.path}' lies in no class "
                         "folder; add a column classname (or label)")
-    return folder
+    return one_form(folder)
 
 
-def _row(cells: Mapping[str, str], where: str, part: str) -> ImageRow:
+def _row(cells: Mapping[str, str], where: str, part: str, header: Header, folder: Path) -> ImageRow:
     classes = {"label", "classname"} & set(cells)
     bare = classes if not any(cells[name] for name in classes) else ()  # an image without a label
-    empty = [name for name, text in cells.items() if not text and name not in bare]
-    if empty:
-        raise DataError(f"{where}: the cell '{empty[0]}' is empty")
-    broken = [name for name, text in cells.items() if len(text.splitlines()) > 1]
-    if broken:
-        raise DataError(f"{where}: the cell '{broken[0]}' holds a line break; is a quote open?")
-    check_relative(cells["path"], where)
+    for what, text in cells.items():
+        bad = "is empty" if not text and what not in bare else (
+            "holds a line break; is a quote open?" if len(text.splitlines()) > 1 else "")
+        if bad:
+            own = header.names[header.at[what]] if what in header.at else what
+            raise DataError(f"{where}: the cell {quote_name(own)} {bad}")
     word = cells.get("split", "")
     if word and word.lower() not in PART_NAMES:
         near = did_you_mean(word, PART_NAMES)
         raise DataError(f"{where}: unknown split '{word}'{near} (known: {', '.join(PARTS)})")
     label, name = cells.get("label", ""), cells.get("classname", "")
     return ImageRow(
-        image_key(cells["path"]), name or label, _number(label, where) if label and name else None,
+        image_key(path_below(cells["path"], folder, where)), name or label,
+        _number(label, where) if label and name else None,
         cells.get("domain", ""), PART_NAMES[word.lower()] if word else part, where,
     )
 
@@ -377,6 +384,8 @@ def _with_sets(
     bare = sum(not row.labels for row in rows)
     notes.append(f"{info.files[0].name}: sets of {len(names)} labels ({first_names(names, _FIRST)})"
                  + (f"; {bare} image(s) without any label" if bare else ""))
+    if note := said_nothing([row.labels or () for row in rows], info):
+        notes.append(f"{info.files[0].name}: {note}")
     out = parted(rows, data, domains, notes, info)
     out.label_names = names
     return out

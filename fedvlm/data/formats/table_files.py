@@ -10,11 +10,14 @@ labels that are numbers there become the names that the file's own schema has fo
 
 from __future__ import annotations
 
+import codecs
 import csv
 import hashlib
 import importlib
+import io
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +28,7 @@ import numpy as np
 from fedvlm.core.errors import DataError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+_SEPARATOR = re.compile(r'"?sep=([^"\r\n])"?\s*', re.IGNORECASE)
 _LONGEST = 99_999  # characters of a list in a cell
 _MAGIC = {
     b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"BM": ".bmp", b"RIFF": ".webp",
@@ -73,19 +77,43 @@ def read_lines_of(path: Path, unpacked: Path | None = None) -> Lines:
 
 
 def _csv(path: Path) -> Lines:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        first = file.readline()
+    file = io.StringIO(_csv_text(path), newline="")
+    first = file.readline()
+    said = _SEPARATOR.fullmatch(first)
+    if said:
+        sign, above = said[1], 1  # Excel's own first line, which is no header
+    else:
         file.seek(0)
         signs = [] if "," in first else [sign for sign in ";\t" if sign in first]
-        table = csv.reader(file, strict=True, delimiter=(signs or [","])[0])
-        try:
-            header = next(table, [])
-            lines = [(table.line_num, line) for line in table if any(map(str.strip, line))]
-        except csv.Error as error:
-            raise DataError(
-                f"{path}, line {table.line_num}: not a CSV line ({error})"
-            ) from error
+        sign, above = (signs or [","])[0], 0
+    table = csv.reader(file, strict=True, delimiter=sign)
+    try:
+        header = next(table, [])
+        lines = [(table.line_num + above, line) for line in table if any(map(str.strip, line))]
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line {table.line_num + above}: not a CSV line ({error})"
+        ) from error
     return Lines(header, lines)
+
+
+def _csv_text(path: Path) -> str:
+    """Return a CSV file's text: UTF-8, or UTF-16 that says so (Excel's "Unicode text").
+
+    Raises:
+        DataError: another encoding, which is not guessed; says how to save the file.
+    """
+    raw = path.read_bytes()
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return raw.decode("utf-16")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path} is not a text file in UTF-8 (line {number} has the byte "
+            f"0x{raw[error.start]:02X}): save it in Excel as 'CSV UTF-8', or, where it comes from "
+            "a Windows program, by iconv -f WINDOWS-1252 -t UTF-8 OLD.csv > NEW.csv") from error
 
 
 def _json_lines(path: Path) -> Lines:

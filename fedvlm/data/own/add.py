@@ -16,7 +16,7 @@ from fedvlm.data.datasets import DEFAULT_TEMPLATE, load_for_training, rename_cla
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.formats.class_names import WORDS, folder_words, runs_together
 from fedvlm.data.locate import first_names
-from fedvlm.data.own.place import Keys
+from fedvlm.data.own.place import AskedColumns, Keys
 from fedvlm.data.own.shape import look
 
 FORMAT_KEY, LEAVE_OUT_KEY, NAME_KEY = "DATASET.FORMAT", "DATASET.LEAVE_OUT", "DATASET.NAME"
@@ -24,6 +24,7 @@ CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 CLIENTS_BY, GROUPS, COLUMNS = "DATASET.CLIENTS_BY", "DATASET.GROUPS", "DATASET.COLUMNS"
 LABELS, CAPTIONS, TOPICS = "DATASET.LABELS", "DATASET.CAPTIONS", "DATASET.TOPICS"
 TREES = ("folders", "domains")  # formats whose class names are folders' names
+_TABLES = ("csv", "jsonl", "json", "parquet")
 _OF_READING = (
     NAME_KEY, FORMAT_KEY, LEAVE_OUT_KEY, "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE",
     "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE", CLASSNAMES_KEY, CLIENTS_BY,
@@ -99,20 +100,21 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
         ConfigError: ``given`` is wrong.
     """
     given = dict(given or {})
-    shape = look(path, _words(given.get(LEAVE_OUT_KEY, ())), known=FORMAT_KEY not in given,
-                 columns=str(given.get(COLUMNS, "")), pattern=str(given.get(CLIENTS_BY, "")),
-                 labels=str(given.get(LABELS, "")), captions=str(given.get(CAPTIONS, "")))
+    asked = AskedColumns(
+        *(str(given.get(k, "")) for k in (COLUMNS, LABELS, CAPTIONS, CLIENTS_BY, GROUPS)))
+    shape = look(path, _words(given.get(LEAVE_OUT_KEY, ())), FORMAT_KEY not in given, asked)
     bare = shape.known or shape.keys.get(FORMAT_KEY) == "texts"
     keys: Keys = {} if bare else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}
     keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
     cfg, _ = build_config(None, None, keys | given, [], default_schema())
     data = load_for_training(cfg)
     if not shape.known and CLASSNAMES_KEY not in given:
-        odd = runs_together(data.classnames) if cfg.DATASET.FORMAT in TREES else []
+        names = [] if data.captioned else data.label_names or data.classnames
+        odd = runs_together(names) if cfg.DATASET.FORMAT in (*TREES, *_TABLES) else []
         if odd:
             keys[CLASSNAMES_KEY] = WORDS
             data = rename_classes(data, WORDS)
-            shape = replace(shape, notes=(*shape.notes, _worded(odd, data.num_classes)))
+            shape = replace(shape, notes=(*shape.notes, _worded(odd, len(names))))
     share: Keys = {}
     notes: list[str] = []
     if data.client_names:

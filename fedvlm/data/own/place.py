@@ -7,10 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedvlm.data.columns.header import Wish, wish_of
 from fedvlm.data.formats.table_files import TABLES
 from fedvlm.data.locate import IMAGE_SUFFIXES, folder_contents
 
 Keys = dict[str, str | float | int]
+
+
+@dataclass(frozen=True)
+class AskedColumns:
+    """What the user says of a table's columns, by config key (DATASET.COLUMNS, ...), as texts."""
+
+    columns: str = ""
+    labels: str = ""
+    captions: str = ""
+    clients_by: str = ""
+    groups: str = ""
+
+    @property
+    def wish(self) -> Wish:
+        """The columns that they name."""
+        return wish_of(self.clients_by, self.groups, self.columns, self.labels, self.captions)
 
 
 @dataclass(frozen=True)

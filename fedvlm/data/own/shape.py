@@ -23,7 +23,7 @@ from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
 from fedvlm.data.formats.table_files import TABLES
 from fedvlm.data.layouts import TINY_IMAGENET, choose, layouts_of
 from fedvlm.data.locate import explain_refusals, is_pack, listing, read_json_file
-from fedvlm.data.own.place import FolderShape, ImageFolder, Keys, look_into
+from fedvlm.data.own.place import AskedColumns, FolderShape, ImageFolder, Keys, look_into
 from fedvlm.data.own.tables import (
     in_tables,
     metadata_of,
@@ -39,35 +39,31 @@ _DEEP = 3  # folders that hold nothing but one folder
 
 @explain_refusals()
 def look(
-    path: Path, leave_out: Sequence[str] = (), known: bool = True, *, columns: str = "",
-    pattern: str = "", labels: str = "", captions: str = "",
+    path: Path, leave_out: Sequence[str] = (), known: bool = True, asked: AskedColumns | None = None
 ) -> FolderShape:
     """Understand a folder of images, or a table beside its images.
 
     Args:
         leave_out: names of folders that are not read.
         known: False where the user says the layout, which is then not looked for.
-        columns: what a table's columns mean (DATASET.COLUMNS).
-        labels: which of them say a set of labels (DATASET.LABELS).
-        captions: which of them hold captions (DATASET.CAPTIONS).
-        pattern: of the paths (DATASET.CLIENTS_BY); one with ``{class}`` is the layout.
+        asked: what a table's columns mean; clients by a pattern with ``{class}`` are the layout.
 
     Raises:
         DataError: it is no such thing, or could be two; says what would settle it.
     """
-    path = _existing(path)
+    path, asked = _existing(path), asked or AskedColumns()
     if not known and path.is_dir():
         return _finish(FolderShape("read as DATASET.FORMAT says", {}), path, leave_out)
     if path.is_file():
         here = look_into(path.parent, path.parent, leave_out)
-        return _finish(in_tables(here, (path,), columns, labels, captions), path.parent, leave_out)
-    if is_pattern(pattern) and "{class}" in pattern:
-        return _finish(FolderShape(f"folders as {pattern}", {"DATASET.FORMAT": "folders"}), path,
-                       leave_out)
+        return _finish(in_tables(here, (path,), asked), path.parent, leave_out)
+    if is_pattern(asked.clients_by) and "{class}" in asked.clients_by:
+        return _finish(FolderShape(f"folders as {asked.clients_by}", {"DATASET.FORMAT": "folders"}),
+                       path, leave_out)
     shape = _known(path) or _split_file(path)
     if shape is None and not TINY_IMAGENET.missing(path):
         shape = FolderShape(TINY_IMAGENET.name, {"DATASET.FORMAT": "tiny_imagenet"})
-    shape = shape or _structure(_descend(path, leave_out), leave_out, columns, labels, captions)
+    shape = shape or _structure(_descend(path, leave_out), leave_out, asked)
     return _finish(shape, path, leave_out)
 
 
@@ -154,15 +150,15 @@ def _descend(path: Path, leave_out: Sequence[str]) -> ImageFolder:
 
 
 def _structure(
-    place: ImageFolder, leave_out: Sequence[str], columns: str, labels: str, captions: str
+    place: ImageFolder, leave_out: Sequence[str], asked: AskedColumns
 ) -> FolderShape:
     here, keys = place.here, _image_dir(place)
     parts = {PART_NAMES[f.lower()]: here / f for f in place.pictures if f.lower() in PART_NAMES}
     metadata = metadata_of(place)
     if metadata:
-        return in_tables(place, metadata, columns, labels, captions)
+        return in_tables(place, metadata, asked)
     if not place.pictures and not place.flat:
-        return without_images(place, leave_out, columns, labels, captions)
+        return without_images(place, leave_out, asked)
     if "train" in parts:
         train = look_into(place.top, parts["train"], leave_out)
         if train.pictures and not train.flat:
@@ -177,7 +173,7 @@ def _structure(
         form = {"DATASET.FORMAT": "folders"}
         return FolderShape("class folders", keys | form | names, (*notes, *_unread(place)))
     if place.tables:
-        return in_tables(place, own_tables(place), columns, labels, captions)
+        return in_tables(place, own_tables(place), asked)
     if len(place.pictures) == 1 and not place.flat and "train" not in parts:
         raise DataError(f"{here} holds one class only, {place.pictures[0]}; give the folder that "
                         "holds all class folders")

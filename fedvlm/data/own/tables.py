@@ -15,7 +15,7 @@ from fedvlm.data.formats.table_files import TABLES, is_leaf
 from fedvlm.data.formats.texts import READER as TEXTS
 from fedvlm.data.formats.texts import is_class_tree, is_table_of_texts, text_parts
 from fedvlm.data.locate import IMAGE_SUFFIXES, describe_content, listing
-from fedvlm.data.own.place import FolderShape, ImageFolder, Keys
+from fedvlm.data.own.place import AskedColumns, FolderShape, ImageFolder, Keys
 
 _IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpg", "data", "train")
 _NAMES = (
@@ -54,8 +54,7 @@ def own_tables(place: ImageFolder) -> tuple[Path, ...]:
 
 
 def without_images(
-    place: ImageFolder, leave_out: Sequence[str], columns: str = "", labels: str = "",
-    captions: str = "",
+    place: ImageFolder, leave_out: Sequence[str], asked: AskedColumns
 ) -> FolderShape:
     """Return a folder without images whose parquet files hold them, or a folder of texts.
 
@@ -67,40 +66,39 @@ def without_images(
     if not paths:
         paths = [path for path in sorted(place.here.glob("*/*.json")) if is_leaf(path)]
         if paths:
-            return in_tables(place, paths)
+            return in_tables(place, paths, asked)
         slices = next((p for e in DICOM for p in sorted(place.here.rglob(f"*{e}"))), None)
         if slices is not None:
             raise DataError(dicom_words(slices.name))
-        if any(is_table_of_texts(place.here / file, columns) for file in place.tables):
-            return in_tables(place, own_tables(place), columns, labels, captions)
+        if any(is_table_of_texts(place.here / file, asked.columns) for file in place.tables):
+            return in_tables(place, own_tables(place), asked)
         if is_class_tree(place.here, leave_out):
             return _texts_in(place, text_parts(place.here, leave_out)[0])
         content = describe_content(place.here)
         raise DataError(f"{place.here} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no table "
                         f"of images (found: {content}); texts are read from two class folders of "
                         "plain files or more, or from a table with the columns text and label")
-    return in_tables(place, paths, columns, labels, captions)
+    return in_tables(place, paths, asked)
 
 
-def in_tables(
-    place: ImageFolder, paths: Sequence[Path], columns: str = "", labels: str = "",
-    captions: str = "",
-) -> FolderShape:
+def in_tables(place: ImageFolder, paths: Sequence[Path], asked: AskedColumns) -> FolderShape:
     """Return a set in tables; the folder of the images is where the first line's image is.
 
     Raises:
-        DataError: tables of several kinds, or images that are not there.
+        DataError: tables of several kinds, images that are not there, or what has to be asked.
     """
     forms = sorted({path.suffix.lower() for path in paths})
     if len(forms) > 1:
         raise DataError(f"{place.here} holds tables of several kinds ({', '.join(forms)}): give "
                         "the one to read instead of the folder")
-    if not labels + captions and is_table_of_texts(paths[0], columns):
+    if not asked.labels + asked.captions and is_table_of_texts(paths[0], asked.columns):
         return _texts_in(place, {part_of_table(path, place.here): path for path in paths})
-    paths, notes = _labelled(place, paths, labels or captions)
+    paths, notes = _labelled(place, paths, asked.labels or asked.captions)
     order = {part: number for number, part in enumerate(PARTS)}
     paths.sort(key=lambda path: order.get(part_of_table(path, place.here), -1))  # stable
-    first = glance(paths[0], columns, labels, captions)
+    first = glance(paths[0], asked.wish)
+    for path in paths[1:] if forms != [".parquet"] else ():  # may hold gigabytes of images
+        glance(path, asked.wish)
     images = _images_of(place, paths[0], first.first)
     form = {".ndjson": "jsonl", ".tsv": "csv"}.get(forms[0], forms[0].removeprefix("."))
     files = ",".join(place.below(path) for path in paths)

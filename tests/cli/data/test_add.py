@@ -64,6 +64,7 @@ def test_images_that_a_table_names_and_that_are_not_there_are_counted(
     said = capsys.readouterr()
     assert "3 of 12 images that the split names do not exist" in said.err
     assert "wrote photos.yaml" in said.out  # the doctor's command, beside it, reads it
+    assert "no run starts before" in said.out and "train on it" not in said.out
 
 
 def test_the_yaml_of_a_folder_is_the_same_run(

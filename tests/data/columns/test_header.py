@@ -169,3 +169,26 @@ def test_a_name_that_no_screen_can_show_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(FedvlmError, match=r"line 4: the name 'e\\u202evil' holds a mark"):
         read(tmp_path, "t.jsonl", CLIENTS_BY="user")
+
+
+def test_groups_that_leave_no_test_image_are_said(tmp_path: Path) -> None:
+    cells = {f"patient{i}": f"P{i // 6}" for i in range(12)}
+    own = read(ward(tmp_path, **cells), CLIENTS_BY="hospital", GROUPS="patient")
+    assert not own.data.test and own.data.train_x
+    assert "--groups patient: whole groups (2) leave no test image" in str(own.notes)
+    assert "no test image" not in str(read(ward(tmp_path / "b"), GROUPS="patient").notes)
+
+
+@pytest.mark.parametrize("header", ["file,class,hospital,patient", "file,finding,hospital,patient"])
+def test_class_names_are_words_as_those_of_folders(header: str, tmp_path: Path) -> None:
+    """A config that was written earlier has no such key and keeps its names."""
+    word = header.split(",")[1]
+    ward(tmp_path)
+    rows = [[f"{i}.png", ("AnnualCrop", "MRI_scan")[i % 2], "x", "y"] for i in range(12)]
+    written(tmp_path, "t.csv", header, rows)
+    own = read(tmp_path, **({"LABELS": word} if word == "finding" else {}))
+    assert own.keys["DATASET.CLASSNAMES"] == "words"
+    assert (own.data.label_names or own.data.classnames) == ["annual crop", "MRI scan"]
+    assert "AnnualCrop is read as 'annual crop' (1 of 2 names" in str(own.notes)
+    own = read(tmp_path, CLASSNAMES="field,scan", COLUMNS=f"classname={word}")
+    assert own.data.classnames == ["field", "scan"]

@@ -11,6 +11,7 @@ import pytest
 from fedvlm.core.errors import DataError
 from fedvlm.data.formats.table import glance, part_of_table, read_table
 from fedvlm.data.formats.table_files import read_lines_of
+from fedvlm.data.own.add import understand
 from tests.data.miniatures import shapes
 from tests.data.miniatures.own import copy
 
@@ -79,3 +80,46 @@ def test_images_of_parquet_are_unpacked_once_and_a_glance_unpacks_none(tmp_path:
 )
 def test_the_part_that_a_name_says(name: str, part: str, tmp_path: Path) -> None:
     assert part_of_table(tmp_path / name, tmp_path) == part
+
+
+BODY = "path;class\n\u00e9.png;\u00d6dem\n"
+
+
+@pytest.mark.parametrize("raw", [
+    BODY.encode("utf-8-sig"), BODY.replace(";", "\t").encode("utf-16"),
+    b"\xfe\xff" + BODY.encode("utf-16-be"), b"\xef\xbb\xbfsep=;\r\n" + BODY.encode(),
+    ("sep=|\n" + BODY.replace(";", "|")).encode(),
+])  # fmt: skip
+def test_files_as_excel_writes_them(raw: bytes, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(raw)
+    found = read_lines_of(tmp_path / "t.csv")
+    assert found.header == ["path", "class"]
+    number = 3 if b"sep=" in raw else 2
+    assert found.lines == [(number, ["\u00e9.png", "\u00d6dem"])]
+
+
+def test_another_encoding_is_not_guessed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(BODY.encode("cp1252"))
+    with pytest.raises(DataError, match=r"not a text file in UTF-8 \(line 2 .* 0xE9\).* 'CSV UTF"):
+        read_lines_of(tmp_path / "t.csv")
+
+
+def test_absolute_paths_inside_the_table_s_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "ward"
+    (folder / "scans").mkdir(parents=True)
+    rows = [f"scans/{i}.png" for i in range(8)]
+    for row in rows:
+        (folder / row).touch()
+
+    def said(start: str) -> list[str]:
+        lines = [f"{start}{row},{'ab'[i % 2]}" for i, row in enumerate(rows)]
+        (folder / "t.csv").write_text("path,class\n" + "\n".join(lines))
+        return sorted(d.key for d in understand(folder / "t.csv").data.all())
+
+    assert said("") == said(f"{folder}/") == rows
+    with pytest.raises(DataError, match=r"line 2: 'D:\\W\\scans/0.png' leads out of .*, in which "
+                                        r"scans/0.png is: take 'D:\\W\\' away"):
+        said("D:\\W\\")
+    for start in ("/elsewhere/x", f"{folder}/../"):
+        with pytest.raises(DataError, match="must be a relative path without"):
+            said(start)

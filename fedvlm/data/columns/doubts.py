@@ -1,0 +1,142 @@
+"""What a table leaves open is asked for when it is first looked at, and is not guessed.
+
+Only ``data add`` and ``--images`` ask: a saved YAML or config is read as it was. Each question says
+which flag answers it, or how the cell is to be written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from fedvlm.core.errors import DataError
+from fedvlm.core.spelling import quote_name
+from fedvlm.data.columns.header import (
+    CLIENT_WORDS,
+    GROUP_WORDS,
+    SYNONYMS,
+    TABLE_COLUMNS,
+    Header,
+    Wish,
+    flags_words,
+    is_binary,
+    said_values,
+)
+from fedvlm.data.formats.table_files import Lines
+from fedvlm.data.locate import first_names
+
+_OTHER_MARKS = (",", "/", "+", "&")  # which may separate labels, and may be part of a name
+_OF_PROGRAMS = re.compile(r"\{|set\(|\(\s*(['\")]|$)")  # sets and tuples as Python writes them
+_EMPTY = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
+_WHOLE = re.compile(r"\d+\.0+")
+_SHOWN = 60  # characters of a cell
+
+
+def refuse_doubts(header: Header, table: Lines, path: Path, wish: Wish) -> None:
+    """Ask for what a table's columns and cells leave open.
+
+    Args:
+        wish: what the user said; it is not asked again.
+
+    Raises:
+        DataError: columns that hold the same two values as the guessed class, a cell that seems to
+            list several labels, a client or group named as programs write an empty cell, or one
+            number in two spellings.
+    """
+    _other_flags(header, table, path)
+    for at in sorted({header.at[what] for what in ("label", "classname") if what in header.at
+                      and what not in wish.columns}):
+        _lists(table, path, at, header.names[at], False)
+    if len(header.labels) == 1:
+        _lists(table, path, header.labels[0], header.names[header.labels[0]], True)
+    for at in sorted({*header.client, *header.group, *_one(header.at, "domain")}):
+        _holders(table, path, at, header.names[at])
+
+
+def _one(at: Mapping[str, int], what: str) -> Iterable[int]:
+    return (at[what],) if what in at else ()
+
+
+def _other_flags(header: Header, table: Lines, path: Path) -> None:
+    """Ask where other columns could be the class as well as the guessed one, or all be labels."""
+    rows = [line for _, line in table.lines]
+    guess = next((header.at[w] for w in ("classname", "label") if w in header.guessed), None)
+    values = said_values(rows, guess) if guess is not None else set()
+    if guess is None or not 0 < len(values) < 3:
+        return
+    read = {*header.at.values(), *header.client, *header.group, *header.captions} - {guess}
+    known = {*CLIENT_WORDS, *GROUP_WORDS, *TABLE_COLUMNS, *SYNONYMS}
+    alike = []
+    for at, name in enumerate(header.names):
+        other = said_values(rows, at)
+        same = is_binary(other) if is_binary(values) else bool(other) and other <= values
+        if name and same and at not in read and name.lower() not in known:
+            alike.append(name)
+    if len(alike) < 2:
+        return
+    one = header.names[guess]
+    if is_binary(values):
+        raise DataError(f"{path}: several columns may name the class: {flags_words(alike, one)}")
+    raise DataError(
+        f"{path}: {first_names(alike, 9)} hold the same values ({', '.join(sorted(values))}), and "
+        f"each may name the class: --columns classname={one} reads one; to read them as an image's "
+        f"set of labels write 1 and 0 in them, then --labels {','.join(alike[:9])}")
+
+
+def _lists(table: Lines, path: Path, at: int, name: str, sets: bool) -> None:
+    """Ask what a cell means that may list several labels.
+
+    Args:
+        sets: the column is read as sets of labels, and ``|`` or ``;`` separates them.
+    """
+    first: dict[str, int] = {}
+    for number, line in table.lines:
+        if at < len(line):
+            first.setdefault(line[at].strip(), number)
+    used = sets and any(m in cell for cell in first for m in "|;" if cell[:1] != "[")
+    for cell, number in first.items():
+        where, shown = f"{path}, {table.unit} {number}", cell[:_SHOWN]
+        if _OF_PROGRAMS.match(cell):
+            raise DataError(
+                f"{where}: the cell {quote_name(name)} is '{shown}', a set as a program writes it: "
+                "write a|b in it, or a JSON list, [\"a\", \"b\"]" + (
+                    "" if sets else f", then --labels {name}"))
+        if cell[:1] == "[" or used:
+            continue
+        mark = next((m for m in _OTHER_MARKS if _parts(cell, m) & first.keys()), "")
+        if sets and mark:
+            raise DataError(
+                f"{where}: the cell {quote_name(name)} is '{shown}', and other cells are a part of "
+                f"it: if {mark} separates labels, write | in its place; if this is one label, "
+                f"write it as a JSON list, [\"{shown}\"]")
+        whole = _parts(cell, ";")
+        mark = mark or (";" if len(whole) > 1 and not whole & first.keys() else "")
+        if not sets and mark:  # one that lists classes with ; is refused in any case
+            write = "" if mark == ";" else f" (write | in the place of {mark})"
+            raise DataError(
+                f"{where}: the class '{shown}' is a set of labels, or one class of that name: "
+                f"--labels {name} reads the column as sets{write}; --columns classname={name} "
+                "reads each cell as one class")
+
+
+def _parts(cell: str, mark: str) -> set[str]:
+    """Return what a mark separates in a cell; nothing where it is not there."""
+    return {part for p in cell.split(mark) if (part := p.strip())} if mark in cell else set()
+
+
+def _holders(table: Lines, path: Path, at: int, name: str) -> None:
+    """Ask for names of clients, groups or domains that hardly are names."""
+    first: dict[str, int] = {}
+    for number, line in table.lines:
+        if at < len(line):
+            first.setdefault(line[at].strip(), number)
+    for cell, number in first.items():
+        where = f"{path}, {table.unit} {number}: the cell {quote_name(name)} is '{cell[:_SHOWN]}'"
+        if cell.lower() in _EMPTY:
+            raise DataError(f"{where}, as programs write an empty one, and would be a name: fill "
+                            "it, or take the line out; if it is a name, write it otherwise")
+        whole = cell.partition(".")[0]
+        if _WHOLE.fullmatch(cell) and whole in first:
+            raise DataError(f"{where} here and '{whole}' on {table.unit} {first[whole]}: two names "
+                            f"for one number; write {whole} on all lines")

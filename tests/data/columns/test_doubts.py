@@ -1,0 +1,125 @@
+"""What a new table leaves open is asked for in one sentence; a saved config is read as it was."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fedvlm.core.errors import DataError
+from fedvlm.data.columns.header import Wish
+from fedvlm.data.formats.table import glance
+from fedvlm.data.own.add import OwnSet, understand
+from tests.data.columns.publishers import picture, written
+
+FLAGS = [["0", "1", "0"], ["1", "0", "0"], ["0", "0", "1"], ["1", "1", "0"]] * 3
+
+
+def named(folder: Path, header: str, rows: Sequence[Sequence[str]]) -> Path:
+    lines = [[f"{i}.png", *row] for i, row in enumerate(rows)]
+    written(folder, "t.csv", f"file,{header}", lines)
+    return folder / "t.csv"
+
+
+def read(folder: Path, header: str, rows: Sequence[Sequence[str]], **flags: str) -> OwnSet:
+    for i in range(len(rows)):
+        picture(folder / f"{i}.png", i)
+    given = {f"DATASET.{key}": value for key, value in flags.items()}
+    return understand(named(folder, header, rows), {"CACHE_DIR": str(folder / ".cache")} | given)
+
+
+def column(*cells: str) -> list[list[str]]:
+    return [[cell] for cell in cells]
+
+
+CLASS = Wish()
+SETS = Wish(labels=("finding",))
+CLIENTS = Wish(clients_by=("ward",), columns={"classname": "kind"})
+
+
+@pytest.mark.parametrize(("header", "rows", "wish", "says"), [
+    ("edema,fracture,tumor", FLAGS, CLASS,
+     "edema, fracture, tumor hold 0 and 1: --labels edema,fracture,tumor reads such .* "
+     "--columns classname=tumor reads one"),
+    ("edema,tumor", [["ja", "nein"], ["nein", "ja"]], CLASS,
+     r"edema, tumor hold the same values \(ja, nein\).* write 1 and 0 in them"),
+    ("class", column("a", "b", "a, b"), CLASS,
+     r"line 4: the class 'a, b' is a set of labels, or one.*write \| in the place of ,.*"
+     "--columns classname=class"),
+    ("class", column("a;b", "c;d"), CLASS, "line 2: the class 'a;b' is a set of labels, or one"),
+    ("class", column("{'a', 'b'}", "{'a'}"), CLASS, "line 2: .* a set as a program writes it"),
+    ("finding", column("a", "b", "('a',)"), SETS, "line 4: .* a set as a program writes it"),
+    *(("finding", column("a", "b", "", cell), SETS,
+       r"line 5: .* if \S separates labels, write \| in its place; .* JSON list, \[")
+      for cell in ("a,b", "b, a", "a/c", "c + a", "a&b")),
+    ("kind,ward", [["a", "Lyon"], ["b", "nan"]], CLIENTS, "line 3: the cell 'ward' is 'nan', as"),
+    ("kind,ward", [["a", "N/A"], ["b", "Lyon"]], CLIENTS, "line 2: the cell 'ward' is 'N/A', as"),
+    ("kind,ward", [["a", "1"], ["b", "1.0"]], CLIENTS,
+     "line 3: the cell 'ward' is '1.0' here and '1' on line 2: two names for one number"),
+])  # fmt: skip
+def test_what_is_open_is_asked_for(
+    header: str, rows: Sequence[Sequence[str]], wish: Wish, says: str, tmp_path: Path
+) -> None:
+    path = named(tmp_path, header, rows)
+    with pytest.raises(DataError, match=says) as caught:
+        glance(path, wish)
+    assert "\n" not in str(caught.value)
+    glance(path)  # nobody is asked where nothing new is read
+
+
+@pytest.mark.parametrize(("header", "rows", "wish"), [
+    ("edema,tumor", FLAGS, Wish(columns={"classname": "tumor"})),
+    ("class", column("a", "b", "a, b"), Wish(columns={"classname": "class"})),
+    ("class", column("cat, small", "cat, large"), CLASS),  # no part is another cell
+    ("finding", column("a", "a/b", "a|a/b"), SETS),  # | separates, so / is of a name
+    ("finding", column("a", '["a, b"]', "b"), SETS),
+    ("tumor,sex,center", [["0", "m", "0"], ["1", "f", "1"]], CLASS),
+    ("kind,ward", [["a", "1"], ["b", "2.0"]], CLIENTS),
+])  # fmt: skip
+def test_what_is_said_is_not_asked(
+    header: str, rows: Sequence[Sequence[str]], wish: Wish, tmp_path: Path
+) -> None:
+    assert glance(named(tmp_path, header, rows), wish).labelled
+
+
+def test_both_unicode_forms_are_one_name(tmp_path: Path) -> None:
+    """The file's own name keeps its form: it has to open."""
+    words = [(("\u00d6dem", "Tumor")[i // 2 % 2], ("K\u00f6ln", "Li\u00e8ge")[i // 8])
+             for i in range(16)]
+    rows = [[unicodedata.normalize("NFD" if i % 2 else "NFC", word) for word in pair]
+            for i, pair in enumerate(words)]
+    own = read(tmp_path / "one", "class,hospital", rows, CLIENTS_BY="hospital")
+    assert own.data.classnames == ["Tumor", "\u00d6dem"]
+    assert own.data.client_names == ["K\u00f6ln", "Li\u00e8ge"]
+    rows = [[row[0]] for row in rows]
+    rows[3] = [unicodedata.normalize("NFD", "Tumor|\u00d6dem")]
+    own = read(tmp_path / "sets", "finding", rows, LABELS="finding")
+    assert own.data.label_names == ["Tumor", "\u00d6dem"]
+    picture(tmp_path / "files" / unicodedata.normalize("NFD", "\u00e9.png"), 1)
+    rows = [[unicodedata.normalize("NFD", "\u00e9.png"), "a"], ["1.png", "b"]] + [
+        [f"{i}.png", "ab"[i % 2]] for i in range(2, 8)]
+    for i in range(8):
+        picture(tmp_path / "files" / f"{i}.png", i)
+    written(tmp_path / "files", "t.csv", "file,class", rows)
+    assert all(d.path.is_file() for d in understand(tmp_path / "files" / "t.csv").data.all())
+
+
+def test_a_label_that_says_none_is_noted(tmp_path: Path) -> None:
+    own = read(tmp_path / "a", "finding", column(*["No Finding", "a", "b", "a|b"] * 3),
+               LABELS="finding")
+    assert "'No Finding' is read as a label like the others (3 images)" in str(own.notes)
+    assert own.data.label_names == ["No Finding", "a", "b"]
+    own = read(tmp_path / "b", "finding", column(*["normal", "a", "b", "a|normal"] * 3),
+               LABELS="finding")
+    assert "like the others" not in str(own.notes)  # it stands with another
+
+
+def test_a_label_a_line_is_told_how_it_is_written(tmp_path: Path) -> None:
+    for i in range(4):
+        picture(tmp_path / f"{i}.png", i)
+    rows = [[f"{i // 2}.png", "abc"[i % 3]] for i in range(8)]
+    written(tmp_path, "t.csv", "file,finding", rows)
+    with pytest.raises(DataError, match=r"line 3: '0.png' is also on line 2: .* in one cell, a\|b"):
+        understand(tmp_path / "t.csv", {"DATASET.LABELS": "finding"})
