@@ -49,7 +49,7 @@ def ask_baselines(
     if alone is None:
         return None
     home = engine.members.home
-    heard = {home[int(row["client"] or 0)] for row in alone if ABSENT not in row}
+    heard = {home[c] for c, row in zip(clients, alone, strict=True) if ABSENT not in row}
     if list_.sums:
         heard = {site for site, tree in trees.items() if sound_sums(tree, width, classes)}
     silent = sorted({home[c] for c in clients} - heard)
