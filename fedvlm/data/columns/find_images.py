@@ -68,7 +68,7 @@ def path_below(path: str, folder: Path, where: str) -> str:
     if ".." not in parts and "\0" not in text:
         for at in range(1, len(parts)):
             inner = "/".join(parts[at:])
-            if inner and (folder / inner).is_file():
+            if inner and os.path.isfile(folder / inner):  # False for names that no system takes
                 raise DataError(f"{where}: '{path}' leads out of the table's folder, in which "
                                 f"{inner} is: take '{path[:-len(inner)]}' away from the paths")
     check_relative(path, where)

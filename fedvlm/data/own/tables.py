@@ -97,7 +97,7 @@ def in_tables(place: ImageFolder, paths: Sequence[Path], asked: AskedColumns) ->
     order = {part: number for number, part in enumerate(PARTS)}
     paths.sort(key=lambda path: order.get(part_of_table(path, place.here), -1))  # stable
     first = glance(paths[0], asked.wish)
-    for path in paths[1:] if forms != [".parquet"] else ():  # may hold gigabytes of images
+    for path in paths[1:] if forms[0] not in (".parquet", ".json") else ():  # these hold images
         glance(path, asked.wish)
     images = _images_of(place, paths[0], first.first)
     form = {".ndjson": "jsonl", ".tsv": "csv"}.get(forms[0], forms[0].removeprefix("."))
