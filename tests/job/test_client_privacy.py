@@ -141,6 +141,32 @@ def test_no_reader_shows_baselines_that_go_around_the_guarantee(
     assert not any(run.section(name) for name in COMPARED)
 
 
+@pytest.mark.parametrize(("words", "why"), [
+    (("--trainer", "Ditto", "--peft", "head", "TEST.SELECT", "val"),
+     "its personal part is trained without noise"),
+    (("--finetune-epochs", "1"), "it is fine-tuned without noise"),
+])
+def test_a_clients_own_model_is_not_claimed_to_be_covered(
+    tmp_path: Path, words: tuple[str, ...], why: str
+) -> None:
+    """In no place that says epsilon; a card of such a model has no epsilon."""
+    assert jobs.run(tmp_path, *KEYS, *words) == 0
+    folder, spent = jobs.folder(tmp_path), jobs.results(tmp_path)["privacy"]
+    limits = f"a client's own model ({why}: it must stay with the client)"
+    assert limits in spent["words"] and "whoever gets the shared model;" in spent["words"]
+    assert ("TEST.SELECT val chooses a round" in spent["words"]) == ("Ditto" in words)
+    assert "validation images" in spent["words"] and spent["own_models"] == why
+    told = [json.loads((folder / f"{name}.json").read_text()) for name in ("results", "released")]
+    assert told[0]["protocol"]["privacy"] == spent["words"] == told[1]["privacy"]
+    log = (folder / "log.txt").read_text()
+    assert log.count(limits) >= 2, "at the start and at the end"
+    assert "guesses from the shared model whether" in log
+    run = load(folder)
+    mine, shared = ("\n".join(one.facts.notes) for one in (run.client(0), run.global_model))
+    assert limits in mine and "epsilon" not in mine and "not covered by the run's" in mine
+    assert spent["words"] in shared
+
+
 def test_readers_of_runs_take_baselines_from_one_place() -> None:
     """``FinishedRun.section`` keeps out what goes around a guarantee; the raw results do not."""
     for room in ("report", "export", "cli", "sweep"):

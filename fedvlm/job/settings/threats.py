@@ -159,7 +159,8 @@ def privacy_of(
     dp = room.make_privacy(
         clip=f.DP.CLIP, noise=f.DP.NOISE, epsilon=f.DP.EPSILON, delta=f.DP.DELTA, rate=f.FRAC,
         clients=len(plan.members), rounds=plan.rounds, seed=plan.seed, quantile=f.DP.QUANTILE,
-        temperature=temperature, since=since,
+        temperature=temperature, since=since, chosen=cfg.TEST.SELECT == "val",
+        own=room.own_model_reason(trainer, start.groups, start.finetuning.epochs),
     )
     words = room.drowned(dp, sum(start.p0[n].numel() for n in released.shared))
     if temperature:
@@ -170,7 +171,7 @@ def privacy_of(
             f"; the server of {cfg.TRAINER.NAME} reads single updates, of which it gets the one "
             "noised mean only: weights by similarity are all equal then (docs/privacy.md)"
         )
-    return dp, words
+    return dp, f"{words}; {dp.limits()}"
 
 
 def similarity_of(cfg: CfgNode, trainer: Trainer) -> tuple[float, int]:

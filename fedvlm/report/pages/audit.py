@@ -54,15 +54,51 @@ def _rate(rate: Mapping[str, Any]) -> str:
 
 
 def _epsilon(record: Mapping[str, Any]) -> Html:
-    lower, claimed = max(row["epsilon"] for row in record["membership"]), record["claimed"]
-    words = ("The run claims no differential privacy." if not claimed else
-             f"Claimed: {claimed['epsilon']:.3g}, of one {claimed.get('unit', 'image')} "
-             f"({claimed.get('words', '')}).")
+    claimed = record["claimed"]
+    parts = [*claim_sentences(record), *([f"Claimed: {claimed['words']}."] if claimed else [])]
     return join_content([
-        element("p", "With 95 %, the attacks show an epsilon of one image of at least "
-                     f"{lower:.2f}. {words}"),
-        element("p", "The bound counts images as independent tries; they are of one run."),
+        *[element("p", one) for one in parts],
+        element("p", "Lower bounds hold with 95 %. They count images as independent tries; they are"
+                     " of one run."),
     ])
+
+
+def exceeds_claim(record: Mapping[str, Any]) -> bool:
+    """Tell whether an attack shows more than a run claims, of a model that the claim covers."""
+    most = (record["claimed"] or {}).get("image_epsilon")
+    return most is not None and any(
+        row["epsilon"] > most for row in record["membership"] if row["covered"])
+
+
+def claim_sentences(record: Mapping[str, Any]) -> list[str]:
+    """Return the lower bounds of epsilon beside what is claimed of the same models.
+
+    Args:
+        record: as ``audit.json`` has it.
+    """
+    claimed, rows = record["claimed"], record["membership"]
+
+    def least(covered: bool) -> str:
+        return f"{max(row['epsilon'] for row in rows if row['covered'] is covered):.2f}"
+
+    if not claimed or claimed["epsilon"] is None:
+        beside = "the run claims no bound" if claimed else "the run claims none"
+        return [f"epsilon of an image: at least {least(bool(claimed))} by the attacks ({beside})"]
+    beside, models = f"claimed {claimed['epsilon']:.3g}", "all models"
+    if claimed["image_epsilon"] != claimed["epsilon"]:
+        beside += (f" for the presence of a client, which is {claimed['image_epsilon']:.3g} for "
+                   "one of its images")
+    lines = []
+    if claimed["own"]:
+        models = "the global model"
+        lines.append(f"epsilon of an image: at least {least(False)} by the attacks on personal "
+                     f"models, which the claim does not cover ({claimed['own']})")
+    lines.insert(0, f"epsilon of an image: at least {least(True)} by the attacks on {models} "
+                    f"({beside})")
+    if exceeds_claim(record):
+        lines.append("WARNING: an attack shows a larger epsilon than is claimed of the same model: "
+                     "the claim does not hold, or this is the one audit of twenty that errs")
+    return lines
 
 
 def _step(record: Mapping[str, Any]) -> Html:
