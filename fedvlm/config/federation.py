@@ -296,6 +296,10 @@ def _privacy() -> Schema:
             0.0, "epsilon of the whole run, by which the noise is chosen; 0: FED.DP.NOISE is given",
             low=0, neutral=0.0,
         ),
+        node + "TIGHT": Option(
+            True, "choose the noise for FED.DP.EPSILON by the epsilon that results say; False: by "
+                  "its Renyi bound, more noise than is needed", neutral=False,
+        ),
         node + "NOISE": Option(
             0.0, "standard deviation of the noise on the sum of a round's moves (of a batch's "
                  "gradients), in FED.DP.CLIP",

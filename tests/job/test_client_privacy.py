@@ -11,6 +11,9 @@ import pytest
 
 from fedvlm.api.run import load
 from fedvlm.cli import main as cli
+from fedvlm.config.keys import default_schema
+from fedvlm.job.identity import identity_config
+from fedvlm.job.resolve import run_config
 from fedvlm.job.results.against import ROWS
 from fedvlm.report.figures.drawing.levels import levels_of
 from fedvlm.report.tables.cells import BELOW
@@ -165,6 +168,15 @@ def test_a_clients_own_model_is_not_claimed_to_be_covered(
     mine, shared = ("\n".join(one.facts.notes) for one in (run.client(0), run.global_model))
     assert limits in mine and "epsilon" not in mine and "not covered by the run's" in mine
     assert spent["words"] in shared
+
+
+def test_a_saved_config_keeps_its_noise(tmp_path: Path) -> None:
+    """It means the Renyi bound, and is the run that it was; new runs have less noise."""
+    (tmp_path / "config.yaml").write_text(
+        "TRAINER: {NAME: PromptFL}\nFED: {DP: {CLIP: 0.1, EPSILON: 8.0, DELTA: 1.0e-5}}\n")
+    old, new = (run_config(tmp_path, keys) for keys in ({}, {"FED.DP.TIGHT": "True"}))
+    assert not old.FED.DP.TIGHT and default_schema()["FED.DP.TIGHT"].default
+    assert "FED.DP.TIGHT" not in identity_config(old) and identity_config(new)["FED.DP.TIGHT"]
 
 
 def test_readers_of_runs_take_baselines_from_one_place() -> None:

@@ -31,7 +31,12 @@ from torch import Tensor
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregation.accountant import loss_epsilon, noise_for, renyi_epsilon
+from fedvlm.federation.aggregation.accountant import (
+    loss_epsilon,
+    noise_for,
+    renyi_epsilon,
+    told_epsilon,
+)
 from fedvlm.federation.aggregation.rules import SIMILARITY, move_norms
 from fedvlm.federation.aggregation.sums import add_moves, of_each, reads_single
 from fedvlm.federation.aggregation.two_sums import SHARE, Weights, weights_of
@@ -209,7 +214,7 @@ class ClientPrivacy:
         """
         bound = renyi_epsilon(self.rate, self.noise, rounds, self.delta)
         tight = loss_epsilon(self.rate, self.noise, rounds, self.delta)
-        spent = bound if tight is None else min(tight, bound)
+        spent = told_epsilon(self.rate, self.noise, rounds, self.delta)
         said = "Renyi bound" if tight is None else f"by loss distributions; Renyi bound {bound:.4g}"
         drawn = (
             f"each of {self.clients} clients by a coin of {self.rate:g}" if self.rate < 1
@@ -322,7 +327,7 @@ def check_cover(
 def make_privacy(
     *, clip: float, noise: float, epsilon: float, delta: float, rate: float, clients: int,
     rounds: int, seed: int, quantile: float = 0.0, temperature: float = 0.0, since: int = 1,
-    own: str = "", chosen: bool = False,
+    own: str = "", chosen: bool = False, tight: bool = False,
 ) -> ClientPrivacy:
     """Return the mechanism that ``FED.DP`` asks for.
 
@@ -346,6 +351,6 @@ def make_privacy(
             "delta 1/N may publish one of N clients as it is; 1e-5 is usual"
         )
     return ClientPrivacy(
-        clip, noise or noise_for(epsilon, delta, rate, rounds), delta, rate, clients, seed,
+        clip, noise or noise_for(epsilon, delta, rate, rounds, tight), delta, rate, clients, seed,
         quantile, temperature, since, own, chosen,
     )

@@ -119,7 +119,7 @@ def image_privacy_of(
     work = plan.worked({r: plan.sample(r) for r in range(1, plan.rounds + 1)}, sizes, size)
     how = room.make_image_privacy(
         how, epsilon=dp.EPSILON, work=work, largest=max(sizes, default=0),
-        sites=of_parties(cfg),
+        sites=of_parties(cfg), tight=dp.TIGHT,
     )
     trained = sum(v.numel() for n, v in start.p0.items()
                   if start.groups.of[n] in (SHARED, PERSONAL))
@@ -161,6 +161,7 @@ def privacy_of(
         clients=len(plan.members), rounds=plan.rounds, seed=plan.seed, quantile=f.DP.QUANTILE,
         temperature=temperature, since=since, chosen=cfg.TEST.SELECT == "val",
         own=room.own_model_reason(trainer, start.groups, start.finetuning.epochs),
+        tight=f.DP.TIGHT,
     )
     words = room.drowned(dp, sum(start.p0[n].numel() for n in released.shared))
     if temperature:
