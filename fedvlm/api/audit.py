@@ -42,7 +42,7 @@ from fedvlm.job.resolve import run_config
 from fedvlm.job.results.private import promises_privacy
 from fedvlm.job.run import threads_of
 from fedvlm.models.backbone import Backbone
-from fedvlm.report.pages.audit import claim_sentences, inversion_words
+from fedvlm.report.pages.audit import claim_sentences, inversion_words, no_better
 from fedvlm.report.statistics.membership import (
     RATES,
     Bools,
@@ -241,7 +241,8 @@ def audit_lines(record: Mapping[str, Any]) -> list[str]:
         lines.append(f"one step: not read: {step['why']}")
     else:
         lines.append(f"labels from one step: {100 * step['label_error']:.1f} % of images counted "
-                     f"under a wrong class (a guess: {100 * step['guess_error']:.1f} %)")
+                     f"under a wrong class (a guess: {100 * step['guess_error']:.1f} %)"
+                     f"{no_better(step)}")
         if "cosine" in step:
             lines.append("feature from a step on one image: cosine to the true one "
                          f"{step['cosine']:.6f} (worst of {step['images']})")

@@ -286,6 +286,8 @@ def _privacy() -> Schema:
             "moves), or one image or all images of one group (--groups) of a client (noise on "
             "every gradient, added by the client)", choices=("client", "image", "group"),
             neutral="client",
+            hints={one: f"group, and --groups {one} (the column that says whose an image is)"
+                   for one in ("patient", "person", "subject")},
         ),
         node + "CLIP": Option(
             0.0, "differential privacy: longest move of a client in a round, all shared tensors "

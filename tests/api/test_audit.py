@@ -12,7 +12,8 @@ import pytest
 from fedvlm.api import audit as room
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.report.pages.audit import exceeds_claim
+from fedvlm.report.pages.audit import audit_page, exceeds_claim
+from fedvlm.runs.finished import find_finished
 from fedvlm.runs.verify.check import inspect
 from tests import jobs
 
@@ -84,6 +85,11 @@ def test_a_step_of_a_shared_head_gives_its_feature_away(tmp_path: Path) -> None:
     assert found["step"]["cosine"] > 0.9999 and 0 <= found["step"]["label_error"] <= 1
     assert "cosine to the true one 1.0000" in "\n".join(room.audit_lines(found))
     assert list(found["released"]["shared"]) == ["head.weight"]
+    for error, worse in ((0.2, False), (0.56, True)):
+        found["step"] |= {"label_error": error, "guess_error": 0.31}
+        told = ("\n".join(room.audit_lines(found)), audit_page(find_finished(
+            jobs.folder(tmp_path)), found))
+        assert all(("no better than a guess" in one) is worse for one in told)
 
 
 def test_a_step_in_a_secure_sum_is_not_read(tmp_path: Path) -> None:

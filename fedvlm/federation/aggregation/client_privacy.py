@@ -44,7 +44,7 @@ from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.groups import Groups
 from fedvlm.federation.trainer import Trainer
 
-FEW = 50  # clients; below, the noise that hides one of them hides their sum
+FEW = 50  # clients of a round; below, the noise that hides one of them hides their sum
 SLOT, BOUND, PACE = "dp", "bound", 0.2  # the server's slot of a bound that moves; how fast it does
 PART, LEAST = 20, 2.5  # noise of the count: clients over this, or noises, the larger of the two
 TRUST = "against the other clients and whoever gets the shared model; the server is trusted"
@@ -266,22 +266,27 @@ def own_model_words(own: str) -> str:
     return f"a client's own model ({own}: it must stay with the client)"
 
 
-def drowned(dp: ClientPrivacy, numbers: int) -> str:
+def drowned(dp: ClientPrivacy, numbers: int, by_image: str = "") -> str:
     """Return what is to be said of the noise beside the sum.
 
     Args:
         numbers: that are shared.
+        by_image: the method, where ``FED.DP.UNIT image`` covers it, too.
     """
     length = dp.noise * dp.clip * math.sqrt(numbers)
     words = (
         f"FED.DP: the sum of about {dp.expected:g} moves of at most {dp.clip:g} gets noise of "
-        f"length {length:.3g}"
+        f"length {length:.3g}, {length / (dp.expected * dp.clip):.2g} times the largest sum"
     )
-    if dp.clients >= FEW:
+    if dp.expected >= FEW:
         return words
+    image = (f"FED.DP.UNIT image covers {by_image}, too" if by_image else
+             "FED.DP.UNIT image with a method that trains by gradients of single images, such as "
+             "FedAvg; or DP-FPL")
     return (
         f"{words}; with {dp.clients} clients, noise that hides one of them drowns their sum: use "
-        f"{FEW} clients or more, or protect single images (DP-FPL)"
+        f"{FEW} or more in a round ({dp.expected:.3g} are expected), or protect single images "
+        f"({image})"
     )
 
 

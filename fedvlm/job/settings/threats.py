@@ -163,7 +163,10 @@ def privacy_of(
         own=room.own_model_reason(trainer, start.groups, start.finetuning.epochs),
         tight=f.DP.TIGHT,
     )
-    words = room.drowned(dp, sum(start.p0[n].numel() for n in released.shared))
+    words = room.drowned(
+        dp, sum(start.p0[n].numel() for n in released.shared),
+        cfg.TRAINER.NAME if "image_fits" in vars(type(trainer)) else "",
+    )
     if temperature:
         words += (f"; weights by similarity, temperature {temperature:g}, by a second noised sum "
                   "(docs/privacy.md)")
@@ -225,7 +228,8 @@ def hostile_of(
         room.Trigger(white, int(f.ATTACK_TARGET)) if f.ATTACK == room.BACKDOOR else None,
     )
     cohort = plan.cohort
+    hostile = replace(hostile, cohort=cohort, members=len(plan.members))
     broken = room.broken_assumption(
         plan.aggregator, cohort, min(len(clients), cohort), cfg.TRAINER.NAME
     )
-    return hostile, [hostile.words(len(plan.members)), *([broken] if broken else [])]
+    return hostile, [hostile.words(), *filter(None, (hostile.idle(), broken))]

@@ -109,8 +109,8 @@ def _step(record: Mapping[str, Any]) -> Html:
         "p", "Labels: from one step of gradient descent on all images of a client, "
         f"{100 * step['label_error']:.1f} % of the images are counted under a wrong class "
         f"({step['clients']} clients); equal counts would be wrong for "
-        f"{100 * step['guess_error']:.1f} %. The attacker compares with gradients of the public "
-        "test images.")
+        f"{100 * step['guess_error']:.1f} %{no_better(step)}. The attacker compares with "
+        "gradients of the public test images.")
     parts = [labels]
     if "cosine" in step:
         parts.append(element(
@@ -122,6 +122,11 @@ def _step(record: Mapping[str, Any]) -> Html:
         "seeks features whose gradient is the one that was sent; the cosine is to the true ones, "
         "in the best order. The guess, which no gradient is needed for, is the mean feature of "
         "public test images of each image's true class. No image is computed from a feature.")])
+
+
+def no_better(step: Mapping[str, Any]) -> str:
+    """Return that counts of labels are worth nothing, where equal counts are as good."""
+    return ": no better than a guess" if step["label_error"] >= step["guess_error"] else ""
 
 
 def inversion_words(found: Mapping[str, Any]) -> str:

@@ -287,8 +287,18 @@ def test_the_report_says_what_holds_against_whom() -> None:
     for words in ("delta 1e-05", "the server is trusted", "noise from the seed: a simulation",
                   "each of 100 clients by a coin of 0.1"):
         assert words in told["words"]
-    assert "drowns" in drowned(replace(dp, clients=49), 10)
-    assert "drowns" not in drowned(replace(dp, clients=50), 10)
+    assert "drowns" in drowned(replace(dp, clients=49, rate=1.0), 10)
+    assert "drowns" not in drowned(replace(dp, clients=50, rate=1.0), 10)
+
+
+def test_the_clients_of_a_round_drown_or_do_not() -> None:
+    """Three of 60 are expected: noise of length 0.3 beside a sum of at most 0.3."""
+    dp = ClientPrivacy(0.1, 1.0, 1e-5, 0.05, 60, 1)
+    said = drowned(dp, 9, "PromptFL")
+    assert "length 0.3, 1 times the largest sum" in said and "(3 are expected)" in said
+    assert said.endswith("(FED.DP.UNIT image covers PromptFL, too)")
+    assert "gradients of single images, such as FedAvg; or DP-FPL)" in drowned(dp, 9)
+    assert "drowns" not in drowned(replace(dp, clients=1000), 9)
 
 
 # ---- refusals ---------------------------------------------------------------------------------
