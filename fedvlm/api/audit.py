@@ -8,6 +8,7 @@ gives the same numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -41,7 +42,7 @@ from fedvlm.job.resolve import run_config
 from fedvlm.job.results.private import promises_privacy
 from fedvlm.job.run import threads_of
 from fedvlm.models.backbone import Backbone
-from fedvlm.report.pages.audit import inversion_words
+from fedvlm.report.pages.audit import claim_sentences, inversion_words, no_better
 from fedvlm.report.statistics.membership import (
     RATES,
     Bools,
@@ -182,9 +183,11 @@ def carry_out_audit(plan: Audit) -> dict[str, Any]:
         every = np.unique(np.concatenate([p.samples for p in pools.values()]))
         target = _signals(built, built.federation, state, models, pools, every)
         found = [_shadow(built, plan, pools, every, n) for n in range(plan.shadows)]
-        claimed = plan.run.results.get("privacy") or None
-        delta = float((claimed or {}).get("delta") or 0.0)
-        rows = _membership(built.data, pools, every, target, found, delta)
+        claimed, covered = _claimed(built, plan.run.results.get("privacy") or {})
+        rows = _membership(
+            built.data, pools, every, target, found, claimed["image_delta"] if claimed else 0.0)
+        for row in rows:
+            row["covered"] = row["model"] in covered
         told = read_json(plan.path / "released.json") or {}
         return {
             "format": 1, "run": plan.run.digest, "method": plan.run.method,
@@ -193,10 +196,27 @@ def carry_out_audit(plan: Audit) -> dict[str, Any]:
             "images": {"members": int(sum(p.member.sum() for p in pools.values())),
                        "others": int(sum((~p.member).sum() for p in pools.values()))},
             "membership": rows,
-            "claimed": {k: claimed[k] for k in ("epsilon", "delta", "unit", "words")
-                        if k in claimed} if claimed else None,
+            "claimed": claimed,
             "step": step_record(built, plan.seed), "released": told.get("declared", {}),
         }
+
+
+def _claimed(built: Built, spoken: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return what a run claims, and what it means for one image; and the models that it covers.
+
+    What hides the presence of one client hides which images a client has with twice the epsilon
+    (from one to none, and from none to the other) and (1 + e^epsilon) delta: group privacy (Vadhan,
+    The Complexity of Differential Privacy, 2017, lemma 2.2).
+    """
+    if not spoken:
+        return None, []
+    claimed = {k: spoken[k] for k in ("epsilon", "delta", "unit", "words") if k in spoken}
+    epsilon, delta = spoken["epsilon"], float(spoken["delta"] or 0.0)
+    dp = built.federation.plan.dp
+    if dp is not None:
+        delta, epsilon = min(1.0, delta * (1 + math.exp(min(epsilon, 700.0)))), 2 * epsilon
+    claimed |= {"image_epsilon": epsilon, "image_delta": delta, "own": dp.own if dp else ""}
+    return claimed, [GLOBAL] if claimed["own"] else [PERSONAL, GLOBAL]
 
 
 def worst_auc(record: Mapping[str, Any]) -> float:
@@ -215,16 +235,14 @@ def audit_lines(record: Mapping[str, Any]) -> list[str]:
                           f"{100 * r['allowed']:.0f} % false" for r in row["rates"])
         lines.append(f"{row['model']} model, {row['attack']}: AUC {row['auc']:.3f} "
                      f"({row['low']:.3f} to {row['high']:.3f}), {rates}")
-    lower = max(row["epsilon"] for row in record["membership"])
-    claimed = record["claimed"]
-    beside = "the run claims none" if not claimed else f"claimed {claimed['epsilon']:.3g}"
-    lines.append(f"epsilon of an image: at least {lower:.2f} by the attacks ({beside})")
+    lines += claim_sentences(record)
     step = record["step"]
     if "why" in step:
         lines.append(f"one step: not read: {step['why']}")
     else:
         lines.append(f"labels from one step: {100 * step['label_error']:.1f} % of images counted "
-                     f"under a wrong class (a guess: {100 * step['guess_error']:.1f} %)")
+                     f"under a wrong class (a guess: {100 * step['guess_error']:.1f} %)"
+                     f"{no_better(step)}")
         if "cosine" in step:
             lines.append("feature from a step on one image: cosine to the true one "
                          f"{step['cosine']:.6f} (worst of {step['images']})")

@@ -26,6 +26,7 @@ from fedvlm.api.rebuild import run_folder
 from fedvlm.api.replay import partition_differences
 from fedvlm.config.build import flat
 from fedvlm.config.engines import of_parties
+from fedvlm.config.families import peft_words
 from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
@@ -35,7 +36,8 @@ from fedvlm.data.federated import FederatedData
 from fedvlm.data.holdout import SERVER_KEY
 from fedvlm.data.locate import first_names
 from fedvlm.data.partition.index_file import FORGOTTEN, seal
-from fedvlm.federation.discovery import NO_TRUST, Trust
+from fedvlm.federation.discovery import NO_TRUST, Trust, load_trainer
+from fedvlm.job.describe import run_path
 from fedvlm.job.inputs import Inputs, Parting, SharedInputs
 from fedvlm.job.request import Request
 from fedvlm.job.resolve import Job, run_config
@@ -47,6 +49,7 @@ from fedvlm.runs.private import read_private
 from fedvlm.runs.verify.check import inspect
 
 AWAY, INDEX = "FED.UNRELIABLE.AWAY", "FED.INDEX_FILE"
+PEFT = ("PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD")  # in the order of ``peft_words``
 CLIENT, GROUP, IMAGES = "client", "group", "images"
 PLACE_DEPTH = 6  # folders of a run's path between OUTPUT_DIR and the run's own
 
@@ -190,7 +193,8 @@ def carry_out(plan: Forgetting) -> Path:
         files.write_json(index, plan.index)
     cfg = run_config(plan.path, plan.changes, plan.trust)
     origin = f"{plan.path.name}/config.yaml"
-    origins = {key: "fedvlm forget" if key in (AWAY, INDEX) else origin for key in flat(cfg)}
+    ours = {AWAY, INDEX, *(PEFT if _names_peft(plan.path, cfg) else ())}
+    origins = {key: "fedvlm forget" if key in ours else origin for key in flat(cfg)}
     job, inputs = Job(cfg, origins), plan.parting or SharedInputs()
     if plan.start.round:
         begin_kept(plan.path, plan.run, job, plan.start.round, inputs)
@@ -198,6 +202,12 @@ def carry_out(plan: Forgetting) -> Path:
     if done is None or not (done[1] / "forgotten.json").is_file():
         raise DataError(f"'{plan.path}': the run without the images wrote no certificate")
     return done[1]
+
+
+def _names_peft(path: Path, cfg: CfgNode) -> bool:
+    """Tell whether a run's folder has the trainable set in its method's name, as chosen ones do."""
+    chosen = f"{load_trainer(cfg.TRAINER.NAME).name}-{peft_words(*(flat(cfg)[k] for k in PEFT))}"
+    return run_path(cfg, "data", chosen).relative().parts[3] == path.parents[2].name
 
 
 def delete_run(path: Path) -> None:

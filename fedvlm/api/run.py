@@ -17,6 +17,7 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.data.locate import first_names
 from fedvlm.export.trained import Facts
+from fedvlm.federation.aggregation.client_privacy import own_model_reason, own_model_words
 from fedvlm.federation.discovery import NO_TRUST, Trust
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.finished import FinishedRun, read_finished
@@ -165,6 +166,13 @@ class Run:
     def _rebuilt(self) -> Rebuilt:
         return rebuild(self.path, self._device, self._weights, trust=self._trust, only=self._round)
 
+    def _unnoised(self) -> str:
+        """Return why privacy of clients leaves out a client's own model; empty: it does not."""
+        federation, dp = self._rebuilt.federation, self._rebuilt.cfg.FED.DP
+        return own_model_reason(
+            federation.trainer, federation.groups, federation.finetuning.epochs
+        ) if dp.CLIP and dp.UNIT == "client" else ""
+
     def _kept(self) -> dict[int, Tree]:
         """Return the models that the run saved after its last round; none before that.
 
@@ -229,6 +237,11 @@ class Run:
         if self.record and (federation_answer(found) or goes_around(found)):
             notes += [*answer_facts(found, self.record.method), *answer_sentences(
                 self.record.results, self.record.method, command=False)]
+        own, spoken = self._unnoised() if client is not None else "", found.get("privacy")
+        if own:
+            notes.append(f"not covered by the run's privacy guarantee: {own_model_words(own)}")
+        elif spoken:
+            notes.append(f"privacy: {spoken['words']}")
         return Facts(owner, words, metrics, "", "", tuple(notes), *fixed,
                      bool(cfg.DATASET.CAPTIONS), run_digest(self.path))
 

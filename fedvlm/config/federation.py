@@ -289,6 +289,8 @@ def _privacy() -> Schema:
             "moves), or one image or all images of one group (--groups) of a client (noise on "
             "every gradient, added by the client)", choices=("client", "image", "group"),
             neutral="client",
+            hints={one: f"group, and --groups {one} (the column that says whose an image is)"
+                   for one in ("patient", "person", "subject")},
         ),
         node + "CLIP": Option(
             0.0, "differential privacy: longest move of a client in a round, all shared tensors "
@@ -298,6 +300,10 @@ def _privacy() -> Schema:
         node + "EPSILON": Option(
             0.0, "epsilon of the whole run, by which the noise is chosen; 0: FED.DP.NOISE is given",
             low=0, neutral=0.0,
+        ),
+        node + "TIGHT": Option(
+            True, "choose the noise for FED.DP.EPSILON by the epsilon that results say; False: by "
+                  "its Renyi bound, more noise than is needed", neutral=False,
         ),
         node + "NOISE": Option(
             0.0, "standard deviation of the noise on the sum of a round's moves (of a batch's "

@@ -47,6 +47,7 @@ class Option:
         length: number of elements of a list; 0 is any.
         pattern: regex that text must match in full, with ``pattern_help`` saying it in words.
         aliases: other spellings of choices, ``{"pathological": "disjoint"}``.
+        hints: what to write in the place of words that are no choices, ``{"patient": "group"}``.
         words: words for single numbers, ``{"auto": 0}``; the number is kept, bounds or
             not.
         used: False where nothing reads the key; it exists so that Dassl's YAML files load.
@@ -67,6 +68,7 @@ class Option:
     pattern: str = field(default="", kw_only=True)
     pattern_help: str = field(default="", kw_only=True)
     aliases: Mapping[str, str] = field(default_factory=lambda: _NO_ALIASES, kw_only=True)
+    hints: Mapping[str, str] = field(default_factory=lambda: _NO_ALIASES, kw_only=True)
     words: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     used: bool = field(default=True, kw_only=True)
     neutral: Value | None = field(default=None, kw_only=True)
@@ -136,9 +138,10 @@ class Option:
             if value == choice or (isinstance(value, str) and fold(value) == fold(str(choice))):
                 return choice
         names = [str(c) or "''" for c in self.choices]
+        hint = self.hints.get(fold(str(value)), "")
         raise ValueError(
             f"must be one of {', '.join(names)}; got {short_repr(value)}"
-            f"{did_you_mean(str(value), [*names, *self.aliases])}"
+            f"{f'; use {hint}' if hint else did_you_mean(str(value), [*names, *self.aliases])}"
         )
 
     def _check_range(self, value: Value) -> None:

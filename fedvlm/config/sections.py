@@ -74,6 +74,11 @@ SECTIONS = (
         ("FED.ATTACK_TARGET",),
         lambda get: get("FED.HOSTILE") > 0 and get("FED.ATTACK") == "backdoor",
     ),
+    Section(
+        ("FED.DP.TIGHT",),
+        lambda get: get("FED.DP.EPSILON") > 0
+        and (get("FED.DP.UNIT") == "client" or get("FED.DP.SAMPLING") == "poisson"),
+    ),
     Section(("FED.CHUNK",), _if("FED.PLAIN", False)),
     Section(("FED.FINETUNE_TRAIN", "FED.FINETUNE_LR"), _unless("FED.FINETUNE_EPOCHS", 0)),
     Section(("FED.FAIR_Q",), _if("FED.WEIGHTING", "q_ffl")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from fedvlm.api import audit as room
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.report.pages.audit import audit_page, exceeds_claim
+from fedvlm.runs.finished import find_finished
 from fedvlm.runs.verify.check import inspect
 from tests import jobs
 
@@ -82,6 +85,11 @@ def test_a_step_of_a_shared_head_gives_its_feature_away(tmp_path: Path) -> None:
     assert found["step"]["cosine"] > 0.9999 and 0 <= found["step"]["label_error"] <= 1
     assert "cosine to the true one 1.0000" in "\n".join(room.audit_lines(found))
     assert list(found["released"]["shared"]) == ["head.weight"]
+    for error, worse in ((0.2, False), (0.56, True)):
+        found["step"] |= {"label_error": error, "guess_error": 0.31}
+        told = ("\n".join(room.audit_lines(found)), audit_page(find_finished(
+            jobs.folder(tmp_path)), found))
+        assert all(("no better than a guess" in one) is worse for one in told)
 
 
 def test_a_step_in_a_secure_sum_is_not_read(tmp_path: Path) -> None:
@@ -100,6 +108,34 @@ def test_a_private_run_has_its_claim_beside_the_bound(tmp_path: Path) -> None:
     assert found["claimed"]["epsilon"] > 0 and "noised" in found["step"]["why"]
     assert max(r["epsilon"] for r in found["membership"]) <= found["claimed"]["epsilon"]
     assert f"(claimed {found['claimed']['epsilon']:.3g})" in "\n".join(room.audit_lines(found))
+
+
+def test_a_claim_of_clients_stands_beside_the_models_that_it_covers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ditto's own models get no noise; hiding a client hides an image with twice the epsilon."""
+    words = ("--trainer", "Ditto", *HEAD, "--rounds", "1", "--num-users", "4", "TEST.REFERENCES",
+             "False", "FED.DP.CLIP", "0.1", "FED.DP.NOISE", "9", "FED.DP.DELTA", "1e-5")
+    assert jobs.run(tmp_path, *words) == 0
+    found = room.carry_out_audit(room.plan_audit(jobs.folder(tmp_path), shadows=0))
+    claimed = found["claimed"]
+    assert claimed["image_epsilon"] == 2 * claimed["epsilon"] and claimed["unit"] == "client"
+    assert claimed["image_delta"] == pytest.approx(1e-5 * (1 + math.exp(claimed["epsilon"])))
+    assert [r["covered"] for r in found["membership"]] == [False, True]
+    for row in found["membership"]:
+        row["epsilon"] = 9.0 if row["model"] == "personal" else 0.1
+    lines = "\n".join(room.audit_lines(found))
+    assert "at least 0.10 by the attacks on the global model (claimed" in lines
+    assert "at least 9.00 by the attacks on personal models, which the claim does not" in lines
+    assert not exceeds_claim(found) and "WARNING" not in lines
+    found["membership"][1]["epsilon"] = 9.5
+    assert "WARNING: an attack shows a larger" in "\n".join(room.audit_lines(found))
+    monkeypatch.setattr(room, "carry_out_audit", lambda plan: found)
+    command = ["audit", str(jobs.folder(tmp_path)), "--shadows", "0"]
+    assert main(command) == 0 and "WARNING" in capsys.readouterr().out
+    assert "WARNING" in (jobs.folder(tmp_path) / "audit.html").read_text()
+    assert main([*command, "--fail-above", "1"]) == 1
+    assert "a larger epsilon than the run claims" in capsys.readouterr().err
 
 
 def test_what_cannot_be_audited_says_so(run: Path, tmp_path: Path) -> None:

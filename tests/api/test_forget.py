@@ -200,3 +200,15 @@ def test_an_image_that_is_a_link_in_the_folder_is_of_the_folder(tmp_path: Path) 
     (tmp_path / "pat7/b.png").symlink_to(tmp_path / "store/b.png")
     known = {n: str(tmp_path / n) for n in ("pat7/a.png", "pat7/b.png", "pat8/c.png")}
     assert named_images(str(tmp_path / "pat7"), known) == {"pat7/a.png", "pat7/b.png"}
+
+
+def test_the_new_run_keeps_the_trainable_set_in_its_name(tmp_path: Path) -> None:
+    """A chosen one is part of the method's folder; with a tag behind it, too."""
+    words = ("--trainer", "FedAvg", "--peft", "head", "--rounds", "1", "--num-users", "3",
+             "--tag", "t", "TEST.REFERENCES", "False")
+    assert jobs.run(tmp_path, *words) == 0
+    run = jobs.folder(tmp_path)
+    assert main(["forget", str(run), "--client", "1"]) == 0
+    assert run.parents[2].name == "FedAvg-head-t"
+    assert [p.name for p in run.parents[3].iterdir()] == ["FedAvg-head-t"]
+    assert len(list(run.parents[1].glob("index-*"))) == 1

@@ -80,3 +80,11 @@ def test_a_word_stands_for_a_number():
     for raw in ("never", -1, 1.5):
         with pytest.raises(ValueError):
             option.parse(raw)
+
+
+def test_a_word_that_needs_something_else_is_told_so() -> None:
+    option = Option("client", "", choices=("client", "group"), hints={"patient": "group and --g"})
+    with pytest.raises(ValueError, match="got 'Patient'; use group and --g$"):
+        option.parse("Patient")
+    with pytest.raises(ValueError, match="did you mean 'client'"):
+        option.parse("clint")

@@ -11,6 +11,9 @@ import pytest
 
 from fedvlm.api.run import load
 from fedvlm.cli import main as cli
+from fedvlm.config.keys import default_schema
+from fedvlm.job.identity import identity_config
+from fedvlm.job.resolve import run_config
 from fedvlm.job.results.against import ROWS
 from fedvlm.report.figures.drawing.levels import levels_of
 from fedvlm.report.tables.cells import BELOW
@@ -139,6 +142,41 @@ def test_no_reader_shows_baselines_that_go_around_the_guarantee(
     run = find_finished(jobs.folder(out))
     assert [level.name for level in levels_of([run], "personal")] == ["zero-shot"]
     assert not any(run.section(name) for name in COMPARED)
+
+
+@pytest.mark.parametrize(("words", "why"), [
+    (("--trainer", "Ditto", "--peft", "head", "TEST.SELECT", "val"),
+     "its personal part is trained without noise"),
+    (("--finetune-epochs", "1"), "it is fine-tuned without noise"),
+])
+def test_a_clients_own_model_is_not_claimed_to_be_covered(
+    tmp_path: Path, words: tuple[str, ...], why: str
+) -> None:
+    """In no place that says epsilon; a card of such a model has no epsilon."""
+    assert jobs.run(tmp_path, *KEYS, *words) == 0
+    folder, spent = jobs.folder(tmp_path), jobs.results(tmp_path)["privacy"]
+    limits = f"a client's own model ({why}: it must stay with the client)"
+    assert limits in spent["words"] and "whoever gets the shared model;" in spent["words"]
+    assert ("TEST.SELECT val chooses a round" in spent["words"]) == ("Ditto" in words)
+    assert "validation images" in spent["words"] and spent["own_models"] == why
+    told = [json.loads((folder / f"{name}.json").read_text()) for name in ("results", "released")]
+    assert told[0]["protocol"]["privacy"] == spent["words"] == told[1]["privacy"]
+    log = (folder / "log.txt").read_text()
+    assert log.count(limits) >= 2, "at the start and at the end"
+    assert "guesses from the shared model whether" in log
+    run = load(folder)
+    mine, shared = ("\n".join(one.facts.notes) for one in (run.client(0), run.global_model))
+    assert limits in mine and "epsilon" not in mine and "not covered by the run's" in mine
+    assert spent["words"] in shared
+
+
+def test_a_saved_config_keeps_its_noise(tmp_path: Path) -> None:
+    """It means the Renyi bound, and is the run that it was; new runs have less noise."""
+    (tmp_path / "config.yaml").write_text(
+        "TRAINER: {NAME: PromptFL}\nFED: {DP: {CLIP: 0.1, EPSILON: 8.0, DELTA: 1.0e-5}}\n")
+    old, new = (run_config(tmp_path, keys) for keys in ({}, {"FED.DP.TIGHT": "True"}))
+    assert not old.FED.DP.TIGHT and default_schema()["FED.DP.TIGHT"].default
+    assert "FED.DP.TIGHT" not in identity_config(old) and identity_config(new)["FED.DP.TIGHT"]
 
 
 def test_readers_of_runs_take_baselines_from_one_place() -> None:

@@ -48,6 +48,9 @@ def test_keys_that_do_nothing_are_noted(
     said = "".join(capsys.readouterr())
     assert "nobody attacks this run: FED.ATTACK needs" in said
     assert "no differential privacy: FED.DP.DELTA alone" in said
+    words = ("--dry-run", *FOUR, "FED.ATTACK", "label_flip", "FED.ATTACK_SCALE", "4")
+    assert jobs.run(tmp_path, *words) == 0
+    assert "FED.ATTACK_SCALE 4 has no effect" in "".join(capsys.readouterr())
 
 
 @pytest.mark.usefixtures("few_images")

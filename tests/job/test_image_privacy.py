@@ -119,6 +119,7 @@ def test_groups_are_counted_by_the_batches_that_they_may_be_in(tmp_path: Path) -
     (("FED.DP.UNIT", "group"), "FED.DP.UNIT group: nothing says which images belong together"),
     (("FED.DP.UNIT", "client", "FED.DP.SAMPLING", "poisson"), "which FED.FRAC draws by coins"),
     (("FED.DP.CLIP", "0", "FED.DP.NOISE", "0", "FED.DP.SAMPLING", "poisson"), "hide nothing"),
+    (("FED.DP.UNIT", "patient"), "got 'patient'; use group, and --groups patient (the column"),
     (("FED.DP.DELTA", "0.5"), "FED.DP.DELTA 0.5: give a delta above 0 and below 1/"),
 ])
 def test_refused_in_a_sentence(

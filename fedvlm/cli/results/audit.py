@@ -33,7 +33,7 @@ def flags(parser: Parser) -> None:
     add("--seed", type=whole_number(0), default=1, metavar="N", help="seed of the audit's own "
         "draws (1)")
     add("--fail-above", type=amount("an AUC", 0, 1), default=None, metavar="AUC", help="exit code "
-        "1 if an attack's AUC is larger; 0.5 is a coin")
+        "1 if an attack's AUC is larger (0.5 is a coin), or shows more epsilon than is claimed")
     add("--root", default="", metavar="DATA/", help="where the images are now")
     add_trust(parser)
 
@@ -42,7 +42,8 @@ def main(args: Namespace) -> int:
     """Say the cost, attack, write page and numbers, and print them.
 
     Returns:
-        0, or 1 where an attack's AUC is above ``--fail-above``.
+        0, or 1 where ``--fail-above`` is given, and an attack's AUC is above it or shows a larger
+        epsilon than the run claims of that model.
 
     Raises:
         FedvlmError: no such run or images, or one that cannot be audited.
@@ -50,7 +51,7 @@ def main(args: Namespace) -> int:
     progress("loading PyTorch")
     from fedvlm.api import audit as room  # start-up: PyTorch, 2 s
     from fedvlm.federation.discovery import Trust  # start-up: PyTorch
-    from fedvlm.report.pages.audit import audit_page  # start-up: jinja
+    from fedvlm.report.pages.audit import audit_page, exceeds_claim  # start-up: jinja
 
     plan = room.plan_audit(
         args.run, shadows=args.shadows, seed=args.seed,
@@ -65,5 +66,8 @@ def main(args: Namespace) -> int:
     worst = room.worst_auc(record)
     if args.fail_above is not None and worst > args.fail_above:
         complain(f"an attack has AUC {worst:.3f}, above --fail-above {args.fail_above:g}")
+        return 1
+    if args.fail_above is not None and exceeds_claim(record):
+        complain("an attack shows a larger epsilon than the run claims (--fail-above)")
         return 1
     return 0

@@ -31,16 +31,23 @@ from torch import Tensor
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregation.accountant import loss_epsilon, noise_for, renyi_epsilon
+from fedvlm.federation.aggregation.accountant import (
+    loss_epsilon,
+    noise_for,
+    renyi_epsilon,
+    told_epsilon,
+)
 from fedvlm.federation.aggregation.rules import SIMILARITY, move_norms
 from fedvlm.federation.aggregation.sums import add_moves, of_each, reads_single
 from fedvlm.federation.aggregation.two_sums import SHARE, Weights, weights_of
 from fedvlm.federation.aggregation.updates import Updates
+from fedvlm.federation.groups import Groups
+from fedvlm.federation.trainer import Trainer
 
-FEW = 50  # clients; below, the noise that hides one of them hides their sum
+FEW = 50  # clients of a round; below, the noise that hides one of them hides their sum
 SLOT, BOUND, PACE = "dp", "bound", 0.2  # the server's slot of a bound that moves; how fast it does
 PART, LEAST = 20, 2.5  # noise of the count: clients over this, or noises, the larger of the two
-TRUST = "against the other clients and whoever gets the models; the server is trusted"
+TRUST = "against the other clients and whoever gets the shared model; the server is trusted"
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,8 @@ class ClientPrivacy:
         quantile: share of moves that the bound is to leave uncut; 0: the bound stays.
         temperature: of weights by similarity; 0: all weigh the same.
         since: first round that has such weights.
+        own: why a client's own model is not covered (``own_model_reason``); empty: it is covered.
+        chosen: validation images choose a round (``TEST.SELECT val``).
     """
 
     clip: float
@@ -68,6 +77,8 @@ class ClientPrivacy:
     quantile: float = 0.0
     temperature: float = 0.0
     since: int = 1
+    own: str = ""
+    chosen: bool = False
 
     @property
     def expected(self) -> float:
@@ -203,7 +214,7 @@ class ClientPrivacy:
         """
         bound = renyi_epsilon(self.rate, self.noise, rounds, self.delta)
         tight = loss_epsilon(self.rate, self.noise, rounds, self.delta)
-        spent = bound if tight is None else min(tight, bound)
+        spent = told_epsilon(self.rate, self.noise, rounds, self.delta)
         said = "Renyi bound" if tight is None else f"by loss distributions; Renyi bound {bound:.4g}"
         drawn = (
             f"each of {self.clients} clients by a coin of {self.rate:g}" if self.rate < 1
@@ -221,32 +232,61 @@ class ClientPrivacy:
         words = (
             f"epsilon {spent:.4g} ({said}), delta {self.delta:g} for the presence of one client, "
             f"{TRUST}; noise from the seed: a simulation (clip {self.clip:g}{follows}, noise "
-            f"{self.noise:.4g}, {rounds} rounds, {drawn} a round; evaluations and baselines are "
-            "not covered)"
+            f"{self.noise:.4g}, {rounds} rounds, {drawn} a round; {self.limits()})"
         )
         return {
             "epsilon": spent, "epsilon_bound": bound, "delta": self.delta, "releases": rounds,
             "unit": "client", "trust": TRUST, "noise": "seed", "clip": self.clip,
             "multiplier": self.noise, "rate": self.rate, "planned": most, "words": words,
+            "own_models": self.own,
         }
 
+    def limits(self) -> str:
+        """Return in words what the guarantee leaves out."""
+        chosen = " (TEST.SELECT val chooses a round by them)" if self.chosen else ""
+        names = ["evaluations", f"validation images{chosen}", "baselines"]
+        names += [own_model_words(self.own)] if self.own else []
+        return f"not covered: {', '.join(names)}"
 
-def drowned(dp: ClientPrivacy, numbers: int) -> str:
+
+def own_model_reason(trainer: Trainer, groups: Groups, epochs: int) -> str:
+    """Return why a client's own model is more than the noised shared one; empty: it is that.
+
+    Args:
+        epochs: of the final fine-tuning.
+    """
+    kept = groups.personal or type(trainer).personalize is not Trainer.personalize
+    why = ["its personal part is trained without noise"] * bool(kept)
+    why += ["it is fine-tuned without noise"] * (epochs > 0)
+    return " and ".join(why)
+
+
+def own_model_words(own: str) -> str:
+    """Return what is to be said of a client's own model, by ``own_model_reason``."""
+    return f"a client's own model ({own}: it must stay with the client)"
+
+
+def drowned(dp: ClientPrivacy, numbers: int, by_image: str = "") -> str:
     """Return what is to be said of the noise beside the sum.
 
     Args:
         numbers: that are shared.
+        by_image: the method, where ``FED.DP.UNIT image`` covers it, too.
     """
     length = dp.noise * dp.clip * math.sqrt(numbers)
     words = (
         f"FED.DP: the sum of about {dp.expected:g} moves of at most {dp.clip:g} gets noise of "
-        f"length {length:.3g}"
+        f"length {length:.3g}, {length / (dp.expected * dp.clip):.2g} times the largest sum"
     )
-    if dp.clients >= FEW:
+    if dp.expected >= FEW:
         return words
+    image = (f"FED.DP.UNIT image covers {by_image}, too" if by_image else
+             "FED.DP.UNIT image with a method that trains by gradients of single images, such as "
+             "FedAvg; or DP-FPL")
     return (
         f"{words}; with {dp.clients} clients, noise that hides one of them drowns their sum: use "
-        f"{FEW} clients or more, or protect single images (DP-FPL)"
+        f"{FEW} or more in a round ({dp.expected:.3g} are expected), or protect single images "
+        f"({image})"
     )
 
 
@@ -292,6 +332,7 @@ def check_cover(
 def make_privacy(
     *, clip: float, noise: float, epsilon: float, delta: float, rate: float, clients: int,
     rounds: int, seed: int, quantile: float = 0.0, temperature: float = 0.0, since: int = 1,
+    own: str = "", chosen: bool = False, tight: bool = False,
 ) -> ClientPrivacy:
     """Return the mechanism that ``FED.DP`` asks for.
 
@@ -315,6 +356,6 @@ def make_privacy(
             "delta 1/N may publish one of N clients as it is; 1e-5 is usual"
         )
     return ClientPrivacy(
-        clip, noise or noise_for(epsilon, delta, rate, rounds), delta, rate, clients, seed,
-        quantile, temperature, since,
+        clip, noise or noise_for(epsilon, delta, rate, rounds, tight), delta, rate, clients, seed,
+        quantile, temperature, since, own, chosen,
     )

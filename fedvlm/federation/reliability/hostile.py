@@ -69,6 +69,7 @@ class Hostile:
         strength: ``FED.ATTACK_SCALE``; 0: the attack's own.
         classes: of the run, for flipped labels.
         trigger: of a backdoor.
+        cohort, members: clients of a round, and of the run.
     """
 
     kind: str
@@ -76,6 +77,8 @@ class Hostile:
     strength: float = 0.0
     classes: int = 0
     trigger: Trigger | None = None
+    cohort: int = 0
+    members: int = 0
 
     # ---- updates -----------------------------------------------------------------------------
     def corrupt(self, updates: Updates) -> Updates:
@@ -156,15 +159,40 @@ class Hostile:
         return replace(batch, x={**batch.x, "pixels": pixels}, y=y)
 
     # ---- words -------------------------------------------------------------------------------
-    def words(self, members: int) -> str:
+    @property
+    def used(self) -> float | None:
+        """The strength of the attack, of ``alie`` in a round of the expected clients.
+
+        None: the attack has none, or nobody is left whose updates ``alie`` could be made of.
+        """
+        share = round(self.cohort * len(self.clients) / max(self.members, 1))
+        hopeless = self.kind == ALIE and share >= self.cohort
+        return None if self.kind not in UPDATES or hopeless else self._strength(self.cohort, share)
+
+    def words(self) -> str:
         """Return what is simulated, for notes."""
-        strength = self.strength or STRENGTH.get(self.kind, 0)
+        strength = (self.strength or STRENGTH.get(self.kind, 0)) * (self.kind in UPDATES)
         much = f" {strength:g}" if strength else ""
         return (
-            f"simulated attackers: {len(self.clients)} of {members} clients "
+            f"simulated attackers: {len(self.clients)} of {self.members} clients "
             f"({', '.join(map(str, self.clients[:8]))}{', ...' if self.clients[8:] else ''}), "
             f"attack {self.kind}{much} (docs/attacks.md)"
         )
+
+    def idle(self) -> str:
+        """Return what of the attack has no effect, and why; empty: nothing."""
+        if self.strength and self.kind not in UPDATES:
+            return (f"FED.ATTACK_SCALE {self.strength:g} has no effect: {self.kind} changes images "
+                    "or labels, not updates")
+        most = min(len(self.clients), self.cohort)
+        if self.kind == ALIE and len(self.clients) == self.members:
+            return ("the attack does nothing here, because alie is made of honest updates and no "
+                    "client is honest; lower FED.HOSTILE")
+        if self.kind == ALIE and most < self.cohort and not self._strength(self.cohort, most):
+            return (f"the attack does nothing here, because the formula of alie gives strength 0 "
+                    f"for {most} hostile of {self.cohort} clients: they send the honest mean; set "
+                    "FED.ATTACK_SCALE, such as 1.5, or raise FED.HOSTILE")
+        return ""
 
     def report(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return what results say: the attack, who attacks, and the honest clients' mean accuracy.
@@ -175,7 +203,7 @@ class Hostile:
         honest = [r["accuracy"] for r in rows if r["client"] not in self.clients]
         return {
             "kind": self.kind, "clients": list(self.clients), "scale": self.strength,
-            "personal_honest": mean(honest),
+            "strength": self.used, "personal_honest": mean(honest),
         }
 
 

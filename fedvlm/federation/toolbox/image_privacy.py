@@ -35,7 +35,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree
-from fedvlm.federation.aggregation.accountant import loss_epsilon, noise_for, renyi_epsilon
+from fedvlm.federation.aggregation.accountant import noise_for, renyi_epsilon, told_epsilon
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.local.effort import Worked
 from fedvlm.federation.toolbox.privacy import (
@@ -150,8 +150,7 @@ class ImagePrivacy:
         for each in sorted(bounds, key=bounds.__getitem__, reverse=True):
             if bounds[each] <= most:
                 break
-            tight = loss_epsilon(each[0], self.noise, each[1], self.delta)
-            most = max(most, bounds[each] if tight is None else min(tight, bounds[each]))
+            most = max(most, told_epsilon(each[0], self.noise, each[1], self.delta))
         words = (
             f"epsilon {most:.4g} (Renyi bound {bound:.4g}), delta {self.delta:g} for the presence "
             f"of one {self.unit} of a client, worst client (sigma {self.noise:g}, clip "
@@ -167,17 +166,24 @@ def _rates(work: Sequence[Worked]) -> list[tuple[float, int]]:
                   reverse=True)
 
 
-def noise_of_draws(epsilon: float, delta: float, work: Sequence[Worked]) -> float:
+def noise_of_draws(
+    epsilon: float, delta: float, work: Sequence[Worked], tight: bool = False
+) -> float:
     """Return the noise with which no client's draws spend more than ``epsilon``.
+
+    Args:
+        tight: see ``accountant.noise_for``.
 
     Raises:
         ConfigError: none reaches it.
     """
     noise = 0.0
     for rate, steps in _rates(work):
-        if not noise or renyi_epsilon(rate, noise, steps, delta) > epsilon:
+        if not noise or renyi_epsilon(rate, noise, steps, delta) > epsilon and not (
+            tight and told_epsilon(rate, noise, steps, delta) <= epsilon
+        ):
             try:
-                noise = noise_for(epsilon, delta, rate, steps)
+                noise = noise_for(epsilon, delta, rate, steps, tight)
             except ConfigError:
                 raise ConfigError(
                     f"FED.DP.EPSILON {epsilon:g}: no noise reaches it in {steps} steps that draw "
@@ -245,7 +251,8 @@ def check_method(
 
 
 def make_image_privacy(
-    start: ImagePrivacy, *, epsilon: float, work: Sequence[Worked], largest: int, sites: bool
+    start: ImagePrivacy, *, epsilon: float, work: Sequence[Worked], largest: int, sites: bool,
+    tight: bool = False,
 ) -> ImagePrivacy:
     """Return the mechanism that ``FED.DP`` asks for, with the noise that ``epsilon`` needs.
 
@@ -255,6 +262,7 @@ def make_image_privacy(
         work: of every client, in all rounds that are planned.
         largest: images of the largest client.
         sites: clients are parties, which know of themselves only.
+        tight: see ``noise_of_draws``.
 
     Raises:
         ConfigError: a key is missing or contradicts another.
@@ -288,7 +296,7 @@ def make_image_privacy(
     if start.noise:
         return start
     releases = max((one.passes for one in work), default=0)
-    noise = (noise_of_draws(epsilon, delta, work) if start.poisson
+    noise = (noise_of_draws(epsilon, delta, work, tight) if start.poisson
              else sigma_for(epsilon, delta, max(releases, 1)))
     if not start.poisson and epsilon_of(multiplier(noise), max(releases, 1), delta) > epsilon:
         raise ConfigError(

@@ -121,8 +121,9 @@ def private(built: Built, records: Sequence[Mapping[str, Any]]) -> dict[str, Any
 def meaning_of(spoken: Row) -> str:
     """Return what an epsilon allows somebody who guesses who took part."""
     unit, right = spoken.get("unit", "image"), guess_bound(spoken["epsilon"], spoken["delta"])
-    words = (f"who guesses whether one {unit} was used can be right in up to {100 * right:.4g} % "
-             "of cases (a coin: 50 %)")
+    seen = " from the shared model" if unit == "client" else ""
+    words = (f"who guesses{seen} whether one {unit} was used can be right in up to "
+             f"{100 * right:.4g} % of cases (a coin: 50 %)")
     if right < CERTAIN:
         return words
     return f"{words}; an epsilon this large protects nobody (docs/privacy.md)"

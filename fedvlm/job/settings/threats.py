@@ -119,7 +119,7 @@ def image_privacy_of(
     work = plan.worked({r: plan.sample(r) for r in range(1, plan.rounds + 1)}, sizes, size)
     how = room.make_image_privacy(
         how, epsilon=dp.EPSILON, work=work, largest=max(sizes, default=0),
-        sites=of_parties(cfg),
+        sites=of_parties(cfg), tight=dp.TIGHT,
     )
     trained = sum(v.numel() for n, v in start.p0.items()
                   if start.groups.of[n] in (SHARED, PERSONAL))
@@ -159,9 +159,14 @@ def privacy_of(
     dp = room.make_privacy(
         clip=f.DP.CLIP, noise=f.DP.NOISE, epsilon=f.DP.EPSILON, delta=f.DP.DELTA, rate=f.FRAC,
         clients=len(plan.members), rounds=plan.rounds, seed=plan.seed, quantile=f.DP.QUANTILE,
-        temperature=temperature, since=since,
+        temperature=temperature, since=since, chosen=cfg.TEST.SELECT == "val",
+        own=room.own_model_reason(trainer, start.groups, start.finetuning.epochs),
+        tight=f.DP.TIGHT,
     )
-    words = room.drowned(dp, sum(start.p0[n].numel() for n in released.shared))
+    words = room.drowned(
+        dp, sum(start.p0[n].numel() for n in released.shared),
+        cfg.TRAINER.NAME if "image_fits" in vars(type(trainer)) else "",
+    )
     if temperature:
         words += (f"; weights by similarity, temperature {temperature:g}, by a second noised sum "
                   "(docs/privacy.md)")
@@ -170,7 +175,7 @@ def privacy_of(
             f"; the server of {cfg.TRAINER.NAME} reads single updates, of which it gets the one "
             "noised mean only: weights by similarity are all equal then (docs/privacy.md)"
         )
-    return dp, words
+    return dp, f"{words}; {dp.limits()}"
 
 
 def similarity_of(cfg: CfgNode, trainer: Trainer) -> tuple[float, int]:
@@ -223,7 +228,8 @@ def hostile_of(
         room.Trigger(white, int(f.ATTACK_TARGET)) if f.ATTACK == room.BACKDOOR else None,
     )
     cohort = plan.cohort
+    hostile = replace(hostile, cohort=cohort, members=len(plan.members))
     broken = room.broken_assumption(
         plan.aggregator, cohort, min(len(clients), cohort), cfg.TRAINER.NAME
     )
-    return hostile, [hostile.words(len(plan.members)), *([broken] if broken else [])]
+    return hostile, [hostile.words(), *filter(None, (hostile.idle(), broken))]

@@ -54,15 +54,51 @@ def _rate(rate: Mapping[str, Any]) -> str:
 
 
 def _epsilon(record: Mapping[str, Any]) -> Html:
-    lower, claimed = max(row["epsilon"] for row in record["membership"]), record["claimed"]
-    words = ("The run claims no differential privacy." if not claimed else
-             f"Claimed: {claimed['epsilon']:.3g}, of one {claimed.get('unit', 'image')} "
-             f"({claimed.get('words', '')}).")
+    claimed = record["claimed"]
+    parts = [*claim_sentences(record), *([f"Claimed: {claimed['words']}."] if claimed else [])]
     return join_content([
-        element("p", "With 95 %, the attacks show an epsilon of one image of at least "
-                     f"{lower:.2f}. {words}"),
-        element("p", "The bound counts images as independent tries; they are of one run."),
+        *[element("p", one) for one in parts],
+        element("p", "Lower bounds hold with 95 %. They count images as independent tries; they are"
+                     " of one run."),
     ])
+
+
+def exceeds_claim(record: Mapping[str, Any]) -> bool:
+    """Tell whether an attack shows more than a run claims, of a model that the claim covers."""
+    most = (record["claimed"] or {}).get("image_epsilon")
+    return most is not None and any(
+        row["epsilon"] > most for row in record["membership"] if row["covered"])
+
+
+def claim_sentences(record: Mapping[str, Any]) -> list[str]:
+    """Return the lower bounds of epsilon beside what is claimed of the same models.
+
+    Args:
+        record: as ``audit.json`` has it.
+    """
+    claimed, rows = record["claimed"], record["membership"]
+
+    def least(covered: bool) -> str:
+        return f"{max(row['epsilon'] for row in rows if row['covered'] is covered):.2f}"
+
+    if not claimed or claimed["epsilon"] is None:
+        beside = "the run claims no bound" if claimed else "the run claims none"
+        return [f"epsilon of an image: at least {least(bool(claimed))} by the attacks ({beside})"]
+    beside, models = f"claimed {claimed['epsilon']:.3g}", "all models"
+    if claimed["image_epsilon"] != claimed["epsilon"]:
+        beside += (f" for the presence of a client, which is {claimed['image_epsilon']:.3g} for "
+                   "one of its images")
+    lines = []
+    if claimed["own"]:
+        models = "the global model"
+        lines.append(f"epsilon of an image: at least {least(False)} by the attacks on personal "
+                     f"models, which the claim does not cover ({claimed['own']})")
+    lines.insert(0, f"epsilon of an image: at least {least(True)} by the attacks on {models} "
+                    f"({beside})")
+    if exceeds_claim(record):
+        lines.append("WARNING: an attack shows a larger epsilon than is claimed of the same model: "
+                     "the claim does not hold, or this is the one audit of twenty that errs")
+    return lines
 
 
 def _step(record: Mapping[str, Any]) -> Html:
@@ -73,8 +109,8 @@ def _step(record: Mapping[str, Any]) -> Html:
         "p", "Labels: from one step of gradient descent on all images of a client, "
         f"{100 * step['label_error']:.1f} % of the images are counted under a wrong class "
         f"({step['clients']} clients); equal counts would be wrong for "
-        f"{100 * step['guess_error']:.1f} %. The attacker compares with gradients of the public "
-        "test images.")
+        f"{100 * step['guess_error']:.1f} %{no_better(step)}. The attacker compares with "
+        "gradients of the public test images.")
     parts = [labels]
     if "cosine" in step:
         parts.append(element(
@@ -86,6 +122,11 @@ def _step(record: Mapping[str, Any]) -> Html:
         "seeks features whose gradient is the one that was sent; the cosine is to the true ones, "
         "in the best order. The guess, which no gradient is needed for, is the mean feature of "
         "public test images of each image's true class. No image is computed from a feature.")])
+
+
+def no_better(step: Mapping[str, Any]) -> str:
+    """Return that counts of labels are worth nothing, where equal counts are as good."""
+    return ": no better than a guess" if step["label_error"] >= step["guess_error"] else ""
 
 
 def inversion_words(found: Mapping[str, Any]) -> str:

@@ -11,12 +11,14 @@ import torch
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import State
+from fedvlm.federation.aggregation import accountant
 from fedvlm.federation.aggregation.accountant import (
     ORDERS,
     loss_epsilon,
     noise_for,
     renyi_divergence,
     renyi_epsilon,
+    told_epsilon,
 )
 from fedvlm.federation.aggregation.client_privacy import (
     ClientPrivacy,
@@ -256,6 +258,28 @@ def test_noise_for_an_epsilon_is_the_least_of_four_digits() -> None:
     assert renyi_epsilon(0.5, 0.0, 3, 1e-5) == math.inf and renyi_epsilon(0.5, 1.0, 0, 1e-5) == 0
 
 
+def test_tight_noise_spends_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the Renyi bound 7.4 of 8 were spent. A coarse grid is quicker, and a bound as well."""
+    monkeypatch.setattr(accountant, "GRID", 1 << 15)
+    monkeypatch.setattr(accountant, "loss_epsilon", accountant.loss_epsilon.__wrapped__)
+    given = GIVEN | {"noise": 0.0, "epsilon": 8.0, "rate": 1.0}
+    dp = make_privacy(**given, tight=True)
+    assert dp.noise == float(f"{dp.noise:.4g}") < make_privacy(**given).noise
+    assert 7.97 < told_epsilon(1.0, dp.noise, 10, 1e-5) <= 8.0
+
+
+def test_tight_noise_calls_the_slow_accountant_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[float]()
+    monkeypatch.setattr(
+        accountant, "loss_epsilon",
+        lambda rate, noise, rounds, delta: calls.append(noise) or epsilon_of(noise, rounds, delta))
+    for epsilon in (0.1, 0.5, 1.0, 3.0, 8.0, 20.0):
+        noise = noise_for(epsilon, 1e-5, 1.0, 30, tight=True)
+        assert epsilon_of(noise, 30, 1e-5) <= epsilon < epsilon_of(0.998 * noise, 30, 1e-5)
+        assert len(calls) == len(set(calls)) <= 7
+        calls.clear()
+
+
 def test_the_report_says_what_holds_against_whom() -> None:
     dp = ClientPrivacy(0.1, 1.0, 1e-5, 0.1, 100, 1)
     told = dp.report(100, 100)
@@ -263,8 +287,18 @@ def test_the_report_says_what_holds_against_whom() -> None:
     for words in ("delta 1e-05", "the server is trusted", "noise from the seed: a simulation",
                   "each of 100 clients by a coin of 0.1"):
         assert words in told["words"]
-    assert "drowns" in drowned(replace(dp, clients=49), 10)
-    assert "drowns" not in drowned(replace(dp, clients=50), 10)
+    assert "drowns" in drowned(replace(dp, clients=49, rate=1.0), 10)
+    assert "drowns" not in drowned(replace(dp, clients=50, rate=1.0), 10)
+
+
+def test_the_clients_of_a_round_drown_or_do_not() -> None:
+    """Three of 60 are expected: noise of length 0.3 beside a sum of at most 0.3."""
+    dp = ClientPrivacy(0.1, 1.0, 1e-5, 0.05, 60, 1)
+    said = drowned(dp, 9, "PromptFL")
+    assert "length 0.3, 1 times the largest sum" in said and "(3 are expected)" in said
+    assert said.endswith("(FED.DP.UNIT image covers PromptFL, too)")
+    assert "gradients of single images, such as FedAvg; or DP-FPL)" in drowned(dp, 9)
+    assert "drowns" not in drowned(replace(dp, clients=1000), 9)
 
 
 # ---- refusals ---------------------------------------------------------------------------------

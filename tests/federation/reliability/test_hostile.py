@@ -65,6 +65,24 @@ def test_alies_own_formula() -> None:
     assert alie_deviations(5, 4) == 0.0
 
 
+def test_an_attack_without_effect_says_why() -> None:
+    """And results have the strength that was used."""
+    alie = Hostile("alie", (3, 7), cohort=10, members=10)
+    assert "formula of alie gives strength 0 for 2 hostile of 10 clients" in alie.idle()
+    assert alie.report([])["strength"] == 0 and alie.report([])["scale"] == 0
+    three = replace(alie, clients=(3, 7, 8))
+    for other, used in ((replace(alie, strength=1.5), 1.5), (three, 0.18)):
+        assert not other.idle() and other.report([])["strength"] == pytest.approx(used, abs=1e-3)
+    alone = replace(alie, clients=tuple(range(10)))
+    assert "does nothing here, because" in alone.idle() and "no client is honest" in alone.idle()
+    assert alone.report([])["strength"] is None
+    flip = Hostile("label_flip", (1,), 4.0, cohort=10, members=10)
+    assert "FED.ATTACK_SCALE 4 has no effect: label_flip" in flip.idle()
+    assert "attack label_flip (docs" in flip.words() and flip.used is None
+    scale = Hostile("scale", (1,), cohort=10, members=10)
+    assert not scale.idle() and scale.used == 10 and "attack scale 10 (docs" in scale.words()
+
+
 def test_what_was_not_sent_stays() -> None:
     before = updates([3.0, 4.0])
     present = torch.ones(8, 2, dtype=torch.bool)

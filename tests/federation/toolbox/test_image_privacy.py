@@ -14,6 +14,7 @@ import torch
 from fedvlm.check.world import SIZES, CheckWorld, Setup
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import State, Tree
+from fedvlm.federation.aggregation import accountant
 from fedvlm.federation.batches import Batch, Moment, SplitBatcher
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.discovery import load_trainer
@@ -342,6 +343,19 @@ def test_the_noise_of_draws_reaches_epsilon_for_every_client() -> None:
     assert least["epsilon_bound"] > 3.0
     with pytest.raises(ConfigError, match="no noise reaches it in 100 steps that draw 10 %"):
         make_image_privacy(start, work=work[:1], **told | {"epsilon": 1e-4})
+
+
+def test_tight_noise_of_draws_spends_epsilon_at_the_worst_client(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        accountant, "loss_epsilon", lambda *how: 0.9 * accountant.renyi_epsilon(*how))
+    work = [Worked((10,) * 10, 10, 100, 10), Worked((1,), 5, 50, 10)]
+    told = {"epsilon": 3.0, "largest": 100, "sites": False, "work": work}
+    start = replace(DRAWN, noise=0.0)
+    tight = make_image_privacy(start, **told, tight=True)
+    assert tight.noise < make_image_privacy(start, **told).noise
+    assert 2.99 < tight.report(work)["epsilon"] <= 3.0
 
 
 # ---- accounting -------------------------------------------------------------------------------
