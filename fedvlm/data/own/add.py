@@ -12,7 +12,12 @@ from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Value
 from fedvlm.core.errors import DataError, fold
-from fedvlm.data.datasets import DEFAULT_TEMPLATE, load_for_training, rename_classes
+from fedvlm.data.datasets import (
+    DEFAULT_TEMPLATE,
+    load_dataset,
+    load_for_training,
+    rename_classes,
+)
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.formats.class_names import WORDS, folder_words, runs_together
 from fedvlm.data.locate import first_names
@@ -88,11 +93,14 @@ def _classes(data: DatasetBase) -> str:
     return f"{data.num_classes} classes ({first_names(data.classnames)})"
 
 
-def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
+def understand(
+    path: Path, given: Mapping[str, Value] | None = None, whole: bool = True
+) -> OwnSet:
     """Look at a folder and read its lists; no image is opened.
 
     Args:
         given: config keys that the user sets; they override what was inferred.
+        whole: as ``CopyInfo``; what is not is shared by no clients.
 
     Raises:
         DataError: it cannot be read as a data set; says how to mend it.
@@ -106,7 +114,7 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     keys: Keys = {} if bare else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}
     keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
     cfg, _ = build_config(None, None, keys | given, [], default_schema())
-    data = load_for_training(cfg)
+    data = load_for_training(cfg) if whole else load_dataset(cfg, whole=False)
     if not shape.known and CLASSNAMES_KEY not in given:
         odd = runs_together(data.classnames) if cfg.DATASET.FORMAT in TREES else []
         if odd:
@@ -115,7 +123,9 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
             shape = replace(shape, notes=(*shape.notes, _worded(odd, data.num_classes)))
     share: Keys = {}
     notes: list[str] = []
-    if data.client_names:
+    if not whole:
+        pass  # no clients share it
+    elif data.client_names:
         if not data.label_names and not data.captioned:
             _refuse_one_class(data.name, data.classnames)
         number = len(data.client_names)
