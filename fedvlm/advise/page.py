@@ -62,7 +62,7 @@ def advice_lines(
         images: training images of each client.
         names: of the clients.
         command: to paste.
-        cost: see ``cost_words``.
+        cost: see ``cost_words``; empty for a method that was not judged.
         classnames: by class or label.
     """
     sets = advice.measure != ACCURACY
@@ -181,12 +181,13 @@ def _rare(advice: Advice, classnames: Sequence[str]) -> list[str]:
 
 
 def _end(advice: Advice, command: str, cost: str) -> list[str]:
+    price = [f"It costs {cost}."] if cost else []
     if advice.verdict == FEDERATE:
-        return [f"Next: {command}", f"It costs {cost}."]
+        return [f"Next: {command}", *price]
     if advice.verdict == UNKNOWN:
-        return [f"To try it all the same: {command}", f"It costs {cost}."]
+        return [f"To try it all the same: {command}", *price]
     more = advice.together.balanced - advice.alone.balanced
     rare = (f" If rare classes matter more than own shares: class-balanced {more:+.1f}."
             if more > 5 and advice.measure == ACCURACY else "")
     return [f"Each client trains on its own images.{rare} To check with a run: {command}",
-            f"It would cost {cost}."]
+            *([f"It would cost {cost}."] if cost else [])]
