@@ -22,7 +22,7 @@ from fedvlm.data.federated import number_sets
 from fedvlm.data.formats.folders import OWN_CUT
 from fedvlm.data.images import ImageLoader
 from fedvlm.data.locate import first_names
-from fedvlm.data.own.add import COLUMNS, LABELS, OwnSet, understand
+from fedvlm.data.own.add import COLUMNS, LABELS, OwnSet, understand, without_flags
 from fedvlm.data.targets import set_config
 from fedvlm.evaluation.label_rows import MEASURE, Fixed, set_row
 from fedvlm.evaluation.metrics import accuracy, macro_f1
@@ -100,7 +100,9 @@ def read_own(folder: str | Path, labels: str = "", columns: str = "") -> OwnSet:
     Raises:
         DataError: as ``of_folder``.
     """
-    own = understand(user_path(folder), given_of(labels, columns), whole=False)
+    lacking = ("captions",) if labels else ("captions", "labels")
+    with without_flags("this run", *lacking):
+        own = understand(user_path(folder), given_of(labels, columns), whole=False)
     if was_cut(own):
         own.data.parts |= {"train": own.data.all(), "val": [], "test": []}
     return own

@@ -338,6 +338,11 @@ def check_holders(data: DatasetBase, clients_by: str, groups: str) -> None:
         (clients_by, "--clients-by", any(d.client for d in data.all())),
         (groups, "--groups", any(d.group is not None for d in data.all())),
     ):
+        if key and not known and dataset_info(data.name) is not None:
+            raise ConfigError(
+                f"{flag} {key}: {data.name} is a known set, which is read without it: drop {flag} "
+                f"(--partition deals the {data.kind}s), or name a column of a table of its "
+                f"{data.kind}s: --images TABLE {flag} COLUMN")
         if key and not known:
             word = "{client}" if flag == "--clients-by" else "{group}"
             raise ConfigError(

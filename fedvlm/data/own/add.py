@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -82,6 +83,27 @@ class OwnSet:
         return (f"{self.keys[NAME_KEY]}: {self.what}: {domains if data.domain_names else ''}"
                 f"{_classes(data)}, {sizes} {'texts' if self.of_texts else 'images'} in "
                 f"{'/'.join(PARTS)}")
+
+
+@contextmanager
+def without_flags(what: str, *lacking: str) -> Iterator[None]:
+    """Propose no flag of a run that the caller lacks where a table has no class for each image.
+
+    Args:
+        what: needs the class; in messages.
+        lacking: flags without dashes: ``labels``, ``captions``.
+
+    Raises:
+        DataError: what is raised inside, in other words where it proposes one of these flags.
+    """
+    try:
+        yield
+    except DataError as error:
+        head, _, flag = str(error).partition(": --")
+        if not flag.startswith(lacking):
+            raise
+        raise DataError(f"{head}: {what} needs one class for each image: --columns "
+                        "classname=COLUMN names its column") from error
 
 
 def _classes(data: DatasetBase) -> str:

@@ -162,6 +162,10 @@ def test_a_table_of_test_images_needs_no_training_images(
     said = capsys.readouterr().err
     assert "note: 1 images without a label are not used" in said
     assert "5/0/0 images in train/val/test" in said and "all 5 images are training" in said
+    (folder / "list.csv").write_text(f"path,caption\n{files[0].relative_to(folder)},a word\n")
+    assert main(["evaluate", str(place), "--images", str(folder / "list.csv")]) == 3
+    said = capsys.readouterr().err
+    assert "this run needs one class for each image" in said and "--captions" not in said
     (folder / "list.csv").write_text("path,classname\n" + "\n".join(
         f"{p.relative_to(folder)},a walrus" for p in files))
     assert main(["evaluate", str(place), "--images", str(folder / "list.csv")]) == 3
