@@ -319,6 +319,18 @@ def test_evaluate_on_another_table_of_sets(
     assert "over 2 of the run's 3 labels" in capsys.readouterr().err
 
 
+def test_the_doctor_counts_labels_and_no_classes(
+    chest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three, though images without a label are dealt as a fourth class."""
+    yaml = str(tmp_path / "chest.yaml")
+    assert main(["data", "add", str(chest / "scans.csv"), "--labels", "finding", "--to",
+                 yaml]) == 0
+    capsys.readouterr()
+    assert main(["doctor", "--root", str(chest.parent), "--dataset-config-file", yaml]) == 0
+    assert "3 labels  " in capsys.readouterr().out.splitlines()[1]
+
+
 def test_adapt_a_new_hospital_to_sets(whole: Path, elsewhere: Path) -> None:
     """Answers follow the run's order of labels; thresholds are of its own validation images."""
     from fedvlm.api.adapt import adapt
