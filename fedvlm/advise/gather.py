@@ -36,7 +36,7 @@ class Gathered:
 
     Attributes:
         name: of the data set.
-        ids: of each client, its name in the data or its number in a run.
+        ids: of each client, its name in the data, that of its domain, or its number in a run.
         classnames: by label.
         features: of each client ``[n, d]``, float64, as the tower gives them.
         labels: of each client ``[n]`` int64.
@@ -95,7 +95,7 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         int(cfg.FED.MIN_IMAGES), [len(c.train) for c in data.clients],
     ))
     there = [k for k in range(len(data.clients)) if k not in away]
-    names = data.client_names or [str(k) for k in range(len(data.clients))]
+    names = _names(data)
     here = [data.clients[k] for k in there]
     own = [np.concatenate([c.train, c.val]) for c in here]
     every = np.unique(np.concatenate(own))
@@ -123,6 +123,13 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         any(one is not None for one in said), [*data.notes, *notes], data.label_sets,
         _lone(data), [names[k] for k in data.without_labels],
     )
+
+
+def _names(data: FederatedData) -> list[str]:
+    """Return the clients' names in the data, else of a domain for each, else their numbers."""
+    domains = [c.domain for c in data.clients]
+    apart = all(domains) and len(set(domains)) == len(domains)
+    return data.client_names or (domains if apart else [str(k) for k in range(len(domains))])
 
 
 def _lone(data: FederatedData) -> float | None:

@@ -134,9 +134,14 @@ def _span(images: Sequence[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
+def _name(client: str) -> str:
+    """Return a client's name in a sentence; a number would pass for one of images."""
+    return f"client {client}" if client.isdecimal() else client
+
+
 def _listed(clients: Sequence[int], names: Sequence[str], values: Sequence[float]) -> str:
     some = sorted(clients, key=lambda k: -abs(values[k]))[:LISTED]
-    words = ", ".join(f"{names[k]} {values[k]:+.0f}" for k in some)
+    words = ", ".join(f"{_name(names[k])} {values[k]:+.0f}" for k in some)
     return f" ({words}{', ...' if len(clients) > LISTED else ''})" if some else ""
 
 
@@ -163,7 +168,7 @@ def _needed(advice: Advice, images: Sequence[int], names: Sequence[str]) -> list
     if not need:
         return []
     some = ", ".join(
-        f"{names[k]} {'more than ' if math.isinf(n) else 'about '}"
+        f"{_name(names[k])} {'more than ' if math.isinf(n) else 'about '}"
         f"{4 * images[k] if math.isinf(n) else round(n)} (has {images[k]})"
         for k, n in need[:4])
     return [f"To reach the same alone a client would need, in images: {some}"
