@@ -36,7 +36,7 @@ class Gathered:
 
     Attributes:
         name: of the data set.
-        ids: of each client, its name in the data or its number in a run.
+        ids: of each client, its name in the data, that of its domain, or its number in a run.
         classnames: by label.
         features: of each client ``[n, d]``, float64, as the tower gives them.
         labels: of each client ``[n]`` int64.
@@ -48,6 +48,7 @@ class Gathered:
         notes: of the data.
         sets: where an image has a set of labels, the sets that occur ``[S, C]``; ``classnames``
             are then the labels, and ``labels`` numbers of sets.
+        bare: names of clients that have only images without a label; nothing is judged of them.
         lone: where all images are dealt in class shares, the share of ``steps.lone_share``; None:
             not known, as of clients that the data name, or of shots.
     """
@@ -64,6 +65,7 @@ class Gathered:
     notes: Sequence[str]
     sets: NDArray[np.uint8] | None = None
     lone: float | None = None
+    bare: Sequence[str] = ()
 
 
 def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
@@ -93,6 +95,7 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         int(cfg.FED.MIN_IMAGES), [len(c.train) for c in data.clients],
     ))
     there = [k for k in range(len(data.clients)) if k not in away]
+    names = _names(data)
     here = [data.clients[k] for k in there]
     own = [np.concatenate([c.train, c.val]) for c in here]
     every = np.unique(np.concatenate(own))
@@ -110,7 +113,7 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
     at = [np.searchsorted(every, some) for some in own]
     logits = _name_logits(model, rows) if backbone.has_text else None
     return Gathered(
-        data.name, [data.client_names[k] if data.client_names else str(k) for k in there],
+        data.name, [names[k] for k in there],
         data.classnames,
         [in_double(rows[torch.from_numpy(a)].cpu()) for a in at],
         [torch.from_numpy(data.labels[some].copy()) for some in own],
@@ -118,8 +121,15 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         [groups[a] for a in at],
         None if logits is None else [logits[torch.from_numpy(a)] for a in at],
         any(one is not None for one in said), [*data.notes, *notes], data.label_sets,
-        _lone(data),
+        _lone(data), [names[k] for k in data.without_labels],
     )
+
+
+def _names(data: FederatedData) -> list[str]:
+    """Return the clients' names in the data, else of a domain for each, else their numbers."""
+    domains = [c.domain for c in data.clients]
+    apart = all(domains) and len(set(domains)) == len(domains)
+    return data.client_names or (domains if apart else [str(k) for k in range(len(domains))])
 
 
 def _lone(data: FederatedData) -> float | None:

@@ -17,6 +17,7 @@ from fedvlm.advise.sets import LabelTrial, try_labels
 from fedvlm.advise.trial import AFL, try_heads
 from fedvlm.advise.verdict import Advice, conclude, conclude_labels
 from fedvlm.core.progress import Progress
+from fedvlm.data.locate import first_names
 from fedvlm.job.run import threads_of
 
 
@@ -54,5 +55,12 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
         keep = trial.ridge if advice.method == AFL else None
     command = f"{words} {method_flags(advice.method, keep, sets)}"
     cost = cost_words(advice.method, found.features[0].shape[1], trial.classes)
+    if found.bare:  # other methods refuse these clients
+        command, cost = f"{words} --trainer SAGE", ""
     parts = (advice, trial, images, names, command, cost, found.classnames)
-    return Judged(advice, advice_lines(*parts), advice_record(*parts))
+    lines = advice_lines(*parts)
+    lines[1:1] = [f"Not judged: {len(found.bare)} client(s) with only images without a label "
+                  f"({first_names(found.bare)}); of all methods SAGE alone takes them"
+                  ] if found.bare else []
+    return Judged(advice, lines, advice_record(*parts) | (
+        {"unlabelled": list(found.bare)} if found.bare else {}))

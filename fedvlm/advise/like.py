@@ -32,6 +32,13 @@ NEEDED = {"set", "clients", "images", "skew", "shift", "method", "seeds", "perso
           "hurt", "gain", "gain_se"}
 FAR = math.log(2.5)  # a cell whose clients or images differ by more is another case
 Row = Mapping[str, str]
+_COUNTS = {word: n for n, word in enumerate((
+    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty"), 1)}
+_NUMBER = re.compile(
+    rf"(?P<n>\d+|{'|'.join(_COUNTS)})\s*(?P<what>clients?|users?|sites?|hospitals?|clinics?|"
+    r"cent(er|re)s?|images?|samples?)(\s+(each|a client))?")
 _EXAMPLE = '"10 clients, 4 images, skew 0.3"'
 
 
@@ -54,13 +61,11 @@ def read_case(text: str) -> Case:
     found: dict[str, str] = {}
     shift = False
     for part in filter(None, (p.strip().lower() for p in re.split(r"[,;]", text))):
-        number = re.fullmatch(
-            r"(?P<n>\d+)\s*(?P<what>clients?|users|sites|images?|samples)(\s+(each|a client))?",
-            part)
+        number = _NUMBER.fullmatch(part)
         skew = re.fullmatch(r"(?:skew|beta|dirichlet)?\s*=?\s*(?P<v>[a-z ]+|\d*\.?\d+)", part)
         if number:
             images = number["what"].startswith(("image", "sample"))
-            found["images" if images else "clients"] = number["n"]
+            found["images" if images else "clients"] = str(_COUNTS.get(number["n"], number["n"]))
         elif part in ("shift", "scanners", "domains"):
             shift = True
         elif skew and (skew["v"].strip() in WORDS or skew["v"][0].isdigit() or skew["v"][0] == "."):

@@ -62,7 +62,7 @@ def advice_lines(
         images: training images of each client.
         names: of the clients.
         command: to paste.
-        cost: see ``cost_words``.
+        cost: see ``cost_words``; empty for a method that was not judged.
         classnames: by class or label.
     """
     sets = advice.measure != ACCURACY
@@ -134,9 +134,14 @@ def _span(images: Sequence[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
+def _name(client: str) -> str:
+    """Return a client's name in a sentence; a number would pass for one of images."""
+    return f"client {client}" if client.isdecimal() else client
+
+
 def _listed(clients: Sequence[int], names: Sequence[str], values: Sequence[float]) -> str:
     some = sorted(clients, key=lambda k: -abs(values[k]))[:LISTED]
-    words = ", ".join(f"{names[k]} {values[k]:+.0f}" for k in some)
+    words = ", ".join(f"{_name(names[k])} {values[k]:+.0f}" for k in some)
     return f" ({words}{', ...' if len(clients) > LISTED else ''})" if some else ""
 
 
@@ -163,7 +168,7 @@ def _needed(advice: Advice, images: Sequence[int], names: Sequence[str]) -> list
     if not need:
         return []
     some = ", ".join(
-        f"{names[k]} {'more than ' if math.isinf(n) else 'about '}"
+        f"{_name(names[k])} {'more than ' if math.isinf(n) else 'about '}"
         f"{4 * images[k] if math.isinf(n) else round(n)} (has {images[k]})"
         for k, n in need[:4])
     return [f"To reach the same alone a client would need, in images: {some}"
@@ -181,12 +186,13 @@ def _rare(advice: Advice, classnames: Sequence[str]) -> list[str]:
 
 
 def _end(advice: Advice, command: str, cost: str) -> list[str]:
+    price = [f"It costs {cost}."] if cost else []
     if advice.verdict == FEDERATE:
-        return [f"Next: {command}", f"It costs {cost}."]
+        return [f"Next: {command}", *price]
     if advice.verdict == UNKNOWN:
-        return [f"To try it all the same: {command}", f"It costs {cost}."]
+        return [f"To try it all the same: {command}", *price]
     more = advice.together.balanced - advice.alone.balanced
     rare = (f" If rare classes matter more than own shares: class-balanced {more:+.1f}."
             if more > 5 and advice.measure == ACCURACY else "")
     return [f"Each client trains on its own images.{rare} To check with a run: {command}",
-            f"It would cost {cost}."]
+            *([f"It would cost {cost}."] if cost else [])]

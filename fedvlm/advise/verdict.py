@@ -132,7 +132,7 @@ def conclude(trial: CrossValidation, images: Sequence[int], twins: float = 0.0) 
     sizes = tuple(c.size for c in trial.clients)
     alike = any(c.size < len(c.y) for c in trial.clients)
     unit = GROUPS if alike else IMAGES
-    verdict, why = _verdict(points, margin, sorted(sizes)[len(sizes) // 2], twins, unit)
+    verdict, why = _verdict(points, margin, sizes, twins, unit)
     return Advice(
         verdict, why, together.name, alone, together, sides[POOLED], sides[AFL_PRIOR],
         tuple(sides[n] for n in TOGETHER if n != together.name), points, margin, gains, margins,
@@ -159,7 +159,7 @@ def conclude_labels(trial: LabelTrial, twins: float = 0.0) -> Advice:
     each = [trial.gain(together.name, alone.name, k) for k in every]
     margins = tuple(NORMAL * math.sqrt(RETRAINED * (v + (100.0 / (n + 1)) ** 2))
                     for (_, v), n in zip(each, sizes, strict=True))
-    verdict, why = _verdict(points, margin, sorted(sizes)[len(sizes) // 2], twins, POSITIVES)
+    verdict, why = _verdict(points, margin, sizes, twins, POSITIVES)
     if trial.left_out > MOST_LEFT_OUT:
         verdict, why = UNKNOWN, (
             f"{100 * trial.left_out:.0f} % of the labels that clients have are too rare there to "
@@ -240,12 +240,12 @@ def _own_gain(
 
 
 def _verdict(
-    points: float, margin: float, middle: float, twins: float, unit: str = IMAGES
+    points: float, margin: float, sizes: Sequence[float], twins: float, unit: str
 ) -> tuple[str, str]:
     """Return the verdict and why.
 
     Args:
-        middle: of the median client, images (groups) or another ``unit``.
+        sizes: of each client, in ``unit``; the median client's decides whether they are enough.
     """
     low, high = points - margin, points + margin
     if twins > TWINS:
@@ -253,8 +253,9 @@ def _verdict(
             f"{100 * twins:.0f} % of the images have a near-duplicate that is not in their group, "
             "so held-out images are not new; if images belong together (patient, video), name "
             "their column with --groups")
-    if middle < ENOUGH:
-        few = f"half of the clients have fewer than {ENOUGH} {unit} to judge by"
+    if sorted(sizes)[len(sizes) // 2] < ENOUGH:
+        whose = "all clients" if max(sizes) < ENOUGH else "half of the clients"
+        few = f"{whose} have fewer than {ENOUGH} {unit} to judge by"
         if low > FEW:
             return FEDERATE, f"the gain is clear, though {few}"
         if high < 0:

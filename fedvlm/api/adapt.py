@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fedvlm.api.evaluate import given_of, labels_known, same_classes, was_cut
+from fedvlm.api.evaluate import labels_known, left_out, read_own, same_classes
 from fedvlm.api.model import Model, Predictions
 from fedvlm.api.rebuild import Rebuilt, rebuild, run_digest, run_folder
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.core.files import user_path
 from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.trees import Tree, unstack
+from fedvlm.data.columns.label_sets import label_name
 from fedvlm.data.datum import Datum, labels_of, refuse_targets
 from fedvlm.data.federated import number_sets
 from fedvlm.data.images import ImageLoader
-from fedvlm.data.own.add import LABELS, OwnSet, understand
+from fedvlm.data.own.add import LABELS, OwnSet
 from fedvlm.evaluation.label_rows import fix, set_row
 from fedvlm.evaluation.metrics import accuracy
+from fedvlm.evaluation.rankings import HALF
 from fedvlm.export.trained import Facts
 from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.clients import Clients
@@ -47,8 +48,9 @@ def adapt(
 
     Args:
         run: a run folder.
-        images: a folder of labelled images, of classes that the run knows. Where it has a test
-            part, that is used for the accuracy before and after; otherwise all images train.
+        images: a folder or table of labelled images, of classes that the run knows. Where it has
+            a test part, else a validation part, that gives the accuracy before and after; without
+            parts all images train. Of sets of labels the validation part fixes the thresholds.
         epochs: of fine-tuning; None: as the run's settings say, the method's own by default.
         labels: columns of sets of labels in a table; empty: the run's, where it has such.
         columns: what others of a table mean (``DATASET.COLUMNS``).
@@ -69,8 +71,11 @@ def adapt(
     model = base.federation.model
     refuse_targets("fedvlm adapt", captions=base.cfg.DATASET.CAPTIONS)
     asked = labels or str(base.cfg.DATASET.LABELS)
-    own = understand(user_path(images), given_of(asked, columns))
-    parts, table = _parts(own), _table(model, own)
+    own = read_own(images, asked, columns)
+    parts, table = own.data.parts, _table(model, own)
+    if not parts["train"]:
+        raise DataError(f"{own.data.name} has no training images to adapt to: its split column "
+                        "names no line 'train'; without that column all images train")
     samples = [_renumbered(d, table) for part in parts.values() for d in part]
     edges = np.cumsum([0, *(len(part) for part in parts.values())])
     split = IndexSplit(*(np.arange(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)))
@@ -78,9 +83,10 @@ def adapt(
     state = FedState(federation.plan.rounds, base.state.server)
     rows = _personal(base, federation, state)
     params, shared = unstack(rows, 1)[0], unstack(federation.shared(state), 1)[0]
-    notes = [own.sentence, *(note for note in own.decided if note not in own.sharing)]
-    if was_cut(own):
+    notes = [own.sentence, *own.decided]
+    if len(split.train) == len(samples):
         notes.append(f"there is no test part: all {len(samples)} images are training images")
+    notes += left_out(len(own.data.unlabelled))
     notes += _said(federation, params, shared)
     at = f"round {base.state.round} of {base.cfg.FED.ROUNDS}"
     notes += [f"{at}, as asked for"] if round is not None else []
@@ -92,15 +98,13 @@ def adapt(
         fixed = fix(*_said_of(adapted, samples, split.val))
         facts = replace(facts, temperature=fixed.temperature,
                         thresholds=tuple(fixed.thresholds.tolist()))
-    if len(split.test):
-        what = measure_name(model.sets)
-        before = _accuracy(Model(federation.trainer, model, shared, "global"), samples, split.test)
-        after = _accuracy(adapted, samples, split.test)
-        notes.append(f"{len(split.test)} test images: {what} {before:.1f} before, {after:.1f} "
-                     "after" if model.sets else
-                     f"{len(split.test)} test images: {before:.1f} before, {after:.1f} after")
-        facts = replace(facts, metrics={what: after})
-    return Model(federation.trainer, model, params, "a new client", facts), notes
+    elif model.sets:
+        notes.append("there are no validation images (a split column): temperature 1 and all "
+                     f"thresholds at {HALF:g}")
+    said, metrics = _measured(
+        Model(federation.trainer, model, shared, "global"), adapted, samples, split)
+    facts = replace(facts, metrics=metrics)
+    return Model(federation.trainer, model, params, "a new client", facts), [*notes, *said]
 
 
 def _table(model: VLModel, own: OwnSet) -> list[int]:
@@ -125,7 +129,9 @@ def _table(model: VLModel, own: OwnSet) -> list[int]:
             f"shares the run's classes, {', '.join(model.classnames[:3])}, ..."
         )
     table = labels_known(model.classnames, data.label_names, data.name)
-    if len(table) < len(model.classnames) and "," in str(own.keys.get(LABELS, "")):
+    columns = str(own.keys.get(LABELS, ""))
+    flags = "," in columns or [label_name(columns)] == data.label_names
+    if flags and len(table) < len(model.classnames):
         missing = next(n for i, n in enumerate(model.classnames) if i not in table)
         raise DataError(f"{data.name} has no column for the label '{missing}', which the run has: "
                         "without it an image that has the label would be trained as one without")
@@ -137,13 +143,6 @@ def _renumbered(datum: Datum, table: Sequence[int]) -> Datum:
     if datum.labels is None:
         return replace(datum, label=table[datum.label])
     return replace(datum, labels=tuple(sorted(table[i] for i in datum.labels)))
-
-
-def _parts(own: OwnSet) -> Mapping[str, Sequence[Datum]]:
-    """Return training, validation and test images; all train where there is no test part."""
-    if was_cut(own):
-        return {"train": own.data.all(), "val": [], "test": []}
-    return own.data.parts
 
 
 def _alone(
@@ -211,6 +210,25 @@ def _said(federation: Federation, params: Tree, shared: Tree) -> list[str]:
     return [f"personalised as {federation.trainer.name} does after the last round"]
 
 
+def _measured(
+    shared: Model, adapted: Model, samples: Sequence[Datum], split: IndexSplit
+) -> tuple[list[str], dict[str, float]]:
+    """Return what both models reach on the test images, else on those of validation, in words.
+
+    A model's facts name what it reaches on test images only.
+    """
+    part, held = ("test", split.test) if len(split.test) else ("validation", split.val)
+    sets = adapted.model.sets
+    if not len(held):
+        return [], {}
+    if sets and not any(samples[int(i)].labels for i in held):
+        return [f"{len(held)} {part} images: none has a label, so there is no mAP"], {}
+    what = measure_name(sets)
+    before, after = _accuracy(shared, samples, held), _accuracy(adapted, samples, held)
+    return [f"{len(held)} {part} images: {f'{what} ' if sets else ''}{before:.1f} before, "
+            f"{after:.1f} after"], {what: after} if part == "test" else {}
+
+
 def _accuracy(model: Model, samples: Sequence[Datum], at: np.ndarray) -> float:
     """Return the accuracy of images in percent, of sets of labels mAP."""
     if model.model.sets:
@@ -219,8 +237,7 @@ def _accuracy(model: Model, samples: Sequence[Datum], at: np.ndarray) -> float:
         chosen = [samples[int(i)] for i in at]
         value = accuracy(labels_of(chosen), _predicted(model, chosen).labels)
     if value is None:
-        raise DataError("there are no test images with a label" if model.model.sets
-                        else "there are no test images")
+        raise DataError("there are no images with a label to measure on")
     return float(value)
 
 

@@ -21,7 +21,8 @@ from fedvlm.data.datum import DatasetBase, Datum, refuse_targets
 from fedvlm.data.federated import number_sets
 from fedvlm.data.formats.folders import OWN_CUT
 from fedvlm.data.images import ImageLoader
-from fedvlm.data.own.add import COLUMNS, LABELS, OwnSet, understand
+from fedvlm.data.locate import first_names
+from fedvlm.data.own.add import COLUMNS, LABELS, OwnSet, understand, without_flags
 from fedvlm.data.targets import set_config
 from fedvlm.evaluation.label_rows import MEASURE, Fixed, set_row
 from fedvlm.evaluation.metrics import accuracy, macro_f1
@@ -41,7 +42,9 @@ class Labelled:
         classnames: by label; of sets of labels the labels.
         templates: prompts of the set, with ``{}``.
         sets: whether an image has a set of labels.
-        whole: whether it has no test part, so that all images are looked at.
+        part: whose images these are: ``test``, ``val`` where there is no test part, ``train``
+            where there are no parts, so that all are looked at.
+        bare: how many more have no label, and are not looked at.
     """
 
     name: str
@@ -49,7 +52,8 @@ class Labelled:
     classnames: tuple[str, ...]
     templates: tuple[str, ...]
     sets: bool = False
-    whole: bool = False
+    part: str = "test"
+    bare: int = 0
 
 
 def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
@@ -74,7 +78,7 @@ def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
 
 
 def of_folder(folder: str | Path, labels: str = "", columns: str = "") -> Labelled:
-    """Return the test images of a folder of your own; all of them where it has no test part.
+    """Return the test images of a folder of your own, else those of val, else all.
 
     Args:
         labels: columns that hold sets of labels (``DATASET.LABELS``); empty: one class per image.
@@ -83,15 +87,35 @@ def of_folder(folder: str | Path, labels: str = "", columns: str = "") -> Labell
     Raises:
         DataError: it is no folder of labelled images.
     """
-    own = understand(user_path(folder), given_of(labels, columns))
-    samples = own.data.all() if was_cut(own) else own.data.test
+    own = read_own(folder, labels, columns)
+    part = next(part for part in ("test", "val", "train") if own.data.parts[part])
     cfg, _ = build_config(None, None, own.keys, [], default_schema())
-    return replace(_labelled(own.data, samples, templates(cfg)), whole=was_cut(own))
+    return replace(_labelled(own.data, own.data.parts[part], templates(cfg)), part=part,
+                   bare=len(own.data.unlabelled))
+
+
+def read_own(folder: str | Path, labels: str = "", columns: str = "") -> OwnSet:
+    """Return images of your own as they are: without a split, all are in ``train``.
+
+    Raises:
+        DataError: as ``of_folder``.
+    """
+    lacking = ("captions",) if labels else ("captions", "labels")
+    with without_flags("this run", *lacking):
+        own = understand(user_path(folder), given_of(labels, columns), whole=False)
+    if was_cut(own):
+        own.data.parts |= {"train": own.data.all(), "val": [], "test": []}
+    return own
 
 
 def given_of(labels: str, columns: str) -> dict[str, Value]:
     """Return the config keys of a table that somebody says something of."""
     return {key: word for key, word in ((LABELS, labels), (COLUMNS, columns)) if word}
+
+
+def left_out(bare: int) -> list[str]:
+    """Return what is said of images without a label."""
+    return [f"{bare:,} images without a label are not used"] if bare else []
 
 
 def _answers(model: Model, tests: Labelled) -> Predictions:
@@ -109,7 +133,7 @@ def _answers(model: Model, tests: Labelled) -> Predictions:
 
 
 def was_cut(own: OwnSet) -> bool:
-    """Tell whether the test images were drawn from a list or from class folders without parts."""
+    """Tell whether parts were drawn from a list or from class folders without parts."""
     return CUT in own.keys or any(note.endswith(OWN_CUT) for note in own.data.notes)
 
 
@@ -143,6 +167,10 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
         return _evaluate_sets(models, tests)
     refuse_targets("this run", sets=tests.sets)
     table = same_classes(first.classnames, tests.classnames)
+    if table is None and len(tests.classnames) < 2:
+        raise DataError(f"{tests.name} has one class only, {tests.classnames[0]}, which the run "
+                        f"does not know{did_you_mean(tests.classnames[0], first.classnames)}: its "
+                        f"classes are {first_names(first.classnames)}")
     own = np.array([d.label for d in tests.samples])
     true = own if table is None else np.array(table)[own]
     rows = []
@@ -195,5 +223,7 @@ def _evaluate_sets(
                       Fixed(facts.temperature, np.array(thresholds)[at]))
         rows.append({"model": name, "images": len(held), MEASURE: row["accuracy"],
                      **{what: row[what] for what in ("auroc", "macro_f1", "sensitivity")}})
-    return rows, (f"over {len(at)} of the run's {len(first.classnames)} labels; F1 at the "
+    rare = [name for name, n in zip(tests.classnames, held.sum(0), strict=True) if not n]
+    none = f" ({first_names(rare)}: on no image, so in no mean)" if rare else ""
+    return rows, (f"over {len(at)} of the run's {len(first.classnames)} labels{none}; F1 at the "
                   "thresholds of the client's validation images (0.5 for the global model)")

@@ -51,15 +51,18 @@ MEMORY_FORMAT = "memory"  # DATASET.FORMAT of what a Python program gave (``memo
 DEFAULT_TEMPLATE = "a photo of a {}."
 
 
-def load_dataset(cfg: CfgNode) -> DatasetBase:
+def load_dataset(cfg: CfgNode, whole: bool = True) -> DatasetBase:
     """Read the data set that ``cfg.DATASET`` names, from its images or from a feature pack.
+
+    Args:
+        whole: as ``CopyInfo``.
 
     Raises:
         ConfigError: unknown name (and no DATASET.DIR that describes an own set) or format; a pack
             of another set.
         DataError: something is missing on disk or inconsistent; the message says what.
     """
-    data = _load(cfg)
+    data = _load(cfg, whole)
     check_holders(data, cfg.DATASET.get("CLIENTS_BY", ""), cfg.DATASET.get("GROUPS", ""))
     if cfg.DATASET.get("CAPTIONS", "") and not data.captioned:
         raise ConfigError(
@@ -81,7 +84,7 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
 
 
 @explain_refusals()
-def _load(cfg: CfgNode) -> DatasetBase:
+def _load(cfg: CfgNode, whole: bool) -> DatasetBase:
     name = cfg.DATASET.NAME
     if fold(cfg.DATASET.FORMAT) == MEMORY_FORMAT:
         raise ConfigError(
@@ -107,7 +110,7 @@ def _load(cfg: CfgNode) -> DatasetBase:
             f"(known: {', '.join(names)}; own data: set DATASET.DIR and DATASET.FORMAT, "
             "see configs/datasets/custom_folders.yaml)"
         )
-    data = _checked(name, read_by_config(cfg, find_root(cfg.DATASET.ROOT)))
+    data = _checked(name, read_by_config(cfg, find_root(cfg.DATASET.ROOT), whole=whole))
     return rename_classes(data, cfg.DATASET.get("CLASSNAMES", ""))
 
 
@@ -259,11 +262,13 @@ def spells_layout(info: DatasetInfo, cfg: CfgNode) -> bool:
     return any(value not in ("", row) for value, row in zip(config, catalog, strict=True))
 
 
-def read_by_config(cfg: CfgNode, root: Path, faults: list[str] | None = None) -> DatasetBase:
+def read_by_config(
+    cfg: CfgNode, root: Path, faults: list[str] | None = None, whole: bool = True
+) -> DatasetBase:
     """Read a set, known or not, in the layout that the config spells out.
 
     Args:
-        faults: as ``CopyInfo``.
+        faults, whole: as ``CopyInfo``.
 
     Raises:
         ConfigError: the config does not say how it is laid out.
@@ -294,9 +299,10 @@ def read_by_config(cfg: CfgNode, root: Path, faults: list[str] | None = None) ->
         seed=int(cfg.DATA_SEED), faults=faults, clients_by=node.get("CLIENTS_BY", ""),
         groups=node.get("GROUPS", ""), columns=node.get("COLUMNS", ""),
         labels=node.get("LABELS", ""), captions=node.get("CAPTIONS", ""),
-        topics=int(node.get("TOPICS", 1)), unlabelled=bare,
+        topics=int(node.get("TOPICS", 1)), unlabelled=bare, whole=whole,
         unpacked=cache_dir(cfg) / "fedvlm" / "unpacked" if form in _TABLES else None,
     ))  # fmt: skip
+    data.whole = whole
     if form == "coop" and files[0].name == prepared_name(name):
         data.notes.append(f"{name}: not the published split ({files[0].name})")
     return data
@@ -332,6 +338,11 @@ def check_holders(data: DatasetBase, clients_by: str, groups: str) -> None:
         (clients_by, "--clients-by", any(d.client for d in data.all())),
         (groups, "--groups", any(d.group is not None for d in data.all())),
     ):
+        if key and not known and dataset_info(data.name) is not None:
+            raise ConfigError(
+                f"{flag} {key}: {data.name} is a known set, which is read without it: drop {flag} "
+                f"(--partition deals the {data.kind}s), or name a column of a table of its "
+                f"{data.kind}s: --images TABLE {flag} COLUMN")
         if key and not known:
             word = "{client}" if flag == "--clients-by" else "{group}"
             raise ConfigError(

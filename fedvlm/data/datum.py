@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int64]
 PARTS = ("train", "val", "test")
 NO_LABEL = "no label"  # the class by which images with an empty set of labels are dealt
+ONE_SIDED = "one_sided_labels"  # a fault of what is trained on only
 _FIRST = 5  # labels that a message lists
 _MOST = 0.5  # of the classes: where more of them have no test image there is no test
 
@@ -140,6 +141,7 @@ class DatasetBase:
         label_names: of all labels where an image has a set of them (``Datum.labels``), set by the
             reader; else empty. ``classnames`` is then these, and ``NO_LABEL`` where one has none.
         unlabelled: training images without a label (``add_unlabelled``); they are in no part.
+        whole: whether it is there to be trained on (``CopyInfo.whole``).
         client_names: sorted names of the clients that the data say (``Datum.client``) and that have
             a training image; empty where the partition decides.
 
@@ -164,6 +166,7 @@ class DatasetBase:
         self.notes = list(notes)
         self.label_names: list[str] = []
         self.unlabelled: list[Datum] = []
+        self.whole = True
         self.lab2cname: dict[int, str] = {}
         self.classnames: list[str] = []
         self.client_names = sort_names({d.client for d in self.parts["train"]} - {""})
@@ -187,7 +190,10 @@ class DatasetBase:
             DataError: labels with gaps, a label with two names, a name with two labels or that
                 is none, or an image that is in two parts or twice in one.
         """
-        if faults := list_faults(self.parts, self.domain_names, self.label_names):
+        faults = list_faults(self.parts, self.domain_names, self.label_names)
+        if not self.whole:
+            faults = [fault for fault in faults if fault.check != ONE_SIDED]
+        if faults:
             raise DataError(f"{self.name}: {faults[0].text}")
         self.lab2cname = {d.label: d.classname for d in self.all()}
         if self.label_names:
@@ -359,7 +365,7 @@ def _one_sided(train: Sequence[Datum], names: Sequence[str]) -> Iterator[ListFau
     odd = [name for i, name in enumerate(names) if counts[i] in (0, len(train))]
     if odd:
         i = list(names).index(odd[0])
-        yield ListFault("one_sided_labels", f"the label '{odd[0]}' is on "
+        yield ListFault(ONE_SIDED, f"the label '{odd[0]}' is on "
                         f"{'all' if counts[i] else 'none'} of the {len(train)} training images"
                         f"{_more(odd)}: leave it out, or give another split", len(odd))
 

@@ -168,6 +168,12 @@ class FederatedData:
         )
 
     @property
+    def without_labels(self) -> list[int]:
+        """Numbers of the clients that have only images without a label."""
+        return [c for c, one in enumerate(self.clients)
+                if len(one.unlabelled) and not len(one.train)]
+
+    @property
     def digest(self) -> str:
         """The sha256 that stands for this data and this partition in a run's identity."""
         parts: list[Any] = [self.index_file()["sha256"], self.split_digest, self.new_classnames]

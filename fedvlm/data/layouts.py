@@ -56,6 +56,8 @@ class CopyInfo:
         captions: columns of an image's captions (DATASET.CAPTIONS); empty for none.
         topics: groups of captions that stand for classes where no column does (DATASET.TOPICS).
         unlabelled: the folder of images without a label (DATASET.UNLABELLED); empty for none.
+        whole: False where a trained model looks at the images: then no part, class or label has to
+            be there, and validation images stay what they are.
     """
 
     name: str
@@ -80,6 +82,7 @@ class CopyInfo:
     captions: str = ""
     topics: int = 1
     unlabelled: str = ""
+    whole: bool = True
 
 
 Reader = Callable[[Path, CopyInfo], DatasetBase]

@@ -77,6 +77,7 @@ BUILT_IN: Mapping[str, tuple[str, Judge, Callable[[int], bool]]] = {
 }
 NEEDS = {"top5": f"more than {TOP} classes", "sensitivity": "exactly two classes",
          "auroc": "two classes"}
+OF_SETS = ("auroc", "f1", "sensitivity")  # what a run on sets of labels has without being asked
 
 
 def load_metrics(
@@ -86,14 +87,15 @@ def load_metrics(
 
     Args:
         classes: of the run.
-        sets: whether an image has a set of labels.
+        sets: whether an image has a set of labels: then ``OF_SETS`` add nothing.
         typed: the words were given on this command, not read from a file.
 
     Raises:
         ConfigError: an unknown name, one that is not defined for these classes, one named twice, or
             a file without this function.
     """
-    found = [_one(str(word), classes, sets, typed) for word in words]
+    found = [_one(str(word), classes, sets, typed) for word in words
+             if not (sets and word in OF_SETS)]
     names = [metric.name for metric in found]
     twice = [name for name in names if names.count(name) > 1]
     if twice:

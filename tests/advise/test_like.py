@@ -36,6 +36,9 @@ def table(tmp_path: Path) -> Path:
     ("2 clients; 100 images each; iid", like.Case(2, 100, "even")),
     ("50 users, 10 samples a client, skew disjoint, shift", like.Case(50, 10, "two classes", True)),
     ("5 sites, 8 images, beta 0.7", like.Case(5, 8, "1")),
+    ("ten clients, twenty images, two classes", like.Case(10, 20, "two classes")),
+    ("3 hospitals, 8 images, iid", like.Case(3, 8, "even")),
+    ("five centres, 1 sample a client, skew 1", like.Case(5, 1, "1")),
     ("5 clients, 8 images, skew .12", like.Case(5, 8, "0.1")),
 ])
 def test_a_case_in_words(text: str, case: like.Case) -> None:

@@ -47,7 +47,7 @@ def test_clients_with_classes_of_their_own_do_not() -> None:
 
 def test_few_images_and_no_clear_gain_is_cannot_say() -> None:
     found = advice(8, [[0, 1], [2, 3], [4, 5]], spread=0.5)
-    assert found.verdict == UNKNOWN and "fewer than 30 images" in found.why
+    assert found.verdict == UNKNOWN and "all clients have fewer than 30 images" in found.why
     assert found.judged == [] and found.gaining == [] and found.losing == []
 
 
@@ -71,6 +71,8 @@ def test_the_page_is_short_and_its_record_the_same(yes: Advice) -> None:
     lines = advice_lines(*parts)
     assert len(lines) <= 25 and "no test image was opened" in lines[0]
     assert any(line.startswith("Verdict: federate") for line in lines)
+    numbered = "\n".join(advice_lines(yes, trial, [70] * 6, list("012345"), "", ""))
+    assert "(client " in numbered and "in images: client " in numbered
     assert any("fedvlm run X" in line for line in lines)
     record = advice_record(*parts)
     assert record["verdict"] == FEDERATE and record["cost"].startswith("288 bytes up")

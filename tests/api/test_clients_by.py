@@ -147,7 +147,9 @@ def test_the_partition_is_not_dealt_anew(
     assert main([*words, "--min-images", "99"]) == 2
     assert "FED.MIN_IMAGES 99: none of the 3 clients" in capsys.readouterr().err
     assert main(["--demo", "--clients-by", "hospital", "--output-dir", str(tmp_path)]) == 2
-    assert "name a column of a table of its images" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "name a column of a table of its images" in said
+    assert "Shapes is a known set, which is read without it: drop --clients-by" in said
 
 
 def test_the_yaml_of_data_add_is_the_same_run(

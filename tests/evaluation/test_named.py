@@ -74,13 +74,18 @@ def test_a_client_of_one_class_has_no_auroc_and_is_counted() -> None:
     ("aurok", 3, False, "did you mean 'auroc'"),
     ("top5", 5, False, "needs more than 5 classes, and this run has 5"),
     ("sensitivity", 3, False, "needs exactly two classes"),
-    ("auroc", 3, True, "a run always has mAP, AUROC"),
+    ("balanced", 3, True, "a run always has mAP, AUROC"),
     ("./nowhere.py:f", 3, False, "no file"),
     ("./nowhere.py", 3, False, "name a function of the file"),
 ])
 def test_what_is_not_defined_is_refused(word: str, classes: int, sets: bool, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_metrics([word], classes, sets, True)
+
+
+def test_one_sweep_can_ask_runs_on_sets_of_labels_for_what_they_have_anyway() -> None:
+    assert load_metrics(["auroc", "f1", "sensitivity"], 3, True, True) == []
+    assert [one.name for one in load_metrics(["auroc"], 3, False, True)] == ["auroc"]
 
 
 @pytest.fixture(scope="module")

@@ -319,6 +319,18 @@ def test_evaluate_on_another_table_of_sets(
     assert "over 2 of the run's 3 labels" in capsys.readouterr().err
 
 
+def test_the_doctor_counts_labels_and_no_classes(
+    chest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three, though images without a label are dealt as a fourth class."""
+    yaml = str(tmp_path / "chest.yaml")
+    assert main(["data", "add", str(chest / "scans.csv"), "--labels", "finding", "--to",
+                 yaml]) == 0
+    capsys.readouterr()
+    assert main(["doctor", "--root", str(chest.parent), "--dataset-config-file", yaml]) == 0
+    assert "3 labels  " in capsys.readouterr().out.splitlines()[1]
+
+
 def test_adapt_a_new_hospital_to_sets(whole: Path, elsewhere: Path) -> None:
     """Answers follow the run's order of labels; thresholds are of its own validation images."""
     from fedvlm.api.adapt import adapt
@@ -334,6 +346,40 @@ def test_adapt_a_new_hospital_to_sets(whole: Path, elsewhere: Path) -> None:
     fixed = label_rows.fix(truth, model.predict(files).logits.numpy())
     assert model.facts.temperature == pytest.approx(fixed.temperature)
     np.testing.assert_allclose(model.facts.thresholds, fixed.thresholds)
+
+
+def test_a_table_to_measure_on_need_not_be_one_to_train_on(
+    whole: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Test images alone, a label that none has, one column of 0 and 1; validation images stay."""
+    from fedvlm.api.adapt import adapt
+
+    run, table = str(jobs.folder(whole)), elsewhere.with_name("measured.csv")
+    rows = [line.split(",") for line in elsewhere.read_text().splitlines()]
+    table.write_text("\n".join([",".join(rows[0]), *(
+        f"{row[0]},test,{row[2]},0,{row[4]}" for row in rows[1:] if row[1] == "test")]))
+    model = fedvlm.load(run).global_model
+    files, truth = other_truth(elsewhere, "test")
+    ap = rankings.average_precision(truth, model.predict(files).logits.numpy())
+    for labels, mean, said in ((OTHER[1], ap[:2].mean(), "labels (striped: on no image"),
+                               ("red", ap[1], "over 1 of the run's 3 labels;")):
+        words = ["evaluate", run, "--images", str(table), "--labels", labels]
+        assert main([*words, "--json"]) == 0
+        row = json.loads(capsys.readouterr().out)
+        assert row["mAP"] == pytest.approx(100 * mean) and row["images"] == len(files)
+        assert main(words) == 0 and said in capsys.readouterr().err
+    assert main(["adapt", run, "--images", str(table), "--labels", "red", "--to", "x"]) == 3
+    assert "no column for the label 'bright'" in capsys.readouterr().err
+    table.write_text(elsewhere.read_text().replace(",test,", ",train,"))
+    adapted, notes = adapt(run, table, labels=OTHER[1])
+    files, truth = other_truth(elsewhere, "val")
+    fixed = label_rows.fix(truth, adapted.predict(files).logits.numpy())
+    np.testing.assert_allclose(adapted.facts.thresholds, fixed.thresholds)
+    assert "24 validation images: mAP" in notes[-1] and not adapted.facts.metrics
+    table.write_text(table.read_text().replace(",val,", ",train,"))
+    adapted, notes = adapt(run, table, labels=OTHER[1])
+    assert any("temperature 1 and all thresholds at 0.5" in note for note in notes)
+    assert not adapted.facts.thresholds
 
 
 def test_adapt_trains_on_the_new_labels(whole: Path, elsewhere: Path, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import cross_entropy
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
+from fedvlm.job.results.against import next_step
+from fedvlm.runs.verify.answer import answer_sentences
 from tests import jobs
 
 HOSPITALS = ("Utrecht", "Lyon", "Porto")
@@ -143,6 +145,25 @@ def test_a_client_without_any_label(
     said = " ".join(capsys.readouterr().err.split())
     assert "client(s) Porto have only images without a label, and FedAvg needs labels" in said
     assert run(scans, "only.csv", tmp_path / "b", "--trainer", "SAGE") == 0
+    results = jobs.results(tmp_path / "b")
+    assert results["unlabelled"] == [1]
+    ways = " ".join(answer_sentences(results | {"next": None}, "SAGE"))
+    assert "made together in one round reaches" in ways and "--trainer AFL" not in ways
+    head = results["answer"] | {"verdict": "unclear", "together": {"personal": 0.0}}
+    assert [next_step(some | {"answer": head}, [], "SAGE", "", 0.1, longer=False) is None for some
+            in (results, {k: v for k, v in results.items() if k != "unlabelled"})] == [True, False]
+
+
+def test_advice_and_data_add_name_a_method_that_takes_a_client_without_any_label(
+    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = [str(scans / "only.csv"), "--clients-by", "hospital"]
+    assert main(["advise", "--images", *own, "--backbone", "tiny"]) == 0
+    said = capsys.readouterr().out
+    assert "Not judged: 1 client(s) with only images without a label (Porto)" in said
+    assert "--trainer SAGE\n" in said and "FedAvg --peft" not in said and "It costs" not in said
+    assert main(["data", "add", *own, "--to", str(tmp_path / "own.yaml")]) == 0
+    assert "own.yaml --trainer SAGE\n" in capsys.readouterr().out
 
 
 def test_without_clients_they_are_dealt_evenly_and_an_index_file_keeps_them(

@@ -45,6 +45,8 @@ def add_folder(args: Namespace) -> int:
     there = _write(place, yaml_text(own))
     method = "PromptFL" if own.data.label_names else "FedTV"  # which needs one class of an image
     method = "FedAvg --peft lora" if own.data.captioned else method
+    if {d.client for d in own.data.unlabelled} - {d.client for d in own.data.train_x}:
+        method = "SAGE"  # others refuse clients that have only images without a label
     root, samples = shlex.quote(str(own.keys["DATASET.ROOT"])), "images"
     if own.of_texts:
         samples, method = "texts", "FedAvg --peft head --backbone transformers-text:FOLDER"

@@ -165,7 +165,7 @@ def _show_absent(checks: Sequence[Checkup], root: str) -> None:
 def _row(check: Checkup) -> dict[str, object]:
     sizes, published = check.sizes, check.published_sizes
     same = check.published_classes in (None, check.classes)
-    classes = "-" if check.classes is None else str(check.classes)
+    classes = "-" if check.classes is None else f"{check.classes} {check.unit}".strip()
     sized = any(n is not None for n in published.values())
     return {
         "set": check.name,

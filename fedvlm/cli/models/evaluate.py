@@ -21,7 +21,11 @@ EXAMPLES = (
     "fedvlm evaluate RUN --images photos/ --client all  # class folders",
     "fedvlm evaluate RUN --images photos/ --client 3 --json",
 )
-_WHOLE = "there is no test part: all images count, also any that the run trained on"
+_PARTS = {
+    "test": [],
+    "val": ["there is no test part: the validation images count"],
+    "train": ["there is no test part: all images count, also any that the run trained on"],
+}
 ALSO = ("eval", "test", "score")
 
 
@@ -55,17 +59,19 @@ def main(args: Namespace) -> int:
         raise ConfigError("--root needs --dataset: --images FOLDER already gives the place; drop "
                           "--root")
     run = open_run(args)
-    from fedvlm.api.evaluate import evaluate, of_dataset, of_folder  # start-up: PyTorch, 2 s
+    from fedvlm.api import evaluate as api  # start-up: PyTorch, 2 s
+    from fedvlm.data.datum import refuse_targets  # start-up: NumPy
 
+    refuse_targets("fedvlm evaluate", captions=run.config.DATASET.CAPTIONS)
     labels = args.labels or str(run.config.DATASET.LABELS)
-    tests = of_folder(args.images, labels, args.columns) if args.images else of_dataset(
+    tests = api.of_folder(args.images, labels, args.columns) if args.images else api.of_dataset(
         args.dataset, run.config, args.root
     )
     progress(f"{len(tests.samples):,} images of {tests.name}")
-    rows, classes = evaluate(run.named(args.client), tests)
+    rows, classes = api.evaluate(run.named(args.client), tests)
     if args.json:
         say(*(json.dumps(row | {"set": tests.name}) for row in rows))
         return 0
     say(*table_lines(rows))
-    complain(classes, *([_WHOLE] if tests.whole else []), prefix="note")
+    complain(classes, *_PARTS[tests.part], *api.left_out(tests.bare), prefix="note")
     return 0

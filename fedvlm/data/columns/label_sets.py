@@ -27,13 +27,16 @@ _NOTHING = frozenset({
 Lines = Sequence[tuple[int, Sequence[str]]]
 
 
-def read_sets(header: Header, lines: Lines, where: str) -> list[tuple[str, ...]]:
+def read_sets(
+    header: Header, lines: Lines, where: str, whole: bool = True
+) -> list[tuple[str, ...]]:
     """Return the set of labels of each line, as names.
 
     Args:
         header: ``labels`` says in which columns.
         lines: number and cells.
         where: the table, for messages.
+        whole: as ``CopyInfo``: a single column of 0 and 1 is then no set.
 
     Raises:
         DataError: a cell that is neither 0 nor 1 in one of several columns, or in a single column
@@ -45,6 +48,8 @@ def read_sets(header: Header, lines: Lines, where: str) -> list[tuple[str, ...]]
     cells = [(f"{where} {number}", line[at].strip()) for number, line in lines]
     name = header.names[at]
     if any(cell for _, cell in cells) and all(c.lower() in _YES_NO for _, c in cells if c):
+        if not whole:
+            return [_flags(header, line, f"{where} {number}") for number, line in lines]
         raise DataError(
             f"--labels {name}: one column of 0 and 1 is no set: name a column for each label "
             f"(--labels {name},OTHER), or read it as two classes (--columns classname={name})")
@@ -119,7 +124,7 @@ def sets_of(
     counts = Counter(name for row in rows for name in row.labels or ())
     words = [label_name(word) for word in info.labels.split(",") if word.strip()]
     codes = words if len(words) > 1 else sorted(counts)
-    if len(codes) < 2:
+    if len(codes) < (2 if info.whole else 1):
         raise DataError(
             f"{info.files[0]}: --labels {info.labels}: " + (
                 f"there is one label only, {codes[0]}; a set needs two (--columns classname=COLUMN "

@@ -62,6 +62,7 @@ class Checkup:
         layout: the layout that was read, or the nearest one.
         folder: of the set, below the root.
         classes, sizes: found; ``sizes`` by part. None and empty where nothing was read.
+        unit: what ``classes`` counts where it is no class: labels, or topics of captions.
         published_classes, published_sizes: of the catalog; None where not known.
         images: number of distinct images in the lists.
         looked: images that were decoded; ``unreadable`` of them do not decode.
@@ -77,6 +78,7 @@ class Checkup:
     folder: str = ""
     classes: int | None = None
     sizes: dict[str, int] = field(default_factory=dict)
+    unit: str = ""
     published_classes: int | None = None
     published_sizes: dict[str, int | None] = field(default_factory=dict)
     images: int = 0

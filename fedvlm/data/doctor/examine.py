@@ -270,7 +270,8 @@ def _check_data(
     """Check the lists, then the image files."""
     lists, images = data.parts, data.all()
     check.sizes = {part: len(lists[part]) for part in PARTS}
-    check.classes = len({datum.label for datum in images})
+    check.classes = len(data.label_names or {datum.label for datum in images})
+    check.unit = "labels" if data.label_names else "topics" if data.captioned else ""
     check.findings += check_lists(lists, bool(info and info.test_only), data.domain_names)
     try:
         check_holders(data, cfg.DATASET.get("CLIENTS_BY", ""), cfg.DATASET.get("GROUPS", ""))

@@ -44,6 +44,8 @@ def complete(
     if parts["test"]:
         unused = "DATASET.TEST_SHARE is not used: there are test images"
         return parts, [f"{of}: {unused}"] if info.test_share else []
+    if parts["val"] and not info.whole:
+        return parts, []
     if parts["val"]:
         note = f"{of} has no test part: val is the test list, and there is no validation"
         return parts | {"test": parts["val"], "val": []}, [note]

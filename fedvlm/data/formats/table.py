@@ -65,7 +65,7 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
     for path in paths:
         table = read_lines_of(path, info.unpacked)
         part = part_of_table(path, image_dir) if len(paths) > 1 else ""
-        more, used, others, said = _rows(table, path, image_dir, part, wish)
+        more, used, others, said = _rows(table, path, image_dir, part, wish, info.whole)
         notes += [note for note in said if note not in notes]
         if columns and set(used) != columns:
             raise DataError(f"{path} has the columns {', '.join(sorted(used))}, the table before "
@@ -107,7 +107,7 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
         data, words = captions.captioned(rows, info, domains)
         data = mark(data, info.clients_by, info.groups)
         return parted(rows, data, domains, [*notes, words], info)
-    labels = _labels(rows, columns, first, info.renames)
+    labels = _labels(rows, columns, first, info.renames, info.whole)
     data = [
         Datum(r.file or str(image_dir / r.path), label,
               domains.index(r.domain) if domains else 0, name, r.path, client=r.client,
@@ -231,6 +231,8 @@ def parted(
         notes.append(f"{path.name}: the table has no split column, so {OWN_CUT}")
         return DatasetBase.of(_cut(data, domains), domains, notes)
     lists = {part: [d for d, p in zip(data, parts, strict=True) if p == part] for part in PARTS}
+    if not info.whole and not info.test_share:
+        return DatasetBase.of(lists, domains, notes)
     if not lists["train"]:
         raise DataError(f"{path}: no line has split 'train'; train and test are needed")
     if not lists["test"] and not lists["val"] and not info.test_share:
@@ -241,7 +243,7 @@ def parted(
 
 
 def _rows(
-    table: Lines, path: Path, image_dir: Path, part: str, wish: Wish
+    table: Lines, path: Path, image_dir: Path, part: str, wish: Wish, whole: bool
 ) -> tuple[list[ImageRow], list[str], list[str], list[str]]:
     """Return the checked lines, the columns that are used, those that are not, and notes."""
     metadata = path.stem.lower() == METADATA
@@ -255,7 +257,8 @@ def _rows(
                             f"{len(table.header)}")
     notes = [f"{path.name}: {sentence}" for sentence in proposals(header, lines)]
     names, note = _binary(header, lines, wish)
-    sets = read_sets(header, table.lines, f"{path}, {table.unit}") if header.labels else []
+    sets = (read_sets(header, table.lines, f"{path}, {table.unit}", whole) if header.labels
+            else [])
     texts: list[tuple[str, ...]] = []
     if header.captions:
         from fedvlm.data.columns.captions import read_captions  # start-up: for captions only
@@ -392,11 +395,13 @@ def _with_sets(
 
 
 def _labels(
-    rows: Sequence[ImageRow], columns: set[str], path: Path, names: Mapping[str, str]
+    rows: Sequence[ImageRow], columns: set[str], path: Path, names: Mapping[str, str], whole: bool
 ) -> list[tuple[int, str]]:
     """Return label and class name of each line; ``names`` are those of codes."""
     if all(row.label is not None for row in rows):
-        return [(row.label or 0, row.target) for row in rows]
+        given = [row.label or 0 for row in rows]
+        order = {n: n if whole else i for i, n in enumerate(sorted(set(given)))}
+        return [(order[n], row.target) for n, row in zip(given, rows, strict=True)]
     codes = [row.target for row in rows]
     numbers = "label" in columns and all(code.isdecimal() for code in codes)
     absent = sorted({code for code in codes if code not in names})
@@ -408,8 +413,8 @@ def _labels(
             "classname, or give the names by number with DATASET.NAMES_FILE (a line is: 0 NAME)"
         )
     distinct = sorted(set(codes), key=lambda code: (int(code), code) if numbers else (0, code))
-    order = {code: label for label, code in enumerate(distinct)}
-    return [(order[code], names.get(code, code)) for code in codes]
+    place = {code: label for label, code in enumerate(distinct)}
+    return [(place[code], names.get(code, code)) for code in codes]
 
 
 def _number(text: str, where: str) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +13,12 @@ from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Value
 from fedvlm.core.errors import DataError, fold
-from fedvlm.data.datasets import DEFAULT_TEMPLATE, load_for_training, rename_classes
+from fedvlm.data.datasets import (
+    DEFAULT_TEMPLATE,
+    load_dataset,
+    load_for_training,
+    rename_classes,
+)
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.formats.class_names import WORDS, folder_words, runs_together
 from fedvlm.data.locate import first_names
@@ -80,6 +86,27 @@ class OwnSet:
                 f"{'/'.join(PARTS)}")
 
 
+@contextmanager
+def without_flags(what: str, *lacking: str) -> Iterator[None]:
+    """Propose no flag of a run that the caller lacks where a table has no class for each image.
+
+    Args:
+        what: needs the class; in messages.
+        lacking: flags without dashes: ``labels``, ``captions``.
+
+    Raises:
+        DataError: what is raised inside, in other words where it proposes one of these flags.
+    """
+    try:
+        yield
+    except DataError as error:
+        head, _, flag = str(error).partition(": --")
+        if not flag.startswith(lacking):
+            raise
+        raise DataError(f"{head}: {what} needs one class for each image: --columns "
+                        "classname=COLUMN names its column") from error
+
+
 def _classes(data: DatasetBase) -> str:
     if data.label_names:
         return f"sets of {len(data.label_names)} labels ({first_names(data.label_names)})"
@@ -89,11 +116,14 @@ def _classes(data: DatasetBase) -> str:
     return f"{data.num_classes} classes ({first_names(data.classnames)})"
 
 
-def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
+def understand(
+    path: Path, given: Mapping[str, Value] | None = None, whole: bool = True
+) -> OwnSet:
     """Look at a folder and read its lists; no image is opened.
 
     Args:
         given: config keys that the user sets; they override what was inferred.
+        whole: as ``CopyInfo``; what is not is shared by no clients.
 
     Raises:
         DataError: it cannot be read as a data set; says how to mend it.
@@ -107,7 +137,7 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     keys: Keys = {} if bare else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}
     keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
     cfg, _ = build_config(None, None, keys | given, [], default_schema())
-    data = load_for_training(cfg)
+    data = load_for_training(cfg) if whole else load_dataset(cfg, whole=False)
     if not shape.known and CLASSNAMES_KEY not in given:
         names = [] if data.captioned else data.label_names or data.classnames
         odd = runs_together(names) if cfg.DATASET.FORMAT in (*TREES, *_TABLES) else []
@@ -117,7 +147,9 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
             shape = replace(shape, notes=(*shape.notes, _worded(odd, len(names))))
     share: Keys = {}
     notes: list[str] = []
-    if data.client_names:
+    if not whole:
+        pass  # no clients share it
+    elif data.client_names:
         if not data.label_names and not data.captioned:
             _refuse_one_class(data.name, data.classnames)
         number = len(data.client_names)

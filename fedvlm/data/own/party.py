@@ -11,7 +11,7 @@ from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.data.datasets import DEFAULT_TEMPLATE
 from fedvlm.data.datum import PARTS, Datum, refuse_targets
 from fedvlm.data.locate import read_lines
-from fedvlm.data.own.add import OwnSet, understand
+from fedvlm.data.own.add import OwnSet, understand, without_flags
 from fedvlm.data.own.site import ImageList, SiteFile
 
 
@@ -53,8 +53,9 @@ def site_of(
         DataError: a folder that is no data set, a class that the federation does not have, or
             images inside a file.
     """
-    sets = {c: understand(path, given) for c, path in folders.items()}
-    open_set = understand(public, given) if public else None
+    with without_flags("a site file", "labels", "captions"):
+        sets = {c: understand(path, given) for c, path in folders.items()}
+        open_set = understand(public, given) if public else None
     every = [*sets.values(), *([open_set] if open_set else [])]
     for own in every:
         refuse_targets("a site file", sets=own.data.label_names, captions=own.data.captioned,
@@ -72,9 +73,17 @@ def site_of(
         title, list(classnames), list(templates) or [DEFAULT_TEMPLATE], clients, tests
     )
     said = [line for c, own in sorted(sets.items()) for line in
-            (f"client {c}: {own.sentence}", *(f"note: {note}" for note in own.reading))]
+            (f"client {c}: {own.sentence}", *(f"note: {_one(note, c)}" for note in own.reading))]
     said += [f"public: {len(tests):,} test images of {public}"] if public else []
     return file, top, said
+
+
+def _one(note: str, client: int) -> str:
+    """Return a note of a table that seems to say whose images they are, for one client's."""
+    what, found, _ = note.partition(": --clients-by ")
+    return note if not found else (
+        f"{what}; here all are client {client}: cut the table by that column and give each part "
+        "with a --client of its own")
 
 
 def _top(images: Sequence[Datum], given: Sequence[Path]) -> Path:

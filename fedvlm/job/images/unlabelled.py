@@ -42,10 +42,9 @@ def for_method(
     if taken:
         refuse_targets(f"FED.ATTACK {attack}", unlabelled=attack in ("label_flip", "backdoor"))
         return data
-    bare = [c for c, client in enumerate(data.clients)
-            if len(client.unlabelled) and not len(client.train)]
-    if bare:
-        names = [data.client_names[c] if data.client_names else str(c) for c in bare]
+    if data.without_labels:
+        names = [data.client_names[c] if data.client_names else str(c)
+                 for c in data.without_labels]
         raise DataError(
             f"client(s) {first_names(names, _FIRST)} have only images without a label, and "
             f"{method} needs labels: train with --trainer SAGE, or take these clients out")

@@ -16,6 +16,7 @@ from fedvlm.core.stats import mean
 from fedvlm.runs.verify.answer import (
     ALONE,
     ANSWER,
+    BARE,
     BASELINES,
     COSTS,
     POOLED,
@@ -110,6 +111,8 @@ def next_step(
             rounds = max(ENOUGH, 2 * (len(records) - 1))
             return {"reason": f"{rising}: train longer",
                     "flags": ["--rounds", str(rounds), "--tag", f"rounds-{rounds}"]}
+    if numbers.get(BARE):  # other methods refuse such clients
+        return None
     is_head = (trainer, peft) == (HEAD[1], HEAD[3])
     unclear = answer["verdict"] == UNCLEAR
     if head and trainer != AFL[1] and (head["points"] > 0 or unclear) \

@@ -34,6 +34,7 @@ from fedvlm.runs.names import method_name
 from fedvlm.runs.private import public_facts
 from fedvlm.runs.verify.answer import (
     ANSWER,
+    BARE,
     NEXT,
     answer_lines,
     federation_answer,
@@ -146,6 +147,8 @@ def results_of(
         numbers["attack"] = hostile.report(last["clients"])
     if spoken:
         numbers["privacy"] = spoken
+    if bare := built.data.without_labels:
+        numbers[BARE] = bare
     if of_parties(built.cfg):
         numbers["told"] = TOLD
     end = [

@@ -36,6 +36,7 @@ _ACCURACY = re.compile(r"\b[Aa]ccurac(?:y|ies)\b")
 NORMAL = 1.96  # standard errors of a 95 % margin
 LISTED = 5  # clients that are named
 COMPARED = ("references", "below", "gain", "hurt", ANSWER, NEXT)  # sections made of baselines
+BARE = "unlabelled"  # clients whose images have no label, which methods with labels refuse
 UNCOVERED = "baselines on the private images would not be covered by the run's privacy guarantee"
 SAME = 0.05  # points: less is the same number in print
 
@@ -199,7 +200,8 @@ def answer_sentences(
     if head is not None and abs(head["personal"] - answer[TOGETHER]["personal"]) >= SAME:
         end = {PAYS: "federation can pay here", COSTS: "federation does not pay here",
                UNCLEAR: "no clear difference"}[head["verdict"]]
-        how = "in closed form" if "measure" in answer else "in one round (--trainer AFL)"
+        how = "in closed form" if "measure" in answer else "in one round" + (
+            "" if results.get(BARE) else " (--trainer AFL)")
         told.append(f"a linear head made together {how} reaches "
                     f"{head['personal']:.1f}, {head['points']:+.1f} points against the best "
                     f"alone: {end}")

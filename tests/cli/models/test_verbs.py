@@ -131,6 +131,47 @@ def test_a_table_without_parts_is_evaluated_and_adapted_to_whole(
     assert "test images: " not in said and "simulated" not in said
 
 
+def test_a_table_of_test_images_needs_no_training_images(
+    quick_run: Path, tmp_path: Path, capsys: Captured
+):
+    """Parts, classes and labels that training needs may be absent; unlabelled images are told."""
+    place = jobs.folder(quick_run)
+    folder = photos(tmp_path / "photos", data_of(place))
+    files = sorted(folder.rglob("*.png"))
+    first = files[0].parent.name
+
+    def table(parts: list[str], only: str = "", bare: int = 0) -> list[str]:
+        named = [p for p in files if only in ("", p.parent.name)]
+        (folder / "list.csv").write_text("\n".join(["path,label,classname,split", *(
+            f"{p.relative_to(folder)},{7 if p.parent.name == first else 9},{p.parent.name},{part}"
+            for p, part in zip(named, parts * len(named), strict=False)),
+        ]).replace(f",7,{first},", ",,,", bare))
+        return [str(place), "--images", str(folder / "list.csv")]
+
+    one = len([p for p in files if p.parent.name == first])
+    for parts, only, images in ((["test"], "", 6), (["val", "train"], "", 3), (["train"], "", 6),
+                                (["test"], first, one)):
+        assert main(["evaluate", *table(parts, only), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["images"] == images
+    assert main(["evaluate", *table(["val", "train"])]) == 0
+    assert "no test part: the validation images count" in capsys.readouterr().err
+    out = ["--to", str(tmp_path / "new")]
+    assert main(["adapt", *table(["test"]), *out]) == 3
+    assert "no training images to adapt to" in capsys.readouterr().err
+    assert main(["adapt", *table(["train"], bare=1), *out]) == 0
+    said = capsys.readouterr().err
+    assert "note: 1 images without a label are not used" in said
+    assert "5/0/0 images in train/val/test" in said and "all 5 images are training" in said
+    (folder / "list.csv").write_text(f"path,caption\n{files[0].relative_to(folder)},a word\n")
+    assert main(["evaluate", str(place), "--images", str(folder / "list.csv")]) == 3
+    said = capsys.readouterr().err
+    assert "this run needs one class for each image" in said and "--captions" not in said
+    (folder / "list.csv").write_text("path,classname\n" + "\n".join(
+        f"{p.relative_to(folder)},a walrus" for p in files))
+    assert main(["evaluate", str(place), "--images", str(folder / "list.csv")]) == 3
+    assert "one class only, a walrus, which the run does not know" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("words", "code", "sentence"), [
     (["predict", "RUN", "no.png"], 3, "no image 'no.png'"),
     (["predict", "RUN", "no.png", "--client", "nine"], 2, "--client nine: a client's number"),

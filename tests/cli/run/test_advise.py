@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -75,6 +76,15 @@ def test_rounds_of_a_run_are_no_matter_of_the_advice(
     assert cli.main(["advise", "--images", str(photos), *SMALL]) == 0
     said = capsys.readouterr()
     assert "note: photos" in said.err and "--rounds auto" not in said.err
+
+
+def test_hospitals_that_are_folders_have_their_names(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:
+    for town in ("Bern", "Graz"):
+        shutil.copytree(photos / "train", tmp_path / town)
+    found = advised(["--images", str(tmp_path), *SMALL], capsys)
+    assert [c["client"] for c in found["clients"]] == ["Bern", "Graz"]  # type: ignore[attr-defined]
 
 
 def test_a_seed_that_deals_the_clients_stays_in_the_command() -> None:

@@ -90,6 +90,17 @@ def test_a_party_s_table_keeps_patients_whole(
     assert "note: list.csv: the column 'patient' (6 values) seems to say which images" in said
     assert "each class was cut 50/20/30" in said
     assert "--clients-by" not in said and "simulated" not in said  # they are this client's
+    table.write_text(table.read_text().replace("Lyon", "Ghent", 3))
+    assert make(*words, "--to", "two") == 0
+    said = capsys.readouterr().out
+    assert "the column 'hospital' (2 values) seems to say whose images they are; here all are " \
+        "client 0: cut the table by that column" in said and "--clients-by" not in said
+    for column, flag in (("caption", "--captions"), ("findings", "--labels")):
+        table.write_text(f"path,{column}\ndog/1.png,a dog\ndog/2.png,another dog\n")
+        assert make("--client", "0", str(table), "--to", "bare") == 3
+        said = capsys.readouterr().err
+        assert f"'{column}' seems to hold" in said and flag not in said
+        assert "a site file needs one class for each image: --columns classname=COLUMN" in said
     table.write_text("path,label\ndog/1.png,\ndog/2.png,dog\nRed_Fox/2.png,cat\n")
     assert make("--client", "0", str(table), "--to", "bare") == 2
     assert "a site file needs one class for each image, and some" in capsys.readouterr().err
