@@ -334,6 +334,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "fedvlm.federation.cards", "fedvlm.report.collect", "fedvlm.report.pages.run",
         ),
     },
+    "fedvlm/models/backbone.py": {
+        "start-up: on a GPU only": ("fedvlm.models.device",),
+    },
     "fedvlm/models/load/bert.py": {
         "start-up: 2 s": ("transformers",),
     },

@@ -12,10 +12,18 @@ import torch
 import torch.nn.functional as F
 
 from fedvlm.api.replay import replay
+from fedvlm.cli.main import main
+from fedvlm.data.packs.lists import read_pack_lists
+from fedvlm.data.packs.pack import open_pack
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.flags import parse
+from fedvlm.job.images.packed import foreign_origins
 from fedvlm.job.resolve import resolve
 from fedvlm.job.workers import processes
+from fedvlm.models.features.encode import batch_size
+from fedvlm.models.features.inventory import list_stores
+from fedvlm.models.features.store import default_dir
+from fedvlm.models.load.backbones import load_backbone
 from tests import jobs
 from tests.device.card import GIB, pretend_card
 from tests.device.methods import SMALL
@@ -105,7 +113,7 @@ def test_fast_leaves_the_order_open_and_says_so(
     with pretend_card():
         assert jobs.run(tmp_path, *words, "--fast") == 0
         assert not torch.are_deterministic_algorithms_enabled()
-        assert not torch.backends.cudnn.allow_tf32  # images are encoded for other runs, too
+        assert not torch.backends.cudnn.allow_tf32
         assert "in no fixed order (--fast)" in capsys.readouterr().out
         path = jobs.folder(tmp_path)
         told = json.loads((path / "manifest.json").read_text())["identity"]
@@ -121,6 +129,35 @@ def test_a_replay_of_a_fast_run_counts_images(tmp_path: Path) -> None:
         assert jobs.run(tmp_path, "--trainer", "LocalOnly", *SMALL, "--fast") == 0
         again = replay(jobs.folder(tmp_path))
     assert "FAST: kernels in no fixed order" in again.elsewhere and not again.differences
+
+
+def test_features_of_a_card_are_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the cache and in a pack; those of a CPU have the key that they always had."""
+    words = ("features", "--dataset", "new_nouns", "--backbone", "tiny")
+    pack = tmp_path / "one.pack.safetensors"
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    with pretend_card():
+        assert main([*words, "--device", "cuda", "--pack", str(pack)]) == 0
+        capsys.readouterr()
+        assert main(["features", "--show", str(pack)]) == 0
+        shown = capsys.readouterr().out
+        assert "(pretend, fixed order, no TF32, CUDA " in shown
+        backbone = load_backbone("tiny", device="cuda")
+        samples = read_pack_lists(open_pack(pack)).all()
+        assert foreign_origins(samples, backbone) == []
+        here = backbone.numerics
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "another")
+        assert foreign_origins(samples, backbone) == [f"{here}, batch {batch_size(backbone)}"]
+        torch.use_deterministic_algorithms(False)
+        assert "(another, no fixed order, " in backbone.numerics
+        stores = len(list_stores(default_dir()))
+        assert main([*words, "--device", "cuda"]) == 0
+        assert len(list_stores(default_dir())) == stores + 1
+    chip = torch.backends.cpu.get_cpu_capability()
+    assert load_backbone("tiny").numerics == (
+        f"torch.float32 fast cpu {chip} torch {torch.__version__}")
 
 
 def test_fast_is_for_cuda(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
