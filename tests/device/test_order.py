@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch.nn.functional as F
 
 from fedvlm.api.replay import replay
 from fedvlm.cli.main import main
+from fedvlm.cli.verbs import verbs
+from fedvlm.console.guard import exit_code_of
+from fedvlm.core.errors import NO_MEMORY, NO_MEMORY_ELSEWHERE, MethodError
 from fedvlm.data.packs.lists import read_pack_lists
 from fedvlm.data.packs.pack import open_pack
 from fedvlm.federation.discovery import load_trainer
@@ -20,6 +24,7 @@ from fedvlm.job.flags import parse
 from fedvlm.job.images.packed import foreign_origins
 from fedvlm.job.resolve import resolve
 from fedvlm.job.workers import processes
+from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.encode import batch_size
 from fedvlm.models.features.inventory import list_stores
 from fedvlm.models.features.store import default_dir
@@ -63,6 +68,34 @@ def test_no_memory_is_a_sentence(
         assert jobs.run(tmp_path, "--trainer", "FedAvg", *SMALL) == 2
     said = capsys.readouterr().err
     assert "FED.CHUNK" in said and "Traceback" not in said and not list(tmp_path.rglob("round_1*"))
+
+
+def test_no_memory_names_what_a_verb_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(Backbone, "encode_image", full)
+    with pretend_card():
+        assert main(["features", "--dataset", "new_nouns", "--backbone", "tiny", "--device",
+                     "cuda"]) == 2
+    said = capsys.readouterr().err
+    assert "--device cpu" in said and "FED.CHUNK" not in said and "--batch-size" not in said
+    for verb in ("adapt", "evaluate", "export", "features", "figures", "predict", "verify"):
+        assert "--device" in verbs()[verb].parser().format_help()
+        failed = MethodError(f"FedAvg, predict: {NO_MEMORY}")
+        assert exit_code_of(raiser(failed), [verb, "x"]) == 2
+        said = capsys.readouterr().err
+        assert "FedAvg, predict: " in said and NO_MEMORY_ELSEWHERE in said
+    assert exit_code_of(raiser(failed), ["run"]) == 2 and NO_MEMORY in capsys.readouterr().err
+
+
+def raiser(error: Exception) -> Callable[[], int]:
+    def call() -> int:
+        raise error
+
+    return call
 
 
 def test_a_folder_goes_on_elsewhere_only_on_purpose(
