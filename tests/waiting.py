@@ -290,6 +290,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: runs with attackers only": ("fedvlm.evaluation.backdoor",),
         "start-up: such runs only": (
             "fedvlm.job.settings.threats", "fedvlm.federation.aggregation.fairness",
+            "fedvlm.job.workers.processes",
         ),
     },
     "fedvlm/job/settings/threats.py": {

@@ -20,6 +20,9 @@ from fedvlm.core.errors import NO_MEMORY, NO_MEMORY_ELSEWHERE, MethodError
 from fedvlm.data.packs.lists import read_pack_lists
 from fedvlm.data.packs.pack import open_pack
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.job.build import build_run, chunk_of
+from fedvlm.job.engines import workers
+from fedvlm.job.engines.workers import Workers
 from fedvlm.job.flags import parse
 from fedvlm.job.images.packed import foreign_origins
 from fedvlm.job.resolve import resolve
@@ -197,6 +200,39 @@ def test_fast_is_for_cuda(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert jobs.run(tmp_path, *SMALL, "--device", "cpu", "--fast") == 2
     said = capsys.readouterr().err
     assert "--fast" in said and "computes on cpu" in said and "Traceback" not in said
+
+
+def test_workers_on_one_gpu_share_its_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    words = (*SMALL, "--trainer", "PromptFL", "--engine", "workers", "--workers", "4")
+    with pretend_card(memory=GIB // 4):
+        assert jobs.run(tmp_path, *words, "--dry-run") == 0
+        said = capsys.readouterr().out
+        built = build_run(resolve(parse(jobs.argv(tmp_path, *words))).jobs[0].cfg)
+
+        def chunk(*more: object) -> int:
+            cfg = built.cfg.clone()
+            cfg.merge_from_list(list(more))
+            return chunk_of(cfg, built.model, built.federation.trainer)
+
+        shared, alone = built.identity["chunk"], chunk("FED.ENGINE", "local")
+        assert f"{shared} clients computed at once (FED.CHUNK), by the memory of a GPU for 4" in (
+            " ".join(said.split()))
+        assert 4 <= 4 * shared <= alone < 4 * (shared + 1)
+        assert chunk("FED.WORKERS", 1) == alone and chunk("FED.CHUNK", 9) == 9
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)  # one for each
+        assert chunk() == alone and chunk("DEVICE", "cuda:1") == shared
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)  # one has two of them
+        assert chunk() == alone // 2
+        # A worker sees one card: the driver tells how many clients a chunk has.
+        side = Workers(built.cfg)
+        side.built, told = built, list[str]()
+        monkeypatch.setattr(workers, "WorkerProcesses", lambda command, *_: told.extend(
+            command(0, 7)))
+        side.workers_of(tmp_path, print)
+        assert told[-2:] == ["--chunk", str(shared)]
 
 
 def test_each_worker_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
