@@ -292,6 +292,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: runs with attackers only": ("fedvlm.evaluation.backdoor",),
         "start-up: such runs only": (
             "fedvlm.job.settings.threats", "fedvlm.federation.aggregation.fairness",
+            "fedvlm.job.workers.processes",
         ),
     },
     "fedvlm/job/settings/threats.py": {
@@ -337,6 +338,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: 1 s of matplotlib, where a page is due": (
             "fedvlm.federation.cards", "fedvlm.report.collect", "fedvlm.report.pages.run",
         ),
+    },
+    "fedvlm/models/backbone.py": {
+        "start-up: on a GPU only": ("fedvlm.models.device",),
     },
     "fedvlm/models/load/bert.py": {
         "start-up: 2 s": ("transformers",),

@@ -58,6 +58,7 @@ from fedvlm.method import (
     per_client,
     privacy,
     rates,
+    trees,
     weighting,
 )
 
@@ -245,7 +246,7 @@ def drawn(v: Tensor, b: Batch) -> Tensor:
             raise ValueError("a start can be drawn only within a step of a loop")
         stream = torch.Generator().manual_seed(seed)
         rows.append(torch.randn(v.shape[1:], generator=stream, dtype=torch.float64))
-    return torch.stack(rows).to(v.dtype).to(v.device, non_blocking=True)
+    return trees.to_device(torch.stack(rows).to(v.dtype), v.device)
 
 
 def orthonormal(whole: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:

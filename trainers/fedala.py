@@ -46,6 +46,7 @@ from fedvlm.method import (
     map_leaves,
     peft,
     pick,
+    trees,
 )
 
 WINDOW = 10  # losses whose spread tells whether they are steady
@@ -104,9 +105,9 @@ class FedALA(PeftTrainer):
         mix, losses = state["mix"], [list[float]() for _ in choose]
         live = [k for k, chooses in enumerate(choose) if chooses]
         for turn in range(self.cfg.MAX_EPOCHS):
-            at = torch.tensor(live, dtype=torch.int64).to(known.device, non_blocking=True)
-            trees = [{n: v[at] for n, v in t.items()} for t in (received, old, gap, mix)]
-            mine, value = self.one_pass(ctx.only(live), trees, f"{tag}-{turn}")
+            at = trees.to_device(torch.tensor(live, dtype=torch.int64), known.device)
+            mixed = [{n: v[at] for n, v in t.items()} for t in (received, old, gap, mix)]
+            mine, value = self.one_pass(ctx.only(live), mixed, f"{tag}-{turn}")
             mix = {n: v.index_copy(0, at, mine[n]) for n, v in mix.items()}
             if not all(learned[k] for k in live):  # one pass is all that others take
                 for k, loss in zip(live, value.tolist(), strict=True):
@@ -136,7 +137,7 @@ class FedALA(PeftTrainer):
         batches = list(ctx.batches(tag))
         counts = [sum(len(b.counts) > k for b in batches) for k in range(ctx.k)]
         shares = [math.ceil(self.cfg.SHARE * n) for n in counts]
-        value = torch.zeros(ctx.k, dtype=ctx.model.dtype).to(ctx.model.device, non_blocking=True)
+        value = torch.zeros(ctx.k, dtype=ctx.model.dtype, device=ctx.model.device)
         for i, batch in enumerate(batches):
             k = sum(share > i for share in shares)  # the first of them: clients lie by size
             if not k:

@@ -56,6 +56,7 @@ from fedvlm.method import (
     kept_words,
     per_client,
     prompts,
+    trees,
     vision,
     weighting,
 )
@@ -224,7 +225,7 @@ class FedMGP(Trainer):
             for g in (ctx.stream(f"groups/{side}", c) for c in ctx.clients)
         ])
         noise = -torch.log(-torch.log(noise.clamp(1e-12, 1 - 1e-12)))
-        scores = near / self.cfg.TEMP + noise.to(near, non_blocking=True)
+        scores = near / self.cfg.TEMP + trees.to_device(noise.to(near.dtype), near.device)
         return scores.topk(int(self.cfg.SENT), 1).indices.to(near.dtype)
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:

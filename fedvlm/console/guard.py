@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from fedvlm.console.screen import complain
 from fedvlm.core.errors import (
     NO_MEMORY,
+    NO_MEMORY_ELSEWHERE,
     ConfigError,
     FedvlmError,
     MethodError,
+    fold,
     out_of_memory,
     own_line,
 )
@@ -32,7 +34,7 @@ def exit_code_of(call: Callable[[], int], words: Sequence[str]) -> int:
             sys.stdout.flush()
         return code
     except FedvlmError as error:
-        complain(str(error))
+        complain(str(error).replace(NO_MEMORY, _no_memory(words)))
         if "--debug" in words and error.__cause__ is not None:
             complain(*"".join(traceback.format_exception(error.__cause__)).rstrip().splitlines())
         return error.exit_code
@@ -58,9 +60,15 @@ def exit_code_of(call: Callable[[], int], words: Sequence[str]) -> int:
         return ConfigError.exit_code
     except Exception as error:  # the last resort: a bug gets a message too
         if out_of_memory(error):
-            complain(NO_MEMORY)
+            complain(_no_memory(words))
             return ConfigError.exit_code
         return _bug(error, words)
+
+
+def _no_memory(words: Sequence[str]) -> str:
+    """Return what helps a verb without memory: one that does not train has no chunk or batch."""
+    device_alone = ("adapt", "evaluate", "export", "features", "figures", "predict", "verify")
+    return NO_MEMORY_ELSEWHERE if words and fold(words[0]) in device_alone else NO_MEMORY
 
 
 def _reader_is_gone() -> int:

@@ -86,6 +86,12 @@ NO_MEMORY = (
 )
 
 
+NO_MEMORY_ELSEWHERE = (
+    "the GPU's memory does not suffice: end what else computes on it (nvidia-smi lists it), or use "
+    "--device cpu or another card; images that were encoded stay in the cache"
+)
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Return whether a GPU's memory did not suffice (``torch.OutOfMemoryError``)."""
     return type(error).__name__ == "OutOfMemoryError"

@@ -21,6 +21,19 @@ TreeView = Mapping[str, Tensor]  # a tree that is read only
 State = dict[str, Tree]  # slots of trees
 
 
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on ``device``; the host does not wait where it is copied to CUDA.
+
+    CUDA copies on its own only from page-locked memory that lies in order, so that the numbers are
+    put there first. That memory may be dropped at once: PyTorch's allocator of it
+    (``CachingHostAllocator``) notes the copy as an event of its stream (``copy_kernel_cuda`` in
+    ``aten/src/ATen/native/cuda/Copy.cu``) and gives the memory to nobody before the event is over.
+    """
+    if device.type != "cuda" or value.device.type != "cpu":
+        return value.to(device)
+    return value.contiguous().pin_memory().to(device, non_blocking=True)
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     """Stack K trees of equal names and shapes into one with leaves ``[K, ...]``.
 

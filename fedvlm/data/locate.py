@@ -154,7 +154,11 @@ def find_root(root: str) -> Path:
                         "holds the data sets")
     if path.exists():
         raise DataError(f"DATASET.ROOT {path} is a file; give the folder that holds the data sets")
-    near = _neighbours(path.parent, path.name, str(path.parent)) if path.parent.is_dir() else ""
+    near, above = "", path.parent
+    if above == above.parent:  # the file system's own folders, which nobody has named
+        near = did_you_mean(path.name, listing(above))
+    elif above.is_dir():
+        near = _neighbours(above, path.name, str(above))
     raise DataError(f"DATASET.ROOT {path} does not exist{near}")
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core import rng
-from fedvlm.core.trees import Tree
+from fedvlm.core.trees import Tree, to_device
 from fedvlm.federation.local.steps import Block, StepPlan, plan_drawn, plan_steps, plan_whole
 from fedvlm.federation.server import Roster, count_roster
 from fedvlm.models.features.sources import SampleSource
@@ -112,7 +112,7 @@ class Batch:
         """
         if self.balance is None:
             return None
-        table = self.balance.table(self.clients).to(self.y.device, dtype)
+        table = self.balance.table(self.clients, self.y.device, dtype)
         if self.sets is None:
             return table.gather(1, self.y)
         held = self.sets[self.y] > 0
@@ -154,7 +154,7 @@ class Batch:
 
     def take(self, at: Sequence[int]) -> Batch:
         """Return the batch of those of its clients that lie at ``at``."""
-        index = torch.tensor(at, dtype=torch.int64).to(self.y.device, non_blocking=True)
+        index = to_device(torch.tensor(at, dtype=torch.int64), self.y.device)
         return replace(
             self, x={s: v[index] for s, v in self.x.items()}, y=self.y[index], w=self.w[index],
             rows=index if self.rows is None else self.rows[index],
@@ -212,7 +212,7 @@ def single_samples(
         if not len(place):
             return
         clients = tuple(batch.clients[i] for i in (place // width).tolist() if batch.clients)
-        place = place.to(batch.y.device, non_blocking=True)
+        place = to_device(place, batch.y.device)
         own = place // width
         yield replace(
             batch, x={s: v.flatten(0, 1)[place].unsqueeze(1) for s, v in batch.x.items()},
@@ -441,6 +441,9 @@ class SplitBatcher:
                 self.source, lambda k, epoch: self._shuffled(clients[k], round_, epoch, tag, dice),
                 cuts, totals, view, self.device, self.dtype, clock,
             )
+        if self.balance is not None:
+            self.balance.place(clients, self.device, self.dtype)
+        groups = self._groups_of(plan)
         expected = tuple(min(self.batch_size, n) for n in self.sizes(clients))
         for t, step in enumerate(plan.steps, start=1):
             active = len(step.epochs)
@@ -451,7 +454,7 @@ class SplitBatcher:
                 tuple(
                     replace(self._batch(
                         plan, block, step.views, ids,
-                        Moment(self.seed, round_, tag, t, j, self.secrets),
+                        Moment(self.seed, round_, tag, t, j, self.secrets), groups,
                     ), counts=told[j])
                     for j, block in enumerate(step.blocks)
                 ),
@@ -465,7 +468,7 @@ class SplitBatcher:
             picks = [p if len(p) else self._part(c, fallback)
                      for p, c in zip(picks, clients, strict=True)]
         batch = self._as_they_are(clients, picks)
-        return batch and replace(batch, present=present.to(self.device, non_blocking=True))
+        return batch and replace(batch, present=to_device(present, self.device))
 
     def draw(
         self, clients: Sequence[int], round_: int, tag: str, most: int
@@ -488,7 +491,8 @@ class SplitBatcher:
             [len(p) > 0 for p in picks], self.device, self.dtype,
         )
         (step,) = plan.steps
-        return self._batch(plan, step.blocks[0], step.views, tuple(clients), None)
+        return self._batch(plan, step.blocks[0], step.views, tuple(clients), None,
+                           self._groups_of(plan))
 
     def _part(self, client: int, part: str) -> np.ndarray:
         return np.array(getattr(self.splits[client], part), dtype=np.int64)
@@ -556,16 +560,21 @@ class SplitBatcher:
         """Return the augmented view of a local epoch."""
         return ((round_ - 1) * self.epochs_per_round + epoch) % self.views
 
+    def _groups_of(self, plan: StepPlan) -> Tensor | None:
+        """Return the groups of a plan's samples ``[n]`` on the device; None: nobody asks."""
+        if not self.grouped or self.groups is None:
+            return None
+        return to_device(torch.from_numpy(self.groups)[plan.index], self.device)
+
     def _batch(
         self, plan: StepPlan, block: Block, views: Sequence[int], clients: tuple[int, ...],
-        moment: Moment | None,
+        moment: Moment | None, groups: Tensor | None,
     ) -> Batch:
-        x, groups = plan.streams(block, views), None
-        if self.grouped and self.groups is not None:
-            groups = torch.from_numpy(self.groups)[block.of(plan.index)].to(self.device)
+        x = plan.streams(block, views)
         batch = Batch(
-            {s: v.to(self.device) for s, v in x.items()}, block.of(plan.labels),
+            {s: to_device(v, self.device) for s, v in x.items()}, block.of(plan.labels),
             block.of(plan.mask), clients=clients, moment=moment, counts=block.counts,
-            sets=self.sets, balance=self.balance, groups=groups,
+            sets=self.sets, balance=self.balance,
+            groups=None if groups is None else block.of(groups),
         )
         return batch if self.poison is None else self.poison(batch)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import DivergedError, FedvlmError
-from fedvlm.core.trees import State, Tree, matching, pick
+from fedvlm.core.trees import State, Tree, matching, pick, to_device
 from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.groups import PERSONAL, SHARED
@@ -415,7 +415,7 @@ def rates(ctx: Context, step: Step) -> Rate:
         of = {e: ctx.schedule(ctx.clock(e)) for e in set(step.epochs)}
         each = [of[e] for e in step.epochs]
         ctx._rates[step.epochs] = each[0] if len(set(each)) == 1 else (
-            torch.tensor(each, dtype=torch.float64).to(ctx.model.device, non_blocking=True)
+            to_device(torch.tensor(each, dtype=torch.float64), ctx.model.device)
         )
     return ctx._rates[step.epochs]
 

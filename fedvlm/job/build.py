@@ -322,7 +322,10 @@ def make_plateau(cfg: CfgNode, plan: Plan, roster: Roster) -> Plateau:
 
 
 def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
-    """Return how many clients are stacked: ``FED.CHUNK``, or by a fixed budget of memory."""
+    """Return how many clients are stacked: ``FED.CHUNK``, or by a fixed budget of memory.
+
+    Workers on one GPU share it.
+    """
     if cfg.FED.PLAIN:
         return 1
     if cfg.FED.CHUNK:
@@ -346,6 +349,10 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     most, room = MAX_CHUNK if sets or first is not None else FEATURES_CHUNK, CHUNK_BYTES
     if model.device.type == "cuda":  # all of its memory, not what is free: bits do not move
         most, room = CUDA_CHUNK, int(CUDA_SHARE * torch.cuda.mem_get_info(model.device)[1])
+        if cfg.FED.ENGINE == "workers":
+            from fedvlm.job.workers.processes import sharing  # start-up: such runs only
+
+            room //= sharing(cfg)
     return max(1, min(most, room // max(1, per_client)))
 
 

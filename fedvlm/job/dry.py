@@ -38,6 +38,7 @@ from fedvlm.job.record import make_evaluator
 from fedvlm.job.request import Request
 from fedvlm.job.results import summary
 from fedvlm.job.sources import bank_words, check_bank, images_to_encode
+from fedvlm.job.workers.processes import sharing
 from fedvlm.runs.claim import explain_place
 from fedvlm.runs.identity import read_manifest
 from fedvlm.runs.private import public_text
@@ -100,7 +101,8 @@ def dry_run(cfg: CfgNode) -> int:
                      f"1, {sent * uploads:,} up in the whole run if all are like it",
             "personal": f"{numel(personal):,} numbers stay with each client",
             "steps": f"{sum(steps):,} client steps per round with all clients",
-            "chunk": f"{federation.engine.chunk} clients computed at once (FED.CHUNK)",
+            "chunk": f"{federation.engine.chunk} clients computed at once (FED.CHUNK)"
+                     + _shared(built),
             "time": f"at most {seconds[-1]:.2f} s per client step (one client, images encoded "
                     f"on the way), {whole:.0f} s "
                     f"for all rounds; {images:,} images to encode once",
@@ -109,6 +111,15 @@ def dry_run(cfg: CfgNode) -> int:
     )
     console.notes([*built.notes, "dry run: nothing was written"])
     return 0
+
+
+def _shared(built: Built) -> str:
+    """Return what to say of a chunk where workers share the memory of a GPU."""
+    cfg = built.cfg
+    if built.model.device.type != "cuda" or cfg.FED.ENGINE != "workers" or cfg.FED.CHUNK:
+        return ""
+    count = sharing(cfg)
+    return f", by the memory of a GPU for {count} workers" if count > 1 else ""
 
 
 def evaluation_only(

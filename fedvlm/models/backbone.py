@@ -128,9 +128,17 @@ class Backbone:
 
     @property
     def numerics(self) -> str:
-        """What decides a feature's last bits beside weights and image: type, kernels, build."""
-        kernels = "plain" if self._live == self.digest else "fast"
-        chip = torch.backends.cpu.get_cpu_capability() if self.device.type == "cpu" else ""
+        """What decides a feature's last bits beside weights and image: type, kernels, build.
+
+        On CUDA the card and how it computes, too, as in a run's identity.
+        """
+        kernels, chip = "plain" if self._live == self.digest else "fast", ""
+        if self.device.type == "cpu":
+            chip = torch.backends.cpu.get_cpu_capability()
+        elif self.device.type == "cuda":
+            from fedvlm.models.device import cuda_words  # start-up: on a GPU only
+
+            chip = cuda_words(self.device)
         return f"{self.dtype} {kernels} {self.device.type} {chip} torch {torch.__version__}"
 
     @property

@@ -19,7 +19,7 @@ def compute_in_order(device: torch.device, fast: bool = False) -> None:
 
     Args:
         fast: take kernels without a fixed order, too, and cuDNN's attention. TF32 stays off and
-            cuDNN's convolutions stay in order: encoded images go into the cache of all runs.
+            cuDNN's convolutions stay in order.
     """
     if device.type != "cuda":
         return
@@ -30,6 +30,18 @@ def compute_in_order(device: torch.device, fast: bool = False) -> None:
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, False
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.enable_cudnn_sdp(fast)
+
+
+def cuda_words(device: torch.device) -> str:
+    """Return what ``cuda_identity`` says, in a few words: part of a feature's origin.
+
+    All of it may decide a feature's last bits: without a fixed order attention takes other kernels.
+    """
+    told = cuda_identity(device)
+    order = "fixed order" if told["algorithms"] else "no fixed order"
+    low = [name for name, on in (("products", told["tf32"]), ("cuDNN", told["cudnn_tf32"])) if on]
+    tf32 = f"TF32 in {' and '.join(low)}" if low else "no TF32"
+    return f"({told['name']}, {order}, {tf32}, CUDA {told['cuda']}, build {told['build']})"
 
 
 def cuda_identity(device: torch.device) -> dict[str, object]:

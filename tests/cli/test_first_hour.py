@@ -48,6 +48,8 @@ def test_the_set_itself_given_as_root(tmp_path: Path, capsys: pytest.CaptureFixt
         capsys, job(tmp_path / "eurosat", "eurosat"), 3
     )
     assert f"found in {tmp_path}: eurosat" in said(capsys, job(tmp_path / "no", "eurosat"), 3)
+    lacking = said(capsys, job(Path("/no_such_folder"), "eurosat"), 3)
+    assert "/no_such_folder does not exist" in lacking and "found" not in lacking
 
 
 def test_a_class_without_test_images_is_noted(tmp_path: Path):

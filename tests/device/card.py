@@ -19,7 +19,7 @@ from fedvlm.models.device import WORKSPACE
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
 from tests.device.tally import Tally
-from tests.device.tensor import OnDevice, PretendCard, PretendMode, host_of
+from tests.device.tensor import OnDevice, PretendCard, PretendMode, host_of, pinned
 
 FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "rand", "randn",
              "randint", "randperm", "zeros_like", "ones_like", "full_like", "empty_like",
@@ -48,6 +48,7 @@ def pretend_card(cards: int = 1, memory: int = 80 * GIB) -> Iterator[Tally]:
             patch.setattr(torch, name, _factory(getattr(torch, name)))
         for name in METHODS:
             patch.setattr(Tensor, name, _method(getattr(Tensor, name)))
+        patch.setattr(Tensor, "pin_memory", pinned)
         made = torch.tensor
         patch.setattr(torch, "tensor", _tensor(made))
         patch.setattr(torch, "as_tensor", lambda data, **how: (
@@ -132,13 +133,25 @@ def _parts(patch: pytest.MonkeyPatch, tally: Tally) -> None:
     loop, work = context.run_loop, LocalEngine.run
     round_, publish, constant = Federation.round, Federation._publish, VLModel._constant
 
-    def run_loop(slots: Any, body: Any, *rest: Any, **more: Any) -> Any:
+    def fetched(steps: Iterator[Any]) -> Iterator[Any]:
+        part = "plan"  # with the first batch
+        while True:
+            with tally.within(part):
+                found = next(steps, None)
+            if found is None:
+                return
+            part = "fetch"
+            yield found
+
+    def run_loop(
+        slots: Any, body: Any, work: Any, steps: Iterator[Any], *rest: Any, **more: Any
+    ) -> Any:
         def step(*args: Any) -> Any:
             with tally.within("step"):
                 tally.steps += 1
                 return body(*args)
 
-        return loop(slots, step, *rest, **more)
+        return loop(slots, step, work, fetched(steps), *rest, **more)
 
     def run(*args: Any) -> Any:
         with tally.within("work"):

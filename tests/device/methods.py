@@ -46,19 +46,22 @@ def on_card(output: Path, method: str, *words: str) -> Tally:
     return tally
 
 
-def check_bounds(method: str, tally: Tally, but: str = "") -> None:
+def check_bounds(method: str, tally: Tally, but: str = "", pixels: bool = False) -> None:
     """No tensors of two devices, no waiting in a step, each operation in a fixed order.
 
     Args:
+        pixels: each batch is copied.
         but: a file whose reads in a round are not counted.
     """
     assert not tally.mixed, f"CUDA would stop here: {dict(tally.mixed)}"
     assert not tally.unsure, f"no deterministic kernel: {dict(tally.unsure)}"
     for what in (tally.reads, tally.blocking):
-        found = tally.during(what, "step")
+        found = tally.during(what, "step", "fetch")
         if method in ASKS_FOR_TEXTS:
             found = {k: n for k, n in found.items() if not TEXTS.fullmatch(k)}
-        assert not found, f"the host waits in a local step: {found}"
+        assert not found, f"the host waits in a local step or for its batch: {found}"
+    copies = tally.during(tally.copies, "fetch")  # cached features: a batch is a gather there
+    assert sum(copies.values()) <= (tally.steps if pixels else 0), copies
     reads = tally.during(tally.reads, "work", "round")
     reads = {place: n for place, n in reads.items() if not but or but not in place}
     if method not in READS:

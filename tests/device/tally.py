@@ -32,10 +32,13 @@ class Tally:
         mixed: operations on tensors of two devices: CUDA would stop there.
         reads: of device numbers by the host, which then waits.
         blocking: copies to the device for which the host waits.
+        pageable: of these, those that ask not to wait, from memory that CUDA cannot read by itself.
+        copies: to the device from page-locked memory: the host goes on.
         unsure: operations without a deterministic kernel.
-        kernels: by the part of the run: ``step`` is a local step, ``work`` the rest of a chunk's
-            work, ``round`` the rest of a round, ``told`` evaluation and saving after it, ``once`` a
-            constant that is kept (an anchor), ``job`` all else.
+        kernels: by the part of the run: ``step`` is a local step, ``plan`` what comes before the
+            first batch of a loop, ``fetch`` the making of the others, ``work`` the rest of a
+            chunk's work, ``round`` the rest of a round, ``told`` evaluation and saving after it,
+            ``once`` a constant that is kept (an anchor), ``job`` all else.
         flops: of matrix products and convolutions, by part; bytes: read and written, by part.
         rounds: how many there were; steps: local steps.
     """
@@ -43,6 +46,8 @@ class Tally:
     mixed: Counter[str] = field(default_factory=Counter)
     reads: Counter[str] = field(default_factory=Counter)
     blocking: Counter[str] = field(default_factory=Counter)
+    pageable: Counter[str] = field(default_factory=Counter)
+    copies: Counter[str] = field(default_factory=Counter)
     unsure: Counter[str] = field(default_factory=Counter)
     kernels: Counter[str] = field(default_factory=Counter)
     names: Counter[str] = field(default_factory=Counter)

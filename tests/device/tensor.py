@@ -27,6 +27,8 @@ UNSURE = frozenset((
     "_adaptive_avg_pool2d_backward", "upsample_bilinear2d_backward", "_ctc_loss_backward",
     "upsample_bicubic2d_backward", "reflection_pad2d_backward", "max_pool2d_with_indices_backward",
     "nll_loss2d_forward", "grid_sampler_2d_backward", "avg_pool3d_backward", "index_add_float16",
+    "adaptive_max_pool2d_backward", "max_pool3d_with_indices_backward",
+    "upsample_linear1d_backward", "upsample_trilinear3d_backward",
 ))
 READS = frozenset((
     "_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique", "_unique2",
@@ -297,11 +299,32 @@ def _copied(func: Any, source: Tensor, kwargs: dict[str, Any], to: torch.device 
     if not is_there(source):
         if source.device.type == "meta":
             raise RuntimeError("a meta tensor copied to the pretend device")
-        if not kwargs.get("non_blocking"):
-            tally.note(tally.blocking, "copy to the device")
+        _sent(tally, "copy to the device", source, host.dtype, bool(kwargs.get("non_blocking")))
     else:
         tally.kernels[tally.part] += 1
     return OnDevice(host, at if to.index is None else to.index)
+
+
+def pinned(host: Tensor) -> Tensor:
+    """Return what ``Tensor.pin_memory`` does: a copy in page-locked memory, of the same strides."""
+    out = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype).copy_(host)
+    out._pinned = True  # type: ignore[attr-defined]
+    return out
+
+
+def _sent(tally: Tally, name: str, source: Tensor, dtype: torch.dtype, free: bool) -> None:
+    """Note a copy from the host: it goes by itself if asked, from pinned memory in order.
+
+    CUDA's guide (API synchronization behavior): from pageable memory the host may wait. PyTorch
+    copies through pageable memory where types differ or strides do not fill the memory.
+    """
+    by_itself = getattr(source, "_pinned", False) and source.is_contiguous()
+    if free and by_itself and source.dtype == dtype:
+        tally.note(tally.copies, name)
+        return
+    tally.note(tally.blocking, name)
+    if free:
+        tally.note(tally.pageable, name)
 
 
 def _written(func: Any, args: Sequence[Any]) -> Tensor:
@@ -309,8 +332,8 @@ def _written(func: Any, args: Sequence[Any]) -> Tensor:
     tally, (to, source, *how) = PretendCard.tally, args
     if is_there(source) and not is_there(to):
         tally.note(tally.reads, "copy_ to the host")
-    elif is_there(to) and not is_there(source) and source.dim() and not (how and how[0]):
-        tally.note(tally.blocking, "copy_ to the device")
+    elif is_there(to) and not is_there(source) and source.dim():
+        _sent(tally, "copy_ to the device", source, to.dtype, bool(how and how[0]))
     else:
         tally.kernels[tally.part] += is_there(to)
     func(host_of(to), host_of(source), *how)
@@ -340,5 +363,5 @@ def _examine(
             tally.note(tally.blocking, f"{name} by an index of the host")
     if name in READS or (name == "repeat_interleave" and kwargs.get("output_size") is None):
         tally.note(tally.reads, name)
-    if name in UNSURE and there[0].is_floating_point():
+    if name in UNSURE and any(x.is_floating_point() for x in there):
         tally.note(tally.unsure, name)

@@ -52,6 +52,15 @@ def test_all_methods(tmp_path: Path, method: str, precision: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [
+    ("--plain",), ("--class-weights", "balanced"),
+    ("FED.DP.CLIP", "1.0", "FED.DP.NOISE", "1.0", "FED.DP.UNIT", "image"),
+])
+def test_batches_of_other_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
+    check_bounds("FedAvg", on_card(tmp_path, "FedAvg", *words), pixels="--plain" in words)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["pFedMoAP", "FedMGP", "APFL"])
 def test_states_on_disk(tmp_path: Path, method: str) -> None:
     """Each client's tensors are copied to the host to be written."""

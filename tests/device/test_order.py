@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,25 @@ import torch
 import torch.nn.functional as F
 
 from fedvlm.api.replay import replay
+from fedvlm.cli.main import main
+from fedvlm.cli.verbs import verbs
+from fedvlm.console.guard import exit_code_of
+from fedvlm.core.errors import NO_MEMORY, NO_MEMORY_ELSEWHERE, MethodError
+from fedvlm.data.packs.lists import read_pack_lists
+from fedvlm.data.packs.pack import open_pack
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.job.build import build_run, chunk_of
+from fedvlm.job.engines import workers
+from fedvlm.job.engines.workers import Workers
 from fedvlm.job.flags import parse
+from fedvlm.job.images.packed import foreign_origins
 from fedvlm.job.resolve import resolve
 from fedvlm.job.workers import processes
+from fedvlm.models.backbone import Backbone
+from fedvlm.models.features.encode import batch_size
+from fedvlm.models.features.inventory import list_stores
+from fedvlm.models.features.store import default_dir
+from fedvlm.models.load.backbones import load_backbone
 from tests import jobs
 from tests.device.card import GIB, pretend_card
 from tests.device.methods import SMALL
@@ -55,6 +71,34 @@ def test_no_memory_is_a_sentence(
         assert jobs.run(tmp_path, "--trainer", "FedAvg", *SMALL) == 2
     said = capsys.readouterr().err
     assert "FED.CHUNK" in said and "Traceback" not in said and not list(tmp_path.rglob("round_1*"))
+
+
+def test_no_memory_names_what_a_verb_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(Backbone, "encode_image", full)
+    with pretend_card():
+        assert main(["features", "--dataset", "new_nouns", "--backbone", "tiny", "--device",
+                     "cuda"]) == 2
+    said = capsys.readouterr().err
+    assert "--device cpu" in said and "FED.CHUNK" not in said and "--batch-size" not in said
+    for verb in ("adapt", "evaluate", "export", "features", "figures", "predict", "verify"):
+        assert "--device" in verbs()[verb].parser().format_help()
+        failed = MethodError(f"FedAvg, predict: {NO_MEMORY}")
+        assert exit_code_of(raiser(failed), [verb, "x"]) == 2
+        said = capsys.readouterr().err
+        assert "FedAvg, predict: " in said and NO_MEMORY_ELSEWHERE in said
+    assert exit_code_of(raiser(failed), ["run"]) == 2 and NO_MEMORY in capsys.readouterr().err
+
+
+def raiser(error: Exception) -> Callable[[], int]:
+    def call() -> int:
+        raise error
+
+    return call
 
 
 def test_a_folder_goes_on_elsewhere_only_on_purpose(
@@ -105,7 +149,7 @@ def test_fast_leaves_the_order_open_and_says_so(
     with pretend_card():
         assert jobs.run(tmp_path, *words, "--fast") == 0
         assert not torch.are_deterministic_algorithms_enabled()
-        assert not torch.backends.cudnn.allow_tf32  # images are encoded for other runs, too
+        assert not torch.backends.cudnn.allow_tf32
         assert "in no fixed order (--fast)" in capsys.readouterr().out
         path = jobs.folder(tmp_path)
         told = json.loads((path / "manifest.json").read_text())["identity"]
@@ -123,10 +167,72 @@ def test_a_replay_of_a_fast_run_counts_images(tmp_path: Path) -> None:
     assert "FAST: kernels in no fixed order" in again.elsewhere and not again.differences
 
 
+def test_features_of_a_card_are_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the cache and in a pack; those of a CPU have the key that they always had."""
+    words = ("features", "--dataset", "new_nouns", "--backbone", "tiny")
+    pack = tmp_path / "one.pack.safetensors"
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    with pretend_card():
+        assert main([*words, "--device", "cuda", "--pack", str(pack)]) == 0
+        capsys.readouterr()
+        assert main(["features", "--show", str(pack)]) == 0
+        shown = capsys.readouterr().out
+        assert "(pretend, fixed order, no TF32, CUDA " in shown
+        backbone = load_backbone("tiny", device="cuda")
+        samples = read_pack_lists(open_pack(pack)).all()
+        assert foreign_origins(samples, backbone) == []
+        here = backbone.numerics
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "another")
+        assert foreign_origins(samples, backbone) == [f"{here}, batch {batch_size(backbone)}"]
+        torch.use_deterministic_algorithms(False)
+        assert "(another, no fixed order, " in backbone.numerics
+        stores = len(list_stores(default_dir()))
+        assert main([*words, "--device", "cuda"]) == 0
+        assert len(list_stores(default_dir())) == stores + 1
+    chip = torch.backends.cpu.get_cpu_capability()
+    assert load_backbone("tiny").numerics == (
+        f"torch.float32 fast cpu {chip} torch {torch.__version__}")
+
+
 def test_fast_is_for_cuda(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert jobs.run(tmp_path, *SMALL, "--device", "cpu", "--fast") == 2
     said = capsys.readouterr().err
     assert "--fast" in said and "computes on cpu" in said and "Traceback" not in said
+
+
+def test_workers_on_one_gpu_share_its_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    words = (*SMALL, "--trainer", "PromptFL", "--engine", "workers", "--workers", "4")
+    with pretend_card(memory=GIB // 4):
+        assert jobs.run(tmp_path, *words, "--dry-run") == 0
+        said = capsys.readouterr().out
+        built = build_run(resolve(parse(jobs.argv(tmp_path, *words))).jobs[0].cfg)
+
+        def chunk(*more: object) -> int:
+            cfg = built.cfg.clone()
+            cfg.merge_from_list(list(more))
+            return chunk_of(cfg, built.model, built.federation.trainer)
+
+        shared, alone = built.identity["chunk"], chunk("FED.ENGINE", "local")
+        assert f"{shared} clients computed at once (FED.CHUNK), by the memory of a GPU for 4" in (
+            " ".join(said.split()))
+        assert 4 <= 4 * shared <= alone < 4 * (shared + 1)
+        assert chunk("FED.WORKERS", 1) == alone and chunk("FED.CHUNK", 9) == 9
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)  # one for each
+        assert chunk() == alone and chunk("DEVICE", "cuda:1") == shared
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)  # one has two of them
+        assert chunk() == alone // 2
+        # A worker sees one card: the driver tells how many clients a chunk has.
+        side = Workers(built.cfg)
+        side.built, told = built, list[str]()
+        monkeypatch.setattr(workers, "WorkerProcesses", lambda command, *_: told.extend(
+            command(0, 7)))
+        side.workers_of(tmp_path, print)
+        assert told[-2:] == ["--chunk", str(shared)]
 
 
 def test_each_worker_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.rows.store import Form, form_of, missing_row
-from fedvlm.core.trees import State
+from fedvlm.core.trees import State, to_device
 
 FEW = 8  # rows of a new table
 
@@ -63,7 +63,7 @@ def _places(at: Sequence[int]) -> Callable[[torch.device], Tensor]:
 
     def on(device: torch.device) -> Tensor:
         if device not in there:
-            there[device] = rows.to(device, non_blocking=True)
+            there[device] = to_device(rows, device)
         return there[device]
 
     return on

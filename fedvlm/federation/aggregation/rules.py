@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.core.trees import Tree, in_double, per_client
+from fedvlm.core.trees import Tree, in_double, per_client, to_device
 from fedvlm.federation.aggregation.updates import (
     NOTHING,
     Updates,
@@ -263,8 +263,8 @@ def move_products(updates: Updates) -> Tensor:
     """Return the inner products ``[K, K]`` of all clients' moves, in float64 on the CPU."""
     gram = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for move in moves(updates):
-        gram += (move @ move.mT).cpu()
-    return gram
+        gram = to_device(gram, move.device) + move @ move.mT
+    return gram.cpu()
 
 
 def move_norms(updates: Updates) -> Tensor:

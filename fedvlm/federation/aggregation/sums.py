@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.core.trees import Tree, expand, in_double, per_client
+from fedvlm.core.trees import Tree, expand, in_double, per_client, to_device
 from fedvlm.federation.aggregation.rules import AUTO, MEAN, SIMILARITY, AggregateSpec
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.context import OWN
@@ -86,15 +86,16 @@ def add_moves(
     """
     for name, rows in updates.params.items():
         here = updates.received[name]
-        alike = torch.equal(here, home[name].expand_as(here))
-        if not alike or not rows.is_floating_point():
+        alike = (here == home[name].expand_as(here)).all()
+        move = in_double(rows) - in_double(here)
+        by = factor if isinstance(factor, Tensor) else factor[name]
+        scaled = per_client(to_device(by, move.device), move) * move
+        told = torch.cat([alike.to(scaled).reshape(1), scaled.reshape(-1)]).cpu()  # one read
+        if not told[0] or not rows.is_floating_point():
             raise FedvlmError(f"{key} does not cover '{name}': clients received unlike "
                               "tensors, or it holds whole numbers")
-        move = in_double(rows) - in_double(updates.received[name])
-        by = factor if isinstance(factor, Tensor) else factor[name]
-        scaled = per_client(by.to(move.device), move) * move
-        for row in scaled:  # one after the other: the same bits for any number of them
-            sums[name] += row.cpu()
+        for row in told[1:].view(scaled.shape):  # in turn: the same bits for any number of them
+            sums[name] += row
 
 
 def of_each(
@@ -111,7 +112,8 @@ def of_each(
         sizes: as of ``Updates``.
     """
     count = len(clients)
-    moved = {n: (in_double(at).cpu() + mean[n]).to(at.dtype).to(at.device)
+    wide = {n: in_double(at) for n, at in home.items()}
+    moved = {n: (wide[n] + to_device(mean[n], wide[n].device)).to(at.dtype).to(at.device)
              for n, at in home.items()}
     return Updates(
         tuple(clients), expand(moved, count), torch.ones(count, dtype=torch.float64),

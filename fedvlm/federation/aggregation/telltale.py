@@ -12,6 +12,7 @@ from statistics import median_low
 import torch
 from torch import Tensor
 
+from fedvlm.core.trees import to_device
 from fedvlm.federation.aggregation.rules import lengths, moves
 from fedvlm.federation.aggregation.updates import Updates
 
@@ -83,9 +84,9 @@ def measured_moves(updates: Updates) -> Tensor:
     norm = lengths(moves(updates) if kept is None else kept).clamp_max(sys.float_info.max)
     weight, counted = updates.weight, _counted(updates)
     share = torch.where(counted, weight.clamp_min(torch.finfo(weight.dtype).tiny), 0.0)
-    measured = counted.to(norm.device, non_blocking=True) & (norm > 0)
+    measured = to_device(counted, norm.device) & (norm > 0)
     typical = torch.where(measured, norm, torch.nan).nanquantile(0.5)
-    share = (share / share.sum()).to(norm, non_blocking=True)
+    share = to_device((share / share.sum()).to(norm.dtype), norm.device)
     share = share * torch.where(norm > typical, typical / norm, 1.0)
     inner, square = torch.zeros_like(norm), torch.zeros_like(norm[0])
     for move in moves(updates) if kept is None else kept:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedvlm.core import foreach
 from fedvlm.core.errors import DivergedError, FedvlmError
-from fedvlm.core.trees import Tree, first_non_finite, in_double, largest
+from fedvlm.core.trees import Tree, first_non_finite, in_double, largest, to_device
 
 T = TypeVar("T")
 PIECE = 1 << 18  # numbers at a time: within a processor's cache, and no page is new
@@ -192,7 +192,7 @@ def _joined_rows(trees: Sequence[Tree], places: Sequence[int]) -> Tree:
         kind = reduce(torch.promote_types, (v.dtype for v in pieces))
         whole = pieces[0].new_empty(len(places), *pieces[0].shape[1:], dtype=kind)
         if whole.device not in to:
-            to[whole.device] = host.to(whole.device, non_blocking=True)
+            to[whole.device] = to_device(host, whole.device)
         for at in to[whole.device].split([len(v) for v in pieces]):
             whole.index_copy_(0, at, pieces.pop(0).to(kind))
         out[name] = whole

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedvlm.core.trees import to_device
+
 BALANCED = "balanced"
 BETA = 0.999
 
@@ -71,6 +73,14 @@ def sample_costs(
 
 
 @dataclass
+class _Table:
+    """Weights on a device: rows of clients ``[n, ...]``, and which row is whose."""
+
+    rows: Tensor = field(default_factory=lambda: torch.empty(0))
+    at: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
 class Balance:
     """What classes count in the losses of clients.
 
@@ -89,14 +99,29 @@ class Balance:
     classes: int
     sets: np.ndarray | None = None
     used: bool = False
-    _rows: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _tables: dict[tuple[torch.device, torch.dtype], _Table] = field(
+        default_factory=dict, repr=False)
 
-    def table(self, clients: Sequence[int]) -> Tensor:
+    def table(self, clients: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return the weights of clients ``[K, C]``, or without and with a label ``[K, C, 2]``."""
         self.used = True
-        for c in clients:
-            if c not in self._rows:
-                own = self.labels[np.asarray(self.clients[c].train, dtype=np.int64)]
-                counts = label_counts(own, self.classes, self.sets)
-                self._rows[c] = torch.from_numpy(class_weights(counts, self.kind))
-        return torch.stack([self._rows[c] for c in clients])
+        known = self.place(clients, device, dtype)
+        at = [known.at[c] for c in clients]
+        if at == list(range(at[0], at[0] + len(at))):
+            return known.rows[at[0] : at[0] + len(at)]
+        return known.rows[to_device(torch.tensor(at, dtype=torch.int64), device)]
+
+    def place(self, clients: Sequence[int], device: torch.device, dtype: torch.dtype) -> _Table:
+        """Return the table of a device, with rows of these clients: each is copied there once."""
+        known = self._tables.setdefault((device, dtype), _Table())
+        new = [c for c in dict.fromkeys(clients) if c not in known.at]
+        if new:
+            rows = to_device(torch.stack([self._weights(c) for c in new]).to(dtype), device)
+            known.rows = torch.cat([known.rows, rows]) if known.at else rows
+            known.at.update({c: len(known.at) + n for n, c in enumerate(new)})
+        return known
+
+    def _weights(self, client: int) -> Tensor:
+        own = self.labels[np.asarray(self.clients[client].train, dtype=np.int64)]
+        counts = label_counts(own, self.classes, self.sets)
+        return torch.from_numpy(class_weights(counts, self.kind))

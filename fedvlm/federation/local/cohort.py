@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.core.trees import Tree, in_double
+from fedvlm.core.trees import Tree, in_double, to_device
 from fedvlm.federation.batches import Batch, Batcher, Step
 from fedvlm.federation.groups import Groups
 from fedvlm.federation.local.effort import Effort, Work
@@ -78,7 +78,7 @@ class Cohort:
     def fresh(self) -> Tensor:
         """Which clients never worked in a round, ``[K]`` bool on the model's device."""
         flags = list(self.newcomers) or [True] * self.k
-        return torch.tensor(flags, dtype=torch.bool).to(self.model.device, non_blocking=True)
+        return to_device(torch.tensor(flags, dtype=torch.bool), self.model.device)
 
     @property
     def classes(self) -> Tensor:
@@ -94,7 +94,7 @@ class Cohort:
         held = self.class_counts[list(self.clients)] > 0
         flags = np.zeros((self.k, max(len(self.model.classnames), held.shape[1])), dtype=bool)
         flags[:, : held.shape[1]] = held
-        return torch.from_numpy(flags).to(self.model.device, non_blocking=True)
+        return to_device(torch.from_numpy(flags), self.model.device)
 
     def check_weighted(self, method: str) -> None:
         """Refuse a method that has trained without reading the class weights of the run.
@@ -196,7 +196,7 @@ class Cohort:
             yield from self._batcher.steps(self.clients, self.round, *how)
             return
         ids = [self.clients[i] for i in work.order.tolist()]
-        there = work.order.to(self.model.device, non_blocking=True)
+        there = to_device(work.order, self.model.device)
         for step in self._batcher.steps(ids, self.round, *how):
             at = there[: step.active]
             yield replace(step, batches=tuple(replace(b, rows=at) for b in step.batches))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedvlm.core.trees import State
+from fedvlm.core.trees import State, to_device
 
 KEPT, COUNT = "optim/", "steps"  # slots of a kept optimiser's state; steps that are behind it
 
@@ -19,8 +19,8 @@ def resume_optimiser(kept: State, tag: str, k: int, device: torch.device) -> Sta
     """Return the optimiser's state that fit ``tag`` goes on from, with the steps behind it."""
     prefix = f"{KEPT}{tag}/"
     old = {s.removeprefix(prefix): t for s, t in kept.items() if s.startswith(prefix)}
-    none = torch.zeros(k, dtype=torch.float64)
-    return {COUNT: {COUNT: none.to(device, non_blocking=True)}} | old
+    none = torch.zeros(k, dtype=torch.float64, device=device)
+    return {COUNT: {COUNT: none}} | old
 
 
 def keep_optimiser(kept: State, tag: str, slots: State, steps: Tensor) -> None:
@@ -33,7 +33,7 @@ def keep_optimiser(kept: State, tag: str, slots: State, steps: Tensor) -> None:
     for slot, tree in slots.items():
         if slot == COUNT:
             count = tree[COUNT]
-            tree = {COUNT: count + steps.to(count.device, non_blocking=True)}
+            tree = {COUNT: count + to_device(steps, count.device)}
         if slot != "p":
             name = f"{KEPT}{tag}/{slot}"
             kept[name] = kept.get(name, {}) | tree

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core import foreach
-from fedvlm.core.trees import Tree, in_double, largest
+from fedvlm.core.trees import Tree, in_double, largest, to_device
 
 FOLD = 4096  # tensors that are kept apart at most
 
@@ -99,9 +99,9 @@ class Means:
         count: Tree = {}
         for (names, ordered), known in groups.items():
             sums, counts = known.total, torch.tensor(known.counts, dtype=torch.float64)
-            counts = counts.to(sums.device, non_blocking=True)
+            counts = to_device(counts, sums.device)
             if ordered and self._order is not None:
-                back = self._order.argsort().to(sums.device)
+                back = to_device(self._order.argsort(), sums.device)
                 sums, counts = sums[:, back], counts[back]
             if len(groups) == 1:
                 return dict(zip(names, (sums / counts).unbind(), strict=True))

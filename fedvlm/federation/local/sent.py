@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.core.trees import Tree, TreeView, matching
+from fedvlm.core.trees import Tree, TreeView, matching, to_device
 from fedvlm.federation.aggregation.arrival import Rows
 from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, is_factor
 
@@ -88,7 +88,7 @@ def cut_upload(
         leaf = params[name]
         _check(name, one, leaf)
         index, size = one.index, leaf.shape[one.along(leaf)]
-        at = known.setdefault((id(index), -1), index.to(leaf.device, non_blocking=True))
+        at = known.setdefault((id(index), -1), to_device(index, leaf.device))
         whole[name] = here = Rows(at, one.axis)
         out[name] = here.cut(leaf)
         if (id(index), size) not in known:
@@ -120,7 +120,7 @@ def of_ranks(params: Tree, ranks: Mapping[str, Ranks]) -> dict[str, Rows]:
             raise FedvlmError(f"ranks of '{site}' have shape {list(each.shape)}, not [{k}]")
         if each.device.type == "cpu" and bool(((each < 0) | (each > rank)).any()):
             raise FedvlmError(f"ranks of '{site}' are {each.tolist()}; its rank is {rank}")
-        each = each.to(leaf.device, non_blocking=True)[:, None]
+        each = to_device(each, leaf.device)[:, None]
         at = torch.arange(rank, device=leaf.device).expand(k, rank)
         index = torch.where(at < each, at, -1)
         index = torch.where((each < 0) | (each > rank), rank, index)  # refused when it is told

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedvlm.core.trees import to_device
 from fedvlm.models.features.sources import FeatureSource, SampleSource
 
 Slices = Sequence[Sequence[tuple[int, int]]]  # of one epoch's shuffle: per step, per batch
@@ -184,7 +185,7 @@ def lay_out(
     if isinstance(source, FeatureSource):
         there[0] = source.locate(index)
         rows = torch.from_numpy(there[0])
-    placed = torch.from_numpy(there).to(device, non_blocking=True)
+    placed = to_device(torch.from_numpy(there), device)
     if isinstance(source, FeatureSource) and source.device == placed.device:
         rows = placed[0]
     return StepPlan(

@@ -28,7 +28,7 @@ from scipy.special import erfcx, ndtr, ndtri
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import Tree, per_client
+from fedvlm.core.trees import Tree, per_client, to_device
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.local.effort import Worked
 
@@ -104,7 +104,7 @@ def add_noise(
     count = batch.w.sum(1) if count is None else count
     out = {}
     for n, v in tree.items():
-        z = torch.stack(draws[n]).to(v.dtype).to(v.device, non_blocking=True)
+        z = to_device(torch.stack(draws[n]).to(v.dtype), v.device)
         out[n] = v + per_client((std / count).to(v.dtype), v) * z
     return out
 

@@ -56,7 +56,8 @@ class Workers(ClientSide):
         federation, run = built.federation, run_id(folder)
         plain = config_plain(built.cfg)
         federation.clients.store = AwayStore(None)
-        self.built, self.carrier = built, self.workers_of(folder.path, tell)
+        self.built = built
+        self.carrier = self.workers_of(folder.path, tell)
         self.engine = PoolEngine(
             self.carrier, plain, federation.engine.chunk,
             Policy(deadline=float(self.cfg.FED.ASK.SECONDS), wait=0.0), run, tell,
@@ -89,16 +90,17 @@ class Workers(ClientSide):
         place = folder / PLACE
         place.mkdir(exist_ok=True)
         count, threads = size_of(cfg)
+        chunk = self.built.federation.engine.chunk  # a worker, which sees other cards, cuts by it
         usual = usual_threads({cfg.MODEL.BACKBONE.NAME}, os.environ, core_count())
         if threads != usual and pick_device(cfg.DEVICE, cfg.FAST).type == "cpu":
             tell(
                 f"{count} workers of {threads} thread(s) each, but --engine local uses {usual}: "
                 f"the last bits may differ; with OMP_NUM_THREADS={threads} both are identical"
             )
-        return WorkerProcesses(partial(_command, folder, place), count, place,
+        return WorkerProcesses(partial(_command, folder, place, chunk), count, place,
                                partial(worker_environment, cfg, threads), tell,
                                float(cfg.FED.ASK.SECONDS))
 
 
-def _command(folder: Path, place: Path, slot: int, handle: int) -> Sequence[str]:
-    return worker_command(folder, place, "--handle", str(handle))
+def _command(folder: Path, place: Path, chunk: int, slot: int, handle: int) -> Sequence[str]:
+    return worker_command(folder, place, "--handle", str(handle), "--chunk", str(chunk))

@@ -25,6 +25,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("states", type=Path, help="folder of clients' states")
     parser.add_argument("--handle", type=int, help="end of a socket pair that the server holds")
+    parser.add_argument("--chunk", type=int, help="clients that the server computes at once")
     parser.add_argument("--clients", help="of a site behind Flower")
     parser.add_argument("--federation", type=Path, help="its invitation")
     args = parser.parse_args(words)
@@ -33,7 +34,7 @@ def main(words: list[str]) -> int:
         serve_clients(cfg, args.states, [int(c) for c in args.clients.split(",")],
                       args.federation, _say)
     else:
-        serve_driver(cfg, args.states, args.handle, _say)
+        serve_driver(cfg, args.states, args.handle, args.chunk, _say)
     return 0
 
 

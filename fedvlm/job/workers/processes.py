@@ -65,6 +65,11 @@ def size_of(cfg: CfgNode) -> tuple[int, int]:
     return count, usual_threads(backbones, os.environ, cores, count)
 
 
+def sharing(cfg: CfgNode) -> int:
+    """Return how many workers the fullest GPU has, each of which takes memory for its chunk."""
+    return -(-size_of(cfg)[0] // (torch.cuda.device_count() if _spreads(cfg) else 1))
+
+
 def _spreads(cfg: CfgNode) -> bool:
     """Say whether each worker gets a GPU of its own."""
     return cfg.DEVICE in ("auto", "cuda") and torch.cuda.is_available()

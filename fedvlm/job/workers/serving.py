@@ -19,6 +19,7 @@ from fedvlm.distributed.site import Site
 from fedvlm.distributed.sockets.serving import converse, end_with, serve
 from fedvlm.distributed.sockets.stream import EVER, listen
 from fedvlm.distributed.terms import Terms
+from fedvlm.federation.engine import LocalEngine
 from fedvlm.job.build import Built, build_run
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.party import config_plain, shared_facts
@@ -27,18 +28,21 @@ from fedvlm.job.workers.site import PoolSite
 Say = Callable[[str], None]
 
 
-def serve_driver(cfg: CfgNode, states: Path, handle: int, say: Say) -> None:
+def serve_driver(cfg: CfgNode, states: Path, handle: int, chunk: int, say: Say) -> None:
     """Answer the process that began this one, until it hangs up or is gone.
 
     Args:
         handle: this end of its socket pair.
+        chunk: how many clients it computes at once.
 
     Raises:
         ConfigError: there is no such socket.
         FedvlmError: whatever of the run cannot be built.
     """
     with _given(handle) as sock, threads_of(cfg):
-        converse(sock, b"", worker_of(build_run(cfg), states, say).answer, EVER)
+        built = build_run(cfg)
+        built.federation.engine = LocalEngine(chunk, built.federation.engine.sites)
+        converse(sock, b"", worker_of(built, states, say).answer, EVER)
 
 
 def serve_clients(

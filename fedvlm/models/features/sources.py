@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.trees import to_device
 from fedvlm.models.vlmodel import VLModel, tower_of
 
 
@@ -103,7 +104,7 @@ class FeatureSource:
     def take(self, rows: Tensor, view: int) -> Tensor:
         """Return the features of ``rows [...]``, as ``locate`` gave them: ``[..., *]``."""
         table = self.features[view]
-        rows = rows.to(table.device, non_blocking=True)
+        rows = to_device(rows, table.device)
         if isinstance(table, Tensor):  # half the time of table[rows], which any table has
             return table.index_select(0, rows.reshape(-1)).view(*rows.shape, *table.shape[1:])
         return table[rows]

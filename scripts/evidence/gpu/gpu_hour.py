@@ -1,10 +1,10 @@
 """An hour on a GPU: does it work, are the bits equal, how fast is it.
 
-Runs on the machine that has the card and needs nothing but this repository. Five kinds of parts,
-each a process of its own of at most ten minutes that leaves a JSON file: what the card can do;
-every method twice on the card and once on the processor; FedTV, PromptFL, CLIP-LoRA and HEART-PFL
-at ViT-B/16 with 100 clients in fp32 and bf16. Parts that are there are not run again. Ends with a
-table, also in FOLDER/README.md.
+Runs on the machine that has the card and needs nothing but this repository. Kinds of parts, each
+a process of its own of at most ten minutes that leaves a JSON file: what the card can do; every
+method twice on the card and once on the processor; whole jobs by the verbs of fedvlm; FedTV,
+PromptFL, CLIP-LoRA and HEART-PFL at ViT-B/16 with 100 clients in fp32 and bf16. Parts that are
+there are not run again. Ends with a table, also in FOLDER/README.md.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -27,18 +28,21 @@ from evidence.commands import PROGRAM
 from evidence.flags import add_folder, add_names, make_folder
 from evidence.gpu import measure
 from evidence.gpu.table import page_of
+from evidence.gpu.whole import TINY, try_job
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import write_json, write_text
+from fedvlm.core.signals import saying
 from fedvlm.federation.cards import trainer_files
 
 SPEED = ("FedTV", "PromptFL", "CLIP-LoRA", "HEART-PFL")
 PRECISIONS = ("fp32", "bf16")
 LIMIT = 600  # seconds of a part
-PARTS = ("card", "methods", *(f"{name}-{p}" for name in SPEED for p in PRECISIONS))
+JOBS = {"job-tiny": TINY, "job-vit": measure.REAL.backbone}
+PARTS = ("card", "methods", *JOBS, *(f"{name}-{p}" for name in SPEED for p in PRECISIONS))
 EXAMPLES = tuple(f"{PROGRAM} gpu-hour {words}" for words in (
-    "build/gpu  # everything, at most an hour and a half",
+    f"build/gpu  # everything, at most {len(PARTS) * LIMIT // 60} minutes",
     "build/gpu --only card FedTV-bf16",
     "build/gpu --beside 'FLiP=python /code/flip/main.py --rounds 1'  # wall time of other code",
     "build/gpu-pretend --pretend  # the whole way without a card: numbers of no meaning",
@@ -52,7 +56,7 @@ def flags(parser: Parser) -> None:
     add("--device", default="cuda", metavar="NAME", help="which card (cuda)")
     add_names(parser, "--only", PARTS, "PART")
     add("--methods", nargs="+", default=[], metavar="NAME",
-        help="of the part 'methods' (all 52)")
+        help=f"of the part 'methods' (all {len(trainer_files())})")
     add("--beside", nargs="+", default=[], metavar="NAME=COMMAND",
         help="commands of other projects to time as they are")
     add("--pretend", action="store_true",
@@ -72,6 +76,20 @@ def main(args: Namespace) -> int:
         ConfigError: there is no such card.
     """
     into = make_folder(args.folder)
+    try:
+        _do_parts(args, into)
+    except KeyboardInterrupt as stop:
+        raise saying(stop, "the part under way is lost and begins anew; those that are done are "
+                     f"kept in {into}") from None
+    records = {path.stem: json.loads(path.read_text(encoding="utf-8"))
+               for path in sorted(into.glob("*.json"))}
+    page, good = page_of(records, args.pretend)
+    write_text(into / "README.md", page)
+    say(*page.splitlines(), f"wrote {into}/README.md")
+    return 0 if good else 1
+
+
+def _do_parts(args: Namespace, into: Path) -> None:
     if len(args.only) == 1 and not args.beside:
         with _card(args):
             write_json(into / f"{args.only[0]}.json", _measure(args.only[0], args))
@@ -83,12 +101,6 @@ def main(args: Namespace) -> int:
         for word in args.beside:
             name, _, command = word.partition("=")
             write_json(into / f"beside-{name}.json", _time_other(name, command))
-    records = {path.stem: json.loads(path.read_text(encoding="utf-8"))
-               for path in sorted(into.glob("*.json"))}
-    page, good = page_of(records, args.pretend)
-    write_text(into / "README.md", page)
-    say(*page.splitlines(), f"wrote {into}/README.md")
-    return 0 if good else 1
 
 
 @contextmanager
@@ -114,6 +126,9 @@ def _measure(part: str, args: Namespace) -> dict[str, Any]:
     if part == "methods":
         names = args.methods or sorted(trainer_files())
         return measure.try_methods(args.device, names, size, LIMIT - 60, say)
+    if part in JOBS:
+        with TemporaryDirectory() as place:
+            return try_job(part, args.device, TINY if args.pretend else JOBS[part], Path(place))
     method, _, precision = part.rpartition("-")
     return measure.measure_speed(args.device, method, precision, size)
 

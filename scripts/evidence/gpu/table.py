@@ -23,7 +23,7 @@ def page_of(records: Records, pretend: bool = False) -> tuple[str, bool]:
                   f"{card['copy'] / 1e9:.3g} GB/s. A kernel's launch: {card['launch'] * 1e6:.2g} "
                   "us.", ""]
     methods, equal = _methods(records.get("methods", {}))
-    lines += methods + _speed(records, card.get("rates", {}))
+    lines += methods + _jobs(records) + _speed(records, card.get("rates", {}))
     for name, row in records.items():
         if name.startswith("beside-") and "failed" not in row:
             lines += [f"`{row['command']}` ({row['part']}): {row['seconds']:.1f} s", ""]
@@ -52,6 +52,15 @@ def _methods(record: dict[str, Any]) -> tuple[list[str], bool]:
     if record["unreached"]:
         lines.append(f"Not reached in ten minutes: {', '.join(record['unreached'])}.")
     return [*lines, ""], not differ and not broken
+
+
+def _jobs(records: Records) -> list[str]:
+    lines = []
+    for name, row in records.items():
+        if "steps" in row and "failed" not in row:
+            steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in row["steps"].items())
+            lines += [f"Whole job ({name}), seconds: {steps}. A resumed run has equal bits.", ""]
+    return lines
 
 
 def _speed(records: Records, rates: Mapping[str, float]) -> list[str]:
