@@ -84,8 +84,8 @@ def try_job(part: str, device: str, words: tuple[str, ...], into: Path) -> dict[
         ``steps``: seconds of each; ``same_bits``: a resumed run's state is that of a whole one;
         ``failed``: what went wrong, and where.
     """
-    job, out = Job(into, device, words), {"part": part, "steps": dict[str, float]()}
-    out["steps"] = job.steps
+    job = Job(into, device, words)
+    out: dict[str, Any] = {"part": part, "steps": job.steps}
     try:
         out["same_bits"] = _trained(job)
         _used(job)
