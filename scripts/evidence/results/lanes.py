@@ -222,7 +222,7 @@ def former_defaults(runs: Sequence[FinishedRun]) -> list[str]:
             if f"TRAINER.{name.upper()}.{key}" not in config:
                 seen[run.method, key, str(option.neutral), str(option.default)] += 1
     return [f"{method}: {count} runs are of {key} {before}, from before that option; its default "
-            f"is {now}, so a new run has other numbers."
+            f"is {now}, so a new run can have other numbers."
             for (method, key, before, now), count in sorted(seen.items())]
 
 

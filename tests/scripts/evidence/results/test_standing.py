@@ -50,7 +50,7 @@ def test_runs_from_before_an_option_say_so() -> None:
     assert former_defaults([new]) == []
     assert former_defaults([old, old, new]) == [
         "AFL: 2 runs are of VARIANT published, from before that option; its default is fixed, so "
-        "a new run has other numbers."]
+        "a new run can have other numbers."]
 
 
 def test_costs_are_of_all_ranked_methods_and_of_the_best() -> None:
