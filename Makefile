@@ -35,7 +35,7 @@ $(PAGES): $(STAMP)
 
 install: $(STAMP) ## make .venv with the pinned packages and fedvlm itself
 
-demo: $(STAMP) ## FedTV on the embedded tiny CLIP and built-in images: no download, about a minute
+demo: $(STAMP) ## a head plus FedTV on the embedded tiny CLIP and built-in images: no download, about fifteen seconds
 	$(BIN)/python federated_main.py --demo
 
 test: $(STAMP) ## the tests that CI runs; ends with the ten slowest files

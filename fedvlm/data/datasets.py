@@ -225,6 +225,11 @@ def _read_known(info: DatasetInfo, cfg: CfgNode) -> DatasetBase:
     if spells_layout(info, cfg):
         data = read_by_config(cfg, root)
     else:
+        if left := cfg.DATASET.get("LEAVE_OUT", ()):
+            raise ConfigError(
+                f"DATASET.LEAVE_OUT {left[0]}: folders are left out of sets of your own only, and "
+                f"{info.name} is read as the known set; give its folder another name and read it "
+                "with --images, or drop the key")
         folder = folder_of(info, cfg)
         layouts = (*layouts_of(info), *prepared_layouts(info, root, folder, cfg))
         layout = choose(layouts, root, folder)
@@ -282,13 +287,13 @@ def read_by_config(
     form = _format(cfg, _form_of(node.SPLIT_FILE) if named else info.form if info else "")
     split_file, image_dir = node.SPLIT_FILE, node.IMAGE_DIR
     renames, drop = _names_of(cfg, folder), tuple(node.get("LEAVE_OUT", ()))
-    _refuse_absent(drop, folder)
     bare = str(node.get("UNLABELLED", ""))
     if info is not None:
         split_file = split_file or (info.split_file if form == "coop" else "")
         image_dir = image_dir or info.image_dir
         renames, drop = info.renames | renames, (*info.drop, *drop)
     listed = form in _TABLES or form == "coop" or (form == TEXTS and bool(split_file))
+    _refuse_absent(tuple(node.get("LEAVE_OUT", ())), folder, listed)
     files = _split_files(name, folder, form, split_file, source) if listed else []
     images = folder
     if listed or form in ("folders", "domains"):
@@ -302,14 +307,19 @@ def read_by_config(
         topics=int(node.get("TOPICS", 1)), unlabelled=bare, whole=whole,
         unpacked=cache_dir(cfg) / "fedvlm" / "unpacked" if form in _TABLES else None,
     ))  # fmt: skip
+    if listed:
+        _refuse_listed(tuple(node.get("LEAVE_OUT", ())), data)
     data.whole = whole
     if form == "coop" and files[0].name == prepared_name(name):
         data.notes.append(f"{name}: not the published split ({files[0].name})")
     return data
 
 
-def _refuse_absent(drop: Sequence[str], folder: Path) -> None:
+def _refuse_absent(drop: Sequence[str], folder: Path, listed: bool) -> None:
     """Refuse to leave out what is no folder: a slip of the pen would train on it.
+
+    Args:
+        listed: the samples are in a table or a split file.
 
     Raises:
         ConfigError: names it, and the nearest folder that is there.
@@ -324,7 +334,21 @@ def _refuse_absent(drop: Sequence[str], folder: Path) -> None:
         raise ConfigError(
             f"DATASET.LEAVE_OUT {strange[0]}: {folder} has no such folder"
             f"{did_you_mean(strange[0], there)} (found: {first_names(sorted(there))})"
+            + ("; of a table take the lines out" if listed else "")
         )
+
+
+def _refuse_listed(drop: Sequence[str], data: DatasetBase) -> None:
+    """Refuse to leave out folders of what a table or a split file lists, which is read whole.
+
+    Raises:
+        ConfigError: names the folder and an image in it.
+    """
+    for d in [*data.all(), *data.unlabelled] if drop else []:
+        if found := {*drop}.intersection(d.key.split("/")[:-1]):
+            raise ConfigError(
+                f"DATASET.LEAVE_OUT {min(found)}: the list names {data.kind}s of that folder "
+                f"(first: {d.key}): take these lines out of it")
 
 
 def check_holders(data: DatasetBase, clients_by: str, groups: str) -> None:

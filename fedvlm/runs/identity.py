@@ -278,11 +278,14 @@ def refuse_other(
     old, new = present(old), present(new)
     if identity_digest(old) == identity_digest(new):
         return
+    table = [one.get("config", {}).get("DATASET.SPLIT_FILE") for one in (old, new)]
     differ = {k for k in {*old, *new} if old.get(k) != new.get(k)}
     raise ConfigError(
         f"'{folder}' holds another run, which is not overwritten; settings that differ "
         f"(existing -> this command): {shorten_lines(identity_difference(old, new))}; choose "
         "another --tag or --output-dir, or repeat the existing settings to resume"
+        + ("; for another table of the same folder, fedvlm data add TABLE --name NAME names a set "
+           "of its own" if table[0] != table[1] else "")
         + ("; --continue-elsewhere resumes it on this device, with numbers equal within rounding"
            if differ <= set(DEVICE_KEYS) else "")
     )

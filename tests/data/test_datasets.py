@@ -56,6 +56,26 @@ def test_unknown_name_and_format(tmp_path: Path) -> None:
         folders(tmp_path, DATASET__FORMAT="coop")
 
 
+def test_what_leave_out_cannot_leave_out_is_said(tmp_path: Path) -> None:
+    """A known set, and the images that a list names, are read whole: not without a word."""
+    cache, out = tmp_path / "cache", {"DATASET__LEAVE_OUT": ("a",)}
+    write_split(tmp_path / "mine", ["a", "b"], {"train": 1, "test": 1})
+    write_split(tmp_path / "eurosat", ["a", "b"], {"train": 1, "test": 1})
+    (tmp_path / "eurosat" / "split.json").rename(
+        tmp_path / "eurosat" / "split_zhou_EuroSAT.json")
+    (tmp_path / "eurosat" / "images").rename(tmp_path / "eurosat" / "2750")
+    known = {"DATASET__NAME": "EuroSAT"}
+    assert load_dataset(config(tmp_path, cache, **known)).num_classes == 2
+    for cfg, says in (
+        (config(tmp_path, cache, **known, **out), "LEAVE_OUT a: .*EuroSAT is read as the known"),
+        (own_split(tmp_path, cache, **out), "LEAVE_OUT a: the list names images of that folder"),
+        (own_split(tmp_path, cache, DATASET__LEAVE_OUT=("cat",)),
+         "no such folder .*; of a table take the lines out"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_dataset(cfg)
+
+
 def test_known_set_as_folders_gets_clean_names(tmp_path: Path) -> None:
     tree = tmp_path / "caltech-101" / "101_ObjectCategories"
     write_tree(tree, [""], ["airplanes", "Faces", "BACKGROUND_Google", "crab"], 4)

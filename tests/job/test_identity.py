@@ -26,7 +26,7 @@ from fedvlm.job.identity import WHERE, identity_config, present_identity
 from fedvlm.job.resolve import resolve
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.folder import RunFolder, RunPath
-from fedvlm.runs.identity import identity_digest, identity_plain
+from fedvlm.runs.identity import identity_digest, identity_plain, refuse_other
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.state import BEGUN, cell_state
 from tests import jobs
@@ -163,3 +163,12 @@ def test_a_run_of_before_is_resumed_to_the_bits_of_a_whole_one(
     assert len(json.loads(manifest.read_text())["sessions"]) == 2
     other = ("--trainer", "FedAvg", "--opts", "OPTIM.LR", "0.5")
     assert jobs.run(tmp_path / "old", *other) == ConfigError.exit_code
+
+
+def test_a_second_table_of_a_folder_is_told_how_to_get_a_name() -> None:
+    tables = [{"config": {"DATASET.SPLIT_FILE": file, "OPTIM.LR": 1}} for file in ("a.csv", "b")]
+    with pytest.raises(ConfigError, match="holds another run.*fedvlm data add TABLE --name NAME"):
+        refuse_other(Path("run"), *tables)
+    with pytest.raises(ConfigError, match="holds another run") as said:
+        refuse_other(Path("run"), tables[0], {"config": tables[0]["config"] | {"OPTIM.LR": 2}})
+    assert "--name" not in str(said.value)
