@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -49,9 +50,9 @@ class Job:
         self.steps[name] = time.perf_counter() - began
 
     def run(self, name: str, place: str, *words: str, rounds: int, code: int = 0) -> None:
-        """Train in a folder of its own, with ``words`` after all others."""
-        self.step(name, *RUN, "--device", self.device, *self.words, "--output-dir",
-                  str(self.into / place), "FED.ROUNDS", str(rounds), *words, code=code)
+        """Train in a folder of its own; ``words`` count more than the usual ones."""
+        self.step(name, *RUN, "--device", self.device, "--output-dir", str(self.into / place),
+                  *words, *self.words, "FED.ROUNDS", str(rounds), code=code)
 
     def folder(self, place: str) -> Path:
         """Return the run's folder."""
@@ -106,10 +107,23 @@ def _trained(job: Job) -> bool:
     with stopped_in(3):
         job.run("to the processor", "moved", *there, "--device", "cpu", rounds=3, code=STOPPED)
     job.run("back to the card", "moved", *there, rounds=3)
+    _check_moves(job)
     files = [sorted((job.folder(place) / "state").rglob("*.safetensors"))
              for place in ("whole", "resumed")]
     return len(files[0]) == len(files[1]) > 0 and all(
         a.read_bytes() == b.read_bytes() for a, b in zip(*files, strict=True))
+
+
+def _check_moves(job: Job) -> None:
+    """Look up in the manifest whether each session computed where it was asked to.
+
+    Raises:
+        FedvlmError: one did not.
+    """
+    sessions = json.loads((job.folder("moved") / "manifest.json").read_text())["sessions"]
+    on_card = ["cuda" in session["machine"] for session in sessions]
+    if on_card != [True, False, True]:
+        raise FedvlmError(f"moves: sessions that say that they were on the card: {on_card}")
 
 
 def _used(job: Job) -> None:

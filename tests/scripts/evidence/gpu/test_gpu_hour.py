@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from evidence.commands import main
-from evidence.gpu import gpu_hour, measure
+from evidence.gpu import gpu_hour, measure, whole
 from evidence.gpu.table import page_of
+from fedvlm.console.parser import Parser
+from fedvlm.federation.cards import trainer_files
 from tests.device.card import pretend_card
 
 GOOD = {"same_bits": True, "loss": 1e-6, "seconds": 1.0, "cpu_seconds": 2.0}
@@ -95,6 +98,59 @@ def test_parts_that_are_there_are_kept_and_failures_are_tried_again(
     assert main(["gpu-hour", str(tmp_path), "--pretend", "--only", "card", "methods"]) == 1
     assert ran == ["methods"]
     assert "error: no memory" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_whole_job(tmp_path: Path) -> None:
+    with pretend_card():
+        row = whole.try_job("job-tiny", "cuda", whole.TINY, tmp_path)
+    assert row["same_bits"] and "failed" not in row
+    assert list(row["steps"]) == [
+        "run", "stop", "resume", "replay", "stop before the move", "to the processor",
+        "back to the card", "evaluate", "predict", "export"]
+    page, good = page_of({"job-tiny": row})
+    assert good and "Whole job (job-tiny)" in page
+
+
+def test_a_job_that_fails_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(words: list[str]) -> int:
+        print("error: no such card", file=sys.stderr)
+        return 2
+
+    monkeypatch.setattr(whole, "main", refuse)
+    row = whole.try_job("job-vit", "cuda", whole.TINY, tmp_path)
+    assert row["failed"] == "FedvlmError: run: exit code 2, not 0: error: no such card"
+    page, good = page_of({"job-vit": row})
+    assert not good and "- job-vit: FedvlmError: run" in page
+
+
+def test_other_bits_after_a_stop_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "_used", lambda job: None)
+    for same in (True, False):
+        monkeypatch.setattr(whole, "_trained", lambda job, same=same: same)
+        row = whole.try_job("job-tiny", "cuda", whole.TINY, tmp_path)
+        assert page_of({"job-tiny": row})[1] == same
+
+
+def test_a_part_that_is_stopped_is_lost_and_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_hour, "_measure", stop)
+    assert main(["gpu-hour", str(tmp_path), "--pretend", "--only", "card"]) == 130
+    said = capsys.readouterr().err
+    assert "the part under way is lost" in said and "nothing was lost" not in said
+
+
+def test_help_counts_methods_and_minutes() -> None:
+    parser = Parser()
+    gpu_hour.flags(parser)
+    assert f"(all {len(trainer_files())})" in " ".join(parser.format_help().split())
+    assert f"at most {len(gpu_hour.PARTS) * gpu_hour.LIMIT // 60} minutes" in gpu_hour.EXAMPLES[0]
 
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
