@@ -138,9 +138,7 @@ def results_of(
         numbers |= _beside(built, last, numbers["spent"], references)
     numbers |= _by_class(built, last) | lost(records)
     numbers |= {name: last[name] for name in (LABELS, NAMED) if name in last}
-    memory = built.federation.engine.memory()
-    taken = [one for one in memory.get("readmitted", ()) if VOID not in one]
-    if taken:
+    if taken := _readmitted(built):
         numbers["readmitted"] = taken
     hostile = built.federation.plan.hostile
     if hostile is not None:
@@ -175,6 +173,12 @@ def results_of(
         numbers | {"table": table}, class_lines(numbers.get("per_class", {}).get("personal", ())),
         answer_lines(numbers, method_name(said)),
     )
+
+
+def _readmitted(built: Built) -> list[Any]:
+    """Return what is known of sites that were let in again, without what became void."""
+    return [one for one in built.federation.engine.memory().get("readmitted", ())
+            if VOID not in one]
 
 
 def _uncalibrated(last: Row) -> list[str]:
