@@ -136,7 +136,7 @@ def results_of(
     numbers["spent"] = spent(records)
     if references is not None:
         numbers |= _beside(built, last, numbers["spent"], references)
-    numbers |= _by_class(built, last) | lost(records)
+    numbers |= _by_class(built, last) | lost(records) | _bare(built)
     numbers |= {name: last[name] for name in (LABELS, NAMED) if name in last}
     memory = built.federation.engine.memory()
     taken = [one for one in memory.get("readmitted", ()) if VOID not in one]
@@ -147,8 +147,6 @@ def results_of(
         numbers["attack"] = hostile.report(last["clients"])
     if spoken:
         numbers["privacy"] = spoken
-    if bare := built.data.without_labels:
-        numbers[BARE] = bare
     if of_parties(built.cfg):
         numbers["told"] = TOLD
     end = [
@@ -175,6 +173,12 @@ def results_of(
         numbers | {"table": table}, class_lines(numbers.get("per_class", {}).get("personal", ())),
         answer_lines(numbers, method_name(said)),
     )
+
+
+def _bare(built: Built) -> dict[str, list[int]]:
+    """Return the clients that have only images without a label, where there are any."""
+    bare = built.data.without_labels
+    return {BARE: bare} if bare else {}
 
 
 def _uncalibrated(last: Row) -> list[str]:
