@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedvlm.api.evaluate import bare_note, labels_known, read_own, same_classes
+from fedvlm.api.evaluate import bare_notes, labels_known, read_own, same_classes
 from fedvlm.api.model import Model, Predictions
 from fedvlm.api.rebuild import Rebuilt, rebuild, run_digest, run_folder
 from fedvlm.core.errors import ConfigError, DataError
@@ -86,7 +86,7 @@ def adapt(
     notes = [own.sentence, *own.decided]
     if len(split.train) == len(samples):
         notes.append(f"there is no test part: all {len(samples)} images are training images")
-    notes += bare_note(len(own.data.unlabelled))
+    notes += bare_notes(len(own.data.unlabelled))
     notes += _said(federation, params, shared)
     at = f"round {base.state.round} of {base.cfg.FED.ROUNDS}"
     notes += [f"{at}, as asked for"] if round is not None else []

@@ -113,7 +113,7 @@ def given_of(labels: str, columns: str) -> dict[str, Value]:
     return {key: word for key, word in ((LABELS, labels), (COLUMNS, columns)) if word}
 
 
-def bare_note(bare: int) -> list[str]:
+def bare_notes(bare: int) -> list[str]:
     """Return what is said of images without a label."""
     return [f"{bare:,} images without a label are not used"] if bare else []
 

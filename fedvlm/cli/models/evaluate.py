@@ -73,5 +73,5 @@ def main(args: Namespace) -> int:
         say(*(json.dumps(row | {"set": tests.name}) for row in rows))
         return 0
     say(*table_lines(rows))
-    complain(classes, *_PARTS[tests.part], *api.bare_note(tests.bare), prefix="note")
+    complain(classes, *_PARTS[tests.part], *api.bare_notes(tests.bare), prefix="note")
     return 0

@@ -136,7 +136,7 @@ def results_of(
     numbers["spent"] = spent(records)
     if references is not None:
         numbers |= _beside(built, last, numbers["spent"], references)
-    numbers |= _by_class(built, last) | lost(records)
+    numbers |= _by_class(built, last) | lost(records) | _bare(built)
     numbers |= {name: last[name] for name in (LABELS, NAMED) if name in last}
     if taken := _readmitted(built):
         numbers["readmitted"] = taken
@@ -145,8 +145,6 @@ def results_of(
         numbers["attack"] = hostile.report(last["clients"])
     if spoken:
         numbers["privacy"] = spoken
-    if bare := built.data.without_labels:
-        numbers[BARE] = bare
     if of_parties(built.cfg):
         numbers["told"] = TOLD
     end = [
@@ -179,6 +177,12 @@ def _readmitted(built: Built) -> list[Any]:
     """Return what is known of sites that were let in again, without what became void."""
     return [one for one in built.federation.engine.memory().get("readmitted", ())
             if VOID not in one]
+
+
+def _bare(built: Built) -> dict[str, list[int]]:
+    """Return the clients that have only images without a label, where there are any."""
+    bare = built.data.without_labels
+    return {BARE: bare} if bare else {}
 
 
 def _uncalibrated(last: Row) -> list[str]:
