@@ -17,6 +17,7 @@ from fedvlm.config.engines import ENGINES, FLOWER, SITES, WORKERS
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.plugins import own_class
 from fedvlm.evaluation.evaluator import Ask
+from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built
 from fedvlm.job.inputs import GivenInputs, Inputs
@@ -127,3 +128,10 @@ def refuse_memory(cfg: CfgNode, inputs: Inputs | None) -> None:
             f"--engine {cfg.FED.ENGINE}: other processes cannot read data in a program's memory; "
             "save the images to a folder, or use the local engine"
         )
+
+
+def leave_images(built: Built) -> None:
+    """Let a server refuse questions for images of clients, which others have."""
+    federation, size = built.federation, int(built.cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
+    federation.meter = None
+    federation.batcher = Absent(federation.roster, size, "the driver")

@@ -37,7 +37,7 @@ from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.federation.plan import parse_sites
 from fedvlm.job.build import Built
-from fedvlm.job.engines.base import ClientSide, Tell, refuse_memory
+from fedvlm.job.engines.base import ClientSide, Tell, leave_images, refuse_memory
 from fedvlm.job.engines.states import SITE
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.sites.parties import policy_of as sites_policy
@@ -45,7 +45,6 @@ from fedvlm.job.sites.party import config_plain, shared_facts
 from fedvlm.job.workers.processes import (
     MODULE,
     core_count,
-    leave_images,
     run_id,
     worker_environment,
 )

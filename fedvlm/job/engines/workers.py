@@ -19,7 +19,7 @@ from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.threads import usual_threads
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.job.build import Built, pick_device
-from fedvlm.job.engines.base import ClientSide, Tell, refuse_memory
+from fedvlm.job.engines.base import ClientSide, Tell, leave_images, refuse_memory
 from fedvlm.job.engines.states import PLACE
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.sites.party import config_plain, shared_facts
@@ -27,7 +27,6 @@ from fedvlm.job.workers.carrier import WorkerProcesses
 from fedvlm.job.workers.engine import PoolEngine
 from fedvlm.job.workers.processes import (
     core_count,
-    leave_images,
     run_id,
     size_of,
     worker_command,

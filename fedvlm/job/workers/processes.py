@@ -17,8 +17,6 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.core.repository import PACKAGE
 from fedvlm.core.threads import given_threads, usual_threads
-from fedvlm.federation.local.images import Absent
-from fedvlm.job.build import Built
 from fedvlm.job.engines.states import NAME, PLACE, RUN
 from fedvlm.runs.folder import RunFolder
 
@@ -83,13 +81,6 @@ def worker_command(folder: Path, states: Path, *words: str) -> list[str]:
         states: folder of clients' states.
     """
     return [sys.executable, "-m", MODULE, str(folder), str(states), *words]
-
-
-def leave_images(built: Built) -> None:
-    """Let a server refuse questions for images of clients, which others have."""
-    federation, size = built.federation, int(built.cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
-    federation.meter = None
-    federation.batcher = Absent(federation.roster, size, "the driver")
 
 
 def worker_environment(cfg: CfgNode, threads: int, slot: int) -> Mapping[str, str]:
