@@ -37,7 +37,7 @@ LoadTrainer = Callable[[str], Any]
 COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
 CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 _AUTO_NOTE = "--rounds auto"
-_EVEN = ("iid", "domain")  # partitions in which an own set leaves no training image out
+_ALL_OWN = ("domain",)  # partitions in which an own set leaves no training image out
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
 _PEFT_TWINS = (f"{_OWN}N_CTX", f"{_OWN}CTX_INIT")  # PromptFL has both as PEFT.*
@@ -299,7 +299,7 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     """Set what follows from other settings where nobody said it; return notes.
 
     Under the kinds that cut each class among all clients, all training images are used, and of an
-    own set also under ``iid`` and ``domain``. With one domain held out the clients are those of the
+    own set also under ``domain``. With one domain held out the clients are those of the
     other domains.
     """
     notes, fed = [], cfg.FED
@@ -326,7 +326,7 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     notes += _clients_by(cfg, origins)
     drawn = fed.INDEX_FILE or cfg.DATASET.FEWSHOT_FILE
     natural = fed.PARTITION == NATURAL and cfg.DATASET.CLIENTS_BY
-    whole = fed.PARTITION in SKEWED or natural or (_own(cfg) and fed.PARTITION in _EVEN)
+    whole = fed.PARTITION in SKEWED or natural or (_own(cfg) and fed.PARTITION in _ALL_OWN)
     if cfg.DATASET.LABELS and origins["DATASET.NUM_SHOTS"] == DEFAULT:
         cfg.DATASET.NUM_SHOTS, origins["DATASET.NUM_SHOTS"] = -1, "because DATASET.LABELS is set"
     if cfg.DATASET.CAPTIONS:
