@@ -12,7 +12,7 @@ import torch
 from fedvlm.api.evaluate import bare_notes, labels_known, read_own, same_classes
 from fedvlm.api.model import Model, Predictions
 from fedvlm.api.rebuild import Rebuilt, rebuild, run_digest, run_folder
-from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.data.columns.label_sets import label_name
@@ -130,7 +130,7 @@ def _table(model: VLModel, own: OwnSet) -> list[int]:
         )
     table = labels_known(model.classnames, data.label_names, data.name)
     columns = str(own.keys.get(LABELS, ""))
-    flags = "," in columns or [label_name(columns)] == data.label_names
+    flags = "," in columns or [fold(label_name(columns))] == [fold(n) for n in data.label_names]
     if flags and len(table) < len(model.classnames):
         missing = next(n for i, n in enumerate(model.classnames) if i not in table)
         raise DataError(f"{data.name} has no column for the label '{missing}', which the run has: "

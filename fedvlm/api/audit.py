@@ -184,8 +184,8 @@ def carry_out_audit(plan: Audit) -> dict[str, Any]:
         target = _signals(built, built.federation, state, models, pools, every)
         found = [_shadow(built, plan, pools, every, n) for n in range(plan.shadows)]
         claimed, covered = _claimed(built, plan.run.results.get("privacy") or {})
-        rows = _membership(
-            built.data, pools, every, target, found, claimed["image_delta"] if claimed else 0.0)
+        deltas = dict.fromkeys(covered, float(claimed["image_delta"]) if claimed else 0.0)
+        rows = _membership(built.data, pools, every, target, found, deltas)
         for row in rows:
             row["covered"] = row["model"] in covered
         told = read_json(plan.path / "released.json") or {}
@@ -350,15 +350,15 @@ def _shadow(
 # ---- attacks -------------------------------------------------------------------------------------
 def _membership(
     data: FederatedData, pools: Mapping[int, Pool], every: np.ndarray, target: Signals,
-    shadows: Sequence[tuple[Signals, Mapping[int, Bools]]], delta: float,
+    shadows: Sequence[tuple[Signals, Mapping[int, Bools]]], deltas: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """Return a row for each model and attack; ``delta``: of what the run claims."""
+    """Return a row for each model and attack; ``deltas``: of what the run claims of a model."""
     order = list(pools)
     member = np.concatenate([pools[c].member for c in order])
     own = np.concatenate([target.personal[c] for c in order])
     trained = np.zeros(len(data.samples), dtype=bool)
     trained[np.concatenate([pools[c].samples[pools[c].member] for c in order])] = True
-    row = partial(_row, among=4 if shadows else 2, delta=delta)  # attacks, and what is claimed
+    row = partial(_row, among=4 if shadows else 2, deltas=deltas)  # attacks, and what is claimed
     rows = [row(PERSONAL, "threshold on the loss", -own, member),
             row(GLOBAL, "threshold on the loss", -target.shared, trained[every])]
     if not shadows:
@@ -383,12 +383,13 @@ def _membership(
 
 
 def _row(
-    model: str, attack: str, signal: Floats, member: Bools, *, among: int, delta: float
+    model: str, attack: str, signal: Floats, member: Bools, *, among: int,
+    deltas: Mapping[str, float],
 ) -> dict[str, Any]:
     inside, outside = signal[member], signal[~member]
     centre, low, high = auc(inside, outside)
     return {
         "model": model, "attack": attack, "auc": centre, "low": low, "high": high,
         "rates": [asdict(hit_rate(inside, outside, rate)) for rate in RATES],
-        "epsilon": epsilon_bound(inside, outside, delta, among),
+        "epsilon": epsilon_bound(inside, outside, deltas.get(model, 0.0), among),
     }

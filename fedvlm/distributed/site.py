@@ -267,6 +267,8 @@ class Site:
         if self.terms.baselines and self.baselines is not None:
             asked = self.baselines(ids)
             weights = next(iter(frame.trees.values()), {}).get(WEIGHTS)
+            if weights is not None and frame.values["model"] == ALONE:
+                raise Refused("what clients reach alone needs no weights of a model")
             if weights is None:
                 rows = alone_rows(asked)
                 sums = {"sums": site_sums(asked)} if frame.values["model"] == BASELINE else sums

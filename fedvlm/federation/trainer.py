@@ -526,12 +526,13 @@ class Trainer:
 
         By default the shared group, ``extras_up`` and ``metrics``, the clients' losses where
         ``FED.WEIGHTING`` reads them, and each site's own sums for baselines but under
-        ``FED.SECURE_SUM``. What a round brings beside it ends the run.
+        ``FED.SECURE_SUM`` and ``FED.DP``. What a round brings beside it ends the run.
         """
         fed = getattr(self.root, "FED", None)
         fair = (RECEIVED,) if getattr(fed, "WEIGHTING", "") in FAIR else ()
+        secret = getattr(fed, "SECURE_SUM", False) or getattr(getattr(fed, "DP", None), "CLIP", 0)
         return Releases(groups.shared, tuple(self.extras_up), (*self.metrics, *fair),
-                        sums=() if getattr(fed, "SECURE_SUM", False) else BASELINE_SUMS)
+                        sums=() if secret else BASELINE_SUMS)
 
     def extra_forms(self, ctx: Context, start: Tree) -> Tree | None:
         """Return of which names, shapes and types a client's extras are in a round.

@@ -116,7 +116,8 @@ def dry_run(cfg: CfgNode) -> int:
 def _shared(built: Built) -> str:
     """Return what to say of a chunk where workers share the memory of a GPU."""
     cfg = built.cfg
-    if built.model.device.type != "cuda" or cfg.FED.ENGINE != "workers" or cfg.FED.CHUNK:
+    if built.model.device.type != "cuda" or cfg.FED.ENGINE != "workers" or cfg.FED.CHUNK \
+            or cfg.FED.PLAIN:
         return ""
     count = sharing(cfg)
     return f", by the memory of a GPU for {count} workers" if count > 1 else ""

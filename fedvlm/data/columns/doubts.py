@@ -7,6 +7,7 @@ which flag answers it, or how the cell is to be written.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -30,6 +31,7 @@ _OTHER_MARKS = (",", "/", "+", "&")  # which may separate labels, and may be par
 _OF_PROGRAMS = re.compile(r"\{|set\(|\(\s*(['\")]|$)")  # sets and tuples as Python writes them
 _EMPTY = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
 _WHOLE = re.compile(r"\d+\.0+")
+_NO_CLASS = ("sex", "gender", "flip", "fold", "is_train", "is_val", "is_valid", "is_test")
 _SHOWN = 60  # characters of a cell
 
 
@@ -51,7 +53,7 @@ def refuse_doubts(header: Header, table: Lines, path: Path, wish: Wish) -> None:
     if len(header.labels) == 1:
         _lists(table, path, header.labels[0], header.names[header.labels[0]], True)
     for at in sorted({*header.client, *header.group, *_one(header.at, "domain")}):
-        _holders(table, path, at, header.names[at])
+        _holders(table, path, at, header.names[at], at == header.at.get("domain"))
 
 
 def _one(at: Mapping[str, int], what: str) -> Iterable[int]:
@@ -66,12 +68,12 @@ def _other_flags(header: Header, table: Lines, path: Path) -> None:
     if guess is None or not 0 < len(values) < 3:
         return
     read = {*header.at.values(), *header.client, *header.group, *header.captions} - {guess}
-    known = {*CLIENT_WORDS, *GROUP_WORDS, *TABLE_COLUMNS, *SYNONYMS}
+    known = {*CLIENT_WORDS, *GROUP_WORDS, *TABLE_COLUMNS, *SYNONYMS, *_NO_CLASS}
     alike = []
     for at, name in enumerate(header.names):
         other = said_values(rows, at)
-        same = is_binary(other) if is_binary(values) else bool(other) and other <= values
-        if name and same and at not in read and name.lower() not in known:
+        same = is_binary(other) if is_binary(values) else other <= values
+        if name and same and len(other) == 2 and at not in read and name.lower() not in known:
             alike.append(name)
     if len(alike) < 2:
         return
@@ -94,7 +96,8 @@ def _lists(table: Lines, path: Path, at: int, name: str, sets: bool) -> None:
     for number, line in table.lines:
         if at < len(line):
             first.setdefault(line[at].strip(), number)
-    used = sets and any(m in cell for cell in first for m in "|;" if cell[:1] != "[")
+    times = Counter(part for cell in first for m in (*_OTHER_MARKS, "|", ";")
+                    for part in _parts(cell, m))
     for cell, number in first.items():
         where, shown = f"{path}, {table.unit} {number}", cell[:_SHOWN]
         if _OF_PROGRAMS.match(cell):
@@ -102,16 +105,17 @@ def _lists(table: Lines, path: Path, at: int, name: str, sets: bool) -> None:
                 f"{where}: the cell {quote_name(name)} is '{shown}', a set as a program writes it: "
                 "write a|b in it, or a JSON list, [\"a\", \"b\"]" + (
                     "" if sets else f", then --labels {name}"))
-        if cell[:1] == "[" or used:
+        if cell[:1] == "[" or (sets and any(m in cell for m in "|;")):
             continue
-        mark = next((m for m in _OTHER_MARKS if _parts(cell, m) & first.keys()), "")
+        mark = next((m for m in _OTHER_MARKS for part in _parts(cell, m)
+                     if part in first or (sets and times[part] > 1)), "")
         if sets and mark:
             raise DataError(
-                f"{where}: the cell {quote_name(name)} is '{shown}', and other cells are a part of "
-                f"it: if {mark} separates labels, write | in its place; if this is one label, "
+                f"{where}: the cell {quote_name(name)} is '{shown}', and other cells have a part "
+                f"of it: if {mark} separates labels, write | in its place; if this is one label, "
                 f"write it as a JSON list, [\"{shown}\"]")
         whole = _parts(cell, ";")
-        mark = mark or (";" if len(whole) > 1 and not whole & first.keys() else "")
+        mark = mark or (";" if whole and not whole & first.keys() else "")
         if not sets and mark:  # one that lists classes with ; is refused in any case
             write = "" if mark == ";" else f" (write | in the place of {mark})"
             raise DataError(
@@ -121,11 +125,12 @@ def _lists(table: Lines, path: Path, at: int, name: str, sets: bool) -> None:
 
 
 def _parts(cell: str, mark: str) -> set[str]:
-    """Return what a mark separates in a cell; nothing where it is not there."""
-    return {part for p in cell.split(mark) if (part := p.strip())} if mark in cell else set()
+    """Return the parts, two or more, that a mark separates in a cell; nothing where it does not."""
+    parts = {part for p in cell.split(mark) if (part := p.strip())}
+    return parts if len(parts) > 1 else set()
 
 
-def _holders(table: Lines, path: Path, at: int, name: str) -> None:
+def _holders(table: Lines, path: Path, at: int, name: str, domain: bool) -> None:
     """Ask for names of clients, groups or domains that hardly are names."""
     first: dict[str, int] = {}
     for number, line in table.lines:
@@ -135,7 +140,8 @@ def _holders(table: Lines, path: Path, at: int, name: str) -> None:
         where = f"{path}, {table.unit} {number}: the cell {quote_name(name)} is '{cell[:_SHOWN]}'"
         if cell.lower() in _EMPTY:
             raise DataError(f"{where}, as programs write an empty one, and would be a name: fill "
-                            "it, or take the line out; if it is a name, write it otherwise")
+                            "it, or take the line out; if it is a name, write it otherwise"
+                            + ("; --columns domain=- leaves the column out" if domain else ""))
         whole = cell.partition(".")[0]
         if _WHOLE.fullmatch(cell) and whole in first:
             raise DataError(f"{where} here and '{whole}' on {table.unit} {first[whole]}: two names "

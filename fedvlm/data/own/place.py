@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedvlm.data.columns.header import Wish, wish_of
@@ -16,18 +16,24 @@ Keys = dict[str, str | float | int]
 
 @dataclass(frozen=True)
 class AskedColumns:
-    """What the user says of a table's columns, by config key (DATASET.COLUMNS, ...), as texts."""
+    """What the user says of a table's columns, by config key (DATASET.COLUMNS, ...), as texts.
+
+    Attributes:
+        nobody: there is no user who could be asked.
+    """
 
     columns: str = ""
     labels: str = ""
     captions: str = ""
     clients_by: str = ""
     groups: str = ""
+    nobody: bool = field(default=False, kw_only=True)
 
     @property
-    def wish(self) -> Wish:
-        """The columns that they name."""
-        return wish_of(self.clients_by, self.groups, self.columns, self.labels, self.captions)
+    def wish(self) -> Wish | None:
+        """The columns that they name; None: nothing is asked."""
+        return None if self.nobody else wish_of(
+            self.clients_by, self.groups, self.columns, self.labels, self.captions)
 
 
 @dataclass(frozen=True)

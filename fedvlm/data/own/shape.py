@@ -46,12 +46,13 @@ def look(
     Args:
         leave_out: names of folders that are not read.
         known: False where the user says the layout, which is then not looked for.
-        asked: what a table's columns mean; clients by a pattern with ``{class}`` are the layout.
+        asked: what a table's columns mean (None: nobody can be asked); clients by a pattern with
+            ``{class}`` are the layout.
 
     Raises:
         DataError: it is no such thing, or could be two; says what would settle it.
     """
-    path, asked = _existing(path), asked or AskedColumns()
+    path, asked = _existing(path), asked or AskedColumns(nobody=True)
     if not known and path.is_dir():
         return _finish(FolderShape("read as DATASET.FORMAT says", {}), path, leave_out)
     if path.is_file():

@@ -165,9 +165,13 @@ class Hostile:
 
         None: the attack has none, or nobody is left whose updates ``alie`` could be made of.
         """
-        share = round(self.cohort * len(self.clients) / max(self.members, 1))
+        share = self._share()
         hopeless = self.kind == ALIE and share >= self.cohort
         return None if self.kind not in UPDATES or hopeless else self._strength(self.cohort, share)
+
+    def _share(self) -> int:
+        """Return how many of a round's clients are expected to be hostile."""
+        return round(self.cohort * len(self.clients) / max(self.members, 1))
 
     def words(self) -> str:
         """Return what is simulated, for notes."""
@@ -184,14 +188,14 @@ class Hostile:
         if self.strength and self.kind not in UPDATES:
             return (f"FED.ATTACK_SCALE {self.strength:g} has no effect: {self.kind} changes images "
                     "or labels, not updates")
-        most = min(len(self.clients), self.cohort)
         if self.kind == ALIE and len(self.clients) == self.members:
             return ("the attack does nothing here, because alie is made of honest updates and no "
                     "client is honest; lower FED.HOSTILE")
-        if self.kind == ALIE and most < self.cohort and not self._strength(self.cohort, most):
-            return (f"the attack does nothing here, because the formula of alie gives strength 0 "
-                    f"for {most} hostile of {self.cohort} clients: they send the honest mean; set "
-                    "FED.ATTACK_SCALE, such as 1.5, or raise FED.HOSTILE")
+        if self.kind == ALIE and self.used == 0:
+            return (f"the formula of alie gives strength 0 for {self._share()} hostile of "
+                    f"{self.cohort} clients: they send the mean of the honest ones, so that no "
+                    "more than their own images is lost; set FED.ATTACK_SCALE, such as 1.5, or "
+                    "raise FED.HOSTILE")
         return ""
 
     def report(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

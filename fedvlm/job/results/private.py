@@ -47,6 +47,7 @@ def released(
         for row in record.get("clients", ()):
             rows.update(row)
     list_ = federation.trainer.releases(groups)
+    asked = of_parties(built.cfg) and bool(built.cfg.TEST.REFERENCES)  # for baselines
     sizes = {n: v.numel() for n, v in federation.p0.items()}
     return {
         "format": 1, "method": federation.trainer.name, "rounds": records[-1]["round"],
@@ -56,7 +57,7 @@ def released(
             "shared": {n: sizes[n] for n in list_.shared}, "extras": list(list_.extras),
             "metrics": list(list_.metrics), "losses": list(list_.losses),
             "counts": list(list_.counts), "rows": list_.rows, "references": list_.references,
-            "sums": list(list_.sums),
+            "sums": list(list_.sums) if asked else [],
         },
         "sent": {
             "shared": {n: up[n] for n in groups.shared if up[n]},

@@ -232,4 +232,5 @@ def hostile_of(
     broken = room.broken_assumption(
         plan.aggregator, cohort, min(len(clients), cohort), cfg.TRAINER.NAME
     )
-    return hostile, [hostile.words(), *filter(None, (hostile.idle(), broken))]
+    harm = broken if hostile.used != 0 else ""
+    return hostile, [hostile.words(), *filter(None, (hostile.idle(), harm))]

@@ -88,6 +88,8 @@ def claim_sentences(record: Mapping[str, Any]) -> list[str]:
     if claimed["image_epsilon"] != claimed["epsilon"]:
         beside += (f" for the presence of a client, which is {claimed['image_epsilon']:.3g} for "
                    "one of its images")
+        if claimed["image_delta"] >= 1:
+            beside += ", with delta 1: it says nothing of one image"
     lines = []
     if claimed["own"]:
         models = "the global model"
