@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedvlm.api import audit as room
@@ -154,3 +155,12 @@ def test_shadows_that_are_dear_are_asked_for(run: Path, monkeypatch: pytest.Monk
     plan = room.plan_audit(run)
     assert plan.shadows == 0 and "--shadows 16 makes them all the same" in plan.cost()
     assert room.plan_audit(run, shadows=16).shadows == 16
+
+
+def test_a_claims_delta_counts_for_the_models_that_it_covers_only() -> None:
+    """A delta of 1 says nothing of an image, so no attack can be above the claim."""
+    signal, member = np.arange(400.0), np.arange(400) >= 200
+    deltas = {"global": 1.0}
+    found = {model: room._row(model, "loss", signal, member, among=2, deltas=deltas)["epsilon"]
+             for model in ("personal", "global")}
+    assert found["personal"] > 1 and found["global"] == 0

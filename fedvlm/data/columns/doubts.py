@@ -96,7 +96,8 @@ def _lists(table: Lines, path: Path, at: int, name: str, sets: bool) -> None:
     for number, line in table.lines:
         if at < len(line):
             first.setdefault(line[at].strip(), number)
-    times = Counter(part for cell in first for m in (*_OTHER_MARKS, "|", ";")
+    used = sets and any(m in cell for cell in first for m in "|;" if cell[:1] != "[")
+    times = Counter(part for cell in first for m in _OTHER_MARKS
                     for part in _parts(cell, m))
     for cell, number in first.items():
         where, shown = f"{path}, {table.unit} {number}", cell[:_SHOWN]
@@ -105,7 +106,7 @@ def _lists(table: Lines, path: Path, at: int, name: str, sets: bool) -> None:
                 f"{where}: the cell {quote_name(name)} is '{shown}', a set as a program writes it: "
                 "write a|b in it, or a JSON list, [\"a\", \"b\"]" + (
                     "" if sets else f", then --labels {name}"))
-        if cell[:1] == "[" or (sets and any(m in cell for m in "|;")):
+        if cell[:1] == "[" or used:
             continue
         mark = next((m for m in _OTHER_MARKS for part in _parts(cell, m)
                      if part in first or (sets and times[part] > 1)), "")

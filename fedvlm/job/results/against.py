@@ -115,7 +115,7 @@ def next_step(
         return None
     is_head = (trainer, peft) == (HEAD[1], HEAD[3])
     unclear = answer["verdict"] == UNCLEAR
-    if head and trainer != AFL[1] and head["points"] > (-RISE if unclear else 0.0) \
+    if head and trainer != AFL[1] and (head["points"] >= -RISE if unclear else head["points"] > 0) \
             and head["personal"] >= personal + RISE and not (sets and is_head):
         if sets:  # AFL needs one class for each image
             return {"reason": "train a linear head together", "flags": list(HEAD)}

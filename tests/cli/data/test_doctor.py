@@ -136,7 +136,7 @@ def test_json_holds_all_of_it(root: Path, capsys: pytest.CaptureFixture[str]) ->
     assert pets["state"] == "absent" and pets["get"].startswith("fedvlm data download OxfordPets")
     keys = {"name", "state", "layout", "folder", "classes", "sizes", "published_classes",
             "published_sizes", "images", "looked", "unreadable", "leaks", "modes", "problems",
-            "remarks", "get", "page"}  # fmt: skip
+            "remarks", "get", "page", "unit"}  # fmt: skip
     assert set(eurosat) == set(pets) == keys
 
 

@@ -12,6 +12,8 @@ from fedvlm.core.errors import DataError
 from fedvlm.data.columns.header import Wish
 from fedvlm.data.formats.table import glance
 from fedvlm.data.own.add import OwnSet, understand
+from fedvlm.data.own.place import AskedColumns
+from fedvlm.data.own.shape import look
 from tests.data.columns.publishers import picture, written
 
 FLAGS = [["0", "1", "0"], ["1", "0", "0"], ["0", "0", "1"], ["1", "1", "0"]] * 3
@@ -54,6 +56,7 @@ CLIENTS = Wish(clients_by=("ward",), columns={"classname": "kind"})
     *(("finding", column("a", "b", "", cell), SETS,
        r"line 5: .* if \S separates labels, write \| in its place; .* JSON list, \[")
       for cell in ("a,b", "b, a", "a/c", "c + a", "a&b")),
+    ("finding", column("a, b", "c, b", "a, d"), SETS, "line 2: .* if , separates labels"),
     ("kind,ward", [["a", "Lyon"], ["b", "nan"]], CLIENTS, "line 3: the cell 'ward' is 'nan', as"),
     ("kind,ward", [["a", "N/A"], ["b", "Lyon"]], CLIENTS, "line 2: the cell 'ward' is 'N/A', as"),
     ("kind,ward", [["a", "1"], ["b", "1.0"]], CLIENTS,
@@ -77,11 +80,24 @@ def test_what_is_open_is_asked_for(
     ("finding", column("a", '["a, b"]', "b"), SETS),
     ("tumor,sex,center", [["0", "m", "0"], ["1", "f", "1"]], CLASS),
     ("kind,ward", [["a", "1"], ["b", "2.0"]], CLIENTS),
+    ("tumor,version", [["0", "1"], ["1", "1"]], CLASS),  # the same in all lines: no class
+    ("tumor,is_test,flip", FLAGS, CLASS),
+    ("class", column("A", "A+"), CLASS),
 ])  # fmt: skip
 def test_what_is_said_is_not_asked(
     header: str, rows: Sequence[Sequence[str]], wish: Wish, tmp_path: Path
 ) -> None:
     assert glance(named(tmp_path, header, rows), wish).labelled
+
+
+def test_who_only_looks_is_asked_nothing(tmp_path: Path) -> None:
+    """As the doctor does in folders of a root."""
+    for i in range(len(FLAGS)):
+        picture(tmp_path / f"{i}.png", i)
+    path = named(tmp_path, "edema,tumor,mass", FLAGS)
+    assert look(path).what
+    with pytest.raises(DataError, match="several columns may name the class"):
+        look(path, asked=AskedColumns())
 
 
 def test_both_unicode_forms_are_one_name(tmp_path: Path) -> None:

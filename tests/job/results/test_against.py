@@ -120,6 +120,7 @@ AFL = ["--trainer", "AFL", "--rounds", "1"]  # also after a command that names m
     (numbers(80.0, steps=0), records(80), "AFL", [*NEAR, "--rounds", "20"]),
     (numbers(57.0, afl=59.0), FLAT, "FedAvg", AFL),  # both below alone, but within the margin
     (numbers(57.0, afl=57.5), FLAT, "FedAvg", DITTO),
+    (numbers(57.0, afl=58.5), FLAT, "FedAvg", DITTO),  # AFL is below alone
     (numbers(57.0, afl=57.5), FLAT, "Ditto", OWN_HEAD),
     (numbers(57.0, afl=57.5, alone="zero_shot"), FLAT, "FedTV", ["--trainer", "ZeroShot"]),
 ])

@@ -65,17 +65,21 @@ def test_rounding_of_a_gradient_that_is_zero_is_no_difference() -> None:
     assert not proof_of((ONE, {"a": ONE, "z": 0 * small}), (ONE, {"a": ONE, "z": small})).holds
 
 
-@pytest.mark.parametrize(("shift", "holds"), [(3e-7, True), (1e-3, False)])
-def test_rounding_that_a_method_enlarges_is_no_difference(shift: float, holds: bool) -> None:
+@pytest.mark.parametrize(("shift", "holds", "dtype"), [
+    (3e-7, True, torch.float32), (1e-3, False, torch.float32), (2e-15, True, torch.float64),
+])
+def test_rounding_that_a_method_enlarges_is_no_difference(
+    shift: float, holds: bool, dtype: torch.dtype
+) -> None:
     """As BatchNorm does with images that hardly differ; a wrong number is still found."""
-    x = torch.rand(2, 50)
+    x, times = torch.rand(2, 50, dtype=dtype), {torch.float32: 1e3, torch.float64: 1e7}[dtype]
 
     def run(streams: Mapping[str, Tensor]) -> Any:
         (value,) = streams.values()
-        return ONE, {"a": 1e3 * (value - x) + 1}
+        return ONE, {"a": times * (value - x) + 1}
 
-    proof = compare(run, {"features": x + shift}, {"pixels": x}, torch.float32)
-    assert proof.holds is holds and 2e-4 < proof.tolerance < 1e-2
+    proof = compare(run, {"features": x + shift}, {"pixels": x}, dtype)
+    assert proof.holds is holds and TOLERANCES[dtype] < proof.tolerance < 1e-2
 
 
 def test_a_method_that_enlarges_rounding_beyond_measure_has_the_usual_tolerance() -> None:
