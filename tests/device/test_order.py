@@ -184,13 +184,14 @@ def test_features_of_a_card_are_its_own(
         samples = read_pack_lists(open_pack(pack)).all()
         assert foreign_origins(samples, backbone) == []
         here = backbone.numerics
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "another")
-        assert foreign_origins(samples, backbone) == [f"{here}, batch {batch_size(backbone)}"]
-        torch.use_deterministic_algorithms(False)
-        assert "(another, no fixed order, " in backbone.numerics
-        stores = len(list_stores(default_dir()))
-        assert main([*words, "--device", "cuda"]) == 0
-        assert len(list_stores(default_dir())) == stores + 1
+        with monkeypatch.context() as other:  # ended before the card is: it puts back the real one
+            other.setattr(torch.cuda, "get_device_name", lambda *_: "another")
+            assert foreign_origins(samples, backbone) == [f"{here}, batch {batch_size(backbone)}"]
+            torch.use_deterministic_algorithms(False)
+            assert "(another, no fixed order, " in backbone.numerics
+            stores = len(list_stores(default_dir()))
+            assert main([*words, "--device", "cuda"]) == 0
+            assert len(list_stores(default_dir())) == stores + 1
     chip = torch.backends.cpu.get_cpu_capability()
     assert load_backbone("tiny").numerics == (
         f"torch.float32 fast cpu {chip} torch {torch.__version__}")
@@ -222,10 +223,11 @@ def test_workers_on_one_gpu_share_its_memory(
             " ".join(said.split()))
         assert 4 <= 4 * shared <= alone < 4 * (shared + 1)
         assert chunk("FED.WORKERS", 1) == alone and chunk("FED.CHUNK", 9) == 9
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)  # one for each
-        assert chunk() == alone and chunk("DEVICE", "cuda:1") == shared
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)  # one has two of them
-        assert chunk() == alone // 2
+        with monkeypatch.context() as other:  # ended before the card is, as above
+            other.setattr(torch.cuda, "device_count", lambda: 4)  # one for each
+            assert chunk() == alone and chunk("DEVICE", "cuda:1") == shared
+            other.setattr(torch.cuda, "device_count", lambda: 3)  # one has two of them
+            assert chunk() == alone // 2
         # A worker sees one card: the driver tells how many clients a chunk has.
         side = Workers(built.cfg)
         side.built, told = built, list[str]()
