@@ -26,7 +26,7 @@ from fedvlm.api.rebuild import run_folder
 from fedvlm.api.replay import partition_differences
 from fedvlm.config.build import flat
 from fedvlm.config.engines import of_parties
-from fedvlm.config.families import peft_words
+from fedvlm.config.families import PEFT_KEYS, peft_words
 from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
@@ -49,7 +49,6 @@ from fedvlm.runs.private import read_private
 from fedvlm.runs.verify.check import inspect
 
 AWAY, INDEX = "FED.UNRELIABLE.AWAY", "FED.INDEX_FILE"
-PEFT = ("PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD")  # in the order of ``peft_words``
 CLIENT, GROUP, IMAGES = "client", "group", "images"
 PLACE_DEPTH = 6  # folders of a run's path between OUTPUT_DIR and the run's own
 
@@ -193,7 +192,7 @@ def carry_out(plan: Forgetting) -> Path:
         files.write_json(index, plan.index)
     cfg = run_config(plan.path, plan.changes, plan.trust)
     origin = f"{plan.path.name}/config.yaml"
-    ours = {AWAY, INDEX, *(PEFT if _names_peft(plan.path, cfg) else ())}
+    ours = {AWAY, INDEX, *(PEFT_KEYS if _names_peft(plan.path, cfg) else ())}
     origins = {key: "fedvlm forget" if key in ours else origin for key in flat(cfg)}
     job, inputs = Job(cfg, origins), plan.parting or SharedInputs()
     if plan.start.round:
@@ -206,7 +205,8 @@ def carry_out(plan: Forgetting) -> Path:
 
 def _names_peft(path: Path, cfg: CfgNode) -> bool:
     """Tell whether a run's folder has the trainable set in its method's name, as chosen ones do."""
-    chosen = f"{load_trainer(cfg.TRAINER.NAME).name}-{peft_words(*(flat(cfg)[k] for k in PEFT))}"
+    words = peft_words(*(flat(cfg)[key] for key in PEFT_KEYS))
+    chosen = f"{load_trainer(cfg.TRAINER.NAME).name}-{words}"
     return run_path(cfg, "data", chosen).relative().parts[3] == path.parents[2].name
 
 

@@ -48,6 +48,7 @@ OWN = ("OPTIM.", "TRAINER.", "PEFT.", "MODEL.HEAD.", "FED.FINETUNE_", "FED.PERSO
 NOT_OWN = ("OPTIM.CLOCK", "FED.FINETUNE_EPOCHS")
 _NAME = re.compile(r"\b(?:text|image|both|head|small|gate|tip)\.[\w.*]*[\w*]")
 _FIELDS = re.compile(r"^(?:Shared|Personal):.*(?:\n[ \t]+.*)*", re.MULTILINE)
+PEFT_KEYS = ("PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD")  # that ``--peft`` sets
 _ALL_OF_PEFT = re.compile(r"\b(?:of|that)\s+PEFT\b")
 
 
@@ -89,7 +90,7 @@ def family_heading(parts: Iterable[str]) -> str:
 
 def peft_words(text: str, visual: str, head: str) -> str:
     """Return the words of ``--peft`` for the three keys: ``prompt+lora``; ``none`` for nothing."""
-    keys = {"PEFT.TEXT": text, "PEFT.VISUAL": visual, "PEFT.HEAD": head}
+    keys = dict(zip(PEFT_KEYS, (text, visual, head), strict=True))
     words = [word for word, (key, value) in PEFT_WORDS.items() if keys[key] == value]
     return "+".join(words) or "none"
 
@@ -102,5 +103,4 @@ def trained_words(config: Mapping[str, Any]) -> str:
     """
     more = [word for word in ("csc", "ln") if config.get(f"PEFT.{word.upper()}")]
     more += [f"'{words}'"] if (words := config.get("PEFT.CTX_INIT")) else []
-    keys = ("PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD")
-    return "+".join([peft_words(*(str(config[key]) for key in keys)), *more])
+    return "+".join([peft_words(*(str(config[key]) for key in PEFT_KEYS)), *more])

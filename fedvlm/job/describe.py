@@ -9,7 +9,7 @@ from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
 from fedvlm.config.engines import of_parties
-from fedvlm.config.families import peft_words, trained_words
+from fedvlm.config.families import PEFT_KEYS, peft_words, trained_words
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.files import user_path
@@ -146,8 +146,7 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
             f" include; use --trainer FedAvg --peft {words}, or keep the {fixed} "
             f"(--peft {fixed}, {fixed}+feature, {fixed}+lora)"
         )
-    keys = ("PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD")
-    if all(origins[key] == "default" or origins[key].endswith(".yaml") for key in keys):
+    if all(origins[key] == "default" or origins[key].endswith(".yaml") for key in PEFT_KEYS):
         return ""
     if not takes_peft(method):
         raise ConfigError(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedvlm.config.families import trained_words
+from fedvlm.config.families import PEFT_KEYS, trained_words
 from fedvlm.core.stats import (
     cm,
     harmonic_mean,
@@ -230,7 +230,7 @@ def _meant(
         "personal" if classes == "all" else "base2new")
     sets = LABELS if config.get("DATASET.LABELS") else LABEL
     yield "target", CAPTIONS if config.get("DATASET.CAPTIONS") else sets
-    if protocol.get("peft") and {"PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD"} <= config.keys():
+    if protocol.get("peft") and config.keys() >= set(PEFT_KEYS):
         yield "peft", trained_words(config)
     backbone, weights = str(config.get("MODEL.BACKBONE.NAME")), config.get("MODEL.INIT_WEIGHTS")
     if weights or backbone.startswith(LOCAL):  # others: the digest of the weights stands for it
