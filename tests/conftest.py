@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from fedvlm.runs import manifest
+from tests import process
 
 PARALLEL = {"multiprocessing", "signal", "socket", "subprocess", "threading"}
 PASSIVE = {"CalledProcessError", "CompletedProcess", "TimeoutExpired", "PIPE", "STDOUT", "DEVNULL"}
@@ -213,6 +214,14 @@ def no_wait_for_the_disk() -> Iterator[None]:
     patch.setattr(os, "fsync", lambda handle: None)
     yield
     patch.undo()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files_leave_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A file fails that leaves its process changed: the next one may be any other."""
+    before = process.state()
+    yield
+    process.unchanged(request.node.name, before, process.state())
 
 
 @pytest.fixture
