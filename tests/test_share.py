@@ -19,8 +19,9 @@ def loaded() -> ModuleType:
     spec = importlib.util.spec_from_file_location("share", ROOT / ".ci" / "share.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["share"] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "share", module)  # dataclasses look it up
+        spec.loader.exec_module(module)
     return module
 
 

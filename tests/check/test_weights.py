@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -56,12 +57,16 @@ def test_few_tensors_have_a_reason_in_the_place_of_a_rule(world: CheckWorld) -> 
     assert found == REASONS
 
 
-def carded(equations: str, **more: Any) -> type[Good]:
-    """Return a trainer whose module has a card."""
-    module = ModuleType("tests_card")
-    module.__doc__ = f"Mine: one.\n\nEquations: {equations}\nShared: text.ctx\n"
-    sys.modules["tests_card"] = module
-    return type("Mine", (Good,), {"__module__": "tests_card", **more})
+@pytest.fixture
+def carded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[Good]]:
+    """What makes a trainer whose module has a card."""
+    def make(equations: str, **more: Any) -> type[Good]:
+        module = ModuleType("tests_card")
+        module.__doc__ = f"Mine: one.\n\nEquations: {equations}\nShared: text.ctx\n"
+        monkeypatch.setitem(sys.modules, "tests_card", module)
+        return type("Mine", (Good,), {"__module__": "tests_card", **more})
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -73,11 +78,15 @@ def carded(equations: str, **more: Any) -> type[Good]:
         ("CE; sum_k p_k.", []),
     ],
 )
-def test_what_a_card_names(equations: str, named: list[str]) -> None:
+def test_what_a_card_names(
+    carded: Callable[..., type[Good]], equations: str, named: list[str]
+) -> None:
     assert card_weightings(carded(equations)) == named
 
 
-def test_a_card_of_another_weighting_is_caught(world: CheckWorld) -> None:
+def test_a_card_of_another_weighting_is_caught(
+    carded: Callable[..., type[Good]], world: CheckWorld
+) -> None:
     said = "server w = sum_k p_k w_k."
     agree_with_card(carded(said), "samples")
     agree_with_card(carded(said), OWN)

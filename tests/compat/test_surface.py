@@ -118,7 +118,9 @@ def test_checkpoints_hold_tensors_only(tmp_path: Path) -> None:
         utils.load_checkpoint(str(tmp_path / "live.pt"))
 
 
-def test_a_file_of_a_data_set_runs_outside(tmp_path: Path) -> None:
+def test_a_file_of_a_data_set_runs_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for i in range(3):
         Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / f"{i}.png")
     with replace_dassl():
@@ -131,7 +133,8 @@ def test_a_file_of_a_data_set_runs_outside(tmp_path: Path) -> None:
         def __init__(self, cfg: object) -> None:
             super().__init__(train_x=items, test=items[:1])
 
-    sets.DATASET_REGISTRY.register(Mine, force=True)
+    monkeypatch.setattr(sets.DATASET_REGISTRY, "_table", {})
+    sets.DATASET_REGISTRY.register(Mine)
     cfg.DATASET.NAME, cfg.DATALOADER.TRAIN_X.BATCH_SIZE = "Mine", 2
     cfg.INPUT.SIZE, cfg.INPUT.TRANSFORMS = (4, 4), ("random_flip", "normalize")
     manager = data.DataManager(cfg)
@@ -182,17 +185,13 @@ def test_what_is_no_clip_is_refused(model: VLModel) -> None:
     check_backbone(model.backbone)
 
 
-def test_a_script_runs_as_it_is(tmp_path: Path) -> None:
+def test_a_script_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "script.py"
     out = tmp_path / "out.json"
     script.write_text("import sys\nfrom dassl.utils import write_json\n"
                       "write_json(sys.argv[1:], sys.argv[1])\n")
-    argv = sys.argv
-    try:
-        sys.argv = ["fedvlm.compat", str(script), str(out), "--x"]
-        runpy.run_module("fedvlm.compat", run_name="__main__")
-    finally:
-        sys.argv = argv
+    monkeypatch.setattr(sys, "argv", ["fedvlm.compat", str(script), str(out), "--x"])
+    runpy.run_module("fedvlm.compat", run_name="__main__")
     assert json.loads(out.read_text()) == [str(out), "--x"]
 
 

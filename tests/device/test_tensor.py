@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedvlm.core.trees import to_device
 from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.local.balance import Balance
 from fedvlm.models.features.sources import FeatureSource
 from tests.device.card import pretend_card
-from tests.device.tensor import OnDevice
+from tests.device.tensor import OnDevice, leaves_of, map_leaves
 
 
 def test_numbers_gradients_and_modules_follow() -> None:
@@ -31,6 +32,15 @@ def test_numbers_gradients_and_modules_follow() -> None:
         assert net.weight.cpu().sum() == 12
     assert torch.allclose(there, 2 * x.mT @ (x @ weight)) and not tally.mixed
     assert tally.flops["job"] and tally.kernels["job"]
+
+
+@pytest.mark.parametrize("tree", [
+    3, None, [], (), {}, [1, (2, [None, torch.float32]), "x"], ((1, [2, 3]), {"b": [4], "a": (5,)}),
+], ids=repr)
+def test_what_an_operation_takes_and_gives_is_walked_as_pytorch_does(tree: object) -> None:
+    assert leaves_of(tree) == tree_leaves(tree)
+    changed = map_leaves(lambda x: (x, "seen"), tree)
+    assert repr(changed) == repr(tree_map(lambda x: (x, "seen"), tree))
 
 
 def test_what_is_counted() -> None:

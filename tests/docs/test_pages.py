@@ -26,10 +26,11 @@ PAGES = [p for p in pages() if p.name not in ELSEWHERE]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty current folder; variables that a page sets, and its sites, are gone afterwards."""
     monkeypatch.chdir(tmp_path)
-    before = set(os.environ)
+    before = dict(os.environ)
     yield tmp_path
-    for name in set(os.environ) - before:
+    for name in set(os.environ) - set(before):
         del os.environ[name]
+    os.environ.update(before)
     for mark in tmp_path.glob("*/states/.runs/RUNNING"):  # of a page that failed
         main(["site", "stop", str(mark.parents[2] / "site.yaml")])
 

@@ -103,10 +103,12 @@ def test_refused_before_any_work_with_the_list(
     assert "needs at least 3 clients per round (2 f + 3), but only 2 are drawn" in told
 
 
-def test_a_resumed_server_optimiser_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_resumed_server_optimiser_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opts = ("--trainer", "FedTV", "--opts", "FED.SERVER_OPTIM", "yogi")
     seen: list[str] = []
-    atomic.on_write_point = seen.append
+    monkeypatch.setattr(atomic, "on_write_point", seen.append)
     assert jobs.run(tmp_path / "whole", *opts) == 0
 
     class Stop(BaseException):
@@ -119,12 +121,10 @@ def test_a_resumed_server_optimiser_ends_with_the_same_bits(tmp_path: Path) -> N
         if left[0] < 0:
             raise Stop
 
-    atomic.on_write_point = hook
-    try:
-        with pytest.raises(Stop):
-            jobs.run(tmp_path / "cut", *opts)
-    finally:
-        atomic.on_write_point = None
+    monkeypatch.setattr(atomic, "on_write_point", hook)
+    with pytest.raises(Stop):
+        jobs.run(tmp_path / "cut", *opts)
+    monkeypatch.setattr(atomic, "on_write_point", None)
     assert jobs.run(tmp_path / "cut", *opts) == 0
     jobs.same(tmp_path / "whole", tmp_path / "cut")
     assert any("opt.v" in name for name in jobs.state(tmp_path / "cut"))

@@ -7,7 +7,6 @@ What a sweep does with its cells is shown without processes (``in_process``); re
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -42,9 +41,13 @@ PLAN = ["--trainers", "FedAvg", "FedPer", "--datasets", "digits", "--seeds", "1"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -216,10 +216,13 @@ def _row(
     fast, plain = (build(setting.words(trainer, side, what), inputs) for side in (False, True))
     label = fast.trainer.name or trainer
     say(f"{label} {what}".strip())
-    gc.collect()
-    gc.freeze()  # as the main job does: the collector need not walk what is built
+    frozen = gc.get_freeze_count() > 0  # by the caller, who has a reason: left as it is
+    if not frozen:
+        gc.collect()
+        gc.freeze()  # as the main job does: the collector need not walk what is built
     try:
         measured = compare(fast, plain, setting.rounds, setting.repeats)
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
     return {"trainer": label, "peft": what, "families": list(families(fast.p0)), **measured}

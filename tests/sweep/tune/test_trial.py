@@ -46,10 +46,14 @@ def real(change: Callable[[FederatedData], FederatedData]) -> type[FakePool]:
 
 
 def search(output: Path, change: Callable[[FederatedData], FederatedData]) -> run.Tuning:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "Scheduler", real(change))
-        return tuned(output, BUDGET, *WORDS)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run, "Scheduler", real(change))
+            return tuned(output, BUDGET, *WORDS)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def poisoned(data: FederatedData) -> FederatedData:

@@ -27,10 +27,9 @@ B16 = Towers(512, 12, 77, 512, 768, 12, 14, 16)
 @pytest.fixture(scope="module", autouse=True)
 def small_products() -> Iterator[None]:
     """The machine's peak is not what is tested: its products take 4 CPU seconds."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(machine, "_SHAPES", ((64, 64, 64),))
-    yield
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "_SHAPES", ((64, 64, 64),))
+        yield
 
 
 @pytest.fixture(scope="module")

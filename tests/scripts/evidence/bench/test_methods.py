@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,13 +29,12 @@ NUMBERS = {"ratio": 0.9, "lowest": 0.8, "highest": 1.1, "bytes_per_round": 8.0, 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("bench")
-    patch = pytest.MonkeyPatch()
-    patch.setattr(methods, "COMMON", (*methods.COMMON, "--local-epochs", "1"))
     words = ["methods", "FedAvg", "Ditto", "ZeroShot", "--clients", "2", "--rounds", "2",
              "--repeats", "1", "--json", str(folder / "methods.json"),
              "--markdown", str(folder / "methods.md")]
-    assert read_commands()["bench"].run(words) == 0
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(methods, "COMMON", (*methods.COMMON, "--local-epochs", "1"))
+        assert read_commands()["bench"].run(words) == 0
     record: dict[str, Any] = json.loads((folder / "methods.json").read_text())
     return record | {"page": (folder / "methods.md").read_text()}
 
@@ -111,6 +111,29 @@ def test_sides_that_differ_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     record = methods.run(["FedAvg"], SMALL)
     assert record["methods"]["FedAvg"]["loss_difference"] > 1e-4
     assert "!" in method_table.lines(record)[2]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_collector_is_left_as_it_was(
+    before: bool, counted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is built is hidden from it while a row is measured, unless the caller hid its own."""
+    seen: list[int] = []
+
+    def compare(*_: Any) -> dict[str, Any]:
+        seen.append(gc.get_freeze_count())
+        return NUMBERS
+
+    monkeypatch.setattr(methods, "compare", compare)
+    gc.freeze() if before else gc.unfreeze()
+    try:
+        count = gc.get_freeze_count()
+        methods.run(["ZeroShot"], SMALL)
+        assert (count > 0) == before and seen[0] > 0
+        left = gc.get_freeze_count()  # of the caller's, some are gone by now
+        assert (0 < left <= count and seen[0] <= count) if before else left == 0
+    finally:
+        gc.freeze()
 
 
 def test_losses_that_one_side_lacks_count() -> None:

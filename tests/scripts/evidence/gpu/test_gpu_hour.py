@@ -21,7 +21,9 @@ from tests.device.card import pretend_card
 GOOD = {"same_bits": True, "loss": 1e-6, "seconds": 1.0, "cpu_seconds": 2.0}
 
 
-def test_the_card_and_two_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_card_and_two_methods(
+    few_images: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for part in ("card", "methods"):
         assert main(["gpu-hour", str(tmp_path), "--pretend", "--only", part,
                      "--methods", "FedAvg", "LocalOnly"]) == 0
@@ -35,7 +37,7 @@ def test_the_card_and_two_methods(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "2 with equal bits" in page and "mean nothing" in page
 
 
-def test_a_round_is_counted_and_timed() -> None:
+def test_a_round_is_counted_and_timed(few_images: None) -> None:
     size = replace(measure.PRETEND, clients=2, plain=1)
     with pretend_card():
         row = measure.measure_speed("cuda", "FedAvg", "fp32", size)
