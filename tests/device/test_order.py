@@ -40,7 +40,7 @@ from tests.device.tensor import host_of
 
 def test_a_run_says_on_what_and_leaves_a_cpu_alone(tmp_path: Path) -> None:
     with pretend_card():
-        assert jobs.run(tmp_path, "--trainer", "LocalOnly", *SMALL) == 0
+        assert jobs.run(tmp_path, "--trainer", "LocalOnly", *SMALL, "--rounds", "1") == 0
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.backends.cudnn.allow_tf32
     assert not torch.are_deterministic_algorithms_enabled()
@@ -145,7 +145,7 @@ def test_pooling_by_a_product(size: int, parts: int) -> None:
 def test_fast_leaves_the_order_open_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--trainer", "LocalOnly", *SMALL)
+    words = ("--trainer", "LocalOnly", *SMALL, "--rounds", "1")
     with pretend_card():
         assert jobs.run(tmp_path, *words, "--fast") == 0
         assert not torch.are_deterministic_algorithms_enabled()
@@ -162,7 +162,7 @@ def test_fast_leaves_the_order_open_and_says_so(
 
 def test_a_replay_of_a_fast_run_counts_images(tmp_path: Path) -> None:
     with pretend_card():
-        assert jobs.run(tmp_path, "--trainer", "LocalOnly", *SMALL, "--fast") == 0
+        assert jobs.run(tmp_path, "--trainer", "LocalOnly", *SMALL, "--fast", "--rounds", "1") == 0
         again = replay(jobs.folder(tmp_path))
     assert "FAST: kernels in no fixed order" in again.elsewhere and not again.differences
 
