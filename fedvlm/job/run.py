@@ -437,7 +437,8 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
         return None
     for record in records[1:]:
         built.federation.budget.record(record["round"], record["counters"])
-        built.federation.plateau.record(record["round"], record.get("val"))
+        built.federation.plateau.record(
+            record["round"], record.get("val"), record.get("val_loss"))
     folder.notes.append(f"resuming after round {saved.round}")
     built.federation.engine.recall(saved.extra.get("sites", {}))
     if saved.records is not None:
