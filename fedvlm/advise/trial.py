@@ -57,6 +57,7 @@ class CrossValidation:
         ridge: strength of AFL's ridge that is best on all folds, for sums of all training images.
         curve: what logistic regression alone reaches with ``PARTS`` of the images, by part.
         doubt: by method, standard error in points of what ``steps.one_more`` adds; none: nothing.
+        pull: of Ditto's heads that is best on all folds, of features of unit length.
     """
 
     clients: Sequence[HeadClient]
@@ -67,6 +68,7 @@ class CrossValidation:
     ridge: float
     curve: dict[float, Reached] = field(default_factory=dict)
     doubt: dict[str, float] = field(default_factory=dict)
+    pull: float = 0.0
 
     def personal(self, reached: Reached) -> Tensor:
         """Return each client's accuracy in percent ``[K]``: a group counts once."""
@@ -138,7 +140,7 @@ def try_heads(
     return CrossValidation([unit[k] for k in kept], kept, classes, count,
                  {name: only(one, name) for name, one in reached.items()},
                  work.ridge(),
-                 {part: only(one) for part, one in curve.items()}, doubt)
+                 {part: only(one) for part, one in curve.items()}, doubt, work.pull())
 
 
 class _Work:
@@ -270,6 +272,13 @@ class _Work:
         trace = sum(float(c.x[t].double().square().sum())
                     for c, t in zip(self.raw, self.trains, strict=True))
         return part * trace
+
+    def pull(self) -> float:
+        """Return Ditto's pull with the most right answers, of heads on features as they are."""
+        scale = heads.common_scale(
+            [c.take(t) for c, t in zip(self.unit, self.trains, strict=True)])
+        best = heads.PULLS[self.best(DITTO, -1, range(len(self.unit)))]
+        return best * float(scale.size) ** 2
 
     def corrected(self, right: Sequence[Tensor]) -> list[Tensor]:
         """Return right answers, where a class vanished with what was held out: partly others'.

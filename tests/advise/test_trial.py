@@ -40,6 +40,14 @@ def test_it_is_what_new_images_say(shared: Gathered) -> None:
     assert found[t.MAJORITY] == pytest.approx(25, abs=1)
 
 
+def test_clients_with_classes_of_their_own_are_pulled_less(shared: Gathered) -> None:
+    pulls = []
+    for found in (shared, made_up([(0, 1), (2, 3), (4, 5)] * 2, 12)):
+        got = t.try_heads(found)
+        pulls.append(got.pull / float(heads.common_scale(got.clients).size) ** 2)
+    assert pulls == pytest.approx([1e-2, 1e-3], rel=1e-6)  # of heads.PULLS
+
+
 def test_labels_that_say_nothing_are_not_learnt() -> None:
     plain = means(made_up(SHARED, 20, noise=True))
     assert all(12 < value < 38 for value in plain.values())
