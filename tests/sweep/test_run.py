@@ -323,6 +323,11 @@ def test_shared_inputs_keep_the_backbone_and_notices_a_change(tmp_path: Path) ->
         other = inputs.data(cfg, None)
     alone = Inputs().data(cfg, None)
     assert (other.split_digest, other.notes) == (alone.split_digest, alone.notes)
+    assert [list(c.train) for c in other.clients] == [list(c.train) for c in alone.clients]
+    cfg.DATASET.JOIN_TEST = 0.3  # which the seed draws
+    joined = inputs.data(cfg, None).split_digest
+    cfg.DATA_SEED = 1
+    assert inputs.data(cfg, None).split_digest == Inputs().data(cfg, None).split_digest != joined
     with torch.no_grad():
         next(iter(first.model.parameters())).add_(1.0)
     with pytest.raises(RuntimeError, match="changed the frozen weights"):
