@@ -14,7 +14,7 @@ from fedvlm.advise.folds import twin_share
 from fedvlm.advise.gather import gather_clients
 from fedvlm.advise.page import advice_lines, advice_record, cost_words, method_flags
 from fedvlm.advise.sets import LabelTrial, try_labels
-from fedvlm.advise.trial import AFL, DITTO, try_heads
+from fedvlm.advise.trial import AFL, try_heads
 from fedvlm.advise.verdict import Advice, conclude, conclude_labels
 from fedvlm.core.progress import Progress
 from fedvlm.data.locate import first_names
@@ -49,11 +49,11 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
             F.normalize(torch.cat(list(found.features)), dim=-1), torch.cat(list(found.labels)),
             np.concatenate(found.groups))
     if isinstance(trial, LabelTrial):
-        advice, strength = conclude_labels(trial, twins), 0.0
+        advice, keep = conclude_labels(trial, twins), None
     else:
         advice = conclude(trial, images, twins)
-        strength = {AFL: trial.ridge, DITTO: trial.pull}.get(advice.method, 0.0)
-    command = f"{words} {method_flags(advice.method, strength, sets)}"
+        keep = trial.ridge if advice.method == AFL else None
+    command = f"{words} {method_flags(advice.method, keep, sets)}"
     cost = cost_words(advice.method, found.features[0].shape[1], trial.classes)
     if found.bare:  # other methods refuse these clients
         command, cost = f"{words} --trainer SAGE", ""

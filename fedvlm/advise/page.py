@@ -25,9 +25,8 @@ WORDS = {
 }
 FLAGS = {  # what comes near the fixed point in a run
     AFL: "--trainer AFL --rounds 1", FEDAVG: "--trainer FedAvg --peft head --lr 0.5 --rounds 50",
-    DITTO: "--trainer Ditto --peft head --lr 0.05 --rounds 50",
+    DITTO: "--trainer Ditto --peft head --lr 0.05 --rounds 50 TRAINER.DITTO.LAMBDA 0.3",
 }
-STRENGTHS = {AFL: "TRAINER.AFL.KEEP", DITTO: "TRAINER.DITTO.LAMBDA"}  # by cross-validation
 BESIDE = " (a baseline: no method runs it on sets of labels)"
 LABEL_FLAGS = {  # the same of sets of labels, whose loss is flat where labels are rare
     FEDAVG: "--trainer FedAvg --peft head --lr 0.1 --rounds 100 OPTIM.NAME adam",
@@ -37,16 +36,11 @@ LABEL_FLAGS = {  # the same of sets of labels, whose loss is flat where labels a
 LISTED = 6  # clients that are named
 
 
-def method_flags(method: str, strength: float = 0.0, sets: bool = False) -> str:
-    """Return the flags of a run of a method.
-
-    Args:
-        strength: of AFL's ridge, or of Ditto's pull; 0: not judged.
-        sets: of labels.
-    """
+def method_flags(method: str, keep: float | None = None, sets: bool = False) -> str:
+    """Return the flags of a run of a method; ``keep``: AFL's ridge; ``sets``: of labels."""
     if sets:
         return LABEL_FLAGS[method]
-    return FLAGS[method] + (f" {STRENGTHS[method]} {strength:.3g}" if strength else "")
+    return FLAGS[method] + (f" TRAINER.AFL.KEEP {keep:.3g}" if method == AFL and keep else "")
 
 
 def cost_words(method: str, width: int, classes: int) -> str:

@@ -32,9 +32,6 @@ FEDAVG, DITTO, AFL, AFL_PRIOR, POOLED = "FedAvg", "Ditto", "AFL", "afl_prior", "
 ALONE = (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES, LOGREG)
 OF_SHARES = (MAJORITY, OWN_NAMES, LOGREG, AFL_PRIOR, DITTO)  # who lacks a class answers it less
 TOGETHER = (AFL, FEDAVG, DITTO)  # the simplest first
-# Ditto's pulls that 50 rounds with learning rate 0.05 follow to their end: it takes them about
-# 1 / (0.05 pull) steps, and a client that has a batch for each epoch makes 100.
-FELT = (10.0, 3.0, 1.0, 0.3)
 PARTS = (0.25, 0.5)  # of its training images, for a client's learning curve
 ONE = 1.5  # images of a class, or groups: about one
 JUDGES = 30  # validation images, above which they say how often a client lacks a class
@@ -60,7 +57,6 @@ class CrossValidation:
         ridge: strength of AFL's ridge that is best on all folds, for sums of all training images.
         curve: what logistic regression alone reaches with ``PARTS`` of the images, by part.
         doubt: by method, standard error in points of what ``steps.one_more`` adds; none: nothing.
-        pull: of Ditto's heads that is best on all folds, of features of unit length.
     """
 
     clients: Sequence[HeadClient]
@@ -71,7 +67,6 @@ class CrossValidation:
     ridge: float
     curve: dict[float, Reached] = field(default_factory=dict)
     doubt: dict[str, float] = field(default_factory=dict)
-    pull: float = 0.0
 
     def personal(self, reached: Reached) -> Tensor:
         """Return each client's accuracy in percent ``[K]``: a group counts once."""
@@ -143,7 +138,7 @@ def try_heads(
     return CrossValidation([unit[k] for k in kept], kept, classes, count,
                  {name: only(one, name) for name, one in reached.items()},
                  work.ridge(),
-                 {part: only(one) for part, one in curve.items()}, doubt, work.pull())
+                 {part: only(one) for part, one in curve.items()}, doubt)
 
 
 class _Work:
@@ -276,13 +271,6 @@ class _Work:
                     for c, t in zip(self.raw, self.trains, strict=True))
         return part * trace
 
-    def pull(self) -> float:
-        """Return Ditto's pull with the most right answers, of heads on features as they are."""
-        scale = heads.common_scale(
-            [c.take(t) for c, t in zip(self.unit, self.trains, strict=True)])
-        best = FELT[self.best(DITTO, -1, range(len(self.unit)))]
-        return best * float(scale.size) ** 2
-
     def corrected(self, right: Sequence[Tensor]) -> list[Tensor]:
         """Return right answers, where a class vanished with what was held out: partly others'.
 
@@ -333,8 +321,7 @@ class _Work:
             scale = heads.common_scale(train)
             shared = self.shared[f][self.best(FEDAVG, f, range(len(self.unit)))]
             held = [(self.folds[k] == f).nonzero().flatten() for k in there]
-            personal = heads.personal_heads(train, shared, scale, FELT)
-            self._answer(DITTO, personal, there, held, self.unit)
+            self._answer(DITTO, heads.personal_heads(train, shared, scale), there, held, self.unit)
         out = {LOGREG: self.chosen(LOGREG, alone=True)}
         out |= {name: self.chosen(name) for name in (AFL, AFL_PRIOR, FEDAVG, DITTO)}
         return out | {POOLED: out[FEDAVG]}

@@ -6,14 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedvlm.advise import judge
 from fedvlm.advise import trial as t
 from fedvlm.advise.gather import Gathered
-from fedvlm.advise.page import FLAGS
 from fedvlm.core.errors import DataError
 from fedvlm.evaluation.references import heads
-from fedvlm.job.flags import parse
-from fedvlm.job.resolve import resolve
 from tests.advise.fakes import made_up
 
 SHARED = [range(4)] * 6
@@ -42,23 +38,6 @@ def test_it_is_what_new_images_say(shared: Gathered) -> None:
     assert found[t.FEDAVG] == pytest.approx(best, abs=7)
     assert found[t.POOLED] == found[t.FEDAVG] > found[t.LOGREG] + 2
     assert found[t.MAJORITY] == pytest.approx(25, abs=1)
-
-
-def test_the_command_has_the_pull_that_was_judged(
-    shared: Gathered, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is one of features as they are, and one that the command's rounds follow to their end."""
-    own = made_up([(0, 1), (2, 3), (4, 5)] * 2, 12)
-    got = [t.try_heads(found) for found in (shared, own)]
-    pulls = [one.pull / float(heads.common_scale(one.clients).size) ** 2 for one in got]
-    assert pulls == pytest.approx([0.3, 0.3], rel=1e-6)
-    words = FLAGS[t.DITTO].split()
-    rate, rounds = (float(words[words.index(name) + 1]) for name in ("--lr", "--rounds"))
-    assert 1 / (rate * min(t.FELT)) <= 2 * rounds, "more steps than two epochs of one batch"
-    monkeypatch.setattr(judge, "gather_clients", lambda cfg, progress: own)
-    said = judge.judge_clients(resolve(parse(["--demo"])).jobs[0].cfg, "fedvlm run X")
-    assert said.advice.method == t.DITTO
-    assert f"{said.record['command']} ".endswith(f" TRAINER.DITTO.LAMBDA {got[1].pull:.3g} ")
 
 
 def test_labels_that_say_nothing_are_not_learnt() -> None:
