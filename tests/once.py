@@ -28,6 +28,7 @@ def share(inputs: ModuleType, federated: ModuleType) -> None:
     if not hasattr(inputs.load_backbone, "kept"):
         inputs.load_backbone = _towers(inputs.load_backbone)
         federated.load_for_training = _sets(federated.load_for_training)
+        inputs.load_for_training = federated.load_for_training
 
 
 def _towers(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +97,8 @@ def _sets(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if info is None or not info.builtin:
             return load(cfg)
         sizes = sets._PER_CLASS, sets._PER_DOMAIN_AND_CLASS  # tests change them
-        key = repr((cfg.DATASET, str(builtin_root(cfg)), sizes))
+        seed = int(cfg.DATA_SEED) if cfg.DATASET.JOIN_TEST else 0
+        key = repr((cfg.DATASET, seed, str(builtin_root(cfg)), sizes))
         return _recall(kept, key, lambda: load(cfg))
 
     return load_for_training

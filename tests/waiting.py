@@ -331,6 +331,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/job/resolve.py": {
         "start-up: PyTorch, 2 s": (
             "fedvlm.federation.discovery", "fedvlm.federation.peft_trainer",
+            "fedvlm.federation.trainer",
         ),
         "start-up: for such a file only": ("fedvlm.data.formats.class_names",),
     },

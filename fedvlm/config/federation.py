@@ -97,8 +97,8 @@ def _rounds() -> Schema:
     return {
         "FED.ROUNDS": Option(
             10,
-            "communication rounds; auto: until the clients' validation accuracy is flat, at most "
-            f"{MOST_ROUNDS} (the default of own images)",
+            "communication rounds; auto: until the clients' validation accuracy and loss are flat, "
+            f"at most {MOST_ROUNDS} (the default of own images)",
             low=1, high=1_000_000, words={"auto": AUTO_ROUNDS},
         ),
         "FED.PATIENCE": Option(
@@ -106,6 +106,12 @@ def _rounds() -> Schema:
             "ends the run after so many checks of the clients' validation accuracy without a rise "
             f"of half a point; 0: after FED.ROUNDS ({PATIENCE} under --rounds auto)",
             low=0, neutral=0,
+        ),
+        "FED.PATIENCE_LOSS": Option(
+            True,
+            "FED.PATIENCE counts only checks in which the validation loss did not fall by 2 % "
+            "either; False: it looks at accuracy alone",
+            neutral=False,
         ),
     }
 

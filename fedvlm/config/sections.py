@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from fedvlm.config.engines import OF_PARTIES
 from fedvlm.config.keys import ROLES
 from fedvlm.config.option import Schema, Value, present_key
 
@@ -47,6 +48,17 @@ def _optimiser(*kinds: str) -> Callable[[Lookup], bool]:
     return lambda get: any(get(key) in kinds for key in keys)
 
 
+def watches_loss(get: Lookup) -> bool:
+    """Say whether the end of a run may look at validation losses (``FED.PATIENCE_LOSS``).
+
+    Sites and runs with privacy of images tell no number more than they did. With sets of labels and
+    captions the end looks at a ranking.
+    """
+    return bool(get("FED.PATIENCE")) and not (
+        get("FED.DP.CLIP") or get("FED.ENGINE") in OF_PARTIES
+        or get("DATASET.LABELS") or get("DATASET.CAPTIONS"))
+
+
 SKEWED = ("dirichlet", "superclass_dirichlet", "quantity", "domain_dirichlet")
 NATURAL = "natural"
 SECTIONS = (
@@ -79,6 +91,7 @@ SECTIONS = (
         lambda get: get("FED.DP.EPSILON") > 0
         and (get("FED.DP.UNIT") == "client" or get("FED.DP.SAMPLING") == "poisson"),
     ),
+    Section(("FED.PATIENCE_LOSS",), watches_loss),
     Section(("FED.CHUNK",), _if("FED.PLAIN", False)),
     Section(("FED.FINETUNE_TRAIN", "FED.FINETUNE_LR"), _unless("FED.FINETUNE_EPOCHS", 0)),
     Section(("FED.FAIR_Q",), _if("FED.WEIGHTING", "q_ffl")),

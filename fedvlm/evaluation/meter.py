@@ -153,8 +153,8 @@ class ClientMeter:
             ``labels|base_all|<client>``, ``labels|new|<client>``, ``labels|unseen|<client>``.
             Samples in the partition's order.
         backdoor: where attackers train a trigger: how its success is measured, where calibration
-            is asked for.
-        named: metrics by name, computed where calibration is asked for.
+            on test images is asked for.
+        named: metrics by name, computed there.
         calibrate: there, also fit a temperature on validation images (``calibrated``).
     """
 
@@ -196,10 +196,11 @@ class ClientMeter:
                 answers = Stacked(model, self._build(params), self._batches, truth)
             new = self._new(measure, model) if self.trainer.open_vocabulary else None
             found = self._rows(measure, clients, answers, new)
-            if self.backdoor is not None and measure.calibration:
+            ends = measure.calibration and measure.split == "test"
+            if self.backdoor is not None and ends:
                 tests = [np.asarray(getattr(self.data.clients[c], measure.split)) for c in clients]
                 self.backdoor.add(found, tests, partial(self._build(params), model))
-            if (self.named or self.calibrate) and measure.calibration:
+            if (self.named or self.calibrate) and ends:
                 self._add_more(found, measure, clients, answers)
             rows += found
         return rows

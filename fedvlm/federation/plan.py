@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _COVER = "ranges such as 0-4,5-7 must contain every client once"
 RISE = 0.5  # points of validation accuracy that count as a rise
+FALL = 0.02  # share of a validation loss that counts as a fall
 BLIND = 20  # rounds of ``--rounds auto`` without validation images
 COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # FED.BUDGET -> counter
 
@@ -73,47 +74,56 @@ class Budget:
 
 @dataclass
 class Plateau:
-    """Where a run of ``--rounds auto`` ends: when its validation accuracy is flat.
+    """Where a run of ``--rounds auto`` ends: when its validation accuracy and loss are flat.
 
     Every ``every`` rounds the personal models are checked on the clients' own validation images
-    (mean over ``clients``). The run ends with the first check after which ``patience`` checks in a
-    row were at most ``RISE`` points above the highest before them, so after ``patience + 1`` checks
-    at the earliest, or with its last round. Without validation images it has ``BLIND`` rounds.
+    (means over ``clients``). The run ends with the first check after which ``patience`` checks in a
+    row were at most ``RISE`` points above the highest before them, and with ``loss`` not ``FALL``
+    below the lowest loss either: of few images the accuracy stands still while the loss still
+    falls. So it ends after ``patience + 1`` checks at the earliest, or with its last round. Without
+    validation images it has ``BLIND`` rounds.
 
     Attributes:
         patience: ``FED.PATIENCE``; 0: the run goes to its last round.
         clients: those with validation images.
         every: rounds between checks.
         measure: what is checked, in words.
+        loss: whether losses are checked, too (``FED.PATIENCE_LOSS``).
         found: round -> ``measure`` in percent.
+        losses: round -> mean loss in nats, where every client's is finite.
     """
 
     patience: int = 0
     clients: Sequence[int] = ()
     every: int = 1
     measure: str = "accuracy"
+    loss: bool = False
     found: dict[int, float] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
 
     def due(self, round_: int) -> bool:
         """Say whether there is a check after a round."""
         return bool(self.patience and self.clients and round_) and round_ % self.every == 0
 
-    def record(self, round_: int, accuracy: float | None) -> None:
+    def record(self, round_: int, accuracy: float | None, loss: float | None = None) -> None:
         """Enter what a check found; a round without one changes nothing."""
         if self.due(round_) and accuracy is not None:
             self.found[round_] = accuracy
+            if self.loss and loss is not None:
+                self.losses[round_] = loss
 
-    def _flat(self) -> tuple[int, int, int]:
-        """Return the round of the highest accuracy, the newest check, and the checks between."""
-        best = newest = since = 0
+    def _flat(self) -> tuple[int, int, int, int]:
+        """Return the rounds of the best accuracy and loss, the newest check, the flat ones."""
+        best = low = newest = since = 0
         for newest in sorted(self.found):
-            if not best or self.found[newest] > self.found[best] + RISE:
-                best, since = newest, 0
-            else:
-                since += 1
+            rises = not best or self.found[newest] > self.found[best] + RISE
+            falls = newest in self.losses and (
+                not low or self.losses[newest] < (1 - FALL) * self.losses[low])
+            best, low = newest if rises else best, newest if falls else low
+            since = 0 if rises or falls else since + 1
             if since == self.patience:
                 break
-        return best, newest, since
+        return best, low, newest, since
 
     def last(self, rounds: int) -> int:
         """Return the number of the run's last round, as far as it is known."""
@@ -121,7 +131,7 @@ class Plateau:
             return rounds
         if not self.clients:
             return min(BLIND, rounds)
-        _, newest, since = self._flat()
+        *_, newest, since = self._flat()
         return newest if since == self.patience else rounds
 
     def sentence(self, last: int, rounds: int) -> str:
@@ -131,16 +141,20 @@ class Plateau:
         if not self.clients:
             return (f"--rounds auto: no client has validation images, so the run has {last} "
                     "rounds; --rounds N sets another number")
-        best, newest, since = self._flat()
+        best, low, newest, since = self._flat()
+        what = f"{self.measure} and loss" if low else self.measure
         if since < self.patience or newest != last:
-            return (f"--rounds auto: ended after round {last}; the clients' validation "
-                    f"{self.measure} was not flat yet")
-        return (
-            f"--rounds auto: stopped after round {last} of at most {rounds}, because the clients' "
-            f"validation {self.measure} is flat: {self.found[best]:.1f} % after round {best}, "
-            f"and at most {RISE:g} points more in the {since} checks since "
-            f"(one every {self.every} rounds)"
-        )
+            return (f"--rounds auto: ended after round {last}; the clients' validation {what} "
+                    f"{'were' if low else 'was'} not flat yet")
+        why = (f"--rounds auto: stopped after round {last} of at most {rounds}, because the "
+               f"clients' validation {what} {'are' if low else 'is'} flat: ")
+        high = f"{self.found[best]:.1f} % after round {best}"
+        if not low:
+            return (f"{why}{high}, and at most {RISE:g} points more in the {since} checks since "
+                    f"(one every {self.every} rounds)")
+        return (f"{why}the last {since} checks (one every {self.every} rounds) were at most "
+                f"{RISE:g} points above {high} and less than {100 * FALL:g} % below the loss "
+                f"{self.losses[low]:.3g} after round {low}")
 
 
 def plain_work(

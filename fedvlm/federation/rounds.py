@@ -139,7 +139,8 @@ class RoundFinished:
         seconds: wall time of the round's training and aggregation.
         report: what the aggregation rule has to tell (similarity weights, ...).
         telltale: length and direction of every update, and the outliers.
-        val: mean accuracy on the clients' validation images, where ``Plateau`` checks the round.
+        val, val_loss: mean accuracy on the clients' validation images, and mean loss in nats,
+            where ``Plateau`` checks the round and looks at them.
     """
 
     round: int
@@ -159,6 +160,7 @@ class RoundFinished:
     report: dict[str, Any] = field(default_factory=dict)
     telltale: Telltale = Telltale()
     val: float | None = None
+    val_loss: float | None = None
 
     @property
     def drawn(self) -> list[int]:
@@ -530,27 +532,28 @@ class Federation(Workplace):
 
     def _publish(self, state: FedState, **work: Any) -> None:
         """Tell the subscribers of a round, then the savers; ``work`` is what was done in it."""
-        val = self._validate(state)
+        val, loss = self._validate(state)
 
         def rows(clients: Sequence[int], measure: Measure) -> list[Row]:
             return self.rows(state, clients, measure)
 
         self._tell(RoundFinished(
             state.round, self.last_round, state.server, self.shared(state), self.roster, rows,
-            self.finetuning_cost() if self.finetunes(state) else {}, val=val, **work,
+            self.finetuning_cost() if self.finetunes(state) else {}, val=val, val_loss=loss, **work,
         ))
         for save in self.savers:
             save(state)
 
-    def _validate(self, state: FedState) -> float | None:
-        """Return the accuracy on the clients' validation images where a check is due."""
+    def _validate(self, state: FedState) -> tuple[float | None, float | None]:
+        """Return accuracy and loss on the clients' validation images where a check is due."""
         if not self.plateau.due(state.round):
-            return None
-        measure = Measure(split="val", finetuned=False)
+            return None, None
+        measure = Measure(split="val", finetuned=False, calibration=self.plateau.loss)
         rows = self.rows(state, self.plateau.clients, measure)
-        found = mean(row["accuracy"] for row in rows)
-        self.plateau.record(state.round, found)
-        return found
+        found, losses = mean(row["accuracy"] for row in rows), [row.get("nll") for row in rows]
+        loss = None if None in losses else mean(losses)
+        self.plateau.record(state.round, found, loss)
+        return found, loss
 
     def _frozen(self) -> str:
         return self.model.verify_frozen()

@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 from fedvlm.config.build import flat
 from fedvlm.config.federation import ATTACKS
 from fedvlm.config.keys import ROLES, default_schema
+from fedvlm.config.sections import watches_loss
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.core.threads import keep_freed_memory
@@ -309,7 +310,7 @@ def make_budget(cfg: CfgNode, plan: Plan, batcher: SplitBatcher | Absent) -> Bud
 
 
 def make_plateau(cfg: CfgNode, plan: Plan, roster: Roster) -> Plateau:
-    """Return where a run ends whose validation accuracy is flat (``FED.PATIENCE``).
+    """Return where a run ends whose validation accuracy and loss are flat (``FED.PATIENCE``).
 
     A check asks everybody, so there is one for each time that everybody has worked, at most every
     second round.
@@ -318,6 +319,7 @@ def make_plateau(cfg: CfgNode, plan: Plan, roster: Roster) -> Plateau:
     return Plateau(
         int(cfg.FED.PATIENCE), [c for c in panel.clients if roster.val[c]],
         max(2, math.ceil(panel.members / plan.cohort)), measure_of(cfg),
+        bool(cfg.FED.PATIENCE_LOSS) and watches_loss(flat(cfg).__getitem__),
     )
 
 

@@ -20,7 +20,9 @@ from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
 from fedvlm.core.progress import Progress
-from fedvlm.data.datasets import pack_of
+from fedvlm.data.catalog import dataset_info
+from fedvlm.data.datasets import load_for_training, pack_of
+from fedvlm.data.datum import DatasetBase
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.federation.server import Roster
 from fedvlm.models.backbone import Backbone
@@ -49,10 +51,13 @@ class Inputs:
     Attributes:
         counts: where clients' images are elsewhere, what is known of them.
         serves: this place aggregates, and so has the server's images, if there are any.
+        settled: the garbage collector passes over what lives on (``gc.freeze``), which it would
+            take 20 ms to ask.
     """
 
     counts: Roster | None = None
     serves: bool = True
+    settled: bool = False
 
     def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
         """Return the clients' images."""
@@ -140,13 +145,23 @@ class SharedInputs(Inputs):
     """Keeps the last few data and towers of a process."""
 
     def __init__(self) -> None:
+        self._lists: OrderedDict[str, DatasetBase] = OrderedDict()
         self._data: OrderedDict[str, FederatedData] = OrderedDict()
         self._backbones: OrderedDict[str, Backbone] = OrderedDict()
 
     def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
         """See ``Inputs``; the same object for the same ``data_key``."""
-        make = super().data
-        return _recall(self._data, data_key(cfg), lambda: make(cfg, progress))
+        return _recall(self._data, data_key(cfg),
+                       lambda: build_federation(cfg, progress, self._known(cfg)))
+
+    def _known(self, cfg: CfgNode) -> DatasetBase | None:
+        """Return the lists of a set of the catalog, which no seed moves; None: read them anew."""
+        if dataset_info(cfg.DATASET.NAME) is None or cfg.DATASET.JOIN_TEST or pack_of(cfg):
+            return None
+        seedless = cfg.clone()
+        seedless.defrost()
+        seedless.DATA_SEED = 0
+        return _recall(self._lists, data_key(seedless), lambda: load_for_training(cfg))
 
     def backbone(self, cfg: CfgNode, device: torch.device) -> Backbone:
         """See ``Inputs``; the same object for the same ``backbone_key``.

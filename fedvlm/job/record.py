@@ -113,6 +113,7 @@ class Recorder:
             record["seconds"] += sum(self.built.federation.finetune_seconds.values())
         if event.val is not None:
             record["val"] = event.val
+            record |= {} if event.val_loss is None else {"val_loss": event.val_loss}
         elif self.by_validation:
             record["val"] = self.evaluator.validate(event)
         if self.evaluator.logits:

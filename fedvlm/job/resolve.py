@@ -17,7 +17,7 @@ from fedvlm.config.federation import AUTO_ROUNDS, HEAD_RATE, MOST_ROUNDS, PATIEN
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Option, Schema, declare
 from fedvlm.config.read import find_config, lookup
-from fedvlm.config.sections import NATURAL, SKEWED
+from fedvlm.config.sections import NATURAL, SKEWED, watches_loss
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import read_json, user_path
 from fedvlm.data.catalog import canonical_domain, dataset_info
@@ -423,9 +423,13 @@ def _rounds(cfg: CfgNode, origins: dict[str, str], trainer: Any) -> list[str]:
     """Put numbers in the place of ``--rounds auto``, the default of own images; return a note.
 
     A linear head then trains at ``HEAD_RATE``, where nobody gives a learning rate. Over sites a
-    number of rounds is agreed on beforehand, so that the default is one there.
+    number of rounds is agreed on beforehand, so that the default is one there. The end of a method
+    that guarantees privacy looks at no loss.
     """
     fed = cfg.FED
+    if origins["FED.PATIENCE_LOSS"] == DEFAULT and _is_private(trainer):
+        why = f"because {trainer.name} guarantees privacy"
+        fed.PATIENCE_LOSS, origins["FED.PATIENCE_LOSS"] = False, why
     if fed.ROUNDS != AUTO_ROUNDS and not (
         _own(cfg) and origins["FED.ROUNDS"] == DEFAULT and not of_parties(cfg)
     ):
@@ -439,8 +443,18 @@ def _rounds(cfg: CfgNode, origins: dict[str, str], trainer: Any) -> list[str]:
     if what == ACCURACY and origins["OPTIM.LR"] == DEFAULT and _trains_head(cfg, trainer):
         cfg.OPTIM.LR, origins["OPTIM.LR"] = HEAD_RATE, "because FED.ROUNDS is auto, for a head"
         rate = f"; the linear head has learning rate {HEAD_RATE:g} (--lr sets another)"
-    return [f"{_AUTO_NOTE}: training stops when the clients' validation {what} is flat, after "
+    flat_by = f"{what} is"
+    if fed.PATIENCE_LOSS and watches_loss(flat(cfg).__getitem__):
+        flat_by = f"{what} and loss are"
+    return [f"{_AUTO_NOTE}: training stops when the clients' validation {flat_by} flat, after "
             f"{MOST_ROUNDS} rounds at most; --rounds N sets a number{rate}"]
+
+
+def _is_private(trainer: Any) -> bool:
+    """Say whether a method has a privacy guarantee of its own."""
+    from fedvlm.federation.trainer import Trainer  # start-up: PyTorch, 2 s
+
+    return getattr(trainer, "privacy", Trainer.privacy) is not Trainer.privacy
 
 
 def _trains_head(cfg: CfgNode, trainer: Any) -> bool:

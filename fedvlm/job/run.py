@@ -162,7 +162,8 @@ def _built_and_trained(
         built = complete_run(prepared, progress, lambda note: console.notes([note]))
         built.meter.named = named
         folder.begin()
-        results = _trained(built, origins, folder, console, sinks, began, clients)
+        settled = inputs is not None and inputs.settled
+        results = _trained(built, origins, folder, console, sinks, began, clients, settled)
     console.lines(_next_lines(results, job, request))
     if folder.draft:
         console.notes(["this is a draft: the next draft overwrites it and tables ignore it; for "
@@ -259,10 +260,11 @@ def _look_ahead(cfg: CfgNode, choice: str) -> Path:
 
 def _trained(
     built: Built, origins: dict[str, str], folder: RunFolder, console: Console, sinks: Sinks,
-    began: float, clients: ClientSide,
+    began: float, clients: ClientSide, settled: bool,
 ) -> dict[str, Any]:
     """Train, whatever stops it leaves the screen free and says where the whole rounds are."""
-    frozen = gc.get_freeze_count() > 0  # by the caller, who has a reason: left as it is
+    # Frozen by the caller, who has a reason: left as it is.
+    frozen = settled or gc.get_freeze_count() > 0
     if not frozen:
         gc.collect()
         gc.freeze()  # what is built lives to the end: the collector need not walk it every round
@@ -437,7 +439,8 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
         return None
     for record in records[1:]:
         built.federation.budget.record(record["round"], record["counters"])
-        built.federation.plateau.record(record["round"], record.get("val"))
+        built.federation.plateau.record(
+            record["round"], record.get("val"), record.get("val_loss"))
     folder.notes.append(f"resuming after round {saved.round}")
     built.federation.engine.recall(saved.extra.get("sites", {}))
     if saved.records is not None:

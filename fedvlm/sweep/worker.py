@@ -103,6 +103,7 @@ def serve_cells(pipe: Any, threads: int, beat: Any) -> None:
             gc.collect()  # what this cell leaves
             if not settled:  # no later collection walks modules, nor the data that cells share
                 gc.freeze()
+                inputs.settled = True
             settled = True
 
 

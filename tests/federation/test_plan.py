@@ -108,6 +108,28 @@ def test_a_run_ends_when_validation_is_flat(accuracies: list[float], rounds: int
     assert rounds_until_flat(accuracies) == rounds
 
 
+@pytest.mark.parametrize(("accuracies", "losses", "rounds"), [
+    ([50.0], [1.0], 6),
+    ([50.0], [1.0, 0.9, 0.8, 0.7, 0.7], 12),  # the loss falls while the accuracy stands still
+    ([50.0], [1.0, 0.99, 0.985, 0.985], 6),  # too little
+    ([50.0], [1.0, 0.99, 0.979, 0.979], 10),  # small falls add up, as small rises do
+    ([50.0, 60.0, 70.0], [1.0, 2.0, 3.0], 10),  # the accuracy rises while the loss does
+    ([50.0], [1.0, None, None], 6),  # nobody's is finite any more
+    ([50.0], [None, None, 1.0, 0.5], 12),  # the first that is finite counts as a fall
+])
+def test_a_run_goes_on_while_the_validation_loss_falls(
+    accuracies: list[float], losses: list[float | None], rounds: int
+) -> None:
+    watching, blind = Plateau(2, (0,), 2, loss=True), Plateau(2, (0,), 2)
+    for round_ in range(2, 31, 2):
+        at = round_ // 2 - 1
+        for plateau in (watching, blind):
+            plateau.record(round_, accuracies[min(at, len(accuracies) - 1)],
+                           losses[min(at, len(losses) - 1)])
+    assert watching.last(30) == rounds
+    assert blind.last(30) == rounds_until_flat(accuracies) and not blind.losses
+
+
 def test_without_patience_or_validation_images_nothing_is_flat() -> None:
     off, blind = Plateau(0, (0,), 2), Plateau(2, (), 2)
     for plateau in (off, blind):
@@ -129,4 +151,20 @@ def test_why_a_run_ended() -> None:
         "--rounds auto: stopped after round 6 of at most 100, because the clients' validation "
         "accuracy is flat: 50.0 % after round 2, and at most 0.5 points more in the 2 checks since "
         "(one every 2 rounds)"
+    )
+
+
+def test_why_a_run_ended_whose_loss_counts() -> None:
+    plateau = Plateau(2, (0,), 2, loss=True)
+    for round_, loss in ((2, 1.0), (4, 0.5), (6, 0.499)):
+        plateau.record(round_, 50.0, loss)
+    assert plateau.sentence(6, 6) == (
+        "--rounds auto: ended after round 6; the clients' validation accuracy and loss were not "
+        "flat yet"
+    )
+    plateau.record(8, 50.2, 0.6)
+    assert plateau.sentence(8, 100) == (
+        "--rounds auto: stopped after round 8 of at most 100, because the clients' validation "
+        "accuracy and loss are flat: the last 2 checks (one every 2 rounds) were at most 0.5 "
+        "points above 50.0 % after round 2 and less than 2 % below the loss 0.5 after round 4"
     )

@@ -10,7 +10,10 @@ import pytest
 
 from fedvlm.cli.main import main
 from fedvlm.config.federation import MOST_ROUNDS, PATIENCE
+from fedvlm.config.keys import default_schema
 from fedvlm.core import files
+from fedvlm.job.identity import identity_config
+from fedvlm.job.resolve import run_config
 from tests import jobs
 from tests.data.miniatures.own import write_tree
 from tests.data.miniatures.shapes import CLASSES
@@ -41,11 +44,12 @@ def test_it_ends_flat_and_its_last_round_is_a_true_one(whole: tuple[Path, int]) 
     records = jobs.records(whole[0])
     assert [r["round"] for r in records] == list(range(7))  # checks after rounds 2, 4, 6
     assert ["val" in r for r in records] == [False, False, True, False, True, False, True]
+    assert ["val_loss" in r for r in records] == ["val" in r for r in records]
     assert [r["round"] for r in records if "finetune" in r] == [6]
     assert "base_all" in records[-1] and "base_all" not in records[4]
     info = json.loads((jobs.folder(whole[0]) / "results.json").read_text())["run_info"]
     (said,) = [note for note in info["notes"] if note.startswith("--rounds auto")]
-    assert "stopped after round 6 of at most 100" in said
+    assert "stopped after round 6 of at most 100" in said and "accuracy and loss are flat" in said
     assert said in (jobs.folder(whole[0]) / "log.txt").read_text()
 
 
@@ -100,6 +104,31 @@ def test_patience_belongs_to_the_identity(
     assert "config.FED.PATIENCE: 2 -> 3" in capsys.readouterr().err
 
 
+def test_a_saved_config_looks_at_accuracy_alone(tmp_path: Path) -> None:
+    """It is the run that it was; the end of a new one looks at the loss, too."""
+    (tmp_path / "config.yaml").write_text(
+        "TRAINER: {NAME: FedAvg}\nFED: {ROUNDS: 100, PATIENCE: 5}\n")
+    old, new = (run_config(tmp_path, keys) for keys in ({}, {"FED.PATIENCE_LOSS": "True"}))
+    assert not old.FED.PATIENCE_LOSS and default_schema()["FED.PATIENCE_LOSS"].default
+    assert "FED.PATIENCE_LOSS" not in identity_config(old)
+    assert identity_config(new)["FED.PATIENCE_LOSS"]
+
+
+@pytest.mark.parametrize(("more", "value", "words"), [
+    ([], "True (default)", "accuracy and loss are flat"),
+    (["--trainer", "DP-FPL"], "False (because DP-FPL guarantees privacy)", "accuracy is flat"),
+    (["FED.DP.CLIP", "1", "FED.DP.UNIT", "image"], "True (default)", "accuracy is flat"),
+])
+def test_a_private_run_ends_by_accuracy_alone(
+    more: list[str], value: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--demo", "--rounds", "auto", *more, "--print-config"]) == 0
+    seen = capsys.readouterr()
+    (line,) = [one for one in seen.out.splitlines() if one.startswith("FED.PATIENCE_LOSS")]
+    assert " ".join(line.split()[1:]).startswith(value)
+    assert f"the clients' validation {words}, after 100 rounds" in seen.err
+
+
 def test_a_schedule_counts_on_the_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,7 +141,7 @@ def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, s
     assert main([*words, "--print-config"]) == 0
     lines = capsys.readouterr().out.splitlines()
     return {line.split()[0]: " ".join(line.split()[1:]) for line in lines
-            if line.startswith(("FED.ROUNDS", "FED.PATIENCE"))}
+            if line.startswith(("FED.ROUNDS", "FED.PATIENCE "))}
 
 
 @pytest.mark.parametrize(("more", "rounds", "patience"), [

@@ -24,7 +24,7 @@ from fedvlm.cli.main import main
 from fedvlm.cli.run.sweep import plan_of
 from fedvlm.cli.verbs import verbs
 from fedvlm.job import inputs as job_inputs
-from fedvlm.job.inputs import SharedInputs
+from fedvlm.job.inputs import Inputs, SharedInputs
 from fedvlm.models.features import encode as store
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.runs import lock as run_lock
@@ -319,6 +319,18 @@ def test_shared_inputs_keep_the_backbone_and_notices_a_change(tmp_path: Path) ->
     assert inputs.backbone(cfg, device) is first
     assert first.digest == load_backbone("tiny").digest
     assert inputs.data(cfg, None) is inputs.data(cfg, None)
+    cfg.defrost()
+    cfg.DATA_SEED = 2  # the set's lists are read once, and each seed has its own draw
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_inputs, "load_for_training", None)
+        other = inputs.data(cfg, None)
+    alone = Inputs().data(cfg, None)
+    assert (other.split_digest, other.notes) == (alone.split_digest, alone.notes)
+    assert [list(c.train) for c in other.clients] == [list(c.train) for c in alone.clients]
+    cfg.DATASET.JOIN_TEST = 0.3  # which the seed draws
+    joined = inputs.data(cfg, None).split_digest
+    cfg.DATA_SEED = 1
+    assert inputs.data(cfg, None).split_digest == Inputs().data(cfg, None).split_digest != joined
     with torch.no_grad():
         next(iter(first.model.parameters())).add_(1.0)
     with pytest.raises(RuntimeError, match="changed the frozen weights"):

@@ -133,7 +133,7 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     trained = list(record.get("train", {}).values())
     names = dict.fromkeys(n for metrics in trained for n in metrics)
     values: dict[str, Any] = {f"evaluation/{k}": v for k, v in summary(record).items()}
-    values["validation/personal"] = record.get("val")
+    values |= {"validation/personal": record.get("val"), "validation/loss": record.get("val_loss")}
     for name in names:
         values[f"training/{name}"] = mean(m[name] for m in trained if _finite(m.get(name)))
     for way in ("bytes_up", "bytes_down"):

@@ -21,7 +21,8 @@ from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.verify.answer import in_measure
 
 MEMBERS = ("ORDER", "CAPTION", "OF", "select", "draw", "rows")
-_NOT_PERCENT = ("round", "seconds", "bytes", "val")  # numbers of a round that are no accuracy
+# Numbers of a round that are no accuracy.
+_NOT_PERCENT = ("round", "seconds", "bytes", "val", "val_loss")
 
 
 class FigureModule(Protocol):

@@ -59,7 +59,7 @@ def test_a_forest_has_the_tables_intervals_and_tells_the_best_apart(
         ("bound", "logistic regression, pooled", 90.0)]
     table = forest.rows(panels)
     assert table[0]["method"] == "M0" and table[0]["worse_than_best"] == "no"
-    assert table[12]["method"] == "mean over the data sets (best without collaboration)"
+    assert table[12]["method"] == "mean over the data sets (each client alone)"
 
 
 def test_hollow_is_significantly_worse_on_these_sets(tmp_path: Path) -> None:

@@ -12,14 +12,10 @@ from matplotlib.lines import Line2D
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import SEEDS, as_float
 from fedvlm.report.figures import style
-from fedvlm.report.tables.facts import REFERENCE_NAMES
+from fedvlm.report.tables.facts import KINDS, REFERENCE_NAMES
 from fedvlm.runs.finished import FinishedRun
 
-# Kind (``facts.KINDS``) -> words and dashes; ink, so that no method has their colour.
-WORDS = {
-    "alone": "best without collaboration", "together": "in one round (baseline)",
-    "bound": "bound, data pooled",
-}
+# Kind (``KINDS``) -> dashes; ink, so that no method has their colour.
 _DASHES: Mapping[str, Any] = {
     "alone": (0, (1.2, 1.4)), "together": (0, (5, 1.6)), "bound": (0, (6, 1.4, 1.2, 1.4)),
 }
@@ -52,14 +48,14 @@ def levels_of(runs: Iterable[FinishedRun], metric: str) -> list[Level]:
             every["zero_shot"] = {**run.section("zero_shot"), "kind": "alone"}
         for name, numbers in every.items():
             value = as_float(numbers.get(metric)) if isinstance(numbers, Mapping) else None
-            if value is not None and numbers.get("kind") in WORDS:
+            if value is not None and numbers.get("kind") in KINDS:
                 values.setdefault((str(numbers["kind"]), name), {}).setdefault(seeds, value)
     best: dict[str, Level] = {}
     for (kind, name), by_seed in values.items():
         centre = mean(by_seed.values()) or 0.0
         if kind not in best or centre > best[kind].value:
             best[kind] = Level(kind, REFERENCE_NAMES.get(name, name.replace("_", " ")), centre)
-    return [best[kind] for kind in WORDS if kind in best]
+    return [best[kind] for kind in KINDS if kind in best]
 
 
 def mean_levels(panels: Sequence[Sequence[Level]]) -> list[Level]:
@@ -67,7 +63,7 @@ def mean_levels(panels: Sequence[Sequence[Level]]) -> list[Level]:
     by_place = [{(one.kind, one.x): one.value for one in levels} for levels in panels]
     return [Level(kind, "mean over the data sets", mean(one[kind, x] for one in by_place) or 0.0, x)
             for kind, x in sorted(set.intersection(*map(set, by_place)) if by_place else (),
-                                  key=lambda place: (list(WORDS).index(place[0]), place[1] or 0))]
+                                  key=lambda place: (list(KINDS).index(place[0]), place[1] or 0))]
 
 
 def draw_levels(axes: Axes, levels: Sequence[Level], *, upright: bool = False) -> None:
@@ -94,7 +90,7 @@ def legend_of(panels: Iterable[Sequence[Level]]) -> list[tuple[Line2D, str]]:
     """Return what a legend says of the references of all panels."""
     kinds = {level.kind for levels in panels for level in levels}
     return [(Line2D([], [], color=style.INK, linewidth=0.8, linestyle=_DASHES[kind]), words)
-            for kind, words in WORDS.items() if kind in kinds]
+            for kind, words in KINDS.items() if kind in kinds]
 
 
 def level_rows(
@@ -102,7 +98,7 @@ def level_rows(
 ) -> list[dict[str, Any]]:
     """Return the references of a panel as rows of a CSV."""
     return [
-        {"panel": title, "method": f"{level.name} ({WORDS[level.kind]})", "metric": metric,
+        {"panel": title, "method": f"{level.name} ({KINDS[level.kind]})", "metric": metric,
          "mean": level.value} | ({} if level.x is None or not x_name else {x_name: level.x})
         for level in levels
     ]
