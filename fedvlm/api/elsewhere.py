@@ -29,6 +29,7 @@ from fedvlm.job.results.images import image_bits
 from fedvlm.runs.bits import BITS, decode_bits
 from fedvlm.runs.records import read_models
 from fedvlm.runs.state import SavedState
+from fedvlm.runs.verify.margin import PAIRED
 from fedvlm.runs.verify.models import START
 from fedvlm.runs.verify.numbers import PERCENT
 
@@ -40,7 +41,8 @@ ROWS = ("clients", "unseen_clients_rows")
 COSTS = ("counters", "spent", "participants")  # counted, not measured; and ``bytes_...``
 # Time, a note on updates by a rule of the version, and metrics that may be a user's own code.
 LEFT_OUT = ("seconds", "outliers", "named")
-FOLLOWS = ("table", "answer", "next", "below", "gain", "hurt")  # ``runs.verify`` computes them
+# ``runs.verify`` computes them; ``paired`` counts images of rows that are compared themselves.
+FOLLOWS = ("table", "answer", "next", "below", "gain", "hurt", PAIRED)
 
 
 @dataclass

@@ -32,9 +32,10 @@ from fedvlm.data.federated import FederatedData
 from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
 from fedvlm.data.partition.index_file import canonical_hash
 from fedvlm.evaluation import Panel, zero_shot
-from fedvlm.evaluation.scores import CONFUSION
+from fedvlm.evaluation.scores import CONFUSION, take_right
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, convert_format1
+from fedvlm.federation.server import Measure
 from fedvlm.job.build import Built, Prepared, complete_run, prepare_run
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.engines.base import ClientSide, client_side
@@ -46,6 +47,7 @@ from fedvlm.job.resolve import Job
 from fedvlm.job.results import Results, results_of, seed_table
 from fedvlm.job.results.against import told_table
 from fedvlm.job.results.classes import absent_parts, matrix_file
+from fedvlm.job.results.images import take_baselines
 from fedvlm.job.results.private import BEGUN, certificate, promises_privacy, released
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks.base import Sinks
@@ -58,6 +60,7 @@ from fedvlm.runs.private import public_text
 from fedvlm.runs.state import clear_states
 from fedvlm.runs.verify.answer import NEXT, answer_lines, measure_of, worse_names
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
+from fedvlm.runs.verify.margin import LAST
 
 if TYPE_CHECKING:
     from fedvlm.evaluation.named import NamedMetric
@@ -366,33 +369,52 @@ def _note(screens: Sequence[Any], words: str) -> None:
 
 def to_the_end(
     built: Built, folder: RunFolder, state: FedState | None, screens: Sequence[Any], sinks: Sinks,
-    began: float, afresh: bool = False, clients: ClientSide | None = None,
+    began: float, afresh: bool = False, clients: ClientSide | None = None, paired: bool = True,
 ) -> Results:
     """Run and record the rounds after ``state`` (None: all); return what is printed at the end.
 
     Args:
         afresh: references are made again, whatever is kept of them.
         clients: who answers for the clients' half of the baselines, by default this process.
+        paired: compare models and baselines image by image, where that can be.
     """
     recorder = Recorder(built, folder, screens, sinks)
+    by_image = recorder.evaluator.answers = paired and _by_image(built)
     reference = zero_shot(
         built.model, built.test, built.data, recorder.evaluator.panel,
         clients.ask if clients else built.meter.template,
-        batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
+        batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE), answers=by_image,
     ) if built.backbone.has_text else None
     beside = _baselines(built, recorder.evaluator.panel, reference, screens, afresh, clients)
+    right = take_baselines(beside, reference)
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)
     built.federation.savers.append(recorder.save)
     try:
-        built.federation.run(state)
+        end = built.federation.run(state)
     except (KeyboardInterrupt, QuorumError, DataError):
         recorder.save_last()
         raise
     records, _ = read_metrics(folder.metrics_path)
     check_explosion(built, records)
-    return results_of(built, reference, records, time.perf_counter() - began, beside)
+    if by_image:  # of a run that was stopped after its last round: asked again
+        right[LAST] = recorder.evaluator.right or take_right(built.federation.rows(
+            end, recorder.evaluator.panel.clients, Measure(answers=True)))
+    return results_of(built, reference, records, time.perf_counter() - began, beside,
+                      right if by_image else None)
+
+
+def _by_image(built: Built) -> bool:
+    """Say whether models and baselines can be compared image by image: both are known here.
+
+    Sets of labels are not right or wrong, captions have no baseline, and what goes around a privacy
+    guarantee is not written.
+    """
+    cfg, data = built.cfg, built.data
+    return bool(cfg.TEST.REFERENCES) and not (
+        of_parties(cfg) or data.captioned or promises_privacy(built)
+    ) and data.label_sets is None
 
 
 def _baselines(

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedvlm.runs.metrics import WORK
 from fedvlm.runs.verify.answer import ALONE, ANSWER, TOGETHER, federation_answer
+from fedvlm.runs.verify.margin import pair_problems
 
 EXACT = 1e-9  # points; less is rounding
 TUNED = ("logreg",)  # alone, and something of it is chosen on validation images
@@ -88,6 +89,7 @@ def disagreements(results: Mapping[str, Any]) -> Iterator[str]:
     found, last = results.get("references"), results.get("last")
     if not isinstance(found, Mapping) or not isinstance(last, Mapping) or "personal" not in last:
         return
+    yield from pair_problems(results)
     personal = last["personal"]
     made: dict[str, Callable[[], Mapping[str, Any] | None]] = {
         "gain": lambda: gain(personal, found),
