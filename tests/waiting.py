@@ -313,6 +313,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/job/flags.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.job.kinds",),
     },
+    "fedvlm/job/record.py": {
+        "start-up: where it is asked for": ("fedvlm.job.results.images",),
+    },
     "fedvlm/evaluation/references/logistic.py": {
         "start-up: for such runs only": ("fedvlm.federation.local.balance",),
     },

@@ -26,10 +26,9 @@ from fedvlm.federation.server import Measure, Row
 from fedvlm.job.build import Built
 from fedvlm.job.record import make_evaluator
 from fedvlm.job.results.images import image_bits
-from fedvlm.runs.bits import BITS, decode_bits
+from fedvlm.runs.bits import BITS, PAIRED, decode_bits
 from fedvlm.runs.records import read_models
 from fedvlm.runs.state import SavedState
-from fedvlm.runs.verify.margin import PAIRED
 from fedvlm.runs.verify.models import START
 from fedvlm.runs.verify.numbers import PERCENT
 

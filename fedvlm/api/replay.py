@@ -54,6 +54,7 @@ from fedvlm.job.results.against import ROWS, told_table
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
+from fedvlm.runs.bits import PAIRED
 from fedvlm.runs.finished import find_finished
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import (
@@ -76,7 +77,6 @@ from fedvlm.runs.state import (
 )
 from fedvlm.runs.verify.check import inspect
 from fedvlm.runs.verify.cover import LOGITS
-from fedvlm.runs.verify.margin import PAIRED
 from fedvlm.runs.verify.parting import flat_leaves
 
 SHARE = 0.01  # how far a tensor may be off on another machine, as a share of its norm

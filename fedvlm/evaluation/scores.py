@@ -37,6 +37,7 @@ SURE = ("nll", "ece", "nll_calibrated", "ece_calibrated")  # of lines, and their
 TARGET = "target."
 TARGETS = "targets"
 _LISTED = 8
+Right = Mapping[str, Mapping[int, np.ndarray]]  # model -> client -> its images [n], bool
 
 
 class OtherTest(Protocol):

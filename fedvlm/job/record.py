@@ -20,7 +20,6 @@ from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarte
 from fedvlm.federation.trainer import Trainer
 from fedvlm.federation.workplace import PersonalModels
 from fedvlm.job.build import Built
-from fedvlm.job.results.images import image_bits
 from fedvlm.job.results.private import promises_privacy
 from fedvlm.job.similarity import has_similarity, upload_similarity
 from fedvlm.runs.bits import BITS
@@ -122,6 +121,8 @@ class Recorder:
             if self.built.cfg.TEST.KEEP_LOGITS:
                 self.folder.save_tensors("logits", kept)
             if self.built.cfg.TEST.PER_IMAGE:
+                from fedvlm.job.results.images import image_bits  # start-up: where it is asked for
+
                 record[BITS] = image_bits(kept)
         self.folder.append_metrics(record)
         self.sinks(record)

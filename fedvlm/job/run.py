@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,8 @@ from fedvlm.data.datum import PARTS
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
 from fedvlm.data.partition.index_file import canonical_hash
-from fedvlm.evaluation import Panel, zero_shot
-from fedvlm.evaluation.scores import CONFUSION, take_right
+from fedvlm.evaluation import Evaluator, Panel, zero_shot
+from fedvlm.evaluation.scores import CONFUSION, Right, take_right
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, convert_format1
 from fedvlm.federation.server import Measure
@@ -47,10 +47,10 @@ from fedvlm.job.resolve import Job
 from fedvlm.job.results import Results, results_of, seed_table
 from fedvlm.job.results.against import told_table
 from fedvlm.job.results.classes import absent_parts, matrix_file
-from fedvlm.job.results.images import take_baselines
 from fedvlm.job.results.private import BEGUN, certificate, promises_privacy, released
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks.base import Sinks
+from fedvlm.runs.bits import LAST
 from fedvlm.runs.claim import look_ahead
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import Present
@@ -60,7 +60,6 @@ from fedvlm.runs.private import public_text
 from fedvlm.runs.state import clear_states
 from fedvlm.runs.verify.answer import NEXT, answer_lines, measure_of, worse_names
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
-from fedvlm.runs.verify.margin import LAST
 
 if TYPE_CHECKING:
     from fedvlm.evaluation.named import NamedMetric
@@ -385,8 +384,8 @@ def to_the_end(
         clients.ask if clients else built.meter.template,
         batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE), answers=by_image,
     ) if built.backbone.has_text else None
-    beside = _baselines(built, recorder.evaluator.panel, reference, screens, afresh, clients)
-    right = take_baselines(beside, reference)
+    beside, right = _baselines(
+        built, recorder.evaluator.panel, reference, screens, afresh, clients)
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)
@@ -398,11 +397,22 @@ def to_the_end(
         raise
     records, _ = read_metrics(folder.metrics_path)
     check_explosion(built, records)
-    if by_image:  # of a run that was stopped after its last round: asked again
-        right[LAST] = recorder.evaluator.right or take_right(built.federation.rows(
-            end, recorder.evaluator.panel.clients, Measure(answers=True)))
-    return results_of(built, reference, records, time.perf_counter() - began, beside,
-                      right if by_image else None)
+    pairs = _pairs(built, recorder.evaluator, end, right) if by_image else None
+    return results_of(built, reference, records, time.perf_counter() - began, beside, pairs)
+
+
+def _pairs(
+    built: Built, evaluator: Evaluator, end: FedState, right: Right
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return what compares the last round's models with baselines, image by image.
+
+    A run that was stopped after its last round has to evaluate it again.
+    """
+    from fedvlm.job.results.references import paired_sections  # start-up: where they are wanted
+
+    mine = evaluator.right or take_right(
+        built.federation.rows(end, evaluator.panel.clients, Measure(answers=True)))
+    return partial(paired_sections, built, {**right, LAST: mine})
 
 
 def _by_image(built: Built) -> bool:
@@ -420,10 +430,13 @@ def _by_image(built: Built) -> bool:
 def _baselines(
     built: Built, panel: Panel, template: Mapping[str, Any] | None, screens: Sequence[Any],
     afresh: bool, clients: ClientSide | None,
-) -> dict[str, dict[str, Any]] | None:
-    """Return the baselines of a run, from its images or its sites; None: not wanted, not known."""
+) -> tuple[dict[str, dict[str, Any]] | None, Right]:
+    """Return the baselines of a run, from its images or its sites; None: not wanted, not known.
+
+    And which test images each classifies right, by client, where that is known.
+    """
     if not built.cfg.TEST.REFERENCES:
-        return None
+        return None, {}
     from fedvlm.job.results import references as rows  # start-up: where they are wanted
 
     if not of_parties(built.cfg):
@@ -434,10 +447,10 @@ def _baselines(
             if twins := near_duplicates(built, panel, progress):
                 built.notes.append(twins)
                 _note(screens, twins)
-        return found
+        return found, rows.take_baselines(found, template)
     if clients is None or promises_privacy(built):
-        return None
-    return rows.with_template(clients.baselines(panel.clients), template)
+        return None, {}
+    return rows.with_template(clients.baselines(panel.clients), template), {}
 
 
 def restore(built: Built, folder: RunFolder) -> FedState | None:

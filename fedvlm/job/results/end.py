@@ -5,11 +5,10 @@ And after ``--seeds 1 2 3``: mean and standard deviation over the seeds' results
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
@@ -28,9 +27,7 @@ from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting_name
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
-from fedvlm.job.results.images import Right, pair_images, row_bits
 from fedvlm.job.results.private import HIDDEN, meaning_of, private
-from fedvlm.runs.bits import BITS
 from fedvlm.runs.identity import CAPTIONS, LABEL, LABELS
 from fedvlm.runs.metrics import sentence, spent, totals
 from fedvlm.runs.names import method_name
@@ -44,7 +41,6 @@ from fedvlm.runs.verify.answer import (
     is_retrieval,
 )
 from fedvlm.runs.verify.beside import References, gain, hurt, reference_kind
-from fedvlm.runs.verify.margin import GROUP, IMAGE, LAST, PAIRED
 from fedvlm.runs.verify.numbers import CLIENTS, RECALLS
 
 METRICS = (
@@ -71,6 +67,7 @@ TOLD = (
 )
 FEW = 4  # targets with a column each; of more, the table on the screen has the mean only
 
+Paired = Callable[[Mapping[str, Any]], dict[str, Any]]
 Row = Mapping[str, Any]  # a round's record, or the metrics of a reference without training
 
 
@@ -99,7 +96,7 @@ class Results:
 
 def results_of(
     built: Built, zero_shot: Row | None, records: Sequence[Row], seconds: float,
-    references: References | None = None, right: Right | None = None,
+    references: References | None = None, paired: Paired | None = None,
 ) -> Results:
     """Return the results of a run from its rounds' records.
 
@@ -111,8 +108,8 @@ def results_of(
         records: one per round, the untrained start first.
         seconds: wall time of this session.
         references: see ``evaluation.references``; None where ``TEST.REFERENCES`` is off.
-        right: which test images the last round's models and the baselines classify right; None
-            where that is not known.
+        paired: makes of ``last``, ``references`` and ``spent`` what compares them image by image;
+            None where the images' answers are not known.
 
     Its ``numbers``: ``untrained``, ``last``, ``zero_shot``, ``selected``, ``references``,
     ``answer``, ``next``, ``below``, ``gain``, ``hurt``, ``spent``, ``per_class``, ``confusion``,
@@ -142,7 +139,7 @@ def results_of(
     numbers["spent"] = spent(records)
     if references is not None:
         numbers |= _beside(built, last, numbers["spent"], references)
-        numbers |= _paired(built, numbers, right)
+        numbers |= paired(numbers) if paired else {}
     numbers |= _by_class(built, last) | lost(records) | _bare(built)
     numbers |= {name: last[name] for name in (LABELS, NAMED) if name in last}
     if taken := _readmitted(built):
@@ -212,29 +209,6 @@ def _beside(
         "gain": gain(personal, references),
         "hurt": hurt(last["clients"], references),
     }
-
-
-def _paired(built: Built, numbers: Row, right: Right | None) -> dict[str, Any]:
-    """Return the section ``paired``; with ``TEST.PER_IMAGE`` its baselines get their bits, too."""
-    if right is None:
-        return {}
-    data = built.data
-    tests = {c: np.asarray(data.clients[c].test) for c in right[LAST]}
-    groups = data.groups
-    found = pair_images(
-        numbers, right, tests if groups is None else {c: groups[t] for c, t in tests.items()},
-        IMAGE if groups is None else GROUP,
-    )
-    if not found:
-        return {}
-    out: dict[str, Any] = {PAIRED: found}
-    if built.cfg.TEST.PER_IMAGE:
-        names = {side for pair in found for side in pair.split("|")}
-        out["references"] = {
-            name: {**one, BITS: row_bits(right[name])} if name in names else one
-            for name, one in numbers["references"].items()
-        }
-    return out
 
 
 def _named(last: Row) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlm.core.spelling import quote_name
-from fedvlm.runs.verify.margin import (
+from fedvlm.runs.bits import (
     GROUP,
     LAST,
     PAIRED,

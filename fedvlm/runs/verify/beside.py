@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fedvlm.runs.bits import pair_problems
 from fedvlm.runs.metrics import WORK
 from fedvlm.runs.verify.answer import ALONE, ANSWER, TOGETHER, federation_answer
-from fedvlm.runs.verify.margin import pair_problems
 
 EXACT = 1e-9  # points; less is rounding
 TUNED = ("logreg",)  # alone, and something of it is chosen on validation images
