@@ -108,7 +108,7 @@ def test_the_interval_covers(sizes: list[int], won: float, lost: float, kind: st
 
     In draws of several images four of five images get the answer of their draw.
     """
-    tries, covered, narrower = 400, 0, 0
+    tries, covered, narrower = 1000, 0, 0
     draw = np.random.default_rng(sum(sizes) + int(1000 * won))
     total = sum(sizes)
     at = {"group": np.arange(total) // 5, "shared": np.concatenate([*map(np.arange, sizes)])}.get(

@@ -138,8 +138,7 @@ def results_of(
     table, whole = _table(rows, last), totals(records)
     numbers["spent"] = spent(records)
     if references is not None:
-        numbers |= _beside(built, last, numbers["spent"], references)
-        numbers |= paired(numbers) if paired else {}
+        numbers |= _beside(built, last, numbers["spent"], references, paired)
     numbers |= _by_class(built, last) | lost(records) | _bare(built)
     numbers |= {name: last[name] for name in (LABELS, NAMED) if name in last}
     if taken := _readmitted(built):
@@ -199,16 +198,17 @@ def _uncalibrated(last: Row) -> list[str]:
 
 
 def _beside(
-    built: Built, last: Row, spent: Row, references: References
+    built: Built, last: Row, spent: Row, references: References, paired: Paired | None
 ) -> dict[str, Any]:
     """Return the references, and what the method is beside them."""
     method, personal = built.federation.trainer.name, last["personal"]
+    numbers = {"last": last, "references": dict(references), "spent": spent}
     return {
         "references": dict(references),
         "below": against.below(method, personal, references, reference_kind(spent)),
         "gain": gain(personal, references),
         "hurt": hurt(last["clients"], references),
-    }
+    } | (paired(numbers) if paired else {})
 
 
 def _named(last: Row) -> list[str]:

@@ -49,7 +49,7 @@ from fedvlm.runs.bits import (
     margin_of,
     pair_name,
 )
-from fedvlm.runs.verify.answer import HEAD, best_alone, shares
+from fedvlm.runs.verify.answer import HEAD, best_alone, sends_anything
 
 FOLDER = "references"
 STREAM = "features"
@@ -229,7 +229,7 @@ def pair_images(
     best, out = best_alone(results["references"]), dict[str, Any]()
     every = [keys for client, keys in tests.items() if len(keys)]
     several = sum(map(len, every)) > len(np.unique(np.concatenate(every))) if every else False
-    wanted = [(LAST, best), (HEAD, best), *([] if shares(results) else [(HEAD, LAST)])]
+    wanted = [(LAST, best), (HEAD, best), *([] if sends_anything(results) else [(HEAD, LAST)])]
     for one, other in wanted:
         mine, theirs = right.get(one), right.get(other)
         if not mine or not theirs or mine.keys() != theirs.keys():

@@ -97,7 +97,7 @@ def federation_answer(results: Mapping[str, Any]) -> dict[str, Any] | None:
         POOLED: None if whole is None else _side(whole), "points": points,
         "balanced_points": None if mine is None or own is None else mine - own,
         "margin": margin, "worse": worse, "of": len(rows),
-        "verdict": _verdict(points, margin, shares(results)),
+        "verdict": _verdict(points, margin, sends_anything(results)),
     } | ({"measure": MAP} if "personal_auroc" in last else {}) | (
         {PAIRED: paired} if paired else {})
 
@@ -282,7 +282,7 @@ def _reason(results: Mapping[str, Any]) -> str:
     last = results.get("last") or {}
     if is_retrieval(last):
         value, unknown = f"{_percent(last.get('personal'))} {RECALL}", "not known"
-        sends = shares(results)
+        sends = sends_anything(results)
         alone, together = (unknown, value) if sends else (value, unknown)
         lacks = "LocalOnly gives each client alone" if sends else "FedAvg gives together"
         return (f"{WHO[ALONE]}: {alone}, {WHO[TOGETHER]}: {together}, {WHO[POOLED]}: "
@@ -312,7 +312,7 @@ def _side(one: Row) -> dict[str, Any]:
     return {"personal": one["personal"], "balanced": one.get("personal_balanced")} | beside
 
 
-def shares(results: Mapping[str, Any]) -> bool:
+def sends_anything(results: Mapping[str, Any]) -> bool:
     """Return whether the clients of a run sent or received anything; if unknown, they did."""
     spent = results.get("spent")
     return not isinstance(spent, Mapping) or bool(spent["bytes_up"] or spent["bytes_down"])
