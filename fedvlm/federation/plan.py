@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from fedvlm.config.federation import MOST_ROUNDS
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, QuorumError
 from fedvlm.federation.aggregation.rules import AggregateSpec
@@ -125,18 +126,23 @@ class Plateau:
         return newest if since == self.patience else rounds
 
     def sentence(self, last: int, rounds: int) -> str:
-        """Return why a run ended after round ``last`` of at most ``rounds``; empty if it is off."""
+        """Return why a run ended after round ``last`` of at most ``rounds``; empty if it is off.
+
+        A user who sets a number of rounds and ``FED.PATIENCE`` reads the latter.
+        """
         if not self.patience:
             return ""
+        auto = rounds == MOST_ROUNDS
+        rule = "--rounds auto" if auto else f"FED.PATIENCE {self.patience}"
         if not self.clients:
-            return (f"--rounds auto: no client has validation images, so the run has {last} "
-                    "rounds; --rounds N sets another number")
+            rest = "--rounds N sets another number" if auto else f"FED.PATIENCE 0: all {rounds}"
+            return f"{rule}: no client has validation images, so the run has {last} rounds; {rest}"
         best, newest, since = self._flat()
         if since < self.patience or newest != last:
-            return (f"--rounds auto: ended after round {last}; the clients' validation "
+            return (f"{rule}: ended after round {last}; the clients' validation "
                     f"{self.measure} was not flat yet")
         return (
-            f"--rounds auto: stopped after round {last} of at most {rounds}, because the clients' "
+            f"{rule}: stopped after round {last} of at most {rounds}, because the clients' "
             f"validation {self.measure} is flat: {self.found[best]:.1f} % after round {best}, "
             f"and at most {RISE:g} points more in the {since} checks since "
             f"(one every {self.every} rounds)"

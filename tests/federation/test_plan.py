@@ -130,3 +130,6 @@ def test_why_a_run_ended() -> None:
         "accuracy is flat: 50.0 % after round 2, and at most 0.5 points more in the 2 checks since "
         "(one every 2 rounds)"
     )
+    assert plateau.sentence(6, 60).startswith("FED.PATIENCE 2: stopped after round 6 of at most 60")
+    blind = Plateau(2, (), 2)
+    assert blind.sentence(20, 60).endswith("so the run has 20 rounds; FED.PATIENCE 0: all 60")

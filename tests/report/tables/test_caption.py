@@ -101,3 +101,10 @@ def test_rounds_to_tells_where_runs_were_evaluated_at_other_rounds(tmp_path: Pat
     found = table(tmp_path, metrics=("rounds_to:15",))
     assert [cell.mean for (cell,) in found.cells] == [1.0, 2.0]
     assert "were not evaluated at the same rounds" in " ".join(found.notes)
+
+
+def test_a_metric_is_not_named_twice(tmp_path: Path):
+    write_run(tmp_path, "A", "Pets", last=LAST)
+    told = table(tmp_path, metric=("together", "alone")).caption
+    assert "together: personal, mean over clients" in told and "together: together" not in told
+    assert "alone: each client alone: personal" in told
