@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
+from fedvlm.api.replay import replay
 from fedvlm.job.results.references import clustered_margin, pair_images
 from fedvlm.runs.bits import (
     BITS,
@@ -23,7 +24,7 @@ from fedvlm.runs.bits import (
     student,
     unpaired_margin,
 )
-from fedvlm.runs.verify.answer import federation_answer
+from fedvlm.runs.verify.answer import answer_lines, federation_answer
 from fedvlm.runs.verify.check import inspect
 from tests import jobs
 from tests.attacks.forge import edit
@@ -210,3 +211,20 @@ def test_a_run_records_it_and_again_after_a_kill_behind_its_last_round(
     edit(folder / "results.json",
          lambda r: r["results"][PAIRED][name]["differ"].update({"0": 10**6}))
     assert any("images of client 0 differ" in clause for clause in inspect(folder).damage)
+
+
+def test_a_run_of_an_earlier_version_is_as_it_was(tmp_path: Path, quick_run: Path) -> None:
+    """Without pairs its answer is from the number of images, and a replay compares with that."""
+    shutil.copytree(quick_run, tmp_path, dirs_exist_ok=True)
+
+    def earlier(record: dict[str, Any]) -> None:
+        numbers = record["results"]
+        del numbers[PAIRED]
+        numbers["answer"] = federation_answer(numbers)
+
+    edit(jobs.folder(tmp_path) / "results.json", earlier)
+    numbers = jobs.results(tmp_path)
+    assert PAIRED not in numbers["answer"]
+    assert "from the number of test images" in " ".join(answer_lines(numbers, "FedTV"))
+    assert inspect(jobs.folder(tmp_path)).word == "ok"
+    assert replay(jobs.folder(tmp_path), 2).differences == []
