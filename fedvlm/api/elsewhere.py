@@ -26,7 +26,7 @@ from fedvlm.federation.server import Measure, Row
 from fedvlm.job.build import Built
 from fedvlm.job.record import make_evaluator
 from fedvlm.job.results.images import image_bits
-from fedvlm.runs.bits import BITS, decode_bits
+from fedvlm.runs.bits import BITS, PAIRED, decode_bits
 from fedvlm.runs.records import read_models
 from fedvlm.runs.state import SavedState
 from fedvlm.runs.verify.models import START
@@ -40,7 +40,8 @@ ROWS = ("clients", "unseen_clients_rows")
 COSTS = ("counters", "spent", "participants")  # counted, not measured; and ``bytes_...``
 # Time, a note on updates by a rule of the version, and metrics that may be a user's own code.
 LEFT_OUT = ("seconds", "outliers", "named")
-FOLLOWS = ("table", "answer", "next", "below", "gain", "hurt")  # ``runs.verify`` computes them
+# ``runs.verify`` computes them; ``paired`` counts images of rows that are compared themselves.
+FOLLOWS = ("table", "answer", "next", "below", "gain", "hurt", PAIRED)
 
 
 @dataclass

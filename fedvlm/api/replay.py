@@ -54,6 +54,7 @@ from fedvlm.job.results.against import ROWS, told_table
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
+from fedvlm.runs.bits import PAIRED
 from fedvlm.runs.finished import find_finished
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import (
@@ -210,7 +211,7 @@ def replay(
                                built.data.client_templates)
             refuse_other(path, told["identity"], identity_plain(built.identity),
                          partial(present_identity, cfg.TRAINER.NAME))
-            again, made = _again(built, path, Path(place), told, since)
+            again, made = _again(built, path, Path(place), told, since, PAIRED in run.results)
             elsewhere = _claims(told)
         at_sites = site_rows(path, cfg, torch.device("cpu"))
         out = ("weights",) if moved else ()  # of the protocol: a place, the digest is compared
@@ -412,7 +413,8 @@ def _start(path: Path, identity: str, last: int, rounds: int) -> int | None:
 
 
 def _again(
-    built: Built, path: Path, output: Path, told: Mapping[str, Any], since: int | None
+    built: Built, path: Path, output: Path, told: Mapping[str, Any], since: int | None,
+    paired: bool,
 ) -> tuple[RunFolder, Results]:
     """Run from a copy of the state of round ``since`` to the end."""
     place = run_path(built.cfg, built.data.name, built.federation.trainer.name)
@@ -438,7 +440,8 @@ def _again(
         if (state.round if state else None) != since:
             raise DataError(f"'{path}': {'; '.join(folder.notes) or 'its state cannot be read'}")
         began = time.perf_counter()
-        return folder, to_the_end(built, folder, state, (), Sinks(()), began, afresh=True)
+        return folder, to_the_end(
+            built, folder, state, (), Sinks(()), began, afresh=True, paired=paired)
 
 
 # ---- comparing -------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ VALUES: Mapping[str, Mapping[str, Check]] = {
     },
     "evaluate": {
         **_trip, "tune": flag, "model": text("personal|template|baseline|alone"),
-        "measure": record(MEASURE),
+        "measure": lambda v: record(MEASURE)(v) or record({**MEASURE, "answers": flag})(v),
     },
     "evaluated": {**_back, "rows": each(row), "seconds": by(client, number)},
     "personalize": {**_trip, "tune": flag},

@@ -219,6 +219,10 @@ class Site:
         if measure.keep_logits and not self.terms.logits:
             self.say("the server requested logits; they are not sent (rule 'logits')")
             measure = replace(measure, keep_logits=False)
+        if measure.answers and not self.terms.logits:
+            self.say("the server requested which images are right; that is not sent (rule "
+                     "'logits')")
+            measure = replace(measure, answers=False)
         if values["model"] == "template":  # nothing of the run is in it
             self.check_like(frame)
             ids = list(by_number(values["accepted"]))

@@ -80,6 +80,8 @@ class Evaluator:
         confusion: count, after the last round, which class was taken for which: ``confusion``.
 
     Attributes:
+        answers: ask after the last round which test images each personal model classifies right.
+        right: the answer, client -> ``[n]`` bool; empty before.
         logits: with ``keep_logits``, after the last round: ``global`` ``[n, C]``, and on other test
             sets ``unseen`` and ``target.<NAME>``; true labels under ``true|global``,
             ``true|unseen``, ``true|new``, ... Samples in the order of the partition's index arrays.
@@ -99,6 +101,8 @@ class Evaluator:
         self.cross = scores.has_new(tests) if cross is None else cross
         self.sets = getattr(tests, "label_sets", None) is not None
         self.captioned = bool(getattr(tests, "captioned", False))
+        self.answers = False
+        self.right: dict[int, np.ndarray] = {}
         self.logits: dict[str, Tensor] = {}
         self.named: Sequence[NamedMetric] = ()
         self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
@@ -138,7 +142,9 @@ class Evaluator:
         rows = event.rows(asked, Measure(
             cross=ends and self.cross, away=ends and scores.unseen_of(self.data) is not None,
             keep_logits=keep, calibration=ends, confusion=last and self.confusion,
+            answers=last and self.answers,
         ))
+        self.right = scores.take_right(rows)
         counts = scores.pool_confusion(rows) if last and self.confusion else None
         by_label = _by_label(rows, self.model.classnames) if self.sets else None
         named = _named(self.named, rows) if self.named and ends else None
@@ -262,7 +268,7 @@ def _before(event: RoundFinished, rows: Sequence[Row]) -> float | None:
 
 def zero_shot(
     model: VLModel, source: SampleSource, tests: scores.TestSets, panel: Panel, ask: Ask, *,
-    batch_size: int = 256, cross: bool | None = None,
+    batch_size: int = 256, cross: bool | None = None, answers: bool = False,
 ) -> dict[str, Any]:
     """Return the numbers of the pretrained model, named as in ``Evaluator.evaluate``.
 
@@ -274,11 +280,13 @@ def zero_shot(
         model: ``anchor("template", 0)`` ``[C, d]`` is the classifier.
         source, tests, panel, batch_size, cross: as for ``Evaluator``.
         ask: the clients' half: ``ClientMeter.template``.
+        answers: leave in the clients' lines which images are classified right.
     """
     batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
     wide = Measure(
         cross=scores.has_new(tests) if cross is None else cross,
         away=scores.unseen_of(tests) is not None, calibration=True,
+        answers=answers,
     )
     rows = only_numbers(ask(wide, panel.clients), panel.clients)
     sets = getattr(tests, "label_sets", None) is not None

@@ -311,6 +311,8 @@ class ClientMeter:
             rows.append(scores.client_row(c, self.data.labels[test], one))
             if measure.confusion:
                 rows[-1] |= scores.confusion_row(self.data.labels[test], one)
+            if measure.answers:
+                rows[-1] |= scores.right_row(self.data.labels[test], one)
             if measure.keep_logits:
                 self._keep(f"personal|{c}", one)
                 self.logits[f"true|personal|{c}"] = torch.from_numpy(self.data.labels[test])

@@ -31,10 +31,13 @@ DOMAIN = "domain"
 UNSEEN = "unseen"
 UNSEEN_CLIENTS = "unseen_clients"
 CONFUSION = "confusion"
+RIGHT = "right"  # of lines, which ``take_right`` takes out
+SIX = 6  # bytes of bits in one number: no more than a float counts
 SURE = ("nll", "ece", "nll_calibrated", "ece_calibrated")  # of lines, and their means
 TARGET = "target."
 TARGETS = "targets"
 _LISTED = 8
+Right = Mapping[str, Mapping[int, np.ndarray]]  # model -> client -> its images [n], bool
 
 
 class OtherTest(Protocol):
@@ -290,6 +293,33 @@ def pool_confusion(rows: Sequence[Row]) -> list[list[int]]:
             true, predicted = map(int, name.split(".")[1:])
             total[true, predicted] += int(row.pop(name) or 0)
     return [[*pair, n] for pair, n in sorted(total.items())]
+
+
+def right_row(true: np.ndarray, predicted: Predictions) -> Row:
+    """Return a bit for each image, whether it is classified right, as numbers of a client's line.
+
+    48 images to a number, the first in the highest bit; ``take_right`` takes them out.
+    """
+    data = np.packbits(true == predicted.labels).tobytes()
+    return {f"{RIGHT}.{at // SIX}": int.from_bytes(data[at : at + SIX].ljust(SIX, b"\0"), "big")
+            for at in range(0, len(data), SIX)}
+
+
+def take_right(rows: Sequence[Row]) -> dict[int, np.ndarray]:
+    """Take the numbers of ``right_row`` out of the clients' lines.
+
+    Returns:
+        Client -> ``[n]`` bool, in the order of its images; without clients whose lines have none.
+    """
+    out = {}
+    for row in rows:
+        count = sum(name.startswith(f"{RIGHT}.") for name in row)
+        data = b"".join(int(row.pop(f"{RIGHT}.{at}") or 0).to_bytes(SIX, "big")
+                        for at in range(count))
+        if count:
+            bits = np.unpackbits(np.frombuffer(data, np.uint8), count=row_integer(row, "n"))
+            out[row_integer(row, "client")] = bits.astype(bool)
+    return out
 
 
 def base_row(federated: Federated, client: int, predicted: Predictions) -> Row:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from fedvlm.config.federation import MOST_ROUNDS
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, QuorumError
 from fedvlm.federation.aggregation.rules import AggregateSpec
@@ -135,18 +136,23 @@ class Plateau:
         return newest if since == self.patience else rounds
 
     def sentence(self, last: int, rounds: int) -> str:
-        """Return why a run ended after round ``last`` of at most ``rounds``; empty if it is off."""
+        """Return why a run ended after round ``last`` of at most ``rounds``; empty if it is off.
+
+        A user who sets a number of rounds and ``FED.PATIENCE`` reads the latter.
+        """
         if not self.patience:
             return ""
+        auto = rounds == MOST_ROUNDS
+        rule = "--rounds auto" if auto else f"FED.PATIENCE {self.patience}"
         if not self.clients:
-            return (f"--rounds auto: no client has validation images, so the run has {last} "
-                    "rounds; --rounds N sets another number")
+            rest = "--rounds N sets another number" if auto else f"FED.PATIENCE 0: all {rounds}"
+            return f"{rule}: no client has validation images, so the run has {last} rounds; {rest}"
         best, low, newest, since = self._flat()
         what = f"{self.measure} and loss" if low else self.measure
         if since < self.patience or newest != last:
-            return (f"--rounds auto: ended after round {last}; the clients' validation {what} "
+            return (f"{rule}: ended after round {last}; the clients' validation {what} "
                     f"{'were' if low else 'was'} not flat yet")
-        why = (f"--rounds auto: stopped after round {last} of at most {rounds}, because the "
+        why = (f"{rule}: stopped after round {last} of at most {rounds}, because the "
                f"clients' validation {what} {'are' if low else 'is'} flat: ")
         high = f"{self.found[best]:.1f} % after round {best}"
         if not low:

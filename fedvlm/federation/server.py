@@ -9,7 +9,7 @@ or features.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,6 +80,8 @@ class Measure:
         keep_logits: keep the logits per sample, there where the models are.
         calibration: also how sure the models are of their own samples: ``nll`` and ``ece``.
         confusion: also how many images of which class were taken for which.
+        answers: also which images are classified right (``scores.right_row``). A site tells it
+            where it tells logits.
     """
 
     split: str = "test"
@@ -89,6 +91,11 @@ class Measure:
     keep_logits: bool = False
     calibration: bool = False
     confusion: bool = False
+    answers: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as it travels; ``answers``, which sites need not know, only where asked."""
+        return {k: v for k, v in asdict(self).items() if k != "answers" or v}
 
 
 @dataclass(frozen=True)

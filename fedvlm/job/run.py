@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,10 +31,11 @@ from fedvlm.data.datum import PARTS
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
 from fedvlm.data.partition.index_file import canonical_hash
-from fedvlm.evaluation import Panel, zero_shot
-from fedvlm.evaluation.scores import CONFUSION
+from fedvlm.evaluation import Evaluator, Panel, zero_shot
+from fedvlm.evaluation.scores import CONFUSION, Right, take_right
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, convert_format1
+from fedvlm.federation.server import Measure
 from fedvlm.job.build import Built, Prepared, complete_run, prepare_run
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.engines.base import ClientSide, client_side
@@ -49,6 +50,7 @@ from fedvlm.job.results.classes import absent_parts, matrix_file
 from fedvlm.job.results.private import BEGUN, certificate, promises_privacy, released
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks.base import Sinks
+from fedvlm.runs.bits import LAST
 from fedvlm.runs.claim import look_ahead
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import Present
@@ -368,42 +370,75 @@ def _note(screens: Sequence[Any], words: str) -> None:
 
 def to_the_end(
     built: Built, folder: RunFolder, state: FedState | None, screens: Sequence[Any], sinks: Sinks,
-    began: float, afresh: bool = False, clients: ClientSide | None = None,
+    began: float, afresh: bool = False, clients: ClientSide | None = None, paired: bool = True,
 ) -> Results:
     """Run and record the rounds after ``state`` (None: all); return what is printed at the end.
 
     Args:
         afresh: references are made again, whatever is kept of them.
         clients: who answers for the clients' half of the baselines, by default this process.
+        paired: compare models and baselines image by image, where that can be.
     """
     recorder = Recorder(built, folder, screens, sinks)
+    by_image = recorder.evaluator.answers = paired and _by_image(built)
     reference = zero_shot(
         built.model, built.test, built.data, recorder.evaluator.panel,
         clients.ask if clients else built.meter.template,
-        batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
+        batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE), answers=by_image,
     ) if built.backbone.has_text else None
-    beside = _baselines(built, recorder.evaluator.panel, reference, screens, afresh, clients)
+    beside, right = _baselines(
+        built, recorder.evaluator.panel, reference, screens, afresh, clients)
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)
     built.federation.savers.append(recorder.save)
     try:
-        built.federation.run(state)
+        end = built.federation.run(state)
     except (KeyboardInterrupt, QuorumError, DataError):
         recorder.save_last()
         raise
     records, _ = read_metrics(folder.metrics_path)
     check_explosion(built, records)
-    return results_of(built, reference, records, time.perf_counter() - began, beside)
+    pairs = _pairs(built, recorder.evaluator, end, right) if by_image else None
+    return results_of(built, reference, records, time.perf_counter() - began, beside, pairs)
+
+
+def _pairs(
+    built: Built, evaluator: Evaluator, end: FedState, right: Right
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return what compares the last round's models with baselines, image by image.
+
+    A run that was stopped after its last round has to evaluate it again.
+    """
+    from fedvlm.job.results.references import paired_sections  # start-up: where they are wanted
+
+    mine = evaluator.right or take_right(
+        built.federation.rows(end, evaluator.panel.clients, Measure(answers=True)))
+    return partial(paired_sections, built, {**right, LAST: mine})
+
+
+def _by_image(built: Built) -> bool:
+    """Say whether models and baselines can be compared image by image: both are known here.
+
+    Sets of labels are not right or wrong, captions have no baseline, and what goes around a privacy
+    guarantee is not written.
+    """
+    cfg, data = built.cfg, built.data
+    return bool(cfg.TEST.REFERENCES) and not (
+        of_parties(cfg) or data.captioned or promises_privacy(built)
+    ) and data.label_sets is None
 
 
 def _baselines(
     built: Built, panel: Panel, template: Mapping[str, Any] | None, screens: Sequence[Any],
     afresh: bool, clients: ClientSide | None,
-) -> dict[str, dict[str, Any]] | None:
-    """Return the baselines of a run, from its images or its sites; None: not wanted, not known."""
+) -> tuple[dict[str, dict[str, Any]] | None, Right]:
+    """Return the baselines of a run, from its images or its sites; None: not wanted, not known.
+
+    And which test images each classifies right, by client, where that is known.
+    """
     if not built.cfg.TEST.REFERENCES:
-        return None
+        return None, {}
     from fedvlm.job.results import references as rows  # start-up: where they are wanted
 
     if not of_parties(built.cfg):
@@ -414,10 +449,10 @@ def _baselines(
             if twins := near_duplicates(built, panel, progress):
                 built.notes.append(twins)
                 _note(screens, twins)
-        return found
+        return found, rows.take_baselines(found, template)
     if clients is None or promises_privacy(built):
-        return None
-    return rows.with_template(clients.baselines(panel.clients), template)
+        return None, {}
+    return rows.with_template(clients.baselines(panel.clients), template), {}
 
 
 def restore(built: Built, folder: RunFolder) -> FedState | None:

@@ -118,6 +118,16 @@ def test_the_page_names_clients_and_runs_no_name(place: Path, tmp_path: Path) ->
     assert "this page is not for others" in text
 
 
+def test_the_margin_takes_a_patient_for_one_draw(place: Path) -> None:
+    """Patients have three images, all on one side."""
+    results = jobs.results(place.parents[6])
+    (pair,) = [one for name, one in results["paired"].items() if name.startswith("last|")]
+    assert (pair["by"], results["answer"]["paired"]) == ("group", "group")
+    assert results["answer"]["margin"] == pair["margin"]
+    told = (place / "log.txt").read_text()
+    assert f"(95 % margin {pair['margin']:.1f}, paired by group of test images)" in told
+
+
 def test_the_doctor_finds_a_group_on_two_sides(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.runs import private
+from fedvlm.runs.bits import PAIRED, both_rows
 from fedvlm.runs.metrics import append_metrics, read_metrics
 from fedvlm.runs.seal import seal_of
 from fedvlm.runs.verify.answer import federation_answer
@@ -88,7 +89,17 @@ def forge(folder: Path) -> None:
             numbers |= {"gain": gain(last["personal"], found), "hurt": hurt(last["clients"], found)}
             worse = dict(better_ones(last["personal"], found, reference_kind(numbers["spent"])))
             numbers["below"] = [one for one in numbers["below"] if one["reference"] in worse]
+            pair_again(numbers)
             numbers["answer"] = federation_answer(numbers)
         record["covers"] = cover(folder)
 
     edit(folder / "results.json", results)
+
+
+def pair_again(numbers: dict[str, Any]) -> None:
+    """Give each pair of models counts of unlike images that fit the clients' rows."""
+    for name, one in numbers.get(PAIRED, {}).items():
+        sides = [numbers["last"] if side == "last" else numbers["references"][side]
+                 for side in name.split("|")]
+        one["differ"] = {str(a["client"]): abs(a["correct"] - b["correct"])
+                         for a, b in both_rows(*(side["clients"] for side in sides))}

@@ -115,6 +115,22 @@ def test_time_is_counted_for_templates_and_over_names_of_runs(
     assert "(rule 'seconds')" in reply.values["text"]
 
 
+@pytest.mark.parametrize("logits", [True, False])
+def test_which_images_are_right_is_told_where_logits_are(
+    site: Site, logits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "terms", Terms(logits=logits))
+    frame = Frame("evaluate", {
+        "run": "56" * 16, "like": site.like, "nonce": "ab" * 8, "round": 0, "accepted": {"0": 0},
+        "down": {"0": "0"}, "tune": False, "model": "template",
+        "measure": Measure(answers=True).plain(),
+    }, {"down/0": {}})
+    reply = unpack(site.answer(pack(frame)))
+    assert reply.op == "evaluated", reply.values
+    (row,) = reply.values["rows"]
+    assert ("right.0" in row) == logits and "answers" not in Measure().plain()
+
+
 def test_the_owner_of_a_site_hears_first_what_his_rules_forbid(site: Site) -> None:
     with pytest.raises(ConfigError, match="this method is not allowed .rule 'trainers'"):
         Site(site.federation, [0], site.folder, CONFIGURED, terms=Terms(trainers=("FedAvg",)))

@@ -152,13 +152,16 @@ def test_why_a_run_ended() -> None:
         "accuracy is flat: 50.0 % after round 2, and at most 0.5 points more in the 2 checks since "
         "(one every 2 rounds)"
     )
+    assert plateau.sentence(6, 60).startswith("FED.PATIENCE 2: stopped after round 6 of at most 60")
+    blind = Plateau(2, (), 2)
+    assert blind.sentence(20, 60).endswith("so the run has 20 rounds; FED.PATIENCE 0: all 60")
 
 
 def test_why_a_run_ended_whose_loss_counts() -> None:
     plateau = Plateau(2, (0,), 2, loss=True)
     for round_, loss in ((2, 1.0), (4, 0.5), (6, 0.499)):
         plateau.record(round_, 50.0, loss)
-    assert plateau.sentence(6, 6) == (
+    assert plateau.sentence(6, 100) == (
         "--rounds auto: ended after round 6; the clients' validation accuracy and loss were not "
         "flat yet"
     )

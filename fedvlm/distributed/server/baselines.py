@@ -9,7 +9,6 @@ not release sums of single sites (``FED.SECURE_SUM``) asks for the numbers alone
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from fedvlm.core.errors import FedvlmError
@@ -74,7 +73,7 @@ def _ask(
     answers = RowAnswers(question, measure, engine.members, engine.say)
     trips = engine.requests.trips(
         "evaluate", 0, start, question.downloads, engine.members.home,
-        lambda ids: {"tune": False, "model": model, "measure": asdict(measure)},
+        lambda ids: {"tune": False, "model": model, "measure": measure.plain()},
     )
     sums: dict[str, Tree] = {}
     for site, reply in engine.requests.ask(trips, end=False).items():

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -272,7 +272,7 @@ class RemoteEngine:
         """As ``_place_work``, for an evaluation."""
 
     def _rows(self, question: Question, measure: Measure, model: str) -> list[Row]:
-        plain, members = asdict(measure), self.members
+        plain, members = measure.plain(), self.members
         job = RowAnswers(question, measure, members, self.say)
         for _ in self._attempts():
             self._place_rows(question, sorted(job.missing), model)

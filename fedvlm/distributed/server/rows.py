@@ -20,12 +20,13 @@ from fedvlm.distributed.server.requests import Grave
 from fedvlm.distributed.server.work import join_reasons
 from fedvlm.distributed.site import of_client
 from fedvlm.distributed.wire import Frame
-from fedvlm.evaluation.scores import ABSENT, CONFUSION, UNSEEN, WITHHELD
+from fedvlm.evaluation.scores import ABSENT, CONFUSION, RIGHT, SIX, UNSEEN, WITHHELD
 from fedvlm.federation.server import Measure, Question, Row
 
 _COUNTS = {"client", "n", "correct"}
 _ALWAYS = _COUNTS | {"accuracy", "macro_f1", "balanced"}
 _CELL = re.compile(rf"{CONFUSION}\.(\d{{1,6}})\.(-1|\d{{1,6}})")  # -1: ``scores.BROKEN``
+_BITS = re.compile(rf"{RIGHT}\.\d{{1,9}}")  # ``scores.right_row``
 _RARE = {"broken", ABSENT}  # in some rows only
 _SLACK = 1e-6  # percent, or nats
 _MOST = 1e300
@@ -43,7 +44,8 @@ def odd_row(row: Row, images: int, measure: Measure) -> str:
     Numbers of the classes ``new`` and the domain ``unseen`` may lack: not every data set has them.
     """
     cells = [n for n in row if n.startswith(f"{CONFUSION}.")]
-    names = row.keys() - set(cells)
+    bits = {n for n in row if _BITS.fullmatch(n)} if measure.answers else set[str]()
+    names = row.keys() - set(cells) - bits
     wanted = _ALWAYS | ({"nll", "ece"} if measure.calibration else set())
     wanted |= {"base_all", "base_other"} if measure.cross else set()
     extra = {"new"} if measure.cross else set()
@@ -61,7 +63,22 @@ def odd_row(row: Row, images: int, measure: Measure) -> str:
         return "" if fine else "its row says that it is absent, and has numbers"
     if n != images or not 0 <= correct <= n:
         return f"its row counts {correct} right of {n} images, and {images} were told"
-    return _odd_numbers(row, n, correct) or _odd_cells(row, cells, n, correct)
+    plain = {name: value for name, value in row.items() if name not in bits}
+    return (_odd_bits(row, bits, n, correct) or _odd_numbers(plain, n, correct)
+            or _odd_cells(row, cells, n, correct))
+
+
+def _odd_bits(row: Row, bits: Collection[str], n: int, correct: int) -> str:
+    """Return what is odd in a row's bits, of which a site may leave out all."""
+    if not bits:
+        return ""
+    size = 8 * SIX
+    numbers = [row.get(f"{RIGHT}.{at}") for at in range(-(-n // size))]
+    if len(numbers) != len(bits) or not all(
+        type(v) is int and 0 <= v < 1 << size for v in numbers
+    ) or sum(int(v or 0).bit_count() for v in numbers) != correct:
+        return "the bits of its row are not of its images"
+    return ""
 
 
 def _odd_numbers(row: Row, n: int, correct: int) -> str:
@@ -96,7 +113,8 @@ def _odd_cells(row: Row, cells: list[str], n: int, correct: int) -> str:
 
 def find_outvoted_rows(rows: Mapping[int, Row]) -> dict[int, str]:
     """Return why rows are not taken whose names are other than most others'; of two, the fewer."""
-    names = {c: frozenset(n for n in row if n not in _RARE and not n.startswith(f"{CONFUSION}."))
+    many = f"{CONFUSION}.", f"{RIGHT}."
+    names = {c: frozenset(n for n in row if n not in _RARE and not n.startswith(many))
              for c, row in rows.items()}
     votes = Counter(names.values())
     most = max(votes, key=lambda one: (votes[one], -len(one)), default=frozenset[str]())
@@ -110,7 +128,7 @@ def most_row_bytes(measure: Measure, clients: int, classes: int) -> int:
     Args:
         classes: of the setting, as far as they are known; cells are of pairs of them.
     """
-    if measure.keep_logits:
+    if measure.keep_logits or measure.answers:
         return LIMIT
     cells = max(classes, 1000) ** 2 if measure.confusion else 0
     return SLACK + clients * (SLACK_ROW + CELL * cells)

@@ -190,7 +190,9 @@ def template_reference(
     how += ", or the client's own templates" if own else ""
     return {"zero_shot": reference(ALONE, how, [
         {name: row[name] for name in (*COLUMNS, *OF_SETS) if name in row}
-        if "auroc" in row else {name: row[name] for name in COLUMNS} for row in rows
+        if "auroc" in row else {name: row[name] for name in row
+                                if name in COLUMNS or name.startswith(f"{scores.RIGHT}.")}
+        for row in rows
     ])}
 
 
@@ -219,11 +221,16 @@ def reference(kind: str, how: str, rows: Sequence[Row]) -> dict[str, Any]:
 def _of(
     asked: Asked, kind: str, how: str, labels: Sequence[np.ndarray]
 ) -> dict[str, Any]:
-    """Return the reference that predicts ``labels``, one array per client."""
+    """Return the reference that predicts ``labels``, one array per client.
+
+    Its lines have ``scores.right_row``, too.
+    """
     rows = []
     for c, said in zip(asked.clients, labels, strict=True):
-        row = scores.client_row(c, asked.true(c), Predictions(np.asarray(said, dtype=np.int64)))
-        rows.append({name: row[name] for name in COLUMNS})
+        said_of = Predictions(np.asarray(said, dtype=np.int64))
+        row = scores.client_row(c, asked.true(c), said_of)
+        rows.append({name: row[name] for name in COLUMNS}
+                    | scores.right_row(asked.true(c), said_of))
     return reference(kind, how, rows)
 
 

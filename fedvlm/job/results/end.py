@@ -5,7 +5,7 @@ And after ``--seeds 1 2 3``: mean and standard deviation over the seeds' results
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,7 @@ TOLD = (
 )
 FEW = 4  # targets with a column each; of more, the table on the screen has the mean only
 
+Paired = Callable[[Mapping[str, Any]], dict[str, Any]]
 Row = Mapping[str, Any]  # a round's record, or the metrics of a reference without training
 
 
@@ -95,7 +96,7 @@ class Results:
 
 def results_of(
     built: Built, zero_shot: Row | None, records: Sequence[Row], seconds: float,
-    references: References | None = None,
+    references: References | None = None, paired: Paired | None = None,
 ) -> Results:
     """Return the results of a run from its rounds' records.
 
@@ -107,6 +108,8 @@ def results_of(
         records: one per round, the untrained start first.
         seconds: wall time of this session.
         references: see ``evaluation.references``; None where ``TEST.REFERENCES`` is off.
+        paired: makes of ``last``, ``references`` and ``spent`` what compares them image by image;
+            None where the images' answers are not known.
 
     Its ``numbers``: ``untrained``, ``last``, ``zero_shot``, ``selected``, ``references``,
     ``answer``, ``next``, ``below``, ``gain``, ``hurt``, ``spent``, ``per_class``, ``confusion``,
@@ -135,7 +138,7 @@ def results_of(
     table, whole = _table(rows, last), totals(records)
     numbers["spent"] = spent(records)
     if references is not None:
-        numbers |= _beside(built, last, numbers["spent"], references)
+        numbers |= _beside(built, last, numbers["spent"], references, paired)
     numbers |= _by_class(built, last) | lost(records) | _bare(built)
     numbers |= {name: last[name] for name in (LABELS, NAMED) if name in last}
     if taken := _readmitted(built):
@@ -195,16 +198,17 @@ def _uncalibrated(last: Row) -> list[str]:
 
 
 def _beside(
-    built: Built, last: Row, spent: Row, references: References
+    built: Built, last: Row, spent: Row, references: References, paired: Paired | None
 ) -> dict[str, Any]:
     """Return the references, and what the method is beside them."""
     method, personal = built.federation.trainer.name, last["personal"]
+    numbers = {"last": last, "references": dict(references), "spent": spent}
     return {
         "references": dict(references),
         "below": against.below(method, personal, references, reference_kind(spent)),
         "gain": gain(personal, references),
         "hurt": hurt(last["clients"], references),
-    }
+    } | (paired(numbers) if paired else {})
 
 
 def _named(last: Row) -> list[str]:

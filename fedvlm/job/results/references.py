@@ -3,6 +3,9 @@
 They depend on images, partition and backbone alone, so they are kept as JSON beside the feature
 store, under a digest of all that they are made of, their code included. A file that does not hold
 what its digest says is made again.
+
+Run and baselines are compared image by image: the results say on how many images of each client
+two models differ that the answer compares (``runs.bits``).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from fedvlm.evaluation.references import (
     template_reference,
     zero_shots,
 )
+from fedvlm.evaluation.scores import Right, take_right
 from fedvlm.federation.batches import NO_WEIGHTS
 from fedvlm.job.build import Built
 from fedvlm.job.sources import features_of, store_dir
@@ -34,6 +38,18 @@ from fedvlm.models.features.code import PACKAGE
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.features.sources import FeatureSource, JoinedSource, SampleSource
 from fedvlm.models.features.store import default_dir
+from fedvlm.runs.bits import (
+    BITS,
+    GROUP,
+    IMAGE,
+    LAST,
+    PAIRED,
+    encode_bits,
+    freedom,
+    margin_of,
+    pair_name,
+)
+from fedvlm.runs.verify.answer import HEAD, best_alone, sends_anything
 
 FOLDER = "references"
 STREAM = "features"
@@ -149,3 +165,103 @@ def _keep(path: Path, found: Mapping[str, Any]) -> None:
         files.write_json(path, {"references": found, "sha256": _digest(found)})
     except (OSError, DataError):
         return
+
+
+# ---- image by image ---------------------------------------------------------------------------
+def paired_sections(
+    built: Built, right: Right, numbers: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the section ``paired``; with ``TEST.PER_IMAGE`` its baselines get their bits, too.
+
+    Args:
+        right: see ``pair_images``.
+        numbers: the sections ``last``, ``references`` and ``spent``.
+    """
+    data = built.data
+    tests = {c: np.asarray(data.clients[c].test) for c in right[LAST]}
+    groups = data.groups
+    found = pair_images(
+        numbers, right, tests if groups is None else {c: groups[t] for c, t in tests.items()},
+        IMAGE if groups is None else GROUP,
+    )
+    if not found:
+        return {}
+    out: dict[str, Any] = {PAIRED: found}
+    if built.cfg.TEST.PER_IMAGE:
+        names = {side for pair in found for side in pair.split("|")}
+        out["references"] = {
+            name: {**one, BITS: row_bits(right[name])} if name in names else one
+            for name, one in numbers["references"].items()
+        }
+    return out
+
+
+def row_bits(right: Mapping[int, np.ndarray]) -> dict[str, Any]:
+    """Return ``image_bits`` of a model's clients."""
+    return {"personal": {str(c): encode_bits(one.tolist()) for c, one in right.items()}}
+
+
+def take_baselines(
+    found: Mapping[str, dict[str, Any]] | None, template: Mapping[str, Any] | None
+) -> Right:
+    """Take ``scores.right_row`` out of baselines' lines, and of the template's; return the bits."""
+    if template is not None:
+        take_right(template["clients"])
+    return {name: take_right(one["clients"]) for name, one in (found or {}).items()}
+
+
+def pair_images(
+    results: Mapping[str, Any], right: Right, tests: Mapping[int, np.ndarray], by: str
+) -> dict[str, Any]:
+    """Return the section ``paired`` of a run's results: the models that its answer compares.
+
+    Args:
+        results: with ``last``, ``references`` and ``spent``.
+        right: ``last`` and names of baselines -> client -> ``[n]`` bool. What is absent is left
+            out, as is a pair of other clients.
+        tests: client -> what its images are draws of ``[n]``: themselves, or groups.
+        by: ``image`` or ``group``.
+
+    Returns:
+        By ``pair_name``: ``differ``, client -> its images on which exactly one of the two is right;
+        where a draw is of several images or clients, ``by`` and the ``margin`` in points.
+    """
+    best, out = best_alone(results["references"]), dict[str, Any]()
+    every = [keys for client, keys in tests.items() if len(keys)]
+    several = sum(map(len, every)) > len(np.unique(np.concatenate(every))) if every else False
+    wanted = [(LAST, best), (HEAD, best), *([] if sends_anything(results) else [(HEAD, LAST)])]
+    for one, other in wanted:
+        mine, theirs = right.get(one), right.get(other)
+        if not mine or not theirs or mine.keys() != theirs.keys():
+            continue
+        gaps = {c: mine[c].astype(int) - theirs[c] for c in mine if len(mine[c])}
+        out[pair_name(one, other)] = {"differ": {str(c): int(np.abs(g).sum())
+                                                 for c, g in gaps.items()}} | (
+            {"by": by, "margin": clustered_margin(gaps, tests)} if several else {})
+    return out
+
+
+def clustered_margin(gaps: Mapping[int, np.ndarray], draws: Mapping[int, np.ndarray]) -> float:
+    """Return ``paired_margin`` of images that are not draws of their own.
+
+    A draw may be of several images of a client, and of several clients; its difference is the sum
+    over them. Where each image is one draw, it is ``paired_margin``.
+
+    Args:
+        gaps: client -> differences of its images ``[n]``, 1, 0 or -1; n > 0.
+        draws: client -> what each image is a draw of ``[n]``.
+    """
+    clients = list(gaps)
+    at = np.unique(np.concatenate([draws[c] for c in clients]), return_inverse=True)[1]
+    owner = np.repeat(np.arange(len(clients)), [len(gaps[c]) for c in clients])
+    gap = np.concatenate([gaps[c] for c in clients]).astype(float)
+    weight = 1 / (len(clients) * np.bincount(owner))[owner]
+    cells, cell = np.unique(np.stack([owner, at]), axis=1, return_inverse=True)
+    drawn = np.bincount(cells[0])  # draws of each client
+    means = np.bincount(owner, gap) / np.bincount(owner)
+    centre = np.where(drawn > 1, means, means.mean())[owner]
+    scale = np.sqrt(np.where(drawn > 1, drawn / np.maximum(drawn - 1, 1), 1.0))[owner]
+    sums = np.bincount(at, weight * scale * (gap - centre))
+    shares_of = np.bincount(cells[0], np.bincount(cell.reshape(-1), weight) ** 2)
+    df = freedom(shares_of.tolist(), drawn.tolist(), len(sums))
+    return margin_of(float((sums**2).sum()), float((np.bincount(at, weight) ** 3).sum()), df)

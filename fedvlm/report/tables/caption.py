@@ -167,7 +167,7 @@ def _meaning(name: str) -> str:
     meant = metric(name)
     better = "lower" if meant.lower else "higher"
     unit = f" ({meant.unit}; {better} is better)" if meant.unit else f" ({better} is better)"
-    return f"{name}: {meant.words}{unit}"
+    return f"{name}: {meant.words.removeprefix(f'{name}: ')}{unit}"
 
 
 def _spread(runs: Sequence[RunFacts], ci: bool, n: int) -> str:

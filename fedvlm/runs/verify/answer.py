@@ -7,12 +7,18 @@ computes it again.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlm.core.spelling import quote_name
+from fedvlm.runs.bits import (
+    GROUP,
+    LAST,
+    PAIRED,
+    both_rows,
+    margin_between,
+)
 
 ANSWER, NEXT = "answer", "next"  # sections of the results
 ALONE, TOGETHER, POOLED = "alone", "together", "pooled"
@@ -33,11 +39,12 @@ PAYS, COSTS, UNCLEAR, UNSHARED = "pays", "costs", "unclear", "unshared"
 ACCURACY, MAP = "accuracy", "mAP"  # the number of a run; of a run on sets of labels
 RECALL = "recall@1"  # of a run on captions: mean of both ways
 _ACCURACY = re.compile(r"\b[Aa]ccurac(?:y|ies)\b")
-NORMAL = 1.96  # standard errors of a 95 % margin
 LISTED = 5  # clients that are named
-COMPARED = ("references", "below", "gain", "hurt", ANSWER, NEXT)  # sections made of baselines
+COMPARED = (  # sections made of baselines
+    "references", PAIRED, "below", "gain", "hurt", ANSWER, NEXT)
 BARE = "unlabelled"  # clients whose images have no label, which methods with labels refuse
 UNCOVERED = "baselines on the private images would not be covered by the run's privacy guarantee"
+HEAD = "afl"  # the baseline of a linear head made together
 SAME = 0.05  # points: less is the same number in print
 
 Row = Mapping[str, Any]
@@ -66,31 +73,40 @@ def federation_answer(results: Mapping[str, Any]) -> dict[str, Any] | None:
         ``alone``, ``together``, ``pooled`` (None where it was not computed), each with
         ``personal`` and ``balanced`` accuracy in percent, ``alone`` with ``reference``;
         ``points`` and ``balanced_points`` (together less alone); ``margin``: half a 95 % interval
-        of ``points`` from the number of test images; ``worse``: clients that reach more alone;
-        ``of``: clients with test images; ``verdict``: pays, costs, unclear or unshared. Of sets of
-        labels the number is mAP, ``measure`` says so, and ``auroc`` stands beside ``personal``.
+        of ``points``; ``paired``: what it pairs, image or group, absent where it is from the number
+        of test images; ``worse``: clients that reach more alone; ``of``: clients with test images;
+        ``verdict``: pays, costs, unclear or unshared. Of sets of labels the number is mAP,
+        ``measure`` says so, and ``auroc`` stands beside ``personal``.
     """
     found, last = results.get("references"), results.get("last")
     if not isinstance(found, Mapping) or not isinstance(last, Mapping) or goes_around(results):
         return None
-    alone = {n: one for n, one in found.items()
-             if one["kind"] == ALONE and one["personal"] is not None}
-    if last.get("personal") is None or not alone or is_retrieval(last):
+    name = best_alone(found)
+    if last.get("personal") is None or not name or is_retrieval(last):
         return None
-    name = max(alone, key=lambda n: float(alone[n]["personal"]))
-    rows = _pairs(last.get("clients", ()), alone[name].get("clients", ()))
+    alone = found[name]
+    rows = both_rows(last.get("clients", ()), alone.get("clients", ()))
     worse = [mine["client"] for mine, own in rows if mine["accuracy"] < own["accuracy"]]
-    points, margin = float(last["personal"]) - float(alone[name]["personal"]), _margin(rows)
+    points = float(last["personal"]) - float(alone["personal"])
+    margin, paired = margin_between(results, LAST, name)
     pooled = found.get(POOLED)
     whole = pooled if pooled is not None and pooled["personal"] is not None else None
-    mine, own = last.get("personal_balanced"), alone[name].get("personal_balanced")
+    mine, own = last.get("personal_balanced"), alone.get("personal_balanced")
     return {
-        ALONE: _side(alone[name]) | {"reference": name}, TOGETHER: _side(last),
+        ALONE: _side(alone) | {"reference": name}, TOGETHER: _side(last),
         POOLED: None if whole is None else _side(whole), "points": points,
         "balanced_points": None if mine is None or own is None else mine - own,
         "margin": margin, "worse": worse, "of": len(rows),
-        "verdict": _verdict(points, margin, _shares(results)),
-    } | ({"measure": MAP} if "personal_auroc" in last else {})
+        "verdict": _verdict(points, margin, sends_anything(results)),
+    } | ({"measure": MAP} if "personal_auroc" in last else {}) | (
+        {PAIRED: paired} if paired else {})
+
+
+def best_alone(found: Mapping[str, Row]) -> str:
+    """Return the baseline without communication that is best on the test images; '' of none."""
+    alone = {n: float(one["personal"]) for n, one in found.items()
+             if one["kind"] == ALONE and one["personal"] is not None}
+    return max(alone, key=lambda n: alone[n], default="")
 
 
 def measure_name(sets: bool) -> str:
@@ -166,14 +182,14 @@ def head_together(results: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     answer = results.get(ANSWER) or federation_answer(results)
     found = results.get("references") or {}
-    head = found.get("afl")
+    head = found.get(HEAD)
     if answer is None or not head or head["personal"] is None:
         return None
-    own, last = found[answer[ALONE]["reference"]], results["last"]
+    name, own, last = answer[ALONE]["reference"], answer[ALONE], results[LAST]
     if answer["verdict"] == UNSHARED and float(last["personal"]) > float(own["personal"]):
-        own = last
+        name, own = LAST, last
     points = float(head["personal"]) - float(own["personal"])
-    margin = _margin(_pairs(head.get("clients", ()), own.get("clients", ())))
+    margin, _ = margin_between(results, HEAD, name)
     return {"personal": float(head["personal"]), "points": points,
             "verdict": _verdict(points, margin, shares=True)}
 
@@ -217,7 +233,10 @@ def _paid(answer: Mapping[str, Any], method: str) -> str:
         return ("the clients shared nothing in this run, so it does not show whether federation "
                 "pays")
     of, what = (f" of {answer['measure']}", "labels") if "measure" in answer else ("", "images")
-    size = f"{points:+.1f} points{of} (95 % margin {margin:.1f}, from the number of test {what})"
+    paired = answer.get(PAIRED)
+    how = f"from the number of test {what}" if paired is None else (
+        "paired by group of test images" if paired == GROUP else "paired by test image")
+    size = f"{points:+.1f} points{of} (95 % margin {margin:.1f}, {how})"
     even = answer["balanced_points"]
     size += "" if even is None else f", class-balanced {even:+.1f}"
     start = {
@@ -263,9 +282,9 @@ def _reason(results: Mapping[str, Any]) -> str:
     last = results.get("last") or {}
     if is_retrieval(last):
         value, unknown = f"{_percent(last.get('personal'))} {RECALL}", "not known"
-        shares = _shares(results)
-        alone, together = (unknown, value) if shares else (value, unknown)
-        lacks = "LocalOnly gives each client alone" if shares else "FedAvg gives together"
+        sends = sends_anything(results)
+        alone, together = (unknown, value) if sends else (value, unknown)
+        lacks = "LocalOnly gives each client alone" if sends else "FedAvg gives together"
         return (f"{WHO[ALONE]}: {alone}, {WHO[TOGETHER]}: {together}, {WHO[POOLED]}: "
                 f"{unknown}; no baseline is trained on captions (the same command with --trainer "
                 f"{lacks})")
@@ -293,33 +312,8 @@ def _side(one: Row) -> dict[str, Any]:
     return {"personal": one["personal"], "balanced": one.get("personal_balanced")} | beside
 
 
-def _pairs(mine: Sequence[Row], own: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return each client's two rows, where both have test images."""
-    by_client = {row["client"]: row for row in own}
-    pairs = [(row, by_client[row["client"]]) for row in mine if row["client"] in by_client]
-    return [(a, b) for a, b in pairs if a["accuracy"] is not None and b["accuracy"] is not None]
-
-
-def _margin(pairs: Sequence[tuple[Row, Row]]) -> float:
-    """Return half a 95 % interval of the mean difference, in points.
-
-    Binomial, one success and one failure added to each count; both sides saw the same images, so
-    their errors partly cancel and the interval is wider than it has to be. Of sets of labels the
-    count is that of the positives, at which precision is averaged: a rough guide.
-    """
-    if not pairs:
-        return math.inf
-    variances = [_variance(a) + _variance(b) for a, b in pairs]
-    return NORMAL * 100.0 * math.sqrt(math.fsum(variances)) / len(pairs)
-
-
-def _variance(row: Row) -> float:
-    n = float(row.get("positives") or row["n"])
-    share = (n * float(row["accuracy"]) / 100.0 + 1) / (n + 2)
-    return share * (1 - share) / n
-
-
-def _shares(results: Mapping[str, Any]) -> bool:
+def sends_anything(results: Mapping[str, Any]) -> bool:
+    """Return whether the clients of a run sent or received anything; if unknown, they did."""
     spent = results.get("spent")
     return not isinstance(spent, Mapping) or bool(spent["bytes_up"] or spent["bytes_down"])
 

@@ -49,6 +49,18 @@ def test_rows_that_cannot_be_true_are_not(row: dict[str, Any], why: str) -> None
     assert odd_row(ROW, 4, Measure(calibration=True)) == "its row lacks 'ece'"
 
 
+def test_bits_are_taken_where_they_are_asked_for_and_fit() -> None:
+    """Three of four images right: bits from the highest of 48 on."""
+    good, asked = ROW | {"right.0": 0b1011 << 44}, Measure(answers=True)
+    assert odd_row(good, 4, asked) == "" == odd_row(ROW, 4, asked)
+    assert odd_row(good, 4, Measure()) == "its row has metrics that were not requested"
+    for bad in (0b1111 << 44, 1.5, -1, 1 << 48, None):
+        assert odd_row(good | {"right.0": bad}, 4, asked) == "the bits of its row are not of its " \
+            "images", bad
+    assert odd_row(good | {"right.1": 0}, 4, asked).startswith("the bits")
+    assert find_outvoted_rows({0: ROW, 1: good, 2: ROW}) == {}
+
+
 def test_rows_with_other_names_than_most_are_not_taken() -> None:
     new = ROW | {"new": 1.0}
     assert find_outvoted_rows({0: ROW, 1: ROW | CELLS, 2: new}).keys() == {2}

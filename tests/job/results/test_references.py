@@ -18,7 +18,7 @@ from fedvlm.job.flags import parse
 from fedvlm.job.record import make_panel
 from fedvlm.job.resolve import resolve
 from fedvlm.job.results import references as module
-from fedvlm.job.results.references import reference_rows
+from fedvlm.job.results.references import reference_rows, take_baselines
 from fedvlm.runs.verify.answer import answer_lines
 from tests import jobs
 
@@ -96,6 +96,22 @@ def test_a_replay_makes_them_again(built: Built, monkeypatch: pytest.MonkeyPatch
     again = reference_rows(built, panel, None, afresh=True)
     assert files == []
     assert again == reference_rows(built, panel, None) and files == ["read", "kept"]
+
+
+def test_they_tell_which_images_are_right(built: Built) -> None:
+    """All but chance, the template's too; then nothing of it is left in their lines."""
+    panel = make_panel(built)
+    record = zero_shot(
+        built.model, built.test, built.data, panel, built.meter.template, answers=True)
+    found = reference_rows(built, panel, record)
+    right = take_baselines(found, record)
+    assert {name for name, each in right.items() if each} == {*NAMES} - {"chance"}
+    for name, each in right.items():
+        for row in found[name]["clients"]:
+            assert row.keys() == {"client", "n", "correct", "accuracy", "balanced"}
+            bits = each.get(row["client"])
+            assert bits is None or (len(bits), bits.sum()) == (row["n"], row["correct"])
+    assert not any("right" in key for row in record["clients"] for key in row)
 
 
 def test_by_class_and_without_references(quick_run: Path, tmp_path: Path) -> None:

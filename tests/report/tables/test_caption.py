@@ -10,6 +10,7 @@ import pytest
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
+from fedvlm.report.tables import caption
 from fedvlm.report.tables.table import ReportTable, Spec, tables
 from tests.report.table_runs import write_run, write_seeds
 
@@ -101,3 +102,8 @@ def test_rounds_to_tells_where_runs_were_evaluated_at_other_rounds(tmp_path: Pat
     found = table(tmp_path, metrics=("rounds_to:15",))
     assert [cell.mean for (cell,) in found.cells] == [1.0, 2.0]
     assert "were not evaluated at the same rounds" in " ".join(found.notes)
+
+
+def test_a_metric_is_not_named_twice():
+    assert caption._meaning("together").startswith("together: personal, mean over clients (")
+    assert caption._meaning("alone").startswith("alone: each client alone: personal, mean over")
