@@ -16,7 +16,7 @@ Its settings: ``Option``, ``CfgNode``, ``weighting``, ``WORDS`` and ``kept_words
 and ``DataError`` refuse them.
 
 Tensors by name: ``Tree``, ``State``, ``per_client``, ``pick``, ``map_leaves``, ``trees``. Groups of
-them: ``PERSONAL``, ``SHARED``, ``Groups``, ``Rule``, ``Portion``; what leaves a client: ``Releases``.
+them: ``PERSONAL``, ``SHARED``, ``Groups``, ``Rule``, ``Portion``, and ``Releases``: what leaves.
 
 A client's work: ``Context``, ``Batch``, ``Step``, ``Edit``, ``OptimSpec``, ``Upload``, ``Rows``,
 ``Worked``, ``pull``, ``fill_newcomers``; loops of a method's own: ``optimise``, ``descend``,
