@@ -257,8 +257,8 @@ def test_the_divergence_of_a_whole_order_is_the_closed_sum(order: int) -> None:
 def test_what_the_accountant_leaves_out_moves_no_bit(
     rate: float, noise: float, rounds: int, delta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bound is the plain least over all orders, though few of them are looked at; the epsilon of
-    the loss is that of plain sums over the grid at every step."""
+    """The bound is the plain least over all orders, though few of them are looked at; that of
+    the loss is the epsilon of plain sums over the grid at every step."""
     plain = min(rounds * renyi_divergence(rate, noise, o) + math.log1p(-1 / o)
                 - (math.log(delta) + math.log(o)) / (o - 1) for o in ORDERS)
     seen = set[float]()
