@@ -103,7 +103,10 @@ def number(values: Sequence[float]) -> str:
 def lines(
     found: Cells, seconds: float, old: Mapping[tuple[str, ...], str] = MappingProxyType({})
 ) -> list[str]:
-    """Return the tables; a cell without a run has its ``old`` number (``rows_of``), or none."""
+    """Return the tables; a cell without a run has its ``old`` number (``rows_of``), or none.
+
+    An attack without any number has no row.
+    """
     out, kept = [], 0
     for method, title in METHODS.items():
         out += ["", f"**{title}**", "", f"| attack | {' | '.join(RULES)} |",
@@ -115,7 +118,7 @@ def lines(
                 before = old.get((title, label, rule), "")
                 row.append(number(values) if values else before)
                 kept += not values and before != ""
-            out.append(f"| {label} | {' | '.join(row)} |")
+            out += [f"| {label} | {' | '.join(row)} |"] if any(row) else []
     out += cost(found, seconds)
     if kept:
         out[-1] += f" Numbers of {kept} cells are of earlier runs."
