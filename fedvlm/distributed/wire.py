@@ -30,7 +30,7 @@ class WireError(FedvlmError):
     """A message that is no frame of this version; the message quotes nothing of it."""
 
 
-class Damaged(WireError):
+class Garbled(WireError):
     """What came is no frame; the same message, sent again, may be."""
 
 
@@ -72,7 +72,7 @@ def unpack(data: bytes) -> Frame:
     """Return the frame; its tensors are copies of their own, laid out as new ones are.
 
     Raises:
-        Damaged: no frame, or one that does not fit its op.
+        Garbled: no frame, or one that does not fit its op.
         WireError: one of another version, or too large.
     """
     _size(data)
@@ -90,13 +90,13 @@ def unpack(data: bytes) -> Frame:
         loose = tensors.keys() - {key for leaves in layout.values() for key in leaves.values()}
         op, values = head["op"], head["values"]
         if loose or not isinstance(op, str) or head.keys() != {"wire", "op", "values", "layout"}:
-            raise Damaged("a message is not a fedvlm frame (its header does not fit its tensors)")
-        _fit(op, values, trees, Damaged)
+            raise Garbled("a message is not a fedvlm frame (its header does not fit its tensors)")
+        _fit(op, values, trees, Garbled)
     except (
         SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
         OverflowError, MemoryError, RuntimeError,
     ) as error:
-        raise Damaged(f"a message is not a fedvlm frame ({type(error).__name__})") from None
+        raise Garbled(f"a message is not a fedvlm frame ({type(error).__name__})") from None
     _spread(op, trees)
     return Frame(op, values, trees)
 
