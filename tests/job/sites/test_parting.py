@@ -271,7 +271,7 @@ def test_images_of_a_site_leave_a_run_over_flower(
     assert json.loads((new / "forgotten.json").read_text())["images"] == {
         "train": 2, "val": 0, "test": 1, "server": 0}
     assert jobs.run(alone, *APFL, "FED.SITES", "0,1") == 0
-    assert_same_server(new, forgotten(*read_runs(alone), capsys, "--images", str(less)))
+    assert_same_server(new, forgotten(read_runs(alone)[0], capsys, "--images", str(less)))
     with pytest.raises(AssertionError):
         assert_same_server(new, old)
 
