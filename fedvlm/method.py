@@ -16,7 +16,7 @@ Its settings: ``Option``, ``CfgNode``, ``weighting``, ``WORDS`` and ``kept_words
 and ``DataError`` refuse them.
 
 Tensors by name: ``Tree``, ``State``, ``per_client``, ``pick``, ``map_leaves``, ``trees``. Groups of
-them: ``PERSONAL``, ``SHARED``, ``Groups``, ``Rule``, ``Portion``.
+them: ``PERSONAL``, ``SHARED``, ``Groups``, ``Rule``, ``Portion``, and ``Releases``: what leaves.
 
 A client's work: ``Context``, ``Batch``, ``Step``, ``Edit``, ``OptimSpec``, ``Upload``, ``Rows``,
 ``Worked``, ``pull``, ``fill_newcomers``; loops of a method's own: ``optimise``, ``descend``,
@@ -58,7 +58,7 @@ from fedvlm.federation.aggregation.updates import (
 )
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Edit, Upload, descend, optimise, rates
-from fedvlm.federation.groups import PERSONAL, SHARED, TAG, Finetune, Groups, Rule
+from fedvlm.federation.groups import PERSONAL, SHARED, TAG, Finetune, Groups, Releases, Rule
 from fedvlm.federation.local.effort import Worked
 from fedvlm.federation.local.sent import Portion
 from fedvlm.federation.optim import OptimSpec
@@ -123,8 +123,8 @@ __all__ = [
     "PERSONAL", "SHARED", "TAG", "TRAINER_REGISTRY", "WORDS",
     "Batch", "CfgNode", "ConfigError", "Context", "ContextTrainer", "DataError", "Edit", "Finetune",
     "Groups", "ModuleTrainer", "OptimSpec", "Option", "PairTrainer", "PeftTrainer", "Portion",
-    "Predictor", "Proxy", "Rows", "Rule", "ServerContext", "State", "Step", "TemplateTrainer",
-    "Trainer", "TrainingFree", "Tree", "Updates", "Upload", "VLModel", "Worked",
+    "Predictor", "Proxy", "Releases", "Rows", "Rule", "ServerContext", "State", "Step",
+    "TemplateTrainer", "Trainer", "TrainingFree", "Tree", "Updates", "Upload", "VLModel", "Worked",
     "cross_entropy", "descend", "fill_newcomers", "frozen_linear", "kept_words", "map_leaves",
     "optimise",
     "per_client", "pick", "pull", "rates", "require_finite", "similarity_aware", "weighted_mean",

@@ -1,6 +1,6 @@
 """Write the tables of ``docs/attacks.md``: accuracy of honest clients by attack and rule.
 
-    python scripts/attack_table.py output/attacks docs/attacks.md
+    python scripts/attack_table.py output/attacks docs/attacks.md [--add]
     python scripts/attack_table.py output/attacks_more docs/attacks.md
     python scripts/attack_table.py output/attacks_backdoor docs/attacks.md
 
@@ -9,7 +9,8 @@ of all its methods, under a mark of its own), or of ``attacks_backdoor.yaml`` (h
 succeeds at the honest clients, untrained and by rule, and their accuracy). A number is the mean
 over seeds of the mean accuracy of the clients that are not drawn as hostile (also in runs
 without attackers, so that all numbers are of the same clients); the interval is Student's, 95 %,
-over three seeds or more.
+over three seeds or more. With ``--add`` numbers of the first table of which the folder has no run
+stay.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -41,10 +43,11 @@ MORE = {
     "fedclip": "FedCLIP", "kgcoop": "KgCoOp", "lg": "LG-FedAvg",
 }
 ATTACKS = {
-    "none": "none", "sign": "sign", "scale": "scale (10)", "alie": "alie (1.5)",
-    "flip": "label_flip",
+    "none": "none", "sign": "sign", "scale": "scale (10)", "constant": "constant (1)",
+    "alie": "alie (1.5)", "flip": "label_flip",
 }
-RULES = ("auto", "median", "multi_krum", "clipped_mean", "geometric_median")
+RULES = ("auto", "median", "trimmed_mean", "krum", "multi_krum", "clipped_mean", "geometric_median")
+BACKDOOR_RULES = tuple(rule for rule in RULES if rule not in ("trimmed_mean", "krum"))
 Cells = Mapping[tuple[str, str, str], Sequence[float]]
 
 
@@ -97,16 +100,50 @@ def number(values: Sequence[float]) -> str:
     return f"{mean(values):.1f} ± {half:.1f}"
 
 
-def lines(found: Cells, seconds: float) -> list[str]:
-    """Return the tables."""
-    out = []
+def lines(
+    found: Cells, seconds: float, old: Mapping[tuple[str, ...], str] = MappingProxyType({})
+) -> list[str]:
+    """Return the tables; a cell without a run has its ``old`` number (``rows_of``), or none.
+
+    An attack without any number has no row.
+    """
+    out, kept = [], 0
     for method, title in METHODS.items():
         out += ["", f"**{title}**", "", f"| attack | {' | '.join(RULES)} |",
                 f"|---{'|---:' * len(RULES)}|"]
         for attack, label in ATTACKS.items():
-            row = [found.get((method, attack, rule), ()) for rule in RULES]
-            out.append(f"| {label} | {' | '.join(number(v) if v else '' for v in row)} |")
-    return [*out, *cost(found, seconds)]
+            row = []
+            for rule in RULES:
+                values = found.get((method, attack, rule), ())
+                before = old.get((title, label, rule), "")
+                row.append(number(values) if values else before)
+                kept += not values and before != ""
+            out += [f"| {label} | {' | '.join(row)} |"] if any(row) else []
+    out += cost(found, seconds)
+    if kept:
+        out[-1] += f" Numbers of {kept} cells are of earlier runs."
+    return out
+
+
+def rows_of(page: str, names: int = 2, begin: str = BEGIN) -> dict[tuple[str, ...], str]:
+    """Return the numbers of a page's tables: (title, words of the row, column) -> number.
+
+    Args:
+        names: first columns, which are the words of a row.
+        begin: mark of the tables.
+    """
+    out, title, heads = dict[tuple[str, ...], str](), "", list[str]()
+    for line in page.partition(begin)[2].partition(END)[0].splitlines():
+        row = [part.strip() for part in line.strip("|").split("|")]
+        if line.startswith("**"):
+            title, heads = line.partition("**:")[0].strip("*"), []
+        elif line.startswith("| ") and not heads:
+            heads = row
+        elif line.startswith("| "):
+            out |= {(title, *row[:names], head): value
+                    for head, value in zip(heads[names:], row[names:], strict=True)
+                    if value not in ("", "missing")}
+    return out
 
 
 def lines_more(found: Cells, seconds: float) -> list[str]:
@@ -124,7 +161,8 @@ def lines_backdoor(folder: Path) -> list[str]:
     """Return the tables of the backdoor: success of the trigger, and accuracy."""
     (hits, _), (first, _), (right, seconds) = (
         cells(folder, measure) for measure in (trigger, before, honest))
-    head = [f"| method | {{}}{' | '.join(RULES)} |", f"|---|{{}}{'---:|' * len(RULES)}"]
+    head = [f"| method | {{}}{' | '.join(BACKDOOR_RULES)} |",
+            f"|---|{{}}{'---:|' * len(BACKDOOR_RULES)}"]
     out = []
     for title, found, start in (
         ("The trigger succeeds, %", hits, first), ("Accuracy of honest clients, %", right, None),
@@ -132,8 +170,8 @@ def lines_backdoor(folder: Path) -> list[str]:
         out += ["", f"**{title}**", "", head[0].format("untrained | " if start else ""),
                 head[1].format("---:|" if start else "")]
         for method, name in METHODS.items():
-            row = [number(found[method, "backdoor", rule]) for rule in RULES]
-            row[:0] = [number(start[method, "backdoor", RULES[0]])] if start else []
+            row = [number(found[method, "backdoor", rule]) for rule in BACKDOOR_RULES]
+            row[:0] = [number(start[method, "backdoor", BACKDOOR_RULES[0]])] if start else []
             out.append(f"| {name} | {' | '.join(row)} |")
     return [*out, *cost(right, seconds)]
 
@@ -158,4 +196,6 @@ if __name__ == "__main__":
     elif any(method in MORE for method, _, _ in found):
         rewrite(sys.argv[2], lines_more(found, seconds), BEGIN_MORE)
     else:
-        rewrite(sys.argv[2], lines(found, seconds))
+        page = Path(sys.argv[2]).read_text(encoding="utf-8")
+        old = rows_of(page, 1) if sys.argv[3:] == ["--add"] else {}
+        rewrite(sys.argv[2], lines(found, seconds, old))

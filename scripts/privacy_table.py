@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fedvlm.report.collect import collect
-from scripts.attack_table import BEGIN, END, number, rewrite
+from scripts.attack_table import BEGIN, number, rewrite, rows_of
 
 METHODS = {
     "head": "FedAvg, linear head", "ditto": "Ditto, linear head", "prompt": "PromptFL",
@@ -44,25 +44,6 @@ def cells(folder: Path) -> tuple[Cells, float]:
         found[method, clients, unit, epsilon].append(float(run.results["last"]["personal"]))
         seconds += float(run.results["spent"]["seconds"])
     return found, seconds
-
-
-def rows_of(page: str) -> dict[tuple[str, ...], str]:
-    """Return the number of each (method, unit, clients, column) of a page's table that has one."""
-    out, title, heads = dict[tuple[str, ...], str](), "", list[str]()
-    for line in page.partition(BEGIN)[2].partition(END)[0].splitlines():
-        if line.startswith("**"):
-            title = line.partition("**:")[0].strip("*")
-        if line.startswith("| hides"):
-            heads = _parts(line)
-        elif line.startswith("| one"):
-            row = _parts(line)
-            out |= {(title, *row[:2], head): value
-                    for head, value in zip(heads[2:], row[2:], strict=True) if value != "missing"}
-    return out
-
-
-def _parts(line: str) -> list[str]:
-    return [part.strip() for part in line.strip("|").split("|")]
 
 
 def write(page: Path, found: Cells, seconds: float, *, add: bool = False) -> None:

@@ -26,7 +26,7 @@ from fedvlm.distributed.noise import LENGTH, client_keys
 from fedvlm.distributed.schema import LINE, by_number, words
 from fedvlm.distributed.store import LostState, SiteStore, hold_store
 from fedvlm.distributed.terms import SECURE, Refused, Terms
-from fedvlm.distributed.wire import Frame, WireError, pack, unpack
+from fedvlm.distributed.wire import Frame, Garbled, WireError, pack, unpack
 from fedvlm.evaluation.meter import ClientMeter
 from fedvlm.evaluation.references import ALONE
 from fedvlm.evaluation.references.parties import WEIGHTS, alone_rows, pooled_rows, site_sums
@@ -373,6 +373,8 @@ def failure(error: Exception, say: Callable[[str], None]) -> dict[str, str]:
     """Return kind and text of a failure as they may leave a site; its log gets all of it."""
     say(f"{type(error).__name__}: {error}")
     line = "".join(ch if ch.isprintable() else " " for ch in str(error))[:500]
+    if isinstance(error, Garbled):  # the owner's rules have nothing against it
+        return {"kind": "damaged", "text": line}
     if isinstance(error, (WireError, Refused)):
         return {"kind": "refused", "text": line}
     if isinstance(error, LostState):

@@ -30,6 +30,10 @@ class WireError(FedvlmError):
     """A message that is no frame of this version; the message quotes nothing of it."""
 
 
+class Garbled(WireError):
+    """What came is no frame; the same message, sent again, may be."""
+
+
 @dataclass(frozen=True)
 class Frame:
     """An op (or its answer), its plain values, and trees by name."""
@@ -68,7 +72,8 @@ def unpack(data: bytes) -> Frame:
     """Return the frame; its tensors are copies of their own, laid out as new ones are.
 
     Raises:
-        WireError: no frame, one of another version, or one that does not fit its op.
+        Garbled: no frame, or one that does not fit its op.
+        WireError: one of another version, or too large.
     """
     _size(data)
     try:
@@ -85,13 +90,13 @@ def unpack(data: bytes) -> Frame:
         loose = tensors.keys() - {key for leaves in layout.values() for key in leaves.values()}
         op, values = head["op"], head["values"]
         if loose or not isinstance(op, str) or head.keys() != {"wire", "op", "values", "layout"}:
-            raise WireError("a message is not a fedvlm frame (its header does not fit its tensors)")
-        _fit(op, values, trees)
+            raise Garbled("a message is not a fedvlm frame (its header does not fit its tensors)")
+        _fit(op, values, trees, Garbled)
     except (
         SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
         OverflowError, MemoryError, RuntimeError,
     ) as error:
-        raise WireError(f"a message is not a fedvlm frame ({type(error).__name__})") from None
+        raise Garbled(f"a message is not a fedvlm frame ({type(error).__name__})") from None
     _spread(op, trees)
     return Frame(op, values, trees)
 
@@ -140,10 +145,12 @@ def _no_number(word: str) -> NoReturn:
     raise ValueError("not a number")
 
 
-def _fit(op: str, values: Any, trees: Mapping[str, Tree]) -> None:
+def _fit(
+    op: str, values: Any, trees: Mapping[str, Tree], kind: type[WireError] = WireError
+) -> None:
     said = misfit(op, values, trees)
     if said:
-        raise WireError(f"a frame does not fit {WIRE}: {said}")
+        raise kind(f"a frame does not fit {WIRE}: {said}")
 
 
 def _spread(op: str, trees: Mapping[str, Tree]) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import matching
@@ -66,15 +66,16 @@ class Releases:
     """What leaves a client in a run, and nothing else does: the one list (``Trainer.releases``).
 
     The server holds every round's updates against it; ``released.json`` and client-level privacy
-    are made from it.
+    are made from it. What a list does not name does not leave. Counts, numbers of evaluations and
+    of baselines are the run's to ask for and the owner's to refuse, whatever the method.
 
     Attributes:
         shared: names of tensors that an upload carries.
         extras: full-match patterns of tensors beside them.
         metrics: full-match patterns of numbers that travel with an upload.
-        counts: what is told of a client's images at the start.
-        rows: whether numbers of an evaluation leave, by client.
-        references: whether numbers of baselines made of its images leave.
+        counts: what is told of a client's images at the start, of every method.
+        rows: numbers of an evaluation leave, by client, of every method.
+        references: so do numbers of baselines made of its images.
         sums: names of sums over a site's own training images that leave without masks, once, where
             baselines are asked for and its owner allows them.
     """
@@ -82,10 +83,10 @@ class Releases:
     shared: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
-    counts: tuple[str, ...] = ("train", "val", "test", "classes")
-    rows: bool = True
-    references: bool = True
-    sums: tuple[str, ...] = BASELINE_SUMS
+    sums: tuple[str, ...] = ()
+    counts: ClassVar[tuple[str, ...]] = ("train", "val", "test", "classes")
+    rows: ClassVar[bool] = True
+    references: ClassVar[bool] = True
 
     @property
     def losses(self) -> tuple[str, ...]:

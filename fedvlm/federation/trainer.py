@@ -526,7 +526,8 @@ class Trainer:
 
         By default the shared group, ``extras_up`` and ``metrics``, the clients' losses where
         ``FED.WEIGHTING`` reads them, and each site's own sums for baselines but under
-        ``FED.SECURE_SUM`` and ``FED.DP``. What a round brings beside it ends the run.
+        ``FED.SECURE_SUM`` and ``FED.DP``. What a round brings beside it ends the run. A list of
+        one's own has what it names and no default of this one: ``Releases(groups.shared)``.
         """
         fed = getattr(self.root, "FED", None)
         fair = (RECEIVED,) if getattr(fed, "WEIGHTING", "") in FAIR else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State
+from fedvlm.distributed.server.baselines import ask_baselines
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.store import LostState, SiteStore, hold_store
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.method import Releases
 from tests.distributed.grid import RUN, Grid
 
 CPU = torch.device("cpu")
@@ -70,6 +73,32 @@ def test_what_a_site_does_not_do_it_refuses(
         reply = ask(grid.sites["site0"], op, **values)
     assert reply.op == "failed" and reply.values["kind"] == "refused"
     assert said in reply.values["text"] and reply.values["nonce"] == MARK
+
+
+def test_sums_leave_only_if_the_methods_own_list_names_them(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of a method's own has no sums by default: neither does the server ask for them, nor
+    does a site answer one that does."""
+    fed, engine = grid.server()
+    usual = fed.trainer.releases(fed.groups)
+    assert usual.sums == ("gram", "cross", "count") and Releases(("w",)).sums == ()
+    monkeypatch.setattr(type(fed.trainer), "releases", lambda self, groups: Releases(groups.shared))
+    asked: list[str] = []
+    plain = grid.carrier.ask
+
+    def ask(frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
+        asked.extend(unpack(frame).values["model"] for frame in frames.values())
+        return plain(frames, seconds)
+
+    monkeypatch.setattr(grid.carrier, "ask", ask)
+    list_ = fed.trainer.releases(fed.groups)
+    assert list_.outside((), (), (), usual.sums) == ["gram", "cross", "count"]
+    assert ask_baselines(engine, range(4), 16, 4, list_) is None and {*asked} == {"alone"}
+    said = len(grid.said)
+    assert ask_baselines(engine, range(4), 16, 4, usual) is None and "baseline" in asked
+    assert all("run does not release them" in words for words in grid.said[said:-1])
+    assert len(grid.said) > said + 1
 
 
 @pytest.mark.parametrize("tree", [

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import privacy_table as table
 import pytest
+from attack_table import END
 
 FULL = {("head", 10, "none", "none"): [70.0], ("head", 10, "client", "8"): [30.0, 31.0],
         ("fedtv", 50, "image", "1"): [40.0]}
@@ -13,7 +14,7 @@ FULL = {("head", 10, "none", "none"): [70.0], ("head", 10, "client", "8"): [30.0
 
 def test_a_folder_without_some_runs_leaves_the_page_as_it_is(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{table.BEGIN}\n{table.END}\nafter\n", encoding="utf-8")
+    page.write_text(f"before\n{table.BEGIN}\n{END}\nafter\n", encoding="utf-8")
     table.write(page, FULL, 3600.0)
     text = page.read_text(encoding="utf-8")
     assert "| one client | 10 | 70.0 (1) | 30.5 (2) | missing | missing |" in text
@@ -37,5 +38,5 @@ def test_the_published_page_is_read_cell_by_cell() -> None:
     docs = Path(table.__file__).parents[1] / "docs"
     page = (docs / "private_accuracy.md").read_text(encoding="utf-8")
     cells = 4 * 6 * 4
-    missing = page.partition(table.BEGIN)[2].partition(table.END)[0].count("| missing")
+    missing = page.partition(table.BEGIN)[2].partition(END)[0].count("| missing")
     assert len(table.rows_of(page)) == cells - missing > 70

@@ -141,6 +141,8 @@ class Requests:
                 return Grave.of(DivergedError(f"{site}: {words}"), words)
             if values["kind"] == "lost":
                 return Grave.of(DataError(f"{site}: {words}{self.remedy}"), words)
+            if values["kind"] == "damaged":
+                return f"the question came there damaged ({words})"
             return Refusal(words) if values["kind"] == "refused" else words
         if values["nonce"] != asked.values["nonce"]:
             return "a late answer to another request"

@@ -179,7 +179,7 @@ def noise_of_draws(
     """
     noise = 0.0
     for rate, steps in _rates(work):
-        if not noise or renyi_epsilon(rate, noise, steps, delta) > epsilon and not (
+        if not noise or renyi_epsilon(rate, noise, steps, delta, epsilon) > epsilon and not (
             tight and told_epsilon(rate, noise, steps, delta) <= epsilon
         ):
             try:

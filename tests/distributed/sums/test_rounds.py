@@ -184,6 +184,32 @@ def test_below_the_threshold_nothing_is_unmasked_and_the_run_goes_on_later(grid:
         assert not {*before.values()} & {*after.values()}
 
 
+@pytest.mark.parametrize("op", ["keys", "share", "mask", "unmask"])
+def test_a_damaged_question_is_asked_again_and_no_refusal(grid: Grid, op: str) -> None:
+    """Cut in half, or with a name that no frame has: once, the round is whole without a word of it;
+    at three of four sites and for good, the run ends with the damage and not with a refusal."""
+    plain, hurt, times = type(grid.carrier).ask, {"site1"}, 1
+
+    def ask(frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
+        nonlocal times
+        sent = dict(frames)
+        for site in sorted(hurt & {s for s in sent if unpack(sent[s]).op == op}):
+            if times > 0:
+                half = sent[site][: len(sent[site]) // 2]
+                sent[site] = half if times % 2 else sent[site].replace(b"nonce", b"nonse")
+                times -= 1
+        return plain(grid.carrier, sent, seconds)
+
+    grid.carrier.ask = ask  # type: ignore[method-assign]
+    same(grid.server()[0].run(until=1), plain_run(grid))
+    assert times == 0 and len(grid.said) == 1
+    assert "attempt 1: site1: the question came there damaged (" in grid.said[0]
+    hurt, times, grid.policy = {"site0", "site1", "site2"}, 100, Policy(wait=0, retries=1)
+    with pytest.raises(QuorumError, match="the question came there damaged") as told:
+        grid.server()[0].run(until=1)
+    assert "mends no refusal" not in str(told.value) and times == 100 - 2 * 3
+
+
 def test_a_round_that_is_repeated_has_the_same_bits(grid: Grid) -> None:
     """As after a kill between the answer and the checkpoint; the sites begin anew in between."""
     first = grid.server()[0].run(until=1)

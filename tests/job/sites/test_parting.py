@@ -19,6 +19,8 @@ from fedvlm.cli.main import main
 from fedvlm.cli.site._erase import _erase, kept_of_runs, lists_without
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.own.site import SiteFile, read_site
+from fedvlm.distributed.flower import network
+from fedvlm.distributed.flower.place import read_place
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.terms import Terms
 from fedvlm.job.resolve import run_config
@@ -26,8 +28,8 @@ from fedvlm.job.sites import parties
 from fedvlm.job.sites.resident import serving
 from fedvlm.runs.finished import read_finished
 from fedvlm.runs.metrics import read_metrics
-from tests import jobs
-from tests.job.sites.places import Line, federated, make
+from tests import flower, jobs
+from tests.job.sites.places import NAMES, WORDS, Line, federated, make
 
 APFL = ("--trainer", "APFL")
 
@@ -227,6 +229,51 @@ def test_a_patient_and_a_client_of_a_site_leave_with_the_bits_of_one_process(
     assert all(1 not in row["participants"] for row in read_metrics(last / "metrics.jsonl")[0])
     with pytest.raises(ConfigError, match="it was forgotten before"):
         plan_forgetting(last, client="1")
+
+
+@pytest.mark.flower
+def test_images_of_a_site_leave_a_run_over_flower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bits of one process; the site is known again by the key that it proves, over TLS."""
+    flower.need()
+    monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    place, out, alone = make(tmp_path / "two"), tmp_path / "out", tmp_path / "alone"
+    yamls, at = [str(place / name / "site.yaml") for name in NAMES], place / "federation"
+    first = read_site(place / "site0" / "site.json").clients[0]
+    less = tmp_path / "list.txt"
+    less.write_text("\n".join(path for path, _ in (*first["train"][:2], first["test"][0])))
+
+    def up() -> None:
+        code, text = flower.said(flower.started(
+            "federation", "up", *yamls, "--federation", str(at)))
+        assert code == 0 and "2 sites in it" in text, text
+
+    try:
+        up()
+        assert main([
+            "run", "--engine", "sites", "--federation", str(at), "--site-file",
+            str(place / "server" / "site.json"), "--images", str(place / "server" / "images"),
+            "--output-dir", str(out), *WORDS, *APFL, *flower.QUICK]) == 0
+        (old,) = read_runs(out)
+        network.down(read_place(at))  # one process holds a site's states
+        assert main(["site", "forget", yamls[0], "--images", str(less)]) == 0
+        up()
+        capsys.readouterr()
+        new = forgotten(old, capsys, "--images", "site0")
+    finally:
+        network.down(read_place(at))
+    met = [json.loads((run / "sites" / "met.json").read_text()) for run in (old, new)]
+    for name in NAMES:
+        assert met[0][name]["key"] and met[0][name]["key"] == met[1][name]["key"]
+    assert met[0]["site1"] == met[1]["site1"] and met[0]["site0"] != met[1]["site0"]
+    assert json.loads((new / "forgotten.json").read_text())["images"] == {
+        "train": 2, "val": 0, "test": 1, "server": 0}
+    assert jobs.run(alone, *APFL, "FED.SITES", "0,1") == 0
+    assert_same_server(new, forgotten(read_runs(alone)[0], capsys, "--images", str(less)))
+    with pytest.raises(AssertionError):
+        assert_same_server(new, old)
 
 
 def test_what_leaves_the_lists_of_a_site(
