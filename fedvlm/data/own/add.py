@@ -12,7 +12,7 @@ from typing import ClassVar
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Value
-from fedvlm.core.errors import DataError, fold
+from fedvlm.core.errors import DataError, fold, one_form
 from fedvlm.data.datasets import (
     DEFAULT_TEMPLATE,
     load_dataset,
@@ -209,8 +209,8 @@ def _worded(odd: Sequence[str], classes: int) -> str:
 def _words(value: Value) -> Sequence[str]:
     if isinstance(value, str):
         words = (word.strip(" '\"") for word in value.strip("()[]").split(","))
-        return [word for word in words if word]
-    return [str(word) for word in value]
+        return [one_form(word) for word in words if word]
+    return [one_form(str(word)) for word in value]
 
 
 def asked_clients(given: Mapping[str, Value]) -> int:
