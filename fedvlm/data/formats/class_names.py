@@ -165,7 +165,8 @@ def given_names(text: str, present: Sequence[str]) -> list[str]:
     Args:
         text: ``words``; ``a,b,c`` for all classes in their order; ``folder=name,...`` or JSON
             ``{"folder": "name"}`` for some, where a number is a label.
-        present: the names as folders or tables have them, by label.
+        present: the names as folders or tables have them, by label; a key may spell one's words
+            in another way (the column ``has_tumor`` of the label "has tumor").
 
     Raises:
         ConfigError: too few names or too many, or a class that is not there.
@@ -188,12 +189,20 @@ def given_names(text: str, present: Sequence[str]) -> list[str]:
         return found
     names = list(present)
     for key, name in found.items():
-        label = present.index(key) if key in present else int(key) if key.isdecimal() else -1
+        label = _label_of(key, present)
         if not 0 <= label < len(present):
             raise ConfigError(f"--classnames: there is no class '{key}'"
                               f"{did_you_mean(key, present)} (classes: {', '.join(present)})")
         names[label] = name
     return names
+
+
+def _label_of(key: str, present: Sequence[str]) -> int:
+    """Return the label that a key means, a name or a number; -1 for none."""
+    alike = [i for i, name in enumerate(present) if fold(name) == fold(key)]
+    if key in present or len(alike) == 1:
+        return present.index(key) if key in present else alike[0]
+    return int(key) if key.isdecimal() else -1
 
 
 def _without_twins(names: Sequence[str], present: Sequence[str]) -> list[str]:
