@@ -140,8 +140,7 @@ def understand(
     data = load_for_training(cfg) if whole else load_dataset(cfg, whole=False)
     if not shape.known and CLASSNAMES_KEY not in given:
         names = [] if data.captioned else data.label_names or data.classnames
-        joined = [n for n in names if folder_words(n) != n] if data.label_names else (
-            runs_together(names))
+        joined = runs_together(names) or [n for n in data.label_names if folder_words(n) != n]
         odd = joined if cfg.DATASET.FORMAT in (*TREES, *_TABLES) else []
         if odd:
             keys[CLASSNAMES_KEY] = WORDS
