@@ -136,6 +136,39 @@ def test_what_a_client_takes_home(
     assert not (tmp_path / "model").exists()
 
 
+def test_evaluate_is_the_recall_of_sorting(
+    trips: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a table that has test lines only and another column's name; no text is there twice."""
+    run, lines = str(jobs.folder(whole)), dict[str, str]()
+    for key, told in captions_of(trips).items():
+        lines |= {text: key for text in told if text not in lines}
+    keys, table = sorted({*lines.values()}), trips / "tests.csv"
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([["file", "says", "split"], *(
+            [key, text, "test"] for text, key in sorted(lines.items(), key=lambda one: one[1]))])
+    near, _ = fedvlm.load(run).client(1).similarities([trips / key for key in keys], [*lines])
+    own = np.array([[key == lines[text] for text in lines] for key in keys])
+    s = near.numpy()
+    image = [(row >= row[mine].max())[~mine].sum() for row, mine in zip(s, own, strict=True)]
+    text = [(column > column[mine]).sum() for column, mine in zip(s.T, own.T, strict=True)]
+    asked = ["evaluate", run, "--images", str(table), "--captions", "says", "--client", "Bo"]
+    capsys.readouterr()
+    assert main([*asked, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["images"], row["captions"]) == (len(keys), len(lines))
+    for way, found in (("i2t", image), ("t2i", text)):
+        for k in (1, 5, 10):
+            assert row[f"{way}_r{k}"] == pytest.approx(100 * np.mean(np.array(found) < k))
+    assert row["recall@1"] == pytest.approx((row["i2t_r1"] + row["t2i_r1"]) / 2)
+    assert main(asked) == 0
+    assert f"among all {len(lines)} captions" in capsys.readouterr().err
+    assert main(asked[:4]) == 3  # the run's own column is not there
+    assert "has no column 'caption'" in capsys.readouterr().err
+    assert main(["evaluate", run, "--dataset", "dtd"]) == 2
+    assert "is evaluated on a table with captions: --images" in capsys.readouterr().err
+
+
 def test_texts_are_encoded_once(
     trips: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
