@@ -366,7 +366,7 @@ def classifier(recipe: ExportRecipe) -> Tree:
             f"prediction needs {recipe.beyond}, which the format cannot hold: use --format "
             "safetensors or onnx"
         )
-    return matching(recipe.tensors, ["text"])
+    return {name: value for name, value in recipe.tensors.items() if name == "text"}
 
 
 def steps_in_words(steps: Sequence[Sequence[str]]) -> str:
