@@ -58,7 +58,6 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/models/evaluate.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.api.evaluate",),
-        "start-up: NumPy": ("fedvlm.data.datum",),
     },
     "fedvlm/cli/models/export.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.export.write",),

@@ -185,7 +185,7 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
         small = "tower" if "small.fc.weight" in tensors else "mlp"
     two = bool(adapted) and small == "mlp"
     card = {
-        "format": "fedvlm 1", "method": who, "classnames": names_of(trained),
+        "format": "fedvlm 1", "method": who, "classnames": class_names_of(trained),
         "scale": float(model.scale), "adapted": adapted, "steps": steps, "forms": forms,
         "lora": _lora_scale(trained, who) if any(".lora." in n for n in p) else 0.0,
         "towers": 2 if two else 1, "small": small, "transform": transform_of(model),
@@ -197,7 +197,7 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
     return _prove(ExportRecipe(card, tensors, lora), trained, who)
 
 
-def names_of(trained: TrainedModel) -> list[str]:
+def class_names_of(trained: TrainedModel) -> list[str]:
     """Return the names of the classes; none of a model trained on captions (it has topics)."""
     return [] if trained.facts.captioned else list(trained.classnames)
 

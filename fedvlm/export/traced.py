@@ -24,7 +24,7 @@ from fedvlm.export.recipe import (
     PROBES,
     ExportRecipe,
     Unheld,
-    names_of,
+    class_names_of,
     prediction_of,
     sets_card,
     transform_of,
@@ -113,7 +113,7 @@ def trace(trained: TrainedModel, why: Unheld) -> Traced:
     model, side = trained.model, trained.model.backbone.image_size
     pixels = torch.randn(PROBES, 3, side, side, generator=rng.stream(0, "export"))
     card = {
-        "format": "fedvlm 1", "method": why.who, "classnames": names_of(trained),
+        "format": "fedvlm 1", "method": why.who, "classnames": class_names_of(trained),
         "adapted": [], "steps": [(STEP, "")], "transform": transform_of(model),
         **sets_card(trained),
     }
