@@ -14,6 +14,11 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: open_clip, 3 s": ("fedvlm.export.write",),
         "start-up: for captions only": ("fedvlm.models.features.texts",),
     },
+    "fedvlm/api/evaluate.py": {
+        "start-up: for captions only": (
+            "fedvlm.evaluation.caption_rows", "fedvlm.models.features.texts",
+        ),
+    },
     "fedvlm/api/rebuild.py": {
         "start-up: such runs only": ("fedvlm.data.own.sentences",),
     },
@@ -53,7 +58,6 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/models/evaluate.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.api.evaluate",),
-        "start-up: NumPy": ("fedvlm.data.datum",),
     },
     "fedvlm/cli/models/export.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.export.write",),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from yacs.config import CfgNode
 
 from fedvlm.api.model import Model, Predictions
@@ -22,7 +23,7 @@ from fedvlm.data.federated import number_sets
 from fedvlm.data.formats.folders import OWN_CUT
 from fedvlm.data.images import ImageLoader
 from fedvlm.data.locate import first_names
-from fedvlm.data.own.add import COLUMNS, LABELS, OwnSet, understand, without_flags
+from fedvlm.data.own.add import CAPTIONS, COLUMNS, LABELS, OwnSet, understand, without_flags
 from fedvlm.data.targets import set_config
 from fedvlm.evaluation.label_rows import MEASURE, Fixed, set_row
 from fedvlm.evaluation.metrics import accuracy, macro_f1
@@ -42,6 +43,7 @@ class Labelled:
         classnames: by label; of sets of labels the labels.
         templates: prompts of the set, with ``{}``.
         sets: whether an image has a set of labels.
+        captioned: whether images have captions.
         part: whose images these are: ``test``, ``val`` where there is no test part, ``train``
             where there are no parts, so that all are looked at.
         bare: how many more have no label, and are not looked at.
@@ -52,6 +54,7 @@ class Labelled:
     classnames: tuple[str, ...]
     templates: tuple[str, ...]
     sets: bool = False
+    captioned: bool = False
     part: str = "test"
     bare: int = 0
 
@@ -77,24 +80,29 @@ def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
     return _labelled(data, data.test, templates(node))
 
 
-def of_folder(folder: str | Path, labels: str = "", columns: str = "") -> Labelled:
+def of_folder(
+    folder: str | Path, labels: str = "", columns: str = "", captions: str = ""
+) -> Labelled:
     """Return the test images of a folder of your own, else those of val, else all.
 
     Args:
         labels: columns that hold sets of labels (``DATASET.LABELS``); empty: one class per image.
         columns: what others of a table mean (``DATASET.COLUMNS``).
+        captions: columns that hold captions (``DATASET.CAPTIONS``), for a run on captions.
 
     Raises:
         DataError: it is no folder of labelled images.
     """
-    own = read_own(folder, labels, columns)
+    own = read_own(folder, labels, columns, captions)
     part = next(part for part in ("test", "val", "train") if own.data.parts[part])
     cfg, _ = build_config(None, None, own.keys, [], default_schema())
     return replace(_labelled(own.data, own.data.parts[part], templates(cfg)), part=part,
                    bare=len(own.data.unlabelled))
 
 
-def read_own(folder: str | Path, labels: str = "", columns: str = "") -> OwnSet:
+def read_own(
+    folder: str | Path, labels: str = "", columns: str = "", captions: str = ""
+) -> OwnSet:
     """Return images of your own as they are: without a split, all are in ``train``.
 
     Raises:
@@ -102,15 +110,16 @@ def read_own(folder: str | Path, labels: str = "", columns: str = "") -> OwnSet:
     """
     lacking = ("captions",) if labels else ("captions", "labels")
     with without_flags("this run", *lacking):
-        own = understand(user_path(folder), given_of(labels, columns), whole=False)
+        own = understand(user_path(folder), given_of(labels, columns, captions), whole=False)
     if was_cut(own):
         own.data.parts |= {"train": own.data.all(), "val": [], "test": []}
     return own
 
 
-def given_of(labels: str, columns: str) -> dict[str, Value]:
+def given_of(labels: str, columns: str, captions: str = "") -> dict[str, Value]:
     """Return the config keys of a table that somebody says something of."""
-    return {key: word for key, word in ((LABELS, labels), (COLUMNS, columns)) if word}
+    said = ((LABELS, labels), (COLUMNS, columns), (CAPTIONS, captions))
+    return {key: word for key, word in said if word}
 
 
 def bare_notes(bare: int) -> list[str]:
@@ -121,7 +130,7 @@ def bare_notes(bare: int) -> list[str]:
 def _answers(model: Model, tests: Labelled) -> Predictions:
     """Return what a model says of the images, or of their features in packs."""
     if not packs_of(tests.samples):
-        return model.predict([d.array if d.array is not None else d.path for d in tests.samples])
+        return model.predict([_image(d) for d in tests.samples])
     backbone = model.model.backbone
     loader = ImageLoader(tests.samples, backbone.transform_spec)
     check_packs(model.trainer, model.model, loader)
@@ -130,6 +139,10 @@ def _answers(model: Model, tests: Labelled) -> Predictions:
         raise DataError(f"{tests.name}: {len(tests.samples) - len(whole)} of its test images "
                         "could not be decoded when the pack was made; give the images with --root")
     return model.predict_features(packed_features(loader, whole, None, backbone))
+
+
+def _image(datum: Datum) -> Any:
+    return datum.path if datum.array is None else datum.array
 
 
 def was_cut(own: OwnSet) -> bool:
@@ -141,7 +154,8 @@ def _labelled(data: DatasetBase, samples: Sequence[Datum], prompts: Sequence[str
     if not samples:
         raise DataError(f"{data.name} has no test images")
     names = data.label_names or data.classnames
-    return Labelled(data.name, samples, tuple(names), tuple(prompts), bool(data.label_names))
+    return Labelled(data.name, samples, tuple(names), tuple(prompts), bool(data.label_names),
+                    data.captioned)
 
 
 def same_classes(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None:
@@ -162,7 +176,9 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
             another backbone's, or lacks what the method looks at.
     """
     first = next(iter(models.values()))
-    refuse_targets("fedvlm evaluate", captions=first.facts.captioned)
+    if first.facts.captioned:
+        return _evaluate_captions(models, tests)
+    refuse_targets("this run", captions=tests.captioned)
     if first.model.sets:
         return _evaluate_sets(models, tests)
     refuse_targets("this run", sets=tests.sets)
@@ -189,6 +205,31 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
         if table is None else f"predictions are among the run's {len(first.classnames)} classes"
     )
     return rows, classes
+
+
+def _evaluate_captions(
+    models: Mapping[str, Model], tests: Labelled
+) -> tuple[list[dict[str, Any]], str]:
+    """Return ``evaluate`` of models trained on captions: recall both ways, over all the images."""
+    from fedvlm.evaluation.caption_rows import recalls  # start-up: for captions only
+    from fedvlm.models.features.texts import encode_captions  # start-up: for captions only
+
+    if not tests.captioned:
+        raise DataError(f"{tests.name} has no captions, and the run was trained on captions "
+                        "(DATASET.CAPTIONS): give a table, and its column with --captions")
+    texts = [text for d in tests.samples for text in d.captions]
+    counts = torch.tensor([len(d.captions) for d in tests.samples])
+    place = {text: i for i, text in enumerate(dict.fromkeys(texts))}  # equal texts: equal bits
+    known = encode_captions(next(iter(models.values())).model.backbone, list(place)).float()
+    known = known[[place[text] for text in texts]]
+    rows = []
+    for name, model in models.items():
+        found = recalls(model.features([_image(d) for d in tests.samples]), known, counts)
+        rows.append({"model": name, "images": len(counts), "captions": len(texts),
+                     "recall@1": found.pop("accuracy"), **found})
+    return rows, (f"each image is searched among all {len(texts):,} captions, each caption among "
+                  f"all {len(counts):,} images; recall@1 is the mean of i2t_r1 and t2i_r1. Fewer "
+                  "are easier to search: compare models on one table")
 
 
 def labels_known(ours: Sequence[str], theirs: Sequence[str], name: str) -> list[int]:

@@ -16,6 +16,7 @@ from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
 from fedvlm.data.columns.find_images import DICOM, dicom_words
+from fedvlm.data.formats.table_files import TABLES
 from fedvlm.data.image_records import describe_failure
 from fedvlm.data.images import decode, normalise, resize_for_test, to_rgb
 from fedvlm.data.locate import IMAGE_SUFFIXES
@@ -60,6 +61,9 @@ def batches(images: Sequence[One], spec: TransformSpec, size: int) -> Iterator[T
 def _opened(image: One) -> Image.Image:
     if isinstance(image, Image.Image):
         return to_rgb(image)
+    if image.suffix.lower() in TABLES:
+        raise DataError(f"{image} is a table: fedvlm evaluate RUN --images {image} reads it, "
+                        "predict takes the images or their folder")
     try:
         return decode(image.read_bytes())
     except Exception as error:  # Pillow raises many kinds on broken files

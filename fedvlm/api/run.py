@@ -13,7 +13,7 @@ from fedvlm.api import frames
 from fedvlm.api.model import Model
 from fedvlm.api.rebuild import Rebuilt, check_client, rebuild, run_digest, run_folder
 from fedvlm.config.engines import of_parties
-from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold, one_form
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.data.locate import first_names
 from fedvlm.export.trained import Facts
@@ -104,7 +104,7 @@ class Run:
             return self.models()
         if fold(word) == EVERYBODY:
             return {EVERYBODY: self.global_model}
-        if word in self.client_names:
+        if (word := one_form(word)) in self.client_names:
             word = str(self.client_names.index(word))
         if not (word.isascii() and word.isdigit()):
             names = f", a client's name ({first_names(self.client_names)})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import traceback
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -75,8 +76,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def fold(name: str) -> str:
-    """Fold case, dashes, underscores and blanks away: ``Oxford-Pets`` == ``oxfordpets``."""
-    return "".join(ch for ch in name.lower() if ch not in "-_ ")
+    """Fold case, dashes, underscores, blanks and Unicode forms: ``Oxford-Pets`` == ``oxfordpets``.
+    """
+    return "".join(ch for ch in one_form(name).lower() if ch not in "-_ ")
+
+
+def one_form(name: str) -> str:
+    """Return a name in Unicode's composed form (NFC): a letter and its accent are one sign."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 NO_MEMORY = (

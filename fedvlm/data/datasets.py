@@ -15,7 +15,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from fedvlm.core.cache import builtin_root, cache_dir
-from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold, one_form
 from fedvlm.core.files import user_path
 from fedvlm.core.plugins import Registry
 from fedvlm.data.catalog import CATALOG, DatasetInfo, catalog_names, compare_sizes, dataset_info
@@ -110,8 +110,17 @@ def _load(cfg: CfgNode, whole: bool) -> DatasetBase:
             f"(known: {', '.join(names)}; own data: set DATASET.DIR and DATASET.FORMAT, "
             "see configs/datasets/custom_folders.yaml)"
         )
-    data = _checked(name, read_by_config(cfg, find_root(cfg.DATASET.ROOT), whole=whole))
+    data = in_one_form(read_by_config(cfg, find_root(cfg.DATASET.ROOT), whole=whole))
+    data = _checked(name, data)
     return rename_classes(data, cfg.DATASET.get("CLASSNAMES", ""))
+
+
+def in_one_form(data: DatasetBase) -> DatasetBase:
+    """Return a set whose class names are composed (NFC), however files spell them."""
+    if any(name != one_form(name) for name in {d.classname for d in data.all()}):
+        data.parts = {part: [replace(d, classname=one_form(d.classname)) for d in items]
+                      for part, items in data.parts.items()}
+    return data
 
 
 def rename_classes(data: DatasetBase, text: str) -> DatasetBase:
@@ -286,14 +295,15 @@ def read_by_config(
     named = info is None or node.SPLIT_FILE
     form = _format(cfg, _form_of(node.SPLIT_FILE) if named else info.form if info else "")
     split_file, image_dir = node.SPLIT_FILE, node.IMAGE_DIR
-    renames, drop = _names_of(cfg, folder), tuple(node.get("LEAVE_OUT", ()))
-    bare = str(node.get("UNLABELLED", ""))
+    left = tuple(map(one_form, node.get("LEAVE_OUT", ())))
+    renames, drop = _names_of(cfg, folder), left
+    bare = one_form(str(node.get("UNLABELLED", "")))
     if info is not None:
         split_file = split_file or (info.split_file if form == "coop" else "")
         image_dir = image_dir or info.image_dir
         renames, drop = info.renames | renames, (*info.drop, *drop)
     listed = form in _TABLES or form == "coop" or (form == TEXTS and bool(split_file))
-    _refuse_absent(tuple(node.get("LEAVE_OUT", ())), folder, listed)
+    _refuse_absent(left, folder, listed)
     files = _split_files(name, folder, form, split_file, source) if listed else []
     images = folder
     if listed or form in ("folders", "domains"):
@@ -308,7 +318,7 @@ def read_by_config(
         unpacked=cache_dir(cfg) / "fedvlm" / "unpacked" if form in _TABLES else None,
     ))  # fmt: skip
     if listed:
-        _refuse_listed(tuple(node.get("LEAVE_OUT", ())), data)
+        _refuse_listed(left, data)
     data.whole = whole
     if form == "coop" and files[0].name == prepared_name(name):
         data.notes.append(f"{name}: not the published split ({files[0].name})")
@@ -327,7 +337,7 @@ def _refuse_absent(drop: Sequence[str], folder: Path, listed: bool) -> None:
     level, there = [folder], set[str]()
     for _ in range(_LEVELS if drop else 0):
         level = [place / name for place in level for name in subfolders(place)]
-        there |= {place.name for place in level}
+        there |= {one_form(place.name) for place in level}
         if there.issuperset(drop):
             return
     if strange := [name for name in drop if name not in there]:
@@ -345,7 +355,7 @@ def _refuse_listed(drop: Sequence[str], data: DatasetBase) -> None:
         ConfigError: names the folder and an image in it.
     """
     for d in [*data.all(), *data.unlabelled] if drop else []:
-        if found := {*drop}.intersection(d.key.split("/")[:-1]):
+        if found := {*drop}.intersection(map(one_form, d.key.split("/")[:-1])):
             raise ConfigError(
                 f"DATASET.LEAVE_OUT {min(found)}: the list names {data.kind}s of that folder "
                 f"(first: {d.key}): take these lines out of it")

@@ -56,15 +56,25 @@ def caption_row(
     if not images:
         return {"client": int(client), "n": 0, "captions": 0, "accuracy": None,
                 **dict.fromkeys(NAMES)}
-    z, t, count = torch.cat(images), torch.cat(texts), torch.cat(counts)
-    owner = torch.arange(len(z), device=count.device).repeat_interleave(count)
-    found = retrieval.ranks(z, t, owner)
-    values = [value for one in found for value in retrieval.recall(one, AT)]
-    row = dict(zip(NAMES, values, strict=True))
+    z, t = torch.cat(images), torch.cat(texts)
     broken = int((~torch.isfinite(z)).any(-1).sum())
     return {"client": int(client), "n": len(z), "captions": len(t),
-            "accuracy": (row["i2t_r1"] + row["t2i_r1"]) / 2, **row,
-            **({"broken": broken} if broken else {})}
+            **recalls(z, t, torch.cat(counts)), **({"broken": broken} if broken else {})}
+
+
+def recalls(images: Tensor, texts: Tensor, counts: Tensor) -> dict[str, float]:
+    """Return ``accuracy`` and ``NAMES`` of features in one search.
+
+    Args:
+        images: ``[n, d]``.
+        texts: ``[m, d]``, those of an image together, in the order of images.
+        counts: how many each image has, ``[n]``.
+    """
+    owner = torch.arange(len(images), device=counts.device).repeat_interleave(counts)
+    found = retrieval.ranks(images, texts, owner)
+    values = [value for one in found for value in retrieval.recall(one, AT)]
+    row = dict(zip(NAMES, values, strict=True))
+    return {"accuracy": (row["i2t_r1"] + row["t2i_r1"]) / 2, **row}
 
 
 def personal_rows(

@@ -11,6 +11,8 @@ from fedvlm.export.trained import Facts, TrainedModel
 from fedvlm.federation.cards import card_of, fields
 
 UNKNOWN = "unknown"
+_OF_TEXTS = ("for images and captions (texts are encoded by the base model's own text tower, which "
+             "was not trained)")
 
 
 def readme(recipe: ExportRecipe, trained: TrainedModel, library: str, usage: str) -> str:
@@ -27,9 +29,10 @@ def readme(recipe: ExportRecipe, trained: TrainedModel, library: str, usage: str
     facts, backbone = trained.facts, trained.model.backbone
     who, classes = recipe.card["method"], recipe.card["classnames"]
     base = facts.base or hub_name(backbone)
+    task = "image-classification" if classes else "image-feature-extraction"
     results = [
         EvalResult(
-            task_type="image-classification", dataset_type=_slug(facts.data or UNKNOWN),
+            task_type=task, dataset_type=_slug(facts.data or UNKNOWN),
             dataset_name=facts.data or UNKNOWN, metric_type="accuracy" if "acc" in name else name,
             metric_name=name, metric_value=float(value),
         )
@@ -38,19 +41,21 @@ def readme(recipe: ExportRecipe, trained: TrainedModel, library: str, usage: str
     name = f"{who}, {facts.owner}" if facts.owner else who
     data = ModelCardData(
         base_model=base or None, library_name=library, license=facts.licence or UNKNOWN,
-        pipeline_tag="image-classification", tags=["fedvlm", "federated-learning", _slug(who)],
+        pipeline_tag=task, tags=["fedvlm", "federated-learning", _slug(who)],
         model_name=name if results else None, eval_results=results or None,
     )
     lines = [
         f"---\n{data.to_yaml()}\n---", f"# {name}",
-        f"An adapted vision-language model over {len(classes)} classes, exported by fedvlm.",
+        "An adapted vision-language model "
+        f"{f'over {len(classes)} classes' if classes else _OF_TEXTS}, exported by fedvlm.",
         "\n".join(f"- **{key}**: {value}" for key, value in _rows(recipe, trained, base).items()),
     ]
     if facts.metrics:
         rows = "\n".join(f"| {n} | {v:.2f} |" for n, v in facts.metrics.items())
         lines.append(f"## Results\n| metric | % |\n|---|---:|\n{rows}")
     lines.append(f"## Use\n{usage}")
-    lines.append("## Classes\n" + ", ".join(str(c) for c in classes))
+    if classes:
+        lines.append("## Classes\n" + ", ".join(str(c) for c in classes))
     if facts.notes:
         lines.append("## Notes\n" + "\n".join(f"- {note}" for note in facts.notes))
     return "\n\n".join(lines) + "\n"

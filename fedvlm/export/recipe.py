@@ -1,8 +1,10 @@
 """How a trained model predicts, as plain data: read by tensor names, proved on images.
 
 A recipe is what ``runner.Model`` needs: constant class features, tensors, and the steps from pixels
-to logits. Whatever a trainer's tensors are called that is not in ``KNOWN`` is refused, and so is a
-method whose own predictor gives other logits: no export predicts otherwise.
+to logits; of a model trained on captions to the image feature, of length one, which is compared
+with text features of the base model, whose text tower is frozen. Whatever a trainer's tensors are
+called that is not in ``KNOWN`` is refused, and so is a method whose own predictor gives other
+logits: no export predicts otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedvlm.core import rng
@@ -24,6 +27,7 @@ from fedvlm.export.towers import arch_of, block_places, plain_visual, stage_plac
 from fedvlm.export.trained import TrainedModel
 from fedvlm.federation.module_trainer import ModuleTrainer
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.trainer import Predictor
 from fedvlm.models.adapt.gates import KINDS
 from fedvlm.models.adapt.visual import OUTPUTS
 from fedvlm.models.load.names import known_tags, open_clip_name
@@ -122,6 +126,8 @@ class ExportRecipe:
                 lines += [""] * line.startswith(("class ", "def ")) + [line]
         text = "\n".join(lines) + "\n" + (
             runner.SETS_TAIL if "sets" in self.card else runner.TAIL)
+        if steps[-1] == "feature":
+            text = text.replace(*runner.WITH_FEATURE)
         if "temperature" in self.card:
             text = text.replace(*runner.WITH_PROBABILITY)
         return text if text.count("\n") <= 60 else re.sub(r"\n\n+", "\n", text)
@@ -154,7 +160,9 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
             f"{known})"
         )
     steps, tensors = _image_side(p, forms, who)
-    if forms.get("score") == "distance":
+    if trained.facts.captioned:
+        steps.append(("feature", ""))
+    elif forms.get("score") == "distance":
         steps.append(("distance", "proto.mean"))
         tensors |= _taken(p, PROTOTYPES)
     else:
@@ -177,7 +185,7 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
         small = "tower" if "small.fc.weight" in tensors else "mlp"
     two = bool(adapted) and small == "mlp"
     card = {
-        "format": "fedvlm 1", "method": who, "classnames": list(trained.classnames),
+        "format": "fedvlm 1", "method": who, "classnames": class_names_of(trained),
         "scale": float(model.scale), "adapted": adapted, "steps": steps, "forms": forms,
         "lora": _lora_scale(trained, who) if any(".lora." in n for n in p) else 0.0,
         "towers": 2 if two else 1, "small": small, "transform": transform_of(model),
@@ -187,6 +195,11 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
         card |= stage_places(model) if "stages" in adapted else block_places(model)
     lora = {n: v for n, v in p.items() if re.fullmatch(r"(image|text)\.lora\..*", n)}
     return _prove(ExportRecipe(card, tensors, lora), trained, who)
+
+
+def class_names_of(trained: TrainedModel) -> list[str]:
+    """Return the names of the classes; none of a model trained on captions (it has topics)."""
+    return [] if trained.facts.captioned else list(trained.classnames)
 
 
 def sets_card(trained: TrainedModel) -> dict[str, Any]:
@@ -315,9 +328,21 @@ def wanted_of(trained: TrainedModel, pixels: Tensor) -> Tensor:
     """Return the trainer's own logits ``[n, C]`` of ``pixels [n, 3, S, S]``, float32 on the CPU."""
     model = trained.model
     with torch.no_grad():
-        predict = trained.trainer.predictor(model, expand(_placed(trained), 1))
+        predict = prediction_of(trained, model, expand(_placed(trained), 1))
         streams = {"pixels": pixels[None].to(model.device, model.dtype)}
         return predict(streams)[0].detach().cpu().float()
+
+
+def prediction_of(trained: TrainedModel, model: VLModel, params: Tree) -> Predictor:
+    """Return ``x -> logits [K, B, C]``; of a model trained on captions features ``[K, B, d]``.
+
+    Args:
+        model: the towers that compute it.
+        params: the model's tensors with an axis for clients.
+    """
+    if not trained.facts.captioned:
+        return trained.trainer.predictor(model, params)
+    return lambda x: F.normalize(trained.trainer.image_features(model, params, x), dim=-1)
 
 
 def difference(ours: Tensor, wanted: Tensor) -> float:
@@ -331,6 +356,8 @@ def difference(ours: Tensor, wanted: Tensor) -> float:
 def classifier(recipe: ExportRecipe) -> Tree:
     """Return what stands beside a tower that another library computes: class features ``[C, d]``.
 
+    None of a model trained on captions.
+
     Raises:
         ConfigError: prediction needs more than that.
     """
@@ -339,12 +366,13 @@ def classifier(recipe: ExportRecipe) -> Tree:
             f"prediction needs {recipe.beyond}, which the format cannot hold: use --format "
             "safetensors or onnx"
         )
-    return {"text": recipe.tensors["text"]}
+    return {name: value for name, value in recipe.tensors.items() if name == "text"}
 
 
 def steps_in_words(steps: Sequence[Sequence[str]]) -> str:
     """Return the way from pixels to logits for a card."""
     words = {"residual": "adapter", "fusion": "fusion of three views", "cosine": "cosine to class "
-             "features", "distance": "distance to prototypes", "gated": "gate with a small model",
+             "features", "feature": "image feature of length one",
+             "distance": "distance to prototypes", "gated": "gate with a small model",
              "traced": "the method's own prediction as one graph"}
     return ", ".join(["image tower", *(words[step] for step, _ in steps)])

@@ -97,6 +97,10 @@ class Model(torch.nn.Module):  # pixels [n, 3, S, S] to logits [n, classes]
     def cosine(self, name, z, native):
         return self.card["scale"] * F.normalize(z, dim=-1) @ self.p[name].T
 
+    # part: feature
+    def feature(self, name, z, native):  # of length one: times a text's, the cosine
+        return F.normalize(z, dim=-1)
+
     # part: distance
     def distance(self, name, z, native):  # FedProto: minus the squared distance to prototypes
         z, c = F.normalize(z, dim=-1), self.p[name]
@@ -178,6 +182,13 @@ WITH_PROBABILITY = (  # where a temperature was fitted
     '"logits": logits,\n                          "probability": max(\n            '
     '(torch.tensor(logits) / model.card["temperature"]).softmax(0).tolist())}',
 )
+WITH_FEATURE = (  # where there are no classes
+    """        logits = model(look(Image.open(image).convert("RGB"))[None])[0].tolist()
+        name = model.card["classnames"][logits.index(max(logits))]
+        print(json.dumps({"image": image, "class": name, "logits": logits}))
+""", """        feature = model(look(Image.open(image).convert("RGB"))[None])[0].tolist()
+        print(json.dumps({"image": image, "feature": feature}))
+""")
 SETS_TAIL = """
 if __name__ == "__main__":
     model = load(Path(__file__).resolve().parent)

@@ -24,6 +24,8 @@ from fedvlm.export.recipe import (
     PROBES,
     ExportRecipe,
     Unheld,
+    class_names_of,
+    prediction_of,
     sets_card,
     transform_of,
     wanted_of,
@@ -75,7 +77,7 @@ class Prediction(nn.Module):
         self.towers = nn.ModuleList([plain.backbone.model.visual])
         params = {n: v.detach().to(plain.device, plain.dtype) for n, v in trained.params.items()}
         with torch.no_grad():
-            self._predict = trained.trainer.predictor(plain, expand(params, 1))
+            self._predict = prediction_of(trained, plain, expand(params, 1))
             side = plain.backbone.image_size
             self(torch.zeros(2, 3, side, side))  # builds what is built once, outside of the graph
 
@@ -111,7 +113,7 @@ def trace(trained: TrainedModel, why: Unheld) -> Traced:
     model, side = trained.model, trained.model.backbone.image_size
     pixels = torch.randn(PROBES, 3, side, side, generator=rng.stream(0, "export"))
     card = {
-        "format": "fedvlm 1", "method": why.who, "classnames": list(trained.classnames),
+        "format": "fedvlm 1", "method": why.who, "classnames": class_names_of(trained),
         "adapted": [], "steps": [(STEP, "")], "transform": transform_of(model),
         **sets_card(trained),
     }

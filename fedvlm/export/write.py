@@ -64,9 +64,6 @@ def _refuse_texts(models: Iterable[TrainedModel]) -> None:
     if any(isinstance(one.model.backbone.transform_spec, TextSpec) for one in models):
         raise ConfigError("an export holds a model that reads pixels, and this one reads texts "
                           "(DATASET.FORMAT texts): fedvlm.load(...) in Python has its tensors")
-    if any(one.facts.captioned for one in models):
-        raise ConfigError("an export holds a model that predicts classes, and this one was trained "
-                          "on captions (DATASET.CAPTIONS): fedvlm predict --texts FILE uses it")
 
 
 def export(trained: TrainedModel, folder: Path, format: str) -> Exported:

@@ -8,12 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import fedvlm
 from fedvlm.api.adapt import adapt
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
+from fedvlm.data.images import normalise, resize_for_test
+from fedvlm.export.formats import tensors
+from fedvlm.export.recipe import TOLERANCE, Unheld, difference
+from fedvlm.export.traced import trace
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.flags import parse
@@ -25,6 +31,7 @@ from tests import jobs
 
 COLOURS = {"red": (190, 0, 0), "green": (0, 170, 0), "blue": (0, 0, 210)}
 SHAPES = {"square": np.s_[8:24, 8:24], "bar": np.s_[14:20], "stripes": np.s_[::6]}
+ONE = torch.ones(())
 TAKEN = {"FedAvg", "FedProx", "Ditto", "LocalOnly", "VPT"}
 
 
@@ -129,11 +136,54 @@ def test_what_a_client_takes_home(
     model = fedvlm.load(run).client(0)
     with pytest.raises(ConfigError, match="--texts FILE"):
         model.predict([trips / "0.png"])
-    with pytest.raises(ConfigError, match="this one was trained on captions"):
-        model.export(tmp_path / "model")
+    assert model.export(tmp_path / "model").difference <= TOLERANCE
+    with Image.open(trips / "0.png") as image:
+        pixels = normalise(resize_for_test(image, model.model.backbone.transform_spec),
+                           model.model.backbone.transform_spec)[None]
+    said = tensors.read(tmp_path / "model")(pixels)[0]
+    own = model.features([trips / "0.png"])[0]
+    assert torch.allclose(said, own / own.norm(), atol=1e-5)
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "for images and captions" in card and "## Classes" not in card
+    assert '"feature": feature' in (tmp_path / "model" / "run.py").read_text()
+    with pytest.raises(ConfigError, match="an adapter on the image feature, which the format"):
+        model.export(tmp_path / "clip", "open_clip")
     with pytest.raises(ConfigError, match=r"these have captions \(DATASET.CAPTIONS\)"):
         adapt(run, trips)
-    assert not (tmp_path / "model").exists()
+    assert not (tmp_path / "clip").exists()
+
+
+def test_evaluate_is_the_recall_of_sorting(
+    trips: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a table that has test lines only and another column's name; no text is there twice."""
+    run, lines = str(jobs.folder(whole)), dict[str, str]()
+    for key, told in captions_of(trips).items():
+        lines |= {text: key for text in told if text not in lines}
+    keys, table = sorted({*lines.values()}), trips / "tests.csv"
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([["file", "says", "split"], *(
+            [key, text, "test"] for text, key in sorted(lines.items(), key=lambda one: one[1]))])
+    near, _ = fedvlm.load(run).client(1).similarities([trips / key for key in keys], [*lines])
+    own = np.array([[key == lines[text] for text in lines] for key in keys])
+    s = near.numpy()
+    image = [(row >= row[mine].max())[~mine].sum() for row, mine in zip(s, own, strict=True)]
+    text = [(column > column[mine]).sum() for column, mine in zip(s.T, own.T, strict=True)]
+    asked = ["evaluate", run, "--images", str(table), "--captions", "says", "--client", "Bo"]
+    capsys.readouterr()
+    assert main([*asked, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["images"], row["captions"]) == (len(keys), len(lines))
+    for way, found in (("i2t", image), ("t2i", text)):
+        for k in (1, 5, 10):
+            assert row[f"{way}_r{k}"] == pytest.approx(100 * np.mean(np.array(found) < k))
+    assert row["recall@1"] == pytest.approx((row["i2t_r1"] + row["t2i_r1"]) / 2)
+    assert main(asked) == 0
+    assert f"among all {len(lines)} captions" in capsys.readouterr().err
+    assert main(asked[:4]) == 3  # the run's own column is not there
+    assert "has no column 'caption'" in capsys.readouterr().err
+    assert main(["evaluate", run, "--dataset", "dtd"]) == 2
+    assert "is evaluated on a table with captions: --images" in capsys.readouterr().err
 
 
 def test_texts_are_encoded_once(
@@ -159,6 +209,17 @@ def test_methods_that_take_captions(method: str, peft: str, trips: Path, tmp_pat
     assert ("each client alone: not known" in line) == (method != "LocalOnly")
     first, last = (np.mean([told["loss"] for told in one.values()]) for one in losses)
     assert last < first and results["last"]["personal"] is not None
+    model = fedvlm.load(jobs.folder(tmp_path)).client(1)
+    if method == "VPT":  # what only a graph holds
+        traced = trace(model.trained, Unheld(method, ""))
+        assert traced.card["classnames"] == [] and traced.logits.norm(dim=-1).allclose(ONE)
+        assert difference(traced.module(model.model)(traced.pixels), traced.logits) <= TOLERANCE
+    if (method, peft) == ("FedProx", "lora"):  # both towers, the image's with its LoRA
+        model.export(tmp_path / "clip", "open_clip")
+        config = json.loads((tmp_path / "clip" / "open_clip_config.json").read_text())
+        state = load_file(tmp_path / "clip" / "open_clip_model.safetensors")
+        assert config["model_cfg"] and any(name.startswith("transformer.") for name in state)
+        assert not (tmp_path / "clip" / "classifier.safetensors").exists()
 
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet"])

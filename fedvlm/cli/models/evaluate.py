@@ -40,19 +40,21 @@ def flags(parser: Parser) -> None:
                                                        "files")
     add("--labels", default="", metavar="COLUMN", help="columns of sets of labels in that table "
                                                        "(default: the run's)")
+    add("--captions", default="", metavar="COLUMN", help="columns of captions in that table "
+                                                         "(default: the run's)")
     add("--columns", default="", metavar="A=B", help="what others of that table mean: path=file")
     add("--json", action="store_true", help="one line of JSON per model")
 
 
 def main(args: Namespace) -> int:
-    """Print accuracy and macro F1 of each chosen model, or mAP of sets of labels.
+    """Print accuracy and macro F1 of each chosen model, of sets of labels mAP, of captions recall.
 
     Raises:
         FedvlmError: no such run, client or images; classes that the method cannot choose from.
     """
     if bool(args.dataset) == bool(args.images):
         raise ConfigError("choose the images: --dataset NAME, or --images FOLDER")
-    for word in ("labels", "columns"):
+    for word in ("labels", "columns", "captions"):
         if getattr(args, word) and not args.images:
             raise ConfigError(f"--{word} needs --images: it names columns of a table")
     if args.root and args.images:
@@ -60,13 +62,16 @@ def main(args: Namespace) -> int:
                           "--root")
     run = open_run(args)
     from fedvlm.api import evaluate as api  # start-up: PyTorch, 2 s
-    from fedvlm.data.datum import refuse_targets  # start-up: NumPy
 
-    refuse_targets("fedvlm evaluate", captions=run.config.DATASET.CAPTIONS)
-    labels = args.labels or str(run.config.DATASET.LABELS)
-    tests = api.of_folder(args.images, labels, args.columns) if args.images else api.of_dataset(
-        args.dataset, run.config, args.root
-    )
+    own = run.config.DATASET
+    if bool(own.CAPTIONS) < bool(args.captions) or (own.CAPTIONS and not args.images):
+        raise ConfigError(
+            f"--captions {args.captions}: this run was not trained on captions" if args.captions
+            else "a run on captions is evaluated on a table with captions: --images TABLE")
+    tests = api.of_folder(
+        args.images, args.labels or str(own.LABELS), args.columns,
+        args.captions or str(own.CAPTIONS),
+    ) if args.images else api.of_dataset(args.dataset, run.config, args.root)
     progress(f"{len(tests.samples):,} images of {tests.name}")
     rows, classes = api.evaluate(run.named(args.client), tests)
     if args.json:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import DataError, one_form
 from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.locate import IMAGE_SUFFIXES, check_relative, folder_contents, image_files
 
@@ -19,7 +19,7 @@ def find_images(rows: Sequence[ImageRow], folder: Path) -> list[ImageRow]:
 
     Publishers name images by an id (``ISIC_0027419``) in one of several folders: a name that one
     file below the folder has, with its ending or without, is that file. A column that names the
-    client may be the folder, too (``hospital_a/scan1.png``).
+    client may be the folder, too (``hospital_a/scan1.png``). Both may be in any Unicode form.
 
     Raises:
         DataError: DICOM files, or a name that two files have.
@@ -27,18 +27,21 @@ def find_images(rows: Sequence[ImageRow], folder: Path) -> list[ImageRow]:
     first = PurePosixPath(rows[0].path)
     if first.suffix.lower() in DICOM:
         raise DataError(dicom_words(rows[0].path))
-    if (folder / rows[0].path).is_file() or not folder.is_dir():
+    if not folder.is_dir():
+        return list(rows)
+    rows = _composed(rows, folder)
+    if (folder / rows[0].path).is_file():
         return list(rows)
     places: dict[str, list[str]] = {}
     for path in image_files(folder):
-        whole = PurePosixPath(path)
-        for name in {whole.name, whole.stem, path, path.rpartition(".")[0]}:
+        whole = PurePosixPath(named := one_form(path))
+        for name in {whole.name, whole.stem, named, named.rpartition(".")[0]}:
             places.setdefault(name, []).append(path)
     found = []
     for row in rows:
-        name = PurePosixPath(row.path).name
-        likely = next((places[n] for n in (row.path, name) if n in places), [])
-        own = [p for p in likely if row.client and p.startswith(f"{row.client}/")]
+        name = PurePosixPath(said := one_form(row.path)).name
+        likely = next((places[n] for n in (said, name) if n in places), [])
+        own = [p for p in likely if row.client and one_form(p).startswith(f"{row.client}/")]
         likely = own if len(own) == 1 else likely
         if len(likely) > 1:
             raise DataError(
@@ -46,6 +49,23 @@ def find_images(rows: Sequence[ImageRow], folder: Path) -> list[ImageRow]:
                 "write the folder in the column, too")
         found.append(row._replace(path=likely[0]) if likely else row)
     return found
+
+
+def _composed(rows: Sequence[ImageRow], folder: Path) -> Sequence[ImageRow]:
+    """Return rows with the disk's spelling of paths that it has in another Unicode form."""
+    odd = {r.path for r in rows if not r.path.isascii() and not (folder / r.path).is_file()}
+    if not odd:
+        return rows
+    there = {one_form(path): path for path in image_files(folder)}
+    return [r._replace(path=there.get(one_form(r.path), r.path)) if r.path in odd else r
+            for r in rows]
+
+
+def lies_in(path: str, folder: Path) -> bool:
+    """Return whether a path leads to a file below a folder, in whichever Unicode form."""
+    return (folder / path).is_file() or (
+        not path.isascii() and folder.is_dir()
+        and one_form(path) in map(one_form, image_files(folder)))
 
 
 def path_below(path: str, folder: Path, where: str) -> str:
@@ -83,12 +103,10 @@ def _starts(folder: Path) -> tuple[str, ...]:
 
 def is_found(name: str, folder: Path) -> bool:
     """Return whether a file below a folder has a name, with its ending or without."""
-    last = PurePosixPath(name).name
+    last = PurePosixPath(one_form(name)).name
     bare = not last.lower().endswith(IMAGE_SUFFIXES)
-    return any(
-        PurePosixPath(path).name == last or (bare and PurePosixPath(path).stem == last)
-        for path in image_files(folder)
-    )
+    paths = (PurePosixPath(one_form(path)) for path in image_files(folder))
+    return any(path.name == last or (bare and path.stem == last) for path in paths)
 
 
 def refuse_dicom(folder: Path) -> None:

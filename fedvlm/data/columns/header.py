@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedvlm.core.errors import DataError, did_you_mean, fold
+from fedvlm.core.errors import DataError, did_you_mean, fold, one_form
 from fedvlm.core.spelling import quote_name
 from fedvlm.data.formats.parts import PART_NAMES
 from fedvlm.data.locate import first_names
@@ -104,11 +104,6 @@ def wish_of(
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(one_form(word.strip()) for word in text.split(",") if word.strip())
-
-
-def one_form(name: str) -> str:
-    """Return a name in Unicode's composed form (NFC): a letter and its accent are one sign."""
-    return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from fedvlm.core.errors import DataError, fold
-from fedvlm.data.columns.header import Header, one_form
+from fedvlm.core.errors import DataError, fold, one_form
+from fedvlm.data.columns.header import Header
 from fedvlm.data.datum import NO_LABEL, Datum
 from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.layouts import CopyInfo

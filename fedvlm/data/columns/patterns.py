@@ -14,8 +14,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from fedvlm.core.errors import DataError
-from fedvlm.data.columns.header import one_form
+from fedvlm.core.errors import DataError, one_form
 from fedvlm.data.datum import Datum
 from fedvlm.data.locate import image_files
 
@@ -88,14 +87,14 @@ def files_of(folder: Path, pattern: str, drop: Sequence[str] = ()) -> list[tuple
     """
     rows = []
     for key in image_files(folder):
-        if set(key.split("/")) & set(drop):
+        if {*map(one_form, key.split("/"))} & {*drop}:
             continue
         said = read_path(pattern, key)
         if "class" not in said:
             raise DataError(f"--clients-by '{pattern}': '{key}' is not of that form; write "
                             "{class} and {client} for the folders that name them, * for anything "
                             "else, or leave a folder out with DATASET.LEAVE_OUT")
-        rows.append((key, said["class"], said.get("split", "")))
+        rows.append((key, one_form(said["class"]), said.get("split", "")))
     if not rows:
         raise DataError(f"{folder} holds no image")
     return rows

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold, one_form
 from fedvlm.core.files import user_path
 from fedvlm.data.locate import read_json_file, read_lines
 
@@ -25,7 +25,7 @@ WORDS = "words"  # DATASET.CLASSNAMES: words of the folders' names
 
 
 def read_class_names(path: Path, codes: Sequence[str] = ()) -> dict[str, str]:
-    """Return name by code; where ``codes`` are given, of these.
+    """Return name by code, in one Unicode form; where ``codes`` are given, of these.
 
     Args:
         codes: the set's folders or labels, each of which must have a name.
@@ -33,6 +33,7 @@ def read_class_names(path: Path, codes: Sequence[str] = ()) -> dict[str, str]:
     Raises:
         DataError: the file cannot be read, or lacks one of ``codes``.
     """
+    codes = [*map(one_form, codes)]
     names = _of_json(path) if path.suffix.lower() == ".json" else _of_lines(path, codes)
     if codes:
         absent = [code for code in codes if code not in names]
@@ -48,13 +49,13 @@ def read_class_names(path: Path, codes: Sequence[str] = ()) -> dict[str, str]:
 def has_names(path: Path, codes: Sequence[str]) -> bool:
     """Return whether a file names all of these codes."""
     try:
-        return bool(codes) and set(codes) <= set(read_class_names(path))
+        return bool(codes) and {*map(one_form, codes)} <= set(read_class_names(path))
     except DataError:
         return False
 
 
 def _of_lines(path: Path, codes: Sequence[str]) -> dict[str, str]:
-    lines = [text for _, text in read_lines(path)]
+    lines = [one_form(text) for _, text in read_lines(path)]
     if not lines:
         raise DataError(f"{path} is empty; a line is '<folder> <class name>'")
     pairs = [_pair(line) for line in lines]
@@ -93,9 +94,9 @@ def _of_json(path: Path) -> dict[str, str]:
         pair = _json_pair(code, value)
         if pair is None:
             raise DataError(f"{path}: '{code}' has no class name, but {str(value)[:40]!r}")
-        names[pair[0]] = pair[1]
+        names[one_form(pair[0])] = one_form(pair[1])
     if all(type(v) is int for v in content.values()):  # {"name": 0}, the other way round
-        return {str(number): code for code, number in content.items()}
+        return {str(number): one_form(code) for code, number in content.items()}
     return names
 
 
@@ -164,11 +165,13 @@ def given_names(text: str, present: Sequence[str]) -> list[str]:
     Args:
         text: ``words``; ``a,b,c`` for all classes in their order; ``folder=name,...`` or JSON
             ``{"folder": "name"}`` for some, where a number is a label.
-        present: the names as folders or tables have them, by label.
+        present: the names as folders or tables have them, by label; a key may spell one's words
+            in another way (the column ``has_tumor`` of the label "has tumor").
 
     Raises:
         ConfigError: too few names or too many, or a class that is not there.
     """
+    text = one_form(text)
     if text == WORDS:
         return _without_twins([folder_words(name) for name in present], present)
     if text[:1] in ("{", "["):
@@ -186,12 +189,20 @@ def given_names(text: str, present: Sequence[str]) -> list[str]:
         return found
     names = list(present)
     for key, name in found.items():
-        label = present.index(key) if key in present else int(key) if key.isdecimal() else -1
+        label = _label_of(key, present)
         if not 0 <= label < len(present):
             raise ConfigError(f"--classnames: there is no class '{key}'"
                               f"{did_you_mean(key, present)} (classes: {', '.join(present)})")
         names[label] = name
     return names
+
+
+def _label_of(key: str, present: Sequence[str]) -> int:
+    """Return the label that a key means, a name or a number; -1 for none."""
+    alike = [i for i, name in enumerate(present) if fold(name) == fold(key)]
+    if key in present or len(alike) == 1:
+        return present.index(key) if key in present else alike[0]
+    return int(key) if key.isdecimal() else -1
 
 
 def _without_twins(names: Sequence[str], present: Sequence[str]) -> list[str]:

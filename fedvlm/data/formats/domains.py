@@ -11,7 +11,13 @@ from pathlib import Path
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
-from fedvlm.data.formats.folders import class_folders, cut_tree, part_folders, tree_data
+from fedvlm.data.formats.folders import (
+    class_folders,
+    cut_tree,
+    folders_by_name,
+    part_folders,
+    tree_data,
+)
 from fedvlm.data.formats.parts import PART_NAMES, complete
 from fedvlm.data.formats.rows import ImageRow, build_lists
 from fedvlm.data.layouts import CopyInfo
@@ -31,7 +37,8 @@ def read_domains(_folder: Path, info: CopyInfo) -> DatasetBase:
         DataError: no domains, no classes, an empty class, or domains of both kinds.
     """
     folder, notes = info.images, []
-    domains = list(info.folders) or [n for n in subfolders(folder) if n not in info.drop]
+    own = folders_by_name(folder, info.drop)
+    domains = list(info.folders) or list(own)
     if info.classes:
         there = {name for domain in domains for name in subfolders(folder / domain)}
         if others := sorted(there - set(info.classes)):
@@ -42,7 +49,7 @@ def read_domains(_folder: Path, info: CopyInfo) -> DatasetBase:
     if all(parts.values()):
         lists, more, classes = _read_parts(folder, parts, info)
     else:
-        groups = {domain: folder / domain for domain in domains}
+        groups = {domain: folder / own.get(domain, domain) for domain in domains}
         classes = sorted({c for path in groups.values() for c in class_folders(path, info.drop)})
         lists, more = cut_tree(folder, groups, classes, info)
     notes += [*more, *_gaps(lists, domains, classes)]
@@ -59,8 +66,8 @@ def read_part_folders(folder: Path, info: CopyInfo) -> DatasetBase:
     for domain in info.domains:
         for part, inner in info.parts.items():
             place = inner.format(domain)
-            for name in class_folders(folder / place, info.drop):
-                base, target = f"{place}/{name}", info.renames.get(name, name)
+            for name, there in class_folders(folder / place, info.drop).items():
+                base, target = f"{place}/{there}", info.renames.get(name, name)
                 rows += [ImageRow(f"{base}/{file}", target, None, domain, part, base)
                          for file in image_files(folder / base)]
     return build_lists(rows, info)
@@ -83,7 +90,8 @@ def _parts_by_domain(
         )
     if not domains:
         raise DataError(f"{folder} has no domain folders; expected <domain>/<class>/<image>")
-    parts = {d: part_folders(folder / d, info.drop) for d in domains}
+    own = folders_by_name(folder)
+    parts = {d: part_folders(folder / own.get(d, d), info.drop, info.whole) for d in domains}
     mixed = [d for d in domains if parts[d]]
     if mixed and not all(parts.values()):
         raise DataError(

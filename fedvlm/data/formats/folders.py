@@ -8,11 +8,11 @@ DATA_SEED instead (``parts``), as a tree that has a training folder only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedvlm.core.errors import DataError, fold
+from fedvlm.core.errors import DataError, fold, one_form
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.columns.find_images import refuse_dicom
 from fedvlm.data.columns.patterns import files_of, is_pattern, mark
@@ -42,11 +42,11 @@ def read_folders(_folder: Path, info: CopyInfo) -> DatasetBase:
     """Read ``{train,val,test}/<class>/file`` or, without part folders, ``<class>/file``.
 
     Without a test folder the images of val are the test images; without either, ``test_share``
-    says how many of the training images are.
+    says how many of the training images are. A tree that is only tested on needs no train folder.
 
     Raises:
         DataError: no class folders, an empty class, train without test, a tree of domains, images
-            without a label that lie like a class.
+            without a label that lie like a class, two folders of one name.
     """
     folder = info.images
     if is_pattern(info.clients_by) and "{class}" in info.clients_by:
@@ -56,17 +56,18 @@ def read_folders(_folder: Path, info: CopyInfo) -> DatasetBase:
             info, unlabelled="", drop=(*info.drop, info.unlabelled)))
         out.add_unlabelled(_bare_images(folder, info))
         return out
-    parts, notes = _labelled(part_folders(folder, info.drop), info.drop)
+    parts, notes = _labelled(part_folders(folder, info.drop, info.whole), info.drop)
     if not parts:
-        classes = class_folders(folder, info.drop)
-        refuse_domains(folder, classes)
+        classes = list(own := class_folders(folder, info.drop))
+        refuse_domains(folder, own.values())
         refuse_unlabelled_class(folder, classes)
         lists, notes = cut_tree(folder, {"": folder}, classes, info)
         return DatasetBase.of(lists, [], notes)
     by_part = {part: class_folders(path, info.drop) for part, path in parts.items()}
     for part, path in parts.items():
-        refuse_domains(path, by_part[part])
-    refuse_unlabelled_class(parts["train"], by_part["train"])
+        refuse_domains(path, by_part[part].values())
+    first = next(iter(parts))
+    refuse_unlabelled_class(parts[first], list(by_part[first]))
     classes = sorted({c for folders in by_part.values() for c in folders})
     lists = {p: tree_data(parts[p], folder, classes, 0, info) if p in parts else [] for p in PARTS}
     lists, more = complete(lists, info, str(folder))
@@ -75,10 +76,11 @@ def read_folders(_folder: Path, info: CopyInfo) -> DatasetBase:
 
 def _bare_images(folder: Path, info: CopyInfo) -> list[Datum]:
     """Return the images of the folder without labels, beside the classes or the parts."""
-    places = [p for p in (folder, *(folder / name for name in subfolders(folder)
-                                    if PART_NAMES.get(name.lower()) == "train"))
-              if (p / info.unlabelled).is_dir()]
-    return mark([d for p in places for d in class_data(p / info.unlabelled, folder, -1, 0, "")],
+    bases = (folder, *(folder / name for name in subfolders(folder)
+                       if PART_NAMES.get(name.lower()) == "train"))
+    places = [p / own[name] for p in bases for own in [folders_by_name(p)] for name in own
+              if name == info.unlabelled]
+    return mark([d for p in places for d in class_data(p, folder, -1, 0, "")],
                 info.clients_by, info.groups)
 
 
@@ -113,13 +115,33 @@ def _classes_by_pattern(
                           [f"{folder.name}: the tree has no train and test folders, so {OWN_CUT}"])
 
 
-def class_folders(folder: Path, drop: Sequence[str] = ()) -> list[str]:
-    """Return the class folders of a folder, sorted, without those in ``drop``.
+def folders_by_name(folder: Path, drop: Sequence[str] = ()) -> dict[str, str]:
+    """Return the folders in a folder as the disk spells them, by their names in one Unicode form.
+
+    macOS decomposes letters with accents, so that a folder copied from there and one made here
+    spell one name in two ways. In two places (train and test) that is one class. Side by side they
+    are likely two copies of one folder, whose images would be trained and tested on: refused.
 
     Raises:
-        DataError: there are none.
+        DataError: two of them differ in the form only.
     """
-    classes = [name for name in subfolders(folder) if name not in drop]
+    names: dict[str, str] = {}
+    for name in subfolders(folder):
+        twin = names.setdefault(one_form(name), name)
+        if twin != name and one_form(name) not in drop:
+            raise DataError(
+                f"{folder} has two folders called '{one_form(name)}', {ascii(twin)} and "
+                f"{ascii(name)}, which differ in Unicode form only: put their images into one")
+    return {name: names[name] for name in sorted(names) if name not in drop}
+
+
+def class_folders(folder: Path, drop: Sequence[str] = ()) -> dict[str, str]:
+    """Return the class folders of a folder by class name, sorted, without those in ``drop``.
+
+    Raises:
+        DataError: there are none, or two differ in Unicode form only.
+    """
+    classes = folders_by_name(folder, drop)
     if not classes:
         raise DataError(f"{folder} has no class folders (found: {describe_content(folder)}); "
                         "expected <class>/<image>")
@@ -127,7 +149,7 @@ def class_folders(folder: Path, drop: Sequence[str] = ()) -> list[str]:
 
 
 def tree_data(
-    place: Path, top: Path, classes: Sequence[str], domain: int, info: CopyInfo
+    place: Path, top: Path, classes: Iterable[str], domain: int, info: CopyInfo
 ) -> list[Datum]:
     """Return the images of those of the classes, by label, that have a folder in ``place``.
 
@@ -138,9 +160,10 @@ def tree_data(
     Raises:
         DataError: an empty class folder.
     """
+    own = folders_by_name(place)
     items = [
-        datum for label, name in enumerate(classes) if (place / name).is_dir()
-        for datum in class_data(place / name, top, label, domain, info.renames.get(name, name))
+        datum for label, name in enumerate(classes) if name in own
+        for datum in class_data(place / own[name], top, label, domain, info.renames.get(name, name))
     ]
     return mark(items, info.clients_by, info.groups)
 
@@ -158,10 +181,11 @@ def cut_tree(
         if info.test_share or info.groups or info.clients_by:
             lists["train"] += tree_data(path, folder, classes, number, info)
             continue
+        own = folders_by_name(path)
         for label, name in enumerate(classes):
-            if (path / name).is_dir():
+            if name in own:
                 classname = info.renames.get(name, name)
-                items = class_data(path / name, folder, label, number, classname)
+                items = class_data(path / own[name], folder, label, number, classname)
                 for part, share in zip(PARTS, cut_class(items, domain, name), strict=True):
                     lists[part] += share
     if info.test_share:
@@ -186,8 +210,11 @@ def cut_class(items: list[Datum], domain: str, name: str) -> list[list[Datum]]:
     return [[items[i] for i in sorted(order[lo:hi])] for lo, hi in bounds]
 
 
-def part_folders(folder: Path, drop: Sequence[str] = ()) -> dict[str, Path]:
+def part_folders(folder: Path, drop: Sequence[str] = (), whole: bool = True) -> dict[str, Path]:
     """Return the folder of each part; none where the tree has no such folders.
+
+    Args:
+        whole: as ``CopyInfo``.
 
     Raises:
         DataError: parts without training images, or two folders of one part.
@@ -202,8 +229,9 @@ def part_folders(folder: Path, drop: Sequence[str] = ()) -> dict[str, Path]:
                     "name one of them in DATASET.LEAVE_OUT"
                 )
             paths[part] = folder / name
-    if paths and "train" not in paths:
-        raise DataError(f"{folder} has {', '.join(sorted(paths))} but no 'train' folder")
+    if whole and paths and "train" not in paths:
+        raise DataError(f"{folder} has {', '.join(sorted(paths))} but no 'train' folder (fedvlm "
+                        "evaluate RUN --images takes it as it is)")
     return {part: paths[part] for part in PARTS if part in paths}
 
 
@@ -217,16 +245,16 @@ def _labelled(
     """
     if not parts:
         return parts, []
-    trained, notes = set(class_folders(parts["train"], drop)), []
+    trained, notes = set(class_folders(parts["train"], drop) if "train" in parts else ()), []
     for part, path in list(parts.items()):
-        folders, files = folder_contents(path)
-        folders -= set(drop)
+        named, files = folder_contents(path)
+        folders = {*map(one_form, named)} - {*drop}
         if not folders and any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
             del parts[part]
             notes.append(f"{path} was left out: its images lie in no class folder, so they have "
                          "no labels")
-        elif folders and not folders & trained:
-            inner = path / sorted(folders)[0]
+        elif folders and trained and not folders & trained:
+            inner = path / sorted(named - {*drop})[0]
             raise DataError(
                 f"{inner} is no class of {parts['train']} ({first_names(sorted(trained))}), nor is "
                 f"any other folder in {path}: unlabelled images are no class; leave them out with "
@@ -271,7 +299,7 @@ def class_data(folder: Path, root: Path, label: int, domain: int, classname: str
     ]
 
 
-def refuse_domains(folder: Path, classes: Sequence[str]) -> None:
+def refuse_domains(folder: Path, classes: Iterable[str]) -> None:
     """Refuse ``<domain>/<class>`` and ``<domain>/{train,test}``: domains would pass for classes.
 
     Raises:

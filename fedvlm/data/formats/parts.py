@@ -39,6 +39,8 @@ def complete(
     """
     parts = {part: list(lists[part]) for part in PARTS}
     of = f"domain '{domain}'" if domain else "the set"
+    if not parts["train"] and not info.whole:
+        return parts, []
     if not parts["train"]:
         raise DataError(f"{where}: there are no training images; train and test are needed")
     if parts["test"]:

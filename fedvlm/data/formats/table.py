@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fedvlm.core.errors import DataError, did_you_mean
+from fedvlm.core.errors import DataError, did_you_mean, one_form
 from fedvlm.core.spelling import name_fault, quote_name, show_name
 from fedvlm.data.columns.find_images import find_images, path_below
 from fedvlm.data.columns.header import (
@@ -28,7 +28,6 @@ from fedvlm.data.columns.header import (
     Header,
     Wish,
     binary_names,
-    one_form,
     proposals,
     read_header,
     wish_of,

@@ -103,10 +103,11 @@ def _folders(folder: Path, info: CopyInfo) -> DatasetBase:
     classes = sorted({c for place in places.values() for c in class_folders(place, info.drop)})
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     for part, place in places.items():
+        own = class_folders(place, info.drop)
         for label, name in enumerate(classes):
-            if (place / name).is_dir():
+            if name in own:
                 shown = info.renames.get(name, name)
-                items = _class_texts(place / name, folder, label, shown)
+                items = _class_texts(place / own[name], folder, label, shown)
                 if part or info.test_share:
                     lists[part or "train"] += items
                     continue

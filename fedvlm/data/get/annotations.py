@@ -297,7 +297,7 @@ def read_plain_tree(images: Path, name: str) -> Annotations:
 
 def _read_classes(info: CopyInfo) -> Annotations:
     classes = class_folders(info.images, info.drop)
-    refuse_domains(info.images, classes)
+    refuse_domains(info.images, classes.values())
     items = tree_data(info.images, info.images, classes, 0, info)
     return Annotations(items, f"the class folders of {info.images}")
 

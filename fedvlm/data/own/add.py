@@ -12,7 +12,7 @@ from typing import ClassVar
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Value
-from fedvlm.core.errors import DataError, fold
+from fedvlm.core.errors import DataError, fold, one_form
 from fedvlm.data.datasets import (
     DEFAULT_TEMPLATE,
     load_dataset,
@@ -140,7 +140,8 @@ def understand(
     data = load_for_training(cfg) if whole else load_dataset(cfg, whole=False)
     if not shape.known and CLASSNAMES_KEY not in given:
         names = [] if data.captioned else data.label_names or data.classnames
-        odd = runs_together(names) if cfg.DATASET.FORMAT in (*TREES, *_TABLES) else []
+        joined = runs_together(names) or [n for n in data.label_names if folder_words(n) != n]
+        odd = joined if cfg.DATASET.FORMAT in (*TREES, *_TABLES) else []
         if odd:
             keys[CLASSNAMES_KEY] = WORDS
             data = rename_classes(data, WORDS)
@@ -209,8 +210,8 @@ def _worded(odd: Sequence[str], classes: int) -> str:
 def _words(value: Value) -> Sequence[str]:
     if isinstance(value, str):
         words = (word.strip(" '\"") for word in value.strip("()[]").split(","))
-        return [word for word in words if word]
-    return [str(word) for word in value]
+        return [one_form(word) for word in words if word]
+    return [one_form(str(word)) for word in value]
 
 
 def asked_clients(given: Mapping[str, Value]) -> int:

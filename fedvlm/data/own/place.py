@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedvlm.core.errors import one_form
 from fedvlm.data.columns.header import Wish, wish_of
 from fedvlm.data.formats.table_files import TABLES
 from fedvlm.data.locate import IMAGE_SUFFIXES, folder_contents
@@ -88,7 +89,7 @@ def holds_images(folder: Path) -> bool:
 
 def look_into(top: Path, here: Path, leave_out: Sequence[str]) -> ImageFolder:
     folders, files = folder_contents(here)
-    pictures = [f for f in folders - set(leave_out) if holds_images(here / f)]
+    pictures = [f for f in folders if one_form(f) not in leave_out and holds_images(here / f)]
     flat = any(f.lower().endswith(IMAGE_SUFFIXES) for f in files)
     tables = [f for f in files if f.lower().endswith(TABLES)]
     return ImageFolder(top, here, tuple(sorted(pictures)), flat, tuple(sorted(tables)))

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from fedvlm.core.errors import DataError, did_you_mean, fold
@@ -163,7 +164,10 @@ def _structure(
     if "train" in parts:
         train = look_into(place.top, parts["train"], leave_out)
         if train.pictures and not train.flat:
-            return _in_parts(place, parts, train, keys, leave_out)
+            return _in_parts(place, parts, keys, leave_out)
+    elif not place.flat and len(parts) == len(place.pictures):
+        if any(look_into(place.top, path, leave_out).pictures for path in parts.values()):
+            return _in_parts(place, parts, keys, leave_out)  # to be tested on
     elif not place.flat and len(place.pictures) > 1:
         domains = _domains(place, leave_out)
         classes = sorted({c for inner in domains.values() for c in inner}) or place.pictures
@@ -191,13 +195,13 @@ def _image_dir(place: ImageFolder) -> Keys:
 
 
 def _in_parts(
-    place: ImageFolder, parts: Mapping[str, Path], train: ImageFolder, keys: Keys,
-    leave_out: Sequence[str],
+    place: ImageFolder, parts: Mapping[str, Path], keys: Keys, leave_out: Sequence[str],
 ) -> FolderShape:
     """Return ``{train,val,test}/<class>``; what lacks a test part is completed, and said."""
-    names, notes = _names(place, train.pictures)
+    inner = {p: look_into(place.top, path, leave_out).pictures for p, path in parts.items()}
+    names, notes = _names(place, inner.get("train") or sorted({*chain(*inner.values())}))
     form: Keys = {"DATASET.FORMAT": "folders"}
-    labelled = {p for p, path in parts.items() if look_into(place.top, path, leave_out).pictures}
+    labelled = {p for p, classes in inner.items() if classes}
     what = f"{', '.join(p for p in ('train', 'val', 'test') if p in labelled)} folders"
     if labelled == {"train"}:
         form["DATASET.TEST_SHARE"] = USUAL_SHARE

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.columns.find_images import DICOM, dicom_words, is_found
+from fedvlm.data.columns.find_images import DICOM, dicom_words, is_found, lies_in
 from fedvlm.data.datum import PARTS
 from fedvlm.data.formats.class_names import has_names
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
@@ -156,7 +156,7 @@ def _images_of(place: ImageFolder, path: Path, first: str) -> str:
     else:
         for base in dict.fromkeys((place.here, place.top)):
             for name in dict.fromkeys(("", *_IMAGE_FOLDERS, *place.pictures)):
-                if (base / name / first).is_file():
+                if lies_in(first, base / name):
                     return place.below(base / name)
     for base in dict.fromkeys((place.here, place.top)):
         if is_found(first, base):

@@ -19,7 +19,8 @@ WEIGHTS, CARD = "classifier.safetensors", "classifier.json"
 def write_classifier(recipe: ExportRecipe, folder: Path) -> None:
     """Write the class features ``text [C, d]``, and what belongs to them.
 
-    They are normalised; of sets of labels the neutral prompt's feature is taken from each.
+    They are normalised; of sets of labels the neutral prompt's feature is taken from each. A model
+    trained on captions has none: the tower's own feature is what it says.
 
     Raises:
         ConfigError: prediction needs more than a tower and class features.
@@ -28,16 +29,25 @@ def write_classifier(recipe: ExportRecipe, folder: Path) -> None:
     names = ("method", "classnames", "scale", "transform", "sets")
     keys = [name for name in names if name in recipe.card]
     files.write_json(folder / CARD, {k: recipe.card[k] for k in keys})
-    save_file(tensors, str(folder / WEIGHTS))
+    if tensors:
+        save_file(tensors, str(folder / WEIGHTS))
 
 
 def read_classifier(folder: Path) -> Callable[[Tensor], Tensor]:
-    """Return ``image features [n, d] -> logits [n, C]``."""
+    """Return ``image features [n, d] -> logits [n, C]``, without classes their directions."""
+    if not (folder / WEIGHTS).exists():
+        return lambda z: F.normalize(z, dim=-1)
     scale = json.loads((folder / CARD).read_text(encoding="utf-8"))["scale"]
     text = load_file(folder / WEIGHTS)["text"]
     return lambda z: scale * F.normalize(z, dim=-1) @ text.T
 
 
-USAGE = """text = load_file('classifier.safetensors')['text']  # [classes, d], normalised
+def usage(recipe: ExportRecipe) -> str:
+    """Return what a card says of the way from image features to what the model says."""
+    return _USAGE if "text" in recipe.tensors else (
+        "z = F.normalize(z, dim=-1)  # times a text's feature of length one: the cosine")
+
+
+_USAGE = """text = load_file('classifier.safetensors')['text']  # [classes, d], normalised
 card = json.load(open('classifier.json'))
 logits = card['scale'] * F.normalize(z, dim=-1) @ text.T  # over card['classnames']"""

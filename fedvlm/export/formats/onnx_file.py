@@ -54,7 +54,7 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
     require()
     import onnx  # optional: fedvlm[onnx]
 
-    model = recipe.module(trained.model)
+    model, said = recipe.module(trained.model), "feature" if trained.facts.captioned else "logits"
     size = sum(v.numel() * v.element_size() for v in model.state_dict().values())
     if size > MOST:
         raise ConfigError(f"the tower has {size / 1e9:.1f} GB, but an ONNX file can hold at most "
@@ -72,7 +72,7 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
         ):
             torch.onnx.export(
                 model, (recipe.pixels,), str(folder / FILE), input_names=["pixels"],
-                output_names=["logits"], opset_version=OPSET, dynamo=True, external_data=False,
+                output_names=[said], opset_version=OPSET, dynamo=True, external_data=False,
                 dynamic_shapes={"pixels": {0: torch.export.Dim("images", max=MOST_IMAGES)}},
                 verbose=False,
             )
@@ -96,7 +96,7 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
     files.write_json(folder / "model.json", {k: recipe.card[k] for k in keys})
     return (
         "```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession('model.onnx')\n"
-        "logits = session.run(None, {'pixels': pixels})[0]  # float32 [n, 3, S, S]\n```\n\n"
+        f"{said} = session.run(None, {{'pixels': pixels}})[0]  # float32 [n, 3, S, S]\n```\n\n"
         "Class names and transform are in model.json and in the file's metadata."
     )
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedvlm.core import files
-from fedvlm.export.formats.beside import USAGE, read_classifier, write_classifier
+from fedvlm.export.formats.beside import read_classifier, usage, write_classifier
 from fedvlm.export.recipe import ExportRecipe
 from fedvlm.export.towers import merge_lora, plain_clip
 from fedvlm.export.trained import TrainedModel
@@ -38,7 +38,7 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
         "```python\nimport json\nimport open_clip\nfrom safetensors.torch import load_file\n"
         "from torch.nn import functional as F\n\n"
         "model, _, transform = open_clip.create_model_and_transforms('local-dir:.')\n"
-        f"z = model.eval().encode_image(pixels)\n{USAGE}\n```"
+        f"z = model.eval().encode_image(pixels)\n{usage(recipe)}\n```"
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree
-from fedvlm.export.formats.beside import USAGE, read_classifier, write_classifier
+from fedvlm.export.formats.beside import read_classifier, usage, write_classifier
 from fedvlm.export.recipe import ExportRecipe
 from fedvlm.export.towers import hub_name, plain_clip
 from fedvlm.export.trained import TrainedModel
@@ -104,7 +104,7 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
         "```python\nimport json\nfrom peft import PeftModel\nfrom safetensors.torch import "
         "load_file\nfrom torch.nn import functional as F\nfrom transformers import CLIPModel\n\n"
         f"model = PeftModel.from_pretrained(CLIPModel.from_pretrained('{name}'), '.').eval()\n"
-        f"z = model.get_image_features(pixel_values=pixels).pooler_output\n{USAGE}\n```"
+        f"z = model.get_image_features(pixel_values=pixels).pooler_output\n{usage(recipe)}\n```"
     )
 
 

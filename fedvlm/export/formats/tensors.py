@@ -48,11 +48,12 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
     if source.count("\n") > 60:
         raise ConfigError(f"run.py would take {source.count(chr(10))} lines: use --format onnx")
     files.write_text(folder / "run.py", source)
+    said = "feature" if trained.facts.captioned else "class and logits"
     return (
-        "`python run.py IMAGE ...` prints a JSON line per image: class and logits. It needs "
+        f"`python run.py IMAGE ...` prints a JSON line per image: {said}. It needs "
         "`torch`, `safetensors`, `pillow` and `open_clip_torch`, not fedvlm.\n\n"
         "```python\nfrom pathlib import Path\nimport run\n\nmodel = run.load(Path('.'))\n"
-        "logits = model(pixels)  # [n, 3, S, S], see `transform` in model.json\n```"
+        f"{said.split()[-1]} = model(pixels)  # [n, 3, S, S], see `transform` in model.json\n```"
     )
 
 

@@ -126,7 +126,7 @@ def next_step(
             and pooled >= personal + RISE:
         return {"reason": f"heads of the clients alone reach {alone['personal']:.1f}, one on all "
                           f"images in one place {pooled:.1f}: train personal heads beside a "
-                          "shared one", "flags": list(OWN_AND_SHARED)}
+                          "shared one", "flags": _of_head(OWN_AND_SHARED, rate, records, sets)}
     if answer["verdict"] == COSTS or below:
         if alone["reference"] == "zero_shot":
             return {"reason": "the untrained model is better: use it as it is, or share fewer "
@@ -134,13 +134,26 @@ def next_step(
         own = float((found.get("logreg") or {}).get("personal") or 0.0)
         return None if own < personal + RISE else {
             "reason": "train a linear head at each client alone, or share fewer parts",
-            "flags": list(OWN_HEAD)}
+            "flags": _of_head(OWN_HEAD, rate, records, sets)}
     if trainer == AFL[1] and pooled >= personal + RISE:
         return {"reason": f"a linear head on all images in one place reaches {pooled:.1f}, and "
                           "FedAvg of a head can come near that",
-                "flags": [*HEAD, "--lr", f"{HEAD_RATE:g}",
-                          *(("--rounds", str(ENOUGH)) if len(records) - 1 < FEW else ())]}
+                "flags": _of_head(HEAD, 0.0, records)}
     return None
+
+
+def _of_head(
+    flags: Sequence[str], rate: float, records: Sequence[Mapping[str, Any]], sets: bool = False
+) -> list[str]:
+    """Return the flags of a method of linear heads, with a rate and rounds that suffice for it.
+
+    The same command keeps its own, which may be the rate of prompts. On 600 EuroSAT images at ten
+    clients, ten rounds of Ditto reach 50.2 % with 0.005 and 80.0 % with ``HEAD_RATE``.
+    """
+    low = rate < HEAD_RATE and not sets  # of sets of labels the loss is another
+    few = len(records) - 1 < FEW
+    return [*flags, *(("--lr", f"{HEAD_RATE:g}") if low else ()),
+            *(("--rounds", str(ENOUGH)) if few else ())]
 
 
 def _too_fast(

@@ -153,6 +153,15 @@ def test_a_table_of_test_images_needs_no_training_images(
                                 (["test"], first, one)):
         assert main(["evaluate", *table(parts, only), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["images"] == images
+    photos(tmp_path / "only" / "test", data_of(place))
+    assert main(["evaluate", str(place), "--images", str(tmp_path / "only"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 6
+    assert main(["predict", str(place), str(tmp_path / "only")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 7
+    assert main(["predict", *table(["test"])[::2]]) == 3
+    assert "list.csv is a table: fedvlm evaluate RUN --images" in capsys.readouterr().err
+    assert main(["data", "add", str(tmp_path / "only"), "--to", str(tmp_path / "x.yaml")]) == 3
+    assert "has test but no 'train' folder (fedvlm evaluate" in capsys.readouterr().err
     assert main(["evaluate", *table(["val", "train"])]) == 0
     assert "no test part: the validation images count" in capsys.readouterr().err
     out = ["--to", str(tmp_path / "new")]

@@ -139,3 +139,40 @@ def test_a_label_a_line_is_told_how_it_is_written(tmp_path: Path) -> None:
     written(tmp_path, "t.csv", "file,finding", rows)
     with pytest.raises(DataError, match=r"line 3: '0.png' is also on line 2: .* in one cell, a\|b"):
         understand(tmp_path / "t.csv", {"DATASET.LABELS": "finding"})
+
+
+def test_folders_in_both_unicode_forms_are_one_class(tmp_path: Path) -> None:
+    """macOS decomposes names; side by side the two are copies of one folder, and refused."""
+    names = ["R\u00f6ntgen", "\u00d6dem", "plain"]
+    apart = [unicodedata.normalize("NFD", name) for name in names]
+    for part, spelt in (("train", apart), ("val", names), ("test", names)):
+        for n, name in enumerate(spelt):
+            for i in range(2):
+                picture(tmp_path / "tree" / part / name / f"{part}{i}\u0301.png", n)
+    given = {"CACHE_DIR": str(tmp_path / ".cache")}
+    data = understand(tmp_path / "tree", given).data
+    assert data.classnames == sorted(names) and {d.label for d in data.test} == {0, 1, 2}
+    assert all(d.path.is_file() for d in data.all())
+    assert {d.classname for d in data.train_x} == set(names)
+    word = f"{apart[0]}=x-ray"
+    own = understand(tmp_path / "tree", given | {"DATASET.CLASSNAMES": word})
+    assert "x-ray" in own.data.classnames
+    own = understand(tmp_path / "tree", given | {"DATASET.LEAVE_OUT": apart[0]})
+    assert own.data.classnames == sorted(names[1:])
+
+    rows = [[f"{name}/train{i}\u0301.png", name] for name in names[::-1] for i in range(2)]
+    rows = [[unicodedata.normalize("NFC", cell) for cell in row] for row in rows]
+    written(tmp_path / "tree" / "train", "t.csv", "file,class", rows)
+    data = understand(tmp_path / "tree" / "train" / "t.csv", given).data
+    assert len(data.all()) == 6 and all(d.path.is_file() for d in data.all())
+
+    places = {f"{d}/{c}" for d in (apart[0], "Lyon") for c in apart[1:]}
+    for n, place in enumerate(sorted(places)):
+        for i in range(4):
+            picture(tmp_path / "domains" / place / f"{i}.png", 4 * n + i)
+    data = understand(tmp_path / "domains", given).data
+    assert data.domain_names == ["Lyon", names[0]] and data.classnames == sorted(names[1:])
+
+    picture(tmp_path / "tree" / "test" / apart[0] / "0.png", 1)
+    with pytest.raises(DataError, match="two folders called 'R\u00f6ntgen'.*Unicode form only"):
+        understand(tmp_path / "tree", given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,6 +75,26 @@ def test_names_for_the_prompts(tmp_path: Path) -> None:
     header, cells, labels = FORMS["columns"]
     own = read(table(tmp_path, header, cells), LABELS=labels, CLASSNAMES="c=pleural effusion")
     assert own.data.label_names == ["a", "b", "pleural effusion"]
+
+
+@pytest.mark.parametrize("form", ["bars", "columns"])
+def test_labels_are_words_and_answer_to_their_columns(form: str, tmp_path: Path) -> None:
+    """A cell's spelling and a column's become the same words, as folders' names do."""
+    spelt = {"a": "has_tumor", "b": "Pleural_Effusion", "c": "AirSpace"}
+    header, cells, labels = FORMS[form]
+    for old, new in reversed(spelt.items()):
+        header, labels = (re.sub(rf"\b{old}\b", new, text) for text in (header, labels))
+        cells = [[re.sub(rf"\b{old}\b", new, cell) for cell in row] for row in cells]
+    folder, words = table(tmp_path, header, cells), {"air space", "has tumor", "Pleural Effusion"}
+    own = read(folder, LABELS=labels)
+    assert set(own.data.label_names) == words and own.keys["DATASET.CLASSNAMES"] == "words"
+    assert any("in words for the prompts" in note for note in own.notes)
+    own = read(folder, LABELS=labels, CLASSNAMES="has_tumor=mass,Pleural_Effusion=fluid")
+    assert {"mass", "fluid"} < set(own.data.label_names)
+    if form == "bars":  # without any in capitals
+        cells = [[cell.replace("AirSpace", "air")] for [cell] in cells]
+        own = read(table(tmp_path, header, cells), LABELS=labels)
+        assert own.data.label_names == ["Pleural Effusion", "air", "has tumor"]
 
 
 def test_columns_may_be_named_in_other_spelling(tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ PRESENT = ["AnnualCrop", "SeaLake", "AMD"]
     ("words", ["annual crop", "sea lake", "AMD"]),
     ("field, lake,eye", ["field", "lake", "eye"]),
     ("SeaLake=lake", ["AnnualCrop", "lake", "AMD"]),
+    ("sea_lake=lake", ["AnnualCrop", "lake", "AMD"]),
     ('{"AMD": "eye, wet", "0": "field"}', ["field", "SeaLake", "eye, wet"]),
 ])
 def test_given_names_by_order_folder_and_number(text: str, names: list[str]) -> None:

@@ -134,6 +134,21 @@ def test_the_next_step(
     assert (afl in step["reason"]) == (flags == AFL)
 
 
+@pytest.mark.parametrize(("personal", "history", "flags"), [
+    (57.0, FLAT, [*DITTO, "--lr", "0.05"]),
+    (57.0, records(0), [*DITTO, "--lr", "0.05", "--rounds", "20"]),
+    (50.0, FLAT, [*OWN_HEAD, "--lr", "0.05"]),
+])
+def test_a_head_gets_the_rate_of_heads(
+    personal: float, history: list[dict[str, Any]], flags: list[str]
+) -> None:
+    """The command that it goes on from may have the default, which is that of prompts."""
+    step = against.next_step(numbers(personal, afl=57.5), history, "FedTV", "", 0.005)
+    assert step is not None and step["flags"] == flags
+    step = against.next_step(numbers(personal, afl=57.5), FLAT, "FedTV", "", 0.05)
+    assert step is not None and "--lr" not in step["flags"]
+
+
 @pytest.mark.parametrize("flags", [LONGER, SLOWER, HEAD, OWN_HEAD, AFL, NEAR, DITTO,
                                    ["--trainer", "ZeroShot"], [*HEAD, "--rounds", "20"]])
 def test_what_is_proposed_is_a_command(flags: list[str]) -> None:
