@@ -154,7 +154,12 @@ def plan_forgetting(
     cfg = run_config(path, {**(changes or {}), "SINKS": "()", "RESUME": ""}, trust)
     if of_parties(cfg):
         if group or bool(images) == bool(client):
-            _refuse_parties(path)
+            raise ConfigError(
+                f"'{path}': the clients' images are at their sites, and nobody knows here which "
+                "are whose. A whole site leaves with --client SITE; for a client, a patient or "
+                "images of it the owner first takes them from its lists (fedvlm site forget "
+                "site.yaml --client K, or --images LIST), then --client K or --images SITE here "
+                "(docs/audit.md)")
         return _plan_parting(path, run, cfg, client, images, changes, trust, look)
     data = Inputs().data(cfg, progress)
     for clause in partition_differences(data, path):
@@ -220,15 +225,6 @@ def delete_run(path: Path) -> None:
     lock.refuse_busy(run_folder(path))
     with files.explain_errors(path):
         shutil.rmtree(path)
-
-
-def _refuse_parties(path: Path) -> None:
-    raise ConfigError(
-        f"'{path}': the clients' images are at their sites, and nobody knows here which are whose. "
-        "A whole site leaves with --client SITE; for a client, a patient or images of it the owner "
-        "first takes them from its lists (fedvlm site forget site.yaml --client K, or --images "
-        "LIST), then --client K or --images SITE here (docs/audit.md)"
-    )
 
 
 def _plan_parting(

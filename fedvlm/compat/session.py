@@ -145,7 +145,7 @@ class Session:
         shared = tower_tensors(world.model.backbone)
         self.trains_towers = any(id(p) in shared for p in self.params.values())
         self._keep_frozen(shared | (world.towers - {id(p) for p in self.params.values()}))
-        self.pristine = self._attributes()
+        self.pristine = [(o, _snapshot(o)) for o in self._objects()]
 
     def _adopt(self) -> list[RunOptimizer]:
         """Return the optimisers; torch's own are replaced by the run's wherever they are kept."""
@@ -183,9 +183,6 @@ class Session:
         modules = [m for m in self.container.modules()
                    if type(m).__module__.partition(".")[0] not in FOREIGN]
         return [self.inner, *modules]
-
-    def _attributes(self) -> list[tuple[Any, dict[str, Any]]]:
-        return [(o, _snapshot(o)) for o in self._objects()]
 
     def restore(self) -> None:
         """Put everything that the file keeps on itself back to how it was built.

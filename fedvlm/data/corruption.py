@@ -30,14 +30,6 @@ SMALL, LARGE = 64, 224  # pixels of the shorter side: CIFAR's constants; what ot
 REACH = 4  # of a blur's kernel, standard deviations
 
 
-def _gaussian_noise(x: Floats, c: float, rng: np.random.Generator) -> Floats:
-    return x + rng.normal(size=x.shape, scale=c)
-
-
-def _shot_noise(x: Floats, c: float, rng: np.random.Generator) -> Floats:
-    return rng.poisson(x * c) / c
-
-
 def _impulse_noise(x: Floats, c: float, rng: np.random.Generator) -> Floats:
     """Replace a share ``c`` of the numbers by 0 or 1, each equally often (salt and pepper)."""
     hit, salt = rng.random(x.shape) < c, rng.random(x.shape) < 1 / 2
@@ -94,8 +86,10 @@ class Corruption:
 
 KINDS: Mapping[str, Corruption] = {
     "gaussian_noise": Corruption(
-        _gaussian_noise, (.04, .06, .08, .09, .10), (.08, .12, .18, .26, .38)),
-    "shot_noise": Corruption(_shot_noise, (500, 250, 100, 75, 50), (60, 25, 12, 5, 3)),
+        lambda x, c, rng: x + rng.normal(size=x.shape, scale=c),
+        (.04, .06, .08, .09, .10), (.08, .12, .18, .26, .38)),
+    "shot_noise": Corruption(
+        lambda x, c, rng: rng.poisson(x * c) / c, (500, 250, 100, 75, 50), (60, 25, 12, 5, 3)),
     "impulse_noise": Corruption(
         _impulse_noise, (.01, .02, .03, .05, .07), (.03, .06, .09, .17, .27)),
     "gaussian_blur": Corruption(_gaussian_blur, (.4, .6, .7, .8, 1), (1, 2, 3, 4, 6)),

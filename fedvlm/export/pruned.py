@@ -62,7 +62,7 @@ def without_pruned(trained: TrainedModel) -> TrainedModel:
         for site, axis in held.get(name, ()):
             at = axis.along(masks[site].nonzero().flatten()).to(params[name].device)
             params[name] = params[name].index_select(axis.axis, at).contiguous()
-            if _is_norm(trained, name):
+            if isinstance(trained.trainer, OverNetwork) and trained.trainer.is_norm(name):
                 norms[name.rpartition(".")[0]] = at
     slim = replace(trained, params=params, trainer=_with_norms(trained, norms))
     gap = difference(_noise_logits(slim), _noise_logits(trained))
@@ -113,11 +113,6 @@ def _noise_logits(trained: TrainedModel) -> Tensor:
     with torch.no_grad():
         predict = trained.trainer.predictor(model, expand(p, 1))
         return predict({"pixels": noise.to(model.device, model.dtype)})[0]
-
-
-def _is_norm(trained: TrainedModel, name: str) -> bool:
-    """Tell whether a tensor with hidden channels is a norm's of a network."""
-    return isinstance(trained.trainer, OverNetwork) and trained.trainer.is_norm(name)
 
 
 def _with_norms(trained: TrainedModel, kept: Mapping[str, Tensor]) -> Trainer:

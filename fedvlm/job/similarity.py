@@ -41,7 +41,7 @@ def upload_similarity(event: RoundFinished) -> dict[str, Any] | None:
     for name in names:
         sent, got = (_rows(tree[name], len(clients)) for tree in (updates.params, updates.received))
         pairs[name] = _plain(_normalised(sent @ sent.T))
-        to_global[name] = _plain(_cosines(sent, got))
+        to_global[name] = _plain(_ratio((sent * got).sum(1), sent.norm(dim=1) * got.norm(dim=1)))
         sent -= got
         moved += sent @ sent.T
     cosines = {"clients": list(clients), "update": _plain(_normalised(moved))}
@@ -62,11 +62,6 @@ def _normalised(gram: Tensor) -> Tensor:
     """Return cosines from inner products ``[K, K]``."""
     norm = gram.diagonal().clamp_min(0).sqrt()
     return _ratio(gram, norm[:, None] * norm)
-
-
-def _cosines(x: Tensor, y: Tensor) -> Tensor:
-    """Return the cosines ``[K]`` of the rows of two matrices."""
-    return _ratio((x * y).sum(1), x.norm(dim=1) * y.norm(dim=1))
 
 
 def _ratio(inner: Tensor, norm: Tensor) -> Tensor:

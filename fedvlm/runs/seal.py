@@ -25,7 +25,8 @@ def seal_text(record: dict[str, Any]) -> str:
 
 def seal_of(record: Mapping[str, Any]) -> str:
     """Return the seal over a JSON record: the hash of its values, however they are spaced."""
-    return sha256(_canonical({k: v for k, v in record.items() if k != "seal"}))
+    body = {k: v for k, v in record.items() if k != "seal"}
+    return sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
 
 
 def open_sealed(path: Path, data: bytes, formats: tuple[int, ...], identity: str) -> dict[str, Any]:
@@ -124,7 +125,3 @@ def _unreadable(path: Path, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return f"{path.name} is missing"
     return f"{path.name} cannot be read ({error.strerror})"
-
-
-def _canonical(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()

@@ -223,7 +223,8 @@ class Checker:
         return Cell(
             number, combination.column, combination.row, int(cfg.SEED),
             command_words(combination, job), Path(cfg.OUTPUT_DIR), place.relative(),
-            identity_digest(config), config | {"TRAINER.NAME": cfg.TRAINER.NAME}, group_of(job),
+            identity_digest(config), config | {"TRAINER.NAME": cfg.TRAINER.NAME},
+            _group(data_key(job.cfg), _model_keys(job.cfg)),
         )
 
     def with_seeds(self, cell: Cell, job: Job, seeds: Sequence[int], fixed: bool) -> list[Cell]:
@@ -256,16 +257,12 @@ class Checker:
         return out
 
 
-def group_of(job: Job) -> str:
-    """Return a key that cells share whose data and backbone are the same."""
-    return _group(data_key(job.cfg), _model_keys(job.cfg))
-
-
 def _model_keys(cfg: CfgNode) -> dict[str, Any]:
     return {k: v for k, v in flat(cfg).items() if k.startswith("MODEL.")}
 
 
 def _group(data: str, model: Mapping[str, Any]) -> str:
+    """Return a key that cells share whose data and backbone are the same."""
     return identity_digest({"data": data, "model": dict(model)})[:16]
 
 

@@ -155,7 +155,8 @@ def _up(args: Namespace, folder: Path) -> int:
     if lost:
         raise ConfigError(f"'{lost[0]}' does not exist; create it with fedvlm site make")
     place = network.up(folder, owners, say, args.listen, args.reach)
-    many, option = len(place.sites), _option(args)
+    many = len(place.sites)
+    option = "" if args.federation == FOLDER else f" --federation {args.federation}"
     if place.listen or any(site.owner for site in place.sites):
         network.serve_owners(place, say)
         count = f"{many} sites" if many != 1 else "1 site"
@@ -167,10 +168,6 @@ def _up(args: Namespace, folder: Path) -> int:
     say(f"{many} sites are registered. A run of {2 * many} clients on them: fedvlm run --demo "
         f"--num-users {2 * many} --engine flower{option} FED.SITES {split_evenly(2 * many, many)}")
     return 0
-
-
-def _option(args: Namespace) -> str:
-    return "" if args.federation == FOLDER else f" --federation {args.federation}"
 
 
 def _admit(args: Namespace, place: Place) -> int:

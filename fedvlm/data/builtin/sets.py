@@ -90,14 +90,6 @@ def _render_set(names: tuple[str, ...], seed: int, style: str, folder: Path, fil
     _write_split(folder, file, images, rows, parts)
 
 
-def _shapes(folder: Path) -> None:
-    _render_set(PAIRS, 101, SHAPES_STYLE, folder, "split_zhou_Shapes.json")
-
-
-def _new_nouns(folder: Path) -> None:
-    _render_set(NEW_NOUNS, 102, "clean", folder, "split_zhou_NewNouns.json")
-
-
 def real_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """scikit-learn's 1,797 real 8x8 digits as RGB uint8 [N, 32, 32, 3] (bicubic), and labels."""
     from sklearn.datasets import load_digits  # start-up: scikit-learn, for Digits only
@@ -140,9 +132,11 @@ def _shapes_domains(folder: Path) -> None:
 
 
 _WRITERS: dict[str, Callable[[Path], None]] = {
-    "shapes": _shapes,
+    "shapes": lambda folder: _render_set(
+        PAIRS, 101, SHAPES_STYLE, folder, "split_zhou_Shapes.json"),
     "digits": _digits,
-    "new_nouns": _new_nouns,
+    "new_nouns": lambda folder: _render_set(
+        NEW_NOUNS, 102, "clean", folder, "split_zhou_NewNouns.json"),
     "shapes_domains": _shapes_domains,
 }
 BUILTIN = tuple(_WRITERS)

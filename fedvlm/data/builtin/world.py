@@ -387,17 +387,12 @@ def _pixel(x: Floats, rng: np.random.Generator) -> Floats:
     return coarse.repeat(4, axis=1).repeat(4, axis=2)[..., [1, 2, 0]]
 
 
-def _negative(x: Floats, rng: np.random.Generator) -> Floats:
-    """The photographic negative; `rng` is not needed."""
-    return 255.0 - x
-
-
 _STYLES: dict[str, Callable[[Floats, np.random.Generator], Floats]] = {
     "clean": lambda x, rng: x,
     "photo": _photo,
     "sketch": _sketch,
     "pixel": _pixel,
-    "negative": _negative,
+    "negative": lambda x, rng: 255.0 - x,
 }
 STYLES = tuple(_STYLES)
 

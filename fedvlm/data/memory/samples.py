@@ -119,7 +119,8 @@ class Samples:
         columns = self._columns
         if isinstance(row, Mapping) and columns is None:
             names = [str(name) for name in row]
-            columns = self._columns = _by_name(names, self._at(i))
+            columns = self._columns = (_only([], IMAGE_NAMES, names, self._at(i)),
+                                       _only([], LABEL_NAMES, names, self._at(i)))
         if columns is None and not (isinstance(row, tuple | list) and len(row) == len(PAIR)):
             raise DataError(
                 f"{self._at(i)}: the dataset gives {_said(row)}, not a pair (image, label)"
@@ -218,10 +219,6 @@ def _table_columns(dataset: Any, where: str, columns: Columns | None) -> Columns
     images = [n for n, kind in kinds.items() if kind == "Image"]
     labels = [n for n, kind in kinds.items() if kind == "ClassLabel"]
     return _only(images, IMAGE_NAMES, names, where), _only(labels, LABEL_NAMES, names, where)
-
-
-def _by_name(names: Sequence[str], where: str) -> Columns:
-    return _only([], IMAGE_NAMES, names, where), _only([], LABEL_NAMES, names, where)
 
 
 def _only(by_kind: Sequence[str], usual: Sequence[str], names: Sequence[str], where: str) -> str:

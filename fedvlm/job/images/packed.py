@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.data.datum import Datum, IntArray
+from fedvlm.data.datum import Datum
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
@@ -146,13 +146,9 @@ def packed_features(
         at.append(n)
         rows.append(image.row)
     for pack, at, rows in places.values():
-        values = pack.rows(transform, _int64(rows))
+        values = pack.rows(transform, np.array(rows, dtype=np.int64))
         out[torch.tensor(at)] = torch.from_numpy(values)
     return out
-
-
-def _int64(values: list[int]) -> IntArray:
-    return np.array(values, dtype=np.int64)
 
 
 def origin_of(numerics: str, batch: int) -> str:

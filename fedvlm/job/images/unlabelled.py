@@ -48,7 +48,7 @@ def for_method(
         raise DataError(
             f"client(s) {first_names(names, _FIRST)} have only images without a label, and "
             f"{method} needs labels: train with --trainer SAGE, or take these clients out")
-    keep = len(data.samples) - len(unlabelled_of(data))
+    keep = len(data.samples) - count
     return replace(
         data, samples=data.samples[:keep], labels=data.labels[:keep], domains=data.domains[:keep],
         groups=None if data.groups is None else data.groups[:keep],
@@ -56,11 +56,6 @@ def for_method(
         notes=[*data.notes, f"{method} trains on images with a label only: the {count:,} without "
                "are left out (--trainer SAGE uses them)"],
     )
-
-
-def unlabelled_of(data: FederatedData) -> list[int]:
-    """Return the indices of all clients' images without a label, ascending."""
-    return sorted(int(i) for client in data.clients for i in client.unlabelled)
 
 
 def taught(clients: Sequence[ClientSplit]) -> list[ClientSplit]:

@@ -71,13 +71,9 @@ class Proof:
             return text
         entered = max(map(int, blocks))
         wrong = [n for n, value in self.differences.items() if value > self.tolerance]
-        below = [b for n in wrong for b in block_numbers(n) if b < entered]
+        numbers = (int(b) for n in wrong for b in re.findall(r"(?<=\.)\d+(?=\.|$)", n))
+        below = [b for b in numbers if b < entered]  # ``image.prompt.3`` is of block 3
         return f"{text}: the cache must start at or before block {min(below)}" if below else text
-
-
-def block_numbers(name: str) -> list[int]:
-    """Return the numbers in a tensor's dotted name: ``image.prompt.3`` is of block 3."""
-    return [int(number) for number in re.findall(r"(?<=\.)\d+(?=\.|$)", name)]
 
 
 def compare(

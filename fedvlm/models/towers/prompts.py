@@ -54,11 +54,6 @@ class Prompts:
         )
 
 
-def clean_name(name: str) -> str:
-    """Class name as CoOp feeds it to the tokenizer: underscores become blanks."""
-    return name.replace("_", " ")
-
-
 def prefix_length(backbone: Backbone) -> int:
     """Number of tokens that the tokenizer puts before every text (1 for CLIP, 0 for SigLIP)."""
     first, second = backbone.tokenize(["a", "b"])
@@ -81,7 +76,7 @@ def assemble(
     if not classnames:
         raise ConfigError("no class names: a prompt needs at least one class")
     length, start = backbone.context_length, prefix_length(backbone)
-    names = [f"{words} {clean_name(name)}".lstrip() for name in classnames]
+    names = [f"{words} {name.replace('_', ' ')}".lstrip() for name in classnames]  # as CoOp
     if suffix is not None:
         names = [f"{name} {suffix.words}" for name in names]
     # Twice the length: a tokenizer cuts silently, and a cut prompt must be seen here.

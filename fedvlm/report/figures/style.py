@@ -174,12 +174,6 @@ def svg_text(figure: Figure) -> str:
     return _saved(figure, "svg", dpi=DPI, metadata={"Date": None}).decode()
 
 
-def pdf_bytes(figure: Figure) -> bytes:
-    """Return a figure as PDF, its fonts inside; the same figure gives the same bytes."""
-    return _saved(figure, "pdf", dpi=DPI, metadata={"CreationDate": None, "Producer": None,
-                                                    "Creator": None})
-
-
 def figure_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV, columns in the order of their first appearance; None is an empty cell."""
     def cell(value: Any) -> Any:
@@ -212,7 +206,8 @@ def write_figure(
     figure.set_layout_engine("none")  # laid out once for all kinds: of many axes it takes seconds
     contents = {"png": png_bytes(figure), "svg": svg_text(figure).encode()}
     if rows is not None:
-        contents["pdf"] = pdf_bytes(figure)
+        undated = {"CreationDate": None, "Producer": None, "Creator": None}
+        contents["pdf"] = _saved(figure, "pdf", dpi=DPI, metadata=undated)
         contents["csv"] = figure_csv(rows).encode("utf-8", errors="surrogateescape")
     for kind, data in contents.items():
         files.write_bytes(folder / f"{name}.{kind}", data)
