@@ -85,9 +85,6 @@ def schema_of(
     Defaults are those of the repository's own scripts, then Dassl's and CoOp's; a key that none of
     them knows has to be set. Keys that the repository assigns and the file does not read are taken
     and have no effect, so that its YAML files load.
-
-    Args:
-        assigned: ``repository.defaults.assigned_keys``.
     """
     usual, given = default_schema(), dict(assigned or {})
     foreign = {k: o.default for k, o in dassl_options().items() if k.startswith("TRAINER.")}

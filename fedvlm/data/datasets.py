@@ -54,9 +54,6 @@ DEFAULT_TEMPLATE = "a photo of a {}."
 def load_dataset(cfg: CfgNode, whole: bool = True) -> DatasetBase:
     """Read the data set that ``cfg.DATASET`` names, from its images or from a feature pack.
 
-    Args:
-        whole: as ``CopyInfo``.
-
     Raises:
         ConfigError: unknown name (and no DATASET.DIR that describes an own set) or format; a pack
             of another set.
@@ -280,9 +277,6 @@ def read_by_config(
     cfg: CfgNode, root: Path, faults: list[str] | None = None, whole: bool = True
 ) -> DatasetBase:
     """Read a set, known or not, in the layout that the config spells out.
-
-    Args:
-        faults, whole: as ``CopyInfo``.
 
     Raises:
         ConfigError: the config does not say how it is laid out.

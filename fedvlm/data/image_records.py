@@ -112,9 +112,6 @@ class ImageRecords:
     def verify(self, samples: Sequence[Datum], check: Callable[[bytes], None]) -> list[str]:
         """Read every file again; return those with other bytes though their times are the same.
 
-        Args:
-            check: as of ``find_broken``.
-
         Raises:
             DataError: files that do not exist.
         """

@@ -141,9 +141,6 @@ class Layout:
     def read(self, place: Path, info: DatasetInfo, faults: list[str] | None = None) -> DatasetBase:
         """Return the lists of a set in its folder, not checked, with the notes of the reader.
 
-        Args:
-            faults: as ``CopyInfo``.
-
         Raises:
             DataError: a file is not what it should be.
         """

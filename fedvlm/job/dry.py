@@ -131,9 +131,6 @@ def evaluation_only(
     On the data that they were trained on (the same split), the clients' own models are evaluated
     too and the headline is theirs; on other data it is the global model's on all test images.
 
-    Args:
-        request: ``model_dir``, ``load_epoch``.
-
     Raises:
         ConfigError: no run folder, no such round, or a run that trained other tensors.
     """

@@ -367,9 +367,6 @@ def refuse_unequal_streams(
     Two images are compared (``local.streams.prove_method``; drawn ones where features suffice). A
     proof that held for the same method, backbone and code is read from beside the feature store.
 
-    Args:
-        train: the clients' training samples.
-
     Raises:
         ConfigError: they differ, or the method fails on one of them.
     """

@@ -67,9 +67,6 @@ class Stage:
 class StagedTower:
     """An image tower as stages (``has_stages`` says which has some).
 
-    Args:
-        backbone: whose tower it is.
-
     Attributes:
         blocks: the stages.
         last: whether the channels are a map's last axis ``[n, H, W, C]``; else ``[n, C, H, W]``.

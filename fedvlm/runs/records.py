@@ -356,9 +356,6 @@ class RecordStore:
 def read_models(folder: Path, name: str = "personal") -> dict[int, Tree]:
     """Return the models in the records ``<name>000000, ...`` of ``folder``, by client.
 
-    Args:
-        folder: a run's ``models/``.
-
     Raises:
         DataError: there are none, or one is damaged.
     """

@@ -210,11 +210,7 @@ class Sweep:
 
     # ---- after ------------------------------------------------------------------------------
     def conclude(self, more: Sequence[str] = ()) -> int:
-        """Say what came of it all; return 0, or 1 where cells have failed.
-
-        Args:
-            more: further sentences.
-        """
+        """Say what came of it all; return 0, or 1 where cells have failed."""
         failed = [c for c in self.cells if self.states[c.number].name == FAILED]
         running = self.count(RUNNING)
         lines = [f"sweep {self.plan.name}: {self.count(DONE)} of {len(self.cells)} cells done"]

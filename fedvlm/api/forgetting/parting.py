@@ -144,11 +144,7 @@ def others_at_sites(path: Path, left: Leaving) -> list[tuple[Path, str]]:
 
 
 def runs_with(data: Collection[str], path: Path, output: Path) -> list[tuple[Path, str]]:
-    """Return the other runs below ``output`` with a site of these data, by digest.
-
-    Args:
-        path: the old run.
-    """
+    """Return the other runs below ``output`` with a site of these data, by digest."""
     found = []
     for one in runs_below(output):
         try:

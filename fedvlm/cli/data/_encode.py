@@ -116,11 +116,7 @@ def whole_set(cfg: CfgNode, verify: bool = False) -> WholeSet:
 
 
 def encode_set(cfg: CfgNode, verify: bool = False) -> Throughput:
-    """Encode all images of a set, and of every augmented view the training images; report.
-
-    Args:
-        cfg, verify: as of ``whole_set``.
-    """
+    """Encode all images of a set, and of every augmented view the training images; report."""
     images, spent = whole_set(cfg, verify), Throughput()
     for _ in images.encode(spent):
         pass

@@ -63,9 +63,6 @@ def images_in_tensor(values: Tensor) -> Iterator[Image.Image]:
 def images_in_array(values: np.ndarray, kind: str = "array") -> Iterator[Image.Image]:
     """Yield the images of ``[H, W]``, ``[H, W, c]`` or ``[n, H, W, c]``.
 
-    Args:
-        kind: names them in messages.
-
     Raises:
         DataError: another shape, or values that are no colours.
     """

@@ -67,9 +67,6 @@ def read_raw(path: Path) -> bytes:
 def loads_restricted(raw: bytes, where: str, *, objects: bool = False) -> Any:
     """Return the content of a pickle in memory, as ``load_restricted`` does.
 
-    Args:
-        where: the file, for messages.
-
     Raises:
         DataError: as ``load_restricted``.
     """

@@ -99,13 +99,7 @@ def sightings(holder: Holder, chunks: Iterable[T]) -> Iterator[tuple[T, bool]]:
 
 @dataclass(frozen=True)
 class Absent:
-    """A batcher of clients of which only the counts are known.
-
-    Args:
-        counts: of all clients.
-        batch_size: of a step.
-        who: the run, for messages.
-    """
+    """A batcher of clients of which only the counts are known."""
 
     counts: Roster
     batch_size: int

@@ -37,9 +37,6 @@ class ClientSide:
     A run calls ``check``, ``gather``, ``connect``, ``resume`` and ``meet``, in this order. What is
     not overridden here means: this process computes them.
 
-    Args:
-        cfg: of the run.
-
     Attributes:
         ask: the clients' half of the baseline without training (``ClientMeter.template``), once
             connected.

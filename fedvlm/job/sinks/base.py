@@ -69,9 +69,6 @@ class Sink:
 class Sinks:
     """The sinks of one run: made before anything is built, opened with the run folder.
 
-    Args:
-        names: ``SINKS``.
-
     Raises:
         ConfigError: an unknown sink, or its package is not installed.
     """

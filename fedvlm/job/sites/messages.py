@@ -36,11 +36,7 @@ _WHERE = ("run", "round", "model")
 
 
 class MessageLog:
-    """The log of one site; ``enter`` may be called by several threads.
-
-    Args:
-        folder: of the site's states.
-    """
+    """The log of one site; ``enter`` may be called by several threads."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LOG

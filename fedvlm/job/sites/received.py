@@ -27,9 +27,6 @@ def keep_received(folder: Path, frame: Frame) -> None:
 
     A round may have several: for other clients, or for the models before the final fine-tuning.
 
-    Args:
-        folder: of the run's states.
-
     Raises:
         DataError: it cannot be written.
     """

@@ -17,9 +17,6 @@ from fedvlm.runs.private import read_private
 def wish(path: Path, clients: Sequence[int], anew: bool) -> tuple[str, list[str]]:
     """Write down who is to be taken in again when a run goes on.
 
-    Args:
-        path: the run's folder.
-
     Returns:
         The command that goes on, and the sites of the clients.
 

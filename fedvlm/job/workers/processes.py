@@ -74,12 +74,7 @@ def _spreads(cfg: CfgNode) -> bool:
 
 
 def worker_command(folder: Path, states: Path, *words: str) -> list[str]:
-    """Return the command of a worker (``__main__``).
-
-    Args:
-        folder: of the run.
-        states: folder of clients' states.
-    """
+    """Return the command of a worker (``__main__``)."""
     return [sys.executable, "-m", MODULE, str(folder), str(states), *words]
 
 

@@ -101,10 +101,6 @@ class PostNormBlock(FrozenBlock):
 class EncoderShell:
     """The shell of an encoder (``vision.Shell``); its first row is the mark before the text.
 
-    Args:
-        visual: ``EncoderTower``.
-        backbone: whose tower it is.
-
     Raises:
         Unreadable: layers of another kind.
     """

@@ -39,10 +39,6 @@ class TimmTower(nn.Module):
 class Trunk:
     """The shell of a timm transformer (``vision.Shell``).
 
-    Args:
-        visual: ``TimmTower`` or open_clip's ``TimmModel``.
-        backbone: whose tower it is.
-
     Attributes:
         class_token: whether the first row is a class token.
 

@@ -64,9 +64,6 @@ class Shell(Protocol):
 class ClipShell:
     """What open_clip's VisionTransformer, or ours, has around its blocks.
 
-    Args:
-        visual: the tower.
-
     Raises:
         Unreadable: another image tower, or blocks of another kind.
     """
@@ -110,9 +107,6 @@ class ResNetShell:
     the last stage, with their embeddings of positions. The tower's feature is what the pool gives
     for the mean as the query; a patch feature is what it gives for that position as the query (PLOT
     and FedOTP, Li et al., CVPR 2024, use CLIP's ResNet so).
-
-    Args:
-        visual: open_clip's ModifiedResNet.
     """
 
     prefix, class_token, one_row, has_patches = 1, False, False, True

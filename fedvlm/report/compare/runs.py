@@ -191,11 +191,7 @@ def _headline(a: Side, b: Side, heads: LastRounds) -> Pairs:
 
 
 def _spread_lines(pairs: Paired, what: str) -> list[str]:
-    """Return the statistics of paired numbers in words.
-
-    Args:
-        what: is paired: ``client``, ``seed``.
-    """
+    """Return the statistics of paired numbers in words."""
     lines = [
         f"mean difference {signed_number(pairs.difference)} over {pairs.n} {what}"
         f"{'s' if pairs.n > 1 else ''}; B is better for {pairs.wins}, equal for {pairs.ties}, "

@@ -13,11 +13,7 @@ from fedvlm.runs.finished import FinishedRun
 
 
 def audit_page(run: FinishedRun, record: Mapping[str, Any]) -> str:
-    """Return the page of an audit of ``run`` as one HTML document.
-
-    Args:
-        record: as ``audit.json`` has it.
-    """
+    """Return the page of an audit of ``run`` as one HTML document."""
     intro = element(
         "p", "Members are images that a client trained on, others are its test images of the same "
         "classes. An AUC of 0.5 is a coin. Attacks give lower bounds: one that fails proves "
@@ -71,11 +67,7 @@ def exceeds_claim(record: Mapping[str, Any]) -> bool:
 
 
 def claim_sentences(record: Mapping[str, Any]) -> list[str]:
-    """Return the lower bounds of epsilon beside what is claimed of the same models.
-
-    Args:
-        record: as ``audit.json`` has it.
-    """
+    """Return the lower bounds of epsilon beside what is claimed of the same models."""
     claimed, rows = record["claimed"], record["membership"]
 
     def least(covered: bool) -> str:

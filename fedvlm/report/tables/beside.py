@@ -79,11 +79,7 @@ def difference_columns(
 def difference_rows(
     lines: Sequence[TableRow], columns: Sequence[str], versus: str, pools: str
 ) -> tuple[list[TableRow], list[str], str]:
-    """Return the table of paired differences per column: rows, column labels, caption.
-
-    Args:
-        pools: see ``difference_columns``.
-    """
+    """Return the table of paired differences per column: rows, column labels, caption."""
     home, sets = _home(lines, versus), range(len(columns))
     rivals = [one for one in lines if one is not home and one.rival and one.method]
     name = metric(lines[0].cells[0].metric).name

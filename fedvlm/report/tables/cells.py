@@ -211,9 +211,6 @@ def columns_without_pairs(
     """Return the columns, or rows where the columns are the methods, without a pair to compare.
 
     There are several rivals, and no seed that all of them have.
-
-    Args:
-        rivals: see ``with_marks``.
     """
     if not _race(row_keys, col_keys):
         return []

@@ -258,11 +258,7 @@ def _lines(
     entries: Sequence[RunFacts], spec: Spec, names: Sequence[str], columns: Sequence[str],
     places: Places, references: Sequence[bool],
 ) -> list[TableRow]:
-    """Return the rows with the cells of their columns, not yet in the order asked for.
-
-    Args:
-        references: see ``_marked``.
-    """
+    """Return the rows with the cells of their columns, not yet in the order asked for."""
     axes = (*spec.rows, *spec.cols)
     rows = labels(entries, spec.rows, axes, names)
     metrics = {(row, column): name for row, column, name in places}
@@ -351,11 +347,7 @@ def _rivals(lines: Sequence[TableRow], spec: Spec, references: Sequence[bool]) -
 def _marks(
     lines: Sequence[TableRow], spec: Spec, references: Sequence[bool]
 ) -> frozenset[int] | None:
-    """Return the marks that cells have; None where there are no two rivals.
-
-    Args:
-        references: see ``_marked``.
-    """
+    """Return the marks that cells have; None where there are no two rivals."""
     rivals = references.count(False) if "trainer" in spec.cols else \
         0 if NOT_RIVALS & {*spec.rows} else sum(line.rival for line in lines)
     if rivals < 2:

@@ -120,9 +120,6 @@ def repeated_numbers(record: Mapping[str, Any]) -> Iterator[str]:
 
     The rows of the final table are those of its sections, and what was spent follows from the
     totals. A packed run has no rounds to compare with.
-
-    Args:
-        record: a results file.
     """
     results, info = record["results"], record["run_info"]
     sections = [v for v in results.values() if isinstance(v, Mapping)]

@@ -78,11 +78,7 @@ class RunVerdict:
 
 
 def check_readable(folder: Path, record: Mapping[str, Any]) -> RunVerdict:
-    """Check what readers read of a finished run: everything but tensors.
-
-    Args:
-        record: its results file.
-    """
+    """Check what readers read of a finished run: everything but tensors."""
     return _guarded(folder, lambda: _verdict(folder, record, _told(folder, record, whole=False)))
 
 

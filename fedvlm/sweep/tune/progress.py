@@ -95,12 +95,7 @@ class SearchProgress:
 
 
 def progress_of(record: Mapping[str, Any], lines: Iterable[RunLine]) -> list[SearchProgress]:
-    """Return the search of every method that was tuned.
-
-    Args:
-        record: of ``tuned.json``.
-        lines: of ``runs.jsonl``.
-    """
+    """Return the search of every method that was tuned."""
     if not all("cells" in trial for entry in record["entries"] for trial in entry["trials"]):
         raise DataError("tuned.json is from an older version without run names; repeat the "
                         "same fedvlm tune command to rewrite it (no run is repeated)")
