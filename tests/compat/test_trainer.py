@@ -116,10 +116,9 @@ def test_a_trained_part_of_a_tower_is_the_clients_own() -> None:
 
 def test_gradient_surgery_of_its_own_is_prograds() -> None:
     """Written out between backward and step, or by the base class: the same numbers."""
-    one = ("--shots", "1")
-    a, b = (losses(built(double("teacher", n), *one, "LOSS.LAMBDA", "1.0"))["state"]
-            .server["w"][CTX] for n in ("ProGradDouble", "SurgeryDouble"))
-    plain = losses(built(double("coop", "CoOpDouble"), *one))["state"].server["w"][CTX]
+    a, b = (losses(built(double("teacher", n), "LOSS.LAMBDA", "1.0"))["state"].server["w"][CTX]
+            for n in ("ProGradDouble", "SurgeryDouble"))
+    plain = losses(built(double("coop", "CoOpDouble")))["state"].server["w"][CTX]
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
     assert (a - plain).abs().max() > 1e-6  # some step was changed
 
@@ -164,10 +163,10 @@ def test_the_contract_holds_for_coops_shape() -> None:
 
 
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
-    words = double("deep", "PromptSRCDouble"), "--shots", "1"
-    whole = losses(built(*words))
-    first = losses(built(*words), until=1)
-    rest = losses(built(*words), state=first["state"])
+    spec = double("deep", "PromptSRCDouble")
+    whole = losses(built(spec))
+    first = losses(built(spec), until=1)
+    rest = losses(built(spec), state=first["state"])
     assert same_bits(whole["state"].server["w"], rest["state"].server["w"])
     assert whole["losses"] == first["losses"] + rest["losses"]
 

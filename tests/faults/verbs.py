@@ -19,11 +19,11 @@ def download(words: list[str], url: str, checksum: str, puts: Sequence[Sequence[
 
 
 def features(words: list[str]) -> int:
-    """``fedvlm features`` of a built-in set with one or two images of a class and part."""
+    """``fedvlm features`` of a built-in set with eight images of a class and part."""
     from fedvlm.data.builtin import sets
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sets, "_PER_CLASS", (2, 1, 2))
+        patch.setattr(sets, "_PER_CLASS", (8, 2, 8))
         return main(words)
 
 
