@@ -18,6 +18,7 @@ from typing import Any
 
 OURS = ("fedvlm", "trainers")
 ABSENT = "absent"
+ONCE = {"load_backbone", "load_for_training"}  # of two modules: ``tests/once.py`` wraps them
 WATCHED = tuple(f"os.environ['{name}" for name in ("CUDA", "FEDVLM", "HF_", "OMP_", "PYTHON"))
 UNTOUCHED = {"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"}  # pytest's own
 
@@ -75,7 +76,7 @@ def names() -> Iterator[tuple[str, Any]]:
             continue
         yield module, id(found)
         for name, value in vars(found).items():
-            if not name.startswith("_") or callable(value):
+            if (not name.startswith("_") or callable(value)) and name not in ONCE:
                 yield f"{module}.{name}", id(value)
 
 

@@ -424,18 +424,20 @@ def notes(rows: Sequence[Row]) -> list[str]:
     sentences = []
     hidden = [row_integer(row, "client") for row in rows if row.get(ABSENT) == WITHHELD]
     if hidden:
-        sentences.append(f"{_clients(hidden)} whose site reports nothing: not in any number")
+        sentences.append(f"{client_list(hidden)} whose site reports nothing: not in any number")
     away = [row_integer(row, "client") for row in rows
             if row.get(ABSENT) not in (None, 0, WITHHELD)]
     if away:
-        sentences.append(f"{_clients(away)} whose site did not answer: not in any number")
+        sentences.append(f"{client_list(away)} whose site did not answer: not in any number")
     empty = [row_integer(row, "client") for row in rows if not row["n"] and not row.get(ABSENT)]
     if empty:
-        sentences.append(f"{_clients(empty)} without test samples: left out of personal")
+        sentences.append(f"{client_list(empty)} without test samples: left out of personal")
     full = [row_integer(row, "client") for row in rows
             if row.get("base_other", 0.0) is None and not row.get(ABSENT)]
     if full:
-        sentences.append(f"{_clients(full)} with every class in training: left out of base_other")
+        sentences.append(
+            f"{client_list(full)} with every class in training: left out of base_other"
+        )
     for row in rows:
         if row.get("broken"):
             sentences.append(
@@ -445,7 +447,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
-def _clients(ids: Sequence[int]) -> str:
+def client_list(ids: Sequence[int]) -> str:
+    """Return how many clients these are, and the first by number."""
     listing = ", ".join(map(str, ids[:_LISTED])) + (", ..." if len(ids) > _LISTED else "")
     return f"{len(ids)} client{'s' * (len(ids) > 1)} ({listing})"
 

@@ -5,11 +5,12 @@ from fedvlm.evaluation.references.suite import (
     BOUND,
     TOGETHER,
     Asked,
+    of_judged,
     order,
     references,
     template_reference,
     zero_shots,
 )
 
-__all__ = ["ALONE", "BOUND", "TOGETHER", "Asked", "order", "references", "template_reference",
-           "zero_shots"]
+__all__ = ["ALONE", "BOUND", "TOGETHER", "Asked", "of_judged", "order", "references",
+           "template_reference", "zero_shots"]

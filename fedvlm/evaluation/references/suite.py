@@ -218,6 +218,26 @@ def reference(kind: str, how: str, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def of_judged(
+    found: Mapping[str, dict[str, Any]], rows: Sequence[Row]
+) -> tuple[dict[str, dict[str, Any]], list[int]]:
+    """Return references over the clients that ``rows`` judge, and the clients that they lose.
+
+    Where a site did not answer at the end of a run, a mean over the others is compared with a
+    mean over the same ones. Rows without any number change nothing.
+    """
+    judged = {row["client"] for row in rows if row["accuracy"] is not None}
+    lost = sorted({row["client"] for one in found.values() for row in one["clients"]
+                   if row["accuracy"] is not None} - judged) if judged else []
+    if not lost:
+        return dict(found), []
+    return {
+        name: one | reference(one["kind"], one["how"],
+                              [row for row in one["clients"] if row["client"] in judged])
+        for name, one in found.items()
+    }, lost
+
+
 def _of(
     asked: Asked, kind: str, how: str, labels: Sequence[np.ndarray]
 ) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from fedvlm.console.rows import table_lines
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.core.trees import numel
 from fedvlm.data.targets import DATASET
-from fedvlm.evaluation.scores import CONFUSION, TARGET
+from fedvlm.evaluation.scores import CONFUSION, TARGET, client_list
 from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import takes_peft
 from fedvlm.federation.reliability.unreliable import VOID, count_reasons
@@ -118,6 +118,7 @@ def results_of(
     (``docs/attacks.md``), ``told`` (whose word the clients' numbers are).
     """
     start, last = records[0], records[-1]
+    references, away = _judged(references, last)
     numbers: dict[str, Any] = {
         "untrained": summary(start) | client_rows(start),
         "last": {k: v for k, v in last.items() if k not in LONG},
@@ -154,6 +155,7 @@ def results_of(
         *_end(built), *([TOLD] if "told" in numbers else []), *readmissions(taken),
         *privacy_lines(spoken), *losses(records),
         *outliers(records), *attack_lines(numbers), *_named(last), *_uncalibrated(last),
+        *away,
     ]
     run_info = {
         "seconds_this_session": seconds, "seconds_rounds": whole["seconds"],
@@ -164,15 +166,34 @@ def results_of(
     said = protocol(built) | ({"privacy": spoken["words"]} if spoken else {})
     if references is not None:
         numbers[ANSWER] = federation_answer(numbers)
-        numbers[NEXT] = None if hostile is not None else against.next_step(
-            numbers, records, said["trainer"], said["peft"], float(built.cfg.OPTIM.LR),
-            longer=not (built.cfg.FED.PATIENCE or built.cfg.FED.BUDGET != "rounds"
-                        or len(records) - 1 < built.cfg.FED.ROUNDS),
-        )  # what attackers do is mended by no flag of these
+        numbers[NEXT] = _next(built, numbers, records, said)
     return Results(
         table, [*end, sentence(whole)], _headline(last), run_info, said,
         numbers | {"table": table}, class_lines(numbers.get("per_class", {}).get("personal", ())),
         answer_lines(numbers, method_name(said)),
+    )
+
+
+def _judged(references: References | None, last: Row) -> tuple[References | None, list[str]]:
+    """Return the baselines over the clients that the last round judges; say whom they lose."""
+    if references is None:
+        return None, []
+    from fedvlm.evaluation.references import of_judged  # start-up: for runs with baselines only
+
+    found, lost = of_judged(references, last["clients"])
+    return found, [f"the baselines, too, are without {client_list(lost)}"] if lost else []
+
+
+def _next(
+    built: Built, numbers: Row, records: Sequence[Row], said: Row
+) -> dict[str, Any] | None:
+    """Return what to try next; what attackers do is mended by none of its flags."""
+    if built.federation.plan.hostile is not None:
+        return None
+    return against.next_step(
+        numbers, records, said["trainer"], said["peft"], float(built.cfg.OPTIM.LR),
+        longer=not (built.cfg.FED.PATIENCE or built.cfg.FED.BUDGET != "rounds"
+                    or len(records) - 1 < built.cfg.FED.ROUNDS),
     )
 
 

@@ -247,3 +247,18 @@ def test_features_of_any_length_count_alike() -> None:
     indices = np.array([3, 1])
     a, b = (Frozen(s, np.array(LABELS)).x(indices) for s in (source, longer))  # type: ignore[arg-type]
     assert torch.allclose(a, b) and torch.allclose(a.norm(dim=1), torch.ones(2).double())
+
+
+def test_means_are_over_the_clients_that_a_run_judges(found: dict[str, dict[str, Any]]) -> None:
+    """Of a site that was away at the end the baselines tell as little as the run."""
+    rows = [dict(row) for row in found["logreg"]["clients"]]
+    assert suite.of_judged(found, rows) == (found, [])
+    here = [row for row in rows if row["n"]][1:]
+    some, lost = suite.of_judged(found, here)
+    assert lost == [row["client"] for row in rows if row["n"]][:1]
+    for name in ("logreg", "afl", "pooled", "chance"):
+        theirs = [row for row in found[name]["clients"] if row in some[name]["clients"]]
+        assert [row["client"] for row in theirs] == [row["client"] for row in here]
+        assert some[name]["personal"] == pytest.approx(np.mean([r["accuracy"] for r in theirs]))
+        assert some[name]["personal_worst"] == min(r["accuracy"] for r in theirs)
+    assert suite.of_judged(found, [row | {"accuracy": None} for row in rows]) == (found, [])

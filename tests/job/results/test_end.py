@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedvlm.job import run as job_run
+from fedvlm.job.results import end
 from fedvlm.runs.metrics import sentence, totals
 from tests import jobs
 
@@ -73,3 +76,26 @@ def test_images_through_the_tower_are_counted(tmp_path: Path) -> None:
     # A client's batch is padded to nobody on the plain path: one forward per sample.
     assert found["image_forwards"] == found["samples"] == 2 * 20
     assert record["protocol"]["extra_data"] == ""
+
+
+def test_who_is_away_at_the_end_is_in_no_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in what the clients reach together nor in what they reach alone."""
+    def away(built: Any, zero: Any, records: Any, *more: Any, **named: Any) -> Any:
+        last = records[-1]
+        (gone, here) = last["clients"]
+        rows = [{"client": gone["client"], "n": 0, "correct": 0, "accuracy": None,
+                 "macro_f1": None, "balanced": None, "absent": 1}, here]
+        records = [*records[:-1], last | {"clients": rows, "personal": here["accuracy"]}]
+        return end.results_of(built, zero, records, *more, **named)
+
+    monkeypatch.setattr(job_run, "results_of", away)
+    assert jobs.run(tmp_path) == 0
+    record = json.loads((jobs.folder(tmp_path) / "results.json").read_text())
+    found, answer = record["results"]["references"], record["results"]["answer"]
+    assert all([row["client"] for row in one["clients"]] == [1] for one in found.values())
+    assert answer["alone"]["personal"] == found[answer["alone"]["reference"]]["clients"][0][
+        "accuracy"]
+    assert answer["of"] == 1
+    assert "the baselines, too, are without 1 client (0)" in record["run_info"]["notes"]
