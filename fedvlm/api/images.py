@@ -14,10 +14,11 @@ from torch import Tensor
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
+from fedvlm.core.pixels import decode, to_rgb
 from fedvlm.core.transform import TransformSpec
 from fedvlm.data.columns.find_images import DICOM, dicom_words
 from fedvlm.data.image_records import describe_failure
-from fedvlm.data.images import decode, normalise, resize_for_test, to_rgb
+from fedvlm.data.images import normalise, resize_for_test
 from fedvlm.data.locate import IMAGE_SUFFIXES
 from fedvlm.data.memory.pictures import images_in_array, images_in_tensor
 

@@ -66,7 +66,8 @@ def _rows(recipe: ExportRecipe, trained: TrainedModel, base: str) -> Mapping[str
         "Whose": facts.owner or "not said", "Data": facts.data or "not said",
         "Prediction": steps_in_words(recipe.card["steps"]),
         "Image": f"{look['size']} pixels, {look['interpolation']}, {look['resize_mode']}, mean "
-                 f"{look['mean']}, std {look['std']}",
+                 f"{look['mean']}, std {look['std']}; of an image that `decode` in pixels.py made "
+                 "of a file's bytes, as in training (of 16 bits the upper 8)",
         "Licence of the base weights": facts.licence or "unknown to fedvlm: ask the authors",
         "Backbone digest": backbone.digest,
     }

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.pixels import check_decodes
 from fedvlm.data.datum import Datum
 from fedvlm.data.image_records import ImageRecords
-from fedvlm.data.images import ImageLoader, check_decodes
+from fedvlm.data.images import ImageLoader
 from tests.data.miniatures.own import Spec, write_image
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from safetensors import SafetensorError
 
-from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.export import write
 from fedvlm.export.formats import openclip, tensors
 from fedvlm.export.recipe import build_recipe, difference
@@ -74,6 +75,18 @@ def test_nothing_is_left_of_a_refusal_or_a_failure(
     monkeypatch.setattr(openclip, "merge_lora", lambda clip, lora, scale: clip.state_dict())
     with pytest.raises(FedvlmError, match="gives different logits when it is read back"):
         export(models["a"], tmp_path / "one", "open_clip")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors has an error of its own, with these words."""
+    def save(held: object, path: str) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device "
+                              "(os error 28)")
+
+    monkeypatch.setattr(tensors, "save_file", save)
+    with pytest.raises(DataError, match=r"out.*: the disk is full \(free some space\)"):
+        export(trained("zeroshot"), tmp_path / "out", "safetensors")
     assert list(tmp_path.iterdir()) == []
 
 

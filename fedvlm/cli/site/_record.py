@@ -421,6 +421,8 @@ def _stays(history: SiteHistory) -> list[str]:
         words[0].upper() + words[1:],
         *(["**Outputs for single images left, with their labels** (rule 'logits')."] if outputs
           else []),
+        *([f"Sums for baselines, where a class has fewer than {count} training images (rule "
+           "'count')."] if (count := history.owner.terms.count) > 1 else []),
         "File names, paths, the texts of errors, and the secret of the noise and masks.",
     ]
 

@@ -50,7 +50,7 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
     files.write_text(folder / "run.py", source)
     return (
         "`python run.py IMAGE ...` prints a JSON line per image: class and logits. It needs "
-        "`torch`, `safetensors`, `pillow` and `open_clip_torch`, not fedvlm.\n\n"
+        "`torch`, `safetensors`, `pillow`, `numpy` and `open_clip_torch`, not fedvlm.\n\n"
         "```python\nfrom pathlib import Path\nimport run\n\nmodel = run.load(Path('.'))\n"
         "logits = model(pixels)  # [n, 3, S, S], see `transform` in model.json\n```"
     )
