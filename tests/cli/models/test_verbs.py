@@ -53,6 +53,28 @@ def test_predict_says_what_the_model_says(quick_run: Path, tmp_path: Path, capsy
     assert sum(float(table[0][c]) for c in said.classnames) == pytest.approx(1, abs=1e-4)
 
 
+def test_files_that_cannot_be_read_are_named_behind_the_rows_of_the_others(
+    quick_run: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    place = jobs.folder(quick_run)
+    folder = photos(tmp_path / "photos", data_of(place), 1)
+    bad = [folder / name for name in ("a.png", "z.png")]
+    for path in bad:
+        path.write_bytes(b"nothing")
+    words = ["predict", str(place), str(folder), "--client", "1", "--json"]
+    assert main(words) == 3
+    said = capsys.readouterr()
+    whole = fedvlm.load(place).client(1).predict(sorted(folder.rglob("*/*.png")))
+    assert [json.loads(line)["image"] for line in said.out.splitlines()] == list(whole.names)
+    for path in bad:
+        assert f"problem: cannot read the image {path}: " in said.err
+    assert said.err.rstrip().endswith("2 file(s) cannot be read and have no row: mend or remove "
+                                      "them")
+    assert main([*words[:2], *map(str, bad), *words[3:]]) == 3
+    said = capsys.readouterr()
+    assert not said.out and all(f"cannot read the image {path}" in said.err for path in bad)
+
+
 def test_export_is_read_back(quick_run: Path, tmp_path: Path, capsys: Captured):
     place = jobs.folder(quick_run)
     words = ["export", str(place), "--client", "1", "--format", "safetensors", "--licence", "mit"]
