@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from safetensors import SafetensorError
 
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.export import write
+from fedvlm.export.card import readme
 from fedvlm.export.formats import openclip, tensors
 from fedvlm.export.recipe import build_recipe, difference
 from fedvlm.export.trained import Facts
@@ -35,6 +37,17 @@ def test_the_card_is_the_hubs(form: str, tmp_path: Path) -> None:
     for words in ("tiny (embedded)", "client 1 of 2", "McMahan", "| accuracy | 61.50 |",
                   "red triangle", "**Licence of the base weights**: apache-2.0"):
         assert words in card.text, words
+
+
+def test_the_card_says_how_many_images_a_number_is_of_and_no_path(tmp_path: Path) -> None:
+    whole = trained("zeroshot")
+    local = whole.model.fresh()
+    local.backbone = copy.copy(local.backbone)
+    local.backbone.name, local.backbone.weights = "local-dir:/home/anna/clip", "local-dir:anna/clip"
+    said = readme(build_recipe(whole), replace(
+        whole, model=local, facts=replace(whole.facts, images=23)), "safetensors", "")
+    assert "| accuracy | 61.50 | 23 |" in said and "test images" in said
+    assert "local-dir:clip (local-dir:clip)" in said and "anna" not in said
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:

@@ -129,6 +129,28 @@ def test_evaluate_a_folder_of_known_classes(quick_run: Path, tmp_path: Path, cap
     assert lines[1].split()[1:3] == ["6", str(right)]
 
 
+def test_evaluate_says_each_class_of_the_test_part_of_a_table(
+    quick_run: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    place = jobs.folder(quick_run)
+    folder = photos(tmp_path / "photos", data_of(place))
+    rows = [f"{p.relative_to(folder)},{p.parent.name},{'train' if i % 3 == 0 else 'test'}"
+            for i, p in enumerate(sorted(folder.rglob("*.png")))]
+    (folder / "list.csv").write_text("\n".join(["path,classname,split", *rows]))
+    words = ["evaluate", str(place), "--images", str(folder / "list.csv"), "--client", "1"]
+    assert main([*words, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert sum(c["images"] for c in row["classes"]) == row["images"] == 4
+    found = sum(c["sensitivity"] * c["images"] for c in row["classes"]) / 100
+    assert found == pytest.approx(row["correct"])
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "4 of the 6 images of list are its test part, and only these count" in said.err
+    assert said.out.splitlines()[2].split() == [
+        "class", "images", "sensitivity", "specificity", "auroc"]
+    assert len(said.out.splitlines()) == 5
+
+
 def test_a_table_without_parts_is_evaluated_and_adapted_to_whole(
     quick_run: Path, tmp_path: Path, capsys: Captured
 ):
