@@ -107,7 +107,9 @@ def _write(place: Path, file: SiteFile, images: str) -> list[str]:
     target, rules = place / FILE, place / YAML
     if target.exists() and read_site(target) != file:
         raise ConfigError(f"'{target}' already exists with other content and is not "
-                          "overwritten: choose another --to, or remove it first")
+                          f"overwritten: choose another --to, or remove {FILE} first ({YAML} and "
+                          "the states stay; runs that are under way keep to the old lists: let "
+                          "them finish before)")
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:

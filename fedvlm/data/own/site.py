@@ -55,8 +55,9 @@ class SiteFile:
     server: ImageList = field(default_factory=list)
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
-        files.write_text(path, json.dumps(seal(self._body(), SITE_FORMAT), indent=1) + "\n")
+        """Write the file, whole or not at all; only this user may read it."""
+        files.write_text(
+            path, json.dumps(seal(self._body(), SITE_FORMAT), indent=1) + "\n", private=True)
 
     @property
     def digest(self) -> str:

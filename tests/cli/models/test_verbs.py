@@ -145,7 +145,7 @@ def test_evaluate_says_each_class_of_the_test_part_of_a_table(
     assert found == pytest.approx(row["correct"])
     assert main(words) == 0
     said = capsys.readouterr()
-    assert "4 of the 6 images of list are its test part, and only these count" in said.err
+    assert "4 of the 6 images of photos are its test part, and only these count" in said.err
     assert said.out.splitlines()[2].split() == [
         "class", "images", "sensitivity", "specificity", "auroc"]
     assert len(said.out.splitlines()) == 5

@@ -71,6 +71,22 @@ def test_a_folder_becomes_a_site_that_is_checked(
     assert make("--client", "3", "photos", "--to", "clinic") == 2  # nothing is overwritten
 
 
+def test_lists_are_made_again_without_touching_the_rules(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--client", "3", "photos", "--to", "clinic")
+    assert make(*words) == 0
+    file, rules = place / "clinic" / "site.json", place / "clinic" / "site.yaml"
+    assert file.stat().st_mode & 0o77 == 0  # it has the names of files
+    rules.write_text(rules.read_text().replace("count: 5", "count: 2"))
+    Image.new("RGB", (8, 8)).save(place / "photos" / "train" / "dog" / "new.png")
+    assert make(*words) == 2
+    assert "or remove site.json first (site.yaml and the states stay" in capsys.readouterr().err
+    file.unlink()
+    assert make(*words) == 0
+    assert "count: 2" in rules.read_text() and "train/dog/new.png" in file.read_text()
+
+
 def test_a_party_s_table_keeps_patients_whole(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
