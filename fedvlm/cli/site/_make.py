@@ -101,7 +101,7 @@ def _write(place: Path, file: SiteFile, images: str) -> list[str]:
     Raises:
         ConfigError: another site.json is there, or the folder cannot be written.
     """
-    from fedvlm.data.own.site import read_site  # start-up: NumPy, as _party
+    from fedvlm.data.own.site import GROUPS, read_site  # start-up: NumPy, as _party
     from fedvlm.distributed.site_yaml import site_yaml_text  # start-up: PyTorch, 2 s
 
     target, rules = place / FILE, place / YAML
@@ -119,6 +119,9 @@ def _write(place: Path, file: SiteFile, images: str) -> list[str]:
     if not there:
         file.write(target)
     lines = [f"{'there already' if there else 'wrote'} {target}: {_about(file)}"]
+    if not there and file.groups:
+        lines.append(f"wrote {target.with_suffix(GROUPS)}: who is on which image, for fedvlm site "
+                     "forget --group; it stays here")
     if file.clients and not rules.exists():
         files.write_text(rules, site_yaml_text(FILE, images))
         lines.append(f"wrote {rules}")

@@ -122,6 +122,32 @@ def test_a_party_s_table_keeps_patients_whole(
     assert "a site file needs one class for each image, and some" in capsys.readouterr().err
 
 
+def test_a_patient_is_withdrawn_by_name(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{p.parent.name}/{p.name},{p.parent.name},P{p.stem}"
+             for p in sorted(Path("photos/train").rglob("*.png"))]
+    table = Path("photos/train/list.csv")
+    table.write_text("\n".join(["path,label,patient", *lines]))
+    assert make("--client", "0", str(table), "--groups", "patient", "--to", "clinic") == 0
+    beside, file = place / "clinic" / "site.groups.json", place / "clinic" / "site.json"
+    assert beside.stat().st_mode & 0o77 == 0 and "P1" not in file.read_text()
+    rules = place / "clinic" / "site.yaml"
+    rules.write_text(rules.read_text().replace("count: 5", "count: 1"))
+    before = set(read_site(file).paths())
+    assert main(["site", "forget", str(rules), "--group", "P9"]) == 2
+    assert "--group P9: no image of this site is in this group" in capsys.readouterr().err
+    assert main(["site", "forget", str(rules), "--group", "P1", "--client", "0"]) == 2
+    assert "not two of them" in capsys.readouterr().err
+    assert main(["site", "forget", str(rules), "--group", "P1"]) == 0
+    gone = {path for path in before if Path(path).stem == "1"}
+    assert len(gone) == 2 and set(read_site(file).paths()) == before - gone
+    assert set(json.loads(beside.read_text())) == before - gone
+    beside.unlink()
+    assert main(["site", "forget", str(rules), "--group", "P2"]) == 2
+    assert "this site's lists have no groups" in capsys.readouterr().err
+
+
 def test_a_server_s_file_has_names_and_public_images_only(place: Path) -> None:
     assert make("--public", "photos", "--to", "server") == 0
     file = read_site(place / "server" / "site.json")
