@@ -1,6 +1,6 @@
 """From an image file to a tensor: decoding, the test transform, augmented views, broken files.
 
-An image is converted to RGB first (``core.pixels``), then goes through open_clip's
+An image is converted to RGB first (``core.images.pixels``), then goes through open_clip's
 test transform. Augmented view v is a function of (data seed, content of the image, v) and of
 nothing else, so features of views can be cached exactly. Files that do not decode are counted and
 named, or refused (``DATASET.ON_CORRUPT``).
@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
-from fedvlm.core.pixels import check_decodes, decode
+from fedvlm.core.images.pixels import check_decodes, decode
 from fedvlm.core.rng import numpy_stream
 from fedvlm.core.transform import TextSpec, TransformSpec
 from fedvlm.data.datum import Datum, Passage
