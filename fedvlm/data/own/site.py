@@ -209,7 +209,7 @@ def read_site(path: Path) -> SiteFile:
     return SiteFile(body["dataset"], list(names or ()), list(templates or ()), {
         int(c): _lists(f"'{path}': client {c}", clients[c], count)
         for c in sorted(clients, key=int)
-    }, **extra)
+    }, extra["public"], extra["server"])
 
 
 def read_groups(path: Path) -> dict[str, str]:
