@@ -63,6 +63,7 @@ class AFL(Trainer):
     name = "AFL"
     groups = ((r"head\.weight", "shared"),)
     extras_up = (r"afl\.(gram|weight)",)
+    tells_classes = True
     metrics = ()
     weighting = "uniform"
     unweighted = "solves a ridge regression in closed form, without a loss by classes"

@@ -61,6 +61,7 @@ class FedPFT(Trainer):
     name = "FedPFT"
     groups = ((r"head\.(weight|bias)", "shared"),)
     extras_up = (r"pft\.(share|mean|spread|count)",)
+    tells_classes = True
     metrics = ()
     weighting = "uniform"
     aggregators = ()  # mixtures

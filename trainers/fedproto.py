@@ -79,6 +79,7 @@ class FedProto(PeftTrainer):
         ),
     }
     extras_up = extras_down = (r"proto\..*",)
+    tells_classes = True
     metrics = (r"(.+/)?loss", r"cls_loss", r"proto_loss")
     options = {
         "LAMBDA": Option(1.0, "weight of the distance to the shared prototypes", low=0.0),

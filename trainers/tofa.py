@@ -71,6 +71,7 @@ class TOFA(Trainer):
     title = "TOFA (interpretation)"
     groups = ((r"head\.(visual|bias|mix)", "shared"),)
     extras_up = (r"tofa\.(count|total|gram|score)",)
+    tells_classes = True
     extras_down = (r"tofa\.(count|total|gram)",)
     metrics = ()
     weighting = "uniform"

@@ -103,7 +103,7 @@ def adapt(
                      f"thresholds at {HALF:g}")
     said, metrics = _measured(
         Model(federation.trainer, model, shared, "global"), adapted, samples, split)
-    facts = replace(facts, metrics=metrics)
+    facts = replace(facts, metrics=metrics, images=len(split.test) if metrics else 0)
     return Model(federation.trainer, model, params, "a new client", facts), [*notes, *said]
 
 

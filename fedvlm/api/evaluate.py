@@ -27,7 +27,7 @@ from fedvlm.data.own.add import CAPTIONS, COLUMNS, LABELS, OwnSet, understand, w
 from fedvlm.data.targets import set_config
 from fedvlm.evaluation.label_rows import MEASURE, Fixed, set_row
 from fedvlm.evaluation.metrics import accuracy, macro_f1
-from fedvlm.evaluation.rankings import HALF
+from fedvlm.evaluation.rankings import HALF, one_against_rest
 from fedvlm.job.images.packed import check_packs, packed_features, packs_of
 
 CUT = "DATASET.TEST_SHARE"  # of a folder that has no test part of its own
@@ -47,6 +47,7 @@ class Labelled:
         part: whose images these are: ``test``, ``val`` where there is no test part, ``train``
             where there are no parts, so that all are looked at.
         bare: how many more have no label, and are not looked at.
+        total: images of all parts.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Labelled:
     captioned: bool = False
     part: str = "test"
     bare: int = 0
+    total: int = 0
 
 
 def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
@@ -97,7 +99,7 @@ def of_folder(
     part = next(part for part in ("test", "val", "train") if own.data.parts[part])
     cfg, _ = build_config(None, None, own.keys, [], default_schema())
     return replace(_labelled(own.data, own.data.parts[part], templates(cfg)), part=part,
-                   bare=len(own.data.unlabelled))
+                   bare=len(own.data.unlabelled), total=sum(map(len, own.data.parts.values())))
 
 
 def read_own(
@@ -168,6 +170,9 @@ def same_classes(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None
 def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[str, Any]], str]:
     """Return a row of numbers per model, and which classes it chose from, in words.
 
+    A row's ``classes`` has a row for each class with an image: ``images``, and in percent
+    ``sensitivity``, ``specificity`` and ``auroc`` against all other classes.
+
     Where the models know all the set's classes they choose from their own, as in their run;
     otherwise from the set's.
 
@@ -194,10 +199,12 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
         asked = model
         if table is None:
             asked = model.with_classes(tests.classnames, tests.templates)
-        labels = _answers(asked, tests).labels
+        said = _answers(asked, tests)
+        labels = said.labels
         rows.append({
             "model": name, "images": len(own), "correct": int((labels == true).sum()),
             "accuracy": accuracy(true, labels), "macro_f1": macro_f1(true, labels),
+            "classes": _by_class(said, true),
         })
     classes = (
         f"{tests.name} has other classes: predictions are among its {len(tests.classnames)} "
@@ -230,6 +237,17 @@ def _evaluate_captions(
     return rows, (f"each image is searched among all {len(texts):,} captions, each caption among "
                   f"all {len(counts):,} images; recall@1 is the mean of i2t_r1 and t2i_r1. Fewer "
                   "are easier to search: compare models on one table")
+
+
+def _by_class(said: Predictions, true: np.ndarray) -> list[dict[str, Any]]:
+    """Return a row for each class that an image has."""
+    numbers = one_against_rest(true, said.labels, said.probabilities)
+    return [
+        {"class": name, "images": int((true == c).sum())} | {
+            what: None if np.isnan(each[c]) else 100.0 * float(each[c])
+            for what, each in zip(("sensitivity", "specificity", "auroc"), numbers, strict=True)}
+        for c, name in enumerate(said.classnames) if (true == c).any()
+    ]
 
 
 def labels_known(ours: Sequence[str], theirs: Sequence[str], name: str) -> list[int]:

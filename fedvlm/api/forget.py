@@ -31,6 +31,7 @@ from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import read_json
+from fedvlm.data.columns.header import one_form
 from fedvlm.data.datum import PARTS, refuse_targets
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.holdout import SERVER_KEY
@@ -349,15 +350,16 @@ def named_images(word: str, known: Mapping[str, str], whose: str = "run") -> set
             raise DataError(f"--images {word}: no image of the {whose} is in this folder")
         return found
     try:
-        lines = [s.strip() for s in path.read_text(encoding="utf-8").splitlines() if s.strip()]
+        text = path.read_text(encoding="utf-8-sig")
+        lines = [s.strip() for s in text.splitlines() if s.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--images {word}: neither a folder nor a text file of names, one a line "
                         f"({error})") from None
-    by_path = {str(Path(at).resolve()): k for k, at in known.items()}
-    found = {one if one in known else by_path.get(str(files.user_path(one).resolve()), "")
-             for one in lines}
-    lacking = [s for s in lines if s not in known
-               and str(files.user_path(s).resolve()) not in by_path]
+    by_name = {one_form(k): k for k in known}
+    by_path = {one_form(str(Path(at).resolve())): k for k, at in known.items()}
+    at = {s: s if s in known else by_name.get(one_form(s)) or by_path.get(
+        one_form(str(files.user_path(s).resolve()))) for s in lines}
+    found, lacking = {k for k in at.values() if k}, [s for s in lines if not at[s]]
     if lacking or not found:
         near = did_you_mean(lacking[0], known) if lacking else ""
         raise DataError(f"--images {word}: {len(lacking)} of its {len(lines)} names are no image "

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
+from fedvlm.core.images.pixels import decode, to_rgb
 from fedvlm.core.transform import TransformSpec
 from fedvlm.data.columns.find_images import DICOM, dicom_words
 from fedvlm.data.formats.table_files import TABLES
 from fedvlm.data.image_records import describe_failure
-from fedvlm.data.images import decode, normalise, resize_for_test, to_rgb
+from fedvlm.data.images import normalise, resize_for_test
 from fedvlm.data.locate import IMAGE_SUFFIXES
 from fedvlm.data.memory.pictures import images_in_array, images_in_tensor
 
@@ -47,15 +48,28 @@ def as_list(images: Images) -> tuple[list[One], list[str]]:
     return [one for one, _ in found], [name for _, name in found]
 
 
-def batches(images: Sequence[One], spec: TransformSpec, size: int) -> Iterator[Tensor]:
+def batches(
+    images: Sequence[One], spec: TransformSpec, size: int, bad: dict[int, str] | None = None
+) -> Iterator[Tensor]:
     """Yield float32 pixels ``[n, 3, S, S]``, transformed as for a test and normalised.
 
+    Args:
+        bad: takes place and reason of each file that cannot be read, which is then left out.
+
     Raises:
-        DataError: a file that is not there or does not decode.
+        DataError: a file that is not there or does not decode, without ``bad``.
     """
     for start in range(0, len(images), size):
-        part = images[start : start + size]
-        yield torch.stack([normalise(resize_for_test(_opened(i), spec), spec) for i in part])
+        rows = []
+        for place, image in enumerate(images[start : start + size], start):
+            try:
+                rows.append(normalise(resize_for_test(_opened(image), spec), spec))
+            except DataError as error:
+                if bad is None:
+                    raise
+                bad[place] = str(error)
+        if rows:
+            yield torch.stack(rows)
 
 
 def _opened(image: One) -> Image.Image:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedvlm.api.frames import frame
 from fedvlm.api.images import Images, as_list, batches
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.trees import Tree, expand
 from fedvlm.export.trained import Facts, TrainedModel
@@ -156,28 +156,31 @@ class Model:
         """The model as ``fedvlm.export.write`` takes it."""
         return TrainedModel(self.trainer, self.model, self.params, self.facts)
 
-    def predict(self, images: Images) -> Predictions:
+    def predict(self, images: Images, bad: dict[int, str] | None = None) -> Predictions:
         """Return what the model says of images.
 
         Args:
             images: PIL images, paths, folders, arrays or tensors, one or a list of them
                 (``images.as_list``).
+            bad: takes place and reason of each file that cannot be read, which is then left out.
 
         Raises:
             ConfigError: the model was trained on captions.
-            DataError: something that is no image.
+            DataError: something that is no image, or with ``bad`` none that is one.
         """
         if self.facts.captioned:
             raise ConfigError(
                 "this model was trained on captions and predicts no class: give the texts to "
                 "choose from (fedvlm predict RUN IMAGE --texts FILE, or model.similarities)")
         found, names = as_list(images)
-        return self._predictions(({"pixels": x} for x in self._pixels(found)), tuple(names))
+        return self._predictions(({"pixels": x} for x in self._pixels(found, bad)), names, bad)
 
-    def _predictions(self, parts: Iterable[Tree], names: tuple[str, ...]) -> Predictions:
+    def _predictions(
+        self, parts: Iterable[Tree], names: Sequence[str], bad: Mapping[int, str] | None = None
+    ) -> Predictions:
         with torch.no_grad():
-            rows = [self._predictor(x)[0].float().cpu() for x in parts]
-        return Predictions(self.classnames, torch.cat(rows), names, self.model.sets,
+            rows = _joined([self._predictor(x)[0].float().cpu() for x in parts], bad)
+        return Predictions(self.classnames, rows, _whole(names, bad), self.model.sets,
                            self.facts.temperature, self.facts.thresholds)
 
     def predict_features(self, features: Tensor) -> Predictions:
@@ -192,18 +195,21 @@ class Model:
                  for part in features.split(BATCH))
         return self._predictions(parts, ("",) * len(features))
 
-    def features(self, images: Images) -> Tensor:
+    def features(self, images: Images, bad: dict[int, str] | None = None) -> Tensor:
         """Return image features ``[n, d]`` float32, not normalised, with the model's adaptation.
+
+        Args:
+            bad: as ``predict``.
 
         Raises:
             DataError: something that is no image.
         """
         found, _ = as_list(images)
         with torch.no_grad():
-            return torch.cat([
+            return _joined([
                 self.trainer.image_features(self.model, self._stacked, {"pixels": pixels})[0]
-                .float().cpu() for pixels in self._pixels(found)
-            ])
+                .float().cpu() for pixels in self._pixels(found, bad)
+            ], bad)
 
     def maps(self, images: Images) -> Maps:
         """Return what the method weighs in images, patch by patch.
@@ -232,10 +238,12 @@ class Model:
         fields = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return Maps(trainer.figure, torch.cat(pictures).numpy(), fields, said)
 
-    def similarities(self, images: Images, texts: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    def similarities(
+        self, images: Images, texts: Sequence[str], bad: dict[int, str] | None = None
+    ) -> tuple[Tensor, tuple[str, ...]]:
         """Return the cosines of images and texts, ``[n, m]`` float32, and the images' names.
 
-        For a model that was trained on captions.
+        For a model that was trained on captions; ``bad``: as ``predict``.
 
         Raises:
             ConfigError: it was not.
@@ -248,7 +256,8 @@ class Model:
 
         backbone = self.model.backbone
         rows = F.normalize(encode_captions(backbone, texts).float(), dim=-1)
-        return F.normalize(self.features(images), dim=-1) @ rows.mT, tuple(as_list(images)[1])
+        found = F.normalize(self.features(images, bad), dim=-1)
+        return found @ rows.mT, _whole(as_list(images)[1], bad)
 
     def export(self, folder: str | Path, format: str = "safetensors") -> Exported:
         """Write the model into a new folder that other libraries read (``export.write``).
@@ -292,10 +301,20 @@ class Model:
         with torch.no_grad():
             return self.trainer.predictor(self.model, self._stacked)
 
-    def _pixels(self, images: Any) -> Any:
+    def _pixels(self, images: Any, bad: dict[int, str] | None = None) -> Any:
         spec = self.model.backbone.transform_spec
-        for pixels in batches(images, spec, BATCH):
+        for pixels in batches(images, spec, BATCH, bad):
             yield pixels[None].to(self.model.device, self.model.dtype)
 
     def __repr__(self) -> str:
         return f"Model of {self.owner}: {self.trainer.name}, {len(self.classnames)} classes"
+
+
+def _joined(rows: Sequence[Tensor], bad: Mapping[int, str] | None) -> Tensor:
+    if bad and not rows:
+        raise DataError("\n".join(bad.values()))
+    return torch.cat(list(rows))
+
+
+def _whole(names: Sequence[str], bad: Mapping[int, str] | None) -> tuple[str, ...]:
+    return tuple(name for place, name in enumerate(names) if place not in (bad or ()))

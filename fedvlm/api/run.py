@@ -218,7 +218,7 @@ class Run:
 
     def _facts(self, owner: str, client: int | None) -> Facts:
         """Return what a card says: the data in words, the model's own accuracy."""
-        cfg, metrics = self._rebuilt.cfg, dict[str, float]()
+        cfg, metrics, images = self._rebuilt.cfg, dict[str, float](), 0
         fixed: tuple[float, tuple[float, ...]] = (1.0, ())
         state = self._rebuilt.state
         words = f"{cfg.DATASET.NAME}, {cfg.FED.PARTITION} over {cfg.FED.CLIENTS} clients"
@@ -228,6 +228,7 @@ class Run:
             value = rows.get(client, {}).get("accuracy") if client is not None else (
                 last.get(EVERYBODY))
             metrics = {measure_word(last): float(value)} if value is not None else {}
+            images = int(rows.get(client, {}).get("n") or 0) if client is not None else 0
             fixed = fixed_of(self.record.results, client)
             if not fixed[1]:
                 fixed = (float(rows.get(client, {}).get("temperature") or 1.0), ())
@@ -243,7 +244,7 @@ class Run:
         elif spoken:
             notes.append(f"privacy: {spoken['words']}")
         return Facts(owner, words, metrics, "", "", tuple(notes), *fixed,
-                     bool(cfg.DATASET.CAPTIONS), run_digest(self.path))
+                     bool(cfg.DATASET.CAPTIONS), run_digest(self.path), images)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"

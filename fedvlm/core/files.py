@@ -39,10 +39,13 @@ def user_path(word: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(word))
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes, private: bool = False) -> None:
     """Put ``data`` at ``path`` so that a reader sees the old file or the new one, never a mix.
 
     A temporary file of it that a killed process left is deleted.
+
+    Args:
+        private: only this user may read it (mode 0600): it has names of files, of patients maybe.
 
     Raises:
         DataError: disk full, folder read-only or deleted; what was at ``path`` is untouched.
@@ -52,7 +55,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         remove_leftovers(path.parent, path.name)
         try:
             _point("before-temp", path)
-            with open(temporary, "wb") as file:
+            with open(temporary, "wb", opener=_only_mine if private else None) as file:
                 file.write(data[: len(data) // 2])
                 if on_write_point is not None:
                     file.flush()
@@ -69,17 +72,21 @@ def write_bytes(path: Path, data: bytes) -> None:
         _point("after-replace", path)
 
 
-def write_text(path: Path, text: str) -> None:
+def _only_mine(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def write_text(path: Path, text: str, private: bool = False) -> None:
     """Write ``text`` as UTF-8 (see ``write_bytes``)."""
-    write_bytes(path, text.encode("utf-8", errors="surrogateescape"))
+    write_bytes(path, text.encode("utf-8", errors="surrogateescape"), private)
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Any, private: bool = False) -> None:
     """Write ``data`` as indented strict JSON; a non-finite number becomes null and is listed.
 
     See ``json_ready`` for what is accepted and ``write_bytes`` for what is raised.
     """
-    write_text(path, json.dumps(json_ready(data), indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(json_ready(data), indent=2, allow_nan=False) + "\n", private)
 
 
 def read_json(path: Path) -> Any:

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.images.pixels import decode
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import DatasetBase, Datum
 from fedvlm.data.image_records import array_key, describe_failure
-from fedvlm.data.images import decode
 
 Floats = NDArray[np.float64]  # [H, W, 3] in [0, 1]
 SMALL, LARGE = 64, 224  # pixels of the shorter side: CIFAR's constants; what others are reduced to

@@ -145,7 +145,7 @@ class ImageRecords:
         # Only a cache: a full disk or a read-only home must not end the run.
         with suppress(OSError, DataError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            files.write_text(self.file, json.dumps({"format": _FORMAT, "images": rows}))
+            files.write_text(self.file, json.dumps({"format": _FORMAT, "images": rows}), True)
             self._changed = False
 
     def _put(self, path: str, record: ImageRecord) -> None:

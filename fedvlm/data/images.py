@@ -1,6 +1,6 @@
 """From an image file to a tensor: decoding, the test transform, augmented views, broken files.
 
-An image is converted to RGB first, as Dassl's ``read_image`` does, then goes through open_clip's
+An image is converted to RGB first (``core.images.pixels``), then goes through open_clip's
 test transform. Augmented view v is a function of (data seed, content of the image, v) and of
 nothing else, so features of views can be cached exactly. Files that do not decode are counted and
 named, or refused (``DATASET.ON_CORRUPT``).
@@ -11,10 +11,8 @@ Pixels are torchvision's bit for bit (tests hold them to it), without importing 
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from threading import Lock
 
@@ -24,6 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.images.pixels import check_decodes, decode
 from fedvlm.core.rng import numpy_stream
 from fedvlm.core.transform import TextSpec, TransformSpec
 from fedvlm.data.datum import Datum, Passage
@@ -33,8 +32,6 @@ CROP_SCALE = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)  # aspect ratios of torchvision's RandomResizedCrop
 _CROP_TRIES = 10
 _FIRST = 10  # broken images that a note lists
-# Pillow's limit, above which it warns: a file of kilobytes can say that it is larger
-MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 89_478_485
 _MODES = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 RESIZE_MODES = ("shortest", "longest", "squash")
 
@@ -158,70 +155,6 @@ class ImageLoader:
             f"the image {sample.impath} has changed since this command began; leave the images "
             "alone while it works, and start it again (what is encoded so far is kept)"
         )
-
-
-def decode(raw: bytes) -> Image.Image:
-    """Return the first frame of an encoded image as RGB.
-
-    The content says what it is, never the file's name. Pixels are as stored: the orientation in
-    EXIF is not applied, as in CoOp's ``read_image`` and torchvision's loaders.
-
-    Raises:
-        Exception: of many kinds, for anything Pillow cannot decode whole.
-    """
-    with _opened(raw) as image:
-        image.load()
-        return to_rgb(image)
-
-
-def check_decodes(raw: bytes) -> None:
-    """Decode as cheaply as shows that the file is whole (JPEG at an eighth of its size).
-
-    Raises:
-        Exception: as ``decode``.
-    """
-    with _opened(raw) as image:
-        image.draft(None, (max(image.width // 8, 1), max(image.height // 8, 1)))
-        image.load()
-        to_rgb(image)
-
-
-def _opened(raw: bytes) -> Image.Image:
-    with warnings.catch_warnings():  # too large ones are refused here, and need no warning
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        image = Image.open(io.BytesIO(raw))
-    if image.width * image.height > MAX_PIXELS:
-        raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
-    if image.format == "EPS":  # Pillow would have Ghostscript run it
-        raise ValueError("PostScript is not accepted: it is a program, not an image")
-    return image
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any Pillow mode to 8-bit RGB; transparency is dropped.
-
-    Of 16 bits the upper 8 are kept; of 12 bits stored in 16 (X-rays, microscopes: no value above
-    4095) the upper 8 of those 12, and of 8 in 16 all.
-
-    Raises:
-        ValueError: pixels that are no numbers.
-    """
-    if image.mode.startswith("I"):  # Pillow's own conversion would clip at 255: all white
-        values = np.asarray(image).astype(np.int64)
-        most = values.max(initial=0)
-        shift = 0 if most < 1 << 8 else 4 if most < 1 << 12 else 8
-        return Image.fromarray(np.clip(values >> shift, 0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        values = np.asarray(image, dtype=np.float64)
-        if not np.isfinite(values).all():
-            raise ValueError("it has pixels that are no numbers (NaN or infinite)")
-        unit = values.max(initial=0.0) <= 1.0
-        return Image.fromarray(
-            np.clip(values * 255 if unit else values, 0, 255).astype(np.uint8)
-        ).convert("RGB")
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    return image.convert("RGB") if image.mode != "RGB" else image.copy()
 
 
 def normalise(image: Image.Image, spec: TransformSpec) -> Tensor:

@@ -153,6 +153,7 @@ class Site:
         odd = odd_keys(self.config, frame.values["config"])
         if odd:
             raise Refused(f"the config differs in {odd}")
+        self._allow_counts()
         roster = self.federation.roster
         counts = {
             str(c): self.terms.tell({
@@ -275,7 +276,12 @@ class Site:
                 raise Refused("what clients reach alone needs no weights of a model")
             if weights is None:
                 rows = alone_rows(asked)
-                sums = {"sums": site_sums(asked)} if frame.values["model"] == BASELINE else sums
+                if frame.values["model"] == BASELINE and self.terms.may_tell(self._classes()):
+                    sums = {"sums": site_sums(asked)}
+                elif frame.values["model"] == BASELINE:
+                    self.say("the server asked for sums for baselines; none is sent, since class "
+                             "counts follow from them, and a class has too few images (rule "
+                             "'count')")
             elif weights.shape[-1:] != (asked.classes,) or weights.dim() != 2:
                 raise Refused("the weights of a linear model have the wrong shape")
             else:
@@ -305,9 +311,18 @@ class Site:
         """
         self.terms.allow_round(frame.values["round"])
         self.terms.allow_steps(steps)
+        self._allow_counts()
         if self.terms.seconds:
             accounts = self._spent(), Ledger(self.folder / frame.values["run"])
             self.terms.allow_time(max(account.read().seconds for account in accounts))
+
+    def _allow_counts(self) -> None:
+        """Refuse a method whose uploads tell class counts that the owner withholds."""
+        if self.federation.trainer.tells_classes and not self.config.get(SECURE):
+            self.terms.allow_counts(self._classes())
+
+    def _classes(self) -> list[list[int]]:
+        return [self.federation.roster.classes[c].tolist() for c in self.clients]
 
     def addressed(self, frame: Frame) -> tuple[dict[int, int], dict[int, Tree]]:
         """Return whom a request names: their accepted versions and downloads.

@@ -7,7 +7,7 @@ allowed. The owner reads the same message with more in the site's own log.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +38,12 @@ class Terms:
             no limit.
         bytes: of one message, either way; 0: no limit.
         seconds: of work for runs of one config altogether, over all their messages; 0: no limit.
-        count: smallest number of images that may be told, above none.
+        count: smallest number of images that may be told, above none; also by sums that class
+            counts follow from.
         logits: whether outputs for single images, with their labels, may leave.
         baselines: whether baselines may leave: a row of numbers for each client alone, and,
-            without ``FED.SECURE_SUM``, sums of features over the site's training images.
+            without ``FED.SECURE_SUM`` and classes under ``count``, sums of features over the site's
+            training images.
         weights: of a backbone, beside the published ones that a plain word names; None: all.
         sums: only runs in which single updates stay here (``FED.SECURE_SUM``).
     """
@@ -133,7 +135,22 @@ class Terms:
         """
         told = {part: self._least(int(counts[part])) for part in PARTS}
         classes = [int(n) for n in counts["classes"]]
-        return told | {"classes": [] if any(map(self._rare, classes)) else classes}
+        return told | {"classes": classes if self.may_tell([classes]) else []}
+
+    def may_tell(self, classes: Iterable[Sequence[int]]) -> bool:
+        """Say whether clients' class counts, or what they follow from, may leave: none is rare."""
+        return not any(self._rare(int(n)) for counts in classes for n in counts)
+
+    def allow_counts(self, classes: Iterable[Sequence[int]]) -> None:
+        """Refuse a method whose uploads tell how many images of each class a client has.
+
+        Raises:
+            Refused: by the rule ``count``.
+        """
+        if not self.may_tell(classes):
+            raise _refusal("count", "this method's uploads tell how many images of each class a "
+                           "client has, and a class here has too few; set FED.SECURE_SUM True, "
+                           "or take another method")
 
     def tell_row(self, row: Row) -> Row:
         """Return a client's row of numbers as it may leave.

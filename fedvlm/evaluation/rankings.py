@@ -43,6 +43,21 @@ def f1(truth: np.ndarray, said: np.ndarray) -> Floats:
     return np.where(yes.any(0), 2.0 * hits / np.maximum(all_, 1), np.nan)
 
 
+def one_against_rest(
+    true: np.ndarray, said: np.ndarray, scores: np.ndarray
+) -> tuple[Floats, Floats, Floats]:
+    """Return sensitivity, specificity and AUROC of each class against all others, ``[C]``.
+
+    Args:
+        true, said: labels ``[n]``; ``scores``: ``[n, C]``, for AUROC alone.
+    """
+    classes = np.arange(scores.shape[1])
+    truth, yes = true[:, None] == classes, said[:, None] == classes
+    with np.errstate(invalid="ignore"):  # 0 / 0: no image of the class, or of any other
+        return ((truth & yes).sum(0) / truth.sum(0), (~truth & ~yes).sum(0) / (~truth).sum(0),
+                auroc(truth, scores))
+
+
 def thresholds(truth: np.ndarray, scores: np.ndarray, otherwise: float) -> Floats:
     """Return for each label the threshold ``[C]`` with the best F1; ``score >= threshold`` is yes.
 

@@ -9,6 +9,7 @@ from fedvlm.export.recipe import ExportRecipe, steps_in_words
 from fedvlm.export.towers import hub_name
 from fedvlm.export.trained import Facts, TrainedModel
 from fedvlm.federation.cards import card_of, fields
+from fedvlm.models.load.names import LOCAL_DIR
 
 UNKNOWN = "unknown"
 _OF_TEXTS = ("for images and captions (texts are encoded by the base model's own text tower, which "
@@ -51,8 +52,10 @@ def readme(recipe: ExportRecipe, trained: TrainedModel, library: str, usage: str
         "\n".join(f"- **{key}**: {value}" for key, value in _rows(recipe, trained, base).items()),
     ]
     if facts.metrics:
-        rows = "\n".join(f"| {n} | {v:.2f} |" for n, v in facts.metrics.items())
-        lines.append(f"## Results\n| metric | % |\n|---|---:|\n{rows}")
+        count, head, rule = (f" {facts.images:,} |", " test images |", "---:|") if (
+            facts.images) else ("", "", "")
+        rows = "\n".join(f"| {n} | {v:.2f} |{count}" for n, v in facts.metrics.items())
+        lines.append(f"## Results\n| metric | % |{head}\n|---|---:|{rule}\n{rows}")
     lines.append(f"## Use\n{usage}")
     if classes:
         lines.append("## Classes\n" + ", ".join(str(c) for c in classes))
@@ -66,12 +69,14 @@ def _rows(recipe: ExportRecipe, trained: TrainedModel, base: str) -> Mapping[str
     facts, backbone, look = trained.facts, trained.model.backbone, recipe.card["transform"]
     paper = fields(card_of(trained.trainer.name)).get("Paper", "")
     rows = {
-        "Base model": f"{backbone.name} ({backbone.weights})" + (f", {base}" if base else ""),
+        "Base model": f"{_named(backbone.name)} ({_named(backbone.weights)})" + (
+            f", {base}" if base else ""),
         "Method": recipe.card["method"] + (f": {' '.join(paper.split())}" if paper else ""),
         "Whose": facts.owner or "not said", "Data": facts.data or "not said",
         "Prediction": steps_in_words(recipe.card["steps"]),
         "Image": f"{look['size']} pixels, {look['interpolation']}, {look['resize_mode']}, mean "
-                 f"{look['mean']}, std {look['std']}",
+                 f"{look['mean']}, std {look['std']}; of an image that `decode` in pixels.py made "
+                 "of a file's bytes, as in training (of 16 bits the upper 8)",
         "Licence of the base weights": facts.licence or "unknown to fedvlm: ask the authors",
         "Backbone digest": backbone.digest,
     }
@@ -106,6 +111,13 @@ def index(names: Mapping[str, Facts], differences: Mapping[str, float], form: st
         f"# {len(names)} models, format {form}\n\nOne folder per model; shared files are next "
         f"to this file.\n\n{table}\n"
     )
+
+
+def _named(word: str) -> str:
+    """Return a backbone's name, or its weights', without the folders that they lie in here."""
+    head, colon, path = word.rpartition(":")
+    here = path.startswith(("/", "~", ".", "$")) or f"{head}:" == LOCAL_DIR
+    return f"{head}{colon}{path.rstrip('/').rpartition('/')[2]}" if here else word
 
 
 def _slug(text: str) -> str:

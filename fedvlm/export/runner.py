@@ -13,7 +13,6 @@ import open_clip
 import torch
 import torch.nn.functional as F
 from open_clip.transform import PreprocessCfg, image_transform_v2
-from PIL import Image
 from safetensors.torch import load_file
 
 
@@ -170,10 +169,12 @@ def load(folder):
 # part: end
 TAIL = """
 if __name__ == "__main__":
+    from pixels import decode  # beside this file
+
     model = load(Path(__file__).resolve().parent)
     look = image_transform_v2(PreprocessCfg(**model.card["transform"]), is_train=False)
     for image in sys.argv[1:]:
-        logits = model(look(Image.open(image).convert("RGB"))[None])[0].tolist()
+        logits = model(look(decode(Path(image).read_bytes()))[None])[0].tolist()
         name = model.card["classnames"][logits.index(max(logits))]
         print(json.dumps({"image": image, "class": name, "logits": logits}))
 """
@@ -191,14 +192,16 @@ WITH_FEATURE = (  # where there are no classes
 """)
 SETS_TAIL = """
 if __name__ == "__main__":
+    from pixels import decode  # beside this file
+
     model = load(Path(__file__).resolve().parent)
     look = image_transform_v2(PreprocessCfg(**model.card["transform"]), is_train=False)
     sets = model.card["sets"]
     for image in sys.argv[1:]:
-        logits = model(look(Image.open(image).convert("RGB"))[None])[0]
+        logits = model(look(decode(Path(image).read_bytes()))[None])[0]
         each = torch.sigmoid(logits / sets["temperature"]).tolist()
         p = dict(zip(model.card["classnames"], each))
         names = [n for n, t in zip(p, sets["thresholds"]) if p[n] >= t]
         print(json.dumps({"image": image, "labels": names, "probabilities": p}))
 """
-_USED_BY_TAIL = (Image, PreprocessCfg, image_transform_v2, Path, sys)
+_USED_BY_TAIL = (PreprocessCfg, image_transform_v2, Path, sys)

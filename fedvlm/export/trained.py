@@ -18,6 +18,7 @@ class Facts:
         owner: whose model it is: ``client 3 of 10``, ``global``.
         data: what it was trained on, in words.
         metrics: name -> value in percent, of ``data``'s test split.
+        images: in that split; 0: not known.
         licence: of the base weights, as the Hub writes it (``mit``, ``apache-2.0``).
         base: the base model's name on the Hub; empty: by the backbone's name where it is known.
         notes: more sentences.
@@ -37,6 +38,7 @@ class Facts:
     thresholds: tuple[float, ...] = ()
     captioned: bool = False
     run: str = ""
+    images: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from safetensors import SafetensorError
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
+from fedvlm.core.images import pixels
 from fedvlm.core.transform import TextSpec
 from fedvlm.export.card import index, readme
 from fedvlm.export.formats import onnx_file, openclip, peft_folder, tensors
@@ -31,6 +33,7 @@ FORMATS: Mapping[str, ModuleType] = {
     "safetensors": tensors, "peft": peft_folder, "open_clip": openclip, "onnx": onnx_file,
 }
 SUMS = "SHA256SUMS"
+PIXELS = "pixels.py"  # ``decode``: a file's bytes to the RGB image that training saw
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
@@ -148,8 +151,9 @@ def _write(trained: TrainedModel, folder: Path, common: Path, form: ModuleType) 
         if form is not onnx_file:
             raise
         recipe = trace(trained, why)
-    with files.explain_errors(folder):
+    with files.explain_errors(folder), _explain_full_disk():
         usage = form.write(recipe, trained, folder, common)
+        files.write_text(folder / PIXELS, Path(pixels.__file__).read_text(encoding="utf-8"))
         files.write_text(folder / "README.md", readme(recipe, trained, form.LIBRARY, usage))
         if form is peft_folder:
             predict = peft_folder.read(folder, peft_folder.base_model(trained.model))
@@ -165,6 +169,18 @@ def _write(trained: TrainedModel, folder: Path, common: Path, form: ModuleType) 
             f"is read back (difference {gap:.1e}, allowed {TOLERANCE:.0e}); nothing was kept"
         )
     return gap
+
+
+@contextmanager
+def _explain_full_disk() -> Iterator[None]:
+    """Raise the ``OSError`` that safetensors has put into its own kind of error."""
+    try:
+        yield
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 def _sums(place: Path) -> str:

@@ -101,6 +101,8 @@ class Trainer:
             its batches, with -1 in ``Batch.y``, and no other method gets them.
         figure: what ``maps`` gives, as the figure of a run is called: ``transport``, ``attention``;
             empty: the method has no maps.
+        tells_classes: its uploads tell how many images of each class a client has, or sums that
+            this follows from.
         exempt: invariants of ``fedvlm check`` that do not hold, with the reason; not those of
             privacy and order.
     """
@@ -123,6 +125,7 @@ class Trainer:
     captions: ClassVar[bool] = False
     unlabelled: ClassVar[bool] = False
     figure: ClassVar[str] = ""
+    tells_classes: ClassVar[bool] = False
     exempt: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -258,5 +258,6 @@ def sentence(totals: Mapping[str, Any]) -> str:
         f"totals: {rounds}, {totals['local_steps']:,} local steps, "
         f"{totals['samples']:,} samples, {totals['image_forwards']:,} images and "
         f"{totals['text_tokens']:,} text tokens encoded, {totals['seconds']:.1f} s, "
-        f"{totals['bytes_up'] / 1e6:.2f} MB up, {totals['bytes_down'] / 1e6:.2f} MB down"
+        f"{totals['bytes_up'] / 1e6:.2f} MB up, {totals['bytes_down'] / 1e6:.2f} MB down "
+        "(what the rounds' training sends; no evaluations or baselines)"
     )

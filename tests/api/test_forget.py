@@ -202,6 +202,18 @@ def test_an_image_that_is_a_link_in_the_folder_is_of_the_folder(tmp_path: Path) 
     assert named_images(str(tmp_path / "pat7"), known) == {"pat7/a.png", "pat7/b.png"}
 
 
+def test_a_list_of_names_is_read_as_tables_are(tmp_path: Path) -> None:
+    """With the mark that spreadsheets write first, and accents as two signs or one."""
+    one, two = "M\u00fcller/a.png", "Mu\u0308ller/b.png"
+    known = {one: str(tmp_path / one), two: str(tmp_path / two)}
+    file = tmp_path / "list.txt"
+    file.write_text(f"Mu\u0308ller/a.png\n{tmp_path}/M\u00fcller/b.png\n", encoding="utf-8-sig")
+    assert named_images(str(file), known) == {one, two}
+    file.write_text("Muller/a.png\n")
+    with pytest.raises(DataError, match="1 of its 1 names are no image of the run"):
+        named_images(str(file), known)
+
+
 def test_the_new_run_keeps_the_trainable_set_in_its_name(tmp_path: Path) -> None:
     """A chosen one is part of the method's folder; with a tag behind it, too."""
     words = ("--trainer", "FedAvg", "--peft", "head", "--rounds", "1", "--num-users", "3",

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from fedvlm.cli.main import main
+from fedvlm.core.images.pixels import MAX_PIXELS, decode
 from fedvlm.core.spelling import (
     MAX_NAME,
     cell_text,
@@ -20,7 +21,6 @@ from fedvlm.core.spelling import (
     text_of_cell,
     visible_text,
 )
-from fedvlm.data.images import MAX_PIXELS, decode
 from fedvlm.report.figures.style import figure_csv
 from fedvlm.runs.names import read_partition
 from tests import jobs

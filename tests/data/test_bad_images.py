@@ -16,10 +16,11 @@ import pytest
 from PIL import Image
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.images.pixels import check_decodes, decode
 from fedvlm.data.datum import Datum
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.image_records import ImageRecords
-from fedvlm.data.images import ImageLoader, check_decodes, decode
+from fedvlm.data.images import ImageLoader
 from fedvlm.data.locate import other_spelling
 from tests.data.miniatures.own import Spec, own_split, write_image, write_split
 

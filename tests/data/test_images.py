@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.images.pixels import check_decodes, decode, to_rgb
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import Datum
 from fedvlm.data.image_records import ImageRecords
-from fedvlm.data.images import ImageLoader, check_decodes, crop_box, decode, to_rgb
+from fedvlm.data.images import ImageLoader, crop_box
 from tests.data.miniatures.own import Spec, write_image
 
 

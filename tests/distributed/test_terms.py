@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.rng import stream
+from fedvlm.distributed import site as room
 from fedvlm.distributed.ledger import Account, Ledger
+from fedvlm.distributed.server import baselines as server
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame, pack, unpack
+from fedvlm.evaluation.references.suite import COLUMNS
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.server import Measure
@@ -158,6 +165,73 @@ COUNTS = {"train": 9, "val": 2, "test": 3, "classes": [6, 0, 3]}
 ])  # fmt: skip
 def test_rare_counts_are_not_told(count: int, told: dict[str, Any]) -> None:
     assert Terms(count=count).tell(COUNTS) == told
+
+
+def test_class_counts_follow_from_sums() -> None:
+    """Of independent images as many as features or fewer: what the rule below is for."""
+    z = torch.randn(9, 12, generator=stream(1, "z"), dtype=torch.float64)
+    y = torch.eye(3, dtype=torch.float64)[[0] * 6 + [2] * 3]
+    gram, cross = z.mT @ z, z.mT @ y
+    counts = (cross.mT @ torch.linalg.pinv(gram) @ cross).diagonal()
+    assert counts.round().tolist() == COUNTS["classes"]
+
+
+@pytest.mark.parametrize("count", [1, 99])
+def test_sums_that_tell_a_rare_class_do_not_leave(
+    site: Site, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(site, "terms", Terms(baselines=True, count=count))
+    monkeypatch.setattr(site, "baselines", lambda clients: None)
+    monkeypatch.setattr(site, "say", said.append)
+    row = {"n": 200, "correct": 9, "accuracy": 4.5, "client": 0}
+    monkeypatch.setattr(room, "alone_rows", lambda asked: [row])
+    sums = {"gram": torch.eye(2), "cross": torch.eye(2), "count": torch.tensor(2.0)}
+    monkeypatch.setattr(room, "site_sums", lambda asked: sums)
+    values = {"round": 0, "accepted": {"0": 0}, "down": {"0": "0"}, "tune": False,
+              "model": "baseline", "measure": asdict(Measure())}
+    frame = Frame("evaluate", {"run": RUN, "like": site.like, "nonce": "ab" * 8} | values,
+                  {"down/0": {}})
+    reply = unpack(site.answer(pack(frame)))
+    assert [r["n"] for r in reply.values["rows"]] == [200]
+    assert list(reply.trees) == (["sums"] if count == 1 else [])
+    assert any("(rule 'count')" in words for words in said) is (count > 1)
+
+    class Requests:
+        def trips(self, *args: Any) -> dict[str, Frame]:
+            return {"site0": frame}
+
+        def ask(self, trips: Any, end: bool) -> dict[str, Frame]:
+            return {"site0": reply}
+
+    members = SimpleNamespace(home={0: "site0"})
+    monkeypatch.setattr(server, "RowAnswers", lambda *_: SimpleNamespace(
+        take=lambda *_: None, missing=(), rows={0: {name: row.get(name) for name in COLUMNS}}))
+    engine: Any = SimpleNamespace(
+        members=members, say=said.append, requests=Requests(), sums=Counter())
+    found = server.ask_baselines(engine, [0], 2, 2)
+    assert found is not None and list(found) == (
+        ["logreg", "pooled"] if count == 1 else ["logreg"])
+    assert said[-1:] == ([] if count == 1 else [
+        "site0: no sums for baselines are sent, since a class there has too few images to be "
+        "counted (rule 'count' of site.yaml), so what one place with all images would reach "
+        "(pooled) is not known"])
+
+
+@pytest.mark.parametrize("name", ["afl", "fedpft", "fedproto", "tofa"])
+def test_a_method_whose_uploads_tell_counts_is_refused_where_a_class_is_rare(
+    site: Site, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(site, "terms", Terms(count=99))
+    hello = Frame("hello", {"run": RUN, "nonce": "ab" * 8, "config": CONFIG})
+    assert unpack(site.answer(pack(hello))).op == "welcome"
+    monkeypatch.setattr(site.federation.trainer.__class__, "tells_classes",
+                        load_trainer(name).tells_classes)
+    for reply in (unpack(site.answer(pack(hello))), ask(site, "work")):
+        assert reply.values["kind"] == "refused" and "(rule 'count')" in reply.values["text"]
+        assert "too few; set FED.SECURE_SUM True" in reply.values["text"]
+    monkeypatch.setitem(site.config, "FED.SECURE_SUM", True)  # only sums over sites leave
+    site._allow_counts()
 
 
 def test_rows_of_few_images_are_not_told() -> None:

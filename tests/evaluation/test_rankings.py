@@ -16,6 +16,22 @@ def drawn(seed: int, n: int = 40, classes: int = 5) -> tuple[np.ndarray, np.ndar
     return truth, np.round(dice.normal(size=(n, classes)) + truth, 1)
 
 
+def test_one_class_against_the_rest_is_scikit_learns() -> None:
+    from sklearn.metrics import recall_score, roc_auc_score
+
+    dice = np.random.default_rng(3)
+    true, scores = dice.integers(0, 3, 50), np.round(dice.random((50, 4)), 1)
+    said = scores.argmax(1)
+    found = rankings.one_against_rest(true, said, scores)
+    for c in range(3):
+        truth, yes = true == c, said == c
+        assert [each[c] for each in found] == pytest.approx([
+            recall_score(truth, yes), recall_score(~truth, ~yes),
+            roc_auc_score(truth, scores[:, c])])
+    assert np.isnan([found[0][3], found[2][3]]).all()  # on no image
+    assert found[1][3] == pytest.approx(recall_score(true != 3, said != 3))
+
+
 def plain_ap(truth: np.ndarray, score: np.ndarray) -> float:
     """scikit-learn's ``average_precision_score``: the sum of (R_n - R_n-1) P_n."""
     total, before = 0.0, 0.0

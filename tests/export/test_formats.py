@@ -77,6 +77,41 @@ def test_run_py_predicts_an_image_without_fedvlm(
     assert len((tmp_path / "out" / "run.py").read_text().splitlines()) <= 60
 
 
+def test_run_py_reads_files_of_all_modes_as_fedvlm_does(tmp_path: Path) -> None:
+    """16-bit X-rays above all: Pillow's own conversion shows them as white, whoever is on them."""
+    values = np.random.default_rng(4).integers(0, 1 << 16, (40, 52), dtype=np.uint16)
+    grey = (values >> 8).astype(np.uint8)
+    noise = np.random.default_rng(5).integers(0, 256, (40, 52, 4), dtype=np.uint8)
+    palette = Image.fromarray(noise[..., :3]).quantize(9)
+    files = {
+        "bits16.png": Image.fromarray(values), "bits12.png": Image.fromarray(values >> 4),
+        "bits16.tif": Image.fromarray(values), "bits32.tif": Image.fromarray(
+            values.astype(np.int32)),
+        "unit.tif": Image.fromarray(values.astype(np.float32) / 65535),
+        "float.tif": Image.fromarray(grey.astype(np.float32)),
+        "cmyk.tif": Image.fromarray(noise, "CMYK"), "alpha.png": Image.fromarray(noise),
+        "grey.png": Image.fromarray(grey), "one.png": Image.fromarray(grey).convert("1"),
+    }
+    for name, image in files.items():
+        image.save(tmp_path / name)
+    palette.save(tmp_path / "palette.png", transparency=bytes(range(9)))
+    paths = [tmp_path / name for name in (*files, "palette.png")]
+    whole = trained("fedavg", ("--peft", "prompt"))
+    export(whole, tmp_path / "out", "safetensors")
+    done = subprocess.run(
+        [sys.executable, tmp_path / "out" / "run.py", *paths], capture_output=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = torch.cat([own(whole, path)[1] for path in paths])
+    logits = torch.tensor([json.loads(line)["logits"] for line in done.stdout.splitlines()])
+    for path, a, b in zip(paths, logits, wanted, strict=True):
+        assert difference(a, b) <= 1e-5, path.name
+    white = tmp_path / "white.png"
+    Image.new("RGB", (52, 40), "white").save(white)
+    assert (wanted - own(whole, white)[1]).abs().amax(1).min() > 1e-3
+
+
 @pytest.mark.parametrize("words", [LORA, ("--peft", "text-lora"),
                                    ("--peft", "text-lora+lora", "PEFT.RANK", "4")], ids=" ".join)
 def test_peft_loads_the_adapter_on_transformers_clip(

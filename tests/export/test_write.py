@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from dataclasses import replace
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from safetensors import SafetensorError
 
-from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.export import write
+from fedvlm.export.card import readme
 from fedvlm.export.formats import openclip, tensors
 from fedvlm.export.recipe import build_recipe, difference
 from fedvlm.export.trained import Facts
@@ -34,6 +37,17 @@ def test_the_card_is_the_hubs(form: str, tmp_path: Path) -> None:
     for words in ("tiny (embedded)", "client 1 of 2", "McMahan", "| accuracy | 61.50 |",
                   "red triangle", "**Licence of the base weights**: apache-2.0"):
         assert words in card.text, words
+
+
+def test_the_card_says_how_many_images_a_number_is_of_and_no_path(tmp_path: Path) -> None:
+    whole = trained("zeroshot")
+    local = whole.model.fresh()
+    local.backbone = copy.copy(local.backbone)
+    local.backbone.name, local.backbone.weights = "local-dir:/home/anna/clip", "local-dir:anna/clip"
+    said = readme(build_recipe(whole), replace(
+        whole, model=local, facts=replace(whole.facts, images=23)), "safetensors", "")
+    assert "| accuracy | 61.50 | 23 |" in said and "test images" in said
+    assert "local-dir:clip (local-dir:clip)" in said and "anna" not in said
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
@@ -74,6 +88,18 @@ def test_nothing_is_left_of_a_refusal_or_a_failure(
     monkeypatch.setattr(openclip, "merge_lora", lambda clip, lora, scale: clip.state_dict())
     with pytest.raises(FedvlmError, match="gives different logits when it is read back"):
         export(models["a"], tmp_path / "one", "open_clip")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors has an error of its own, with these words."""
+    def save(held: object, path: str) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device "
+                              "(os error 28)")
+
+    monkeypatch.setattr(tensors, "save_file", save)
+    with pytest.raises(DataError, match=r"out.*: the disk is full \(free some space\)"):
+        export(trained("zeroshot"), tmp_path / "out", "safetensors")
     assert list(tmp_path.iterdir()) == []
 
 

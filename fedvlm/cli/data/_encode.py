@@ -10,10 +10,11 @@ from yacs.config import CfgNode
 
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.errors import DataError
+from fedvlm.core.images.pixels import check_decodes
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.image_records import ImageRecords, records_of
-from fedvlm.data.images import ImageLoader, check_decodes, say_broken
+from fedvlm.data.images import ImageLoader, say_broken
 from fedvlm.job.build import check_model, pick_device, views_of
 from fedvlm.job.images.packed import packs_of
 from fedvlm.job.inputs import Inputs

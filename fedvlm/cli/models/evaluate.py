@@ -26,6 +26,7 @@ _PARTS = {
     "val": ["there is no test part: the validation images count"],
     "train": ["there is no test part: all images count, also any that the run trained on"],
 }
+MOST = 20  # classes of a table on the screen, for one model; --json has all
 ALSO = ("eval", "test", "score")
 
 
@@ -48,6 +49,9 @@ def flags(parser: Parser) -> None:
 
 def main(args: Namespace) -> int:
     """Print accuracy and macro F1 of each chosen model, of sets of labels mAP, of captions recall.
+
+    Of classes also sensitivity, specificity and AUROC of each, against all others, where one model
+    is chosen; JSON has them for each model.
 
     Raises:
         FedvlmError: no such run, client or images; classes that the method cannot choose from.
@@ -77,6 +81,12 @@ def main(args: Namespace) -> int:
     if args.json:
         say(*(json.dumps(row | {"set": tests.name}) for row in rows))
         return 0
+    each = [row.pop("classes", []) for row in rows]
     say(*table_lines(rows))
+    if len(each) == 1 and len(each[0]) <= MOST:
+        say(*table_lines(each[0]))
+    if tests.part == "test" and tests.total > len(tests.samples):
+        classes = (f"{len(tests.samples):,} of the {tests.total:,} images of {tests.name} are its "
+                   f"test part, and only these count\n{classes}")
     complain(classes, *_PARTS[tests.part], *api.bare_notes(tests.bare), prefix="note")
     return 0

@@ -10,13 +10,13 @@ import csv
 import io
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedvlm.cli.models._run import add_run, open_run
 from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import one_line, table_lines
-from fedvlm.console.screen import say
+from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.spelling import cell_text
@@ -57,6 +57,8 @@ def _cell(text: str) -> str:
 def main(args: Namespace) -> int:
     """Print what each chosen model says of each image.
 
+    A file that cannot be read has no row; all of them are named at the end.
+
     Raises:
         FedvlmError: no such run, client or image.
     """
@@ -69,9 +71,10 @@ def main(args: Namespace) -> int:
     if texts:
         return _say_texts(run, args, texts)
     rows: list[dict[str, object]] = []
+    bad: dict[int, str] = {}
     table = []
     for name, model in run.named(args.client).items():
-        said = model.predict(args.images)
+        said = model.predict(args.images, bad)
         if said.sets and not args.csv:
             _say_sets(said, name, _shown(name, run.client_names), rows, args.json)
             continue
@@ -97,7 +100,16 @@ def main(args: Namespace) -> int:
         say(*text.getvalue().splitlines())
     elif not args.json:
         say(*table_lines(rows))
-    return 0
+    return _say_bad(bad)
+
+
+def _say_bad(bad: Mapping[int, str]) -> int:
+    """Name the files that have no row; return the exit code."""
+    complain(*bad.values(), prefix="problem")
+    if not bad:
+        return 0
+    complain(f"{len(bad)} file(s) cannot be read and have no row: mend or remove them")
+    return DataError.exit_code
 
 
 def _texts(word: str) -> list[str]:
@@ -120,8 +132,9 @@ def _texts(word: str) -> list[str]:
 def _say_texts(run: Run, args: Namespace, texts: Sequence[str]) -> int:
     """Print the nearest texts of each image; return the exit code."""
     rows: list[dict[str, object]] = []
+    bad: dict[int, str] = {}
     for name, model in run.named(args.client).items():
-        near, images = model.similarities(args.images, texts)
+        near, images = model.similarities(args.images, texts, bad)
         for image, row in zip(images, near, strict=True):
             order = row.argsort(descending=True, stable=True)[: args.top].tolist()
             rows += [{
@@ -133,7 +146,7 @@ def _say_texts(run: Run, args: Namespace, texts: Sequence[str]) -> int:
                                 "cosines": [round(float(row[i]), DIGITS) for i in order]}))
     if not args.json:
         say(*table_lines(rows))
-    return 0
+    return _say_bad(bad)
 
 
 def _say_sets(

@@ -1,8 +1,8 @@
 """``fedvlm site forget``: erase what a site keeps of runs, and say what others still hold.
 
-With ``--client`` or ``--images`` (a patient's, for one) these leave the site's lists, too, and the
-coordinator does its run again with what is left (``fedvlm forget RUN --client K``, ``--images
-SITE``). States of all runs go then: each may have been trained with what leaves.
+With ``--client``, ``--images`` or ``--group`` (a patient's, for one) these leave the site's lists,
+too, and the coordinator does its run again with what is left (``fedvlm forget RUN --client K``,
+``--images SITE``). States of all runs go then: each may have been trained with what leaves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.data.datum import PARTS
-from fedvlm.data.own.site import SiteFile, read_site
+from fedvlm.data.own.site import SiteFile, read_groups, read_site
 from fedvlm.distributed.noise import FILE
 from fedvlm.distributed.schema import ANSWERS
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
@@ -57,11 +57,11 @@ def erase(args: Namespace) -> int:
     """
     owner = read_site_yaml(user_path(args.opts[0]))
     with serving(owner):
-        if not args.client and not args.images:
+        if not args.client and not args.images and not args.group:
             return _erase(owner, args.opts[1] if len(args.opts) > 1 else None, args.dry_run)
         client = int(args.client[0][0]) if args.client else None
-        old = read_site(owner.file)
-        file, words = lists_without(owner, old, client, args.images)
+        old = replace(read_site(owner.file), groups=read_groups(owner.file))
+        file, words = lists_without(owner, old, client, args.images, args.group)
         say(*words)
         _erase(owner, None, args.dry_run,
                "--images SITE" if client is None else f"--client {client}")
@@ -74,7 +74,7 @@ def erase(args: Namespace) -> int:
 
 
 def lists_without(
-    owner: SiteYaml, file: SiteFile, client: int | None, images: str
+    owner: SiteYaml, file: SiteFile, client: int | None, images: str, group: str = ""
 ) -> tuple[SiteFile, list[str]]:
     """Return a site's file without a client, or without images, and what is to be said of it.
 
@@ -83,13 +83,15 @@ def lists_without(
 
     Args:
         client: its number; None: ``images`` counts, a folder, or a text file of names.
+        group: whose images they are instead, as ``site make --groups`` wrote it down.
 
     Raises:
-        ConfigError: no such client, or none would be left.
+        ConfigError: no such client or group, or no client would be left.
         DataError: no such image.
     """
     if client is None:
-        names = named_images(images, {p: str(owner.images / p) for p in file.paths()}, "site")
+        names = _of_group(file, group) if group else named_images(
+            images, {p: str(owner.images / p) for p in file.paths()}, "site")
         lists = {c: {p: [row for row in held[p] if row[0] not in names] for p in PARTS}
                  for c, held in file.clients.items()}
     else:
@@ -117,6 +119,16 @@ def lists_without(
     public, server = ([row for row in rows if row[0] not in names]
                       for rows in (file.public, file.server))
     return replace(file, clients=left, public=public, server=server), words
+
+
+def _of_group(file: SiteFile, group: str) -> set[str]:
+    known = sorted(set(file.groups.values()))
+    if group not in known:
+        raise ConfigError(f"--group {group}: no image of this site is in this group"
+                          f"{did_you_mean(group, known)}" if known else
+                          f"--group {group}: this site's lists have no groups, which fedvlm site "
+                          "make --groups COLUMN writes: list the images with --images")
+    return {name for name, held in file.groups.items() if held == group}
 
 
 def _erase(

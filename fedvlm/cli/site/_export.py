@@ -114,4 +114,5 @@ def _facts(
         f"{cfg.DATASET.NAME}, one client of {cfg.FED.CLIENTS} at sites",
         {} if number is None else {measure_word(row): float(number)}, licence, "",
         (f"round {round_} of at most {cfg.FED.ROUNDS}, run {run[:SHORT]}, made at its site",),
+        images=int(row.get("n") or 0),
     )

@@ -183,7 +183,8 @@ def _of_client(
                            "sent (rule 'count')")
     if not out.told[client]["classes"]:
         out.remarks.append(f"client {client} has a class with fewer than {terms.count} training "
-                           "images: its class counts are not sent (rule 'count')")
+                           "images: its class counts are not sent (rule 'count'), nor are this "
+                           "site's sums for baselines, from which they follow")
 
 
 def _decode(out: Findings, images: list[Datum], sample: int | None) -> None:

@@ -101,13 +101,15 @@ def _write(place: Path, file: SiteFile, images: str) -> list[str]:
     Raises:
         ConfigError: another site.json is there, or the folder cannot be written.
     """
-    from fedvlm.data.own.site import read_site  # start-up: NumPy, as _party
+    from fedvlm.data.own.site import GROUPS, read_site  # start-up: NumPy, as _party
     from fedvlm.distributed.site_yaml import site_yaml_text  # start-up: PyTorch, 2 s
 
     target, rules = place / FILE, place / YAML
     if target.exists() and read_site(target) != file:
         raise ConfigError(f"'{target}' already exists with other content and is not "
-                          "overwritten: choose another --to, or remove it first")
+                          f"overwritten: choose another --to, or remove {FILE} first ({YAML} and "
+                          "the states stay; runs that are under way keep to the old lists: let "
+                          "them finish before)")
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -117,6 +119,9 @@ def _write(place: Path, file: SiteFile, images: str) -> list[str]:
     if not there:
         file.write(target)
     lines = [f"{'there already' if there else 'wrote'} {target}: {_about(file)}"]
+    if not there and file.groups:
+        lines.append(f"wrote {target.with_suffix(GROUPS)}: who is on which image, for fedvlm site "
+                     "forget --group; it stays here")
     if file.clients and not rules.exists():
         files.write_text(rules, site_yaml_text(FILE, images))
         lines.append(f"wrote {rules}")

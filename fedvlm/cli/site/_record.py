@@ -371,10 +371,13 @@ def _saw(runs: Sequence[RunLines]) -> list[str]:
 
 
 def _protection(history: SiteHistory, runs: Sequence[RunLines]) -> list[str]:
-    known = [run for run in runs if run.about]
+    known = [run for run in runs if run.about and run.of(WORKED, MASKED)]
     bounded, secure = ([run for run in known if run.about[k]] for k in ("bounded", "secure"))
     words = [f"The owner's rules; of {len(known)} run(s) {len(secure)} with secure sums, "
              f"{len(bounded)} with noise that bounds epsilon."]
+    if bounded and len(known) > 1:
+        words.append("An epsilon is of one run alone: over runs on the same patients epsilons add "
+                     "up, and updates that left without noise are outside of any.")
     for run in known:
         sums = "secure sums over sites" if run.about["secure"] else "no secure sums"
         noise = (f"{run.about['privacy']} (if all {run.about['rounds']} planned rounds are worked)"
@@ -421,6 +424,8 @@ def _stays(history: SiteHistory) -> list[str]:
         words[0].upper() + words[1:],
         *(["**Outputs for single images left, with their labels** (rule 'logits')."] if outputs
           else []),
+        *([f"Sums for baselines, where a class has fewer than {count} training images (rule "
+           "'count')."] if (count := history.owner.terms.count) > 1 else []),
         "File names, paths, the texts of errors, and the secret of the noise and masks.",
     ]
 

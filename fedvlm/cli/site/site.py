@@ -18,8 +18,9 @@ port is open here; with --listen PATH for coordinators on this machine (fedvlm r
 export site.yaml [RUN] --client K --to FOLDER --format NAME: write the model of a client of this
 site, as it was last evaluated; formats as of fedvlm export. Nothing is sent.
 forget site.yaml [RUN]: erase what this site keeps of a run, or of all: clients' states and words of
-the run; and say what the others still hold. --dry-run: say it alone. With --client K, or --images
-FOLDER (a patient's; or a text file of names, one a line), these leave site.json, too.
+the run; and say what the others still hold. --dry-run: say it alone. With --client K, --images
+FOLDER (a patient's; or a text file of names, one a line), or --group ID (a patient of make's
+--groups), these leave site.json, too.
 record site.yaml: ten questions about what left this site, to whom and how protected, answered from
 the log of its messages and its rules; writes record.md beside site.yaml.
 prune site.yaml: with --days N remove the lines of that log of all that was over N days ago; a line
@@ -64,10 +65,10 @@ ALSO = ("party", "silo", "owner", "serve")
 WHAT = ("make", "check", "status", "key", "serve", "record", "export", "prune", "forget",
         "stop")
 _READS = {"check": ("full", "json", "sample"), "status": ("json",), "record": ("head", "json"),
-          "prune": ("days", "sums"), "stop": (), "forget": ("dry_run", "client", "images"),
+          "prune": ("days", "sums"), "stop": (), "forget": ("dry_run", "client", "images", "group"),
           "key": _serve.KEYS}
 _EXPORT = ("format", "licence")
-_LOOKS = (*_EXPORT, "days", "full", "head", "json", "sample", "sums")
+_LOOKS = (*_EXPORT, "days", "full", "group", "head", "json", "sample", "sums")
 _LONGEST = 36_500  # days
 _FILE = "FILE is a site.yaml, written by fedvlm site make"
 _LIST = {"check": ("images",)}  # read with a coordinator's site.json
@@ -84,6 +85,8 @@ def flags(parser: Parser) -> None:
     add("--json", action="store_true", help="check, status, record: the full result as JSON")
     add("--head", default="", metavar="SEAL", help="record: seal of an earlier record that was "
         "kept elsewhere: is its line still in the log?")
+    add("--group", default="", metavar="ID", help="forget: a patient, or other group, whose images "
+        "leave")
     add("--days", type=int, default=None, metavar="N", help="prune: remove the log of what was "
         "over N days ago")
     add("--sums", action="store_true", help="prune: allow secure sums over other sites")
@@ -118,7 +121,7 @@ def _mistakes(args: Namespace) -> list[str]:
     stray = [n for dest, n in args.spelling.items() if dest not in reads]
     if stray:
         return [f"{args.what} does not read {name}" for name in stray]
-    if args.what == "forget" and (args.client or args.images):
+    if args.what == "forget" and (args.client or args.images or args.group):
         return _part_mistakes(args)
     if len(args.opts) != 1 and not (args.what == "forget" and len(args.opts) == 2):
         run = " [RUN]" if args.what == "forget" else ""
@@ -139,10 +142,12 @@ def _part_mistakes(args: Namespace) -> list[str]:
            for words in args.client if len(words) != 1 or not words[0].isdecimal()]
     if not args.opts and not out:
         out.append(f"forget needs one FILE: fedvlm site forget FILE; {_FILE}")
-    if bool(args.images) + len(args.client) > 1:
-        out.append("give --client K once, or --images, not both")
+    if bool(args.images) + bool(args.group) + len(args.client) > 1:
+        out.append("give --client K once, or --images, not both" if not args.group else
+                   "give --client K, --images or --group, not two of them")
     if len(args.opts) > 1:
-        out.append("--client and --images are of all runs: drop RUN")
+        out.append("--client and --images are of all runs: drop RUN" if not args.group else
+                   "--group is of all runs: drop RUN")
     return out
 
 

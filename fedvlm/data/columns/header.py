@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedvlm.core.errors import DataError, did_you_mean, fold, one_form
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold, one_form
 from fedvlm.core.spelling import quote_name
 from fedvlm.data.formats.parts import PART_NAMES
 from fedvlm.data.locate import first_names
@@ -87,15 +87,16 @@ def wish_of(
     Patterns are no columns.
 
     Raises:
-        DataError: COLUMNS names what no column can say, or a word without ``=``.
+        ConfigError: COLUMNS names what no column can say, or a word without ``=``.
     """
     named: dict[str, str] = {}
     for word in _words(columns):
         meaning, equals, column = word.partition("=")
         if not equals or meaning not in TABLE_COLUMNS:
-            raise DataError(
+            raise ConfigError(
                 f"DATASET.COLUMNS '{word}'{did_you_mean(meaning, TABLE_COLUMNS)}: write "
-                f"classname=COLUMN, with one of {', '.join(TABLE_COLUMNS)} before the ="
+                f"classname=COLUMN, with one of {', '.join(TABLE_COLUMNS)} before the =; patients, "
+                "and other groups that stay whole, go by --groups COLUMN"
             )
         named[meaning] = column
     by, whole = ("" if "{" in text else text for text in (clients_by, groups))

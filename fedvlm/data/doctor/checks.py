@@ -17,11 +17,11 @@ from pathlib import Path
 from PIL import Image
 
 from fedvlm.core.errors import plural
+from fedvlm.core.images.pixels import check_decodes
 from fedvlm.core.progress import Progress
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, Datum, list_faults, untested_classes
 from fedvlm.data.image_records import ImageRecords
-from fedvlm.data.images import check_decodes
 from fedvlm.data.locate import first_names, folded_path, image_files
 
 READY, PREPARED, BUILT_IN = "ready", "prepared", "built in"

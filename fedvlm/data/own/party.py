@@ -70,7 +70,9 @@ def site_of(
     tests = _images(open_set, open_set.data.all(), labels, classnames, top) if open_set else []
     title = name or (every[0].data.name if every else "federation")
     file = SiteFile(
-        title, list(classnames), list(templates) or [DEFAULT_TEMPLATE], clients, tests
+        title, list(classnames), list(templates) or [DEFAULT_TEMPLATE], clients, tests,
+        groups={_below(top, d): d.group for own in sets.values() for d in own.data.all()
+                if d.group is not None},
     )
     said = [line for c, own in sorted(sets.items()) for line in
             (f"client {c}: {own.sentence}", *(f"note: {_one(note, c)}" for note in own.reading))]
@@ -120,5 +122,9 @@ def _images(
                 f"{did_you_mean(datum.classname, classnames)} (--classes names them all; rename "
                 "the folder, or leave it out)"
             )
-        out.append((Path(datum.impath).resolve().relative_to(top).as_posix(), label))
+        out.append((_below(top, datum), label))
     return out
+
+
+def _below(top: Path, datum: Datum) -> str:
+    return Path(datum.impath).resolve().relative_to(top).as_posix()

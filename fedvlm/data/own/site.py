@@ -31,6 +31,7 @@ SITE_FORMAT = "fedvlm-site/1"
 _OF_PUBLIC = ("global", "base_all", "base_other")
 ImageList = list[tuple[str, int]]  # (path, label)
 _Lists = dict[str, ImageList]  # by part
+GROUPS = ".groups.json"  # beside site.json: site.groups.json
 EXTRA = ("public", "server")  # lists that need not be there
 
 
@@ -45,6 +46,8 @@ class SiteFile:
         clients: by id, ascending.
         public: test images of all classes.
         server: images that a server may train on.
+        groups: of images that are in a group (a patient) its name; in a file beside, which no
+            message, digest or run reads.
     """
 
     dataset: str
@@ -53,10 +56,17 @@ class SiteFile:
     clients: dict[int, _Lists] = field(default_factory=dict)
     public: ImageList = field(default_factory=list)
     server: ImageList = field(default_factory=list)
+    groups: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
-        files.write_text(path, json.dumps(seal(self._body(), SITE_FORMAT), indent=1) + "\n")
+        """Write the file, whole or not at all, and that of groups; only this user may read them."""
+        place = path.with_suffix(GROUPS)
+        if self.groups or place.exists():
+            here = set(self.paths())
+            held = {name: group for name, group in self.groups.items() if name in here}
+            files.write_json(place, held, private=True)
+        files.write_text(
+            path, json.dumps(seal(self._body(), SITE_FORMAT), indent=1) + "\n", private=True)
 
     @property
     def digest(self) -> str:
@@ -199,7 +209,18 @@ def read_site(path: Path) -> SiteFile:
     return SiteFile(body["dataset"], list(names or ()), list(templates or ()), {
         int(c): _lists(f"'{path}': client {c}", clients[c], count)
         for c in sorted(clients, key=int)
-    }, **extra)
+    }, extra["public"], extra["server"])
+
+
+def read_groups(path: Path) -> dict[str, str]:
+    """Return the groups of a site file's images by their paths; empty where none were written.
+
+    Raises:
+        DataError: the file of groups is damaged.
+    """
+    return files.read_valid_json(path.with_suffix(GROUPS), lambda held: isinstance(
+        held, dict) and all(isinstance(group, str) for group in held.values()),
+        "delete it, and make it again (fedvlm site make --groups)") or {}
 
 
 def _lists(who: str, lists: Any, classes: int) -> _Lists:

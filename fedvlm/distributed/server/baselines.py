@@ -2,8 +2,9 @@
 
 The first brings each client's numbers alone and a sum over each site's training images; the second
 takes the ridge regression of all sums to the sites and brings its numbers. A site whose owner does
-not allow it (rule ``baselines``) sends nothing, and then nothing is known of all. A run that does
-not release sums of single sites (``FED.SECURE_SUM``) asks for the numbers alone only.
+not allow it (rule ``baselines``) sends nothing, and then nothing is known of all. A site with a
+class under its rule ``count`` sends no sum, and a run that does not release sums of single sites
+(``FED.SECURE_SUM``) asks for none: then ``pooled`` is not known.
 """
 
 from __future__ import annotations
@@ -49,14 +50,19 @@ def ask_baselines(
         return None
     home = engine.members.home
     heard = {home[c] for c, row in zip(clients, alone, strict=True) if ABSENT not in row}
-    if list_.sums:
-        heard = {site for site, tree in trees.items() if sound_sums(tree, width, classes)}
+    sound = {site for site, tree in trees.items() if sound_sums(tree, width, classes)}
+    heard = (heard - set(trees)) | sound
     silent = sorted({home[c] for c in clients} - heard)
     if silent:
         engine.say(f"{', '.join(silent)}: no baselines are sent (rule 'baselines' of site.yaml), "
                    "so what the clients reach alone is not known")
         return None
     if not list_.sums:
+        return site_references(alone)
+    if without := sorted({home[c] for c in clients} - sound):
+        engine.say(f"{', '.join(without)}: no sums for baselines are sent, since a class there has "
+                   "too few images to be counted (rule 'count' of site.yaml), so what one place "
+                   "with all images would reach (pooled) is not known")
         return site_references(alone)
     weights = pooled_weights([trees[site] for site in sorted(trees)])
     pooled, _ = _ask(engine, clients, {WEIGHTS: weights}, list_)

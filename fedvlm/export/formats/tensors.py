@@ -51,7 +51,7 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
     said = "feature" if trained.facts.captioned else "class and logits"
     return (
         f"`python run.py IMAGE ...` prints a JSON line per image: {said}. It needs "
-        "`torch`, `safetensors`, `pillow` and `open_clip_torch`, not fedvlm.\n\n"
+        "`torch`, `safetensors`, `pillow`, `numpy` and `open_clip_torch`, not fedvlm.\n\n"
         "```python\nfrom pathlib import Path\nimport run\n\nmodel = run.load(Path('.'))\n"
         f"{said.split()[-1]} = model(pixels)  # [n, 3, S, S], see `transform` in model.json\n```"
     )

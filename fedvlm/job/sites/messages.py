@@ -100,9 +100,10 @@ class MessageLog:
         """
         with files.explain_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch(0o600)
         chain = whole_log(self.path)
         if chain.cut:
-            files.write_bytes(self.path, sealed_lines(chain))
+            files.write_bytes(self.path, sealed_lines(chain), private=True)
         return chain.last
 
 
@@ -272,5 +273,5 @@ def prune_log(path: Path, before: float) -> int:
         "lines": first + (removed[-1] if removed else 0), "until": lines[first - 1]["at"],
         "head": chain.seals[first - 1],
     }, chain.last)
-    files.write_bytes(path, sealed_lines(whole_log(path), first))
+    files.write_bytes(path, sealed_lines(whole_log(path), first), private=True)
     return first

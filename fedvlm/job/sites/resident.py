@@ -127,7 +127,7 @@ class Resident:
                 with files.explain_errors(place):
                     place.parent.mkdir(parents=True, exist_ok=True)
                     self._sweep(place)
-                files.write_json(place, words)
+                files.write_json(place, words, private=True)
             self.say(
                 f"run {place.stem[:12]}: {config[_TRAINER]} on {config[_BACKBONE]}, "
                 f"{config[_ROUNDS]} rounds: accepted"

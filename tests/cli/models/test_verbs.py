@@ -53,6 +53,28 @@ def test_predict_says_what_the_model_says(quick_run: Path, tmp_path: Path, capsy
     assert sum(float(table[0][c]) for c in said.classnames) == pytest.approx(1, abs=1e-4)
 
 
+def test_files_that_cannot_be_read_are_named_behind_the_rows_of_the_others(
+    quick_run: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    place = jobs.folder(quick_run)
+    folder = photos(tmp_path / "photos", data_of(place), 1)
+    bad = [folder / name for name in ("a.png", "z.png")]
+    for path in bad:
+        path.write_bytes(b"nothing")
+    words = ["predict", str(place), str(folder), "--client", "1", "--json"]
+    assert main(words) == 3
+    said = capsys.readouterr()
+    whole = fedvlm.load(place).client(1).predict(sorted(folder.rglob("*/*.png")))
+    assert [json.loads(line)["image"] for line in said.out.splitlines()] == list(whole.names)
+    for path in bad:
+        assert f"problem: cannot read the image {path}: " in said.err
+    assert said.err.rstrip().endswith("2 file(s) cannot be read and have no row: mend or remove "
+                                      "them")
+    assert main([*words[:2], *map(str, bad), *words[3:]]) == 3
+    said = capsys.readouterr()
+    assert not said.out and all(f"cannot read the image {path}" in said.err for path in bad)
+
+
 def test_export_is_read_back(quick_run: Path, tmp_path: Path, capsys: Captured):
     place = jobs.folder(quick_run)
     words = ["export", str(place), "--client", "1", "--format", "safetensors", "--licence", "mit"]
@@ -105,6 +127,28 @@ def test_evaluate_a_folder_of_known_classes(quick_run: Path, tmp_path: Path, cap
     said = fedvlm.load(place).client(0).predict(folder)
     right = sum(Path(n).parent.name == c for n, c in zip(said.names, said.classes, strict=True))
     assert lines[1].split()[1:3] == ["6", str(right)]
+
+
+def test_evaluate_says_each_class_of_the_test_part_of_a_table(
+    quick_run: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    place = jobs.folder(quick_run)
+    folder = photos(tmp_path / "photos", data_of(place))
+    rows = [f"{p.relative_to(folder)},{p.parent.name},{'train' if i % 3 == 0 else 'test'}"
+            for i, p in enumerate(sorted(folder.rglob("*.png")))]
+    (folder / "list.csv").write_text("\n".join(["path,classname,split", *rows]))
+    words = ["evaluate", str(place), "--images", str(folder / "list.csv"), "--client", "1"]
+    assert main([*words, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert sum(c["images"] for c in row["classes"]) == row["images"] == 4
+    found = sum(c["sensitivity"] * c["images"] for c in row["classes"]) / 100
+    assert found == pytest.approx(row["correct"])
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "4 of the 6 images of photos are its test part, and only these count" in said.err
+    assert said.out.splitlines()[2].split() == [
+        "class", "images", "sensitivity", "specificity", "auroc"]
+    assert len(said.out.splitlines()) == 5
 
 
 def test_a_table_without_parts_is_evaluated_and_adapted_to_whole(

@@ -71,6 +71,22 @@ def test_a_folder_becomes_a_site_that_is_checked(
     assert make("--client", "3", "photos", "--to", "clinic") == 2  # nothing is overwritten
 
 
+def test_lists_are_made_again_without_touching_the_rules(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--client", "3", "photos", "--to", "clinic")
+    assert make(*words) == 0
+    file, rules = place / "clinic" / "site.json", place / "clinic" / "site.yaml"
+    assert file.stat().st_mode & 0o77 == 0  # it has the names of files
+    rules.write_text(rules.read_text().replace("count: 5", "count: 2"))
+    Image.new("RGB", (8, 8)).save(place / "photos" / "train" / "dog" / "new.png")
+    assert make(*words) == 2
+    assert "or remove site.json first (site.yaml and the states stay" in capsys.readouterr().err
+    file.unlink()
+    assert make(*words) == 0
+    assert "count: 2" in rules.read_text() and "train/dog/new.png" in file.read_text()
+
+
 def test_a_party_s_table_keeps_patients_whole(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +120,32 @@ def test_a_party_s_table_keeps_patients_whole(
     table.write_text("path,label\ndog/1.png,\ndog/2.png,dog\nRed_Fox/2.png,cat\n")
     assert make("--client", "0", str(table), "--to", "bare") == 2
     assert "a site file needs one class for each image, and some" in capsys.readouterr().err
+
+
+def test_a_patient_is_withdrawn_by_name(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{p.parent.name}/{p.name},{p.parent.name},P{p.stem}"
+             for p in sorted(Path("photos/train").rglob("*.png"))]
+    table = Path("photos/train/list.csv")
+    table.write_text("\n".join(["path,label,patient", *lines]))
+    assert make("--client", "0", str(table), "--groups", "patient", "--to", "clinic") == 0
+    beside, file = place / "clinic" / "site.groups.json", place / "clinic" / "site.json"
+    assert beside.stat().st_mode & 0o77 == 0 and "P1" not in file.read_text()
+    rules = place / "clinic" / "site.yaml"
+    rules.write_text(rules.read_text().replace("count: 5", "count: 1"))
+    before = set(read_site(file).paths())
+    assert main(["site", "forget", str(rules), "--group", "P9"]) == 2
+    assert "--group P9: no image of this site is in this group" in capsys.readouterr().err
+    assert main(["site", "forget", str(rules), "--group", "P1", "--client", "0"]) == 2
+    assert "not two of them" in capsys.readouterr().err
+    assert main(["site", "forget", str(rules), "--group", "P1"]) == 0
+    gone = {path for path in before if Path(path).stem == "1"}
+    assert len(gone) == 2 and set(read_site(file).paths()) == before - gone
+    assert set(json.loads(beside.read_text())) == before - gone
+    beside.unlink()
+    assert main(["site", "forget", str(rules), "--group", "P2"]) == 2
+    assert "this site's lists have no groups" in capsys.readouterr().err
 
 
 def test_a_server_s_file_has_names_and_public_images_only(place: Path) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.images.pixels import check_decodes
 from fedvlm.data.datum import DatasetBase, group_numbers
 from fedvlm.data.image_records import ImageRecords
-from fedvlm.data.images import ImageLoader, broken_images, check_decodes
+from fedvlm.data.images import ImageLoader, broken_images
 from fedvlm.data.packs.file import read_container
 from fedvlm.data.packs.lists import read_pack_lists
 from fedvlm.data.packs.pack import open_pack

@@ -293,6 +293,23 @@ def test_a_page_of_a_run_whose_method_declared_nothing(site: Path) -> None:
     assert "run efefefefefef (Odd): no secure sums; no guarantee of privacy" in page
 
 
+def test_runs_that_worked_count_and_their_epsilons_add_up(site: Path) -> None:
+    """A run that was refused, or only measured, is none on which a protection was in force."""
+    log = MessageLog(site.parent / "states")
+    for run, bounded, kind in (("ef", True, "worked"), ("0a", True, "worked"),
+                               ("0b", False, "worked"), ("0c", False, "failed")):
+        about = {"method": "Odd", "rounds": 2, "secure": False, "bounded": bounded,
+                 "privacy": "epsilon 3" if bounded else None, "declared": None}
+        line = {"run": run * 16, "tensors": {}, "numbers": [], "bytes": 9, "round": 1}
+        log.enter("out", line | {"kind": "welcome", "about": about})
+        log.enter("out", line | {"kind": kind, "why": "no"})
+    assert main(["site", "record", str(site)]) == 0
+    page = (site.parent / "record.md").read_text()
+    assert "of 3 run(s) 0 with secure sums, 2 with noise that bounds epsilon." in page
+    assert "epsilons add up, and updates that left without noise are outside of any." in page
+    assert log_of(site.parent).stat().st_mode & 0o77 == 0
+
+
 def test_a_line_that_a_kill_cut_goes_and_the_chain_goes_on(site: Path) -> None:
     path = log_of(site.parent)
     whole = path.read_bytes()
