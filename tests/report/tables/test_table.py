@@ -58,6 +58,20 @@ def test_a_tag_loses_what_a_column_says(tmp_path: Path):
     assert len(table(tmp_path, cols=("rounds",)).rows) == 4  # of which the tag says nothing
 
 
+def test_of_other_metrics_only_rows_with_numbers_stand(tmp_path: Path):
+    held = {"references": {"chance": reference("alone", 1, 1)}}
+    write_run(tmp_path, "A", last={"personal": 60.0, "base_all": 50.0, "new": 40.0,
+                                  "hm2": 44.4}, sections=held)
+    shown: dict[str, Any] = {"metrics": ("base_all", "new", "hm2"), "cols": ("metric",),
+                             "reference": ("alone",)}
+    found = table(tmp_path, **shown, names=True)
+    assert found.rows == ("A",) and found.columns == ("Base", "New", "H")
+    assert found.brief.startswith("Accuracy on all base classes, accuracy on unseen classes, "
+                                  "harmonic mean of both (%)")
+    assert table(tmp_path, **shown).columns == ("base_all", "new", "hm2")
+    assert len(table(tmp_path, reference=("alone",)).rows) == 2
+
+
 def test_one_seed_has_no_spread(tmp_path: Path):
     write_seeds(tmp_path, "A", [50.0])
     found = table(tmp_path)
