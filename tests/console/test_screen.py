@@ -262,6 +262,14 @@ def written(path: Path) -> str:
     return path.read_text()
 
 
+def test_log_says_what_its_accuracy_is_a_mean_of(tmp_path: Path):
+    log = LogFile(tmp_path / "log.txt", 2)
+    log.finish(Headline(1549, 545, 37.2, 30.0))
+    text = (tmp_path / "log.txt").read_text()
+    assert "(accuracy: mean over clients; correct / total is 35.2%)\n* accuracy: 37.2%\n" in text
+    assert parse_test_res(text) == 37.2
+
+
 def test_log_is_read_by_coops_parser(tmp_path: Path):
     text = written(tmp_path / "log.txt")
     assert parse_test_res(text) == 81.2
