@@ -275,6 +275,8 @@ REFUSED: dict[str, str] = {  # {word}: what was typed behind the flag, else this
     **dict.fromkeys(("--arch", "--model-name"), "is called --backbone here: --backbone {NAME}"),
     "--non-iid": "does not exist here; use --partition dirichlet --beta 0.3 (smaller: more "
                  "different clients), or --partition disjoint",
+    **dict.fromkeys(("--bf16", "--fp16", "--half", "--amp"),
+                    "does not exist here; use --opts MODEL.PREC bf16"),
     "--name": "does not exist here; use --tag {NAME}",
     "--workers-at": ENDED["FED.WORKERS_AT"],
     "--token-file": ENDED["FED.TOKEN_FILE"],

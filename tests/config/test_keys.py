@@ -56,6 +56,11 @@ def test_family_keys_map_to_ours_and_say_so():
     assert build("DATASET.IID", "False")[0].FED.PARTITION == "disjoint"
 
 
+def test_half_precision_is_bf16_here():
+    (line,) = mistakes("MODEL.PREC", "fp16")
+    assert line.endswith("got 'fp16'; use bf16")
+
+
 def test_two_spellings_that_disagree_are_refused():
     (line,) = mistakes("DATASET.USERS", "4", "FED.CLIENTS", "5")
     assert "keep one" in line

@@ -6,8 +6,8 @@ from argparse import Namespace
 from itertools import groupby
 from pathlib import Path
 
-from fedvlm.cli.methods.config import reference_lines
 from fedvlm.cli.methods._lines import method_rows, piece_rows, sizes
+from fedvlm.cli.methods.config import reference_lines
 from fedvlm.cli.verbs import verbs
 from fedvlm.config.families import CHOICE, ORDER, families_in, family_heading, place
 from fedvlm.config.option import declare
@@ -104,7 +104,7 @@ def _file(word: str, files: dict[str, Path]) -> Path:
         return files[stem]
     from fedvlm.job.kinds import dataset_of  # start-up: NumPy, for a mistake only
 
-    near = did_you_mean(word, files)
+    near = did_you_mean(word, files, 2)
     if fold(word) in ("datasets", "data", "sets") or dataset_of(word):
         near = (f"; '{word}' is about data: fedvlm data list shows the data sets, fedvlm doctor "
                 "checks them")

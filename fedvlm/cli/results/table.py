@@ -215,8 +215,8 @@ def _spec(args: Namespace, collected: Collected, papers: Mapping[str, Paper]) ->
         exclude=_pairs(args.exclude or [], "--exclude"),
         reference=_references(args, "trainer" in (*rows, *cols)),
         mixed=None if args.mixed is None else tuple(args.mixed), ci=args.ci, digits=args.digits,
-        columns=_columns(args, beside, metrics, collected), versus=args.versus, order=tuple(args.order),
-        papers=papers, names=args.names == "paper",
+        columns=_columns(args, beside, metrics, collected), versus=args.versus,
+        order=tuple(args.order), papers=papers, names=args.names == "paper",
     )
 
 

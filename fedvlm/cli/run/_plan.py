@@ -46,7 +46,8 @@ def plan_flags(parser: Parser) -> None:
                                                    "the plan")
     add("--datasets", **many, metavar="NAME", help="data sets; with a plan: only these data sets "
                                                    "of the plan")
-    add("--seeds", **MANY, type=number_words, metavar="N", help="seeds, each used as model and data seed (default 1)")
+    add("--seeds", **MANY, type=number_words, metavar="N",
+        help="seeds, each used as model and data seed (default 1)")
     add("--shots", **many, metavar="N", help="images per class")
     add("--name", default="", help="name of the folder below OUTPUT_DIR")
     worker_flags(parser)

@@ -42,6 +42,8 @@ def test_list_prints_names_years_and_a_card(capsys: pytest.CaptureFixture[str]):
     assert "Paper:" in capsys.readouterr().out
     assert cli.main(["list", "fedtx"]) == 2
     assert capsys.readouterr().err.rstrip().endswith("did you mean 'fedtv'?"), "not all names"
+    assert cli.main(["list", "FedPPG"]) == 2  # two are equally near
+    assert "did you mean 'fedtpg' or 'fedpgp'?" in capsys.readouterr().err
 
 
 CODE = '''"""Card: x.
