@@ -116,14 +116,14 @@ def schema_of(
 
 def _option(key: str, known: Any, given: Any) -> Option:
     """Return the option of a key: the repository's default, in its usual type if it has one."""
-    help_ = "read by the trainer's file"
-    if key.endswith(".PREC"):
+    help_, used = "read by the trainer's file", not key.endswith(".PREC")
+    if not used:
         help_ = "accepted; the file computes in MODEL.PREC, its trained tensors never use fp16"
     default = known if given is MISSING else given
     if default is MISSING:
-        return AnyValue(UNSET, help_)
+        return AnyValue(UNSET, help_, used=used)
     usual = known if type(known) is type(default) else MISSING
-    return AnyValue(default, help_) if usual is MISSING else Option(default, help_)
+    return (AnyValue if usual is MISSING else Option)(default, help_, used=used)
 
 
 def check_set(root: CfgNode, keys: Mapping[str, Option], files: Sequence[Path]) -> None:

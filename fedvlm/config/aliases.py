@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from yacs.config import CfgNode
 
 from fedvlm.config.dassl import family_options
 from fedvlm.config.engines import ENDED
@@ -127,6 +129,23 @@ def _precision(given: Value) -> Value:
             f"{given}: trained tensors stay fp32 here; MODEL.PREC bf16 has low-precision towers"
         )
     return given
+
+
+def notes_on_epochs(cfg: CfgNode, origins: Mapping[str, str]) -> list[str]:
+    """Return a note where CoOp's length of a whole training became that of each round.
+
+    What its file says of the schedule counts too, and such a file is written for one long training.
+    """
+    source, _, key = origins["FED.LOCAL_EPOCHS"].partition(", as ")
+    if key != "OPTIM.MAX_EPOCH":
+        return []
+    schedule = ("OPTIM.LR_SCHEDULER", "OPTIM.WARMUP_EPOCH", "OPTIM.WARMUP_TYPE")
+    also = [k for k in schedule if source == origins.get(k)]
+    return [
+        f"{key} {cfg.FED.LOCAL_EPOCHS} is taken as {cfg.FED.LOCAL_EPOCHS} local epochs in each "
+        "round; --local-epochs N sets it"
+        + (f" ({source} also sets {', '.join(also)}, in place of the defaults)" if also else "")
+    ]
 
 
 def refused_keys() -> dict[str, str]:

@@ -244,7 +244,7 @@ def _model() -> Schema:
         "MODEL.PREC": Option(
             "fp32",
             "precision of the frozen towers; fp64 also applies to the trained tensors",
-            choices=("fp32", "bf16", "fp64"),
+            choices=("fp32", "bf16", "fp64"), hints=dict.fromkeys(("fp16", "half", "amp"), "bf16"),
         ),
         "BANK.PREC": Option(
             "full",

@@ -6,13 +6,14 @@ Exit codes: 0 done, 1 a bug of ours, 2 config, usage or a method's own file, 3 d
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 
-from fedvlm.console.screen import complain
+from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import (
     NO_MEMORY,
     NO_MEMORY_ELSEWHERE,
@@ -39,6 +40,9 @@ def exit_code_of(call: Callable[[], int], words: Sequence[str]) -> int:
             complain(*"".join(traceback.format_exception(error.__cause__)).rstrip().splitlines())
         return error.exit_code
     except KeyboardInterrupt as stop:
+        if sys.stderr is not None and sys.stderr.isatty():  # which shows ^C where its cursor is
+            with contextlib.suppress(OSError, ValueError):
+                say("", stream=sys.stderr)
         complain(str(stop) or "nothing was lost", prefix="interrupted")
         return exit_code(stop)
     except BrokenPipeError:

@@ -102,6 +102,7 @@ class LogFile:
             "=> result",
             f"* total: {headline.total:,}",
             f"* correct: {headline.correct:,}",
+            *self._two_means(headline),
             f"* accuracy: {headline.accuracy:.1f}%",
             f"* error: {100 - headline.accuracy:.1f}%",
             f"* macro_f1: {headline.macro_f1:.1f}%",
@@ -109,6 +110,15 @@ class LogFile:
         self._write(block)
         if classes:
             self._append("".join("\t".join(map(one_line, cells)) + "\n" for cells in classes))
+
+    @staticmethod
+    def _two_means(headline: Headline) -> list[str]:
+        """Return the line on what the accuracy is a mean of, which the parser does not read."""
+        if not headline.total:
+            return []
+        pooled = 100 * headline.correct / headline.total
+        same = f"{pooled:.1f}" == f"{headline.accuracy:.1f}"
+        return [] if same else [f"(accuracy: mean over clients; correct / total is {pooled:.1f}%)"]
 
     def _write(self, lines: Sequence[str]) -> None:
         """Append; free text can neither break a line nor look like Dassl's result."""

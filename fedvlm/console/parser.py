@@ -69,6 +69,10 @@ class BeforePairs(argparse.Action):
     """A flag whose words end where pairs begin: ``--seeds 1 2 DATASET.NUM_SHOTS 16``."""
 
 
+class MoreNumbers(argparse.Action):
+    """A flag of one value that further numbers may follow: ``--lr 0.01 0.1``."""
+
+
 class Parser(argparse.ArgumentParser):
     """The flags and words of one command; ``parse_args`` raises ``ConfigError``, all mistakes.
 
@@ -287,6 +291,16 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     return number
 
 
+def number_words(word: str) -> list[str]:
+    """Return the parts of ``1,2`` and of a range such as ``1-3``; other words as they are."""
+    parts = []
+    for part in filter(None, word.split(",")):
+        ends = re.fullmatch(r"(\d{1,6})-(\d{1,6})", part, re.ASCII)
+        low, high = (int(ends[1]), int(ends[2])) if ends else (1, 0)
+        parts += list(map(str, range(low, high + 1))) or [part]
+    return parts
+
+
 def amount(unit: str, low: float, high: float = math.inf) -> Callable[[str], float]:
     """Return a ``type`` of flags: finite numbers of a range, in words of their unit (``days``)."""
 
@@ -325,8 +339,10 @@ def _is_flag(word: str, table: dict[str, Action]) -> bool:
 
 def _is_value(word: str, loose: Sequence[str]) -> bool:
     """Whether a word with one dash is a number, or the value of the config key before it."""
-    if loose and loose[-1].isupper():
-        return True
+    return bool(loose and loose[-1].isupper()) or _is_number(word)
+
+
+def _is_number(word: str) -> bool:
     try:
         float(word)
     except ValueError:
@@ -339,6 +355,9 @@ def _taken(action: Action, following: list[str]) -> list[str]:
     if action.nargs == 0:
         switch = isinstance(action, Switch) and following and like_a_switch(following[0])
         return following[:1] if switch else []
+    if isinstance(action, MoreNumbers):
+        others = (i for i, word in enumerate(following) if i and not _is_number(word))
+        return following[:next(others, None)]
     if isinstance(action, BeforePairs):
         keys = (i for i, word in enumerate(following) if word.isupper() and "." in word)
         return following[:next(keys, None)]

@@ -49,13 +49,13 @@ class QuorumError(FedvlmError):
     exit_code = 6
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str], most: int = 1) -> str:
     """Return ``; did you mean 'X'?`` for the nearest known name (case, dash, underscore aside).
 
-    An empty string where nothing is near.
+    Of several that are equally near up to ``most``; an empty string where nothing is near.
     """
-    name = nearest(word, known)
-    return f"; did you mean '{name}'?" if name else ""
+    names = [f"'{name}'" for name in _nearest(word, known)[:most]]
+    return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
 def unknown_word(word: str, known: Sequence[str]) -> str:
@@ -70,9 +70,15 @@ def plural(number: int, word: str, many: str = "") -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the nearest known name, or an empty string where nothing is near."""
-    names = {fold(k): k for k in known}
-    near = difflib.get_close_matches(fold(word), list(names), n=1, cutoff=0.6)
-    return names[near[0]] if near else ""
+    return next(iter(_nearest(word, known)), "")
+
+
+def _nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Return the nearest known name first, and those that are as near."""
+    names, folded = {fold(k): k for k in known}, fold(word)
+    near = difflib.get_close_matches(folded, list(names), n=3, cutoff=0.6)
+    ratio = {n: difflib.SequenceMatcher(None, n, folded).ratio() for n in near}
+    return [names[n] for n in near if ratio[n] == ratio[near[0]]]
 
 
 def fold(name: str) -> str:

@@ -157,7 +157,7 @@ def load_trainer(spec: str) -> type[Trainer]:
     if stem is None:
         names = [card(path).partition(":")[0] for path in files.values()]
         raise ConfigError(
-            f"unknown trainer '{spec}'{did_you_mean(spec, names)} "
+            f"unknown trainer '{spec}'{did_you_mean(spec, names, 2)} "
             f"(fedvlm list shows all {len(files)}; your own: ./my.py:MyMethod)"
         )
     return _only_trainer(load_module(files[stem]), files[stem])

@@ -32,7 +32,7 @@ from typing import Any
 
 from fedvlm.config.engines import ENDED
 from fedvlm.config.families import PEFT_WORDS
-from fedvlm.console.parser import BeforePairs, Loose, Parser, Switch
+from fedvlm.console.parser import BeforePairs, Loose, MoreNumbers, Parser, Switch, number_words
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 
 
@@ -275,6 +275,8 @@ REFUSED: dict[str, str] = {  # {word}: what was typed behind the flag, else this
     **dict.fromkeys(("--arch", "--model-name"), "is called --backbone here: --backbone {NAME}"),
     "--non-iid": "does not exist here; use --partition dirichlet --beta 0.3 (smaller: more "
                  "different clients), or --partition disjoint",
+    **dict.fromkeys(("--bf16", "--fp16", "--half", "--amp"),
+                    "does not exist here; use --opts MODEL.PREC bf16"),
     "--name": "does not exist here; use --tag {NAME}",
     "--workers-at": ENDED["FED.WORKERS_AT"],
     "--token-file": ENDED["FED.TOKEN_FILE"],
@@ -358,12 +360,13 @@ def method_of_rule(rule: str, trainer: str) -> str:
     return RULES[fold(rule)] or trainer or "PromptFL"
 
 
-def add_flags(parser: Parser, shown: bool = True) -> None:
+def add_flags(parser: Parser, shown: bool = True, grid: bool = False) -> None:
     """Add the flags of a run, but for spellings that the parser has already.
 
     Args:
         parser: of a verb. See ``parse`` for what the flags leave in its namespace.
         shown: whether its help page says what each does; else it names them.
+        grid: whether further numbers may follow one, which is then ``0.01,0.1``.
     """
     parser.set_defaults(flags={}, flag_names={}, opts=[])
     parser.refused = REFUSED
@@ -381,7 +384,7 @@ def add_flags(parser: Parser, shown: bool = True) -> None:
             groups[title] = parser.add_argument_group(title)
         listed = shown and names[0] == flag.names[0]
         text = flag.help if listed else argparse.SUPPRESS
-        parser.alias(_add(groups[title], flag, names[0], text), names[1:])
+        parser.alias(_add(groups[title], flag, names[0], text, grid), names[1:])
         if not listed:
             parser.further.append(names[0])
 
@@ -421,7 +424,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _add(group: Any, flag: Flag, name: str, text: str) -> argparse.Action:
+def _add(group: Any, flag: Flag, name: str, text: str, grid: bool) -> argparse.Action:
     """Add a row of the table to a group of a parser."""
     more: dict[str, Any] = {"dest": flag.dest or flag.key, "help": text}
     if flag.key:
@@ -434,6 +437,9 @@ def _add(group: Any, flag: Flag, name: str, text: str) -> argparse.Action:
     if flag.kind == "names":
         more |= {"nargs": "+", "metavar": (flag.metavar, flag.metavar)}
         return group.add_argument(name, action=_Names, **more)
+    if grid and flag.key:
+        return group.add_argument(name, action=_KeyNumbers, nargs="+",
+                                  metavar=(flag.metavar, flag.metavar), **more)
     action = _Key if flag.key else _Peft if flag.dest == "peft" else "store"
     more = {"metavar": flag.metavar, "default": ""} | more
     return group.add_argument(name, action=action, **more)
@@ -461,6 +467,10 @@ class _Names(BeforePairs):
         namespace.flag_names[self.dest] = option
 
 
+class _KeyNumbers(MoreNumbers, _Names):
+    """A flag of a config key that may have several numbers in a sweep."""
+
+
 class _KeySwitch(Switch):
     """A switch of a config key; what is neither True nor False is for the config to refuse."""
 
@@ -485,13 +495,13 @@ class _Peft(argparse.Action):
 
 
 class _Numbers(BeforePairs):
-    """Whole numbers, each once: ``1 2 3`` or ``1,2,3``."""
+    """Whole numbers, each once: ``1 2 3``, ``1,2,3`` or ``1-3``."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
         option: str | None = None,
     ) -> None:
-        numbers = [part for word in values for part in word.split(",") if part]
+        numbers = [part for word in values for part in number_words(word)]
         if not all(n.isascii() and n.isdigit() for n in numbers) or not numbers:
             raise ConfigError(f"{option} expects whole numbers, got '{' '.join(values)}'")
         if len({int(n) for n in numbers}) < len(numbers):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
 
+from fedvlm.config.aliases import notes_on_epochs
 from fedvlm.config.build import DEFAULT, build_config, flat, unused_keys, yaml_keys
 from fedvlm.config.engines import ENDED, of_parties
 from fedvlm.config.families import trained_words
@@ -137,7 +138,7 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
         cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, target_domain(cfg))
         check_domains(cfg)
         cfg.DATASET.SOURCE_DOMAINS = cfg.DATASET.TARGET_DOMAINS = ()  # said by the held-out one
-        followed = _follow(cfg, origins)
+        followed = _follow(cfg, origins) + notes_on_epochs(cfg, origins)
         followed += _one_round(cfg, origins, trainer.name, file, data.demo)
         followed += _rounds(cfg, origins, trainer)
         notes += [note for note in followed if note not in notes]

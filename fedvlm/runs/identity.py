@@ -280,6 +280,13 @@ def refuse_other(
         return
     table = [one.get("config", {}).get("DATASET.SPLIT_FILE") for one in (old, new)]
     differ = {k for k in {*old, *new} if old.get(k) != new.get(k)}
+    if differ == {"trainer"}:
+        file = Path(str(new.get("config", {}).get("TRAINER.NAME")).rpartition(":")[0]).name
+        raise ConfigError(
+            f"'{folder}' holds another run, which is not overwritten: your file {file}, or one "
+            "that it imports, changed since the run began; --draft runs it as it is now in a "
+            "folder of drafts, another --tag as a run of its own"
+        )
     raise ConfigError(
         f"'{folder}' holds another run, which is not overwritten; settings that differ "
         f"(existing -> this command): {shorten_lines(identity_difference(old, new))}; choose "

@@ -274,6 +274,22 @@ def select_entries(
     return tuple(e for e in entries if {fold(e.label), fold(e.name)} & wanted)
 
 
+def with_axes(plan: SweepPlan) -> SweepPlan:
+    """Return the plan with an axis for each number that its command line gives several values.
+
+    Raises:
+        ConfigError: a value twice.
+    """
+    schema = default_schema()
+    axes = {k: tuple(filter(None, map(str.strip, v.split(",")))) for k, v in plan.override.items()
+            if "," in v and k in schema and schema[k].kind in (int, float)}
+    for key, values in axes.items():
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{key} has a value twice: {' '.join(values)}")
+    rest = {k: v for k, v in plan.override.items() if k not in axes}
+    return replace(plan, override=rest, axes={**plan.axes, **axes})
+
+
 def name_by_content(plan: SweepPlan) -> SweepPlan:
     """Return a plan made of words with a name of its own: the same words, the same name."""
     content = {k: v for k, v in plan.content().items() if k != "name"}

@@ -13,7 +13,7 @@ from multiprocessing import connection
 from fedvlm.core.signals import SAVE, STOPS, save_asked
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.scheduler import AttemptLog, Ending, Watcher
-from fedvlm.sweep.worker import INTERRUPTED, Outcome, WorkOrder, serve_cells
+from fedvlm.sweep.worker import INTERRUPTED, Outcome, WorkOrder, serve_and_leave, serve_cells
 
 WARNING = signal.SIGUSR2
 TICK = 0.25  # seconds between two looks at the screen
@@ -33,7 +33,7 @@ class Worker:
         self.pipe, theirs = context.Pipe()
         self.beat = context.Value("Q", 0, lock=False)
         self.process = context.Process(
-            target=serve_cells, args=(theirs, threads, self.beat), daemon=True
+            target=serve_and_leave, args=(serve_cells, theirs, threads, self.beat), daemon=True
         )
         # SAVE until it listens; a batch system's warning is for the pool, never for a worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {SAVE, WARNING})

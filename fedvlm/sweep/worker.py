@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import connection, parent_process
@@ -105,6 +105,20 @@ def serve_cells(pipe: Any, threads: int, beat: Any) -> None:
                 gc.freeze()
                 inputs.settled = True
             settled = True
+
+
+def serve_and_leave(
+    serve: Callable[[Any, int, Any], None], pipe: Any, threads: int, beat: Any
+) -> None:
+    """Call ``serve`` (``serve_cells``), then end the process as it stands.
+
+    The teardown of libraries whose work was stopped writes to the screen what they never freed.
+    """
+    serve(pipe, threads, beat)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 def run_cell(assignment: WorkOrder, inputs: Inputs | None) -> Outcome:

@@ -12,8 +12,11 @@ import torch
 
 from fedvlm.check.invariants import run as check
 from fedvlm.compat.trainer import DasslTrainer
+from fedvlm.config.build import config_lines
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.federation.discovery import framework_of, load_trainer
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
 from tests.compat.small import COOP, HERE, built, double, losses, needs_coop, same_bits
 from tests.jobs import folder, records
 from tests.jobs import run as job
@@ -257,3 +260,12 @@ def test_the_authors_options_are_the_runs() -> None:
                 "middle")
     assert list(run.federation.p0[CTX].shape) == [4, run.model.text_width]
     assert losses(run, until=1)["losses"]
+
+
+def test_a_precision_that_the_run_does_not_have_is_not_logged_as_its_own() -> None:
+    words = ["--demo", "--trainer", double("coop", "CoOpDouble")]
+    jobs, told = resolve(parse(words)), resolve(parse([*words, "TRAINER.COOP.PREC", "amp"]))
+    lines = config_lines(jobs.jobs[0].cfg, jobs.jobs[0].origins, jobs.schema)
+    assert any("TRAINER.COOP.N_CTX" in line for line in lines) and "PREC" in jobs.jobs[0].cfg.MODEL
+    assert not [line for line in lines if "COOP.PREC" in line]
+    assert "accepted, but without effect: TRAINER.COOP.PREC" in told.notes

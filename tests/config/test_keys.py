@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedvlm.config.aliases import family_aliases
+from fedvlm.config.aliases import family_aliases, notes_on_epochs
 from fedvlm.config.build import config_lines, unused_keys
 from tests.config.layers import SCHEMA, build, mistakes, write
 
@@ -34,6 +34,12 @@ def test_coop_trainer_yaml_loads_as_it_is(tmp_path: Path):
     assert cfg.OPTIM.WARMUP_CONS_LR == 1e-5 and cfg.INPUT.SIZE == (224, 224)
     assert cfg.FED.LOCAL_EPOCHS == 200
     assert origins["FED.LOCAL_EPOCHS"] == f"{path}, as OPTIM.MAX_EPOCH"
+    assert notes_on_epochs(cfg, origins) == [
+        "OPTIM.MAX_EPOCH 200 is taken as 200 local epochs in each round; --local-epochs N sets it "
+        f"({path} also sets OPTIM.LR_SCHEDULER, OPTIM.WARMUP_EPOCH, OPTIM.WARMUP_TYPE, in place "
+        "of the defaults)"
+    ]
+    assert notes_on_epochs(*build("FED.LOCAL_EPOCHS", "5", trainer=path)) == []
     assert origins["OPTIM.LR"] == str(path) and origins["OPTIM.MOMENTUM"] == "default"
     assert {"INPUT.SIZE", "TRAIN.PRINT_FREQ"} <= set(unused_keys(origins, SCHEMA))
     assert "OPTIM.LR" not in unused_keys(origins, SCHEMA)
@@ -48,6 +54,11 @@ def test_family_keys_map_to_ours_and_say_so():
     assert origins["FED.CLIENTS"] == "opts, as DATASET.USERS"
     assert build("DATASET.IID", "True")[0].FED.PARTITION == "iid"
     assert build("DATASET.IID", "False")[0].FED.PARTITION == "disjoint"
+
+
+def test_half_precision_is_bf16_here():
+    (line,) = mistakes("MODEL.PREC", "fp16")
+    assert line.endswith("got 'fp16'; use bf16")
 
 
 def test_two_spellings_that_disagree_are_refused():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
+from fedvlm.console.guard import exit_code_of
 from fedvlm.console.live import LiveTable
 from fedvlm.console.log import Headline, LogFile
 from fedvlm.console.rows import (
@@ -260,6 +261,24 @@ def written(path: Path) -> str:
     assert parse_test_res(path.read_text()) is None  # nothing to read before the end
     log.finish(Headline(1200, 974, 81.249, 79.96))
     return path.read_text()
+
+
+def test_ctrl_c_at_a_terminal_is_answered_on_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    def stopped() -> int:
+        raise KeyboardInterrupt
+
+    for stream, before in ((Terminal(), "\n"), (io.StringIO(), "")):
+        monkeypatch.setattr("sys.stderr", stream)
+        assert exit_code_of(stopped, ["sweep"]) == 130
+        assert stream.getvalue() == f"{before}interrupted: nothing was lost\n"
+
+
+def test_log_says_what_its_accuracy_is_a_mean_of(tmp_path: Path):
+    log = LogFile(tmp_path / "log.txt", 2)
+    log.finish(Headline(1549, 545, 37.2, 30.0))
+    text = (tmp_path / "log.txt").read_text()
+    assert "(accuracy: mean over clients; correct / total is 35.2%)\n* accuracy: 37.2%\n" in text
+    assert parse_test_res(text) == 37.2
 
 
 def test_log_is_read_by_coops_parser(tmp_path: Path):

@@ -11,13 +11,15 @@ import pytest
 
 from fedvlm.cli.main import main
 from fedvlm.cli.verbs import verbs
+from fedvlm.core.errors import fold
 from fedvlm.federation.cards import trainer_files
-from tests.docs.pages import BLOCK, DOCS, Session, blocks, pages, read, shown
+from tests.docs.pages import BLOCK, DOCS, Session, blocks, pages, read, shown, words_of
 
 ELSEWHERE = {
     "python.md": "run by tests/api/test_page.py",
     "architecture.md": "signatures, not programs",
 }
+USES = ("predict", "evaluate", "adapt", "export", "figures")
 README = DOCS.parent / "README.md"
 PAGES = [p for p in pages() if p.name not in ELSEWHERE]
 
@@ -58,6 +60,21 @@ def test_every_command_is_read_by_its_parser(page: Path, folder: Path) -> None:
             Path(block.title).write_text(block.text, encoding="utf-8")
         for command in block.commands if block.language == "sh" else []:
             read(command)
+
+
+def test_an_own_methods_model_is_used_with_its_file() -> None:
+    """Of a block that is not run nobody else would notice."""
+    stems, seen = {fold(stem) for stem in trainer_files()}, 0
+    for page in PAGES:
+        for command in [c for b in blocks(page) if b.language == "sh" for c in b.commands]:
+            words = words_of(command) or []
+            parts = words[1].split("/") if len(words) > 1 and words[0] in USES else []
+            method = next((p for p, q in zip(parts[1:], parts, strict=False)
+                           if q.startswith("shots_")), "")
+            if method and not fold(method).startswith(tuple(stems)):
+                seen += 1
+                assert {"--trainer", "--trust-code"} & {*words}, f"{page.name}: {command}"
+    assert seen > 1
 
 
 def test_every_verb_in_a_sentence_exists() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,15 @@ def test_a_draft_overwrites_the_last_one_and_no_table_takes_it(
     assert run(tmp_path, "--draft") == 0  # a finished draft of the same identity runs again
     created = json.loads((place / "manifest.json").read_text())["created"]
     assert created >= manifest["created"] and len(jobs.records(tmp_path / "out")) == 2
+
+    assert run(tmp_path) == 0
+    file.write_text(f"{METHOD}# once more\n")
+    capsys.readouterr()
+    assert run(tmp_path) == 2
+    told = capsys.readouterr().err
+    assert "your file mine.py, or one that it imports, changed since the run began" in told
+    assert "--draft runs it" in told and " -> " not in told
+    shutil.rmtree(next((tmp_path / "out").rglob("Mine")))
 
     below = collect([tmp_path / "out"])
     assert below.runs == [] and "is a draft and left out" in below.problems[0]

@@ -77,11 +77,18 @@ def test_unknown_flags_are_all_named_with_the_nearest():
     ("--learning_rate 0.5", "flag --learning_rate is called --lr here: --lr 0.5"),
     ("--algo FedAvg", "flag --algo is called --trainer here: --trainer FedAvg"),
     ("--non_iid", "flag --non_iid does not exist here; use --partition dirichlet"),
+    ("--bf16", "use --opts MODEL.PREC bf16"),
     ("--seed 1 2", "for several seeds use --seeds, such as --seeds 1 2"),
 ])
 def test_what_people_type_is_answered_with_the_command(typed, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         parse(words(typed))
+
+
+def test_seeds_may_be_a_range():
+    assert parse(words("--seeds 1-3 7,9")).seeds == [1, 2, 3, 7, 9]
+    with pytest.raises(ConfigError, match="--seeds expects whole numbers, got .3-1."):
+        parse(words("--seeds 3-1"))
 
 
 def test_switches_are_booleans():

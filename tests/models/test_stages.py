@@ -20,6 +20,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.peft import PeftSpec
 from fedvlm.models.backbone import Backbone
+from fedvlm.models.features.sources import check_streams
 from fedvlm.models.load import torchvision
 from fedvlm.models.load.vit import VisionOnly, ViTBackbone, no_text
 from fedvlm.models.stages import has_stages
@@ -184,6 +185,9 @@ def test_what_a_trunk_cannot_hold_is_refused() -> None:
     with pytest.raises(ConfigError, match="need a ViT image tower"):
         tower_of(model, "stage.0")
     assert Edits().staged is False
+    with pytest.raises(ConfigError, match="needs patches of a ViT, and .* has none") as said:
+        check_streams(("patches",), VLModel(backbone("timm resnet"), ["a"]))
+    assert "text-lora" not in str(said.value) and "EfficientNet" not in str(said.value)
 
 
 def test_methods_train_on_it_from_stored_stages_as_from_pixels_and_resume() -> None:

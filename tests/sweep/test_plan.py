@@ -20,7 +20,7 @@ from fedvlm.job.identity import identity_config
 from fedvlm.job.resolve import resolve
 from fedvlm.runs.identity import identity_digest
 from fedvlm.sweep.cells import Checker, cells_of, combinations, jobs_of
-from fedvlm.sweep.plan import read_plan, select_entries
+from fedvlm.sweep.plan import read_plan, select_entries, with_axes
 from fedvlm.sweep.run import table_commands
 from fedvlm.sweep.state import Pace
 from tests.report.table_runs import write_run
@@ -99,6 +99,28 @@ axes: {{lr: [0.1, 0.2], OPTIM.MOMENTUM: [0.5]}}
     ]
     assert "shots_2/FedAvg-lr0.2-momentum0.5/" in cells[3].key
     assert cells[3].config["OPTIM.LR"] == 0.2 and cells[3].config["DATASET.NUM_SHOTS"] == 2
+
+
+@pytest.mark.parametrize("words", [
+    ("--lr", "0.1", "0.2"), ("--lr", "0.1,0.2"), ("--opts", "OPTIM.LR", "0.1,0.2"),
+], ids=str)
+def test_several_numbers_of_a_flag_are_an_axis(tmp_path: Path, words: tuple[str, ...]) -> None:
+    line = ["--trainers", "FedAvg", "--datasets", "shapes", "--seeds", "3-4", "--output-dir",
+            str(tmp_path), *SMALL, *words]
+    cells = cells_of(with_axes(plan_of(SWEEP.parse_args(line))))
+    assert [(c.method, c.seed, c.config["OPTIM.LR"]) for c in cells] == [
+        ("FedAvg lr0.1", 3, 0.1), ("FedAvg lr0.2", 3, 0.2), ("FedAvg lr0.1", 4, 0.1),
+        ("FedAvg lr0.2", 4, 0.2),
+    ]
+
+
+def test_an_axis_of_words_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["sweep", "--trainers", "FedAvg", "--datasets", "shapes", "--output-dir", str(tmp_path)]
+    assert main([*line, "--beta", "0.3", "0.3"]) == 2
+    assert "FED.BETA has a value twice: 0.3 0.3" in capsys.readouterr().err
+    path = plan_file(tmp_path, "datasets: [digits]\ntrainers: [FedAvg]\n")
+    plan = plan_of(SWEEP.parse_args(["--rounds", "1", str(path), "INPUT.RRCROP_SCALE", "0.5,1"]))
+    assert with_axes(plan) == plan and plan.override["INPUT.RRCROP_SCALE"] == "0.5,1"
 
 
 def test_the_words_of_a_cell_give_its_config(tmp_path: Path) -> None:

@@ -98,6 +98,17 @@ def test_ctrl_c_ends_all_workers(tmp_path: Path, light: None) -> None:
     assert not any(w.process.is_alive() for w in pool.workers) and not seen.ends
 
 
+def test_a_worker_leaves_without_the_teardown_of_libraries() -> None:
+    code = """
+import atexit, os, sys
+from fedvlm.sweep.worker import serve_and_leave
+atexit.register(print, "teardown")
+serve_and_leave(lambda *given: sys.stdout.write(f"served {given}"), "pipe", 1, "beat")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "served ('pipe', 1, 'beat')", "")
+
+
 def test_save_now_is_handed_on_to_the_workers(tmp_path: Path, light: None) -> None:
     """Also while they start; the pool itself goes on."""
     before = signal.signal(signals.SAVE, signals._save)

@@ -7,8 +7,10 @@ from itertools import groupby
 from pathlib import Path
 
 from fedvlm.cli.methods._lines import method_rows, piece_rows, sizes
+from fedvlm.cli.methods.config import reference_lines
 from fedvlm.cli.verbs import verbs
 from fedvlm.config.families import CHOICE, ORDER, families_in, family_heading, place
+from fedvlm.config.option import declare
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import say
@@ -20,7 +22,7 @@ EXAMPLES = (
     "fedvlm list  # by what is trained",
     "fedvlm list --family prompt lora  # methods that train a prompt or LoRA",
     "fedvlm list FedTV Ditto  # their cards",
-    "fedvlm list ./my.py  # the card of a file",
+    "fedvlm list ./my.py  # the card of a file; ./my.py:Mine: its options, too",
     "fedvlm list --lines  # lines of code per method, and what each shares",
 )
 ALSO = ("trainers", "methods", "algorithms", "ls", "cards", "info")
@@ -45,7 +47,7 @@ def flags(parser: Parser) -> None:
 
 
 def main(args: Namespace) -> int:
-    """List all methods, or print the card (the module docstring) of each that is named.
+    """List all methods, or print the card (the module docstring) and options of each named one.
 
     With ``--lines`` how long they are, and what they share.
 
@@ -72,8 +74,20 @@ def main(args: Namespace) -> int:
         say(*_rows(files, args.flat))
         return 0
     for word in args.methods:
-        say(*card(_file(word, files)).splitlines())
+        say(*card(_file(word, files)).splitlines(), *_options(word, files))
     return 0
+
+
+def _options(word: str, files: dict[str, Path]) -> list[str]:
+    """Return the lines of a method's own options; of a file only where its class is named."""
+    if word.endswith(".py"):  # its card is read as text, nothing of it runs
+        return []
+    from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch, 2 s
+
+    trainer = load_trainer(next((s for s in files if fold(s) == fold(word)), word))
+    lines = reference_lines(declare({}, f"TRAINER.{trainer.name.upper()}", trainer.options))
+    return ["", "Options (--opts KEY VALUE): key, default, meaning [values]", *lines] \
+        if lines else ["", "Options: none of its own"]
 
 
 def _file(word: str, files: dict[str, Path]) -> Path:
@@ -90,7 +104,7 @@ def _file(word: str, files: dict[str, Path]) -> Path:
         return files[stem]
     from fedvlm.job.kinds import dataset_of  # start-up: NumPy, for a mistake only
 
-    near = did_you_mean(word, files)
+    near = did_you_mean(word, files, 2)
     if fold(word) in ("datasets", "data", "sets") or dataset_of(word):
         near = (f"; '{word}' is about data: fedvlm data list shows the data sets, fedvlm doctor "
                 "checks them")

@@ -215,8 +215,8 @@ def _spec(args: Namespace, collected: Collected, papers: Mapping[str, Paper]) ->
         exclude=_pairs(args.exclude or [], "--exclude"),
         reference=_references(args, "trainer" in (*rows, *cols)),
         mixed=None if args.mixed is None else tuple(args.mixed), ci=args.ci, digits=args.digits,
-        columns=_columns(args, beside, collected), versus=args.versus, order=tuple(args.order),
-        papers=papers, names=args.names == "paper",
+        columns=_columns(args, beside, metrics, collected), versus=args.versus,
+        order=tuple(args.order), papers=papers, names=args.names == "paper",
     )
 
 
@@ -229,14 +229,20 @@ def _references(args: Namespace, methods: bool) -> tuple[str, ...]:
     return tuple(args.reference) or REFERENCES
 
 
-def _columns(args: Namespace, beside: bool, collected: Collected) -> tuple[str, ...]:
-    """Return the columns beside the metric; the usual ones where runs have their numbers."""
+def _columns(
+    args: Namespace, beside: bool, metrics: Sequence[str], collected: Collected
+) -> tuple[str, ...]:
+    """Return the columns beside the metric; the usual ones where runs have their numbers.
+
+    The gain is one of personal accuracy, and beside other metrics only if it is asked for.
+    """
     if args.columns is not None:
         return () if args.columns == [NONE] else tuple(args.columns)
     if not beside:
         return ()
     known = known_metrics([RunFacts(run) for run in collected.runs])
-    return tuple(word for word in USUAL if COLUMNS[word] in known)
+    return tuple(word for word in USUAL if COLUMNS[word] in known
+                 and (word != "gain" or all(name.startswith("personal") for name in metrics)))
 
 
 def _pairs(words: Sequence[str], flag: str) -> tuple[Pair, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedvlm.cli.nearest import nearest_path
 from fedvlm.config.read import lookup
-from fedvlm.console.parser import Parser, whole_number
+from fedvlm.console.parser import Parser, number_words, whole_number
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.threads import usual_threads
 from fedvlm.job.flags import add_flags, pairs
@@ -46,7 +46,8 @@ def plan_flags(parser: Parser) -> None:
                                                    "the plan")
     add("--datasets", **many, metavar="NAME", help="data sets; with a plan: only these data sets "
                                                    "of the plan")
-    add("--seeds", **many, metavar="N", help="seeds, each used as model and data seed (default 1)")
+    add("--seeds", **MANY, type=number_words, metavar="N",
+        help="seeds, each used as model and data seed (default 1)")
     add("--shots", **many, metavar="N", help="images per class")
     add("--name", default="", help="name of the folder below OUTPUT_DIR")
     worker_flags(parser)
@@ -64,9 +65,9 @@ def worker_flags(parser: Parser) -> None:
         "that takes longer; it counts as failed (default: never)")
 
 
-def end_flags(parser: Parser) -> None:
-    """Add all flags of a run, which hold for every cell."""
-    add_flags(parser, shown=False)
+def end_flags(parser: Parser, grid: bool = False) -> None:
+    """Add all flags of a run, which hold for every cell; with ``grid`` several numbers of one."""
+    add_flags(parser, shown=False, grid=grid)
     parser.checks.append(read_words)
 
 

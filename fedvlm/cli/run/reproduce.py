@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedvlm.cli.run._plan import flatten, read_run_settings, split_words, worker_flags
+from fedvlm.cli.run._plan import flatten, read_run_settings, worker_flags
 from fedvlm.cli.run.sweep import run_sweep
-from fedvlm.console.parser import Parser, amount
+from fedvlm.console.parser import Parser, amount, number_words
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import progress, say
 from fedvlm.core.errors import ConfigError
@@ -50,7 +50,7 @@ def flags(parser: Parser) -> None:
     add("--budget", type=amount("hours", 0), default=math.inf, metavar="HOURS",
         help="start no run that would end after this many hours; the rest is not run (default: "
         "no limit)")
-    add("--seeds", nargs="+", type=split_words, default=[], metavar="N", help="seeds to use "
+    add("--seeds", nargs="+", type=number_words, default=[], metavar="N", help="seeds to use "
                                                                          "instead of the recipe's")
     add("--dry-run", action="store_true", help="show the cells, missing data or weights, "
         "numbers of trained and sent parameters; writes nothing")

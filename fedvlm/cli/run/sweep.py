@@ -26,6 +26,7 @@ from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
 from fedvlm.core.signals import saying
+from fedvlm.sweep.plan import with_axes
 from fedvlm.sweep.tune.tuned import apply_tuned, read_tuned
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def flags(parser: Parser) -> None:
         "values of every method")
     add("--tuned-anywhere", action="store_true", help="use tuned values also on backbones "
         "that they were not tuned on (effect: docs/tuning.md)")
-    end_flags(parser)
+    end_flags(parser, grid=True)
     parser.checks.append(_together)
 
 
@@ -108,7 +109,7 @@ def main(args: Namespace) -> int:
         FedvlmError: mistakes of the words or the plan, all of them, before anything runs.
         KeyboardInterrupt: whole rounds are saved.
     """
-    plan = plan_of(args)
+    plan = with_axes(plan_of(args))
     if args.tuned:
         plan, notes = apply_tuned(plan, read_tuned(user_path(args.tuned)), args.tuned_anywhere)
         complain(*notes, prefix="note")

@@ -219,8 +219,8 @@ def reference(kind: str, how: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def of_judged(
-    found: Mapping[str, dict[str, Any]], rows: Sequence[Row]
-) -> tuple[dict[str, dict[str, Any]], list[int]]:
+    found: Mapping[str, Row], rows: Sequence[Row]
+) -> tuple[dict[str, Row], list[int]]:
     """Return references over the clients that ``rows`` judge, and the clients that they lose.
 
     Where a site did not answer at the end of a run, a mean over the others is compared with a
@@ -232,7 +232,7 @@ def of_judged(
     if not lost:
         return dict(found), []
     return {
-        name: one | reference(one["kind"], one["how"],
+        name: {**one} | reference(one["kind"], one["how"],
                               [row for row in one["clients"] if row["client"] in judged])
         for name, one in found.items()
     }, lost

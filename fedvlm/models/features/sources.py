@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import to_device
+from fedvlm.models.towers.vision import PATCHES
 from fedvlm.models.vlmodel import VLModel, tower_of
 
 
@@ -209,4 +210,13 @@ def check_streams(streams: Sequence[str], model: VLModel) -> None:
         )
     for stream in streams:
         if stream not in ("features", "pixels"):
-            tower_of(model, stream).shape(stream)
+            try:
+                tower_of(model, stream).shape(stream)
+            except ConfigError as error:
+                if stream != PATCHES:
+                    raise
+                why = f" ({error.__cause__})" if error.__cause__ else ""
+                raise ConfigError(
+                    f"the method needs patches of a ViT, and {model.backbone.name} has none{why}: "
+                    "use --backbone ViT-B/16, or a method that reads whole images"
+                ) from error

@@ -82,7 +82,8 @@ def caption(
         parts.append(f"Average: mean of the cells' means over the {what}; its spread is over the "
                      f"seeds that all {what} have{order}")
     if beside:
-        parts.append(f"further columns, means over the data sets: "
+        over = "data sets" if {"dataset", "held_out"} & {*axes} else "columns"
+        parts.append(f"further columns, means over the {over}: "
                      f"{'; '.join(_meaning(name) for name in beside)}")
     parts.append("" if marked is None else _marks(marked, n))
     if differing:
@@ -99,7 +100,7 @@ BRIEFLY = {
     "personal": "Personal accuracy", "global": "Accuracy of the shared model",
     "new": "Accuracy on unseen classes", "base_all": "Accuracy on all base classes",
     "personal_worst": "Personal accuracy of the worst client",
-    "personal_balanced": "Class-balanced personal accuracy",
+    "personal_balanced": "Class-balanced personal accuracy", "hm2": "Harmonic mean of both",
 }
 
 
@@ -112,7 +113,8 @@ def short_caption(
         names, ci, n, marked: see ``caption``.
         below: whether a cell is below a reference of its kind.
     """
-    what = ", ".join(BRIEFLY.get(name, name) for name in names)
+    said = [BRIEFLY.get(name, name) for name in names]
+    what = ", ".join([*said[:1], *(one[0].lower() + one[1:] for one in said[1:])])
     units = {metric(name).unit for name in names}
     unit = f" ({units.pop()})" if len(units) == 1 and "" not in units else ""
     kind = "half the 95% t-interval" if ci else "sample standard deviation"

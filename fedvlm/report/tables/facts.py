@@ -126,8 +126,31 @@ class RunFacts:
         if self.reference == "zero-shot":
             return "zero-shot"
         apart = {key: "" for key in METHOD[1:] if key in axes}
+        if "tag" not in axes:
+            apart["tag"] = self._tag(axes)
         name = replace(self.run, protocol={**self.run.protocol, **apart}).method
         return f"{name}, untrained" if self.reference else name
+
+    def _tag(self, axes: Sequence[str]) -> str:
+        """Return the run's tag without what a sweep put there of values that the axes say."""
+        words = str(self.fact("tag") or "").split("-")
+        for key in axes:
+            last = key.rpartition(".")[2].lower()
+            spans = [(i, j) for i in range(len(words)) for j in range(i + 1, len(words) + 1)
+                     if any(_says("-".join(words[i:j]), name, self.fact(key))
+                            for name in (last, key.lower()))]
+            for i, j in spans[:1]:
+                words[i:j] = []
+        return "-".join(words)
+
+
+def _says(mark: str, name: str, value: Any) -> bool:
+    """Whether a tag's part is ``NAMEvalue``, as ``lr1e-3`` of 0.001."""
+    text = mark.removeprefix(name)
+    try:
+        return text != mark and (text == str(value) or float(text) == value)
+    except ValueError:
+        return False
 
 
 def facts_of(runs: Iterable[FinishedRun]) -> tuple[list[RunFacts], list[str]]:

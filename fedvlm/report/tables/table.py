@@ -145,6 +145,7 @@ def tables(collected: Collected, spec: Spec, command: str = "") -> list[ReportTa
             two runs of one identity with different numbers.
     """
     every, notes = facts_of(collected.runs)
+    spec = replace(spec, rows=_named(spec.rows), cols=_named(spec.cols))
     axes = (*spec.rows, *spec.cols)
     _check_axes(spec, axes)
     check_keys(spec.rows, every, "--rows")
@@ -167,6 +168,17 @@ def tables(collected: Collected, spec: Spec, command: str = "") -> list[ReportTa
         for names in groups:
             made += _of_metrics(runs, spec, names, share.mixed, said, command)
     return made
+
+
+def _named(keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the keys; the config's names of method and data set are the protocol's."""
+    return tuple({"TRAINER.NAME": "trainer", "DATASET.NAME": "dataset"}.get(k, k) for k in keys)
+
+
+def _in_papers(label: str) -> str:
+    """Return a label with the names that papers on base and new classes give the metrics."""
+    names = {"base_all": "Base", "new": "New", "hm2": "H"}
+    return " / ".join(names.get(part, part) for part in label.split(" / "))
 
 
 def _check_axes(spec: Spec, axes: Sequence[str]) -> None:
@@ -199,6 +211,7 @@ def _of_metrics(
     references = [any(e.reference and label_of(e, spec.cols, axes, n) == c for e in everyone
                 for n in names) and "trainer" in spec.cols for c in columns]
     lines = _lines(everyone, spec, names, columns, places, references)
+    lines = [one for one in lines if one.rival or any(c.mean is not None for c in one.cells)]
     lines, columns, averaged = _with_averages(lines, columns, spec, names, places)
     sets = [at for at, column in enumerate(columns) if column not in
             (AVERAGE, H_OF_AVERAGES, MEAN_OF_H)]
@@ -223,10 +236,11 @@ def _of_metrics(
         *_incomparable(base, columns, spec, references), *_copies(copies), *_private(runs),
         *reference_notes(everyone, names, axes), *notes,
     ]
+    said = _in_papers if spec.names else str
     table = ReportTable(
         names, " / ".join(spec.rows),
-        tuple(f"{one.label}*" if one.label in extra else one.label for one in lines),
-        tuple(f"{c}*" if c in extra else c for c in columns), tuple(one.cells for one in lines),
+        tuple(said(one.label) + "*" * (one.label in extra) for one in lines),
+        tuple(said(c) + "*" * (c in extra) for c in columns), tuple(one.cells for one in lines),
         caption(runs, names, axes, [*mixed, *differing], averaged != "", spec.ci, most, command,
                 marked, spec.columns),
         tuple(remarks), spec.ci, most, short_caption(names, spec.ci, most, marked, bool(beaten)),

@@ -42,6 +42,8 @@ def test_list_prints_names_years_and_a_card(capsys: pytest.CaptureFixture[str]):
     assert "Paper:" in capsys.readouterr().out
     assert cli.main(["list", "fedtx"]) == 2
     assert capsys.readouterr().err.rstrip().endswith("did you mean 'fedtv'?"), "not all names"
+    assert cli.main(["list", "FedPPG"]) == 2  # two are equally near
+    assert "did you mean 'fedtpg' or 'fedpgp'?" in capsys.readouterr().err
 
 
 CODE = '''"""Card: x.
@@ -79,3 +81,24 @@ def test_lines_are_those_with_code(tmp_path: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert out.index("KgCoOp") < out.index("ProGrad") and "2 methods, " in out
     assert "toolbox.contrast" in out and "Paper:" not in out
+
+
+def test_a_methods_options_stand_below_its_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "duet.py"
+    file.write_text('''"""Duet: a test."""
+from fedvlm.method import Option, PeftTrainer
+
+
+class Duet(PeftTrainer):
+    name = "Duet"
+    options = {"MU": Option(0.5, "weight of the pull", low=0.0)}
+''')
+    assert cli.main(["list", f"{file}:Duet", "fedpgp", "FedAvg"]) == 0
+    told = capsys.readouterr().out
+    assert "TRAINER.DUET.MU 0.5  weight of the pull [at least 0]" in told
+    assert "TRAINER.FEDPGP.ANCHOR 'literal'" in told and "[literal | template]" in told
+    assert told.rstrip().endswith("Options: none of its own")
+    file.write_text('"""Duet: a test."""\nraise SystemExit("it ran")\n')
+    assert cli.main(["list", str(file)]) == 0 and capsys.readouterr().out == "Duet: a test.\n"

@@ -75,6 +75,17 @@ def test_base_to_new_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "base classes" in out and "setting base2new" in out.lower()
 
 
+def test_the_gain_of_personal_accuracy_stands_beside_no_other_metric(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    write_run(tmp_path, "A", last={"personal": 60.0, "new": 40.0}, sections={"gain": {"points": 1}})
+    assert main(["table", str(tmp_path)]) == 0 and "gain (points)" in capsys.readouterr().out
+    assert main(["table", str(tmp_path), "--metric", "new"]) == 0
+    assert "gain (points)" not in capsys.readouterr().out
+    assert main(["table", str(tmp_path), "--metric", "new", "--columns", "gain"]) == 0
+    assert "gain (points)" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

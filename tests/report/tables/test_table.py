@@ -43,6 +43,35 @@ def test_mean_sample_std_and_t_interval_over_seeds(tmp_path: Path):
     assert one.spread(ci=False) == "0.8" and one.spread(ci=True) == "1.9"
 
 
+def test_a_tag_loses_what_a_column_says(tmp_path: Path):
+    for lr in (0.001, 1e-5):
+        for mu in (0.5, 0.9):
+            write_run(tmp_path, "A", tag=f"ft-momentum{mu}-lr{'1e-3' if lr == 0.001 else lr}",
+                      last={"personal": 50.0 + mu}, config={"OPTIM.LR": lr, "OPTIM.MOMENTUM": mu})
+    for rows in (("trainer",), ("TRAINER.NAME",)):
+        found = table(tmp_path, rows=rows, cols=("OPTIM.LR",))
+        assert found.rows == ("A (ft-momentum0.5)", "A (ft-momentum0.9)")
+        assert found.columns == ("OPTIM.LR 1e-05", "OPTIM.LR 0.001")
+        assert all(one.n == 1 for line in found.cells for one in line)
+    both = table(tmp_path, rows=("trainer", "OPTIM.MOMENTUM"), cols=("OPTIM.LR",))
+    assert both.rows == ("A (ft) / OPTIM.MOMENTUM 0.5", "A (ft) / OPTIM.MOMENTUM 0.9")
+    assert len(table(tmp_path, cols=("rounds",)).rows) == 4  # of which the tag says nothing
+
+
+def test_of_other_metrics_only_rows_with_numbers_stand(tmp_path: Path):
+    held = {"references": {"chance": reference("alone", 1, 1)}}
+    write_run(tmp_path, "A", last={"personal": 60.0, "base_all": 50.0, "new": 40.0,
+                                  "hm2": 44.4}, sections=held)
+    shown: dict[str, Any] = {"metrics": ("base_all", "new", "hm2"), "cols": ("metric",),
+                             "reference": ("alone",)}
+    found = table(tmp_path, **shown, names=True)
+    assert found.rows == ("A",) and found.columns == ("Base", "New", "H")
+    assert found.brief.startswith("Accuracy on all base classes, accuracy on unseen classes, "
+                                  "harmonic mean of both (%)")
+    assert table(tmp_path, **shown).columns == ("base_all", "new", "hm2")
+    assert len(table(tmp_path, reference=("alone",)).rows) == 2
+
+
 def test_one_seed_has_no_spread(tmp_path: Path):
     write_seeds(tmp_path, "A", [50.0])
     found = table(tmp_path)

@@ -112,7 +112,7 @@ def draw_band(axes: Axes, line: MethodLine, index: int | None, *, markers: bool 
                   zorder=1, gid=style.gid(line.label), **look)
         return
     mean = [m if _good(m) else math.nan for m in line.mean]
-    spread = [s if _good(s) else 0.0 for s in line.std]
+    spread = [s if _good(s) else math.nan for s in line.std]  # of one seed there is none
     dots = markers or sum(map(_good, mean)) == 1
     axes.plot(line.x, mean, marker=style.marker(index) if dots else None, clip_on=False,
               zorder=3, gid=style.gid(line.label), **look)
@@ -123,7 +123,12 @@ def draw_band(axes: Axes, line: MethodLine, index: int | None, *, markers: bool 
             markersize=4.5, markerfacecolor="white", capsize=1.5, elinewidth=0.7, capthick=0.7,
             zorder=4, clip_on=False,
         )
-    if any(spread):
+    if any(map(_good, spread)) and any(s > 0 for s in spread):
+        known = [False, *map(_good, spread), False]
+        for at, one in enumerate(spread):
+            if known[at + 1] and not (known[at] or known[at + 2]):  # too narrow for a band
+                axes.errorbar(line.x[at], mean[at], yerr=one, fmt="none", ecolor=look["color"],
+                              elinewidth=0.7, capsize=1.5, capthick=0.7)
         low = [m - s for m, s in zip(mean, spread, strict=True)]
         high = [m + s for m, s in zip(mean, spread, strict=True)]
         axes.fill_between(line.x, low, high, color=look["color"], alpha=0.15, linewidth=0,

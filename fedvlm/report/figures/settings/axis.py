@@ -60,10 +60,20 @@ def select(selection: FigureRuns) -> list[LinePanel] | str:
 def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE) -> Figure:
     """Return the figure; the setting stands in each panel's title, and below the axes."""
     names = list(dict.fromkeys(panel.title.rpartition(": ")[2] for panel in panels))
+    x_label = names[0] if len(names) == 1 else f"value of the setting: {' or '.join(names)}"
     return lines.draw_panels(
         panels, width, 1.75 if len(panels) > 1 else 2.6, _fill,
-        x_label=names[0] if len(names) == 1 else f"value of the setting: {' or '.join(names)}",
-        markers=True, direct=False)
+        x_label=f"{x_label}{_seeds(panels)}", markers=True, direct=False)
+
+
+def _seeds(panels: Sequence[LinePanel]) -> str:
+    """Return what the bands are, over how many seeds; empty where no point has several."""
+    counts = sorted({n for panel in panels for line in panel.lines for n in line.n})
+    over = " or ".join(f"{n}" for n in counts)
+    if counts[-1] < 2:
+        return ""
+    return (f"\nband: mean ± one standard deviation over n = {over} seeds"
+            + ("; n = 1 has none" if counts[0] < 2 else ""))
 
 
 def _fill(axes: Axes, panel: LinePanel, order: Mapping[str, int | None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from matplotlib.collections import LineCollection, PolyCollection
 
 from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.report.figures.settings import axis
@@ -49,6 +50,21 @@ def test_two_settings_that_differ_are_named(tmp_path: Path) -> None:
     assert axis.draw([clients]).get_supxlabel() == "clients"
     assert axis.draw([clients, rates]).get_supxlabel() == (
         "value of the setting: clients or learning rate")
+
+
+def test_a_point_of_one_seed_has_no_band_and_the_axis_says_what_bands_are(tmp_path: Path) -> None:
+    runs = [make(tmp_path, "A", seed, [0, 40 + rate + 2 * seed], folder=f"r{rate}",
+                 config={"OPTIM.LR": rate})
+            for rate, seeds in ((1, 2), (2, 2), (3, 1), (4, 2)) for seed in range(1, seeds + 1)]
+    (panel,) = axis.select(FigureRuns(runs))
+    figure = axis.draw([panel])
+    assert figure.get_supxlabel() == (
+        "learning rate\nband: mean ± one standard deviation over n = 1 or 2 seeds; n = 1 has none")
+    bands = [c for c in figure.axes[0].collections if isinstance(c, PolyCollection)]
+    places = {float(x) for band in bands for path in band.get_paths() for x in path.vertices[:, 0]}
+    assert places == {1, 2, 4}  # nothing leads to 3
+    bars = [c for c in figure.axes[0].collections if isinstance(c, LineCollection)]
+    assert [float(x) for bar in bars for s in bar.get_segments() for x in s[:, 0]] == [4, 4]
 
 
 def test_nothing_differs(tmp_path: Path) -> None:
