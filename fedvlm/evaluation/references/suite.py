@@ -219,8 +219,8 @@ def reference(kind: str, how: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def of_judged(
-    found: Mapping[str, Row], rows: Sequence[Row]
-) -> tuple[dict[str, Row], list[int]]:
+    found: Mapping[str, Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, dict[str, Any]], list[int]]:
     """Return references over the clients that ``rows`` judge, and the clients that they lose.
 
     Where a site did not answer at the end of a run, a mean over the others is compared with a
@@ -230,7 +230,7 @@ def of_judged(
     lost = sorted({row["client"] for one in found.values() for row in one["clients"]
                    if row["accuracy"] is not None} - judged) if judged else []
     if not lost:
-        return dict(found), []
+        return {name: {**one} for name, one in found.items()}, []
     return {
         name: {**one} | reference(one["kind"], one["how"],
                               [row for row in one["clients"] if row["client"] in judged])
