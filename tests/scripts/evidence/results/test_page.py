@@ -119,8 +119,8 @@ def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
         for seed in (1, 2, 3):
             clients = rows(right, right + seed % 2, n=100)
             new = 40.0 + right
-            unseen = {"base_all": 50.0, "new": new, "hm2": harmonic_mean(50.0, new)} \
-                if right > 5 else {}
+            unseen = {"base_all": 50.0, "new": new, "hm2": harmonic_mean(50.0, new),
+                      "cm": 45.0} if right > 5 else {}
             path = write_run(
                 out, name, "Caltech101", seed, {
                     "personal": sum(row["accuracy"] for row in clients) / 2, "clients": clients,
@@ -130,9 +130,13 @@ def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
                                  "seconds": 2.0, "local_steps": 3}},
             )
             (path / "config.yaml").write_text("SEED: 1\n")
+            if unseen:
+                shutil.copytree(path, tmp_path / "out/unseen" / path.relative_to(out))
     (tmp_path / "plans").mkdir()
     published(tmp_path, tmp_path / "page", "--from", str(tmp_path / "out"))
     text = words_of(tmp_path / "page")
+    assert "| Caltech101 / personal | Caltech101 / base\\_all | Caltech101 / new |" in (
+        tmp_path / "page/settings/unseen.md").read_text(), "hm2 is made of both"
     table = text.partition("## rivals: by what is trained")[2].partition("<details")[0]
     head = next(line for line in table.splitlines() if line.startswith("| trainer"))
     assert head == ("| trainer | Caltech101 | gain (points) | balanced | before | steps "
