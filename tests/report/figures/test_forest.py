@@ -123,7 +123,7 @@ def test_methods_of_the_front_that_stand_close_are_told_apart() -> None:
     axes, legend = figure.axes[0], figure.legends[0]
     looks = [[(line.get_marker(), line.get_color()) for line in lines] for lines in (
         [x for x in axes.lines if x.get_markerfacecolor() == "none"], legend.get_lines()[:3])]
-    assert looks[0] == looks[1] and len(set(looks[0])) == 3
+    assert looks[0] == looks[1] and [len(set(one)) for one in zip(*looks[0], strict=True)] == [3, 3]
     numbers = [text for text in axes.texts if text.get_text() in "123"]
     assert [text.get_color() for text in numbers] == [colour for _, colour in looks[0]]
     boxes = [text.get_window_extent() for text in numbers]
