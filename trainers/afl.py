@@ -24,7 +24,7 @@ Extra data: none; a client's C_k and W_k together tell the sum of its features o
 Cost: ViT-B/16, C = 100: 313,344 numbers up in float64, 51,200 down; no training, no text pass.
     Under FED.SECURE_SUM only sum_k Z_k'Z_k and sum_k Z_k'Y_k over all sites leave. A client counts
     once, in whatever round it is drawn.
-Claim: personal is higher than FedAvg [feature+head]'s in lane dirichlet.
+Claim: personal is higher than FedAvg [feature+head]'s in setting dirichlet.
 Command: python federated_main.py --demo --trainer AFL
 """
 

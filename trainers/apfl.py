@@ -25,7 +25,7 @@ Departures from the authors' code: VARIANT fixed is the default, since a model w
     client's own w).
 Extra data: none.
 Cost: twice FedAvg's local work, FedAvg's traffic.
-Claim: personal is higher than FedAvg's in lane dirichlet.
+Claim: personal is higher than FedAvg's in setting dirichlet.
 Command: python federated_main.py --demo --trainer APFL
 """
 

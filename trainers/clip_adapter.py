@@ -14,7 +14,7 @@ Departures from the authors' code: none known.
 Extra data: none.
 Cost: ViT-B/16: 131,072 trained, no byte travels; no text pass in a step. `global` is the untrained
     start.
-Claim: personal is higher than logistic regression's in lane disjoint.
+Claim: personal is higher than logistic regression's in setting disjoint.
 Command: python federated_main.py --demo --trainer CLIP-Adapter
 """
 

@@ -18,7 +18,7 @@ Departures from the authors' code: no dropout, as above; the test set chooses no
 Extra data: none.
 Cost: ViT-B/16: 184,320 trained, no byte travels; both towers run in every step. `global` is the
     untrained start.
-Claim: personal is higher than logistic regression's in lane rivals.
+Claim: personal is higher than logistic regression's in setting rivals.
 Command: python federated_main.py --demo --trainer CLIP-LoRA
 """
 

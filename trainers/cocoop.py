@@ -14,7 +14,7 @@ Departures from the authors' code: none known.
 Extra data: none.
 Cost: ViT-B/16: 35,360 numbers each way; a text pass per image and step, so that a batch of 32 costs
     32 times PromptFL's.
-Claim: new is higher than PromptFL's in lane rivals.
+Claim: new is higher than PromptFL's in setting rivals.
 Command: python federated_main.py --demo --trainer CoCoOp
 """
 

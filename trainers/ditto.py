@@ -16,7 +16,7 @@ Departures from the authors' code: v is trained over whole epochs, then w (there
     validation data (their dynamic_lam).
 Extra data: none.
 Cost: twice FedAvg's local work, FedAvg's traffic.
-Claim: personal_worst is higher than FedAvg's in lane dirichlet.
+Claim: personal_worst is higher than FedAvg's in setting dirichlet.
 Command: python federated_main.py --demo --trainer Ditto
 """
 

@@ -28,7 +28,7 @@ Departures from the authors' code: gradients are clipped sample by sample (there
 Extra data: none.
 Cost: ViT-B/16: 8,192 numbers each way (8.2k, the paper); 12,416 trained, 8,192 of the residual
     follow from them; one text pass per sample and step.
-Claim: personal is higher than PromptFL's in lane disjoint.
+Claim: personal is higher than PromptFL's in setting disjoint.
 Command: python federated_main.py --demo --trainer DP-FPL
 """
 

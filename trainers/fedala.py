@@ -21,7 +21,7 @@ Extra data: none.
 Cost: FedAvg's bytes; a pass over the data per round for W, more the first time; again at each
     evaluation. Each client decides for itself when its losses are steady: the host reads one number
     per client and pass of the first time, and whose model moved once a round.
-Claim: personal is higher than Ditto's in lane rivals.
+Claim: personal is higher than Ditto's in setting rivals.
 Command: python federated_main.py --demo --trainer FedALA
 """
 

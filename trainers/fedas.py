@@ -28,7 +28,7 @@ Departures from the authors' code: alignment works on a copy (there every client
 Extra data: none.
 Cost: the body's bytes and one number of samples; two more passes over the images for prototypes
     and alignment, one for the trace (FIM_MODE sample: one per sample).
-Claim: personal is higher than FedPer's in lane participation.
+Claim: personal is higher than FedPer's in setting participation.
 Command: python federated_main.py --demo --trainer FedAS
 """
 

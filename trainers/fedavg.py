@@ -16,7 +16,7 @@ Departures from the authors' code: none was published.
 Extra data: none.
 Cost: ViT-B/16 with defaults: 8,192 + 32,768 numbers trained and sent each way; one packed text pass
     per step, images from the feature cache.
-Claim: personal is higher than LocalOnly's in lane dirichlet.
+Claim: personal is higher than LocalOnly's in setting dirichlet.
 Command: python federated_main.py --demo --trainer FedAvg --finetune-epochs 5
 """
 

@@ -24,7 +24,7 @@ Departures from the authors' code: none known in a round: the head is outside th
 Extra data: none.
 Cost: ViT-B/16 with defaults: 32,768 numbers trained and sent each way; the text pass of each step
     has the same result; the final phase adds 5 epochs per client, once.
-Claim: personal is higher than FedAvg (ft)'s in lane dirichlet.
+Claim: personal is higher than FedAvg (ft)'s in setting dirichlet.
 Command: python federated_main.py --demo --trainer FedBABU
 """
 

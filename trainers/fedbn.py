@@ -18,7 +18,7 @@ Departures from the authors' code: none known. A client that never trained has t
 Extra data: none.
 Cost: FedAvg's traffic; the image tower runs from the first trained block on (tokens are cached
     below it), at every step.
-Claim: personal is higher than FedAvg [adapter]'s in lane rivals.
+Claim: personal is higher than FedAvg [adapter]'s in setting rivals.
 Command: python federated_main.py --demo --trainer FedBN
 """
 

@@ -18,7 +18,7 @@ Departures from the authors' code: none known in what a step computes; there a b
     as there. The model of the last round counts, not the best on validation.
 Extra data: none.
 Cost: ViT-B/16: 525,312 trained and sent each way (published: 5.3e5); no text pass in a step.
-Claim: personal is higher than PromptFL's in lane dirichlet.
+Claim: personal is higher than PromptFL's in setting dirichlet.
 Command: python federated_main.py --demo --trainer FedCLIP
 """
 

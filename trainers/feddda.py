@@ -16,7 +16,7 @@ Departures from the authors' code: none known beside a fresh optimiser per clien
 Extra data: none.
 Cost: ViT-B/16: 267,776 trained, 133,120 sent each way. The text tower at every step; the second
     half stands behind every class name, so that a class has 4 + N_CTX tokens more than PromptFL's.
-Claim: personal is higher than PromptFL's in lane disjoint.
+Claim: personal is higher than PromptFL's in setting disjoint.
 Command: python federated_main.py --demo --trainer FedDDA
 """
 

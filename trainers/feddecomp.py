@@ -22,7 +22,7 @@ Departures from the authors' code: none known in a step and at the server; there
     network's weights.
 Extra data: none.
 Cost: FedAvg's bytes and compute, plus the private parts.
-Claim: personal is higher than FedRep's in lane rivals.
+Claim: personal is higher than FedRep's in setting rivals.
 Command: python federated_main.py --demo --trainer FedDecomp
 """
 

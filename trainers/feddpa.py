@@ -24,7 +24,7 @@ Departures from the authors' code: INSTANCES are drawn once for a client and rou
 Extra data: none. A personal model holds INSTANCES image features of its client, which are not sent.
 Cost: T: two fits per round, F: one; an image is predicted in two passes through the tower. Sent as
     FedAvg with LoRA.
-Claim: personal is higher than FedAvg [lora]'s in lane rivals.
+Claim: personal is higher than FedAvg [lora]'s in setting rivals.
 Command: python federated_main.py --demo --trainer FedDPA
 """
 

@@ -20,7 +20,7 @@ Departures from the authors' code: none known but the protocol's: weight decay a
 Extra data: none; under VARIANT published a client receives its a_k, so that it can tell the mean
     number of images.
 Cost: FedAvg's bytes and compute; one more tree per client.
-Claim: global is higher than FedAvg's in lane rivals.
+Claim: global is higher than FedAvg's in setting rivals.
 Command: python federated_main.py --demo --trainer FedDyn
 """
 

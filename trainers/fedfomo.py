@@ -26,7 +26,7 @@ Extra data: the client's validation split, for the weights. A client without one
 Cost: FedAvg's upload, M + 1 models down, M + 1 passes over the validation images in every round and
     evaluation. The server keeps every client's model and sends it to others: it needs single
     models, so that no secure aggregation can stand before it.
-Claim: personal is higher than FedAvg's in lane rivals.
+Claim: personal is higher than FedAvg's in setting rivals.
 Command: python federated_main.py --demo --trainer FedFomo
 """
 

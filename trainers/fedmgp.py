@@ -26,7 +26,7 @@ Departures from the authors' code: a client's draw comes from the run's seeds (t
 Extra data: none.
 Cost: ViT-B/16: 12,800 trained, 5,120 sent each way (published: 12.8k, 5.1k); GROUPS passes through
     the image tower and packed text passes per step.
-Claim: personal is higher than PromptFL's in lane rivals.
+Claim: personal is higher than PromptFL's in setting rivals.
 Command: python federated_main.py --demo --trainer FedMGP
 """
 

@@ -23,7 +23,7 @@ Departures from the authors' code: as it was released it does not run (two files
 Extra data: none; the paper's attributes are not shipped.
 Cost: ViT-B/16: 9,845,760 numbers each way; the image tower runs in every step (its embeddings are
     cached), no text pass.
-Claim: new is higher than PromptFL's in lane rivals.
+Claim: new is higher than PromptFL's in setting rivals.
 Command: python federated_main.py --demo --trainer FedMVP
 """
 

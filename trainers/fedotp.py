@@ -19,7 +19,7 @@ Departures from the authors' code: in log space; always ITERS iterations (there 
 Extra data: none.
 Cost: ViT-B/16: 16,384 trained, 8,192 sent each way (published: 8.2k); two packed text passes and M
     x 2 x C scores per image and step; patch features are cached (196 x 512 numbers an image).
-Claim: personal is higher than PromptFL's in lane vit.
+Claim: personal is higher than PromptFL's in setting vit.
 Command: python federated_main.py --demo --trainer FedOTP
 """
 

@@ -18,7 +18,7 @@ Departures from the authors' code: none was published. Plato uploads and average
 Extra data: none.
 Cost: ViT-B/16 with defaults: 32,768 numbers sent each way, 40,960 trained; one packed text pass per
     step, images from the feature cache.
-Claim: personal is higher than FedAvg's in lane disjoint.
+Claim: personal is higher than FedAvg's in setting disjoint.
 Command: python federated_main.py --demo --trainer FedPer
 """
 

@@ -20,7 +20,7 @@ Departures from the authors' code: a fresh optimiser per client and round; no te
 Extra data: none.
 Cost: ViT-B/16: 12,416 trained, 8,192 sent each way; with NUM_PROMPT 2 24,832 and 16,384, as
     FedMGP's table says of it; two packed text passes per step, images from the feature cache.
-Claim: personal is higher than PromptFL's in lane disjoint.
+Claim: personal is higher than PromptFL's in setting disjoint.
 Command: python federated_main.py --demo --trainer FedPGP
 """
 

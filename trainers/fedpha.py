@@ -22,7 +22,7 @@ Departures from the authors' code: the decomposition is in the run's precision (
     longest one ends.
 Extra data: none.
 Cost: ViT-B/16: 16,384 trained, 8,192 sent each way; three packed text passes per step.
-Claim: personal is higher than PromptFL's in lane disjoint.
+Claim: personal is higher than PromptFL's in setting disjoint.
 Command: python federated_main.py --demo --trainer FedPHA
 """
 

@@ -23,7 +23,7 @@ Departures from the authors' code: VARIANT published computes it, but for the me
     paper writes.
 Extra data: none; a client tells how many samples of each class it has.
 Cost: C (d + 1) numbers each way (ViT-B/16, C = 100: 51,300); one more pass over the images.
-Claim: personal is higher than FedAvg's in lane disjoint.
+Claim: personal is higher than FedAvg's in setting disjoint.
 Command: python federated_main.py --demo --trainer FedProto
 """
 

@@ -15,7 +15,7 @@ Departures from the authors' code: a fresh optimiser per client and round, with 
     (there a perturbed SGD step without).
 Extra data: none.
 Cost: as FedAvg; one copy of the trained tensors more.
-Claim: global is higher than FedAvg's in lane participation.
+Claim: global is higher than FedAvg's in setting participation.
 Command: python federated_main.py --demo --trainer FedProx
 """
 

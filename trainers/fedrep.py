@@ -23,7 +23,7 @@ Departures from the authors' code: weights are samples (WEIGHTING uniform is the
 Extra data: none.
 Cost: ViT-B/16 with defaults: 32,768 numbers sent each way; one packed text pass per step; the final
     phase adds 10 head epochs per client, once.
-Claim: personal is higher than FedPer's in lane disjoint.
+Claim: personal is higher than FedPer's in setting disjoint.
 Command: python federated_main.py --demo --trainer FedRep
 """
 

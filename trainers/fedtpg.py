@@ -17,7 +17,7 @@ Departures from the authors' code: none known where the text width is that of th
 Extra data: none.
 Cost: ViT-B/16: 4,206,080 numbers each way with 4 tokens, 4,208,128 with 8 (published by FedMGP:
     4,208.1k); one packed text pass per step.
-Claim: new is higher than PromptFL's in lane unseen.
+Claim: new is higher than PromptFL's in setting unseen.
 Command: python federated_main.py --demo --trainer FedTPG
 """
 

@@ -32,7 +32,7 @@ Departures from the authors' code: fusion biases are personal and stay with thei
 Extra data: none.
 Cost: ViT-B/16: 1,126,664 trained, 532,480 sent each way per client and round (2.13 MB); two
     packed text passes per step, images from the feature cache.
-Claim: personal is higher than FedAvg [prompt+feature]'s in lane dirichlet.
+Claim: personal is higher than FedAvg [prompt+feature]'s in setting dirichlet.
 Expected numbers: the authors' own figures in float64, `pytest tests/trainers/test_golden.py`.
 Command: python federated_main.py --root DATA/
     --dataset-config-file configs/datasets/eurosat.yaml --trainer FedTV

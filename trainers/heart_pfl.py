@@ -38,7 +38,7 @@ Extra data: none, unless AKT distils (no labels unless asked): then images that 
     clients' validation images, which no federation could do; results and tables name it.
 Cost: w and v trained, one more pass per step for f_w, one for the prototypes; AKT per image and
     round: AKT_ATTACK_STEPS forward and backward passes (times teachers + 1 for AKT_ADV own).
-Claim: personal is higher than FedAvg's in lane vit.
+Claim: personal is higher than FedAvg's in setting vit.
 Command: python federated_main.py --demo --trainer HEART-PFL --opts DATASET.SERVER_HOLDOUT 4
 """
 

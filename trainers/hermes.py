@@ -27,7 +27,7 @@ Extra data: the client's validation split, for the decision. A client without on
     not trained on in the rounds.
 Cost: FedAvg's, and one pass over the validation images. Uploads hold the kept units only, each with
     4 bytes for its index per tensor, and one byte per unit for the mask; downloads are whole.
-Claim: personal is higher than FedAvg's in lane dirichlet.
+Claim: personal is higher than FedAvg's in setting dirichlet.
 Command: python federated_main.py --demo --trainer Hermes
 """
 

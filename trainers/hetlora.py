@@ -20,7 +20,7 @@ Departures from the authors' code: there is none.
 Extra data: none.
 Cost: FedAvg's compute; traffic by the rank that a client has left, and 4 bytes for each component's
     index in a factor. What the server knows of a rank is how many components came.
-Claim: personal is higher than FedAvg [lora]'s in lane rivals.
+Claim: personal is higher than FedAvg [lora]'s in setting rivals.
 Command: python federated_main.py --demo --trainer HetLoRA
 """
 

@@ -14,7 +14,7 @@ Departures from the paper: the paper writes |T_c - T0_c|^2, which is twice as mu
 Departures from the authors' code: none known.
 Extra data: none.
 Cost: ViT-B/16: 2,048 numbers each way; one packed text pass per step.
-Claim: new is higher than PromptFL's in lane unseen.
+Claim: new is higher than PromptFL's in setting unseen.
 Command: python federated_main.py --demo --trainer KgCoOp
 """
 

@@ -22,7 +22,7 @@ Departures from the authors' code: the budget is the project's (there 200 rounds
 Extra data: none.
 Cost: ViT-B/16 with defaults: 8,192 numbers sent each way (32 kB), 40,960 trained; one packed text
     pass per step (two with ALTERNATE).
-Claim: personal is higher than FedAvg's in lane disjoint.
+Claim: personal is higher than FedAvg's in setting disjoint.
 Command: python federated_main.py --demo --trainer LG-FedAvg
 """
 

@@ -16,7 +16,7 @@ Departures from the authors' code: none known (docs/authors.md). WORDS cut ("[P_
     what runs of fedvlm 0.2 had. Towers of unequal depth prompt the blocks that both have.
 Extra data: none.
 Cost: ViT-B/16: 3,555,072 numbers each way (published: 3.55 M); both towers run in every step.
-Claim: personal is higher than VPT's in lane vit.
+Claim: personal is higher than VPT's in setting vit.
 Command: python federated_main.py --demo --trainer MaPLe
 """
 

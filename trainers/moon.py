@@ -15,7 +15,7 @@ Departures from the authors' code: none known in what is trained: one previous m
     the loss is mu log 2 more, its gradient the same.
 Extra data: none.
 Cost: FedAvg's bytes; three image sides per step (with cached features: three adapters).
-Claim: global is higher than FedAvg's in lane dirichlet.
+Claim: global is higher than FedAvg's in setting dirichlet.
 Command: python federated_main.py --demo --trainer MOON
 """
 

@@ -21,7 +21,7 @@ Departures from the authors' code: none was published.
 Extra data: none.
 Cost: fo 2, exact 3, hf 4 gradients per step; a step uses 2 (hf 3) batches, so that an epoch has
     fewer steps than FedAvg's and the same samples. No momentum, no weight decay.
-Claim: personal is higher than FedAvg (ft)'s in lane dirichlet.
+Claim: personal is higher than FedAvg (ft)'s in setting dirichlet.
 Command: python federated_main.py --demo --trainer Per-FedAvg
 """
 

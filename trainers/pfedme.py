@@ -20,7 +20,7 @@ Departures from the authors' code: none known under VARIANT published. Plain ste
     default of a well-known port) would leave the global model at its start for ever and is refused.
 Extra data: none.
 Cost: STEPS times FedAvg's local work, FedAvg's traffic.
-Claim: personal is higher than Per-FedAvg's in lane rivals.
+Claim: personal is higher than Per-FedAvg's in setting rivals.
 Command: python federated_main.py --demo --trainer pFedMe
 """
 

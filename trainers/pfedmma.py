@@ -19,7 +19,7 @@ Departures from the authors' code: none known beside a fresh optimiser per clien
 Extra data: none.
 Cost: ViT-B/16: 674,560 trained, 8,448 sent each way; both towers run from the first changed block
     on in every step (tokens are cached below it).
-Claim: personal is higher than PromptFL's in lane rivals.
+Claim: personal is higher than PromptFL's in setting rivals.
 Command: python federated_main.py --demo --trainer pFedMMA
 """
 

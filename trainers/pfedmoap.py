@@ -27,7 +27,7 @@ Extra data: none.
 Cost: ViT-B/16: 8,192 numbers up, (1 + EXPERTS) x 8,192 down; one packed text pass per step and one
     per expert and round. The server keeps every client's context and sends it to others: it needs
     single models, so that no secure aggregation can stand before it.
-Claim: personal is higher than PromptFL's in lane disjoint.
+Claim: personal is higher than PromptFL's in setting disjoint.
 Command: python federated_main.py --demo --trainer pFedMoAP
 """
 

@@ -14,7 +14,7 @@ Departures from the paper: FedAvg around it.
 Departures from the authors' code: none known.
 Extra data: none.
 Cost: ViT-B/16: 8,192 numbers each way; two packed text passes per step, one for each gradient.
-Claim: new is higher than PromptFL's in lane unseen.
+Claim: new is higher than PromptFL's in setting unseen.
 Command: python federated_main.py --demo --trainer ProGrad
 """
 

@@ -14,7 +14,7 @@ Departures from the authors' code: the average is an average (there live tensors
     that it equals the last client's weights); a fresh optimiser per client and round.
 Extra data: none.
 Cost: ViT-B/16: 8,192 numbers trained and sent each way; one packed text pass per step.
-Claim: personal is higher than LocalOnly's in lane dirichlet.
+Claim: personal is higher than LocalOnly's in setting dirichlet.
 Command: python federated_main.py --demo --trainer PromptFL
 """
 

@@ -15,7 +15,7 @@ Departures from the paper: none known; a client that never trained, and the glob
 Departures from the authors' code: a fresh optimiser per client and round.
 Extra data: none.
 Cost: ViT-B/16: 16,384 trained, 8,192 sent each way; two packed text passes per step.
-Claim: personal is higher than PromptFL's in lane disjoint.
+Claim: personal is higher than PromptFL's in setting disjoint.
 Command: python federated_main.py --demo --trainer PromptFolio
 """
 

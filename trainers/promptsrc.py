@@ -22,7 +22,7 @@ Departures from the authors' code: VARIANT fixed divides KL by the samples, as t
 Extra data: none.
 Cost: ViT-B/16: 46,080 numbers each way (18,432 of text, 27,648 of images); both towers run in every
     step.
-Claim: personal is higher than MaPLe's in lane vit.
+Claim: personal is higher than MaPLe's in setting vit.
 Command: python federated_main.py --demo --trainer PromptSRC
 """
 

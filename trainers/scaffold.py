@@ -17,7 +17,7 @@ Departures from the authors' code: none was published; PFLlib's computes the sam
     clients is uniform, as there: with unequal clients compare with a FedAvg that is uniform too.
 Extra data: none; a control variate travels both ways beside the model.
 Cost: twice FedAvg's bytes each way; its compute.
-Claim: global is higher than FedAvg's in lane participation.
+Claim: global is higher than FedAvg's in setting participation.
 Command: python federated_main.py --demo --trainer SCAFFOLD
 """
 

@@ -28,7 +28,7 @@ Extra data: none; the adaptation set is the client's own and nothing else trains
     whose classes have one image each has none: its models are averaged.
 Cost: G's traffic only; S and the gate stay. The MLP's features are cached; SMALL tower reads
     pixels, so that images are decoded at every step.
-Claim: personal is higher than FedAvg's in lane vit.
+Claim: personal is higher than FedAvg's in setting vit.
 Command: python federated_main.py --demo --trainer Thorki
 """
 

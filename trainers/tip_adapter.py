@@ -15,7 +15,7 @@ Departures from the authors' code: none known in cache and logits; of an image o
     images, from BETA 1 and ALPHA 1.17 to 10 by data set).
 Extra data: none.
 Cost: no byte travels, no step is taken; N_k x d numbers stay with each client.
-Claim: personal is higher than logistic regression's in lane disjoint.
+Claim: personal is higher than logistic regression's in setting disjoint.
 Command: python federated_main.py --demo --trainer Tip-Adapter
 """
 

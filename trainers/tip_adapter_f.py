@@ -18,7 +18,7 @@ Departures from the authors' code: none known in cache, loss and step; keys star
 Extra data: none.
 Cost: no byte travels; CAPACITY x d numbers stay with each client (ViT-B/16: 262,144), of which N_k
     x d are trained; no text pass in a step.
-Claim: personal is higher than logistic regression's in lane disjoint.
+Claim: personal is higher than logistic regression's in setting disjoint.
 Command: python federated_main.py --demo --trainer Tip-Adapter-F
 """
 

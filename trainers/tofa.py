@@ -24,7 +24,7 @@ Departures from the authors' code: none was published.
 Extra data: none; a client tells the moments of its features by class.
 Cost: ViT-B/16, C = 100: 314,344 numbers up and 365,644 down in float64; no training; a text pass
     per template, once. A client counts once, in whatever round it is drawn.
-Claim: personal is higher than logistic regression's in lane dirichlet.
+Claim: personal is higher than logistic regression's in setting dirichlet.
 Command: python federated_main.py --demo --trainer TOFA
 """
 

@@ -16,7 +16,7 @@ Departures from the authors' code: compared with that of MaPLe's authors, who br
 Extra data: none.
 Cost: ViT-B/16: 27,648 numbers each way (shallow 3,072); the image tower runs in every step, since
     no block lies below the first prompt; its embeddings are cached.
-Claim: personal is higher than logistic regression's in lane vit.
+Claim: personal is higher than logistic regression's in setting vit.
 Command: python federated_main.py --demo --trainer VPT
 """
 

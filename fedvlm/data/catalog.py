@@ -319,6 +319,14 @@ def compare_sizes(
     return []
 
 
+def missing_classes(name: str, classes: int) -> str:
+    """Return that a set's copy has fewer classes than are published; '' where it has not."""
+    info = dataset_info(name)
+    if info is None or classes >= info.classes:
+        return ""
+    return f"this copy of {info.name} has {classes} of the {info.classes} published classes"
+
+
 def _row(classes: int, sizes: Mapping[str, int | None]) -> str:
     counts = "/".join("?" if sizes[p] is None else str(sizes[p]) for p in PARTS)
     return f"{classes} classes, {counts} images in train/val/test"

@@ -216,7 +216,7 @@ def build_federation(
     if content is not None:
         selection.spec = spec_from(content, spec, index)
     else:
-        check_fits(spec, selection.pool, data.num_classes)
+        check_fits(spec, selection.pool, data.num_classes, data.name)
     own = _client_templates(cfg, data, selection.spec)
     shots = None
     if cfg.DATASET.get("FEWSHOT_FILE", ""):

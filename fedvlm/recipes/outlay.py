@@ -206,6 +206,8 @@ def _network(trainer: Trainer, backbone: str, classes: int) -> float:
 def _span(hours: float) -> str:
     """Return the range of an estimate, which real runs missed by up to ``OFF``."""
     low, high = few(hours / OFF), few(hours * OFF)
+    if hours / OFF < FEWEST <= hours * OFF:
+        return f"at most {high}"
     return low if low == high else f"{low} to {high}"
 
 

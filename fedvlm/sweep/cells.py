@@ -270,7 +270,7 @@ def _data_name(job: Job) -> str:
     data, spec = load_for_training(job.cfg), spec_of(job.cfg)
     selection = DatasetDraw(data, spec)
     if not job.cfg.FED.INDEX_FILE:
-        check_fits(selection.spec, selection.pool, data.num_classes)
+        check_fits(selection.spec, selection.pool, data.num_classes, data.name)
         selection.hold_out()
     load_targets(job.cfg, data.name)
     return data.name

@@ -52,7 +52,7 @@ def test_nothing_is_said_of_what_is_unknown_and_little_in_few_words() -> None:
     words = Outlay(7.2e14, 2e9).words(2e11)
     assert words.startswith("0.5 to 2.0 hours here or less than 0.1 on")
     assert Outlay(1.44e14, 0).words(1e12).startswith("less than 0.1 hours here or")
-    assert Outlay(3.6e14, 0).words(1e12).startswith("less than 0.1 to 0.2 hours here or")
+    assert Outlay(3.6e14, 0).words(1e12).startswith("at most 0.2 hours here or")
     assert "12 GB" in Outlay(0, 12.3e9).words(2e11)
     assert Outlay(1.0, 2.0) + Outlay(3.0, 4.0) == Outlay(4.0, 6.0)
     assert Outlay(0, 0, 3.6e6).hours(1.0) == pytest.approx(2)  # 2 ms an image

@@ -67,7 +67,8 @@ def test_from_words_to_the_acceptance_file(
                        if c["metric"] == "personal"}
 
     assert main([*words, "--dry-run"]) == 0
-    assert "not run: to run" in capsys.readouterr().out and not (tmp_path / "out").exists()
+    assert "not run: this dry run starts nothing; without" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
 
     whole, cells = record("--budget", "1e-9", "--seeds", "1", code=2)  # nothing was run
     assert "the budget of 1e-09 hours was used by other runs" in cells["shapes", "ZeroShot"]["why"]

@@ -38,6 +38,7 @@ EXAMPLES = (
 )
 ALSO = ("recipe", "recipes", "replicate", "acceptance", "paper")
 OUTPUT = "output/recipes"
+DRY = "this dry run starts nothing; without --dry-run it runs"
 HOUR = 3600.0
 
 
@@ -112,7 +113,7 @@ def main(args: Namespace) -> int:
     _foresee(trials)
     if args.dry_run:
         for trial in trials:
-            _show(trial, "to run", alone=len(trials) == 1)
+            _show(trial, DRY, alone=len(trials) == 1)
         say("dry run: nothing was written")
         return 0
     return _run(args, trials)

@@ -21,11 +21,14 @@ LEGACY_SEED = 2023  # the family seeds Python's generator with it, whatever the 
 _SHARES = (0.4, 0.6)
 
 
-def check_disjoint(spec: PartitionSpec, num_classes: int, all_classes: int | None = None) -> None:
+def check_disjoint(
+    spec: PartitionSpec, num_classes: int, all_classes: int | None = None, copy: str = ""
+) -> None:
     """Refuse a disjoint partition with fewer classes than clients, before any image is read.
 
     Args:
         all_classes: classes of the whole set where the run uses base or new ones.
+        copy: what the images lack of the published set (``catalog.missing_classes``).
 
     Raises:
         ConfigError: it does not fit; the message names the choices that do.
@@ -37,8 +40,9 @@ def check_disjoint(spec: PartitionSpec, num_classes: int, all_classes: int | Non
             choices.append(f"DATASET.SUBSAMPLE_CLASSES all ({all_classes} classes)")
         choices.append("FED.PARTITION dirichlet or iid")
         raise ConfigError(
-            f"FED.PARTITION disjoint cannot deal {num_classes} classes to {spec.clients} clients; "
-            f"use {', or '.join(choices)}"
+            f"FED.PARTITION disjoint cannot deal {num_classes} classes to {spec.clients} clients"
+            + (f": {copy}; use the published set, or " if copy else "; use ")
+            + ", or ".join(choices)
         )
     if spec.legacy:
         _legacy_map(num_classes, spec.clients)

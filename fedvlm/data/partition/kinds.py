@@ -28,7 +28,7 @@ from fedvlm.config.federation import PARTITION_ALIASES
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.plugins import Registry
 from fedvlm.core.rng import python_stream, seed_of
-from fedvlm.data.catalog import superclasses_of
+from fedvlm.data.catalog import missing_classes, superclasses_of
 from fedvlm.data.datum import PARTS, IntArray
 from fedvlm.data.fewshot import coop_draw, draw_shots, val_shots_of
 from fedvlm.data.partition.classes import check_disjoint, check_n_classes, disjoint, n_classes
@@ -83,14 +83,17 @@ def make_partition(pool: ImagePool, spec: PartitionSpec) -> Partition:
     return Partition.of(keep_whole(shares, pool.groups, pool.labels))
 
 
-def check_fits(spec: PartitionSpec, pool: ImagePool, all_classes: int) -> None:
+def check_fits(spec: PartitionSpec, pool: ImagePool, all_classes: int, name: str = "") -> None:
     """Refuse what cannot work from the numbers alone, before any image is opened.
+
+    Args:
+        name: of the data set, whose copy may have fewer classes than the published one.
 
     Raises:
         ConfigError: names the choices that fit.
     """
     if spec.kind == "disjoint":
-        check_disjoint(spec, pool.num_classes, all_classes)
+        check_disjoint(spec, pool.num_classes, all_classes, missing_classes(name, all_classes))
     if spec.kind == "n_classes":
         check_n_classes(spec, pool.num_classes)
     if spec.kind == "superclass_dirichlet":

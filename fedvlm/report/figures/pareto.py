@@ -22,8 +22,9 @@ from fedvlm.report.figures.traffic import MB, set_byte_axis
 
 NAME, ORDER, OF = "pareto", 55, "runs"
 CAPTION = ("Final personal accuracy against all bytes of the run, up and down, all clients, means "
-           "over seeds. Numbered: the Pareto front (no method is better with as few bytes); grey: "
-           "the others.")
+           "over seeds. In colour and numbered: the Pareto front (no method is better with as few "
+           "bytes); grey: the others.")
+NUMBER = 8.0  # points that a number needs in width and height
 
 
 @dataclass(frozen=True)
@@ -107,24 +108,53 @@ def draw(planes: Sequence[Plane], title: str = "", width: float = style.PAGE) ->
     with style.use_style():
         most = max(int(width / 2.2), 1)
         figure, axes = style.panels(len(planes), width, 1.9, most)
+        drawn = []
         for plane, each in zip(planes, axes, strict=True):
-            _draw(each, plane, numbers)
+            drawn.append(_draw(each, plane, numbers))
             each.set_title(style.cut_label(plane.title, int(width * 15 / min(most, len(planes)))))
             label_first(each, plane.metric)
         figure.supxlabel("MB sent in the whole run, up and down, all clients",
                          fontsize=style.SMALL)
         key: list[tuple[Any, str]] = [
-            (Line2D([], [], linestyle="none", marker="o", markersize=5, color=style.PALETTE[0]),
-             f"{n} {style.cut_label(label, LABEL_LENGTH)}")
+            (Line2D([], [], **_look(n)), f"{n} {style.cut_label(label, LABEL_LENGTH)}")
             for label, n in numbers.items()
         ]
         others = Line2D([], [], linestyle="none", marker="o", markersize=3, color=style.REST)
         legend_above(figure, {}, extra=[*key, (others, "another is better with as few bytes"),
                                         *legend_of(plane.levels for plane in planes)])
+        figure.draw_without_rendering()  # the layout is known after this
+        for at, each in zip(drawn, axes, strict=True):
+            _write_numbers(each, at, numbers)
     return figure
 
 
-def _draw(axes: Axes, plane: Plane, numbers: Mapping[str, int]) -> None:
+def _look(number: int) -> dict[str, Any]:
+    """Return the marker of the front's method of a number from 1 on; hollow, so it hides none."""
+    return {"linestyle": "none", "marker": style.marker(number - 1), "markersize": 5.5,
+            "color": style.line_style(number - 1)["color"], "markerfacecolor": "none",
+            "markeredgewidth": 1.3}
+
+
+def _write_numbers(
+    axes: Axes, front: Mapping[str, tuple[float, float]], numbers: Mapping[str, int]
+) -> None:
+    """Write each number above its marker's left, where no method is; none over another."""
+    taken: list[tuple[float, float]] = []
+    for label, place in front.items():
+        x, y = (float(v) for v in axes.transData.transform(place) * 72 / axes.figure.dpi)
+        up = NUMBER * 0.9
+        while any(abs(x - a) < NUMBER and abs(y + up - b) < NUMBER for a, b in taken):
+            up += 1.0
+        taken.append((x, y + up))
+        axes.annotate(str(numbers[label]), place, (-NUMBER / 2, up), textcoords="offset points",
+                      ha="center", va="center_baseline", fontsize=style.SMALL, zorder=4,
+                      color=_look(numbers[label])["color"], annotation_clip=False)
+
+
+def _draw(
+    axes: Axes, plane: Plane, numbers: Mapping[str, int]
+) -> dict[str, tuple[float, float]]:
+    """Draw a panel; return where the front's methods stand, by bytes."""
     sent = [p.mb for p in plane.points if p.mb > 0]
     low, high = min(sent), max(sent)
     nothing = low / 3 if high / low < 30 else low / 5  # where nothing sent stands
@@ -136,16 +166,15 @@ def _draw(axes: Axes, plane: Plane, numbers: Mapping[str, int]) -> None:
                       linestyle="none", zorder=2, clip_on=False, gid=style.gid(point.label))
     front = [at[label] for label in plane.front]
     axes.step(*zip(*[*front, (high * 1.5, front[-1][1])], strict=True), where="post",
-              color=style.PALETTE[0], linewidth=1.0, zorder=2.5)
+              color=style.FAINT, linewidth=0.8, zorder=2.5)
     for label in plane.front:
-        axes.plot(*[[v] for v in at[label]], marker="o", markersize=9.5, color=style.PALETTE[0],
-                  zorder=3, clip_on=False, gid=style.gid(label))
-        axes.annotate(str(numbers[label]), at[label], ha="center", va="center_baseline",
-                      color=style.ON_DARK, fontsize=style.SMALL, zorder=4)
+        axes.plot(*[[v] for v in at[label]], zorder=3, clip_on=False, gid=style.gid(label),
+                  **_look(numbers[label]))
     draw_levels(axes, plane.levels)
     set_byte_axis(axes, low, high, nothing if silent else None)
     axes.set_xlim(nothing / 1.5 if silent else low / 1.5, high * 1.5)
     values = [p.accuracy for p in plane.points] + [one.value for one in plane.levels]
     margin = max(0.1 * (max(values) - min(values)), 1.0)
-    axes.set_ylim(min(values) - margin, max(values) + margin)
+    axes.set_ylim(min(values) - margin, max(values) + 2 * margin)  # numbers stand above
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    return {label: at[label] for label in plane.front}

@@ -8,11 +8,13 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
-from evidence.map.figure import GREY, LIMIT
+from evidence.map.figure import GREY, LIMIT, TITLES
 from evidence.map.images import SETS
 from evidence.methods.runs import MapPlan, Row
 from fedvlm.report.figures import style
+from fedvlm.report.tables.papers import dataset_name
 
 CELLS = ("map-heads", "map-prompts", "map-towers")  # plans of the twelve cells
 LINE = 0.2  # inches for a method
@@ -43,7 +45,7 @@ def draw_methods(plans: Sequence[MapPlan], rows: Sequence[Row], into: Path) -> N
     cases = list(dict.fromkeys(case for _, case in planned))
     names = {short: name for name, short in SETS.items()}
     with style.use_style():
-        figure = style.blank(11.0, LINE * len(methods) + 1.5)
+        figure = style.blank(11.0, LINE * len(methods) + 2.0)
         axes = figure.subplots(1, len(sets), squeeze=False, sharey=True)[0]
         for name, each in zip(sets, axes, strict=True):
             grid = np.array([[found.get((name, case, method), np.nan) for case in cases]
@@ -57,15 +59,35 @@ def draw_methods(plans: Sequence[MapPlan], rows: Sequence[Row], into: Path) -> N
                     text = f"{value:+.0f}".replace("-", "\N{MINUS SIGN}") if round(value) else "0"
                     each.text(x, y, text, ha="center", va="center", color=style.ON_DARK
                               if abs(value) > 0.6 * LIMIT else style.ON_LIGHT)
-            each.set_title(names.get(name, name))
-            each.set_xticks(range(len(cases)), cases, rotation=60, ha="right",
-                            rotation_mode="anchor")
+            each.set_title(dataset_name(names.get(name, name)))
+            each.set_xticks(range(len(cases)), [cell_words(case)[1] for case in cases],
+                            rotation=60, ha="right", rotation_mode="anchor")
+            _write_skews(each, [cell_words(case)[0] for case in cases])
             each.set_yticks(range(len(methods)), methods)
         bar = figure.colorbar(drawn, ax=axes.tolist(), shrink=0.6, aspect=30, pad=0.01,
                               extend="both")
         bar.set_label("personal accuracy above alone, points")
         bar.outline.set_visible(False)  # type: ignore[operator]
         style.write_figure(into, "methods", figure, None)
+
+
+def cell_words(case: str) -> tuple[str, str]:
+    """Return a cell's label skew and its clients and images a client, in words."""
+    skew, _, size = case.partition(" ")
+    clients, _, images = size.partition("x")
+    named = next((words for one, words in TITLES.items() if one.split()[0] == skew), "")
+    return named or f"Dirichlet {skew}", f"{clients} clients, {images} images each"
+
+
+def _write_skews(axes: Axes, skews: Sequence[str]) -> None:
+    """Write each label skew once above its columns, and part it from the next by a line."""
+    at = {skew: [x for x, one in enumerate(skews) if one == skew] for skew in skews}
+    above = axes.secondary_xaxis("top")
+    above.set_xticks([fmean(columns) for columns in at.values()], list(at))
+    above.tick_params(length=0)
+    above.spines["top"].set_visible(False)
+    for columns in list(at.values())[1:]:
+        axes.axvline(columns[0] - 0.5, color="white", linewidth=2.5)
 
 
 def draw_fixed(real: Sequence[Mapping[str, Any]], into: Path) -> None:

@@ -160,9 +160,9 @@ def hurt(standings: Sequence[Standing]) -> str:
     middle = statistics.median(value for value, _, _ in shares)
     least, most = min(shares), max(shares)
     return (
-        f"In the median entry {middle:.0f} % of the clients do worse than with their own local "
-        f"logistic regression; minimum {least[0]:.0f} % ({least[1]}, {least[2]}), "
-        f"maximum {most[0]:.0f} % ({most[1]}, {most[2]})."
+        f"In the median entry {middle:.1f} % of the clients do worse than with their own local "
+        f"logistic regression; minimum {least[0]:.1f} % ({least[1]}, {least[2]}), "
+        f"maximum {most[0]:.1f} % ({most[1]}, {most[2]})."
     )
 
 

@@ -52,7 +52,7 @@ COSTS = "dirichlet"  # the setting whose costs are shown
 NO_WINS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
 HOME = ("A model for each client in the form its library reads, a table and figures for the "
         "paper, and runs that anybody can check and repeat.")
-METRICS = ("personal", "new", "hm2", "cm")  # of a lane with unseen classes
+METRICS = ("personal", "base_all", "new", "hm2", "cm")  # of a lane with unseen classes
 UNSEEN = ("base_all", "new", "hm2")
 ABLATED, RIVALS = "ablation", "rivals"
 KINDS_OF_PARTS = 4  # a lane that trains more kinds of parts has one table for all of them

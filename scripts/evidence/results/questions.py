@@ -28,6 +28,9 @@ from fedvlm.runs.finished import FinishedRun
 BALANCED, WORST = "personal_balanced", "personal_worst"
 VARIANTS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
 FEWEST = 3  # methods of a matrix
+AFL, SHARES = "afl", "afl_prior"  # references of one round, without training
+# What a reference is computed from beside the seeds: no method's settings.
+DEAL = ("data_digest", "backbone_digest", "cohort", "unseen_clients")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class Case:
         gain, balanced, worst: method minus the best baseline without collaboration.
         hurt: share of clients below their own classifier, in percent.
         by_set: data set, alone, together, pooled, gain.
+        ridge, shares: what AFL and AFL plus class shares reach, in percent; None where no run has
+            them. The latter is of any run, of any setting, with the same images, clients, backbone
+            and seeds. beside: method minus AFL plus class shares, over the pairs that have both.
     """
 
     lane: str
@@ -59,16 +65,25 @@ class Case:
     hurt: float | None
     by_set: Sequence[tuple[str, float | None, float | None, float | None, Contrast | None]] = \
         field(default_factory=tuple)
+    ridge: float | None = None
+    shares: float | None = None
+    beside: Contrast | None = None
+
+    @property
+    def untrained(self) -> str:
+        """What both references reach, in words."""
+        return " / ".join("-" if x is None else f"{x:.1f}" for x in (self.ridge, self.shares))
 
 
 def cases(standings: Sequence[Standing], lanes: Sequence[Lane]) -> list[Case]:
     """Return a row for each standing of methods that train the same and communicate."""
     by_name = {lane.name: lane for lane in lanes}
-    return [_case(one, by_name[one.lane]) for one in standings
+    known = [run for lane in lanes for run in lane.runs if SHARES in run.section("references")]
+    return [_case(one, by_name[one.lane], known) for one in standings
             if one.alike and one.gains and one.lane not in VARIANTS]
 
 
-def _case(one: Standing, lane: Lane) -> Case:
+def _case(one: Standing, lane: Lane, known: Sequence[FinishedRun]) -> Case:
     method = max(one.gains, key=lambda m: one.means[m])
     runs = [run for run in lane.runs if run.method == method]
     own, alone, pooled = (side_of(runs, PERSONAL, key) for key in ("", BEST_ALONE, "pooled"))
@@ -81,13 +96,21 @@ def _case(one: Standing, lane: Lane) -> Case:
                  for side in (alone, own, pooled)]
         before, after, whole = map(_mean, sides)
         rows.append((dataset_name(name), before, after, whole, difference(sides[1], sides[0])))
+    here = set(map(_deal, runs))
+    ridge, shares = (side_of([run for run in some if _deal(run) in here], PERSONAL, key)
+                     for some, key in ((lane.runs, AFL), (known, SHARES)))
     configs = [run.identity_config() for run in runs]
     clients = sorted({int(config.get("FED.CLIENTS") or 0) for config in configs})
     return Case(
         one.lane, lane.title, one.title,
         " to ".join(map(str, dict.fromkeys((clients[0], clients[-1])))),
         one.short(method), len(one.gains), one.gain_of(method), _mean(alone), _mean(own),
-        _mean(pooled), one.gains[method], beside[0], beside[1], one.hurt.get(method), rows)
+        _mean(pooled), one.gains[method], beside[0], beside[1], one.hurt.get(method), rows,
+        _mean(ridge), _mean(shares), difference(own, shares))
+
+
+def _deal(run: FinishedRun) -> tuple[Any, ...]:
+    return (place_of(run), seeds_of(run), *(run.protocol.get(key) for key in DEAL))
 
 
 def _mean(side: Side) -> float | None:
@@ -114,18 +137,21 @@ def federate(every: Sequence[Case], first: Sequence[Case]) -> list[str]:
     down = [c for c in first if c.sure < 0]
     out = [f"Significantly better in {_named(up)}.", f"Significantly worse in {_named(down)}.",
            f"Undecided in {len(first) - len(up) - len(down)}."]
+    if told := untrained(first):
+        out.append(told)
     balanced = [c for c in first if c.balanced is not None]
     if balanced:
         gains = [c.balanced.mean for c in balanced if c.balanced]
         better = sum(bool(c.balanced and c.balanced.apart > 0) for c in balanced)
-        out.append(f"Class-balanced accuracy counts rare classes like common ones. It changes by "
-                   f"{min(gains):+.1f} to {max(gains):+.1f} points; the gain is significant in "
-                   f"{better} of {len(balanced)} settings.")
+        out.append(f"Class-balanced accuracy counts rare classes like common ones. In it the same "
+                   f"methods are {min(gains):+.1f} to {max(gains):+.1f} points above the best that "
+                   f"each client reaches alone, significantly in {better} of {len(balanced)} "
+                   "settings.")
     hurt = [c for c in first if c.hurt is not None]
     if hurt:
         least, most = (f(hurt, key=lambda c: c.hurt or 0.0) for f in (min, max))
-        out.append(f"Clients that reach more alone: {least.hurt:.0f} % at least ({least.method} in "
-                   f"{least.setting}), {most.hurt:.0f} % at most ({most.method} in "
+        out.append(f"Clients that reach more alone: {least.hurt:.1f} % at least ({least.method} in "
+                   f"{least.setting}), {most.hurt:.1f} % at most ({most.method} in "
                    f"{most.setting}).")
     new = [c for c in every if c.gain.ahead]
     sure = [c for c in new if c.gain.apart_ahead > 0]
@@ -133,6 +159,22 @@ def federate(every: Sequence[Case], first: Sequence[Case]) -> list[str]:
         out.append("All this is about these data sets. For one more data set a gain can be "
                    f"promised in {len(sure) or 'none'} of {len(every)} comparisons.")
     return out
+
+
+def untrained(first: Sequence[Case]) -> str:
+    """Say where one round without training reaches as much as the best methods; '' of no run."""
+    have = [(c, c.beside, c.shares) for c in first if c.beside and c.shares is not None]
+    if not have:
+        return ""
+    above = [(c, seen, value) for c, seen, value in have if seen.mean <= 0]
+    sure = sum(seen.apart < 0 for _, seen, _ in above)
+    words = ", ".join(f"{value:.1f} % in {c.setting} ({c.method} {seen.mean:+.1f} points)"
+                      for c, seen, value in above)
+    return ("AFL plus each client's class shares, one round without training, is known for the "
+            f"images and clients of {len(have)} of these settings and reaches at least as much as "
+            f"the best method in {len(above)}, significantly more in {sure}"
+            + (f": {words}." if words else ".")
+            + " A personal head that does not beat it has not been shown to need its training.")
 
 
 def with_what(standings: Sequence[Standing], unranked: int) -> list[str]:

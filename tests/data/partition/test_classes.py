@@ -119,6 +119,19 @@ def test_n_classes_shares_are_the_familys() -> None:
     assert np.array_equal(train, test)
 
 
+def test_a_copy_with_fewer_classes_is_named_as_the_cause() -> None:
+    pool, spec = pool_of(5, 4), PartitionSpec("disjoint", 10)
+    with pytest.raises(ConfigError) as error:
+        check_fits(spec, pool, 10, "dtd")
+    assert str(error.value).startswith(
+        "FED.PARTITION disjoint cannot deal 5 classes to 10 clients: this copy of "
+        "DescribableTextures has 10 of the 47 published classes; use the published set, or "
+        "FED.CLIENTS 1 to 5, or DATASET.SUBSAMPLE_CLASSES all (10 classes), or ")
+    for classes, name in ((47, "dtd"), (10, "mine")):
+        with pytest.raises(ConfigError, match="to 10 clients; use FED.CLIENTS 1 to 5, or"):
+            check_fits(spec, pool, classes, name)
+
+
 @pytest.mark.parametrize(
     ("classes", "clients", "each", "way_out"),
     [(10, 3, 2, {"classes_per_client": 4}), (10, 3, 2, {"clients": 5}),

@@ -114,6 +114,23 @@ def test_the_front_holds_who_is_best_for_as_few_bytes(many: list[FinishedRun]) -
     assert isinstance(planes, list) and planes[0].front == ["M0"], "best and sends nothing"
 
 
+def test_methods_of_the_front_that_stand_close_are_told_apart() -> None:
+    """Each has a marker and a colour of its own, in the legend too, and numbers do not meet."""
+    points = [ParetoPoint(name, mb, value, None, 1) for name, mb, value in
+              (("a", 45, 80.9), ("b", 46, 81.0), ("c", 47, 81.1), ("d", 900, 40.0))]
+    figure = pareto.draw([pareto.Plane("x", points, pareto.front_of(points))])
+    figure.draw_without_rendering()
+    axes, legend = figure.axes[0], figure.legends[0]
+    looks = [[(line.get_marker(), line.get_color()) for line in lines] for lines in (
+        [x for x in axes.lines if x.get_markerfacecolor() == "none"], legend.get_lines()[:3])]
+    assert looks[0] == looks[1] and [len(set(one)) for one in zip(*looks[0], strict=True)] == [3, 3]
+    numbers = [text for text in axes.texts if text.get_text() in "123"]
+    assert [text.get_color() for text in numbers] == [colour for _, colour in looks[0]]
+    boxes = [text.get_window_extent() for text in numbers]
+    assert len(boxes) == 3
+    assert not any(a.overlaps(b) for a, b in zip(boxes, boxes[1:], strict=False))
+
+
 @pytest.mark.parametrize("figure", [forest, distribution, client_gain, pareto])
 def test_many_methods_fit_a_narrow_and_a_wide_page(figure, many: list[FinishedRun]) -> None:
     papers = {"M0": Paper("M0", "no collaboration"), "M1": Paper("M1", "personal models")}

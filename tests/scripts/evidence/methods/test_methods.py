@@ -15,7 +15,7 @@ from evidence.map.images import Features, Part
 from evidence.map.map import keys_of
 from evidence.methods import page as methods_page
 from evidence.methods import real
-from evidence.methods.figure import draw_fixed, draw_methods, gains
+from evidence.methods.figure import cell_words, draw_fixed, draw_methods, gains
 from evidence.methods.runs import COLUMNS, read_plans, rows_of
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.partition.index_file import seal
@@ -132,6 +132,11 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
     assert len(text.splitlines()) <= 300
     assert gains(rows)["eurosat", "0.3 10x10", "Ditto"] == pytest.approx(20)
     draw_methods(plans, rows, tmp_path)
+    assert cell_words("two 5x40") == ("two classes each", "5 clients, 40 images each")
+    assert cell_words("0.3 10x10") == ("Dirichlet 0.3", "10 clients, 10 images each")
+    drawn = (tmp_path / "methods.svg").read_text()
+    assert drawn.count(">two classes each<") == 2, "once above its columns, in both panels"
+    assert ">20 clients, 20 images each<" in drawn and "20x20" not in drawn
     draw_fixed(cells, tmp_path)
     assert {p.name for p in tmp_path.glob("*.png")} == {"methods.png", "fixed.png"}
 

@@ -126,6 +126,9 @@ def test_every_card_claims_what_can_be_tested() -> None:
     claims = {stem: read_claim(fields(card(path))["Claim"])
               for stem, path in trainer_files().items()}
     assert {claim.lane for claim in claims.values() if claim} <= lanes
+    said = [fields(card(path))["Claim"] for path in trainer_files().values()]
+    assert not [words for words in said if "lane" in words], "pages and cards say setting"
+    assert read_claim("new is higher than A's in lane x.") == Claim("new", "A", "x"), "of old cards"
     assert sorted(stem for stem, claim in claims.items() if claim is None) == [
         "fedmedclip", "fedpft", "local_only", "sage", "trip", "zeroshot",
     ]

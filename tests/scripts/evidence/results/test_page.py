@@ -118,21 +118,26 @@ def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
                               ("FedAvg", "lora", 9), ("VPT", "image prompts", 6)):
         for seed in (1, 2, 3):
             clients = rows(right, right + seed % 2, n=100)
-            new = 40.0 + right
-            unseen = {"base_all": 50.0, "new": new, "hm2": harmonic_mean(50.0, new)} \
+            new, personal = 40.0 + right, sum(row["accuracy"] for row in clients) / 2
+            hm2 = harmonic_mean(50.0, new)
+            unseen = {"base_all": 50.0, "new": new, "hm2": hm2, "cm": (personal + hm2) / 2} \
                 if right > 5 else {}
             path = write_run(
                 out, name, "Caltech101", seed, {
-                    "personal": sum(row["accuracy"] for row in clients) / 2, "clients": clients,
+                    "personal": personal, "clients": clients,
                 } | unseen, peft=peft, sections={"references": {"logreg": reference("alone", 5)}},
                 info={"trainable": 128 * right, "seconds_this_session": 1.0,
                       "totals": {"bytes_up": 8000, "bytes_down": 0, "client_rounds": 4,
                                  "seconds": 2.0, "local_steps": 3}},
             )
             (path / "config.yaml").write_text("SEED: 1\n")
+            if unseen:
+                shutil.copytree(path, tmp_path / "out/unseen" / path.relative_to(out))
     (tmp_path / "plans").mkdir()
     published(tmp_path, tmp_path / "page", "--from", str(tmp_path / "out"))
     text = words_of(tmp_path / "page")
+    assert "| Caltech101 / personal | Caltech101 / base\\_all | Caltech101 / new |" in (
+        tmp_path / "page/settings/unseen.md").read_text(), "hm2 is made of both"
     table = text.partition("## rivals: by what is trained")[2].partition("<details")[0]
     head = next(line for line in table.splitlines() if line.startswith("| trainer"))
     assert head == ("| trainer | Caltech101 | gain (points) | balanced | before | steps "

@@ -11,7 +11,7 @@ from evidence.results import headline
 from evidence.results.claims import NOT_RUN, Claim, answers
 from evidence.results.headline import winners
 from evidence.results.lanes import Lane, former_defaults, seeds_each
-from evidence.results.questions import at_our_place
+from evidence.results.questions import at_our_place, cases, federate
 from evidence.results.standing import Standing, sentences, standing_of
 from evidence.results.tuning import lender_of
 from fedvlm.report.collect import Collected
@@ -76,6 +76,44 @@ def test_costs_are_of_all_ranked_methods_and_of_the_best() -> None:
         "method of a setting 300 kB (A)."]
     assert seeds_each(lanes) == (3, 3)
     assert seeds_each([*lanes, Lane("z", Collected(every[:1]))]) == (1, 3)
+
+
+def test_one_round_without_training_stands_beside_the_best_method() -> None:
+    """The reference is of any setting's run with the same images; of others there is none."""
+    def dealt(values: dict[str, float], digest: str, **references: float) -> list[FinishedRun]:
+        out = [run for method, value in values.items()
+               for run in runs(method, {"s": {1: value, 2: value + 1, 3: value}})]
+        told = {name: {"personal": value, "personal_balanced": value - 20}
+                for name, value in references.items()}
+        sections = {"references": told, "gain": {"reference": "logreg"}, "hurt": {"share": 4.5}}
+        for run in out:
+            run.protocol["data_digest"] = digest
+            run.section = lambda name: sections.get(name, {})
+            run.totals = lambda: {"bytes_up": 1}
+            run.identity_config = lambda: {"FED.CLIENTS": 5}
+        return out
+
+    every = dealt({"Ditto": 80.0, "FedAvg": 60.0}, "d", logreg=70.0, afl=65.0)
+    one = standing_of("x", "y", every)
+    assert one is not None
+    lane = Lane("x", Collected(every), title="X")
+    (bare,), (case,) = (
+        cases([one], [lane, Lane("z", Collected(dealt({"AFL": 75.0}, digest, afl=75.0,
+                                                      afl_prior=82.0)))]) for digest in "ed")
+    assert (bare.untrained, bare.beside) == ("65.0 / -", None)
+    lines = federate([bare], [bare])
+    assert not any("AFL" in line for line in lines)
+    assert ("Clients that reach more alone: 4.5 % at least (Ditto in X), 4.5 % at most (Ditto in "
+            "X).") in lines
+    assert next(line for line in lines if "Class-balanced" in line).endswith(
+        "In it the same methods are +30.3 to +30.3 points above the best that each client reaches "
+        "alone, significantly in 1 of 1 settings.")
+    assert case.untrained == "65.0 / 82.0" and case.beside is not None
+    assert case.beside.mean == pytest.approx(80 + 1 / 3 - 82)
+    assert next(line for line in federate([case], [case]) if "AFL" in line).startswith(
+        "AFL plus each client's class shares, one round without training, is known for the images "
+        "and clients of 1 of these settings and reaches at least as much as the best method in 1, "
+        "significantly more in 1: 82.0 % in X (Ditto -1.7 points). A personal head")
 
 
 def test_means_are_of_the_seeds_that_all_have() -> None:
