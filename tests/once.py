@@ -97,7 +97,7 @@ def _sets(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if info is None or not info.builtin:
             return load(cfg)
         sizes = sets._PER_CLASS, sets._PER_DOMAIN_AND_CLASS  # tests change them
-        seed = int(cfg.DATA_SEED) if cfg.DATASET.JOIN_TEST else 0
+        seed = int(cfg.DATA_SEED) if cfg.DATASET.get("JOIN_TEST") else 0
         key = repr((cfg.DATASET, seed, str(builtin_root(cfg)), sizes))
         return _recall(kept, key, lambda: load(cfg))
 

@@ -31,7 +31,6 @@ def state() -> dict[str, Any]:
         "os.getcwd()": os.getcwd(),
         "os.umask": mask,
         "sys.path": tuple(sys.path),
-        "sys.argv": tuple(sys.argv),
         "gc.isenabled()": gc.isenabled(),
         "hidden from the collector": hidden(),
         "logging's level": logging.getLogger().level,

@@ -47,7 +47,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: PyTorch, 2 s": ("fedvlm.federation.discovery",),
     },
     "fedvlm/cli/methods/list.py": {
-        "start-up: PyTorch, 2 s": ("fedvlm.federation.discovery",),
+        "start-up: PyTorch, 2 s": (
+            "fedvlm.cli.methods.config", "fedvlm.config.option", "fedvlm.federation.discovery",
+        ),
         "start-up: NumPy, for a mistake only": ("fedvlm.job.kinds",),
     },
     "fedvlm/cli/models/_run.py": {

@@ -184,10 +184,10 @@ WITH_PROBABILITY = (  # where a temperature was fitted
     '(torch.tensor(logits) / model.card["temperature"]).softmax(0).tolist())}',
 )
 WITH_FEATURE = (  # where there are no classes
-    """        logits = model(look(Image.open(image).convert("RGB"))[None])[0].tolist()
+    """        logits = model(look(decode(Path(image).read_bytes()))[None])[0].tolist()
         name = model.card["classnames"][logits.index(max(logits))]
         print(json.dumps({"image": image, "class": name, "logits": logits}))
-""", """        feature = model(look(Image.open(image).convert("RGB"))[None])[0].tolist()
+""", """        feature = model(look(decode(Path(image).read_bytes()))[None])[0].tolist()
         print(json.dumps({"image": image, "feature": feature}))
 """)
 SETS_TAIL = """

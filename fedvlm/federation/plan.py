@@ -89,8 +89,8 @@ class Plateau:
         clients: those with validation images.
         every: rounds between checks.
         measure: what is checked, in words.
-        loss: whether losses are checked, too (``FED.PATIENCE_LOSS``).
         found: round -> ``measure`` in percent.
+        loss: whether losses are checked, too (``FED.PATIENCE_LOSS``).
         losses: round -> mean loss in nats, where every client's is finite.
     """
 
@@ -98,8 +98,8 @@ class Plateau:
     clients: Sequence[int] = ()
     every: int = 1
     measure: str = "accuracy"
-    loss: bool = False
     found: dict[int, float] = field(default_factory=dict)
+    loss: bool = False
     losses: dict[int, float] = field(default_factory=dict)
 
     def due(self, round_: int) -> bool:

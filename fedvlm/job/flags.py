@@ -78,7 +78,7 @@ _FORKS = (
     "--repeat-rate", "--test-batch-size", "--momentum", "--optim", "--weight-decay", "--gamma",
     "--eval-only", "--model-dir",
 )
-_OF_METHODS = "options as other projects' scripts spell them (a method's own: fedvlm list METHOD)"
+_OF_METHODS = "options as other projects' scripts spell them (a method's own: fedvlm config METHOD)"
 _JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
     "What to run", "Federation", "Training", "Backbone", "Engine", "Run and output",
     "More flags, and spellings used by other projects",

@@ -22,6 +22,7 @@ from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.evaluation.references.suite import COLUMNS
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.groups import BASELINE_SUMS, Releases
 from fedvlm.federation.server import Measure
 from tests.distributed.grid import CONFIG, RUN, Grid
 from tests.distributed.test_site import ask, work
@@ -209,7 +210,7 @@ def test_sums_that_tell_a_rare_class_do_not_leave(
         take=lambda *_: None, missing=(), rows={0: {name: row.get(name) for name in COLUMNS}}))
     engine: Any = SimpleNamespace(
         members=members, say=said.append, requests=Requests(), sums=Counter())
-    found = server.ask_baselines(engine, [0], 2, 2)
+    found = server.ask_baselines(engine, [0], 2, 2, Releases(sums=BASELINE_SUMS))
     assert found is not None and list(found) == (
         ["logreg", "pooled"] if count == 1 else ["logreg"])
     assert said[-1:] == ([] if count == 1 else [

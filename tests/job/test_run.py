@@ -192,7 +192,7 @@ def test_the_collector_is_left_as_it_was(
     gc.freeze() if before else gc.unfreeze()
     try:
         count = gc.get_freeze_count()
-        job_run._trained(closing, {}, closing, closing, closing, 0.0, None)
+        job_run._trained(closing, {}, closing, closing, closing, 0.0, None, False)
         assert seen[0] > 0 and gc.get_freeze_count() == count and (count > 0) == before
     finally:
         gc.freeze()
@@ -264,4 +264,4 @@ def test_identity_knows_the_trainers_file(tmp_path: Path, capsys: Any) -> None:
     assert len(manifest["identity"]["images"]) == 64
     file.write_text(code + "    batched = False\n")
     assert jobs.run(tmp_path / "out", *spec) == ConfigError.exit_code
-    assert "trainer" in capsys.readouterr().err
+    assert "your file mine.py" in capsys.readouterr().err

@@ -7,10 +7,8 @@ from itertools import groupby
 from pathlib import Path
 
 from fedvlm.cli.methods._lines import method_rows, piece_rows, sizes
-from fedvlm.cli.methods.config import reference_lines
 from fedvlm.cli.verbs import verbs
 from fedvlm.config.families import CHOICE, ORDER, families_in, family_heading, place
-from fedvlm.config.option import declare
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import say
@@ -79,12 +77,17 @@ def main(args: Namespace) -> int:
 
 
 def _options(word: str, files: dict[str, Path]) -> list[str]:
-    """Return the lines of a method's own options; of a file only where its class is named."""
+    """Return where a method's own options stand; of a class in a file, the options."""
     if word.endswith(".py"):  # its card is read as text, nothing of it runs
         return []
+    stem = next((s for s in files if fold(s) == fold(word)), None)
+    if stem is not None:
+        return ["", f"Its options: fedvlm config {stem}"]
+    from fedvlm.cli.methods.config import reference_lines  # start-up: PyTorch, 2 s
+    from fedvlm.config.option import declare  # start-up: PyTorch, 2 s
     from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch, 2 s
 
-    trainer = load_trainer(next((s for s in files if fold(s) == fold(word)), word))
+    trainer = load_trainer(word)
     lines = reference_lines(declare({}, f"TRAINER.{trainer.name.upper()}", trainer.options))
     return ["", "Options (--opts KEY VALUE): key, default, meaning [values]", *lines] \
         if lines else ["", "Options: none of its own"]

@@ -98,7 +98,12 @@ class Duet(PeftTrainer):
     assert cli.main(["list", f"{file}:Duet", "fedpgp", "FedAvg"]) == 0
     told = capsys.readouterr().out
     assert "TRAINER.DUET.MU 0.5  weight of the pull [at least 0]" in told
-    assert "TRAINER.FEDPGP.ANCHOR 'literal'" in told and "[literal | template]" in told
-    assert told.rstrip().endswith("Options: none of its own")
+    assert "Its options: fedvlm config fedpgp" in told
+    assert told.rstrip().endswith("Its options: fedvlm config fedavg")
+    assert cli.main(["config", "fedpgp"]) == 0
+    assert "TRAINER.FEDPGP.ANCHOR 'literal'" in capsys.readouterr().out
+    file.write_text(file.read_text().partition("    options")[0])
+    assert cli.main(["list", f"{file}:Duet"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("Options: none of its own")
     file.write_text('"""Duet: a test."""\nraise SystemExit("it ran")\n')
     assert cli.main(["list", str(file)]) == 0 and capsys.readouterr().out == "Duet: a test.\n"

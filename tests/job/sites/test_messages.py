@@ -224,7 +224,7 @@ def test_a_pruning_that_was_cut_leaves_lines_too_many(
     before = path.read_bytes()
     MessageLog(site.parent / "states").begin("", Terms())
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
