@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from fedvlm.config.engines import OF_PARTIES
 from fedvlm.config.keys import ROLES
 from fedvlm.config.option import Schema, Value, present_key
 
@@ -51,12 +50,11 @@ def _optimiser(*kinds: str) -> Callable[[Lookup], bool]:
 def watches_loss(get: Lookup) -> bool:
     """Say whether the end of a run may look at validation losses (``FED.PATIENCE_LOSS``).
 
-    Sites and runs with privacy of images tell no number more than they did. With sets of labels and
-    captions the end looks at a ranking.
+    Runs with privacy of images tell no number more than they did. With sets of labels and captions
+    the end looks at a ranking.
     """
     return bool(get("FED.PATIENCE")) and not (
-        get("FED.DP.CLIP") or get("FED.ENGINE") in OF_PARTIES
-        or get("DATASET.LABELS") or get("DATASET.CAPTIONS"))
+        get("FED.DP.CLIP") or get("DATASET.LABELS") or get("DATASET.CAPTIONS"))
 
 
 SKEWED = ("dirichlet", "superclass_dirichlet", "quantity", "domain_dirichlet")

@@ -550,7 +550,8 @@ class Federation(Workplace):
             return None, None
         measure = Measure(split="val", finetuned=False, calibration=self.plateau.loss)
         rows = self.rows(state, self.plateau.clients, measure)
-        found, losses = mean(row["accuracy"] for row in rows), [row.get("nll") for row in rows]
+        found = mean(row["accuracy"] for row in rows)
+        losses = [row.get("nll") for row in rows if row["accuracy"] is not None]
         loss = None if None in losses else mean(losses)
         self.plateau.record(state.round, found, loss)
         return found, loss

@@ -319,7 +319,7 @@ def make_plateau(cfg: CfgNode, plan: Plan, roster: Roster) -> Plateau:
     return Plateau(
         int(cfg.FED.PATIENCE), [c for c in panel.clients if roster.val[c]],
         max(2, math.ceil(panel.members / plan.cohort)), measure_of(cfg),
-        bool(cfg.FED.PATIENCE_LOSS) and watches_loss(flat(cfg).__getitem__),
+        loss=bool(cfg.FED.PATIENCE_LOSS) and watches_loss(flat(cfg).__getitem__),
     )
 
 
