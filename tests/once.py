@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.core.cache import builtin_root
+from fedvlm.core.repository import builtin_root
 from fedvlm.data.catalog import dataset_info
 
 KEPT = 8  # of each kind
@@ -97,7 +97,8 @@ def _sets(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if info is None or not info.builtin:
             return load(cfg)
         sizes = sets._PER_CLASS, sets._PER_DOMAIN_AND_CLASS  # tests change them
-        seed = int(cfg.DATA_SEED) if cfg.DATASET.get("JOIN_TEST") else 0
+        seed = int(cfg.DATA_SEED) if cfg.DATASET.get("JOIN_TEST") or cfg.DATASET.get(
+            "TEST_SHARE") else 0
         key = repr((cfg.DATASET, seed, str(builtin_root(cfg)), sizes))
         return _recall(kept, key, lambda: load(cfg))
 

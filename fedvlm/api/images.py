@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
-from fedvlm.core.images.pixels import decode, to_rgb
+from fedvlm.core.pixels import decode, to_rgb
 from fedvlm.core.transform import TransformSpec
 from fedvlm.data.columns.find_images import DICOM, dicom_words
 from fedvlm.data.formats.table_files import TABLES

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.core.images.pixels import decode
+from fedvlm.core.pixels import decode
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import DatasetBase, Datum
 from fedvlm.data.image_records import array_key, describe_failure

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from fedvlm.core.cache import builtin_root, cache_dir
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold, one_form
 from fedvlm.core.files import user_path
 from fedvlm.core.plugins import Registry
+from fedvlm.core.repository import builtin_root, cache_dir
 from fedvlm.data.catalog import CATALOG, DatasetInfo, catalog_names, compare_sizes, dataset_info
 from fedvlm.data.datum import PARTS, DatasetBase, sort_names, untested_classes
 from fedvlm.data.layouts import (

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from yacs.config import CfgNode
 
 from fedvlm.core import files
-from fedvlm.core.cache import records_dir
 from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
+from fedvlm.core.repository import records_dir
 from fedvlm.data.datum import Datum
 from fedvlm.data.locate import other_spelling
 

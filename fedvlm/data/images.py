@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
-from fedvlm.core.images.pixels import check_decodes, decode
+from fedvlm.core.pixels import check_decodes, decode
 from fedvlm.core.rng import numpy_stream
 from fedvlm.core.transform import TextSpec, TransformSpec
 from fedvlm.data.datum import Datum, Passage

@@ -21,9 +21,9 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.core.cache import cache_dir
 from fedvlm.core.errors import did_you_mean
 from fedvlm.core.plugins import Plugins
+from fedvlm.core.repository import cache_dir
 from fedvlm.data.catalog import CATALOG, DatasetInfo
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.locate import check_relative, describe_content, first_names, listing

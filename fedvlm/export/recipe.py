@@ -127,9 +127,9 @@ class ExportRecipe:
         text = "\n".join(lines) + "\n" + (
             runner.SETS_TAIL if "sets" in self.card else runner.TAIL)
         if steps[-1] == "feature":
-            text = text.replace(*runner.WITH_FEATURE)
+            text = _changed(text, *runner.WITH_FEATURE)
         if "temperature" in self.card:
-            text = text.replace(*runner.WITH_PROBABILITY)
+            text = _changed(text, *runner.WITH_PROBABILITY)
         return text if text.count("\n") <= 60 else re.sub(r"\n\n+", "\n", text)
 
     def module(self, model: VLModel) -> nn.Module:
@@ -236,6 +236,13 @@ def _refuse_names(params: Tree, who: str) -> None:
             f"{who} has {len(unknown)} tensor(s) that only --format onnx can store, as a graph, "
             f"the first '{unknown[0]}'{did_you_mean(unknown[0], set(params) - set(unknown))}"
         )
+
+
+def _changed(text: str, old: str, new: str) -> str:
+    """Return ``text`` with ``new`` in the place of ``old``, which stands there once."""
+    if text.count(old) != 1:
+        raise RuntimeError(f"run.py has {text.count(old)} of the lines to be replaced: {old[:60]!r}")
+    return text.replace(old, new)
 
 
 def _image_side(p: Tree, forms: Mapping[str, str], who: str) -> tuple[list[tuple[str, str]], Tree]:

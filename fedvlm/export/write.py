@@ -18,9 +18,8 @@ from types import ModuleType
 import torch
 from safetensors import SafetensorError
 
-from fedvlm.core import files
+from fedvlm.core import files, pixels
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
-from fedvlm.core.images import pixels
 from fedvlm.core.transform import TextSpec
 from fedvlm.export.card import index, readme
 from fedvlm.export.formats import onnx_file, openclip, peft_folder, tensors

@@ -156,7 +156,8 @@ class SharedInputs(Inputs):
 
     def _known(self, cfg: CfgNode) -> DatasetBase | None:
         """Return the lists of a set of the catalog, which no seed moves; None: read them anew."""
-        if dataset_info(cfg.DATASET.NAME) is None or cfg.DATASET.JOIN_TEST or pack_of(cfg):
+        if dataset_info(cfg.DATASET.NAME) is None or pack_of(cfg) or (
+            cfg.DATASET.JOIN_TEST or cfg.DATASET.TEST_SHARE):  # drawn by DATA_SEED
             return None
         seedless = cfg.clone()
         seedless.defrost()

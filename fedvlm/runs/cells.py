@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedvlm.core import files
-from fedvlm.core.cache import cache_dir
 from fedvlm.core.errors import DataError
+from fedvlm.core.repository import cache_dir
 from fedvlm.runs.names import PACKED_FILES, RESULTS
 
 ENDING = ".cells.xz"

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from fedvlm.cli.main import main
-from fedvlm.core.images.pixels import MAX_PIXELS, decode
+from fedvlm.core.pixels import MAX_PIXELS, decode
 from fedvlm.core.spelling import (
     MAX_NAME,
     cell_text,

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from fedvlm.core.errors import DataError
-from fedvlm.core.images.pixels import check_decodes, decode
+from fedvlm.core.pixels import check_decodes, decode
 from fedvlm.data.datum import Datum
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.image_records import ImageRecords

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedvlm.core.errors import DataError
-from fedvlm.core.images.pixels import check_decodes
+from fedvlm.core.pixels import check_decodes
 from fedvlm.data.datum import Datum
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader

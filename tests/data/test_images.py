@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.core.images.pixels import check_decodes, decode, to_rgb
+from fedvlm.core.pixels import check_decodes, decode, to_rgb
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import Datum
 from fedvlm.data.image_records import ImageRecords

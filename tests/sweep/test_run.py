@@ -331,6 +331,8 @@ def test_shared_inputs_keep_the_backbone_and_notices_a_change(tmp_path: Path) ->
     joined = inputs.data(cfg, None).split_digest
     cfg.DATA_SEED = 1
     assert inputs.data(cfg, None).split_digest == Inputs().data(cfg, None).split_digest != joined
+    cfg.DATASET.JOIN_TEST, cfg.DATASET.TEST_SHARE = 0.0, 0.3  # so is this part of folders
+    assert inputs._known(cfg) is None
     with torch.no_grad():
         next(iter(first.model.parameters())).add_(1.0)
     with pytest.raises(RuntimeError, match="changed the frozen weights"):

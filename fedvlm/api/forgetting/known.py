@@ -8,9 +8,9 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from fedvlm.core.cache import cache_dir, records_dir
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
+from fedvlm.core.repository import cache_dir, records_dir
 from fedvlm.data.datum import PARTS
 from fedvlm.data.locate import PACK_SUFFIX
 from fedvlm.data.packs.file import read_container

@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.errors import DataError
-from fedvlm.core.images.pixels import check_decodes
+from fedvlm.core.pixels import check_decodes
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.image_records import ImageRecords, records_of

@@ -217,6 +217,7 @@ def _spec(args: Namespace, collected: Collected, papers: Mapping[str, Paper]) ->
         mixed=None if args.mixed is None else tuple(args.mixed), ci=args.ci, digits=args.digits,
         columns=_columns(args, beside, metrics, collected), versus=args.versus,
         order=tuple(args.order), papers=papers, names=args.names == "paper",
+        symbols=args.names == "paper",
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image
 
 from fedvlm.core.errors import plural
-from fedvlm.core.images.pixels import check_decodes
+from fedvlm.core.pixels import check_decodes
 from fedvlm.core.progress import Progress
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, Datum, list_faults, untested_classes

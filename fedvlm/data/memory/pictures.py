@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedvlm.core.errors import DataError
-from fedvlm.core.images.pixels import decode, to_rgb
+from fedvlm.core.pixels import decode, to_rgb
 
 _CHANNELS = (1, 3)
 

@@ -82,6 +82,7 @@ class Spec:
         order: of the rows: ``name``, ``best`` (first), or methods that come first.
         papers: method -> what its card says; groups rows where there are any.
         names: whether methods and data sets are spelt as in papers.
+        symbols: whether metrics of base and new classes are, too.
     """
 
     rows: tuple[str, ...] = ("trainer",)
@@ -98,6 +99,7 @@ class Spec:
     order: tuple[str, ...] = ("name",)
     papers: Mapping[str, Paper] = field(default_factory=dict)
     names: bool = False
+    symbols: bool = False
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ def _of_metrics(
         *_incomparable(base, columns, spec, references), *_copies(copies), *_private(runs),
         *reference_notes(everyone, names, axes), *notes,
     ]
-    said = _in_papers if spec.names else str
+    said = _in_papers if spec.symbols else str
     table = ReportTable(
         names, " / ".join(spec.rows),
         tuple(said(one.label) + "*" * (one.label in extra) for one in lines),

@@ -102,8 +102,9 @@ class Duet(PeftTrainer):
     assert told.rstrip().endswith("Its options: fedvlm config fedavg")
     assert cli.main(["config", "fedpgp"]) == 0
     assert "TRAINER.FEDPGP.ANCHOR 'literal'" in capsys.readouterr().out
-    file.write_text(file.read_text().partition("    options")[0])
-    assert cli.main(["list", f"{file}:Duet"]) == 0
+    bare = tmp_path / "bare.py"
+    bare.write_text(file.read_text().partition("    options")[0].replace("Duet", "Bare"))
+    assert cli.main(["list", f"{bare}:Bare"]) == 0
     assert capsys.readouterr().out.rstrip().endswith("Options: none of its own")
     file.write_text('"""Duet: a test."""\nraise SystemExit("it ran")\n')
     assert cli.main(["list", str(file)]) == 0 and capsys.readouterr().out == "Duet: a test.\n"

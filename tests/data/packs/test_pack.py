@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedvlm.core.errors import DataError
-from fedvlm.core.images.pixels import check_decodes
+from fedvlm.core.pixels import check_decodes
 from fedvlm.data.datum import DatasetBase, group_numbers
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader, broken_images
