@@ -27,6 +27,7 @@ from fedvlm.runs.verify.answer import ACCURACY, measure_word
 FILE = "received.frame"  # beside a run's states: the checksum of a frame, and the frame
 OWN = "own.json"  # beside it: ``alone`` and ``model`` -> client -> numbers of its test images
 PERSONAL, MODEL = "personal", "model"
+Kept = Mapping[str, dict[str, dict[str, Any]]]
 _SEAL = 64  # hexadecimal digits
 
 
@@ -142,7 +143,8 @@ def keep_rows(folder: Path, frame: Frame, rows: Sequence[Row]) -> None:
         return
     kept = read_rows(folder)
     for row in rows:
-        client, one = str(row["client"]), {name: row.get(name) for name in COLUMNS[1:]}
+        client = str(row["client"])
+        one: dict[str, Any] = {name: row.get(name) for name in COLUMNS[1:]}
         if alone:
             kept[ALONE][client] = one
             continue
@@ -155,7 +157,7 @@ def keep_rows(folder: Path, frame: Frame, rows: Sequence[Row]) -> None:
     files.write_json(folder / OWN, kept, private=True)
 
 
-def read_rows(folder: Path) -> dict[str, dict[str, Row]]:
+def read_rows(folder: Path) -> Kept:
     """Return ``alone`` and ``model`` -> client -> its numbers here; empty where none were made.
 
     Raises:
@@ -172,7 +174,7 @@ def _is_rows(content: Any) -> bool:
         for some in content.values())
 
 
-def alone_words(kept: Mapping[str, Mapping[str, Row]], client: int, allowed: bool) -> str:
+def alone_words(kept: Kept, client: int, allowed: bool) -> str:
     """Return what a client reaches without the others, or why that is not known.
 
     Args:
@@ -187,7 +189,7 @@ def alone_words(kept: Mapping[str, Mapping[str, Row]], client: int, allowed: boo
         "(rule 'baselines' of site.yaml: none are computed)")
 
 
-def row_lines(kept: Mapping[str, Mapping[str, Row]], allowed: bool) -> list[str]:
+def row_lines(kept: Kept, allowed: bool) -> list[str]:
     """Return a sentence for each client: what it reaches alone, and with the run's newest model."""
     return [
         f"client {client}, {'' if one['measure'] == ACCURACY else one['measure'] + ', '}"

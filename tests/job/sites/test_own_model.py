@@ -20,6 +20,7 @@ from fedvlm.cli.site._export import model_of
 from fedvlm.core.errors import DataError
 from fedvlm.distributed.site_yaml import read_site_yaml
 from fedvlm.distributed.wire import Frame, pack
+from fedvlm.federation.server import Row
 from fedvlm.job.sites import resident
 from fedvlm.job.sites.received import (
     FILE,
@@ -127,7 +128,7 @@ def test_a_site_keeps_what_its_clients_reach_alone_and_with_the_newest_model(
     """Test images only; of one round the numbers after the final fine-tuning; damage is said."""
     def keep(round_: int, right: int, tune: bool = False, **more: Any) -> None:
         frame = Frame("evaluate", {**asked(round_, {4: 1.0}, tune).values, **more})
-        row = {"client": 4, "n": 15, "correct": right, "accuracy": right / 0.15, "balanced": 50.0}
+        row: Row = {"client": 4, "n": 15, "correct": right, "accuracy": right / 0.15}
         keep_rows(tmp_path / "run", frame, [row, {"client": 5, "n": 0, "accuracy": None}])
 
     def said(allowed: bool = True) -> list[str]:

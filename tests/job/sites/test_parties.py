@@ -271,8 +271,8 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
             mine = kept[run][part][str(client)]
             assert {name: mine[name] for name in ("n", "accuracy", "balanced")} == {
                 name: row[name] for name in ("n", "accuracy", "balanced")}
-        _, said = model_of(read_site_yaml(here / NAMES[client] / "site.yaml"), run, client, {})
-        assert f"alone (its own logistic regression) {logreg['accuracy']:.1f} %" in said
+        _, words = model_of(read_site_yaml(here / NAMES[client] / "site.yaml"), run, client, {})
+        assert f"alone (its own logistic regression) {logreg['accuracy']:.1f} %" in words
     assert found["answer"]["pooled"]["personal"] == ours["references"]["afl"]["personal"]
     assert found["answer"]["alone"]["personal"] == max(
         found["references"][name]["personal"] for name in ("zero_shot", "logreg"))
