@@ -65,6 +65,10 @@ class Site:
         baselines: clients -> what their baselines are made of.
         secret: of the noise of its clients (``distributed.noise``); by default the run's seed.
 
+    Attributes:
+        rows: of the newest evaluation of models, or of clients alone; nothing is withheld from the
+            owner, and they stay here.
+
     Raises:
         ConfigError: the owner does not allow this very run, or clients have too few images.
     """
@@ -79,6 +83,7 @@ class Site:
         self.federation, self.clients, self.folder = federation, sorted(clients), folder
         self.config, self.data, self.say = dict(config), data, say
         self.terms, self.baselines = terms or Terms(), baselines
+        self.rows: list[Row] = []
         try:
             self.terms.admit(self.config)
         except Refused as error:
@@ -242,7 +247,7 @@ class Site:
                 rows = only_numbers(fed.measured(question, measure), ids)
             if question.tune:
                 told = {str(c): fed.finetune_seconds[c] for c in ids}
-        rows = [self.terms.tell_row(row) for row in rows]
+        self.rows, rows = rows, [self.terms.tell_row(row) for row in rows]
         if measure.keep_logits and isinstance(fed.meter, ClientMeter):
             whose = [row["client"] for row in rows if not row.get(ABSENT)]
             logits["logits"] = {n: v for n, v in fed.meter.logits.items() if of_client(n) in whose}
@@ -269,13 +274,14 @@ class Site:
             raise Refused("this site's own sums for baselines would leave without masks, and this "
                           "run does not release them")
         rows, sums = [withheld(c) for c in ids], dict[str, Tree]()
+        self.rows = []
         if self.terms.baselines and self.baselines is not None:
             asked = self.baselines(ids)
             weights = next(iter(frame.trees.values()), {}).get(WEIGHTS)
             if weights is not None and frame.values["model"] == ALONE:
                 raise Refused("what clients reach alone needs no weights of a model")
             if weights is None:
-                rows = alone_rows(asked)
+                rows = self.rows = alone_rows(asked)
                 if frame.values["model"] == BASELINE and self.terms.may_tell(self._classes()):
                     sums = {"sums": site_sums(asked)}
                 elif frame.values["model"] == BASELINE:

@@ -21,6 +21,7 @@ _IMAGES = ("DATASET.NAME", "DATASET.ROOT", "FED.FEDERATION", "FED.SITE_FILE", "F
 # Methods without steps, and settings that they refuse or that their proposed number is without.
 _IN_CLOSED_FORM, _OF_STEPS = ("AFL", "ZeroShot"), (
     "FED.FINETUNE_EPOCHS", "FED.AGGREGATOR", "FED.SERVER_")
+_RATE, _HEAD = "OPTIM.LR", "PEFT.HEAD"
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,9 @@ def next_command(
     """Return the command that does what a run was asked for, but with other flags; to be pasted.
 
     Another method in ``flags`` takes over no setting of the former one (``OWN``), wherever it was
-    given; what the former's own file says of the protocol becomes pairs. The tag goes with the
-    settings that it names.
+    given, but for the learning rate that was typed where ``flags`` ask for a head and name none;
+    what the former's own file says of the protocol becomes pairs. The tag goes with the settings
+    that it names.
 
     Args:
         asked: of a run that has ended.
@@ -112,7 +114,9 @@ def next_command(
                      if origins[key] == file} | pairs
         own = {key for key in {*pairs, *asked.flags} if _is_own(key)
                or step.trainer in _IN_CLOSED_FORM and key.startswith(_OF_STEPS)}
-        gone |= own | ({"TAG"} if own else set()) | {"DRAFT", "TRAINER.NAME"}
+        kept_rate = {key for key in own if _meant(key) == _RATE and key in asked.given
+                     and _HEAD in step.flags}  # who gives one for a head gives it for the next
+        gone |= own - kept_rate | ({"TAG"} if own else set()) | {"DRAFT", "TRAINER.NAME"}
         asked = replace(asked, trainer=step.trainer, trainer_config_file="", method="")
     kept = {key: value for key, value in asked.flags.items() if key not in gone}
     words = [word for key, value in pairs.items() if not {key, _meant(key)} & gone

@@ -53,6 +53,10 @@ def shared(cfg: CfgNode) -> dict[str, object]:
     (f"{DATA} --trainer FedPer --seeds 1 2 --metric auroc top5 --tag all", "--trainer ZeroShot",
      "--dataset shapes --trainer ZeroShot --seeds 1 2 --backbone tiny --metric auroc,top5 "
      "--tag all"),
+    ("--demo --trainer FedAvg --peft head --lr 0.3 --tag big", "--trainer Ditto --peft head",
+     "--demo --trainer Ditto --peft head --lr 0.3"),
+    ("--demo --trainer FedAvg --peft head OPTIM.LR 0.01", "--trainer Ditto --peft head --lr 0.05",
+     "--demo --trainer Ditto --peft head --lr 0.05"),
     ("--demo --trainer Ditto --peft feature --lr 0.02 --resume out --draft OPTIM.LR 0.3", SLOWER,
      "--demo --trainer Ditto --peft feature --draft --lr 0.002 --tag lr-0.002"),
     ("--demo --trainer PromptFL --n-ctx 4 OPTIM.ROUND 7 --peft prompt", LONGER,

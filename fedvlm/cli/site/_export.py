@@ -18,7 +18,13 @@ from fedvlm.evaluation.scores import ABSENT
 from fedvlm.export.trained import Facts, TrainedModel
 from fedvlm.export.write import check_target, export
 from fedvlm.job.run import threads_of
-from fedvlm.job.sites.received import FILE, own_model, read_received
+from fedvlm.job.sites.received import (
+    FILE,
+    alone_words,
+    own_model,
+    read_received,
+    read_rows,
+)
 from fedvlm.job.sites.resident import Resident
 from fedvlm.runs.verify.answer import measure_word
 
@@ -72,11 +78,12 @@ def model_of(
     finally:
         progress.clear()
     fed, round_ = site.federation, int(frame.values["round"])
-    facts = _facts(cfg, client, row, round_, run, licence)
+    alone = alone_words(read_rows(owner.states / run), client, owner.terms.baselines)
+    facts = _facts(cfg, client, row, round_, run, licence, alone)
     model = fed.model.of_clients([client])
     number = row.get("accuracy")
     reached = "" if number is None or row.get(ABSENT) else (
-        f"; {measure_word(row)} {number:.1f} on its own {row['n']} test images here")
+        f"; {measure_word(row)} {number:.1f} on its own {row['n']} test images here, {alone}")
     return TrainedModel(fed.trainer, model, params, facts), (
         f"{fed.trainer.name}: the model of client {client} after round {round_} of "
         f"{cfg.FED.ROUNDS}{reached}")
@@ -105,7 +112,8 @@ def _chosen(owner: SiteYaml, wanted: str | None) -> str:
 
 
 def _facts(
-    cfg: CfgNode, client: int, row: dict[str, Any], round_: int, run: str, licence: str
+    cfg: CfgNode, client: int, row: dict[str, Any], round_: int, run: str, licence: str,
+    alone: str,
 ) -> Facts:
     """Return what the model's card says."""
     number = None if row.get(ABSENT) else row.get("accuracy")
@@ -113,6 +121,8 @@ def _facts(
         f"client {client} of {cfg.FED.CLIENTS}",
         f"{cfg.DATASET.NAME}, one client of {cfg.FED.CLIENTS} at sites",
         {} if number is None else {measure_word(row): float(number)}, licence, "",
-        (f"round {round_} of at most {cfg.FED.ROUNDS}, run {run[:SHORT]}, made at its site",),
+        (f"round {round_} of at most {cfg.FED.ROUNDS}, run {run[:SHORT]}, made at its site",
+         *(() if number is None else (
+             f"on the client's own {row['n']} test images: {alone}, this model {number:.1f} %",))),
         images=int(row.get("n") or 0),
     )

@@ -31,6 +31,7 @@ from fedvlm.distributed.ledger import Ledger
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.store import SiteStore
 from fedvlm.distributed.terms import Terms
+from fedvlm.job.sites.received import read_rows, row_lines
 from fedvlm.job.sites.resident import RUNS
 from fedvlm.runs import lock
 
@@ -251,7 +252,8 @@ def site_status(args: Namespace) -> int:
             f"  served up to round {run['round']}: "
             f"{', '.join(f'{n} {op}' for op, n in run['answers'].items()) or 'nothing'}; "
             f"{human_bytes(run['down'])} received, {human_bytes(run['up'])} sent, "
-            f"{clock(run['seconds'])} of work")
+            f"{clock(run['seconds'])} of work",
+            *(f"  {line}" for line in row_lines(run["own"], owner.terms.baselines)))
         complain(*run["damage"], prefix="problem")
     return code
 
@@ -305,5 +307,5 @@ def _run(folder: Path) -> dict[str, Any]:
         "run": folder.name, "versions": versions, "damage": list(store.damage),
         "disk": sum(p.stat().st_size for p in folder.iterdir() if p.is_file()),
         "round": done.round, "answers": dict(done.answers), "down": done.down, "up": done.up,
-        "seconds": done.seconds, "last": stamp,
+        "seconds": done.seconds, "last": stamp, "own": read_rows(folder),
     }

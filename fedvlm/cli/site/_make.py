@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from argparse import Namespace
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 FILE, YAML = "site.json", "site.yaml"
 _FOLDERS = ("client", "classes", "template", "public", "title", "to")
 _READING = ("DATASET.GROUPS", "DATASET.COLUMNS")  # flags of a run that say how tables are read
+_NAMED = 3  # images that a sentence names
 _TRIAL = ("split", "to")
 OWN = (*_FOLDERS, "split")
 
@@ -89,6 +91,13 @@ def _party(args: Namespace) -> int:
     )
     place = user_path(args.to)
     say(*said, *_write(place, file, str(top) if file.paths() else "."))
+    lost = [p for p in file.paths() if not (top / p).is_file() or not os.access(top / p, os.R_OK)]
+    if lost:
+        named = ", ".join(f"'{path}'" for path in lost[:_NAMED]) + ", ..." * (len(lost) > _NAMED)
+        complain(f"{len(lost)} of {len(file.paths())} images are missing or cannot be read below "
+                 f"'{top}' ({named}), and the site does not serve without them: put them there; or "
+                 f"take their lines out of the list, remove '{place / FILE}' and run the same "
+                 "command again", prefix="problem")
     if file.clients:
         say(f"edit {place / YAML}, then run: fedvlm site check "
             f"{shlex.quote(str(place / YAML))}")

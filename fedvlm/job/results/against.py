@@ -28,7 +28,7 @@ from fedvlm.runs.verify.answer import (
     measure_name,
     measure_word,
 )
-from fedvlm.runs.verify.beside import References, better
+from fedvlm.runs.verify.beside import References, better, hurt
 
 _BOUND = "bound"  # kind of a reference that is not compared (``evaluation.references``)
 ROWS = {  # of the final table; zero-shot has its own, with more numbers
@@ -79,8 +79,9 @@ def next_step(
     """Return something cheap that would probably help, or None.
 
     Advice needs no significance: a point is enough. First what makes training wrong (the learning
-    rate), then too few rounds, then a simpler model that the run's baselines have measured. What
-    goes on under the same method gets a tag: its folder holds this run.
+    rate), then too few rounds, then a simpler model that the run's baselines have measured; that
+    model comes before more rounds where these are ``_too_few_still``. What goes on under the same
+    method gets a tag: its folder holds this run.
 
     Args:
         numbers: of the run: ``answer`` (of ``federation_answer``), ``references``, ``spent``.
@@ -92,27 +93,57 @@ def next_step(
     Returns:
         ``reason`` in words and the ``flags`` that the same command takes.
     """
-    answer, found = numbers[ANSWER], numbers["references"]
+    answer, found, more = numbers[ANSWER], numbers["references"], None
     if answer is None:
         return None
-    personal, alone = float(answer[TOGETHER]["personal"]), answer[ALONE]
-    head = head_together(numbers)
+    personal, head = float(answer[TOGETHER]["personal"]), head_together(numbers)
     pooled = float((answer[POOLED] or {}).get("personal") or 0.0)
-    goal = max(float(alone["personal"]), head["personal"] if head else 0.0, pooled)
-    sets = "measure" in answer
+    goal = max(float(answer[ALONE]["personal"]), head["personal"] if head else 0.0, pooled)
     if answer["verdict"] != UNSHARED:
         slower = _too_fast(answer, found, records)
         if slower:
             lower = f"{rate / 10:g}"
             return {"reason": f"{slower}: lower the learning rate",
                     "flags": ["--lr", lower, "--tag", f"lr-{lower}"]}
-        rising = _rise(records, measure_name(sets)) if longer else ""
+        rising = _rise(records, measure_name("measure" in answer)) if longer else ""
         if rising and numbers["spent"]["local_steps"] and goal >= personal + RISE:
             rounds = max(ENOUGH, 2 * (len(records) - 1))
-            return {"reason": f"{rising}: train longer",
+            more = {"reason": f"{rising}: train longer",
                     "flags": ["--rounds", str(rounds), "--tag", f"rounds-{rounds}"]}
+            if not _too_few_still(numbers, records, rounds):
+                return more
     if numbers.get(BARE):  # other methods refuse such clients
-        return None
+        return more
+    return _simpler(numbers, records, trainer, peft, rate) or more
+
+
+def _too_few_still(
+    numbers: Mapping[str, Any], records: Sequence[Mapping[str, Any]], rounds: int
+) -> bool:
+    """Return whether every client does better alone, and so many rounds would not change that.
+
+    That is where the gap is more than the last quarter's pace (of a short run: that since the
+    start), kept up to the end, would bring; accuracy slows down, so it would bring less.
+    """
+    answer, done = numbers[ANSWER], len(records) - 1
+    worse = hurt(numbers["last"]["clients"], numbers["references"], answer[ALONE]["reference"])
+    if not done or worse is None or len(worse["clients"]) < worse["of"]:
+        return False
+    pace = last_rise(records) * QUARTERS / done if done >= FEW else (
+        float(records[-1]["personal"]) - float(records[0]["personal"])) / done
+    gap = float(answer[ALONE]["personal"]) - float(answer[TOGETHER]["personal"])
+    return gap > pace * (rounds - done)
+
+
+def _simpler(
+    numbers: Mapping[str, Any], records: Sequence[Mapping[str, Any]], trainer: str, peft: str,
+    rate: float,
+) -> dict[str, Any] | None:
+    """Return a simpler model that would probably be better, by the run's baselines, or None."""
+    answer, found, head = numbers[ANSWER], numbers["references"], head_together(numbers)
+    personal, alone = float(answer[TOGETHER]["personal"]), answer[ALONE]
+    pooled = float((answer[POOLED] or {}).get("personal") or 0.0)
+    sets = "measure" in answer
     is_head = (trainer, peft) == (HEAD[1], HEAD[3])
     unclear = answer["verdict"] == UNCLEAR
     if head and trainer != AFL[1] and (head["points"] >= -RISE if unclear else head["points"] > 0) \
@@ -122,7 +153,9 @@ def next_step(
         return {"reason": "train a linear head together: in one round (AFL) it reaches "
                           f"{head['personal']:.1f}", "flags": list(AFL)}
     below = unclear and trainer != AFL[1] and float(alone["personal"]) >= personal + RISE
-    if below and alone["reference"] == "logreg" and trainer != OWN_AND_SHARED[1] \
+    unknown = answer["verdict"] == COSTS and head is None  # at sites; what one place reaches is
+    if (below or unknown and pooled >= float(alone["personal"]) + RISE) \
+            and alone["reference"] == "logreg" and trainer != OWN_AND_SHARED[1] \
             and pooled >= personal + RISE:
         return {"reason": f"heads of the clients alone reach {alone['personal']:.1f}, one on all "
                           f"images in one place {pooled:.1f}: train personal heads beside a "
@@ -147,8 +180,9 @@ def _of_head(
 ) -> list[str]:
     """Return the flags of a method of linear heads, with a rate and rounds that suffice for it.
 
-    The same command keeps its own, which may be the rate of prompts. On 600 EuroSAT images at ten
-    clients, ten rounds of Ditto reach 50.2 % with 0.005 and 80.0 % with ``HEAD_RATE``.
+    The same command keeps its own (``job.request.next_command``), unless it is that of prompts. On
+    600 EuroSAT images at ten clients, ten rounds of Ditto reach 50.2 % with 0.005, and 80.0 % with
+    ``HEAD_RATE``.
     """
     low = rate < HEAD_RATE and not sets  # of sets of labels the loss is another
     few = len(records) - 1 < FEW

@@ -2,23 +2,32 @@
 
 ``received.frame`` beside a run's states holds the last question for personal models: round, the
 clients' accepted versions, and what each receives after that round's aggregation. Nothing else is
-missing for the model that was evaluated; it is made at the site and stays there.
+missing for the model that was evaluated; it is made at the site and stays there. ``own.json``
+beside it holds what the clients reach on their own test images here: alone, and with the run's
+newest model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import Tree, expand, unstack
-from fedvlm.distributed.site import Site
+from fedvlm.distributed.site import BASELINE, Site
 from fedvlm.distributed.store import LostState
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
+from fedvlm.evaluation.references.suite import ALONE, COLUMNS
 from fedvlm.federation.server import Measure, Question, Row
 from fedvlm.runs.seal import sha256
+from fedvlm.runs.verify.answer import ACCURACY, measure_word
 
 FILE = "received.frame"  # beside a run's states: the checksum of a frame, and the frame
+OWN = "own.json"  # beside it: ``alone`` and ``model`` -> client -> numbers of its test images
+PERSONAL, MODEL = "personal", "model"
+Kept = Mapping[str, dict[str, dict[str, Any]]]
 _SEAL = 64  # hexadecimal digits
 
 
@@ -118,3 +127,74 @@ def own_model(site: Site, frame: Frame, client: int) -> tuple[Tree, Row]:
     if fed.meter is not None:
         rows = list(fed.meter(Measure(), iter([([client], expand(params, 1))])))
     return params, rows[0]
+
+
+def keep_rows(folder: Path, frame: Frame, rows: Sequence[Row]) -> None:
+    """Keep what clients reach here, alone or with the models of an evaluation on test images.
+
+    Of two evaluations of one round the one after the final fine-tuning counts.
+
+    Raises:
+        DataError: they cannot be written, or those of before are damaged.
+    """
+    values, alone = frame.values, frame.values["model"] in (ALONE, BASELINE)
+    if not rows or not (alone or (values["model"] == PERSONAL
+                                  and values["measure"]["split"] == "test")):
+        return
+    kept = read_rows(folder)
+    for row in rows:
+        client = str(row["client"])
+        one: dict[str, Any] = {name: row.get(name) for name in COLUMNS[1:]}
+        if alone:
+            kept[ALONE][client] = one
+            continue
+        before = kept[MODEL].get(client, {})
+        if before.get("round") != values["round"] or values["tune"] >= before["tune"]:
+            kept[MODEL][client] = one | {
+                "measure": measure_word(row), "round": values["round"], "tune": values["tune"]}
+    with files.explain_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    files.write_json(folder / OWN, kept, private=True)
+
+
+def read_rows(folder: Path) -> Kept:
+    """Return ``alone`` and ``model`` -> client -> its numbers here; empty where none were made.
+
+    Raises:
+        DataError: they cannot be read, or are damaged.
+    """
+    found = files.read_valid_json(folder / OWN, _is_rows, "delete it; later evaluations write it "
+                                  "anew") if (folder / OWN).exists() else None
+    return found or {ALONE: {}, MODEL: {}}
+
+
+def _is_rows(content: Any) -> bool:
+    return isinstance(content, dict) and content.keys() == {ALONE, MODEL} and all(
+        isinstance(some, dict) and all(isinstance(one, dict) for one in some.values())
+        for some in content.values())
+
+
+def alone_words(kept: Kept, client: int, allowed: bool) -> str:
+    """Return what a client reaches without the others, or why that is not known.
+
+    Args:
+        kept: of ``read_rows``.
+        allowed: the owner allows baselines.
+    """
+    found = kept[ALONE].get(str(client), {}).get("accuracy")
+    if found is not None:
+        return f"alone (its own logistic regression) {found:.1f} %"
+    return "alone not known " + (
+        "(the coordinator asked for no baselines in this run)" if allowed else
+        "(rule 'baselines' of site.yaml: none are computed)")
+
+
+def row_lines(kept: Kept, allowed: bool) -> list[str]:
+    """Return a sentence for each client: what it reaches alone, and with the run's newest model."""
+    return [
+        f"client {client}, {'' if one['measure'] == ACCURACY else one['measure'] + ', '}"
+        f"{alone_words(kept, int(client), allowed)}, this model {one['accuracy']:.1f} % (after "
+        f"round {one['round']}) on its own {one['n']} test images"
+        for client, one in sorted(kept[MODEL].items(), key=lambda item: int(item[0]))
+        if one.get("accuracy") is not None
+    ]

@@ -36,7 +36,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.messages import MessageLog, require_declared
 from fedvlm.job.sites.party import config_plain, open_site
-from fedvlm.job.sites.received import keep_received
+from fedvlm.job.sites.received import PERSONAL, keep_received, keep_rows
 from fedvlm.runs import lock
 
 RUNS = ".runs"  # among the states: the words of each run, and which data it was told of
@@ -91,9 +91,12 @@ class Resident:
             return pack(Frame("failed", {"nonce": nonce} | failure(error, self.say)))
         with threads_of(cfg):
             reply = site.answer(data)
-        if outline(reply)[0] == "evaluated" and frame.values["model"] == "personal":
+        if outline(reply)[0] == "evaluated":
+            folder = self.owner.states / frame.values["run"]
             try:
-                keep_received(self.owner.states / frame.values["run"], frame)
+                if frame.values["model"] == PERSONAL:
+                    keep_received(folder, frame)
+                keep_rows(folder, frame, site.rows)
             except (DataError, WireError) as error:  # the answer is whole without it
                 self.say(str(error))
         return reply

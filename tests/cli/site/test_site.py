@@ -122,6 +122,24 @@ def test_a_party_s_table_keeps_patients_whole(
     assert "a site file needs one class for each image, and some" in capsys.readouterr().err
 
 
+def test_images_that_a_table_names_and_nobody_has_are_said_at_once(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Path("photos/train/list.csv")
+    lines = [f"{p.parent.name}/{p.name},{p.parent.name}"
+             for p in sorted(Path("photos/train").rglob("*.png"))]
+    table.write_text("\n".join(["path,label", *lines, *(f"dog/gone{n}.png,dog" for n in range(5))]))
+    words = ("--client", "0", str(table), "--to", "clinic")
+    assert make(*words) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"problem: 5 of {len(lines) + 5} images are missing or cannot be read below" in said
+    assert said.count("gone") == 3 and "take their lines out of the list, remove" in said
+    (place / "clinic" / "site.json").unlink()
+    table.write_text("\n".join(["path,label", *lines]))
+    assert make(*words) == 0
+    assert "problem" not in capsys.readouterr().err
+
+
 def test_a_patient_is_withdrawn_by_name(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

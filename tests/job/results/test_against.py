@@ -158,6 +158,38 @@ def test_what_is_proposed_is_a_command(flags: list[str]) -> None:
     assert said.get("--rounds", "2") == str(cfg.FED.ROUNDS)
 
 
+SLOW = records(*(20 + n / 2 for n in range(12)))  # 1.5 points a quarter: 6 in twelve more rounds
+
+
+@pytest.mark.parametrize(("found", "history", "flags"), [
+    (numbers(25.5), SLOW, AFL),
+    (numbers(54.5), SLOW, ["--rounds", "24", "--tag", "rounds-24"]),  # 5.5 below alone
+    (numbers(25.5, afl=59.0), SLOW, OWN_HEAD),
+    (numbers(2.0), records(2), AFL),  # one round: 2 points each, 38 in the next 19
+    (numbers(25.5, afl=59.0, alone="majority"), SLOW, ["--rounds", "24", "--tag", "rounds-24"]),
+])
+def test_where_all_are_far_below_alone_a_head_comes_before_more_rounds(
+    found: dict[str, Any], history: list[dict[str, Any]], flags: list[str]
+) -> None:
+    """More rounds where nothing simpler is known, or where one client has no loss."""
+    step = against.next_step(found, history, "PromptFL", "", 0.5)
+    assert step is not None and step["flags"] == flags
+    found["last"]["clients"][3]["accuracy"] = 99.0
+    step = against.next_step(found, history, "PromptFL", "", 0.5)
+    assert step is not None and step["flags"][0] == "--rounds"
+
+
+@pytest.mark.parametrize(("pooled", "flags"), [(90.0, DITTO), (60.5, OWN_HEAD)])
+def test_at_sites_the_shared_head_is_judged_by_one_place(pooled: float, flags: list[str]) -> None:
+    """There is no AFL; what all images in one place reach says whether sharing can pay."""
+    found = numbers(25.5)
+    del found["references"]["afl"]
+    found["references"]["pooled"]["personal"] = pooled
+    found["answer"] = federation_answer({k: v for k, v in found.items() if k != "answer"})
+    step = against.next_step(found, SLOW, "PromptFL", "", 0.5)
+    assert step is not None and step["flags"] == flags
+
+
 def test_a_run_that_a_rule_stopped_gets_no_more_rounds() -> None:
     step = against.next_step(numbers(72.0), RISING, "FedTV", "", 0.5, longer=False)
     assert step is not None and step["flags"] == AFL

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,18 @@ from fedvlm.cli.site._export import model_of
 from fedvlm.core.errors import DataError
 from fedvlm.distributed.site_yaml import read_site_yaml
 from fedvlm.distributed.wire import Frame, pack
+from fedvlm.federation.server import Row
 from fedvlm.job.sites import resident
-from fedvlm.job.sites.received import FILE, keep_received, read_received
+from fedvlm.job.sites.received import (
+    FILE,
+    OWN,
+    alone_words,
+    keep_received,
+    keep_rows,
+    read_received,
+    read_rows,
+    row_lines,
+)
 from fedvlm.job.sites.resident import Resident
 from tests import jobs
 from tests.job.sites.places import NAMES, federated, make
@@ -111,6 +122,40 @@ def test_questions_of_one_round_are_kept_together_and_a_damaged_one_is_replaced(
     assert held(tmp_path) == (2, False, {"3": 7.0})
 
 
+def test_a_site_keeps_what_its_clients_reach_alone_and_with_the_newest_model(
+    tmp_path: Path
+) -> None:
+    """Test images only; of one round the numbers after the final fine-tuning; damage is said."""
+    def keep(round_: int, right: int, tune: bool = False, **more: Any) -> None:
+        frame = Frame("evaluate", {**asked(round_, {4: 1.0}, tune).values, **more})
+        row: Row = {"client": 4, "n": 15, "correct": right, "accuracy": right / 0.15}
+        keep_rows(tmp_path / "run", frame, [row, {"client": 5, "n": 0, "accuracy": None}])
+
+    def said(allowed: bool = True) -> list[str]:
+        return row_lines(read_rows(tmp_path / "run"), allowed)
+
+    keep(1, 3, measure={"split": "val"})
+    keep(1, 3, model="template")
+    assert not (tmp_path / "run").exists() and said() == []
+    keep(1, 9)
+    end = "this model 60.0 % (after round 1) on its own 15 test images"
+    assert said(False) == [f"client 4, alone not known (rule 'baselines' of site.yaml: none are "
+                           f"computed), {end}"]
+    assert "the coordinator asked for no baselines in this run" in said()[0]
+    keep(0, 12, model="alone", measure={"split": "val"})
+    assert said(False) == said() == [
+        f"client 4, alone (its own logistic regression) 80.0 %, {end}"]
+    keep(2, 6, tune=True)
+    keep(2, 15)
+    assert "this model 40.0 % (after round 2)" in said()[0]
+    keep(1, 3)  # the run went back
+    assert "this model 20.0 % (after round 1)" in said()[0]
+    assert "alone not known" in alone_words(read_rows(tmp_path / "run"), 5, True)
+    (tmp_path / "run" / OWN).write_text('{"alone": 3}')
+    with pytest.raises(DataError, match="is damaged: delete it"):
+        said()
+
+
 def test_only_answered_questions_for_personal_models_are_kept_and_a_full_disk_stops_no_answer(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +166,7 @@ def test_only_answered_questions_for_personal_models_are_kept_and_a_full_disk_st
     evaluated = pack(Frame("evaluated", back | {"round": 2, "rows": [], "seconds": {}}))
     failed = pack(Frame("failed", back | {"kind": "failed", "text": "no"}))
     said = [failed]
-    stub = SimpleNamespace(answer=lambda data: said[0])
+    stub = SimpleNamespace(answer=lambda data: said[0], rows=[])
     monkeypatch.setattr(site, "_site_of", lambda frame: (stub, None))
     monkeypatch.setattr(resident, "threads_of", lambda cfg: nullcontext())
     assert site._reply(pack(question)) == failed and not (folder / FILE).exists()

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from fedvlm.cli.main import main
+from fedvlm.cli.site._export import model_of
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.own.site import read_site
+from fedvlm.distributed.site_yaml import read_site_yaml
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.results.private import promises_privacy
 from fedvlm.job.sites.parties import NAME, PLACE, Parties, run_name
@@ -248,21 +250,43 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     (leaves, *_) = json.loads(capsys.readouterr().out)["answers"].values()
     assert ("for baselines sums over this site's own training images left, without masks (rule "
             "'baselines'): `count`, `cross`, `gram`.") in " ".join(leaves)
+    run = (jobs.folder(tmp_path / "one") / "sites" / "run").read_text().strip()
+    assert own_rows(here, capsys)[1][run]["alone"] == {}
 
     rules = here / "site1" / "site.yaml"
     rules.write_text(rules.read_text().replace("baselines: false", "baselines: true"))
     assert federated(here, tmp_path / "two", monkeypatch, *APFL)[0] == 0
+    assert "all images in one place (pooled)" in capsys.readouterr().out
     found, ours = jobs.results(tmp_path / "two"), jobs.results(whole)
     assert list(found["references"]) == ["zero_shot", "logreg", "pooled"]
     for name, same_as in (("logreg", "logreg"), ("pooled", "afl")):
         mine, theirs = found["references"][name]["clients"], ours["references"][same_as]["clients"]
         assert [(r["client"], r["n"], r["correct"]) for r in mine] == [
             (r["client"], r["n"], r["correct"]) for r in theirs]
+    run = (jobs.folder(tmp_path / "two") / "sites" / "run").read_text().strip()
+    last = jobs.records(tmp_path / "two")[-1]["clients"]
+    for client, kept in enumerate(own_rows(here, capsys)):
+        logreg = found["references"]["logreg"]["clients"][client]
+        for part, row in (("alone", logreg), ("model", last[client])):
+            mine = kept[run][part][str(client)]
+            assert {name: mine[name] for name in ("n", "accuracy", "balanced")} == {
+                name: row[name] for name in ("n", "accuracy", "balanced")}
+        _, words = model_of(read_site_yaml(here / NAMES[client] / "site.yaml"), run, client, {})
+        assert f"alone (its own logistic regression) {logreg['accuracy']:.1f} %" in words
     assert found["answer"]["pooled"]["personal"] == ours["references"]["afl"]["personal"]
     assert found["answer"]["alone"]["personal"] == max(
         found["references"][name]["personal"] for name in ("zero_shot", "logreg"))
-    assert "all images in one place (pooled)" in capsys.readouterr().out
     assert main(["verify", str(jobs.folder(tmp_path / "two"))]) == 0
+
+
+def own_rows(place: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """Return what the status of each site says of what its clients reach, by run."""
+    capsys.readouterr()
+    out = []
+    for name in NAMES:
+        assert main(["site", "status", str(place / name / "site.yaml"), "--json"]) == 0
+        out.append({run["run"]: run["own"] for run in json.loads(capsys.readouterr().out)["runs"]})
+    return out
 
 
 def test_a_guarantee_of_privacy_leaves_baselines_out() -> None:
