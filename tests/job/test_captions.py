@@ -186,6 +186,36 @@ def test_evaluate_is_the_recall_of_sorting(
     assert "is evaluated on a table with captions: --images" in capsys.readouterr().err
 
 
+def test_evaluate_finds_what_the_run_found(
+    trips: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the run's own test images in another order; most captions are those of many images."""
+    said = captions_of(trips)
+    clients = json.loads((jobs.folder(whole) / "partition.json").read_text())["clients"]
+    keys = sorted(key for client in clients for key in client["test"])
+    table = trips / "again.csv"
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([["file", "caption", "split"], *(
+            [key, text, "test"] for key in keys for text in said[key])])
+    capsys.readouterr()
+    asked = ["evaluate", str(jobs.folder(whole)), "--images", str(table), "--client", "global"]
+    assert main([*asked, "--json"]) == 0
+    row, last = json.loads(capsys.readouterr().out), jobs.results(whole)["last"]
+    assert row["images"] == len(keys) and row["captions"] == sum(len(said[k]) for k in keys)
+    assert row["recall@1"] == pytest.approx(last["global"])
+    for name in (f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)):
+        assert row[name] == pytest.approx(last[f"global_{name}"]), name
+
+
+def test_a_note_counts_images_without_a_caption_of_their_own(trips: Path, whole: Path) -> None:
+    said = captions_of(trips)
+    alike = sum(all(any(text in said[k] for k in said if k != key) for text in said[key])
+                for key in said)
+    facts = json.loads((jobs.folder(whole) / "manifest.json").read_text())["facts"]
+    assert 0 < alike < len(said)
+    assert f"{alike} of 72 images have only captions that other images" in str(facts["notes"])
+
+
 def test_texts_are_encoded_once(
     trips: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,10 @@ def caption_loss(z: Tensor, batch: Batch, scale: Tensor | float) -> Tensor:
 def ranks(images: Tensor, texts: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many of the others come before what was looked for, or are as near as it.
 
-    So ties count against a model: one that gives everything one feature finds nothing.
+    So ties count against a model: one that gives everything one feature finds nothing, and a
+    caption that another image has, too, is as near as the image's own. Equal features have equal
+    similarities: each is computed once, as a matrix product may give equal columns different last
+    bits.
 
     Args:
         images: ``[n, d]`` features, normalised here; what is not finite is found by nobody.
@@ -65,19 +68,27 @@ def ranks(images: Tensor, texts: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]
         For each image, among texts of other images, those at least as near as its nearest own
         ``[n]``; for each text, among other images, those at least as near as its own ``[m]``.
     """
-    z, t = (F.normalize(x.double(), dim=-1) for x in (images, texts))
+    (z, z_at), (t, t_at) = _distinct(images), _distinct(texts)
     to_texts, to_images = list[Tensor](), list[Tensor]()
-    for at in torch.arange(len(z), device=z.device).split(_ROWS):
-        s = _finite(z[at] @ t.mT)
+    for at in torch.arange(len(z_at), device=z.device).split(_ROWS):
+        s = _finite(z[z_at[at]] @ t.mT)[:, t_at]
         own = owner[None] == at[:, None]
         best = s.masked_fill(~own, -torch.inf).max(1).values
         to_texts.append(((s >= best[:, None]) & ~own).sum(1))
-    for at in torch.arange(len(t), device=z.device).split(_ROWS):
-        s = _finite(t[at] @ z.mT)
+    for at in torch.arange(len(t_at), device=z.device).split(_ROWS):
+        s = _finite(t[t_at[at]] @ z.mT)[:, z_at]
         mine = s.gather(1, owner[at][:, None])
-        others = torch.arange(len(z), device=z.device)[None] != owner[at][:, None]
+        others = torch.arange(len(z_at), device=z.device)[None] != owner[at][:, None]
         to_images.append(((s >= mine) & others).sum(1))
     return torch.cat(to_texts), torch.cat(to_images)
+
+
+def _distinct(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the different rows ``[u, d]``, of length one, and each row's place there ``[n]``."""
+    first: dict[bytes, int] = {}
+    same = [first.setdefault(row.tobytes(), i) for i, row in enumerate(x.double().cpu().numpy())]
+    kept, place = torch.tensor(same, device=x.device).unique(return_inverse=True)
+    return F.normalize(x[kept].double(), dim=-1), place
 
 
 def _finite(s: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 
@@ -80,13 +81,19 @@ def with_captions(
 ) -> list[StreamSource]:
     """Return the sources with the stream ``captions`` beside their own.
 
-    It is ``[n, M, d]``: normalised features of a sample's captions, zero behind the last.
+    It is ``[n, M, d]``: normalised features of a sample's captions, zero behind the last. ``notes``
+    tells of images without a caption of their own alone.
 
     Raises:
         DataError: the feature store cannot be written.
     """
     counts = [len(sample.captions) for sample in data.samples]
     texts = list(chain.from_iterable(sample.captions for sample in data.samples))
+    held = Counter(chain.from_iterable({*sample.captions} for sample in data.samples))
+    alike = sum(all(held[text] > 1 for text in sample.captions) for sample in data.samples)
+    if alike:
+        notes.append(f"{alike:,} of {len(counts):,} images have only captions that other images "
+                     "have, too: i2t counts an equal caption of another image against a model")
     rows = F.normalize(cached_texts(backbone, texts, store_dir(cfg), progress, notes), dim=-1)
     table = rows.new_zeros(len(counts), max(counts), rows.shape[1])
     at = torch.tensor(counts)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.federation.batches import Batch
+from fedvlm.federation.toolbox import retrieval
 from fedvlm.federation.toolbox.retrieval import STREAM, caption_loss, ranks, recall
 
 SCALE = 14.0
@@ -114,6 +115,29 @@ def test_ranks_are_those_of_sorting() -> None:
         order = sorted(range(5), key=lambda i: -s[i][j])
         assert int(to_images[j]) == order.index(int(owner[j]))
     assert recall(torch.tensor([0, 1, 4, 9]), (1, 5, 10)) == [25.0, 75.0, 100.0]
+
+
+@pytest.mark.parametrize("rows", [1024, 7])
+def test_equal_captions_and_images_are_exact_ties(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from similarities of the different ones alone, whatever a matrix product's edges do."""
+    monkeypatch.setattr(retrieval, "_ROWS", rows)
+    draw = torch.Generator().manual_seed(0)
+    for d, n, each in ((32, 29, 2), (64, 29, 2), (64, 30, 2), (128, 61, 1)):
+        texts, images = (torch.randn(k, d, generator=draw) for k in (9, 11))
+        text, image = torch.arange(n * each) % 9, torch.arange(n) % 11
+        owner = torch.arange(n).repeat_interleave(each).tolist()
+        s = (F.normalize(images.double(), dim=1) @ F.normalize(texts.double(), dim=1).mT).tolist()
+        near = [[s[i][t] for t in text] for i in image]
+        best = [max(near[i][j] for j in range(n * each) if owner[j] == i) for i in range(n)]
+        to_texts, to_images = ranks(images[image], texts[text], torch.tensor(owner))
+        assert to_texts.tolist() == [
+            sum(near[i][j] >= best[i] for j in range(n * each) if owner[j] != i)
+            for i in range(n)]
+        assert to_images.tolist() == [
+            sum(near[i][j] >= near[owner[j]][j] for i in range(n) if i != owner[j])
+            for j in range(n * each)]
 
 
 def test_own_captions_do_not_push_each_other_back() -> None:
