@@ -241,7 +241,7 @@ def _refuse_names(params: Tree, who: str) -> None:
 def _changed(text: str, old: str, new: str) -> str:
     """Return ``text`` with ``new`` in the place of ``old``, which stands there once."""
     if text.count(old) != 1:
-        raise RuntimeError(f"run.py has {text.count(old)} of the lines to be replaced: {old[:60]!r}")
+        raise RuntimeError(f"run.py has {text.count(old)} of the lines to replace: {old[:60]!r}")
     return text.replace(old, new)
 
 

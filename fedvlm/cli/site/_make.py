@@ -124,17 +124,27 @@ def _write(place: Path, file: SiteFile, images: str) -> list[str]:
     except OSError as error:
         raise ConfigError(f"cannot make '{place}': {error.strerror}; choose another "
                           "--to") from error
-    there = target.exists()
-    if not there:
+    there, named = target.exists(), bool(file.groups) and not _has_groups(target, file)
+    if not there or named:
         file.write(target)
     lines = [f"{'there already' if there else 'wrote'} {target}: {_about(file)}"]
-    if not there and file.groups:
+    if named:
         lines.append(f"wrote {target.with_suffix(GROUPS)}: who is on which image, for fedvlm site "
                      "forget --group; it stays here")
     if file.clients and not rules.exists():
         files.write_text(rules, site_yaml_text(FILE, images))
         lines.append(f"wrote {rules}")
     return lines
+
+
+def _has_groups(target: Path, file: SiteFile) -> bool:
+    """Say whether the file beside a site's lists has their groups."""
+    from fedvlm.data.own.site import read_groups  # start-up: NumPy, as _party
+
+    try:
+        return target.exists() and read_groups(target) == file.held_groups()
+    except DataError:  # damaged: it is written anew
+        return False
 
 
 def _about(file: SiteFile) -> str:

@@ -62,11 +62,14 @@ class SiteFile:
         """Write the file, whole or not at all, and that of groups; only this user may read them."""
         place = path.with_suffix(GROUPS)
         if self.groups or place.exists():
-            here = set(self.paths())
-            held = {name: group for name, group in self.groups.items() if name in here}
-            files.write_json(place, held, private=True)
+            files.write_json(place, self.held_groups(), private=True)
         files.write_text(
             path, json.dumps(seal(self._body(), SITE_FORMAT), indent=1) + "\n", private=True)
+
+    def held_groups(self) -> dict[str, str]:
+        """Return the groups of the images in the lists."""
+        here = set(self.paths())
+        return {name: group for name, group in self.groups.items() if name in here}
 
     @property
     def digest(self) -> str:

@@ -147,9 +147,17 @@ def test_a_patient_is_withdrawn_by_name(
              for p in sorted(Path("photos/train").rglob("*.png"))]
     table = Path("photos/train/list.csv")
     table.write_text("\n".join(["path,label,patient", *lines]))
-    assert make("--client", "0", str(table), "--groups", "patient", "--to", "clinic") == 0
+    words = ("--client", "0", str(table), "--groups", "patient", "--to", "clinic")
+    assert make(*words) == 0
     beside, file = place / "clinic" / "site.groups.json", place / "clinic" / "site.json"
     assert beside.stat().st_mode & 0o77 == 0 and "P1" not in file.read_text()
+    made = beside.read_text()
+    for said, damage in (("wrote clinic/site.groups.json", "{"), ("", made)):
+        beside.write_text(damage)
+        capsys.readouterr()
+        assert make(*words) == 0 and beside.read_text() == made
+        out = capsys.readouterr().out
+        assert "there already" in out and said in out and ("site.groups" in out) == bool(said)
     rules = place / "clinic" / "site.yaml"
     rules.write_text(rules.read_text().replace("count: 5", "count: 1"))
     before = set(read_site(file).paths())

@@ -64,7 +64,7 @@ def test_of_other_metrics_only_rows_with_numbers_stand(tmp_path: Path):
                                   "hm2": 44.4}, sections=held)
     shown: dict[str, Any] = {"metrics": ("base_all", "new", "hm2"), "cols": ("metric",),
                              "reference": ("alone",)}
-    found = table(tmp_path, **shown, names=True)
+    found = table(tmp_path, **shown, names=True, symbols=True)
     assert found.rows == ("A",) and found.columns == ("Base", "New", "H")
     assert found.brief.startswith("Accuracy on all base classes, accuracy on unseen classes, "
                                   "harmonic mean of both (%)")
