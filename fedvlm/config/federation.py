@@ -10,8 +10,9 @@ from fedvlm.config.option import Option, Schema
 EPOCHS, STEPS = "FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS"
 AUTO_ROUNDS = -1  # FED.ROUNDS auto, before ``job.resolve`` puts these two in its place
 MOST_ROUNDS, PATIENCE = 100, 5
-# OPTIM.LR of a linear head there, unless somebody gives one: the default is a prompt's, under which
-# validation is flat long before a head has come near the best (docs/own_data.md has numbers).
+# OPTIM.LR of a linear head or feature adapter there, unless somebody gives one: the default is a
+# prompt's, under which validation is flat long before these have come near the best
+# (docs/own_data.md has numbers).
 HEAD_RATE = 0.05
 WORK = (EPOCHS, STEPS)  # what a client does in a round; a number of steps counts before epochs
 PARTITIONS = (

@@ -423,9 +423,9 @@ def _one_round(
 def _rounds(cfg: CfgNode, origins: dict[str, str], trainer: Any) -> list[str]:
     """Put numbers in the place of ``--rounds auto``, the default of own images; return a note.
 
-    A linear head then trains at ``HEAD_RATE``, where nobody gives a learning rate. Over sites a
-    number of rounds is agreed on beforehand, so that the default is one there. The end of a method
-    that guarantees privacy looks at no loss.
+    A linear head or feature adapter then trains at ``HEAD_RATE``, where nobody gives a learning
+    rate. Over sites a number of rounds is agreed on beforehand, so that the default is one there.
+    The end of a method that guarantees privacy looks at no loss.
     """
     fed = cfg.FED
     if origins["FED.PATIENCE_LOSS"] == DEFAULT and _is_private(trainer):
@@ -441,9 +441,10 @@ def _rounds(cfg: CfgNode, origins: dict[str, str], trainer: Any) -> list[str]:
     if origins["FED.PATIENCE"] == DEFAULT:
         fed.PATIENCE, origins["FED.PATIENCE"] = PATIENCE, "because FED.ROUNDS is auto"
     what, rate = measure_of(cfg), ""
-    if what == ACCURACY and origins["OPTIM.LR"] == DEFAULT and _trains_head(cfg, trainer):
-        cfg.OPTIM.LR, origins["OPTIM.LR"] = HEAD_RATE, "because FED.ROUNDS is auto, for a head"
-        rate = f"; the linear head has learning rate {HEAD_RATE:g} (--lr sets another)"
+    part = _on_features(cfg, trainer) if origins["OPTIM.LR"] == DEFAULT else ""
+    if what == ACCURACY and part:
+        cfg.OPTIM.LR, origins["OPTIM.LR"] = HEAD_RATE, f"because FED.ROUNDS is auto, for a {part}"
+        rate = f"; the {part} has learning rate {HEAD_RATE:g} (--lr sets another)"
     flat_by = f"{what} is"
     if fed.PATIENCE_LOSS and watches_loss(flat(cfg).__getitem__):
         flat_by = f"{what} and loss are"
@@ -458,13 +459,14 @@ def _is_private(trainer: Any) -> bool:
     return getattr(trainer, "privacy", Trainer.privacy) is not Trainer.privacy
 
 
-def _trains_head(cfg: CfgNode, trainer: Any) -> bool:
-    """Say whether a linear head is all that a method trains, by SGD."""
-    if (trained_words(flat(cfg)), cfg.OPTIM.NAME) != ("head", "sgd"):
-        return False
+def _on_features(cfg: CfgNode, trainer: Any) -> str:
+    """Return the one part that a method trains by SGD on features, in words; '': another."""
+    part = {"head": "head", "feature": "feature adapter"}.get(trained_words(flat(cfg)), "")
+    if not part or cfg.OPTIM.NAME != "sgd":
+        return ""
     from fedvlm.federation.peft_trainer import takes_peft  # start-up: PyTorch, 2 s
 
-    return takes_peft(trainer)
+    return part if takes_peft(trainer) else ""
 
 
 def _own(cfg: CfgNode) -> bool:

@@ -164,6 +164,7 @@ def test_own_images_are_trained_until_flat_unless_somebody_gives_rounds(
     (["--rounds", "auto"], "0.05 (because FED.ROUNDS is auto, for a head)"),
     (["--lr", "0.005"], "0.005 (flag --lr)"), (["OPTIM.LR", "0.1"], "0.1 (opts)"),
     (["--rounds", "20"], "0.005 (default)"),
+    (["--peft", "feature"], "0.05 (because FED.ROUNDS is auto, for a feature adapter)"),
     (["--peft", "lora+head"], "0.005 (default)"), (["OPTIM.NAME", "adam"], "0.005 (default)"),
     (["--trainer", "FedTV"], "0.005 (default)"),  # which PEFT tells nothing
     (["--trainer", "FedDDA"], "0.001 ("),  # the method's own file says one
