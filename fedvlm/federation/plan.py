@@ -155,10 +155,11 @@ class Plateau:
         why = (f"{rule}: stopped after round {last} of at most {rounds}, because the "
                f"clients' validation {what} {'are' if low else 'is'} flat: ")
         high = f"{self.found[best]:.1f} % after round {best}"
+        checks = "check" if since == 1 else f"{since} checks"
         if not low:
-            return (f"{why}{high}, and at most {RISE:g} points more in the {since} checks since "
+            return (f"{why}{high}, and at most {RISE:g} points more in the {checks} since "
                     f"(one every {self.every} rounds)")
-        return (f"{why}the last {since} checks (one every {self.every} rounds) were at most "
+        return (f"{why}the last {checks} (one every {self.every} rounds) found at most "
                 f"{RISE:g} points above {high} and less than {100 * FALL:g} % below the loss "
                 f"{self.losses[low]:.3g} after round {low}")
 

@@ -431,6 +431,9 @@ def _rounds(cfg: CfgNode, origins: dict[str, str], trainer: Any) -> list[str]:
     if origins["FED.PATIENCE_LOSS"] == DEFAULT and _is_private(trainer):
         why = f"because {trainer.name} guarantees privacy"
         fed.PATIENCE_LOSS, origins["FED.PATIENCE_LOSS"] = False, why
+    elif fed.PATIENCE_LOSS and _is_private(trainer):
+        raise ConfigError(f"FED.PATIENCE_LOSS True: {trainer.name} guarantees privacy, which "
+                          "losses on validation images go around; leave it out")
     if fed.ROUNDS != AUTO_ROUNDS and not (
         _own(cfg) and origins["FED.ROUNDS"] == DEFAULT and not of_parties(cfg)
     ):

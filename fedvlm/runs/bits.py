@@ -138,7 +138,7 @@ def margin_of(variance: float, cubes: float, df: float) -> float:
         cubes: sum of the draws' weights, cubed; the weights' sum is 1.
         df: degrees of freedom of ``variance``.
     """
-    return 100.0 * math.sqrt(student(df) ** 2 * variance + NORMAL**2 * PSEUDO * cubes)
+    return 100.0 * math.sqrt(student(df) ** 2 * max(variance, 0.0) + NORMAL**2 * PSEUDO * cubes)
 
 
 def freedom(shares: Sequence[float], draws: Sequence[int], whole: int) -> float:
@@ -205,6 +205,8 @@ def pair_problems(results: Mapping[str, Any]) -> Iterator[str]:
         sides = [_section(results, side) for side in str(name).split("|")]
         pairs = both_rows(*(side.get("clients", ()) for side in sides))
         differ = found["differ"]
+        if found.get("by", IMAGE) not in (IMAGE, GROUP):
+            yield f"{PAIRED}.{name} pairs {found['by']!r}, and not images or groups"
         if differ.keys() != {str(a["client"]) for a, _ in pairs}:
             yield f"{PAIRED}.{name} is of other clients than its rows"
             continue

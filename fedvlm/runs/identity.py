@@ -37,6 +37,7 @@ _LIMIT = 60  # bytes of one part; the longest folder name has two of them
 _PLAIN = "._-+=,"
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _ABSENT = object()
+_END = "FED.PATIENCE_LOSS"  # which runs of earlier versions lack
 _SHOWN = 8
 Present = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # an identity -> what counts today
 
@@ -295,6 +296,8 @@ def refuse_other(
            "of its own" if table[0] != table[1] else "")
         + ("; --continue-elsewhere resumes it on this device, with numbers equal within rounding"
            if differ <= set(DEVICE_KEYS) else "")
+        + (f"; the run is of an earlier version: --opts {_END} False goes on as it began"
+           if _END in new.get("config", {}) and _END not in old.get("config", {}) else "")
     )
 
 

@@ -168,6 +168,6 @@ def test_why_a_run_ended_whose_loss_counts() -> None:
     plateau.record(8, 50.2, 0.6)
     assert plateau.sentence(8, 100) == (
         "--rounds auto: stopped after round 8 of at most 100, because the clients' validation "
-        "accuracy and loss are flat: the last 2 checks (one every 2 rounds) were at most 0.5 "
+        "accuracy and loss are flat: the last 2 checks (one every 2 rounds) found at most 0.5 "
         "points above 50.0 % after round 2 and less than 2 % below the loss 0.5 after round 4"
     )

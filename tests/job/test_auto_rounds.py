@@ -12,8 +12,10 @@ from fedvlm.cli.main import main
 from fedvlm.config.federation import MOST_ROUNDS, PATIENCE
 from fedvlm.config.keys import default_schema
 from fedvlm.core import files
+from fedvlm.core.errors import ConfigError
 from fedvlm.job.identity import identity_config
 from fedvlm.job.resolve import run_config
+from fedvlm.runs.identity import refuse_other
 from tests import jobs
 from tests.data.miniatures.own import write_tree
 from tests.data.miniatures.shapes import CLASSES
@@ -127,6 +129,19 @@ def test_a_private_run_ends_by_accuracy_alone(
     (line,) = [one for one in seen.out.splitlines() if one.startswith("FED.PATIENCE_LOSS")]
     assert " ".join(line.split()[1:]).startswith(value)
     assert f"the clients' validation {words}, after 100 rounds" in seen.err
+
+
+def test_a_privacy_guarantee_covers_no_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--demo", "--trainer", "DP-FPL", "--rounds", "auto", "FED.PATIENCE_LOSS", "True"]
+    assert main([*words, "--print-config"]) == 2
+    assert "FED.PATIENCE_LOSS True: DP-FPL guarantees privacy" in capsys.readouterr().err
+
+
+def test_a_run_of_an_earlier_version_names_the_way_on() -> None:
+    old = {"config": {"FED.PATIENCE": 5}}
+    with pytest.raises(ConfigError, match="--opts FED.PATIENCE_LOSS False goes on as it began"):
+        refuse_other(Path("out"), old, {"config": old["config"] | {"FED.PATIENCE_LOSS": True}},
+                     present=dict)
 
 
 def test_a_schedule_counts_on_the_limit(

@@ -19,6 +19,7 @@ from fedvlm.runs.bits import (
     PAIRED,
     Pairs,
     decode_bits,
+    encode_bits,
     pair_problems,
     paired_margin,
     student,
@@ -207,6 +208,12 @@ def test_a_run_records_it_and_again_after_a_kill_behind_its_last_round(
         bits = decode_bits(told[BITS]["personal"][str(row["client"])])
         assert (len(bits), sum(bits)) == (row["n"], row["correct"])
     assert inspect(folder).damage == ()
+    best = found["answer"]["alone"]["reference"]
+    edit(folder / "results.json", lambda r: r["results"]["references"][best][BITS][
+        "personal"].update({"0": encode_bits([False] * told["clients"][0]["n"])}))
+    assert any(f"references.{best}: image_bits" in clause for clause in inspect(folder).damage)
+    edit(folder / "results.json",
+         lambda r: r["results"]["references"][best].update({BITS: told[BITS]}))
     name = next(iter(found[PAIRED]))
     edit(folder / "results.json",
          lambda r: r["results"][PAIRED][name]["differ"].update({"0": 10**6}))

@@ -59,12 +59,22 @@ class SiteFile:
     groups: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all, and that of groups; only this user may read them."""
-        place = path.with_suffix(GROUPS)
-        if self.groups or place.exists():
-            files.write_json(place, self.held_groups(), private=True)
+        """Write the file, whole or not at all, and that of groups; only this user may read them.
+
+        Killed in between, the file of groups has more images than the other and lacks none: a
+        patient who is being withdrawn can be named again.
+        """
+        place, held = path.with_suffix(GROUPS), self.held_groups()
+        try:
+            known = read_groups(path)
+        except DataError:  # damaged: it is written anew
+            known = {}
+        if {**known, **held} != known:
+            files.write_json(place, {**known, **held}, private=True)
         files.write_text(
             path, json.dumps(seal(self._body(), SITE_FORMAT), indent=1) + "\n", private=True)
+        if known.keys() - held.keys():
+            files.write_json(place, held, private=True)
 
     def held_groups(self) -> dict[str, str]:
         """Return the groups of the images in the lists."""

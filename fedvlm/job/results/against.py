@@ -74,7 +74,7 @@ def below(
 
 def next_step(
     numbers: Mapping[str, Any], records: Sequence[Mapping[str, Any]], trainer: str, peft: str,
-    rate: float, longer: bool = True,
+    rate: float, longer: bool = True, sgd: bool = True,
 ) -> dict[str, Any] | None:
     """Return something cheap that would probably help, or None.
 
@@ -89,6 +89,7 @@ def next_step(
         trainer, peft: the method and what it trains.
         rate: its learning rate.
         longer: more rounds can be asked for; the run was not stopped by a rule of its own.
+        sgd: its optimiser is SGD, for which ``HEAD_RATE`` is meant.
 
     Returns:
         ``reason`` in words and the ``flags`` that the same command takes.
@@ -114,7 +115,7 @@ def next_step(
                 return more
     if numbers.get(BARE):  # other methods refuse such clients
         return more
-    return _simpler(numbers, records, trainer, peft, rate) or more
+    return _simpler(numbers, records, trainer, peft, rate if sgd else math.inf) or more
 
 
 def _too_few_still(
@@ -171,7 +172,7 @@ def _simpler(
     if trainer == AFL[1] and pooled >= personal + RISE:
         return {"reason": f"a linear head on all images in one place reaches {pooled:.1f}, and "
                           "FedAvg of a head can come near that",
-                "flags": _of_head(HEAD, 0.0, records)}
+                "flags": _of_head(HEAD, rate if rate == math.inf else 0.0, records)}
     return None
 
 

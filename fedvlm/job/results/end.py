@@ -194,6 +194,7 @@ def _next(
         numbers, records, said["trainer"], said["peft"], float(built.cfg.OPTIM.LR),
         longer=not (built.cfg.FED.PATIENCE or built.cfg.FED.BUDGET != "rounds"
                     or len(records) - 1 < built.cfg.FED.ROUNDS),
+        sgd=built.cfg.OPTIM.NAME == "sgd",
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedvlm.runs.bits import pair_problems
+from fedvlm.runs.bits import bit_problems, pair_problems
 from fedvlm.runs.metrics import WORK
 from fedvlm.runs.verify.answer import ALONE, ANSWER, TOGETHER, federation_answer
 
@@ -90,6 +90,8 @@ def disagreements(results: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(found, Mapping) or not isinstance(last, Mapping) or "personal" not in last:
         return
     yield from pair_problems(results)
+    for name, one in found.items():
+        yield from (f"references.{name}: {problem}" for problem in bit_problems(one))
     personal = last["personal"]
     made: dict[str, Callable[[], Mapping[str, Any] | None]] = {
         "gain": lambda: gain(personal, found),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
+from fedvlm.data.own import site as own_site
 from fedvlm.data.own.site import read_site
 from fedvlm.distributed.ledger import Ledger
 from fedvlm.distributed.site_yaml import read_site_yaml
@@ -141,7 +143,7 @@ def test_images_that_a_table_names_and_nobody_has_are_said_at_once(
 
 
 def test_a_patient_is_withdrawn_by_name(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [f"{p.parent.name}/{p.name},{p.parent.name},P{p.stem}"
              for p in sorted(Path("photos/train").rglob("*.png"))]
@@ -165,6 +167,16 @@ def test_a_patient_is_withdrawn_by_name(
     assert "--group P9: no image of this site is in this group" in capsys.readouterr().err
     assert main(["site", "forget", str(rules), "--group", "P1", "--client", "0"]) == 2
     assert "not two of them" in capsys.readouterr().err
+    write = own_site.files.write_text
+
+    def killed(path: Path, *words: Any, **more: Any) -> None:
+        if path.name == "site.json":
+            raise KeyboardInterrupt
+        write(path, *words, **more)
+
+    with monkeypatch.context() as patch:  # killed between the two files
+        patch.setattr(own_site.files, "write_text", killed)
+        assert main(["site", "forget", str(rules), "--group", "P1"]) == 130
     assert main(["site", "forget", str(rules), "--group", "P1"]) == 0
     gone = {path for path in before if Path(path).stem == "1"}
     assert len(gone) == 2 and set(read_site(file).paths()) == before - gone

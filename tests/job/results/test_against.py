@@ -147,6 +147,8 @@ def test_a_head_gets_the_rate_of_heads(
     assert step is not None and step["flags"] == flags
     step = against.next_step(numbers(personal, afl=57.5), FLAT, "FedTV", "", 0.05)
     assert step is not None and "--lr" not in step["flags"]
+    step = against.next_step(numbers(personal, afl=57.5), FLAT, "FedTV", "", 0.005, sgd=False)
+    assert step is not None and "--lr" not in step["flags"]  # AdamW's would be far too high
 
 
 @pytest.mark.parametrize("flags", [LONGER, SLOWER, HEAD, OWN_HEAD, AFL, NEAR, DITTO,
