@@ -78,7 +78,7 @@ class SiteFile:
 
     def held_groups(self) -> dict[str, str]:
         """Return the groups of the images in the lists."""
-        here = set(self.paths())
+        here = set(self.paths()) if self.groups else ()
         return {name: group for name, group in self.groups.items() if name in here}
 
     @property
