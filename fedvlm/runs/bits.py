@@ -94,8 +94,8 @@ def unpaired_margin(pairs: Pairs) -> float:
     """Return the margin in points from the number of test images.
 
     Binomial, one success and one failure added to each count; both sides saw the same images, so
-    their errors partly cancel and the interval is wider than it has to be. Of sets of labels the
-    count is that of the positives, at which precision is averaged: a rough guide.
+    their errors partly cancel and the interval is mostly wider than it has to be. Of sets of labels
+    the count is that of the positives, at which precision is averaged: a rough guide.
     """
     if not pairs:
         return math.inf
@@ -159,6 +159,8 @@ def freedom(shares: Sequence[float], draws: Sequence[int], whole: int) -> float:
 
 def student(df: float) -> float:
     """Return the 97.5 % quantile of Student's t from 2 degrees of freedom on, within 1 %.
+
+    Not SciPy's: ``fedvlm verify`` compares margins exactly, with whatever SciPy is installed.
 
     Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.5.
     """

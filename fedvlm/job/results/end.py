@@ -181,7 +181,8 @@ def _judged(references: References | None, last: Row) -> tuple[References | None
     from fedvlm.evaluation.references import of_judged  # start-up: for runs with baselines only
 
     found, lost = of_judged(references, last["clients"])
-    return found, [f"the baselines, too, are without {client_list(lost)}"] if lost else []
+    return found, [f"the baselines leave out {client_list(lost)}, too: both sides are of the same "
+                    "clients"] if lost else []
 
 
 def _next(

@@ -98,4 +98,5 @@ def test_who_is_away_at_the_end_is_in_no_mean(
     assert answer["alone"]["personal"] == found[answer["alone"]["reference"]]["clients"][0][
         "accuracy"]
     assert answer["of"] == 1
-    assert "the baselines, too, are without 1 client (0)" in record["run_info"]["notes"]
+    assert ("the baselines leave out 1 client (0), too: both sides are of the same clients"
+            in record["run_info"]["notes"])
