@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
-from fedvlm.core.stats import pooled_interval
+from fedvlm.core.stats import cell_interval
 
 PLACE = Path("docs/results/map/map.csv")  # in the checkout
 SKEWS = {"two classes": 0.05, "0.1": 0.1, "0.3": 0.3, "1": 1.0, "even": 100.0}
@@ -157,8 +157,7 @@ def like_lines(text: str, file: Path) -> list[str]:
             continue
         a, b = cell[ALONE], cell[TOGETHER]
         alike = [r for r in every if all(r[c] == b[c] for c in ("set", "clients", "images"))]
-        half = pooled_interval([(int(r["seeds"]), float(r["gain_se"])) for r in alike],
-                               int(b["seeds"]))
+        half = cell_interval(_draws(b), map(_draws, alike))
         gains.append((float(b["gain"]), math.nan if half is None else half))
         size = f"{a['clients']} x {a['images']}"
         error = "(one draw)" if half is None else f"+- {half:.1f}"
@@ -169,6 +168,11 @@ def like_lines(text: str, file: Path) -> list[str]:
                      f"{float(b['hurt']):>7.0f} %")
     return [*lines, _conclusion(gains), "These are public sets; your own images tell more: "
             "fedvlm advise --images FOLDER"]
+
+
+def _draws(row: Row) -> tuple[int, float]:
+    """Return how many draws a cell has, and the standard error of their mean gain."""
+    return int(row["seeds"]), float(row["gain_se"])
 
 
 def _nearest(case: Case, rows: Sequence[Row]) -> dict[str, Row] | None:

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 DECILE = 0.1
+ENOUGH = 10  # draws of a cell, from which its own variance is used
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -109,6 +110,19 @@ def pooled_interval(several: Iterable[tuple[int, float]], draws: int) -> float |
     df = sum(n - 1 for n, _ in pairs)
     variance = math.fsum((n - 1) * n * error**2 for n, error in pairs) / df
     return _quantile(df, 0.95) * math.sqrt(variance / draws)
+
+
+def cell_interval(own: tuple[int, float], alike: Iterable[tuple[int, float]]) -> float | None:
+    """Return half the width of the 95 % interval of a cell's mean over draws.
+
+    From ``ENOUGH`` draws on of the cell's own variance; below, pooled over cells that are alike,
+    which assumes that their variances are equal.
+
+    Args:
+        own: number of the cell's draws, and the standard error of their mean.
+        alike: the same of each cell to pool with, this one included.
+    """
+    return pooled_interval([own] if own[0] >= ENOUGH else alike, own[0])
 
 
 def _quantile(df: int, level: float) -> float:

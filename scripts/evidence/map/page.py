@@ -12,6 +12,7 @@ from evidence.map.cell import SHARING
 from evidence.map.deal import EVEN, MOST, SKEWS, TWO
 from evidence.map.images import SCANNERS, VAL_SHARE
 from evidence.map.table import COLUMNS, METRICS, POINTS, sides, together
+from fedvlm.core.stats import ENOUGH
 from fedvlm.report.tables.papers import dataset_name
 
 Row = dict[str, Any]
@@ -35,7 +36,7 @@ def page_of(rows: Sequence[Row]) -> str:
                       for name, seeds in sets.items())
     return TEXT.read_text(encoding="utf-8").format(
         findings=_findings(rows), methods=_methods(rows), prior=_prior(rows), points=POINTS,
-        most=MOST, sets=f"Data sets: {draws}.", val=VAL_SHARE,
+        most=MOST, enough=ENOUGH, sets=f"Data sets: {draws}.", val=VAL_SHARE,
         sharing=", ".join(NAMES[name] for name in SHARING), scanners=", ".join(SCANNERS),
     )
 
@@ -44,23 +45,36 @@ def words_of(rows: Sequence[Row]) -> str:
     """Return the map in short sentences, a line each, for pages that show its figure."""
     some = together(rows)
     better, worse = _counted(sides(some, least=POINTS))
-    sets = list(dict.fromkeys(dataset_name(row["set"]) for row in some))
+    sets = Counter(dataset_name(row["set"]) for row in some)
     clients = sorted({row["clients"] for row in some})
     skews = [skew for skew in SKEWS if any(row["skew"] == skew for row in some)]
 
-    def usual(name: str, value: object) -> str:
-        return f"{median(row['gain'] for row in some if row[name] == value):+.1f}"
-
     return "\n".join((
-        f"The map: linear heads on {len(sets)} data sets ({', '.join(sets)}), {len(some)} "
-        "combinations of clients, images a client, label skew and feature shift.",
+        f"The map: linear heads, {len(some)} combinations of data set, clients, images a client, "
+        "label skew and feature shift: "
+        f"{', '.join(f'{count} of {name}' for name, count in sets.items())}.",
         f"Together is better than alone by more than {POINTS:g} points in {better} of them, and "
         f"worse in {worse or 'none'}.",
-        f"More clients gain more: {usual('clients', clients[0])} points in the median with "
-        f"{clients[0]} clients, {usual('clients', clients[-1])} with {clients[-1]}.",
-        f"Clients with the same classes gain more: {usual('skew', skews[0])} with "
-        f"{_word(skews[0])}, {usual('skew', skews[-1])} with {_word(skews[-1])}.",
+        f"More clients gain more: {_paired(some, 'clients', clients[0], clients[-1])}.",
+        "Clients with the same classes gain more: "
+        f"{_paired(some, 'skew', skews[0], skews[-1])}.",
     ))
+
+
+def _paired(rows: Sequence[Row], name: str, low: Any, high: Any) -> str:
+    """Return median gains at two values of one column, over cells that differ in nothing else."""
+    rest = [column for column in COLUMNS[:5] if column != name]
+    at: dict[Any, dict[tuple[Any, ...], float]] = {low: {}, high: {}}
+    for row in rows:
+        if row[name] in at:
+            at[row[name]][tuple(row[column] for column in rest)] = row["gain"]
+    both = at[low].keys() & at[high].keys()
+    if not both:
+        return "no two cells differ in this alone"
+    before, after = (median(at[value][cell] for cell in both) for value in (low, high))
+    first, last = (_word(v) if name == "skew" else f"{v} {name}" for v in (low, high))
+    return (f"{before:+.1f} points in the median with {first}, {after:+.1f} with {last} "
+            f"({len(both)} pair{'s' * (len(both) != 1)} of cells that differ in nothing else)")
 
 
 def _counted(seen: Sequence[int]) -> tuple[int, int]:

@@ -192,12 +192,12 @@ def _whole(
 def cases_of(rows: Sequence[Row]) -> str:
     """Return a table that says which method fits a case: the best of each label skew; '' of none.
 
-    Of the methods that have the most cells. "As good": less than ``NEAR`` points below.
+    Of the methods that have the most cells. Within: at most ``NEAR`` points below the best.
     """
     found, balanced = gains(rows), gains(rows, "balanced")
     whole, places = _whole(found)
     lines = ["| my clients have | best method | gain | class-balanced gain | clients that lose "
-             "| as good | no training: AFL plus class shares |",
+             f"| within {NEAR:g} point | no training: AFL plus class shares |",
              "|---|---|---:|---:|---:|---|---:|"]
     for skew in dict.fromkeys(case.split()[0] for _, case in places):
         some = [place for place in places if place[1].split()[0] == skew]

@@ -20,7 +20,7 @@ from evidence.map.images import Features, Part, set_aside
 from evidence.map.map import keys_of, read_rows
 from evidence.map.page import page_of, words_of
 from evidence.map.table import join_tables, read_table, sides, summarize
-from fedvlm.core.stats import pooled_interval
+from fedvlm.core.stats import cell_interval, pooled_interval
 from fedvlm.evaluation.references import heads as h
 from tests.evaluation.references.test_heads import CLASSES, WIDTH, make
 
@@ -170,6 +170,25 @@ def test_a_gain_counts_by_a_t_interval_pooled_over_skews() -> None:
     assert sides([row("EuroSAT", 5, EVEN, 2, -8.0, 0.1)]) == [-1]
     single = row("EuroSAT", 10, EVEN, 1, 30.0, math.nan)
     assert sides([*rows, single]) == [1, 0, 0]  # one draw, nothing to pool with: undecided
+
+
+def test_many_draws_have_their_own_variance() -> None:
+    """Of ten draws on, a skew whose gains scatter widens no other one's interval."""
+    wide, narrow = (row("EuroSAT", 5, skew, 10, 3.0, error) for skew, error in
+                    ((TWO, 4.0), (EVEN, 1.0)))
+    assert sides([wide, narrow]) == [0, 1]
+    assert sides([r | {"seeds": 9} for r in (wide, narrow)]) == [0, 0]  # pooled
+    assert cell_interval((10, 1.0), [(10, 4.0)]) == pytest.approx(scipy.stats.t.ppf(0.975, 9))
+
+
+def test_the_words_compare_cells_that_differ_in_nothing_else() -> None:
+    """Two clients have richer cells than a hundred: these are in no comparison of the two."""
+    rows = [row("EuroSAT", images, skew, 2, gain, 1.0) | {"clients": clients}
+            for clients, images, skew, gain in (
+                (2, 5, EVEN, 1.0), (2, 200, EVEN, 50.0), (100, 5, EVEN, 30.0), (100, 5, TWO, 2.0))]
+    words = words_of(rows).splitlines()
+    assert "+1.0 points in the median with 2 clients, +30.0 with 100 clients (1 pair" in words[2]
+    assert "+2.0 points in the median with two classes each, +30.0 with all" in words[3]
 
 
 def test_the_table_counts_as_the_first_sentences_do() -> None:
