@@ -251,6 +251,15 @@ def missing(trainer: str, claim: Claim, planned: Collection[str]) -> list[str]:
     return [name for name in names if name not in planned]
 
 
+def unmeasured(metric: str, runs: Sequence[FinishedRun]) -> int:
+    """Return how many data sets and seeds have a finished run without a metric.
+
+    No pair is missing there: a set whose classes are all trained on has no unseen ones.
+    """
+    return len({(run.protocol["dataset"], run.protocol["seed"]) for run in runs
+                if run.value(metric) is None})
+
+
 def rivals_of(name: str, parts: str, labels: Collection[Label]) -> list[Label]:
     """Return whom a claim's rival is of a lane's methods; one, unless the name says too little.
 
