@@ -89,7 +89,8 @@ def test_one_round_without_training_stands_beside_the_best_method() -> None:
         out = [run for method, value in values.items()
                for run in runs(method, {"s": {1: value, 2: value + 1, 3: value}})]
         told = {name: {"personal": value, "personal_balanced": value - 20,
-                       "clients": [{"client": k, "n": 10**5, "correct": 7 * 10**4} for k in range(4)]}
+                       "clients": [{"client": k, "n": 10**5, "correct": 7 * 10**4}
+                                   for k in range(4)]}
                 for name, value in references.items()}
         sections = {"references": told, "gain": {"reference": "logreg"}, "hurt": {"share": 4.5}}
         for run in out:
