@@ -209,11 +209,10 @@ def untrained(first: Sequence[Case]) -> str:
     sure = sum(seen.apart < 0 for _, seen, _ in above)
     words = ", ".join(f"{value:.1f} % in {c.setting} ({c.method} {seen.mean:+.1f} points)"
                       for c, seen, value in above)
-    alike = _alike([c for c, _, _ in have])
     return ("AFL plus each client's class shares, one round without training, is known for the "
             f"images and clients of {len(have)} of these settings and reaches at least as much as "
             f"the best method in {len(above)}, significantly more in {sure}"
-            + (f": {words}." if words else ".") + alike
+            + (f": {words}." if words else ".")
             + " A personal head that does not beat it has not been shown to need its training.")
 
 
