@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
-from fedvlm.core.stats import draws_interval
+from fedvlm.core.stats import pooled_interval
 
 PLACE = Path("docs/results/map/map.csv")  # in the checkout
 SKEWS = {"two classes": 0.05, "0.1": 0.1, "0.3": 0.3, "1": 1.0, "even": 100.0}
@@ -157,8 +157,8 @@ def like_lines(text: str, file: Path) -> list[str]:
             continue
         a, b = cell[ALONE], cell[TOGETHER]
         alike = [r for r in every if all(r[c] == b[c] for c in ("set", "clients", "images"))]
-        half = draws_interval((int(b["seeds"]), float(b["gain_se"])), [
-            (int(r["seeds"]), float(r["gain_se"])) for r in alike])
+        half = pooled_interval([(int(r["seeds"]), float(r["gain_se"])) for r in alike],
+                               int(b["seeds"]))
         gains.append((float(b["gain"]), math.nan if half is None else half))
         size = f"{a['clients']} x {a['images']}"
         error = "(one draw)" if half is None else f"+- {half:.1f}"

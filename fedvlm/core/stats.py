@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 DECILE = 0.1
-ENOUGH = 10  # values from which the variance of a mean is its own
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -91,20 +90,6 @@ def t_interval(values: Iterable[float | None], level: float = 0.95) -> float | N
     if spread is None:
         return None
     return _quantile(len(there) - 1, level) * spread / math.sqrt(len(there))
-
-
-def draws_interval(
-    own: tuple[int, float], alike: Iterable[tuple[int, float]]
-) -> float | None:
-    """Return half the width of Student's 95 % t-interval of a mean over draws.
-
-    From ``ENOUGH`` draws on by its own variance, which need not be that of means alike; of fewer,
-    by theirs, pooled (``pooled_interval``).
-
-    Args:
-        own: the number of its values, and its standard error; alike: of several means, with it.
-    """
-    return pooled_interval([own] if own[0] >= ENOUGH else alike, own[0])
 
 
 def pooled_interval(several: Iterable[tuple[int, float]], draws: int) -> float | None:

@@ -45,38 +45,22 @@ def words_of(rows: Sequence[Row]) -> str:
     some = together(rows)
     better, worse = _counted(sides(some, least=POINTS))
     sets = list(dict.fromkeys(dataset_name(row["set"]) for row in some))
-    sizes = ", ".join(f"{name} {count}" for name, count in Counter(
-        dataset_name(row["set"]) for row in some).items())
     clients = sorted({row["clients"] for row in some})
     skews = [skew for skew in SKEWS if any(row["skew"] == skew for row in some)]
-    few, many = (f"{x:+.1f}" for x in _ends(some, "clients", clients[0], clients[-1]))
-    unlike, even = (f"{x:+.1f}" for x in _ends(some, "skew", skews[0], skews[-1]))
+
+    def usual(name: str, value: object) -> str:
+        return f"{median(row['gain'] for row in some if row[name] == value):+.1f}"
 
     return "\n".join((
-        f"The map: linear heads on {len(sets)} data sets, {len(some)} combinations of clients, "
-        f"images a client, label skew and feature shift ({sizes}).",
+        f"The map: linear heads on {len(sets)} data sets ({', '.join(sets)}), {len(some)} "
+        "combinations of clients, images a client, label skew and feature shift.",
         f"Together is better than alone by more than {POINTS:g} points in {better} of them, and "
         f"worse in {worse or 'none'}.",
-        f"More clients gain more: {few} points in the median with {clients[0]} clients, {many} "
-        f"with {clients[-1]}, in combinations that are otherwise the same.",
-        f"Clients with the same classes gain more: {unlike} with {_word(skews[0])}, {even} with "
-        f"{_word(skews[-1])}.",
+        f"More clients gain more: {usual('clients', clients[0])} points in the median with "
+        f"{clients[0]} clients, {usual('clients', clients[-1])} with {clients[-1]}.",
+        f"Clients with the same classes gain more: {usual('skew', skews[0])} with "
+        f"{_word(skews[0])}, {usual('skew', skews[-1])} with {_word(skews[-1])}.",
     ))
-
-
-def _ends(rows: Sequence[Row], name: str, first: object, last: object) -> tuple[float, float]:
-    """Return the median gains of two values of a column, over cells alike in all the others.
-
-    Over all cells of each value where none are alike.
-    """
-    others = [column for column in COLUMNS[:5] if column != name]
-    by: dict[object, dict[tuple[Any, ...], float]] = {first: {}, last: {}}
-    for row in rows:
-        if row[name] in by:
-            by[row[name]][tuple(row[column] for column in others)] = row["gain"]
-    both = by[first].keys() & by[last].keys()
-    a, b = ([v for key, v in by[end].items() if not both or key in both] for end in (first, last))
-    return median(a), median(b)
 
 
 def _counted(seen: Sequence[int]) -> tuple[int, int]:

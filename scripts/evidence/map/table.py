@@ -12,7 +12,7 @@ from typing import Any
 
 from evidence.map.cell import ALONE, TOGETHER
 from evidence.map.images import SETS
-from fedvlm.core.stats import draws_interval
+from fedvlm.core.stats import pooled_interval
 
 METRICS = ("personal", "balanced", "worst", "hurt")
 COLUMNS = ("set", "clients", "images", "skew", "shift", "method", "seeds", *METRICS, "gain",
@@ -85,7 +85,7 @@ def sides(rows: Sequence[Row], metric: str = "gain", least: float = 0.0) -> list
     """Return for each row 1 or -1 where the gain is above ``least`` and its 95 % interval, else 0.
 
     Args:
-        rows: of one method; of few draws their variance is pooled over the label skews.
+        rows: of one method; the variance of a draw is pooled over their label skews.
         least: points.
     """
     alike: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
@@ -93,8 +93,8 @@ def sides(rows: Sequence[Row], metric: str = "gain", least: float = 0.0) -> list
         alike[_place(row)].append(row)
     out = []
     for row in rows:
-        half = draws_interval((row["seeds"], row[f"{metric}_se"]), [
-            (r["seeds"], r[f"{metric}_se"]) for r in alike[_place(row)]])
+        half = pooled_interval([(r["seeds"], r[f"{metric}_se"]) for r in alike[_place(row)]],
+                               row["seeds"])
         sure = half is not None and abs(row[metric]) > max(least, half)
         out.append(0 if not sure else 1 if row[metric] > 0 else -1)
     return out

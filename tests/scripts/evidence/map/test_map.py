@@ -172,26 +172,6 @@ def test_a_gain_counts_by_a_t_interval_pooled_over_skews() -> None:
     assert sides([*rows, single]) == [1, 0, 0]  # one draw, nothing to pool with: undecided
 
 
-def test_of_ten_draws_a_skew_has_its_own_variance() -> None:
-    """Draws of two classes scatter more: -3.2 with an error of 2 is no loss beside calm skews."""
-    rows = [row("EuroSAT", 5, skew, draws, gain, error) for draws in (9, 10)
-            for skew, gain, error in ((EVEN, 3.2, 0.2), (TWO, -3.2, 2.0))]
-    assert sides(rows[:2]) == [1, -1]  # pooled: 3.2 of 2.12 sqrt((0.04 + 4) / 2)
-    assert sides(rows[2:]) == [1, 0]  # its own: 3.2 of 2.26 x 2.0
-
-
-def test_medians_are_of_cells_alike() -> None:
-    """Only 5 images are dealt to 100 clients: the 200 images of two clients do not count."""
-    rows = [row("EuroSAT", images, skew, 9, gain, 1.0) | {"clients": clients}
-            for skew in (EVEN, TWO) for clients, images, gain in
-            ((2, 5, 1.0), (2, 200, 7.0), (2, 100, 9.0), (100, 5, 30.0))]
-    words = words_of(rows)
-    assert ("More clients gain more: +1.0 points in the median with 2 clients, +30.0 with 100, in "
-            "combinations that are otherwise the same.") in words
-    assert "8 combinations of clients, images a client, label skew and feature shift (EuroSAT 8)" \
-        in words
-
-
 def test_the_table_counts_as_the_first_sentences_do() -> None:
     """Both pool a draw's variance over skews: a skew alone has too few draws for its interval."""
     loose = row("EuroSAT", 5, TWO, 2, -5.0, 1.0)
