@@ -208,8 +208,9 @@ def cases_of(rows: Sequence[Row]) -> str:
         runs = [r for r in rows if r["method"] == top and (r["set"], r["case"]) in some
                 and r["plan"] in CELLS]
         prior = [r["prior"] - r["alone"] for r in runs if r["prior"] is not None]
+        best = top if means[top] >= NEAR else f"none gains a point (highest: {top})"
         lines.append(
-            f"| {SKEWS.get(skew, f'classes mixed by Dirichlet {skew}')} | {top} | "
+            f"| {SKEWS.get(skew, f'classes mixed by Dirichlet {skew}')} | {best} | "
             f"{means[top]:+.1f} | {fmean(balanced[(*p, top)] for p in some):+.1f} | "
             f"{_number(_mean(runs, 'hurt'))} % | {', '.join(near) or '-'} | "
             f"{_points(fmean(prior) if prior else None)} |")

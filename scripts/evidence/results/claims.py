@@ -7,6 +7,7 @@ run that trains the same parts as the method.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,18 +51,23 @@ class Side:
 
         Of several columns (shots) the mean of the right answers: their test images are the same.
         """
-        out: dict[Any, dict[Any, Answers]] = {}
+        out: dict[Any, dict[Any, list[Answers]]] = {}
         for place in sorted(places, key=str):
             for seed, told in self.answers.get(place, {}).items():
                 if (place, seed) in cells:
-                    here = out.setdefault(place[0], {})
-                    here[seed] = _merged(here[seed], told) if seed in here else told
-        return list(out.values())
+                    out.setdefault(place[0], {}).setdefault(seed, []).append(told)
+        return [{seed: _merged(several) for seed, several in seeds.items()}
+                for seeds in out.values()]
 
 
-def _merged(a: Answers, b: Answers) -> Answers:
-    return {client: ClientAnswers(one.images, (one.right + b[client].right) / 2)
-            for client, one in a.items() if client in b and b[client].images == one.images}
+def _merged(columns: Sequence[Answers]) -> Answers:
+    """Return each client's mean number of right answers, all columns alike."""
+    if len(columns) == 1:
+        return columns[0]
+    return {client: ClientAnswers(one.images, math.fsum(c[client].right for c in columns)
+                                  / len(columns))
+            for client, one in columns[0].items()
+            if all(client in c and c[client].images == one.images for c in columns)}
 
 
 @dataclass(frozen=True)
@@ -243,6 +249,15 @@ def missing(trainer: str, claim: Claim, planned: Collection[str]) -> list[str]:
     """Return who of a claim's two is among no names (``labels_of``) of its lane's plans."""
     names = [trainer] if claim.rival in _REFERENCES else [trainer, claim.rival]
     return [name for name in names if name not in planned]
+
+
+def unmeasured(metric: str, runs: Sequence[FinishedRun]) -> int:
+    """Return how many data sets and seeds have a finished run without a metric.
+
+    No pair is missing there: a set whose classes are all trained on has no unseen ones.
+    """
+    return len({(run.protocol["dataset"], run.protocol["seed"]) for run in runs
+                if run.value(metric) is None})
 
 
 def rivals_of(name: str, parts: str, labels: Collection[Label]) -> list[Label]:

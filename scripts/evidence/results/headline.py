@@ -167,11 +167,28 @@ def hurt(standings: Sequence[Standing]) -> str:
 
 
 def claims_counted(claims: Sequence[Answer]) -> str:
-    """Return how many claims are decided, in one sentence; '' of none."""
+    """Return how many claims are decided, and how sure that is; '' of none."""
+    if not claims:
+        return ""
     number = Counter(a.verdict for a in claims)
-    return (f"Of the {len(claims)} claims of the methods' papers, one sentence each, "
-            f"{number[SUPPORTED]} are supported on these data sets, {number[REFUTED]} refuted and "
-            f"{number[UNDECIDED]} undecided.") if claims else ""
+    untuned = Counter(a.verdict for a in claims if a.untuned)
+    seeds = sorted({a.difference.seeds for a in claims if a.difference})
+    alone, personal = _above_alone(claims)
+    return (
+        f"Of the {len(claims)} claims on the methods' cards, one sentence each, "
+        f"{number[SUPPORTED]} are supported on these data sets ({untuned[SUPPORTED]} of methods "
+        f"that were not tuned), {number[REFUTED]} refuted ({untuned[REFUTED]}) and "
+        f"{number[UNDECIDED]} undecided ({untuned[UNDECIDED]})"
+        + (f", on {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds where a "
+           f"claim needs {SEEDS}" if seeds and seeds[0] < SEEDS else "")
+        + f". To be above a rival is not to be above working alone: of {personal} methods with a "
+        f"claim on personal accuracy {alone} are significantly above what clients reach alone.")
+
+
+def _above_alone(claims: Sequence[Answer]) -> tuple[int, int]:
+    """Return how many claims' methods are significantly above working alone, and of how many."""
+    second = [a.second for a in claims if a.second is not None]
+    return sum(seen.apart > 0 for seen in second), len(second)
 
 
 def claims_held(claims: Sequence[Answer]) -> str:
@@ -183,15 +200,14 @@ def claims_held(claims: Sequence[Answer]) -> str:
     if not answered:
         return f"none of {len(claims)} claims was tested: their runs are missing."
     firm = [a.method for a in answered if a.firm]
-    second = [a for a in answered if a.second is not None]
-    alone = sum(bool(a.second and a.second.apart > 0) for a in second)
+    alone, second = _above_alone(answered)
     early = sum(bool(a.so_far) for a in answered)
     refuted = [a.method for a in answered if a.verdict == REFUTED]
     return (
         f"{number[SUPPORTED]} of {len(answered)} tested claims are supported, {number[REFUTED]} "
         f"refuted{named(refuted, MANY)}, {number[UNDECIDED]} undecided; {number[NOT_RUN]} "
         f"were not run. Each test is at the 5 % level; with Holm's correction for all of them "
-        f"{len(firm)} stay supported{named(firm, MANY)}. Of {len(second)} methods with a claim "
+        f"{len(firm)} stay supported{named(firm, MANY)}. Of {second} methods with a claim "
         f"on personal accuracy {alone} are significantly above the same parameters trained alone, "
         "or the best baseline without collaboration."
     ) + (f" {early} of the tests have fewer pairs than planned and are preliminary."
@@ -202,7 +218,7 @@ def sure(standings: Sequence[Standing], facts: Mapping[str, Any]) -> list[str]:
     """Return what differences can be detected, and what runs are missing or not tuned.
 
     Args:
-        facts: ``cells``, ``wanted``, ``missing``, ``tuned``: counts of runs.
+        facts: ``cells``, ``wanted``, ``missing``, ``tuned``, ``unranked``: counts of runs.
     """
     standings = [one for one in standings if one.alike]
     seen = [c.detectable for one in standings for c in one.apart.values()
@@ -213,14 +229,16 @@ def sure(standings: Sequence[Standing], facts: Mapping[str, Any]) -> list[str]:
         seeds = max(one.seeds for one in standings)
         words.append(
             f"Up to {seeds} seeds on {' or '.join(map(str, sets))} data sets, paired; a claim "
-            f"needs {SEEDS}. A difference to the best method must be at least "
+            f"needs {SEEDS} seeds. A difference to the best method must be at least "
             f"{statistics.median(seen):.1f} points to be detected on these sets with a power of "
             f"80 % (median; {min(seen):.1f} to {max(seen):.1f}), test images counted.")
     wanted, cells, missing = facts["wanted"], facts["cells"], facts["missing"]
     if missing:
         words.append(f"{missing} of {wanted} planned runs are missing.")
-    words.append(f"{facts['tuned']} of {cells} runs use all tuned values of their method; the "
-                 "others are in no ranking.")
+    words.append(f"{facts['tuned']:,} of {cells:,} runs use all tuned values of their method; "
+                 f"{facts['unranked']:,} use none and are in no ranking; the other "
+                 f"{cells - facts['tuned'] - facts['unranked']:,} are variants that change one "
+                 "value, or have nothing to tune.")
     return words
 
 

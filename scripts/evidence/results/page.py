@@ -16,7 +16,15 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evidence.results import headline, questions, work
-from evidence.results.claims import NOT_RUN, Answer, Claim, answers, firmed, missing
+from evidence.results.claims import (
+    NOT_RUN,
+    Answer,
+    Claim,
+    answers,
+    firmed,
+    missing,
+    unmeasured,
+)
 from evidence.results.lanes import (
     Lane,
     former_defaults,
@@ -172,6 +180,7 @@ def _facts(
     numbers = {"cells": len(every), "wanted": sum(lane.wanted for lane in sources.lanes),
                "missing": sum(lane.absent for lane in sources.lanes),
                "tuned": sum(row["tuned"] for row in tuned.get("lanes", ())),
+               "unranked": len(untuned),
                "lanes": len(sections), "methods": len({r.protocol["trainer"] for r in every}),
                "backbones": len({str(r.protocol["backbone"]) for r in every}),
                "sets": len({r.protocol["dataset"] for r in every}),
@@ -481,7 +490,8 @@ def _claims(sources: Sources) -> list[Answer]:
             if answer.verdict == NOT_RUN and gone:
                 answer = replace(answer, why=f"{' and '.join(gone)}: in no plan of this setting")
             rival = answer.method if claim.rival in REFERENCE_NAMES.values() else answer.rival
-            out.append(replace(answer, lane=lane.name, planned=lane.pairs(answer.method, rival)))
+            planned = lane.pairs(answer.method, rival) - unmeasured(claim.metric, here)
+            out.append(replace(answer, lane=lane.name, planned=planned))
     return firmed(out)
 
 

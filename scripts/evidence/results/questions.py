@@ -5,8 +5,10 @@ Every number is of the cells; a sentence is made of counts and of the rows that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from evidence.results.claims import (
@@ -28,6 +30,7 @@ from fedvlm.runs.finished import FinishedRun
 BALANCED, WORST = "personal_balanced", "personal_worst"
 VARIANTS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
 FEWEST = 3  # methods of a matrix
+EQUAL = 1e-9  # right answers
 AFL, SHARES = "afl", "afl_prior"  # references of one round, without training
 # What a reference is computed from beside the seeds: no method's settings.
 DEAL = ("data_digest", "backbone_digest", "cohort", "unseen_clients")
@@ -41,12 +44,14 @@ class Case:
         lane, setting: its name and title; title: what is trained; clients: in words.
         method: short label, of how many that communicate; sure: of its gain among all (max-t).
         alone, together, pooled: personal accuracy in percent, mean over the sets.
-        gain, balanced, worst: method minus the best baseline without collaboration.
-        hurt: share of clients below their own classifier, in percent.
+        gain, balanced, worst: method minus the best baseline without collaboration; the interval of
+            ``gain`` holds seeds and test images, of the others seeds alone.
+        hurt: share of clients below that baseline, in percent, mean over the sets.
         by_set: data set, alone, together, pooled, gain.
         ridge, shares: what AFL and AFL plus class shares reach, in percent; None where no run has
             them. The latter is of any run, of any setting, with the same images, clients, backbone
             and seeds. beside: method minus AFL plus class shares, over the pairs that have both.
+        deals: images, clients and seeds of its runs (``_deal``).
     """
 
     lane: str
@@ -68,6 +73,7 @@ class Case:
     ridge: float | None = None
     shares: float | None = None
     beside: Contrast | None = None
+    deals: frozenset[tuple[Any, ...]] = frozenset()
 
     @property
     def untrained(self) -> str:
@@ -105,8 +111,22 @@ def _case(one: Standing, lane: Lane, known: Sequence[FinishedRun]) -> Case:
         one.lane, lane.title, one.title,
         " to ".join(map(str, dict.fromkeys((clients[0], clients[-1])))),
         one.short(method), len(one.gains), one.gain_of(method), _mean(alone), _mean(own),
-        _mean(pooled), one.gains[method], beside[0], beside[1], one.hurt.get(method), rows,
-        _mean(ridge), _mean(shares), difference(own, shares))
+        _mean(pooled), one.gains[method], beside[0], beside[1], _losers(own, alone), rows,
+        _mean(ridge), _mean(shares), difference(own, shares), frozenset(here))
+
+
+def _losers(own: Side, alone: Side) -> float | None:
+    """Return the share of clients with fewer right answers than alone, mean over sets, percent."""
+    shares: dict[Any, dict[Any, float]] = {}
+    for place, seeds in own.answers.items():
+        for seed, told in seeds.items():
+            other = alone.answers.get(place, {}).get(seed, {})
+            both = [(one.right, other[client].right) for client, one in told.items()
+                    if client in other]
+            if both:
+                shares.setdefault(place, {})[seed] = 100 * sum(
+                    a < b - EQUAL for a, b in both) / len(both)
+    return _mean(Side(shares, {}))
 
 
 def _deal(run: FinishedRun) -> tuple[Any, ...]:
@@ -135,18 +155,20 @@ def federate(every: Sequence[Case], first: Sequence[Case]) -> list[str]:
         return ["No setting has methods that communicate and a baseline without collaboration."]
     up = [c for c in first if c.sure > 0]
     down = [c for c in first if c.sure < 0]
-    out = [f"Significantly better in {_named(up)}.", f"Significantly worse in {_named(down)}.",
+    out = [f"Significantly better in {_named(up)}.{_alike(up)}",
+           f"Significantly worse in {_named(down)}.{_alike(down)}",
            f"Undecided in {len(first) - len(up) - len(down)}."]
     if told := untrained(first):
         out.append(told)
     balanced = [c for c in first if c.balanced is not None]
     if balanced:
         gains = [c.balanced.mean for c in balanced if c.balanced]
-        better = sum(bool(c.balanced and c.balanced.apart > 0) for c in balanced)
-        out.append(f"Class-balanced accuracy counts rare classes like common ones. In it the same "
-                   f"methods are {min(gains):+.1f} to {max(gains):+.1f} points above the best that "
-                   f"each client reaches alone, significantly in {better} of {len(balanced)} "
-                   "settings.")
+        sides = [c.balanced.apart for c in balanced if c.balanced]
+        out.append("Class-balanced accuracy counts rare classes like common ones. In it the same "
+                   f"methods differ by {min(gains):+.1f} to {max(gains):+.1f} points from the best "
+                   f"that each client reaches alone: significantly above it in {sides.count(1)} "
+                   f"and below it in {sides.count(-1)} of {len(balanced)} settings (by seeds "
+                   "alone, without correction for choosing).")
     hurt = [c for c in first if c.hurt is not None]
     if hurt:
         least, most = (f(hurt, key=lambda c: c.hurt or 0.0) for f in (min, max))
@@ -155,10 +177,27 @@ def federate(every: Sequence[Case], first: Sequence[Case]) -> list[str]:
                    f"{most.setting}).")
     new = [c for c in every if c.gain.ahead]
     sure = [c for c in new if c.gain.apart_ahead > 0]
+    few = len(every) - len(new)
+    rest = f"; {few} comparisons have too few data sets for an interval" if few else ""
     if len(sure) < len(every):
         out.append("All this is about these data sets. For one more data set a gain can be "
-                   f"promised in {len(sure) or 'none'} of {len(every)} comparisons.")
+                   f"promised in {len(sure) or 'none'} of the {len(new)} comparisons on four or "
+                   f"more{rest}." if new else "All this is about these data sets. No comparison "
+                   "has the four that a promise for one more needs.")
     return out
+
+
+def _alike(some: Sequence[Case]) -> str:
+    """Say that rows share images, clients and seeds, so that they are not as many cases."""
+    groups: list[set[tuple[Any, ...]]] = []
+    for case in some:
+        near = [group for group in groups if group & case.deals]
+        groups = [group for group in groups if group not in near]
+        groups.append(set(case.deals).union(*near))
+    if len(groups) == len(some):
+        return ""
+    return (f" These {len(some)} have images, clients and seeds in common: "
+            f"{len(groups)} independent case{'s' * (len(groups) > 1)}, not {len(some)}.")
 
 
 def untrained(first: Sequence[Case]) -> str:
@@ -190,13 +229,16 @@ def with_what(standings: Sequence[Standing], unranked: int) -> list[str]:
             wins[one.short(method)] = wins.get(one.short(method), 0) + 1
     places = {name: sum(name in map(one.short, one.means) for one in every) for name in wins}
     most = sorted(wins, key=lambda name: (-wins[name], places[name], name))[:4]
+    seen = [c.detectable for one in every for c in one.apart.values() if c.detectable is not None]
     out = [
         f"{len(every)} comparisons, each of methods that train the same parameters in the same "
         "setting.",
         "LocalOnly is the same parameters, each client trained alone. Some method is significantly "
         f"better than it in {len(above)} of the {len(with_local)} comparisons that have it.",
         "Best, or not significantly below the best: "
-        + ", ".join(f"{name} in {wins[name]} of its {places[name]}" for name in most) + "."]
+        + ", ".join(f"{name} in {wins[name]} of its {places[name]}" for name in most) + "."
+        + (f" That is not the same as equally good: a difference must be {median(seen):.1f} "
+           "points to be found (median)." if seen else "")]
     if any("(ft)" in name for name in most):
         out.append("(ft): with a final fine-tuning at each client.")
     if unranked:
@@ -214,12 +256,14 @@ def at_our_place(
     """
     by_name = {lane.name: lane for lane in lanes}
     top = {(case.lane, case.title, case.method) for case in first}
-    costs, best = [], []
+    costs, best, ready, every = [], [], 0, 0
     for one in standings:
         if not one.alike or one.lane in VARIANTS:
             continue
         for method in sorted(one.senders & one.means.keys()):
             runs = [run for run in by_name[one.lane].runs if run.method == method]
+            every += len(runs)
+            ready += sum(map(_encoded_before, runs))
             sent = [s for run in runs if (s := sent_of(run)) is not None]
             if sent:
                 costs.append((mean(sent) or 0.0, mean(run.seconds for run in runs) or 0.0,
@@ -231,10 +275,17 @@ def at_our_place(
     seconds = sorted(cost[1] for cost in costs)
     return [
         f"A CPU is enough. A run of all clients takes {seconds[0]:.0f} to {seconds[-1]:.0f} "
-        "seconds on one core: the backbone is frozen and encodes each image once.",
+        "seconds on one core with these small backbones, which are frozen and encode each image "
+        f"once. Encoding comes on top: {ready:,} of {every:,} runs found their images encoded.",
         f"A client sends and receives {_sent(costs)} in each round"
         + (f"; with the best method of a setting {_sent(best)}." if best else "."),
         "The same command runs in one process, in several, and at sites that keep their images."]
+
+
+def _encoded_before(run: FinishedRun) -> bool:
+    """Return whether a run's note says that all image features were there before it."""
+    return any(re.match(r"image features: all .* from the (store|cache)", str(note))
+               for note in run.info.get("notes", ()))
 
 
 def _sent(costs: Sequence[tuple[float, float, str]]) -> str:

@@ -158,8 +158,9 @@ def standing_of(
             alone = [difference(*(replace(one, numbers={p: one.numbers[p]})
                                   for one in (own, none))) for p in places]
             single += [one.apart for one in alone if one is not None]
-    hurt = {m: mean(v for one in sets.values() for v in one.values()) or 0.0 for m, sets in
-            _by_place(runs, lambda run: run.section("hurt").get("share")).items() if m in senders}
+    hurt = {m: mean(mean(one.values()) for one in by_set(sets, cells).values()) or 0.0
+            for m, sets in _by_place(runs, lambda run: run.section("hurt").get("share")).items()
+            if m in senders and m in means}
     signs = (single.count(1), single.count(0), single.count(-1))
     return Standing(lane, title, means, apart, gains, hurt, signs, len(whole[best]),
                     max(len(one) for sets in whole.values() for one in sets), whole, lacking,

@@ -127,6 +127,10 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
     assert methods_page.cases_of(more).splitlines()[2:] == [
         "| classes mixed by Dirichlet 0.3 | Ditto | +20.0 | +30.0 | 10.0 % | - | +15.0 |",
         "| all classes evenly | FedAvg | +21.5 | +31.5 | 10.0 % | Ditto | +15.0 |"]
+    flat = [row("map-heads", "two 10x10", method, value)
+            for method, value in (("FedAvg", 60.9), ("Ditto", 59.0))]
+    assert methods_page.cases_of(flat).splitlines()[2].startswith(
+        "| two classes each | none gains a point (highest: FedAvg) | +0.9 |")
     assert methods_page.cases_of([]) == ""
     assert methods_page.words_of([]) == ""
     assert len(text.splitlines()) <= 300

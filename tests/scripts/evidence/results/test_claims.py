@@ -23,8 +23,10 @@ from evidence.results.claims import (
     missing,
     read_claim,
     rivals_of,
+    unmeasured,
     verdict,
 )
+from evidence.results.headline import claims_counted, sure
 from evidence.results.plans import read_plan
 from fedvlm.config.families import peft_words
 from fedvlm.config.keys import default_schema
@@ -218,6 +220,30 @@ def test_a_personal_claim_is_held_against_working_alone_too(tmp_path: Path) -> N
     (answer,) = answers("Ditto", claim, collect([tmp_path / "a"]).runs)
     assert answer.verdict == SUPPORTED and answer.alone == "LocalOnly [head]"
     assert answer.second is not None and answer.second.apart == -1
+
+
+def test_a_set_without_unseen_classes_misses_no_pair(tmp_path: Path) -> None:
+    """Of FedAvg's three seeds none has unseen classes; each has a personal accuracy."""
+    write_seeds(tmp_path, "FedAvg", [50.0, 51.0, 52.0], peft="head")
+    runs = collect([tmp_path]).runs
+    assert (unmeasured("new", runs), unmeasured("personal", runs)) == (3, 0)
+
+
+def test_the_first_page_says_how_sure_the_claims_are() -> None:
+    claim = Claim("personal", "B", "x")
+    up, down = (contrast([dict.fromkeys("abc", 0.0)], [dict(zip("abc", values, strict=True))])
+                for values in ((1.0, 2.0, 1.5), (-1.0, -2.0, -1.5)))
+    every = [Answer("A", claim, SUPPORTED, up, second=down, untuned=True),
+             Answer("C", claim, SUPPORTED, up, second=up), Answer("D", claim, UNDECIDED, up)]
+    assert claims_counted([]) == "" and claims_counted(every) == (
+        "Of the 3 claims on the methods' cards, one sentence each, 2 are supported on these data "
+        "sets (1 of methods that were not tuned), 0 refuted (0) and 1 undecided (0), on 3 seeds "
+        "where a claim needs 10. To be above a rival is not to be above working alone: of 2 "
+        "methods with a claim on personal accuracy 1 are significantly above what clients reach "
+        "alone.")
+    words = sure([], {"wanted": 9, "cells": 9, "missing": 0, "tuned": 4, "unranked": 3})
+    assert words[0].startswith("4 of 9 runs use all tuned values of their method; 3 use none and "
+                               "are in no ranking; the other 2 are variants")
 
 
 def test_holm_holds_for_all_answers_together() -> None:
