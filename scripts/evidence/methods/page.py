@@ -27,7 +27,7 @@ def page_of(
     """Return the page; cells without runs are shown as missing."""
     found = gains(rows)
     return TEXT.read_text(encoding="utf-8").format(
-        counts=_counts(plans, rows, real), best=_best(plans, found, rows),
+        counts=_counts(plans, rows, real), best=_best(plans, _compared(rows)),
         order="\n\n".join(filter(None, (_order(found, rows), _without_runs(plans, rows)))),
         contexts=_contexts(plans, rows), fixed=_fixed(real),
         axes=_axes(plans, rows), missing=_missing(plans, rows),
@@ -67,14 +67,29 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
+def _compared(rows: Sequence[Row]) -> list[Row]:
+    """Return the runs of the cells, of each cell those of the methods with its most seeds."""
+    some = [row for row in rows if row["plan"] in CELLS]
+    counts = Counter((row["set"], row["case"], row["method"]) for row in some)
+    most: dict[tuple[str, str], int] = {}
+    for (name, case, _), count in counts.items():
+        most[name, case] = max(count, most.get((name, case), 0))
+    return [row for row in some if counts[row["set"], row["case"], row["method"]]
+            == most[row["set"], row["case"]]]
+
+
 def _mean(rows: Sequence[Row], name: str) -> float | None:
     values = [row[name] for row in rows if row[name] is not None]
     return fmean(values) if values else None
 
 
-def _best(
-    plans: Sequence[MapPlan], found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]
-) -> str:
+def _best(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
+    """Return the table of the best method of each cell.
+
+    Args:
+        rows: ``_compared``.
+    """
+    found = gains(rows)
     lines = ["| set | cell | alone | best method | gain | within 1 point of it | clients that lose "
              "| worst client | one-round baseline | kB a round |",
              "|---|---|---:|---|---:|---|---:|---:|---:|---:|"]
@@ -118,29 +133,33 @@ def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> 
     """Return tables of methods, the best mean gain first: with the most cells, and with fewer."""
     methods = list(dict.fromkeys(m for _, _, m in found))
     places = {m: {(s, c) for s, c, n in found if n == m} for m in methods}
-    head = ["| method | cells | personal gain | class-balanced gain | best in | worst client | "
-            "clients that lose | kB a round |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    head = ["| method | cells | runs | personal gain | class-balanced gain | best in "
+            "| worst client | clients that lose | kB a round |",
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
     whole, fewer = list(head), list(head)
-    most = max(map(len, places.values()), default=0)
     balanced = gains(rows, "balanced")
+    runs = Counter(row["method"] for row in rows if row["plan"] in CELLS)
+    most = max(((len(places[m]), runs[m]) for m in methods), default=(0, 0))
+    compared = gains(_compared(rows))
     tops: Counter[str] = Counter()
-    for place in set().union(*places.values()):
-        here = {m: found[(*place, m)] for m in methods if place in places[m]}
+    for place in dict.fromkeys(place[:2] for place in compared):
+        here = {m: compared[(*place, m)] for m in methods if (*place, m) in compared}
         tops[max(here, key=lambda m: here[m])] += 1
     for method in sorted(methods, key=lambda m: -fmean(found[(*p, m)] for p in places[m])):
         some = [r for r in rows if r["method"] == method and r["plan"] in CELLS]
-        (whole if len(places[method]) == most else fewer).append(
-            f"| {method} | {len(places[method])} | "
+        (whole if (len(places[method]), runs[method]) == most else fewer).append(
+            f"| {method} | {len(places[method])} | {runs[method]} | "
             f"{_points(fmean(found[(*p, method)] for p in places[method]))} | "
             f"{_points(fmean(balanced[(*p, method)] for p in places[method]))} | {tops[method]} | "
             f"{_number(_mean(some, 'worst'))} | {_number(_mean(some, 'hurt'))} | "
             f"{(_mean(some, 'bytes') or 0) / 1e3:.0f} |")
     if fewer == head:
         return "\n".join(whole)
-    there = sorted(set().union(*(p for p in places.values() if len(p) < most)))
+    there = sorted(set().union(*(places[m] for m in methods
+                                 if (len(places[m]), runs[m]) != most)))
     where = ", ".join(f"{name} {case}" for name, case in there) if len(there) <= FEW_CELLS else \
         f"{len(there)} cells"
-    return "\n".join([*whole, "", f"These have fewer cells ({where}) and cannot be compared with "
+    return "\n".join([*whole, "", f"These have fewer cells or seeds ({where}) and cannot be compared with "
                       "the methods above.", "", *fewer])
 
 
@@ -158,6 +177,7 @@ def _without_runs(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
 
 def words_of(rows: Sequence[Row]) -> str:
     """Return what the methods gain on the cells that they all have, a line each; '' of none."""
+    rows = _compared(rows)
     found = gains(rows)
     whole, places = _whole(found)
     if not whole:
@@ -180,7 +200,11 @@ def words_of(rows: Sequence[Row]) -> str:
 def _whole(
     found: Mapping[tuple[str, str, str], float]
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the methods that have the most cells, and these cells."""
+    """Return the methods that have the most cells, and these cells.
+
+    Args:
+        found: gains of runs that are ``_compared``.
+    """
     places: dict[str, list[tuple[str, str]]] = {}
     for name, case, method in found:
         places.setdefault(method, []).append((name, case))
@@ -194,6 +218,7 @@ def cases_of(rows: Sequence[Row]) -> str:
 
     Of the methods that have the most cells. Within: at most ``NEAR`` points below the best.
     """
+    rows = _compared(rows)
     found, balanced = gains(rows), gains(rows, "balanced")
     whole, places = _whole(found)
     lines = ["| my clients have | best method | gain | class-balanced gain | clients that lose "

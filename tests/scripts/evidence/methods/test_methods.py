@@ -116,8 +116,14 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
     assert "| Thorki | missing | 24 |" in text and "| Ditto | missing" not in text
     first = methods_page.words_of(rows[:2])
     assert first.startswith("These cells have 1 seed each. The best of 2 ")
-    two = [*rows[:2], rows[0] | {"seed": 2}]
-    assert methods_page.words_of(two).startswith("These cells have 1 to 2 seeds each. ")
+    two = [*rows[:2], *(one | {"seed": 2} for one in rows[:2])]
+    other = [one | {"case": "even 10x10"} for one in rows[:2]]
+    assert methods_page.words_of([*two, *other]).startswith("These cells have 1 to 2 seeds each. ")
+    lucky = [row("map-prompts", "0.3 10x10", "FedTV", 99.0), *two]  # of one seed, not compared
+    assert methods_page.words_of(lucky) == methods_page.words_of(two)
+    page = methods_page.page_of(plans, lucky, [])
+    assert "| EuroSAT | 0.3 10x10 | 60.0 | Ditto | +20.0 |" in page
+    assert "| Ditto | 1 | 2 | +20.0 |" in page and "| FedTV | 1 | 1 | +39.0 |" in page
     assert methods_page.words_of(rows[:2]).splitlines()[1:] == [
         "Mean gain on 1 cell: Ditto +20.0, FedAvg +10.0 points.",
         "The baseline without training, AFL plus class shares, reaches at least as much as the "
