@@ -197,8 +197,9 @@ class PlanReader:
         labels = [fold(e.label) for e in entries]
         word = "label" if part == "datasets" else "tag"
         twins = {fold(e.label): e for e in entries if labels.count(fold(e.label)) > 1}
+        cure = "name it once" if self.where == "words" else f"give one of them a {word}:"
         for entry in twins.values():
-            self.mistake(f"{part} has '{entry.label}' twice; give one of them a {word}:")
+            self.mistake(f"{part} has '{entry.label}' twice; {cure}")
         return tuple(entries)
 
     def entry(self, item: Any, part: str) -> PlanEntry | None:

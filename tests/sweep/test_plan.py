@@ -221,6 +221,7 @@ def test_missing_data_alone_is_a_data_error(
 
 @pytest.mark.parametrize(("words", "piece"), [
     (["--trainers", "FedAvg"], "give a plan"),
+    (["--trainers", "A", "A", "--datasets", "digits"], "trainers has 'A' twice; name it once"),
     (["--trainers", "FedAvg", "--datasets", "digits", "--job", "2"], "did you mean '--jobs'"),
     (["--trainers", "FedAvg", "--datasets", "digits", "--jobs", "0"], "from 1 on, got '0'"),
     (["--trainer", "FedAvg", "--datasets", "digits"], "use --trainers"),
