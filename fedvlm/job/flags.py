@@ -408,8 +408,8 @@ def pairs(values: Namespace) -> list[str]:
     if last.isdigit() and "--seed" in values.words:
         return [f"'{last}' has no value; for several seeds use --seeds, such as --seeds 1 2"]
     if number:
-        return [f"'{number}' stands where a key should: a flag of a run has one value; fedvlm sweep "
-                "runs several, such as --lr 0.01 0.1"]
+        return [f"'{number}' stands where a key should: a flag of a run has one value; fedvlm "
+                "sweep runs several, such as --lr 0.01 0.1"]
     near = "" if last.isupper() else flag_for(last) or did_you_mean(last, names)
     return [f"'{last}' has no value; words without a flag are KEY VALUE pairs"
             f"{near}"]
