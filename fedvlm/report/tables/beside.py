@@ -90,13 +90,12 @@ def difference_rows(
     if several and not pools:
         rows = [replace(one, cells=tuple(_cells(_contrast(home, one, [at]), one, [at])[0]
                                          for at in sets)) for one in rivals]
-        seen = [_contrast(home, one, [at]) for one in rivals for at in sets]
-        images = any(one and one.images != SEEDS_ALONE for one in seen)
+        every = [_contrast(home, one, [at]) for one in rivals for at in sets]
+        images = any(one and one.images != SEEDS_ALONE for one in every)
         how = VARIANCE if images else "Student's t"
         return rows, list(columns), (
-            f"{words}Per column over its seeds ({how}); the columns are not data sets alone, "
-            "so nothing is pooled over them."
-            + _certainty(seen))
+            f"{words}Per column over its seeds ({how}); the columns are not data sets alone, so "
+            f"nothing is pooled over them.{_certainty(every)}")
     whole = [_contrast(home, one, sets, columns, pools) for one in rivals]
     adjusted = holm([seen.chance if seen else None for seen in whole])
     rows = []
