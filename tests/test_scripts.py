@@ -128,7 +128,15 @@ def test_settings(tmp_path: Path) -> None:
     assert [runs[0].cfg.DATASET.NUM_SHOTS for runs in curve] == [1, 2, 4, 8, 16]
     ((base, *_),) = jobs("base2new/run", tmp_path / "b", "shapes", "FedAvg")
     assert (base.cfg.DATASET.SUBSAMPLE_CLASSES, base.cfg.DATASET.NUM_SHOTS) == ("base", 16)
-    assert len(jobs("base2new/all", tmp_path / "c", "FedAvg")) == 11
+    every = jobs("base2new/all", tmp_path / "c", "FedAvg")
+    assert len(every) == 11
+    for (job, *_) in every:  # disjoint classes can be dealt
+        info = dataset_info(job.cfg.DATASET.NAME)
+        assert info is not None and job.cfg.FED.PARTITION == "disjoint"
+        assert min(10, info.base) == job.cfg.FED.CLIENTS
+    for words, clients in ((("--partition", "iid"), 10), (("--num-users", "3"), 3)):
+        ((one, *_),) = jobs("base2new/run", tmp_path / str(clients), "EuroSAT", "FedAvg", *words)
+        assert clients == one.cfg.FED.CLIENTS
     ((skew, *_),) = jobs("personal/dirichlet", tmp_path / "d", "cifar10", "FedAvg", "0.1")
     fed = skew.cfg.FED
     assert (fed.PARTITION, fed.BETA, fed.CLIENTS, fed.FRAC) == ("dirichlet", 0.1, 100, 0.1)
@@ -164,6 +172,19 @@ def test_every_set_of_known_domains_has_a_script() -> None:
         if node.get("FORMAT", "") == "texts":
             continue
         assert info is not None and (not info.domains or dataset in there), dataset
+
+
+def test_sets_without_data_are_left_out_and_named(tmp_path: Path) -> None:
+    """Only exit code 3 goes on to the next set: a wrong word is wrong for all of them."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/sh\necho "$*" >> "$0.log"\n'
+                        'case "$*" in *imagenet*|*dtd*) exit 3 ;; *ucf*) exit ${END:-0} ;; esac\n')
+    stand_in.chmod(0o755)
+    script = ROOT / "scripts" / "base2new" / "all.sh"
+    done = spawn(script, "FedAvg", PYTHON=str(stand_in))
+    assert done.returncode == 3 and done.stderr == "left out, no data: imagenet dtd\n"
+    assert len(Path(f"{stand_in}.log").read_text().splitlines()) == 11
+    assert spawn(script, "FedAvg", PYTHON=str(stand_in), END="2").returncode == 2
 
 
 def test_a_missing_argument_is_named() -> None:

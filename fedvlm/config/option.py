@@ -110,6 +110,9 @@ class Option:
         elif kind in (tuple, list) and isinstance(value, (tuple, list)):
             return kind(self._item(v, value) for v in value)
         if type(value) is not kind:
+            if kind in (int, float) and isinstance(value, tuple):
+                raise ValueError(f"expects {_WANTED[kind]}, got several: {short_repr(value)}; one "
+                                 "run has one value, fedvlm sweep runs several")
             raise ValueError(
                 f"expects {_WANTED[kind]}, got {short_repr(value)} ({type(value).__name__})"
             )

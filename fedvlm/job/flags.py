@@ -32,6 +32,7 @@ from typing import Any
 
 from fedvlm.config.engines import ENDED
 from fedvlm.config.families import PEFT_WORDS
+from fedvlm.config.option import literal
 from fedvlm.console.parser import BeforePairs, Loose, MoreNumbers, Parser, Switch, number_words
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 
@@ -396,8 +397,9 @@ def add_opts(parser: Parser) -> None:
 
 
 def pairs(values: Namespace) -> list[str]:
-    """Return the mistake of a word that stands alone, if there is one."""
-    if len(values.opts) % 2 == 0:
+    """Return the mistake of a word that stands alone or of a number for a key, if there is one."""
+    number = next((w for w in values.opts[::2] if type(literal(w)) in (int, float)), "")
+    if len(values.opts) % 2 == 0 and not number:
         return []
     from fedvlm.job.kinds import flag_for  # start-up: NumPy, for a mistake only
 
@@ -405,6 +407,9 @@ def pairs(values: Namespace) -> list[str]:
     names = [name for flag in FLAGS for name in flag.names]
     if last.isdigit() and "--seed" in values.words:
         return [f"'{last}' has no value; for several seeds use --seeds, such as --seeds 1 2"]
+    if number:
+        return [f"'{number}' stands where a key should: a flag of a run has one value; fedvlm "
+                "sweep runs several, such as --lr 0.01 0.1"]
     near = "" if last.isupper() else flag_for(last) or did_you_mean(last, names)
     return [f"'{last}' has no value; words without a flag are KEY VALUE pairs"
             f"{near}"]

@@ -26,7 +26,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.build import check_model, pick_device
 from fedvlm.job.describe import peft_choice, run_path
 from fedvlm.job.engines.base import refuse_unread
-from fedvlm.job.identity import identity_config
+from fedvlm.job.identity import WHERE, identity_config
 from fedvlm.job.inputs import data_key
 from fedvlm.job.request import Request
 from fedvlm.job.resolve import Job, resolve
@@ -301,6 +301,24 @@ def cells_of(plan: SweepPlan) -> list[Cell]:
     return cells
 
 
+def unread_axes(plan: SweepPlan, cells: Sequence[Cell]) -> list[str]:
+    """Return a sentence for each axis that some cells do not read: they are then the same run."""
+    said = []
+    for key in (k for k in plan.axes if k not in WHERE):
+        alike: dict[tuple[str, ...], dict[str, Cell]] = {}
+        for cell in cells:
+            if key in cell.words and key not in cell.config:
+                same = (cell.dataset, str(cell.seed), cell.config["TRAINER.NAME"], cell.digest)
+                value = cell.words[cell.words.index(key) + 1]
+                alike.setdefault(same, {}).setdefault(value, cell)
+        twins = [list(group.values()) for group in alike.values() if len(group) > 1]
+        if twins:
+            one, other = twins[0][:2]
+            said.append(f"{key} changes nothing in {sum(map(len, twins))} cells, whose other "
+                        f"settings do not read it: '{one}' and '{other}' are the same run")
+    return said
+
+
 class Mistakes:
     """Mistakes of a plan's cells: each message once, with its cells."""
 
@@ -317,9 +335,12 @@ class Mistakes:
     def shared_folders(self, cells: list[Cell]) -> None:
         """Note cells that would lie in one run folder."""
         first: dict[Path, Cell] = {}
+        told = set[tuple[str, ...]]()
         for cell in cells:
             other = first.setdefault(cell.folder, cell)
-            if other is not cell:
+            pair = (other.dataset, other.method, cell.dataset, cell.method)
+            if other is not cell and pair not in told:  # other seeds say the same
+                told.add(pair)
                 self.data_only = False
                 line = (f"'{other}' and '{cell}' have the same run folder ({cell.key}); give one "
                         "of them a tag")

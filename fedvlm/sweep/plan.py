@@ -27,6 +27,7 @@ from typing import Any
 import yaml
 
 from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Schema, literal
 from fedvlm.config.read import read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.job.flags import by_name, peft_keys
@@ -180,7 +181,7 @@ class PlanReader:
             if all(len(k) == 1 for k in keys):
                 name = next(iter(keys[0]))
                 axes[name] = tuple(k[name] for k in keys)
-                if len(set(axes[name])) < len(values):
+                if _twice(name, axes[name], self.schema):
                     self.mistake(f"axes: {key} names a value twice: {values!r}")
             elif all(keys):
                 self.mistake(f"axes: {key} sets several keys at once; choose one of "
@@ -196,8 +197,9 @@ class PlanReader:
         labels = [fold(e.label) for e in entries]
         word = "label" if part == "datasets" else "tag"
         twins = {fold(e.label): e for e in entries if labels.count(fold(e.label)) > 1}
+        cure = "name it once" if self.where == "words" else f"give one of them a {word}:"
         for entry in twins.values():
-            self.mistake(f"{part} has '{entry.label}' twice; give one of them a {word}:")
+            self.mistake(f"{part} has '{entry.label}' twice; {cure}")
         return tuple(entries)
 
     def entry(self, item: Any, part: str) -> PlanEntry | None:
@@ -284,10 +286,21 @@ def with_axes(plan: SweepPlan) -> SweepPlan:
     axes = {k: tuple(filter(None, map(str.strip, v.split(",")))) for k, v in plan.override.items()
             if "," in v and k in schema and schema[k].kind in (int, float)}
     for key, values in axes.items():
-        if len(set(values)) < len(values):
+        if _twice(key, values, schema):
             raise ConfigError(f"{key} has a value twice: {' '.join(values)}")
     rest = {k: v for k, v in plan.override.items() if k not in axes}
     return replace(plan, override=rest, axes={**plan.axes, **axes})
+
+
+def _twice(key: str, words: Sequence[str], schema: Schema) -> bool:
+    """Return whether two words of an axis are one value, such as 1e-3 and 0.001."""
+    values = []
+    for word in words:
+        try:
+            values.append(schema[key].parse(word) if key in schema else literal(word))
+        except ValueError:  # the cells say what is wrong with it
+            values.append(word)
+    return any(value in values[:at] for at, value in enumerate(values))
 
 
 def name_by_content(plan: SweepPlan) -> SweepPlan:

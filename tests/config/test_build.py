@@ -43,6 +43,12 @@ def test_all_mistakes_at_once_with_file_line_and_nearest_name(tmp_path: Path):
     ]
 
 
+def test_several_values_of_one_run_are_those_of_a_sweep():
+    assert mistakes("OPTIM.LR", "0.001,0.01") == [
+        "opts: OPTIM.LR expects a number, got several: (0.001, 0.01); one run has one value, "
+        "fedvlm sweep runs several"]
+
+
 def test_the_last_word_of_a_key_names_the_methods_own_first():
     assert mistakes("RANK", "3") == ["opts: unknown key 'RANK'; did you mean 'TRAINER.FEDTV.RANK'?"]
 

@@ -106,6 +106,9 @@ def test_opts_with_and_without_the_flag_and_negative_numbers():
     assert args.opts == ["OPTIM.LR", "0.1", "DATASET.NUM_SHOTS", "-1", "SEED", "2"]
     with pytest.raises(ConfigError, match="'SEED' has no value"):
         parse(["--rounds", "3", "SEED"])
+    for more in (["0.01"], ["0.01", "0.1"], ["SEED", "1", "0.01"]):
+        with pytest.raises(ConfigError, match="'0.01' stands where a key .* fedvlm sweep runs"):
+            parse(["--lr", "0.001", *more])
 
 
 _WORDS = st.sampled_from(["--rounds", "--opts", "--demo", "--seeds", "-1", "SEED", "=", "--", "-h"])

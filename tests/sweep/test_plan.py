@@ -118,9 +118,27 @@ def test_an_axis_of_words_is_checked(tmp_path: Path, capsys: pytest.CaptureFixtu
     line = ["sweep", "--trainers", "FedAvg", "--datasets", "shapes", "--output-dir", str(tmp_path)]
     assert main([*line, "--beta", "0.3", "0.3"]) == 2
     assert "FED.BETA has a value twice: 0.3 0.3" in capsys.readouterr().err
+    assert main([*line, "--lr", "1e-3", "0.001"]) == 2  # two spellings of one number
+    assert "OPTIM.LR has a value twice: 1e-3 0.001" in capsys.readouterr().err
+    axes = "datasets: [digits]\ntrainers: [FedAvg]\naxes: {OPTIM.LR: [0.01, 1e-2, 0.1]}\n"
+    with pytest.raises(ConfigError, match="axes: OPTIM.LR names a value twice"):
+        read_plan(plan_file(tmp_path, axes))
     path = plan_file(tmp_path, "datasets: [digits]\ntrainers: [FedAvg]\n")
     plan = plan_of(SWEEP.parse_args(["--rounds", "1", str(path), "INPUT.RRCROP_SCALE", "0.5,1"]))
     assert with_axes(plan) == plan and plan.override["INPUT.RRCROP_SCALE"] == "0.5,1"
+
+
+def test_an_axis_that_nothing_reads_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["sweep", "--trainers", "FedAvg", "--datasets", "shapes", "--output-dir", str(tmp_path),
+            "--dry-run", *SMALL, "--beta", "0.3", "0.5", "--lr", "0.1", "0.2", "--seeds", "1-2"]
+    assert main(line) == 0
+    assert ("note: FED.BETA changes nothing in 8 cells, whose other settings do not read it: "
+            "'shapes FedAvg beta0.3 lr0.1 seed 1' and 'shapes FedAvg beta0.5 lr0.1 seed 1' are the "
+            "same run") in capsys.readouterr().err
+    assert main([*line, "--partition", "dirichlet"]) == 0
+    assert "changes nothing" not in capsys.readouterr().err
 
 
 def test_the_words_of_a_cell_give_its_config(tmp_path: Path) -> None:
@@ -203,6 +221,7 @@ def test_missing_data_alone_is_a_data_error(
 
 @pytest.mark.parametrize(("words", "piece"), [
     (["--trainers", "FedAvg"], "give a plan"),
+    (["--trainers", "A", "A", "--datasets", "digits"], "trainers has 'A' twice; name it once"),
     (["--trainers", "FedAvg", "--datasets", "digits", "--job", "2"], "did you mean '--jobs'"),
     (["--trainers", "FedAvg", "--datasets", "digits", "--jobs", "0"], "from 1 on, got '0'"),
     (["--trainer", "FedAvg", "--datasets", "digits"], "use --trainers"),
@@ -225,9 +244,11 @@ def test_one_run_folder_for_two_cells_is_refused(
 common: {backbone: tiny, num-users: 2}
 datasets: [digits]
 trainers: [FedAvg, {name: FedAvg, label: other, lr: 0.1}]
+seeds: [1, 2]
 """)
     assert main(["sweep", str(path), "--output-dir", str(tmp_path / "out")]) == 2
-    assert "have the same run folder" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()  # once, not for each seed
+    assert "have the same run folder" in line
 
 
 def test_dry_run_list_and_print_write_nothing(

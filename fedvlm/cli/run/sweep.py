@@ -114,12 +114,13 @@ def main(args: Namespace) -> int:
         plan, notes = apply_tuned(plan, read_tuned(user_path(args.tuned)), args.tuned_anywhere)
         complain(*notes, prefix="note")
     progress("loading PyTorch")
-    from fedvlm.sweep.cells import cells_of  # start-up: PyTorch, 2 s
+    from fedvlm.sweep.cells import cells_of, unread_axes  # start-up: PyTorch, 2 s
     from fedvlm.sweep.run import Sweep  # start-up: PyTorch
 
     progress("checking every cell")
     cells = cells_of(plan)
     progress.clear()
+    complain(*unread_axes(plan, cells), prefix="note")
     if args.only is not None and args.only[-1] >= len(cells):
         word = args.words[args.words.index(args.spelling["only"]) + 1]
         raise ConfigError(f"--only {word}: the cells are 0 to {len(cells) - 1}")

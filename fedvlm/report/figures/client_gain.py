@@ -72,10 +72,13 @@ def rows(panels: Sequence[LinePanel]) -> list[dict[str, Any]]:
 
 def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE) -> Figure:
     """Return the figure; ``x`` of each line is a gain in points."""
-    return lines.draw_panels(
+    figure = lines.draw_panels(
         panels, width, 1.75 if len(panels) > 1 else 2.6, _fill,
         x_label="gain over the client's own logistic regression (points)", direct=False,
     )
+    for axes in figure.axes:
+        axes.set_ylim(0.0, 100.0)  # a distribution begins at nobody
+    return figure
 
 
 def _line(label: str, gains: Sequence[float], family: str) -> MethodLine:

@@ -18,6 +18,7 @@ from fedvlm.report.tables.papers import source_of
 
 Places = Mapping[tuple[str, str, str], list[RunFacts]]
 THESE, NEW = "these sets", "a new set"
+VARIANCE = "variance of seeds and test images, Satterthwaite's degrees of freedom"
 TITLES = {name: word for word, name in COLUMNS.items()}
 
 
@@ -89,9 +90,12 @@ def difference_rows(
     if several and not pools:
         rows = [replace(one, cells=tuple(_cells(_contrast(home, one, [at]), one, [at])[0]
                                          for at in sets)) for one in rivals]
+        every = [_contrast(home, one, [at]) for one in rivals for at in sets]
+        images = any(one and one.images != SEEDS_ALONE for one in every)
+        how = VARIANCE if images else "Student's t"
         return rows, list(columns), (
-            f"{words}Per column Student's t over seeds; the columns are not data sets alone, so "
-            "nothing is pooled over them.")
+            f"{words}Per column over its seeds ({how}); the columns are not data sets alone, so "
+            f"nothing is pooled over them.{_certainty(every)}")
     whole = [_contrast(home, one, sets, columns, pools) for one in rivals]
     adjusted = holm([seen.chance if seen else None for seen in whole])
     rows = []
@@ -123,9 +127,8 @@ def estimands(differences: Sequence[Contrast | None]) -> str:
             "independent sources" if ahead else
             f"smallest to largest difference of a set, as fewer than {SOURCES} independent sources "
             "allow no prediction")
-    return (f"{THESE}: mean difference over exactly these data sets (variance of seeds and test "
-            f"images, Satterthwaite's degrees of freedom); {NEW}: {kind}. Public data sets are no "
-            "sample of hospitals. +/=/-: data sets above, equal, below. ")
+    return (f"{THESE}: mean difference over exactly these data sets ({VARIANCE}); {NEW}: {kind}. "
+            "Public data sets are no sample of hospitals. +/=/-: data sets above, equal, below. ")
 
 
 def _certainty(differences: Sequence[Contrast | None]) -> str:

@@ -73,6 +73,9 @@ def caption(
         parts.insert(1, "Images have captions: the one number of a client, and personal and "
                         "global, are recall@1, mean of finding the text of an image and the image "
                         "of a text, each client's test set searched by itself")
+    if "held_out" in axes and not any(name.startswith("unseen") for name in names):
+        parts.insert(1, "Names of domains are those left out of training; the accuracy on them is "
+                        "unseen (--metric unseen), and not in this table")
     if averaged:
         harmonic = [n for n in names if metric(n).parts]
         order = (f"; {', '.join(harmonic)} twice: H of the averages (as in CoOp's and MaPLe's "

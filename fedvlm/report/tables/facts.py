@@ -220,10 +220,12 @@ def filter_runs(
     ]
     if entries and not rest:
         key, value = (*where, *exclude)[0]
+        first, *more = value.split(",")
+        several = f"; several values: {key}={first} {key}={more[0].strip()}" if more else ""
         have = sorted({str(e.fact(key)) for e in entries})
         raise ConfigError(
             f"--where and --exclude leave none of {len(entries)} runs: {key} {value}"
-            f"{did_you_mean(value, have)} (the runs have {key} {', '.join(have[:8])})"
+            f"{did_you_mean(value, have)} (the runs have {key} {', '.join(have[:8])}{several})"
         )
     return rest
 

@@ -212,13 +212,13 @@ def known_metrics(entries: Sequence[RunFacts]) -> list[str]:
 
 
 def check_metrics(words: Sequence[str], entries: Sequence[RunFacts]) -> tuple[str, ...]:
-    """Return the names asked for, ``target.*`` and the like resolved; refuse what no run has.
+    """Return the names asked for, ``target.*`` and words of ``COLUMNS`` resolved.
 
     Raises:
-        ConfigError: with the nearest known name.
+        ConfigError: what no run has, with the nearest known name.
     """
     known, names = known_metrics(entries), list[str]()
-    for name in words:
+    for name in (word if word in known else COLUMNS.get(word, word) for word in words):
         metric(name)
         names += [k for k in known if name.endswith(".*") and k.startswith(name[:-1])] or [name]
     for name in names:

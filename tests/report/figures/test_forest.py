@@ -95,6 +95,8 @@ def test_gains_of_clients_are_steps_up_to_all_of_them(many: list[FinishedRun]) -
     share = dict(zip(line.x, line.mean, strict=True))
     assert share[20.0] == pytest.approx(100 * 6 / 9), "six of nine clients gain at most 20 points"
     assert client_gain.select(FigureRuns(many, "global")) is None
+    drawn = client_gain.draw(panels)
+    assert {axes.get_ylim() for axes in drawn.axes} == {(0.0, 100.0)}
 
 
 def test_a_panel_goes_by_its_data_set_where_that_is_enough(many: list[FinishedRun]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.papers import paper_of
 from fedvlm.report.tables.table import ReportTable, Spec, tables
-from tests.report.table_runs import write_seeds
+from tests.report.table_runs import rows, write_run, write_seeds
 
 SETS = ("Cifar100", "DTD", "Pets")
 
@@ -118,6 +119,24 @@ def test_columns_that_are_no_data_sets_are_not_pooled(tmp_path: Path) -> None:
     main, apart = made(tmp_path, cols=("shots",), versus="A")
     assert main.columns == apart.columns == ("shots 1", "shots 4", "shots 16")
     assert apart.rows == ("B",) and "nothing is pooled" in apart.caption
+    assert "(Student's t)" in apart.caption and "seeds alone" in apart.caption
     assert "detectable" not in apart.brief
     half = t.ppf(0.975, 1) * 1.5  # of 1 and 4
     assert apart.cells[0][0].text == f"+2.5 [{2.5 - half:+.1f}, {2.5 + half:+.1f}]"
+
+
+def test_a_caption_names_test_images_where_intervals_hold_them(tmp_path: Path) -> None:
+    for each, (name, right) in itertools.product((1, 4), (("A", 50), ("B", 60))):
+        for seed in (1, 2):
+            clients = rows(right + seed, right, n=100)
+            last = {"personal": right + seed / 2, "clients": clients}
+            write_run(tmp_path, name, seed=seed, last=last, shots=each)
+    _, apart = made(tmp_path, cols=("shots",), versus="A")
+    assert "variance of seeds and test images, Satterthwaite's" in apart.caption
+    assert "Student's t" not in apart.caption and "Seeds: 2; a claim" in apart.caption
+
+
+def test_short_words_of_columns_are_metrics(tmp_path: Path) -> None:
+    write_seeds(tmp_path, "A", [50.0, 60.0], info={"totals": {"bytes_up": 3_000_000}})
+    (found,) = made(tmp_path, cols=("metric",), metrics=("personal", "up"), columns=())
+    assert found.cells[0][1].metric == "totals.bytes_up"

@@ -199,6 +199,8 @@ def test_filters(tmp_path: Path):
     name = str(collect([tmp_path]).runs[0].protocol["dataset"])
     for word in (name.lower(), f"{name[0]}_{name[1:].upper()}"):  # as flags of a run take it
         assert table(tmp_path, where=(("dataset", word), ("trainer", "a"))).rows == ("A",)
+    with pytest.raises(ConfigError, match="several values: seed=1 seed=3"):
+        table(tmp_path, where=(("seed", "1,3"),))
     with pytest.raises(ConfigError, match="leave none of 6 runs.*the runs have seed 1, 2"):
         table(tmp_path, where=(("seed", "7"),))
 

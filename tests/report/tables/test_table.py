@@ -341,6 +341,9 @@ def test_targets_and_held_out_domains(tmp_path: Path):
         write_run(tmp_path / "dg", "A", last={"unseen": value}, held_out=domain,
                   partition=f"domain-{domain}", data_digest=domain)
     left_out = table(tmp_path / "dg", cols=("held_out",), metrics=("unseen",))
+    other = table(tmp_path / "dg", cols=("held_out",), metrics=("trainable",))
+    hint = "the accuracy on them is unseen (--metric unseen), and not in this table"
+    assert hint in other.caption and hint not in left_out.caption
     assert left_out.columns == ("blue", "red", "average")
     assert [c.text for c in left_out.cells[0]] == ["80.0", "60.0", "70.0"]
 
