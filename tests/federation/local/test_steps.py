@@ -91,7 +91,8 @@ def test_streams_side_by_side_are_planned_like_one(monkeypatch: pytest.MonkeyPat
     back = torch.arange(n).flip(0)  # rows of their own
     table = FeatureSource.of(
         -torch.arange(VIEWS)[:, None] * 1000.0 - back.double(), back, b.source.labels, "tokens.0")
-    both = replace(b, source=JoinedSource((b.source, table)))
+    first: Any = b.source
+    both = replace(b, source=JoinedSource((first, table)))
     monkeypatch.setattr(FeatureSource, "fetch", None)
     steps = (list(one.steps([0, 1, 2], 2, 2, 1, "w")) for one in (b, both))
     for one, two in zip(*steps, strict=True):
