@@ -105,9 +105,17 @@ NO_MEMORY_ELSEWHERE = (
 )
 
 
+_FULL = ("CUDA error: out of memory", "_ALLOC_FAILED", "_ALLOCATION_FAILED")
+
+
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether a GPU's memory did not suffice (``torch.OutOfMemoryError``)."""
-    return type(error).__name__ == "OutOfMemoryError"
+    """Return whether a GPU's memory did not suffice.
+
+    ``torch.OutOfMemoryError``; CUDA's own words where a card is so full that it takes no process,
+    or no copy; and those of cuBLAS and cuDNN, which allocate beside PyTorch.
+    """
+    return type(error).__name__ == "OutOfMemoryError" or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _FULL))
 
 
 def failure_text(error: Exception) -> str:

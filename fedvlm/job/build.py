@@ -146,7 +146,7 @@ def pick_device(name: str, fast: bool = False) -> torch.device:
     Raises:
         ConfigError: it is not there, or is not CUDA's and has no faster kernels.
     """
-    device = _find_device(name)
+    device = find_device(name)
     if device.type == "cuda":
         from fedvlm.models.device import compute_in_order  # start-up: on a GPU only
 
@@ -159,17 +159,27 @@ def pick_device(name: str, fast: bool = False) -> torch.device:
     return device
 
 
-def _find_device(name: str) -> torch.device:
+def find_device(name: str, here: bool = True) -> torch.device:
+    """Return the device of ``DEVICE`` and set nothing.
+
+    Args:
+        here: whether a device that is named must be on this machine.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     device = torch.device(name)
+    if not here:
+        return device
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise ConfigError(
-            f"--device {name}: this machine has {count} CUDA device(s); use --device cpu or auto"
-        )
+        from fedvlm.models.device import lack_of  # start-up: on a GPU only
+
+        raise ConfigError(f"--device {name}: {lack_of(count)}; use --device cpu or auto")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("--device mps: not available on this machine; use --device cpu or auto")
     return device

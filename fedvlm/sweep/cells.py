@@ -23,7 +23,7 @@ from fedvlm.data.partition.kinds import check_fits
 from fedvlm.data.targets import load_targets
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.job.build import check_model, pick_device
+from fedvlm.job.build import check_model, find_device
 from fedvlm.job.describe import peft_choice, run_path
 from fedvlm.job.engines.base import refuse_unread
 from fedvlm.job.identity import WHERE, identity_config
@@ -47,6 +47,8 @@ class Cell:
         digest: of the config keys that make the run's identity.
         config: those keys.
         group: cells of one group share data and backbone.
+        device: ``DEVICE``; a GPU of the machine that runs the cell, not of this one.
+        engine: ``FED.ENGINE``.
     """
 
     number: int
@@ -59,6 +61,8 @@ class Cell:
     digest: str
     config: dict[str, Any]
     group: str
+    device: str = "auto"
+    engine: str = "local"
 
     def __str__(self) -> str:
         return f"{self.dataset} {self.method} seed {self.seed}"
@@ -217,14 +221,14 @@ class Checker:
         refuse_unread(cfg)
         load_trainer(cfg.TRAINER.NAME)(cfg)
         choice = peft_choice(cfg, job.origins)
-        check_model(cfg, pick_device(cfg.DEVICE))
+        check_model(cfg, find_device(cfg.DEVICE, here=False))
         place = run_path(cfg, self.data_name(job), load_trainer(cfg.TRAINER.NAME).name + choice)
         config = identity_plain(identity_config(cfg))
         return Cell(
             number, combination.column, combination.row, int(cfg.SEED),
             command_words(combination, job), Path(cfg.OUTPUT_DIR), place.relative(),
             identity_digest(config), config | {"TRAINER.NAME": cfg.TRAINER.NAME},
-            _group(data_key(job.cfg), _model_keys(job.cfg)),
+            _group(data_key(job.cfg), _model_keys(job.cfg)), str(cfg.DEVICE), str(cfg.FED.ENGINE),
         )
 
     def with_seeds(self, cell: Cell, job: Job, seeds: Sequence[int], fixed: bool) -> list[Cell]:

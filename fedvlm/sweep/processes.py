@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
 
+import torch
+
 from fedvlm.core.signals import SAVE, STOPS, save_asked
+from fedvlm.job.build import find_device
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.scheduler import AttemptLog, Ending, Watcher
 from fedvlm.sweep.worker import INTERRUPTED, Outcome, WorkOrder, serve_and_leave, serve_cells
@@ -107,6 +110,25 @@ class Worker:
             self.process.kill()
             self.process.join()
         self.pipe.close()
+
+
+def deal_devices(asked: Sequence[str], cells: Sequence[Cell], jobs: int) -> tuple[str, ...]:
+    """Return the devices that are dealt to so many workers: those asked for, else all GPUs.
+
+    None are dealt, and each cell keeps its own, where one names another device, or deals workers
+    of its own over the GPUs (``FED.ENGINE workers``).
+
+    Raises:
+        ConfigError: a device that is not on this machine.
+    """
+    own = {cell.device for cell in cells}
+    for name in asked or sorted(own):
+        find_device(name)
+    free = own <= {"auto", "cuda"} and all(cell.engine == "local" for cell in cells)
+    if asked or jobs == 1 or not free or not torch.cuda.is_available():
+        return tuple(asked)
+    count = torch.cuda.device_count()
+    return tuple(f"cuda:{i}" for i in range(count)) if count > 1 else ()
 
 
 class Processes:

@@ -19,7 +19,7 @@ from fedvlm.runs.claim import tidy_finished
 from fedvlm.runs.finished import find_finished
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.plan import SweepPlan
-from fedvlm.sweep.processes import Processes
+from fedvlm.sweep.processes import Processes, deal_devices
 from fedvlm.sweep.scheduler import CellWorkers, Scheduler
 from fedvlm.sweep.state import (
     BEGUN,
@@ -112,15 +112,21 @@ class Sweep:
         """Run what is to do; return 0, or 1 where cells have failed (now or before).
 
         Args:
+            devices: see ``deal_devices``.
             until: of ``time.monotonic``; no cell begins then, nor one that should end later.
+
+        Raises:
+            ConfigError: a device that is not on this machine.
         """
         todo = self.to_do(retry)
+        devices = deal_devices(devices, todo, self.jobs)
         for cell in self.cells:
             if self.states[cell.number].name == DONE:
                 tidy_finished(cell.folder)
         self.compute(
             Processes(self.jobs, threads=threads, devices=devices, timeout=timeout), todo,
-            f"{len(todo)} to run; {plural(self.jobs, 'job')}, {plural(threads, 'thread')} each",
+            f"{len(todo)} to run; {plural(self.jobs, 'job')}, {plural(threads, 'thread')} each"
+            + (f", on {', '.join(devices)} in turn" if devices else ""),
             retry=retry,
             allowed=lambda cell: time.monotonic() + (self.pace.of(cell) or 0) < until,
         )

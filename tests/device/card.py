@@ -69,7 +69,7 @@ def _as_before() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
+        torch.set_deterministic_debug_mode("error" if before[0] else "default")
         products.allow_tf32 = before[1]
         cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = kept
         torch.backends.cuda.enable_cudnn_sdp(attention)
@@ -122,10 +122,18 @@ def _driver(patch: pytest.MonkeyPatch, cards: int, memory: int) -> None:
         "current_device": 0, "memory_allocated": 0, "max_memory_allocated": 0,
         "synchronize": None, "set_rng_state": None, "manual_seed": None, "manual_seed_all": None,
         "get_device_name": "pretend", "mem_get_info": (memory, memory), "empty_cache": None,
-        "reset_peak_memory_stats": None, "get_device_capability": (9, 0),
+        "get_device_capability": (9, 0),
     }.items():
         patch.setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
     patch.setattr(torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state())
+    begun: list[bool] = []
+    patch.setattr(torch.cuda, "init", lambda: begun.append(True))
+
+    def reset(*_: object) -> None:  # which starts nothing itself where a card has a number
+        if not begun:
+            raise RuntimeError("Invalid device argument 0: did you call init?")
+
+    patch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
 
 
 def _parts(patch: pytest.MonkeyPatch, tally: Tally) -> None:

@@ -16,7 +16,12 @@ from fedvlm.api.replay import replay
 from fedvlm.cli.main import main
 from fedvlm.cli.verbs import verbs
 from fedvlm.console.guard import exit_code_of
-from fedvlm.core.errors import NO_MEMORY, NO_MEMORY_ELSEWHERE, MethodError
+from fedvlm.core.errors import (
+    NO_MEMORY,
+    NO_MEMORY_ELSEWHERE,
+    MethodError,
+    out_of_memory,
+)
 from fedvlm.data.packs.lists import read_pack_lists
 from fedvlm.data.packs.pack import open_pack
 from fedvlm.federation.discovery import load_trainer
@@ -28,6 +33,7 @@ from fedvlm.job.images.packed import foreign_origins
 from fedvlm.job.resolve import resolve
 from fedvlm.job.workers import processes
 from fedvlm.models.backbone import Backbone
+from fedvlm.models.device import compute_in_order
 from fedvlm.models.features.encode import batch_size
 from fedvlm.models.features.inventory import list_stores
 from fedvlm.models.features.store import default_dir
@@ -92,6 +98,47 @@ def test_no_memory_names_what_a_verb_has(
         said = capsys.readouterr().err
         assert "FedAvg, predict: " in said and NO_MEMORY_ELSEWHERE in said
     assert exit_code_of(raiser(failed), ["run"]) == 2 and NO_MEMORY in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+])
+def test_a_card_full_of_others_work_is_no_bug(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A context or a library's workspace without memory is not PyTorch's own error."""
+    assert exit_code_of(raiser(error), ["run"]) == 2 and NO_MEMORY in capsys.readouterr().err
+    assert not out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+    assert not out_of_memory(ValueError(str(error)))
+
+
+def test_a_fixed_order_loads_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would cost 1.2 s at each start (PyTorch 2.15) and lines about leaks at each end."""
+    with pretend_card():
+        monkeypatch.setitem(sys.modules, "torch._inductor", None)
+        for fast in (False, True):
+            compute_in_order(torch.device("cuda"), fast)
+            assert torch.are_deterministic_algorithms_enabled() != fast
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+@pytest.mark.parametrize("error", [
+    RuntimeError("The NVIDIA driver on your system is too old (found version 12020). Please"),
+    AssertionError("Torch not compiled with CUDA enabled"),
+])
+def test_a_card_that_is_not_there_has_a_reason(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", raiser(error))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert main(["run", "--demo", "--device", "cuda"]) == 2
+    said = capsys.readouterr().err
+    assert str(error).removesuffix(". Please") + "; CUDA_VISIBLE_DEVICES is '7'" in said
+    with pretend_card(cards=8):
+        assert main(["run", "--demo", "--device", "cuda:8"]) == 2
+    assert "8 CUDA device(s), cuda:0 to cuda:7; use" in capsys.readouterr().err
 
 
 def raiser(error: Exception) -> Callable[[], int]:
@@ -250,3 +297,5 @@ def test_each_worker_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
         assert seen(one) == [None] * 3  # all on the one that was asked for
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,GPU-b")  # a part of a card, a UUID
         assert seen(any_) == ["MIG-a", "GPU-b", "MIG-a"]
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3,-1,4")  # CUDA, too, reads up to the -1
+        assert seen(any_) == ["5", "3", "5"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fedvlm.cli.main import main
 from fedvlm.cli.run.sweep import plan_of
@@ -321,3 +322,17 @@ def test_a_plan_is_yaml_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         read_plan(evil)
     assert json.dumps(read_plan(CONFIGS / "demo.yaml").content())
+
+
+def test_a_queued_sweep_needs_no_gpu_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its cells compute elsewhere; one that computes here is refused before it begins."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = ["--trainers", "FedAvg", "--datasets", "shapes", "--device", "cuda",
+             "--output-dir", str(tmp_path), *SMALL]
+    (cell,) = cells_of(plan_of(SWEEP.parse_args(words)))
+    assert (cell.device, cell.engine) == ("cuda", "local")
+    assert main(["sweep", *words]) == 2
+    said = capsys.readouterr().err
+    assert "--device cuda: this machine has 0 CUDA device(s)" in said and not cell.folder.exists()

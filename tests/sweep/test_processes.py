@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from fedvlm.core import signals
+from fedvlm.core.errors import ConfigError
 from fedvlm.sweep import worker as sweep_worker
-from fedvlm.sweep.processes import GAP, Processes, Worker
+from fedvlm.sweep.processes import GAP, Processes, Worker, deal_devices
 from fedvlm.sweep.scheduler import Scheduler
 from fedvlm.sweep.worker import Outcome, WorkOrder
 from tests import jobs
@@ -263,3 +264,24 @@ def test_a_worker_collects_what_a_cell_leaves_and_walks_what_cells_share_once(
         if not before:
             gc.unfreeze()
         torch.set_num_threads(threads)
+
+
+def test_workers_are_dealt_over_the_gpus_unless_a_cell_says_where(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def on(device: str = "auto", engine: str = "local") -> Any:
+        return SimpleNamespace(device=device, engine=engine)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    every = ("cuda:0", "cuda:1", "cuda:2")
+    assert deal_devices((), [on(), on("cuda")], 2) == every
+    assert deal_devices(("cuda:1",), [on()], 2) == ("cuda:1",)
+    for kept in (on("cuda:2"), on("cpu"), on(engine="workers")):
+        assert deal_devices((), [on(), kept], 2) == ()
+    assert deal_devices((), [on()], 1) == ()
+    for asked, cell in ((("cuda:3",), on()), ((), on("cuda:3"))):
+        with pytest.raises(ConfigError, match="cuda:0 to cuda:2"):
+            deal_devices(asked, [cell], 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert deal_devices((), [on()], 2) == ()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.trees import to_device
-from fedvlm.models.features.sources import FeatureSource, SampleSource
+from fedvlm.models.features.sources import FeatureSource, JoinedSource, SampleSource
 
 Slices = Sequence[Sequence[tuple[int, int]]]  # of one epoch's shuffle: per step, per batch
 Order = Callable[[int, int], np.ndarray]  # (client's place, local epoch) -> its shuffled samples
@@ -52,7 +52,7 @@ class StepPlan:
     Attributes:
         steps: one after the other.
         index: samples ``[n]`` int64, on the host; padding repeats a client's first one.
-        rows: where they lie in the source's tables, beside these; None: the source has no rows.
+        rows: where they lie in the tables of each stream, beside these; (): the source has pixels.
         labels: ``[n]`` int64, on the device.
         mask: 1 for a sample, 0 for padding, ``[n]``, on the device.
     """
@@ -60,24 +60,34 @@ class StepPlan:
     source: SampleSource
     steps: tuple[PlannedStep, ...]
     index: Tensor
-    rows: Tensor | None
+    rows: tuple[Tensor, ...]
     labels: Tensor
     mask: Tensor
 
     def streams(self, block: Block, views: Sequence[int]) -> dict[str, Tensor]:
         """Return the samples of a batch, ``{stream: [K, B, ...]}``, where the source has them."""
-        if self.rows is not None and isinstance(self.source, FeatureSource):
-            rows, take = block.of(self.rows), self.source.take
-            if len(set(views)) == 1:
-                return {self.source.stream: take(rows, views[0])}
-            each = [take(row, view) for row, view in zip(rows, views, strict=True)]
-            return {self.source.stream: torch.stack(each)}
+        if self.rows:
+            return {table.stream: _taken(table, block.of(rows), views)
+                    for table, rows in zip(_tables(self.source), self.rows, strict=True)}
         index = block.of(self.index)
         if len(set(views)) == 1:
             flat = self.source.fetch(index.reshape(-1), views[0])
             return {s: v.reshape(*index.shape, *v.shape[1:]) for s, v in flat.items()}
         parts = [self.source.fetch(row, view) for row, view in zip(index, views, strict=True)]
         return {s: torch.stack([part[s] for part in parts]) for s in parts[0]}
+
+
+def _tables(source: SampleSource) -> tuple[FeatureSource, ...]:
+    """Return the sources of single streams; none where one of them is no table."""
+    parts = source.parts if isinstance(source, JoinedSource) else (source,)
+    tables = tuple(part for part in parts if isinstance(part, FeatureSource))
+    return tables if len(tables) == len(parts) else ()
+
+
+def _taken(table: FeatureSource, rows: Tensor, views: Sequence[int]) -> Tensor:
+    if len(set(views)) == 1:
+        return table.take(rows, views[0])
+    return torch.stack([table.take(row, view) for row, view in zip(rows, views, strict=True)])
 
 
 def plan_steps(
@@ -167,8 +177,9 @@ def lay_out(
     """Fill the plan's arrays and bring them to the device, by one copy."""
     blocks = [block for step in steps for block in step.blocks]
     size = blocks[-1].stop if blocks else 0
-    index, there = np.empty(size, np.int64), np.zeros((3, size), np.int64)
-    mask = there[2]
+    tables = _tables(source)
+    index, there = np.empty(size, np.int64), np.zeros((2 + len(tables), size), np.int64)
+    mask = there[1]
     for block, chosen in zip(blocks, picks, strict=True):
         at = block.start
         if min(block.counts) == block.width:  # nobody has padding
@@ -180,14 +191,13 @@ def lay_out(
             index[at + n : end] = samples[0]
             mask[at : at + count] = 1
             at = end
-    there[1] = source.labels.numpy()[index]
-    rows: Tensor | None = None
-    if isinstance(source, FeatureSource):
-        there[0] = source.locate(index)
-        rows = torch.from_numpy(there[0])
-    placed = to_device(torch.from_numpy(there), device)
-    if isinstance(source, FeatureSource) and source.device == placed.device:
-        rows = placed[0]
+    there[0] = source.labels.numpy()[index]
+    for i, table in enumerate(tables, 2):
+        there[i] = table.locate(index)
+    host = torch.from_numpy(there)
+    placed = to_device(host, device)
+    rows = tuple((placed if table.device == placed.device else host)[i]
+                 for i, table in enumerate(tables, 2))
     return StepPlan(
-        source, steps, torch.from_numpy(index), rows, placed[1], placed[2].to(dtype),
+        source, steps, torch.from_numpy(index), rows, placed[0], placed[1].to(dtype),
     )

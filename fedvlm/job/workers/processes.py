@@ -88,7 +88,8 @@ def worker_environment(cfg: CfgNode, threads: int, slot: int) -> Mapping[str, st
     if _spreads(cfg):
         visible = [w for w in out.get("CUDA_VISIBLE_DEVICES", "").split(",") if w]
         count = torch.cuda.device_count()
-        names = visible or [str(i) for i in range(count)]
+        # CUDA takes the names up to the first that it does not know.
+        names = visible[:count] or [str(i) for i in range(count)]
         out["CUDA_VISIBLE_DEVICES"] = names[slot % len(names)]
     return out
 

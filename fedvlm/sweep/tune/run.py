@@ -24,7 +24,7 @@ from fedvlm.job.resolve import Job
 from fedvlm.runs.identity import identity_digest, safe_name
 from fedvlm.sweep.cells import Cell, Checker, combinations, jobs_of
 from fedvlm.sweep.plan import PlanEntry, SweepPlan
-from fedvlm.sweep.processes import Processes, Worker
+from fedvlm.sweep.processes import Processes, Worker, deal_devices
 from fedvlm.sweep.scheduler import Scheduler
 from fedvlm.sweep.tune.origin import WORDS, Origins
 from fedvlm.sweep.tune.records import TrialRecords, TrialScore, ends_trial, join_scores, pool_scores
@@ -113,8 +113,10 @@ class Tuning:
         """Run what is to do, write the result; return 0, or 1 where a method could not be tuned.
 
         Raises:
+            ConfigError: a device that is not on this machine.
             KeyboardInterrupt: what has been scored is kept.
         """
+        devices = deal_devices(devices, [c for cs in self.first.values() for c in cs], self.jobs)
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         self.records = TrialRecords(self.folder)
         self.records.mend()

@@ -1,7 +1,7 @@
 """An hour on a GPU: does it work, are the bits equal, how fast is it.
 
 Runs on the machine that has the card and needs nothing but this repository. Kinds of parts, each
-a process of its own of at most ten minutes that leaves a JSON file: what the card can do; every
+a process of its own of at most five minutes that leaves a JSON file: what the card can do; every
 method twice on the card and once on the processor; whole jobs by the verbs of fedvlm; FedTV,
 PromptFL, CLIP-LoRA and HEART-PFL at ViT-B/16 with 100 clients in fp32 and bf16. Parts that are
 there are not run again. Ends with a table, also in FOLDER/README.md.
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,10 +35,13 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import write_json, write_text
 from fedvlm.core.signals import saying
 from fedvlm.federation.cards import trainer_files
+from fedvlm.models.device import lack_of
 
 SPEED = ("FedTV", "PromptFL", "CLIP-LoRA", "HEART-PFL")
 PRECISIONS = ("fp32", "bf16")
-LIMIT = 600  # seconds of a part
+LIMIT = 300  # seconds of a part
+MISSING = "it was not run"
+UNDONE = "it ended before all was measured"
 JOBS = {"job-tiny": TINY, "job-vit": measure.REAL.backbone}
 PARTS = ("card", "methods", *JOBS, *(f"{name}-{p}" for name in SPEED for p in PRECISIONS))
 EXAMPLES = tuple(f"{PROGRAM} gpu-hour {words}" for words in (
@@ -92,7 +95,9 @@ def main(args: Namespace) -> int:
 def _do_parts(args: Namespace, into: Path) -> None:
     if len(args.only) == 1 and not args.beside:
         with _card(args):
-            write_json(into / f"{args.only[0]}.json", _measure(args.only[0], args))
+            path = into / f"{args.only[0]}.json"
+            write_json(path, _measure(
+                args.only[0], args, lambda now: write_json(path, now | {"failed": UNDONE})))
     else:
         with _card(args):
             pass  # refused before anything is run
@@ -114,31 +119,34 @@ def _card(args: Namespace) -> Iterator[None]:
             yield
         return
     if not torch.cuda.is_available():
-        raise ConfigError("this machine has no CUDA device that PyTorch can use; --pretend walks "
+        raise ConfigError(f"{lack_of(0)}: no CUDA device that PyTorch can use; --pretend walks "
                           "through the parts without one")
     yield
 
 
-def _measure(part: str, args: Namespace) -> dict[str, Any]:
+def _measure(
+    part: str, args: Namespace, keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     size = measure.PRETEND if args.pretend else measure.REAL
     if part == "card":
         return measure.measure_card(args.device, size)
     if part == "methods":
         names = args.methods or sorted(trainer_files())
-        return measure.try_methods(args.device, names, size, LIMIT - 60, say)
+        return measure.try_methods(args.device, names, size, LIMIT - 30, say, keep)
     if part in JOBS:
         with TemporaryDirectory() as place:
             return try_job(part, args.device, TINY if args.pretend else JOBS[part], Path(place))
     method, _, precision = part.rpartition("-")
-    return measure.measure_speed(args.device, method, precision, size)
+    return measure.measure_speed(args.device, method, precision, size, LIMIT - 30, keep)
 
 
 def _run_part(part: str, args: Namespace, into: Path) -> None:
     """Run a part in a process of its own, unless its file is there; a failure is a file, too."""
     path = into / f"{part}.json"
-    if path.is_file() and "failed" not in json.loads(path.read_text(encoding="utf-8")):
+    if "failed" not in _read(path):
         say(f"{part}: already there")
         return
+    path.unlink(missing_ok=True)
     words = [sys.executable, str(Path(__file__).resolve().parents[1]), "gpu-hour", args.folder,
              "--only", part, "--device", args.device, *(["--pretend"] if args.pretend else []),
              *(["--methods", *args.methods] if args.methods else [])]
@@ -146,12 +154,20 @@ def _run_part(part: str, args: Namespace, into: Path) -> None:
     began = time.monotonic()
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)  # noqa: S603
-        problem = "" if path.is_file() and done.returncode in (0, 1) else _last(done.stderr)
+        whole = _read(path).get("failed", "") not in (MISSING, UNDONE)
+        problem = "" if whole and done.returncode in (0, 1) else _last(done.stderr)
     except subprocess.TimeoutExpired:
         problem = f"not done after {LIMIT // 60} minutes"
     if problem:
-        write_json(path, {"part": part, "failed": problem})
+        write_json(path, _read(path) | {"part": part, "failed": problem})
     say(f"{part}: {problem or 'done'} ({time.monotonic() - began:.0f} s)")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {"failed": MISSING}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def _time_other(name: str, command: str) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,7 +17,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from evidence.bench import methods
 from evidence.bench.pairs import Losses, difference
-from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Federation, FedState, RoundFinished
@@ -47,8 +48,8 @@ class Size:
 
 
 REAL = Size(("--backbone", "ViT-B/16", "--opts", "MODEL.BACKBONE.PRETRAINED", "False"),
-            100, 16, 32, 10, 8192)
-PRETEND = Size(("--backbone", "tiny", "--local-epochs", "1", "--opts"), 4, 2, 2, 2, 64, 1)
+            100, 8, 20, 10, 8192)
+PRETEND = Size(("--backbone", "tiny", "--opts"), 4, 2, 2, 2, 64, 1)
 
 
 def measure_card(device: str, size: Size) -> Numbers:
@@ -90,12 +91,14 @@ def _seconds(work: Callable[[], Any], device: torch.device, tries: int = 5) -> f
 
 
 def try_methods(
-    device: str, names: Sequence[str], size: Size, limit: float, tell: Callable[[str], None]
+    device: str, names: Sequence[str], size: Size, limit: float, tell: Callable[[str], None],
+    keep: Callable[[Numbers], None] = lambda _: None,
 ) -> Numbers:
     """Run methods small, twice on the card and once on the processor, and compare.
 
     Args:
         limit: seconds, after which no further method begins.
+        keep: is given what there is after each method.
 
     Returns:
         ``rows`` by method (``same_bits``, ``loss``: largest relative difference from the
@@ -106,6 +109,7 @@ def try_methods(
     while left and time.monotonic() - began < limit:
         name = left.pop(0)
         rows[load_trainer(name).name] = row = _try(name, device)
+        keep({"part": "methods", "rows": rows, "unreached": left})
         tell(f"{name}: {row.get('failed') or ('equal' if row['same_bits'] else 'NOT equal')}")
     return {"part": "methods", "rows": rows, "unreached": left}
 
@@ -114,7 +118,7 @@ def _try(name: str, device: str) -> Numbers:
     gc.collect()
     try:
         first, second, cpu = (_run(name, where) for where in (device, device, "cpu"))
-    except (FedvlmError, RuntimeError) as error:
+    except Exception as error:  # whatever a card has in store: the other methods go on
         return {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
     return {"same_bits": first.fingerprint.keys() == second.fingerprint.keys() and all(
         torch.equal(v, second.fingerprint[k]) for k, v in first.fingerprint.items()),
@@ -150,55 +154,74 @@ def _run(name: str, device: str) -> Trial:
                   for slot, tree in slots.items() for key, v in tree.items()}, losses, spent)
 
 
+def _timed(fed: Federation, state: FedState, device: torch.device) -> tuple[FedState, float]:
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    state = _rounds(fed, state, 1)
+    torch.cuda.synchronize(device)
+    return state, time.perf_counter() - began
+
+
 def _rounds(fed: Federation, state: FedState, count: int) -> FedState:
     for _ in range(count):
         state = fed.round(state, state.round + 1)
     return state
 
 
-def measure_speed(device: str, method: str, precision: str, size: Size) -> Numbers:
+def measure_speed(
+    device: str, method: str, precision: str, size: Size, limit: float = math.inf,
+    keep: Callable[[Numbers], None] = lambda _: None,
+) -> Numbers:
     """Return what a round costs on the card: seconds, FLOPs, memory; also of ``--fast`` and loops.
 
     The first round warms up, the second one counts FLOPs (products, convolutions, attention;
-    forward and backward), the others are timed. Images are encoded before the rounds unless the
-    method trains inside the tower. ``order`` is what a fixed order of kernels costs: seconds of a
-    round by those with ``--fast`` (``any``), which is measured after it in the same process.
+    forward and backward), the others are timed, as many as ``size`` has; where time suffices for
+    none, the second one. Images are encoded before the rounds unless the method trains inside the
+    tower. ``order`` is what a fixed order of kernels costs: seconds of a round by those with
+    ``--fast`` (``any``), which is measured last in the same process, if there is time.
+
+    Args:
+        limit: seconds for all; half of them for the rounds that come first.
+        keep: is given what there is after each of them.
     """
-    where = torch.device(device)
-    fast = _speed_of(where, method, precision, size, size.clients, size.rounds)
-    unordered = _speed_of(where, method, precision, size, size.clients, size.rounds, "--fast")
-    plain = _speed_of(where, method, precision, size, size.plain, 1, "--plain")
-    return {"part": f"{method}-{precision}", "method": method, "precision": precision,
-            "clients": size.clients, "fast": fast, "any": unordered, "plain": plain,
-            "order": fast["seconds"] / unordered["seconds"],
-            "ratio": plain["per_client"] / fast["per_client"]}
+    where, began = torch.device(device), time.monotonic()
+    speed = partial(_speed_of, where, method, precision, size)
+    fast = speed(size.clients, size.rounds, began + limit / 2)
+    out: Numbers = {"part": f"{method}-{precision}", "method": method, "precision": precision,
+                    "clients": size.clients, "fast": fast}
+    keep(out)
+    plain = speed(size.plain, 1, began + limit, "--plain")
+    out |= {"plain": plain, "ratio": plain["per_client"] / fast["per_client"]}
+    keep(out)
+    if time.monotonic() + 3 * fast["seconds"] < began + limit:
+        unordered = speed(size.clients, size.rounds, began + limit, "--fast")
+        out |= {"any": unordered, "order": fast["seconds"] / unordered["seconds"]}
+    return out
 
 
 def _speed_of(
     device: torch.device, method: str, precision: str, size: Size, clients: int, rounds: int,
-    *words: str,
+    until: float, *words: str,
 ) -> Numbers:
     gc.collect()
+    torch.cuda.init()  # before it the next but one knows no device by its number
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     fed = methods.build((
         "--demo", "--trainer", method, "--device", str(device), "--partition", "iid",
         "--num-users", str(clients), "--shots", str(size.shots), "--batch-size", str(size.batch),
-        "--rounds", str(rounds + 2), *words, *size.backbone, "MODEL.PREC", precision,
+        "--local-epochs", "1", "--rounds", str(rounds + 2), *words, *size.backbone,
+        "MODEL.PREC", precision,
     ))
     done: list[RoundFinished] = []
     fed.subscribers[:] = [lambda e: done.append(e) if isinstance(e, RoundFinished) else None]
-    state = _rounds(fed, fed.start(), 1)
+    state, spent = _rounds(fed, fed.start(), 1), list[float]()
     with FlopCounterMode(display=False) as counter:
-        state = _rounds(fed, state, 1)
-    spent = []
-    for _ in range(rounds):
-        torch.cuda.synchronize(device)
-        began = time.perf_counter()
-        state = _rounds(fed, state, 1)
-        torch.cuda.synchronize(device)
-        spent.append(time.perf_counter() - began)
-    second = median(spent)
+        state, counted = _timed(fed, state, device)
+    while len(spent) < rounds and time.monotonic() + (spent or [counted])[-1] < until:
+        state, second = _timed(fed, state, device)
+        spent.append(second)
+    second = median(spent or [counted])
     return {"clients": clients, "seconds": second, "per_client": second / clients,
             "flops": counter.get_total_flops(),
             "in_order": torch.are_deterministic_algorithms_enabled(),

@@ -159,8 +159,8 @@ def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> 
                                  if (len(places[m]), runs[m]) != most)))
     where = ", ".join(f"{name} {case}" for name, case in there) if len(there) <= FEW_CELLS else \
         f"{len(there)} cells"
-    return "\n".join([*whole, "", f"These have fewer cells or seeds ({where}) and cannot be compared "
-                      "with the methods above.", "", *fewer])
+    return "\n".join([*whole, "", f"These have fewer cells or seeds ({where}) and cannot be "
+                      "compared with the methods above.", "", *fewer])
 
 
 def _without_runs(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:

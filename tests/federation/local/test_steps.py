@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from fedvlm.core import rng
 from fedvlm.core.errors import FedvlmError
 from fedvlm.federation.batches import IndexSplit, SplitBatcher, step_slices
-from fedvlm.models.features.sources import FeatureSource
+from fedvlm.models.features.sources import FeatureSource, JoinedSource
 from tests.federation.toys import ToySource
 
 VIEWS = 3
@@ -81,6 +82,24 @@ def test_planned_batches_are_those_of_the_loop(
         assert torch.equal(ours.y, index % 7) and torch.equal(ours.w, weight)
         assert list(ours.counts) == counts and ours.samples == sum(counts)
         assert x.is_contiguous() and ours.y.is_contiguous() and ours.w.is_contiguous()
+
+
+def test_streams_side_by_side_are_planned_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows come to the device with the plan, and no batch looks for its samples."""
+    b = batcher([7, 4, 3], 2, True)
+    n = len(b.source.labels)
+    back = torch.arange(n).flip(0)  # rows of their own
+    table = FeatureSource.of(
+        -torch.arange(VIEWS)[:, None] * 1000.0 - back.double(), back, b.source.labels, "tokens.0")
+    first: Any = b.source
+    both = replace(b, source=JoinedSource((first, table)))
+    monkeypatch.setattr(FeatureSource, "fetch", None)
+    steps = (list(one.steps([0, 1, 2], 2, 2, 1, "w")) for one in (b, both))
+    for one, two in zip(*steps, strict=True):
+        for x, y in zip(one.batches, two.batches, strict=True):
+            assert torch.equal(x.y, y.y) and torch.equal(x.w, y.w)
+            assert torch.equal(y.x["features"], x.x["features"])
+            assert torch.equal(y.x["tokens.0"], -x.x["features"])
 
 
 def test_a_sample_that_is_not_cached_is_told_before_the_first_step() -> None:

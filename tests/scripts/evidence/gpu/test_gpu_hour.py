@@ -52,6 +52,63 @@ def test_a_round_is_counted_and_timed(few_images: None) -> None:
     assert good and "| FedAvg | fp32 | 2 | 256 |" in page and f"| x {row['order']:.2f} |" in page
 
 
+def test_where_time_is_short_the_rest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*how: Any) -> dict[str, Any]:
+        return {"clients": 4, "seconds": 2.0, "per_client": 0.5, "flops": 8e12, "chunk": 4,
+                "memory": 2**30, "words": how[7:]}
+
+    monkeypatch.setattr(measure, "_speed_of", slow)
+    kept: list[dict[str, Any]] = []
+    for limit in (5.0, 60.0):
+        row = measure.measure_speed(
+            "cuda", "FedTV", "bf16", measure.PRETEND, limit, lambda now: kept.append(dict(now)))
+        assert ("any" in row) == (limit == 60) and row["ratio"] == 1
+    assert [sorted({"fast", "plain", "any"} & now.keys()) for now in kept[:2]] == [
+        ["fast"], ["fast", "plain"]]
+    for record, cells in ((kept[0], ["2", "-", "-"]), (kept[1], ["2", "-", "-"]), (row, ["2"] * 2)):
+        page, _ = page_of({"FedTV-bf16": record})
+        shown = next(line for line in page.splitlines() if line.startswith("| FedTV"))
+        assert [cell.strip() for cell in shown.split("|")][5:5 + len(cells)] == cells
+        assert shown.rstrip().endswith("| - | - |") == ("plain" not in record)
+
+
+@pytest.mark.parametrize(("killed", "why"), [
+    (True, "not done after 5 minutes"), (False, "error: a bug"),
+])
+def test_what_a_part_had_measured_outlives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool, why: str
+) -> None:
+    def run(words: list[str], **_: object) -> Any:
+        path = tmp_path / f"{words[words.index('--only') + 1]}.json"
+        assert not path.exists()  # what an earlier try left is not taken for this one's
+        path.write_text(json.dumps({"rows": {"FedTV": GOOD}, "unreached": ["hermes"],
+                                    "failed": gpu_hour.UNDONE}))
+        if killed:
+            raise gpu_hour.subprocess.TimeoutExpired(words, 1)
+        return type("Done", (), {"returncode": 1, "stderr": "error: a bug\n"})()
+
+    monkeypatch.setattr(gpu_hour.subprocess, "run", run)
+    for _ in range(2):
+        assert main(["gpu-hour", str(tmp_path), "--pretend", "--only", "methods", "card"]) == 1
+        for part in ("methods", "card"):
+            record = json.loads((tmp_path / f"{part}.json").read_text())
+            assert record["failed"] == why and record["rows"] == {"FedTV": GOOD}
+
+
+def test_whatever_a_method_fails_with_is_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, device: str) -> measure.Trial:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    monkeypatch.setattr(measure, "_run", refuse)
+    kept: list[dict[str, Any]] = []
+    record = measure.try_methods(
+        "cuda", ["FedAvg", "FedTV"], measure.PRETEND, 60, lambda _: None, lambda now: kept.append(
+            {"rows": list(now["rows"]), "unreached": list(now["unreached"])}))
+    assert kept == [{"rows": ["FedAvg"], "unreached": ["FedTV"]},
+                    {"rows": ["FedAvg", "FedTV"], "unreached": []}]
+    assert "TypeError: can't convert" in record["rows"]["FedTV"]["failed"]
+
+
 def test_bits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     run, calls = measure._run, []
 
