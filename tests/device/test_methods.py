@@ -17,6 +17,7 @@ from tests.models.trunks import small
 SOME = ("FedTV", "pFedMoAP", "SCAFFOLD")  # of every `make test`
 
 
+@pytest.mark.usefixtures("few_on_card")
 @pytest.mark.parametrize("method", SOME)
 def test_some_methods(tmp_path: Path, method: str) -> None:
     check_bounds(method, on_card(tmp_path, method))
@@ -70,6 +71,7 @@ def test_states_on_disk(tmp_path: Path, method: str) -> None:
     check_bounds(method, on_card(tmp_path, method, "FED.STORE", "disk"), "fedvlm/runs/tensors.py")
 
 
+@pytest.mark.usefixtures("few_on_card")
 def test_the_numbers_are_those_of_the_cpu(tmp_path: Path) -> None:
     on_card(tmp_path / "card", "FedAvg")
     words = ("--num-users", "3", "--batch-size", "2", "--eval-every", "2", "--device", "cpu")

@@ -43,6 +43,8 @@ from tests.device.card import GIB, pretend_card
 from tests.device.methods import SMALL
 from tests.device.tensor import host_of
 
+pytestmark = pytest.mark.usefixtures("few_on_card")
+
 
 def test_a_run_says_on_what_and_leaves_a_cpu_alone(tmp_path: Path) -> None:
     with pretend_card():

@@ -26,6 +26,25 @@ def config(tmp_path: Path, *more: str, sets: tuple[str, ...] = ()) -> Any:
     return resolve(parse(words)).jobs[0].cfg
 
 
+def coordinate(
+    cfg: Any, file: SiteFile, folder: Path, carrier: Any, policy: Any = None
+) -> Any:
+    """The server's side of a run whose sites answer in this process: what was built."""
+    from fedvlm.distributed.server.policy import Policy
+    from fedvlm.distributed.server.remote import RemoteEngine
+    from fedvlm.job.build import build_run
+    from fedvlm.job.sites.parties import check_file, inputs_of, join_sites
+    from fedvlm.job.sites.party import config_plain
+
+    check_file(file)
+    engine = RemoteEngine(
+        carrier, config_plain(cfg), policy=policy or Policy(), run_id=RUN)
+    engine.meet(int(cfg.FED.CLIENTS), 0)
+    built = build_run(cfg, inputs=inputs_of(engine, file, folder))
+    join_sites(engine, built)
+    return built
+
+
 def test_sites_with_their_own_images_give_the_bits_of_the_run_that_sees_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,7 +56,6 @@ def test_sites_with_their_own_images_give_the_bits_of_the_run_that_sees_all(
     from fedvlm.federation.server import Measure
     from fedvlm.job.build import build_run
     from fedvlm.job.record import make_evaluator
-    from fedvlm.job.sites.coordinator import coordinate
     from fedvlm.job.sites.party import open_site
     from tests.distributed.in_process import InProcess
 
@@ -70,19 +88,17 @@ def test_sites_with_their_own_images_give_the_bits_of_the_run_that_sees_all(
         if name == "server":
             carrier = InProcess({n: s.answer for n, s in sites.items()})
             coordinator = coordinate(
-                alone, read_site(tmp_path / "server.json"), folder, carrier, RUN, Policy(wait=0),
-                seconds=0,
-            )
+                alone, read_site(tmp_path / "server.json"), folder, carrier, Policy(wait=0))
             continue
         owner = SiteYaml(
             tmp_path / f"{name}.json", folder, tmp_path / f"states{name}",
             Terms(("tiny",), ("FedTV",), 2),
         )
         sites[name] = open_site(owner, alone)
-    fed = coordinator.built.federation
-    told, global_ = watched(fed), scored(coordinator.built)
+    fed = coordinator.federation
+    told, global_ = watched(fed), scored(coordinator)
     state = fed.run()
-    assert not any(len(c.train) for c in coordinator.built.data.clients)
+    assert not any(len(c.train) for c in coordinator.data.clients)
     assert [s and s["global"] for s in global_] == [s and s["global"] for s in scores]
     over = fed.read(state)
     for name, site in sites.items():
@@ -135,11 +151,10 @@ def test_a_public_test_set_and_the_server_s_images_come_back(tmp_path: Path) -> 
 
 
 def test_a_coordinator_refuses_what_is_its_clients(tmp_path: Path) -> None:
-    from fedvlm.job.sites.coordinator import coordinate
     from tests.distributed.in_process import InProcess
 
     with pytest.raises(ConfigError, match=r"images of clients \[1\], which must stay at"):
-        coordinate(config(tmp_path), FILE, tmp_path, InProcess({}), RUN)
+        coordinate(config(tmp_path), FILE, tmp_path, InProcess({}))
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -22,8 +22,9 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.data.datum import PARTS
-from fedvlm.data.own.site import read_site
+from fedvlm.data.own.site import SiteFile, read_site
 from fedvlm.distributed.carriers import Carrier
+from fedvlm.distributed.facts import digest
 from fedvlm.distributed.flower.carrier import Flower
 from fedvlm.distributed.flower.place import read_place
 from fedvlm.distributed.schema import COUNTS, by, client, hexes, record, text
@@ -35,10 +36,9 @@ from fedvlm.distributed.server.requests import Requests
 from fedvlm.distributed.sockets.sites import SiteSockets
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.rounds import FedState
-from fedvlm.job.build import Built
+from fedvlm.job.build import Built, chunk_of
 from fedvlm.job.engines.states import RUN
 from fedvlm.job.inputs import Parting, ServerInputs
-from fedvlm.job.sites.coordinator import check_file, inputs_of, join_sites
 from fedvlm.job.sites.party import config_plain
 from fedvlm.job.sites.sums import engine_of
 
@@ -222,6 +222,40 @@ def meet_parties(
         with contextlib.suppress(DataError, OSError):  # of the last session; nothing reads it back
             if (path / PLACE).is_dir():
                 files.write_json(path / PLACE / FRAMES, dict(engine.traffic))
+
+
+def check_file(file: SiteFile) -> None:
+    """Refuse a server's file that has images of clients.
+
+    Raises:
+        ConfigError: it has.
+    """
+    if file.clients:
+        raise ConfigError(
+            f"the server's site file contains images of clients {sorted(file.clients)[:8]}, which "
+            "must stay at their sites (fedvlm site make without --client writes a file for a "
+            "server)"
+        )
+
+
+def inputs_of(
+    engine: RemoteEngine, file: SiteFile, folder: Path, forgotten: Mapping[str, Any] | None = None
+) -> ServerInputs:
+    """Return what the server's side of a run is built of, once the sites were met."""
+    told = sorted([sorted(map(int, site["clients"])), site["data"]]
+                  for site in engine.members.welcomes().values())
+    return ServerInputs(file, folder, engine.members.roster(), digest(told), forgotten)
+
+
+def join_sites(engine: RemoteEngine, built: Built) -> None:
+    """Let the clients of a run be at the sites that were met.
+
+    Raises:
+        ConfigError: as ``RemoteEngine.join``.
+    """
+    engine.chunk = chunk_of(built.cfg, built.model, built.federation.trainer)
+    built.federation.meter = None
+    engine.join(built.federation)
 
 
 def await_sites(carrier: Sites, say: Tell, seconds: float) -> None:

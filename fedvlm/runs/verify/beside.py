@@ -11,7 +11,7 @@ from typing import Any
 
 from fedvlm.runs.bits import bit_problems, pair_problems
 from fedvlm.runs.metrics import WORK
-from fedvlm.runs.verify.answer import ALONE, ANSWER, TOGETHER, federation_answer
+from fedvlm.runs.verify.answer import ALONE, ANSWER, TOGETHER, best_alone, federation_answer
 
 EXACT = 1e-9  # points; less is rounding
 TUNED = ("logreg",)  # alone, and something of it is chosen on validation images
@@ -44,15 +44,12 @@ def gain(personal: float | None, found: References) -> dict[str, Any] | None:
         nothing chosen on validation images (the method's settings are the user's: they count as
         not tuned).
     """
-    alone = {
-        name: float(one["personal"]) for name, one in found.items()
-        if one["kind"] == ALONE and one["personal"] is not None
-    }
-    if personal is None or not alone:
+    name = best_alone(found)
+    if personal is None or not name:
         return None
-    name = max(alone, key=lambda n: alone[n])
+    alone = float(found[name]["personal"])
     return {
-        "points": personal - alone[name], "reference": name, "personal": alone[name],
+        "points": personal - alone, "reference": name, "personal": alone,
         "untuned": "method" if name in TUNED else "both",
     }
 

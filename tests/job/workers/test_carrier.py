@@ -24,9 +24,12 @@ from fedvlm.distributed.sockets import serving
 s = socket.socket(fileno=int(sys.argv[1]))
 serving._LOOK = 50
 serving.end_with(s, socket.socket(fileno=os.dup(0)))
-def spin(seconds):
+def spin(seconds):  # work that takes a tenth of the processor, ten times what is a sign of life
     until = time.monotonic() + seconds
-    while time.monotonic() < until: pass
+    while time.monotonic() < until:
+        worked = time.process_time() + 1e-3
+        while time.process_time() < worked: pass
+        time.sleep(0.01)
 def read(n):
     out = b""
     while len(out) < n:
