@@ -89,6 +89,7 @@ def test_tables_of_other_hands(tmp_path: Path) -> None:
     ({"CLIENTS_BY": "hospital", "GROUPS": "patient"}, {"patient1": "P4"},
      r"'P4', at 'Lyon' and 'Porto'"),
     ({"COLUMNS": "clas=dx"}, {}, r"DATASET.COLUMNS 'clas=dx'; did you mean 'classname'\?"),
+    ({"COLUMNS": "classname=dx,classname=class"}, {}, "classname is dx and class; keep one"),
     ({"COLUMNS": "patient=dx"}, {}, "patients, and other groups that stay whole, go by --groups"),
     ({"COLUMNS": "classname=dx"}, {}, r"DATASET.COLUMNS classname=dx: .* has no column 'dx'"),
     ({"COLUMNS": "path={ward}/{file}"}, {}, "has no column 'ward'"),
