@@ -22,7 +22,7 @@ EXAMPLES = (
     "fedvlm show RUN_A RUN_B",
 )
 ALSO = ("results", "numbers", "print", "cat")
-OURS = {"seal", "format", "identity_digest", "run_info", "covers"}  # sections of results that runs write
+OURS = {"seal", "format", "identity_digest", "run_info", "covers"}  # parts that runs write
 
 
 def flags(parser: Parser) -> None:

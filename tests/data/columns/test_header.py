@@ -94,6 +94,8 @@ def test_tables_of_other_hands(tmp_path: Path) -> None:
     ({"COLUMNS": "classname=dx"}, {}, r"DATASET.COLUMNS classname=dx: .* has no column 'dx'"),
     ({"COLUMNS": "path={ward}/{file}"}, {}, "has no column 'ward'"),
     ({}, {f"class{i}": "cat" for i in range(12)}, "there is one class only, cat"),
+    ({"COLUMNS": "domain=hospital"}, {f"class{i}": "cat" for i in range(12)},
+     "there is one class only, cat"),
     ({"CLIENTS_BY": "hospital"}, {f"class{i}": "cat" for i in range(12)},
      "there is one class only, cat; .*--columns classname=COLUMN"),
     ({}, {"class3": "cat|dog"}, r"line 5: the class 'cat\|dog' is a set of labels"),
