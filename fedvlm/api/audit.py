@@ -143,12 +143,12 @@ def plan_audit(
         raise ConfigError(f"--shadows {shadows}: they come in pairs, {LEAST} at least (16 to 64 "
                           "are usual); 0 leaves them out")
     path = run_folder(folder)
-    run = find_finished(path)
-    if run is None:
-        raise DataError(f"'{path}' is not finished: the same command finishes it")
     verdict = inspect(path)
     if verdict.damage:
         raise DataError(f"{verdict.sentence()}; a damaged run cannot be audited")
+    run = find_finished(path)
+    if run is None:
+        raise DataError(f"'{path}' is not finished: the same command finishes it")
     cfg = run_config(path, {**(changes or {}), "SINKS": "()", "RESUME": ""}, trust)
     if of_parties(cfg):
         raise ConfigError(f"'{path}': the clients' images are at their sites, and an audit trains "

@@ -142,13 +142,13 @@ def plan_forgetting(
         DataError: no finished run, damage, other data than the run's, or no such image.
     """
     path = run_folder(folder).resolve()
+    verdict = inspect(path)
+    if verdict.damage:
+        raise DataError(f"{verdict.sentence()}; a damaged run names no images to forget")
     run = find_finished(path)
     if run is None:
         raise DataError(f"'{path}' is not finished: finish it first (the same command goes on), or "
                         "delete it")
-    verdict = inspect(path)
-    if verdict.damage:
-        raise DataError(f"{verdict.sentence()}; a damaged run names no images to forget")
     if len(path.parents) <= PLACE_DEPTH:
         raise DataError(f"'{path}' is not in an output folder any more: forgetting writes a new "
                         "run beside it; move it back below OUTPUT_DIR")

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 a bug of ours, 2 config, usage or a method's own file, 3 d
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from fedvlm.core.errors import (
     NO_MEMORY,
     NO_MEMORY_ELSEWHERE,
     ConfigError,
+    DataError,
     FedvlmError,
     MethodError,
     fold,
@@ -66,6 +68,10 @@ def exit_code_of(call: Callable[[], int], words: Sequence[str]) -> int:
         if out_of_memory(error):
             complain(_no_memory(words))
             return ConfigError.exit_code
+        lost = _of_the_machine(error)
+        if lost:
+            complain(lost)
+            return DataError.exit_code
         return _bug(error, words)
 
 
@@ -79,6 +85,18 @@ def _reader_is_gone() -> int:
     """``| head`` closed our output: nothing is wrong, but the interpreter must not flush it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _of_the_machine(error: Exception) -> str:
+    """Say what no code of ours can help: a full disk, a working folder that is gone; else ''."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full: free some space and run the same command again"
+    if isinstance(error, FileNotFoundError):
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return "the working folder was deleted: go to another one (cd) and run it again"
+    return ""
 
 
 def _lacks(error: ModuleNotFoundError) -> str:

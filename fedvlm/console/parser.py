@@ -29,6 +29,7 @@ from fedvlm.core.errors import ConfigError, did_you_mean, fold, nearest
 
 WIDTH = 100  # of a help page
 _ONE = (None, "?")  # values of ``nargs`` that take one word
+_EMPTY = " got an empty word (a variable of your shell that is not set?)"
 
 
 class Switch(argparse.Action):
@@ -86,6 +87,7 @@ class Parser(argparse.ArgumentParser):
         checks: functions of the namespace that return further mistakes.
         examples: command lines for the end of the help page.
         further: flags that the help page names, and ``fedvlm run --help`` describes.
+        blank: arguments (``dest``) whose words may be empty; a config key's value always may.
     """
 
     def __init__(self, **more: Any) -> None:
@@ -94,6 +96,7 @@ class Parser(argparse.ArgumentParser):
         self.checks: list[Callable[[Namespace], Iterable[str]]] = []
         self.examples: Sequence[str] = ()
         self.further: list[str] = []
+        self.blank: set[str] = set()
         self.compact: set[str] = set()  # titles of groups that are one paragraph of the help page
         self._aliases: dict[str, Action] = {}
 
@@ -229,9 +232,16 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(f"{name} needs a value{about}")
         if words and action.nargs == 0 and not isinstance(action, Switch):
             raise ConfigError(f"{name} takes no value, got '{words[0]}'")
+        if self._blank(action, words):
+            raise ConfigError(f"{name}{_EMPTY}; give a value, or drop {name}")
         values.spelling[action.dest] = name
         converted = [_converted(action, name, word) for word in words]
         action(self, values, converted[0] if action.nargs in _ONE else converted, name)
+
+    def _blank(self, action: Action, words: Sequence[str]) -> bool:
+        """Whether one of an argument's words is empty and may not be."""
+        return action.dest not in self.blank and any(
+            not word.strip() and not (i and words[i - 1].isupper()) for i, word in enumerate(words))
 
     def _place(self, loose: list[str], values: Namespace) -> list[str]:
         """Hand the words without a flag to the arguments that want them; return the mistakes."""
@@ -242,6 +252,8 @@ class Parser(argparse.ArgumentParser):
             words, left = left[:count], left[count:]
             if not words and action.nargs in (None, "+"):
                 mistakes.append(self._lacks(action))
+            elif self._blank(action, words):
+                mistakes.append(f"{action.dest.replace('_', ' ')}{_EMPTY}; {wants}")
             elif words:
                 try:
                     converted = [_converted(action, "", word) for word in words]

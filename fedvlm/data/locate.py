@@ -62,6 +62,19 @@ def subfolders(folder: Path) -> list[str]:
     return [name for name in listing(folder) if (folder / name).is_dir()]
 
 
+def refuse_lost_links(folder: Path) -> None:
+    """Refuse a link to nowhere whose name has no suffix: it led to the folder of a class.
+
+    Raises:
+        DataError: there is one; its class would be absent in silence.
+    """
+    for name in listing(folder):
+        path = folder / name
+        if "." not in name and path.is_symlink() and not path.exists():
+            raise DataError(f"{path} is a link to {os.readlink(path)}, which does not exist: is "
+                            "its disk mounted? mend the link, or remove it")
+
+
 def folder_contents(folder: Path) -> tuple[set[str], set[str]]:
     """Return the visible folders in a folder and the other visible names; no file is looked at.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,9 +58,14 @@ class FirstStep(Around):
         yield next(super().steps(clients, round_, epochs, per_step, tag, after, limit, most))
 
 
-def dry_run(cfg: CfgNode) -> int:
-    """Print parameters, bytes per round, memory and an estimate of the time; write nothing."""
+def dry_run(cfg: CfgNode, check: Callable[[Built], object]) -> int:
+    """Print parameters, bytes per round, memory and an estimate of the time; write nothing.
+
+    Args:
+        check: refuses what a run refuses of its data.
+    """
     built = build_run(cfg, pixels=True)
+    check(built)
     streams = built.federation.trainer.streams(built.model)
     check_bank(cfg, built.model, built.data, built.loader, streams)
     federation, batcher = built.federation, built.federation.batcher

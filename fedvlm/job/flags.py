@@ -24,6 +24,7 @@ do CTX_INIT, CSC and LN.
 from __future__ import annotations
 
 import argparse
+import re
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ _FORKS = (
     "--repeat-rate", "--test-batch-size", "--momentum", "--optim", "--weight-decay", "--gamma",
     "--eval-only", "--model-dir",
 )
+# Words that say themselves what is wrong, and flags to which authors' scripts give an empty word.
+_BLANK = {"opts", "TRAINER.*.CTX_INIT", "DATASET.SOURCE_DOMAINS", "DATASET.TARGET_DOMAINS"}
 _OF_METHODS = "options as other projects' scripts spell them (a method's own: fedvlm config METHOD)"
 _JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
     "What to run", "Federation", "Training", "Backbone", "Engine", "Run and output",
@@ -373,6 +376,7 @@ def add_flags(parser: Parser, shown: bool = True, grid: bool = False) -> None:
     parser.refused = REFUSED
     groups: dict[str, Any] = {}
     parser.compact |= {_OF_METHODS} if shown else set()
+    parser.blank |= _BLANK
     taken = set(parser.spellings())
     for flag in FLAGS:
         names = [name for name in flag.names if fold(name) not in taken]
@@ -393,11 +397,22 @@ def add_flags(parser: Parser, shown: bool = True, grid: bool = False) -> None:
 def add_opts(parser: Parser) -> None:
     """Take words without a flag as ``opts``: KEY VALUE pairs."""
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help=argparse.SUPPRESS)
-    parser.checks.append(pairs)
+    parser.checks += [pairs, _evaluated]
+
+
+def _evaluated(values: Namespace) -> list[str]:
+    """Return the mistake of a model that no flag asks to evaluate, if there is one."""
+    flags = [values.spelling[dest] for dest in ("model_dir", "load_epoch")
+             if dest in values.spelling and not values.eval_only]
+    return [f"{flags[0]} says what --eval-only evaluates: add --eval-only, or drop {flags[0]} (a "
+            "run that was stopped goes on with the same command)"] if flags else []
 
 
 def pairs(values: Namespace) -> list[str]:
     """Return the mistake of a word that stands alone or of a number for a key, if there is one."""
+    glued = next((w for w in values.opts[::2] if re.match(r"[A-Z_]+\.[A-Z_.]+=", w)), "")
+    if glued:
+        return [f"'{glued}': a key and its value are two words here: {glued.replace('=', ' ', 1)}"]
     number = next((w for w in values.opts[::2] if type(literal(w)) in (int, float)), "")
     if len(values.opts) % 2 == 0 and not number:
         return []

@@ -23,6 +23,7 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import read_json, user_path
 from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
+from fedvlm.data.partition.spec import idle_options
 from fedvlm.federation.cards import split_method, trainer_files
 from fedvlm.job.data_choice import DataChoice, OwnData, choose_data, no_dataset
 from fedvlm.job.flags import AUTHORS_NAMES, FLAGS
@@ -140,7 +141,7 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
         cfg.DATASET.SOURCE_DOMAINS = cfg.DATASET.TARGET_DOMAINS = ()  # said by the held-out one
         followed = _follow(cfg, origins) + notes_on_epochs(cfg, origins)
         followed += _one_round(cfg, origins, trainer.name, file, data.demo)
-        followed += _rounds(cfg, origins, trainer)
+        followed += _rounds(cfg, origins, trainer) + _idle(cfg, origins)
         notes += [note for note in followed if note not in notes]
         cfg.freeze()
         jobs.append(Job(cfg, origins))
@@ -294,6 +295,17 @@ def _load(spec: str) -> Any:
 
 def _is_path(spec: str) -> bool:
     return ".py" in spec
+
+
+def _idle(cfg: CfgNode, origins: Mapping[str, str]) -> list[str]:
+    """Return notes on what the user typed and the kind of partition does not use."""
+    kind, keys = cfg.FED.PARTITION, {o: f"FED.{o.upper()}" for o in idle_options(cfg.FED.PARTITION)}
+    if cfg.FED.INDEX_FILE or of_parties(cfg):
+        return []
+    return [f"{key} {cfg.FED[key[4:]]} has no effect with FED.PARTITION {kind}; it is "
+            f"for {', '.join(idle_options(kind)[option])}"
+            for option, key in sorted(keys.items())
+            if origins.get(key, "").startswith(("flag", "opts")) and cfg.FED[key[4:]]]
 
 
 def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:

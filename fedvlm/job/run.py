@@ -38,7 +38,7 @@ from fedvlm.federation.rounds import FedState, convert_format1
 from fedvlm.federation.server import Measure
 from fedvlm.job.build import Built, Prepared, complete_run, prepare_run
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
-from fedvlm.job.engines.base import ClientSide, client_side
+from fedvlm.job.engines.base import ClientSide, client_side, refuse_unread
 from fedvlm.job.identity import identity_config, present_identity
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder, check_explosion
@@ -93,8 +93,9 @@ def run_job(
                 dry.evaluation_only(cfg, job.origins, request, inputs)
                 return None
             peft_choice(cfg, job.origins)  # refuses what a run refuses
+            refuse_unread(cfg)
             if request.dry_run:
-                dry.dry_run(cfg)
+                dry.dry_run(cfg, lambda run: named_metrics(run, job.origins))
             else:
                 dry.built_only(cfg, inputs)
             return None
@@ -181,7 +182,7 @@ def _next_lines(done: Mapping[str, Any], job: Job, request: Request) -> list[str
     return [f"  {command}"] if command else []
 
 
-def named_metrics(run: Prepared, origins: Mapping[str, str]) -> Sequence[NamedMetric]:
+def named_metrics(run: Prepared | Built, origins: Mapping[str, str]) -> Sequence[NamedMetric]:
     """Return the metrics of ``TEST.METRICS``; a user's file is run here and nowhere else.
 
     Raises:

@@ -14,7 +14,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import read_json
-from fedvlm.runs.identity import FORMAT, as_written, read_results, whole_results
+from fedvlm.runs.identity import FORMAT, as_written, read_results, whole_results, why_not_whole
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import RESULTS, method_name
 from fedvlm.runs.verify.answer import COMPARED, goes_around
@@ -148,10 +148,11 @@ def read_finished(folder: Path) -> FinishedRun | None:
         return None
     if not file.is_file():  # a pipe would never end
         raise DataError(f"{file} is not a regular file: the run is skipped")
-    record = whole_results(read_json(file))
+    written = read_json(file)
+    record = whole_results(written)
     good = record is not None and isinstance(record["results"].get("last"), dict)
     if record is None or not good or "trainer" not in record["protocol"]:
-        raise DataError(f"{file} is damaged or of another version: it is skipped")
+        raise DataError(f"{file} {why_not_whole(written)}: it is skipped")
     verdict = check_readable(folder, record)
     if verdict.damage:
         raise DataError(f"{verdict.sentence()}; the run is skipped")

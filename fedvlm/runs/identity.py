@@ -353,6 +353,15 @@ def whole_results(record: Any) -> dict[str, Any] | None:
     return upgrade_results(record) if whole else None
 
 
+def why_not_whole(record: Any) -> str:
+    """Return what to say of a ``results.json`` of which ``whole_results`` is None."""
+    form = record.get("format") if isinstance(record, dict) else None
+    if type(form) is int and form > FORMAT:
+        return (f"has format {form}, and this fedvlm reads formats up to {FORMAT}: update fedvlm "
+                "(if it is new already, the file is damaged)")
+    return "is damaged or of another version"
+
+
 class UpgradedResults(dict[str, Any]):
     """Results in today's form that were written in an older one.
 

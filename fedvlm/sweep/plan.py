@@ -112,6 +112,8 @@ def read_sections(
     for entry in entries:
         if entry.key.replace("-", "_") not in known:
             near = did_you_mean(entry.key, known) or f" (known: {', '.join(known)})"
+            if "common" in known and (fold(f"--{entry.key}") in by_name() or entry.key.isupper()):
+                near = f"; settings stand below common: common: {{{entry.key}: VALUE}}"
             mistakes.append(f"{entry.where}: unknown part of a {what}: '{entry.key}'{near}")
     try:
         whole = yaml.safe_load(path.read_text(encoding="utf-8-sig"))

@@ -56,6 +56,20 @@ def test_a_flag_without_its_value_and_a_mistyped_flag_are_named(name: str) -> No
 
 
 @every_verb
+def test_an_empty_word_is_refused(name: str) -> None:
+    """An unset variable of a shell names no folder, method or patient: nothing stands in for it."""
+    parser = VERBS[name].parser()
+    valued = [a for a in parser._actions if a.dest not in parser.blank and a.nargs != 0]
+    for action in valued:
+        flag = action.option_strings[-1:]
+        for empty in ("", "  "):
+            with pytest.raises(ConfigError, match=f"{(flag or [''])[0]}.* got an empty word"):
+                parser.parse_args([*flag, empty])
+    assert parser.blank <= {"opts", "TRAINER.*.CTX_INIT", "DATASET.SOURCE_DOMAINS",
+                            "DATASET.TARGET_DOMAINS"}
+
+
+@every_verb
 def test_numbers_of_a_verb_refuse_words(name: str) -> None:
     parser = VERBS[name].parser()
     typed = [a for a in parser._actions if a.option_strings and (

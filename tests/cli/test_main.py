@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,6 +72,21 @@ def test_a_bug_leaves_its_traceback_in_a_file(job_that: Any, capsys: pytest.Capt
     Path(path).unlink()
     assert cli.main(["--dataset", "oxford_pets", "--debug"]) == 1
     assert "error: Traceback" in capsys.readouterr().err
+
+
+def test_a_full_disk_and_a_lost_folder_are_no_bugs_of_ours(
+    job_that: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job_that(OSError(errno.ENOSPC, "No space left on device"))
+    assert cli.main(["--dataset", "oxford_pets"]) == 3
+    assert capsys.readouterr().err.startswith("error: the disk is full: free some space")
+    job_that(FileNotFoundError(errno.ENOENT, "No such file or directory"))
+    assert cli.main(["--dataset", "oxford_pets", "--debug"]) == 1  # the folder is there
+    monkeypatch.setattr(os, "getcwd", Mock(side_effect=FileNotFoundError))
+    capsys.readouterr()
+    assert cli.main(["--dataset", "oxford_pets"]) == 3
+    assert capsys.readouterr().err.startswith("error: the working folder was deleted")
 
 
 def test_what_a_methods_file_raises_is_no_bug_of_ours(

@@ -20,6 +20,8 @@ def test_dry_run_counts_the_images_that_a_run_encodes(
     monkeypatch.setattr(job_run, "progress", lambda *said: seen.append(said))
     own = ("--opts", "CACHE_DIR", str(tmp_path / "cache"))
     assert jobs.run(tmp_path / "a", "--dry-run", *own) == 0
+    assert jobs.run(tmp_path / "b", "--dry-run", "--workers", "2", *own) == 2
+    assert jobs.run(tmp_path / "b", "--dry-run", "--metric", "aurco", *own) == 2
     told = re.search(r"([\d,]+)\s+images\s+to\s+encode", capsys.readouterr().out)
     assert jobs.run(tmp_path / "a", *own) == 0
     encoded = max(of for what, _, of in seen if what.startswith("encoding"))

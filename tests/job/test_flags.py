@@ -109,6 +109,17 @@ def test_opts_with_and_without_the_flag_and_negative_numbers():
     for more in (["0.01"], ["0.01", "0.1"], ["SEED", "1", "0.01"]):
         with pytest.raises(ConfigError, match="'0.01' stands where a key .* fedvlm sweep runs"):
             parse(["--lr", "0.001", *more])
+    assert parse(["TAG", "", "DATASET.GROUPS", ""]).opts == ["TAG", "", "DATASET.GROUPS", ""]
+    for line in ("OPTIM.LR=0.1", "SEED 1 --opts OPTIM.LR=0.1 FED.ROUNDS=2"):
+        with pytest.raises(ConfigError, match="'OPTIM.LR=0.1': .* two words here: OPTIM.LR 0.1"):
+            parse(line.split())
+
+
+@pytest.mark.parametrize("words", [["--model-dir", "x"], ["--load-epoch", "3"]])
+def test_a_model_that_nothing_evaluates_is_refused(words: list[str]) -> None:
+    assert parse(["--eval-only", *words]).eval_only
+    with pytest.raises(ConfigError, match=f"{words[0]} says what --eval-only evaluates"):
+        parse(words)
 
 
 _WORDS = st.sampled_from(["--rounds", "--opts", "--demo", "--seeds", "-1", "SEED", "=", "--", "-h"])

@@ -40,6 +40,19 @@ def test_precedence_whatever_the_order_of_words(house: Path, tail: str, rate: fl
     assert job.cfg.DATASET.NUM_SHOTS == 8 and job.cfg.OPTIM.MOMENTUM == 0.5
 
 
+@pytest.mark.parametrize(("tail", "said"), [
+    ("--partition iid --beta 0.3", "FED.BETA 0.3 has no effect with FED.PARTITION iid; it is for "
+     "dirichlet, superclass_dirichlet, quantity, domain_dirichlet"),
+    ("--partition dirichlet --repeat-rate 0.2", "FED.REPEAT_RATE 0.2 has no effect with "
+     "FED.PARTITION dirichlet; it is for disjoint"),
+    ("--partition dirichlet FED.CLASSES_PER_CLIENT 3", "it is for n_classes"),
+    ("--partition dirichlet --beta 0.3 --repeat-rate 0.0", ""), ("--partition iid", ""),
+])
+def test_what_a_partition_does_not_use_is_said(house: Path, tail: str, said: str) -> None:
+    notes = [n for n in jobs(f"--dataset oxford_pets {tail}").notes if "has no effect" in n]
+    assert len(notes) == bool(said) and said in "".join(notes)
+
+
 def test_demo_lies_between_trainer_file_and_flags(house: Path):
     (job,) = jobs("--demo").jobs
     assert (job.cfg.DATASET.NAME, job.cfg.OPTIM.LR, job.cfg.OPTIM.MOMENTUM) == ("shapes", 0.3, 0.5)

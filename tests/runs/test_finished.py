@@ -30,6 +30,9 @@ def test_damage_is_refused_by_one_and_no_run_for_the_other(tmp_path: Path) -> No
     assert is_finished(path) and find_finished(path) is None
     with pytest.raises(DataError, match="damaged or of another version"):
         read_finished(path)
+    (path / RESULTS).write_text('{"format": 9}')
+    with pytest.raises(DataError, match="has format 9, and .* up to 2: update fedvlm"):
+        read_finished(path)
     (path / RESULTS).unlink()
     (path / RESULTS).mkdir()
     assert not is_finished(path)

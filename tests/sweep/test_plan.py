@@ -164,6 +164,7 @@ def test_every_mistake_of_a_plan_file_at_once(
 ) -> None:
     path = plan_file(tmp_path, """
 comon: {rounds: 1}
+num-users: 2
 common: {roundz: 2, seed: 3, lr: null}
 datasets: [digits, digits]
 trainers: []
@@ -173,7 +174,8 @@ axes: {OPTIM.LR: 0.1}
     assert main(["sweep", str(path)]) == 2
     told = capsys.readouterr().err
     for piece in (
-        "unknown part of a plan: 'comon'; did you mean 'common'?", "'roundz' is not a "
+        "unknown part of a plan: 'comon'; did you mean 'common'?",
+        "'num-users'; settings stand below common: common: {num-users: VALUE}", "'roundz' is not a "
                                                                    "flag", "did you mean 'round",
         "'seed' is set by the sweep itself", "'lr' has no "
                                              "value", "'digits' twice", "trainers expects a list",
@@ -226,6 +228,10 @@ def test_missing_data_alone_is_a_data_error(
     (["--trainers", "FedAvg", "--datasets", "digits", "--job", "2"], "did you mean '--jobs'"),
     (["--trainers", "FedAvg", "--datasets", "digits", "--jobs", "0"], "from 1 on, got '0'"),
     (["--trainer", "FedAvg", "--datasets", "digits"], "use --trainers"),
+    *((["--trainers", "FedAvg", "--datasets", "digits", *flag.split()],
+       f"{flag.split()[0]} does not work with a plan: use ") for flag in (
+        "--images photos", "--method FedAS", "--eval-only", "--no-train", "--model-dir x",
+        "--load-epoch 3", "--resume x")),
     (["--trainers", "FedAvg", "--datasets", "digits", "--seeds", "x"], "seeds expects whole "
                                                                        "numbers"),
     ([str(CONFIGS / "demo.yaml"), "--trainers", "Dito"], "did you mean 'Ditto'"),

@@ -48,6 +48,8 @@ def main(args: Namespace) -> int:
     into = user_path(args.into) if args.into else folders[0] / PAGE
     if into.is_dir():
         into /= PAGE
+    elif into.suffix.lower() not in ("", ".html", ".htm"):
+        raise ConfigError(f"--into {args.into}: the page is HTML: end the file's name in .html")
     elif args.into and not into.parent.is_dir():
         raise ConfigError(f"--into {args.into}: folder {into.parent} does not exist; create it "
                           "first")

@@ -13,7 +13,7 @@ from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
-from fedvlm.runs.identity import whole_results
+from fedvlm.runs.identity import whole_results, why_not_whole
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
 
@@ -22,6 +22,7 @@ EXAMPLES = (
     "fedvlm show RUN_A RUN_B",
 )
 ALSO = ("results", "numbers", "print", "cat")
+OURS = {"seal", "format", "identity_digest", "run_info", "covers"}  # parts that runs write
 
 
 def flags(parser: Parser) -> None:
@@ -38,7 +39,11 @@ def main(args: Namespace) -> int:
     for word in args.folders:
         folder = user_path(word)
         results = read_record(folder)
-        if whole_results(results) is not None and refuse_damage(folder, results).seal != SEALED:
+        if whole_results(results) is None:
+            if OURS & set(results):  # one of ours, whose seal cannot be checked
+                raise DataError(f"{folder / RESULTS} {why_not_whole(results)}; restore the file")
+            complain(f"{word} has {BEFORE}", prefix="note")
+        elif refuse_damage(folder, results).seal != SEALED:
             complain(f"{word} has {BEFORE}", prefix="note")
         numbers = flat_numbers({k: v for k, v in results.items() if k not in ("covers", "seal")})
         say(word, *(f"  {key} {value}" for key, value in numbers.items()))

@@ -254,6 +254,10 @@ def _pairs(words: Sequence[str], flag: str) -> tuple[Pair, ...]:
 
 
 def _format(args: Namespace) -> str:
+    ending = Path(args.out).suffix.lower()
+    if not args.format and ending not in ("", ".txt", *ENDINGS):
+        raise ConfigError(f"--out {args.out}: no table ends in {ending}; use "
+                          f"{', '.join(ENDINGS)}, or say what to write with --format")
     form = args.format or (
         ENDINGS.get(Path(args.out).suffix.lower(), "md") if args.out else "text")
     if form not in FORMATS:

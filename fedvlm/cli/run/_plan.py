@@ -22,6 +22,10 @@ _INSTEAD = {  # flag of a run -> what a sweep has instead
     "trainer": "--trainers", "dataset": "--datasets", "dataset_config_file": "--datasets",
     "trainer_config_file": "trainer-config-file in the plan", "demo": "--datasets shapes",
     "print_config": "fedvlm config", "version": "fedvlm --version",
+    "images": "--datasets FILE.yaml, which fedvlm data add FOLDER writes",
+    "method": "fedvlm run", "no_train": "--dry-run",
+    **dict.fromkeys(("eval_only", "model_dir", "load_epoch"), "fedvlm evaluate RUN"),
+    "RESUME": "the same command, which goes on with what was stopped",
 }
 MANY: dict[str, Any] = {"nargs": "+", "default": []}
 

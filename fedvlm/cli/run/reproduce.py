@@ -71,7 +71,9 @@ def _read(args: Namespace) -> list[str]:
     args.recipes, args.opts = args.opts[:first], args.opts[first:]
     mistakes = [f"the recipe sets this: drop {args.spelling[dest]}" for dest in
                 ("trainer", "dataset", "dataset_config_file", "trainer_config_file", "demo",
-                 "images") if dest in args.spelling]
+                 "images", "method") if dest in args.spelling]
+    mistakes += [f"{args.spelling[dest]} does not work with a recipe: use fedvlm evaluate RUN"
+                 for dest in ("eval_only", "model_dir", "load_epoch") if dest in args.spelling]
     mistakes += [f"a recipe chooses the folders of its runs: drop --{key.lower()}"
                  for key in ("TAG", "RESUME") if key in args.flags]
     if args.all and args.recipes:

@@ -98,7 +98,9 @@ def wish_of(
                 f"classname=COLUMN, with one of {', '.join(TABLE_COLUMNS)} before the =; patients, "
                 "and other groups that stay whole, go by --groups COLUMN"
             )
-        named[meaning] = column
+        if named.setdefault(meaning, column) != column:
+            raise ConfigError(f"DATASET.COLUMNS {columns}: {meaning} is {named[meaning]} and "
+                              f"{column}; keep one")
     by, whole = ("" if "{" in text else text for text in (clients_by, groups))
     return Wish(_words(by), _words(whole), named, _words(labels), _words(captions))
 

@@ -180,6 +180,10 @@ def given_names(text: str, present: Sequence[str]) -> list[str]:
         parts = [part.strip() for part in text.split(",")]
         pairs = [part.partition("=") for part in parts]
         found = {k.strip(): n.strip() for k, _, n in pairs} if "=" in text else parts
+        if len(found) < len(parts):
+            keys = [key.strip() for key, _, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ConfigError(f"--classnames names the class '{twice}' twice; keep one")
     if isinstance(found, list):
         if len(found) != len(present):
             raise ConfigError(

@@ -25,6 +25,7 @@ from fedvlm.data.locate import (
     first_names,
     folder_contents,
     image_files,
+    refuse_lost_links,
     subfolders,
 )
 from fedvlm.data.whole_groups import cut_whole
@@ -123,9 +124,10 @@ def folders_by_name(folder: Path, drop: Sequence[str] = ()) -> dict[str, str]:
     are likely two copies of one folder, whose images would be trained and tested on: refused.
 
     Raises:
-        DataError: two of them differ in the form only.
+        DataError: two of them differ in the form only; one is a link that leads nowhere.
     """
     names: dict[str, str] = {}
+    refuse_lost_links(folder)
     for name in subfolders(folder):
         twin = names.setdefault(one_form(name), name)
         if twin != name and one_form(name) not in drop:

@@ -163,6 +163,8 @@ def understand(
         share = {PARTITION: "iid", "FED.CLIENTS": 2}
         notes = ["one topic: FED.PARTITION iid, FED.CLIENTS 2, if nothing else is asked for"]
     elif data.domain_names or not shape.known:
+        if data.domain_names and not (data.captioned or data.label_names):
+            _refuse_one_class(data.name, data.classnames)
         share, notes = default_sharing(
             data.name, data.classnames, data.domain_names, len(data.train_x),
             fold(str(given.get(PARTITION, ""))), asked_clients(given))
@@ -243,6 +245,7 @@ def default_sharing(
     if domain_names:
         number = len(domain_names)
         return ({PARTITION: "domain", "FED.CLIENTS": number},
+                [] if asked not in ("", "domain") or clients not in (0, number) else
                 [f"one client per domain: FED.PARTITION domain, FED.CLIENTS {number}"])
     classes = len(classnames)
     _refuse_one_class(name, classnames)

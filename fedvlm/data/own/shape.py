@@ -82,6 +82,8 @@ def _existing(path: Path) -> Path:
         how = "unpack it and give the folder" if form in _ARCHIVES else (
             f"give the folder of the images, or a table of them ({', '.join(TABLES)})")
         raise DataError(f"{path} is a file: {how}")
+    if path.is_symlink():
+        raise DataError(f"{path} is a link to {os.readlink(path)}, which does not exist")
     near = did_you_mean(path.name, listing(path.parent)) if path.parent.is_dir() else ""
     raise DataError(f"the folder {path} does not exist{near}")
 

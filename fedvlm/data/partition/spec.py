@@ -29,6 +29,12 @@ _USES = {
 }
 
 
+def idle_options(kind: str) -> dict[str, list[str]]:
+    """Return the options that a kind of partition does not use -> the kinds that do."""
+    options = {option for used in _USES.values() for option in used} - {*_USES[kind]}
+    return {option: [k for k, used in _USES.items() if option in used] for option in options}
+
+
 @dataclass(frozen=True)
 class PartitionSpec:
     """Everything that a partition depends on beside the data set.

@@ -22,7 +22,7 @@ import yaml
 from fedvlm.core.errors import DataError, FedvlmError
 from fedvlm.core.files import read_json
 from fedvlm.runs.bits import bit_problems
-from fedvlm.runs.identity import identity_digest, seal_fits, whole_results
+from fedvlm.runs.identity import identity_digest, seal_fits, whole_results, why_not_whole
 from fedvlm.runs.metrics import read_chain, read_metrics, spent, totals
 from fedvlm.runs.names import PACKED, RESULTS
 from fedvlm.runs.seal import (
@@ -122,13 +122,16 @@ def odd_file(folder: Path) -> str:
 
 def _inspect(folder: Path) -> RunVerdict:
     path = folder / RESULTS
-    record = whole_results(read_json(path))
+    written = read_json(path)
+    record = whole_results(written)
     if record is not None:
         found = [*_told(folder, record, whole=True), *_states(folder), *_models(folder)]
         found += _rounds(folder, record) if seal_fits(record) else ()
         return _verdict(folder, record, iter(found))
     if path.exists():
-        return RunVerdict(folder, UNSEALED, (f"{RESULTS} is damaged (it is not a results file)",))
+        why = why_not_whole(written)
+        other = "is damaged (it is not a results file)" if why.startswith("is ") else why
+        return RunVerdict(folder, UNSEALED, (f"{RESULTS} {other}",))
     if not (folder / "manifest.json").exists():
         return RunVerdict(folder, UNSEALED, ("manifest.json is missing",))
     chain = read_chain(folder / "metrics.jsonl")

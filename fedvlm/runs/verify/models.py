@@ -13,7 +13,7 @@ from typing import Any
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import read_json
-from fedvlm.runs.identity import whole_results
+from fedvlm.runs.identity import whole_results, why_not_whole
 from fedvlm.runs.metrics import read_chain
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.state import SavedState, load_newest_state, rounds_on_disk
@@ -34,9 +34,10 @@ def covered_files(path: Path) -> dict[str, str]:
     file = path / RESULTS
     if not file.exists():
         return {}
-    record = whole_results(read_json(file))
+    written = read_json(file)
+    record = whole_results(written)
     if record is None:
-        raise DataError(f"{file} is damaged or of another version; restore the file")
+        raise DataError(f"{file} {why_not_whole(written)}; restore the file")
     refuse_damage(path, record)
     covers = record.get("covers")
     return dict(covers.get(FILES, {})) if isinstance(covers, Mapping) else {}

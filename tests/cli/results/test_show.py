@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.cli import main as cli
+from tests.report.table_runs import write_run
 
 
 def test_show_prints_results_or_says_what_is_wrong(
@@ -19,4 +20,28 @@ def test_show_prints_results_or_says_what_is_wrong(
     assert cli.main(["show", str(tmp_path)]) == 3
     (tmp_path / "results.json").write_text(json.dumps({"personal": {"accuracy": 81.2, "all": [1]}}))
     assert cli.main(["show", str(tmp_path)]) == 0
-    assert "personal.accuracy 81.2" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "personal.accuracy 81.2" in said.out and "no checksum" in said.err
+
+
+@pytest.mark.parametrize(("key", "value"), [("format", 9), ("format", None), ("protocol", 3)])
+def test_numbers_whose_seal_cannot_be_checked_are_not_shown(
+    key: str, value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(tmp_path, "FedAvg", last={"personal": 81.5})
+    results = json.loads((path / "results.json").read_text())
+    (path / "results.json").write_text(json.dumps(results | {key: value}))
+    assert cli.main(["show", str(path)]) == 3
+    said = capsys.readouterr()
+    assert not said.out and ("update fedvlm" in said.err if value == 9 else "damaged" in said.err)
+
+
+@pytest.mark.parametrize("verb", ["forget", "audit"])
+def test_damaged_results_are_not_taken_for_an_unfinished_run(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(tmp_path, "FedAvg", last={"personal": 81.5})
+    (path / "results.json").write_text('{"format": 2, ')
+    assert cli.main([verb, str(path), *(["--client", "0"] if verb == "forget" else [])]) == 3
+    said = capsys.readouterr().err
+    assert "results.json is damaged" in said and "finish" not in said

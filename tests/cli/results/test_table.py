@@ -97,6 +97,7 @@ def test_the_gain_of_personal_accuracy_stands_beside_no_other_metric(
         (["RUNS", "--standalone"], 2, "--standalone works with tex and html"),
         (["RUNS", "--digits", "9"], 2, "from 0 to 6"),
         (["RUNS", "--out", "no/such/t.md"], 2, "folder no/such does not exist"),
+        (["RUNS", "--out", "t.xlsx"], 2, "no table ends in .xlsx; use .md, .csv, .tex, .html"),
         (["RUNS", "--test-log"], 2, "--test-log needs --logs"),
         (["RUNS", "--logs", "RUNS"], 2, "drop"),
         (["--logs", "RUNS"], 3, "no log.txt with a result"),

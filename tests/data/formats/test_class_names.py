@@ -124,6 +124,7 @@ def test_given_names_by_order_folder_and_number(text: str, names: list[str]) -> 
 @pytest.mark.parametrize(("text", "says"), [
     ("a,b", "gives 2 names for 3 classes; give one for each, in this order: AnnualCrop, SeaLake"),
     ("SeaLak=lake", "there is no class 'SeaLak'; did you mean 'SeaLake'"),
+    ("SeaLake =a,SeaLake=b", "names the class 'SeaLake' twice; keep one"),
     ("3=lake", "there is no class '3'"), ('{"a": ', "JSON class names are"),
 ])
 def test_names_that_do_not_fit(text: str, says: str) -> None:

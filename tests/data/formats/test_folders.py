@@ -66,6 +66,15 @@ def test_domains_of_both_kinds_are_refused(tmp_path: Path) -> None:
         folders(tmp_path, DATASET__FORMAT="domains")
 
 
+def test_a_class_that_is_a_link_to_nowhere_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    write_tree(tmp_path / "mine", ["train", "test"], ["a", "b"], 2)
+    (tmp_path / "mine" / "train" / "read.me").symlink_to("/nowhere")  # names no class
+    assert folders(tmp_path).classnames == ["a", "b"]
+    (tmp_path / "mine" / "train" / "c").symlink_to("/nowhere")
+    with pytest.raises(DataError, match=r"train/c is a link to /nowhere, which does not exist"):
+        folders(tmp_path)
+
+
 def test_link_loop_and_hidden_files(tmp_path: Path) -> None:
     write_tree(tmp_path / "mine", ["train", "test"], ["a"], 2)
     os.symlink(tmp_path / "mine", tmp_path / "mine" / "train" / "a" / "loop")

@@ -83,6 +83,8 @@ def test_what_was_decided_is_said(place: Path, tmp_path: Path) -> None:
     assert "0.3 of each class are its test images, drawn by DATA_SEED 1" in notes("train_only")
     assert "not a published split" in notes("classes")
     assert "one client per domain: FED.PARTITION domain, FED.CLIENTS 3" in notes("domains")
+    dealt = "\n".join(understand(place, {"FED.PARTITION": "iid", "FED.CLIENTS": "2"}).notes)
+    assert "one client per domain" not in dealt
     assert "class names from words.txt" in notes("words")
     assert "no labels and are left out" in notes("tiny_imagenet")
     assert "2 clients are simulated, with unlike shares" in notes("train_val_test")

@@ -152,6 +152,7 @@ def test_the_verb_writes_the_page_of_a_run_and_of_all(
     (["report", "nowhere"], 3, "not a folder"), (["report", "."], 3, "no finished run"),
     (["report", "sweeps/one"], 3, "give the OUTPUT_DIR"),
     (["report", ".", "--into", "none/x.html"], 2, "folder none does not exist"),
+    (["report", ".", "--into", "x.pdf"], 2, "end the file's name in .html"),
 ])
 def test_mistakes_are_one_sentence(
     words: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
