@@ -212,6 +212,28 @@ def g13_fast_paths(world: CheckWorld, trainer: Method) -> None:
         raise
 
 
+def g13_class_order(world: CheckWorld, trainer: Method) -> None:
+    """A method that predicts unseen classes reads a class by its name, not by its place.
+
+    What it keeps of each class would otherwise be added to whichever class has that number.
+    """
+    run = world.trajectory(trainer)
+    fed, index = run.fed, torch.as_tensor(world.splits[0].test)[None]
+    if not fed.trainer.open_vocabulary:
+        return
+    turned = fed.model.with_classes(fed.model.classnames[::-1])
+    x = world.streams(fed, index)
+    for (first, *_), p in _personal(run, run.states[-1])[:1]:
+        one = {n: v[:1] for n, v in p.items()}
+        plain, other = (fed.trainer.predict(m, one, x) for m in (fed.model, turned))
+        off = float((plain - other.flip(-1)).abs().max() / plain.abs().max().clamp_min(1))
+        demand(
+            off <= CLOSE, f"client {first}: with the classes in another order their logits differ "
+            f"by {off:.1e}: something is kept for each class by its number, so unseen classes "
+            "would get that of others; declare open_vocabulary = False",
+        )
+
+
 def check_cached_streams(world: CheckWorld, trainer: Method) -> None:
     """Demand that the declared stream gives the numbers of pixels (``local.streams.prove_method``).
 
