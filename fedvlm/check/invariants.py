@@ -40,7 +40,8 @@ class Invariant:
             except Broken:
                 raise
             except Exception as error:
-                raise Broken(failure_text(error) + own_line(error)) from error
+                text, line = failure_text(error), own_line(error)
+                raise Broken(text if line in text else text + line) from error
 
 
 @dataclass(frozen=True)

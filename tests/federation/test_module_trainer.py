@@ -543,6 +543,24 @@ def test_export_gives_a_tied_tensor_under_each_of_its_names(world: CheckWorld) -
     assert torch.equal(file["inner.0.2.weight"], end["inner.0.0.weight"])
 
 
+def test_a_module_inside_a_vit_needs_no_resnet() -> None:
+    class Inside(ModuleTrainer):
+        name = "Inside"
+
+        def streams(self, model: VLModel) -> tuple[str, ...]:
+            return ("pixels",)
+
+        def build(self, model: VLModel) -> nn.Module:
+            self.visual = model.backbone.model.visual
+            return nn.Linear(model.embed_dim, len(BASE)).double()
+
+        def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Any:
+            assert len(self.visual.transformer.resblocks) > 1
+            return functional_call(module, dict(params), (self.visual(x["pixels"]),))
+
+    INVARIANTS["G9"](CheckWorld(), Inside)
+
+
 @pytest.mark.parametrize("word", ["from fedvlm.method import Trainer", "import dassl.engine"])
 def test_an_edited_file_is_run_again(tmp_path: Path, word: str) -> None:
     path, kinds = tmp_path / "net.py", []
