@@ -117,6 +117,11 @@ def run_words(flags: Mapping[str, Any]) -> list[str]:
             mistakes.append(f"train() has no argument '{name}'{did_you_mean(name, sorted(names))}")
         elif flag.dest in NOT_HERE:
             mistakes.append(f"train() has no argument '{name}': {NOT_HERE[flag.dest]}")
+        elif inspect.isclass(value) and flag.dest == "trainer":
+            mistakes.append(
+                f"trainer={value.__name__} is a class: save it in a file, whose bytes become part "
+                "of the run's identity (in a notebook by %%writefile mine.py as the cell's first "
+                f"line), and pass trainer=\"./mine.py:{value.__name__}\"")
         elif value is not None and flag.dest != "opts":
             words += _words(flag, value)
     if not isinstance(opts, Mapping):

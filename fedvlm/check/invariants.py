@@ -40,7 +40,8 @@ class Invariant:
             except Broken:
                 raise
             except Exception as error:
-                raise Broken(failure_text(error) + own_line(error)) from error
+                text, line = failure_text(error), own_line(error)
+                raise Broken(text if line in text else text + line) from error
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ INVARIANTS: dict[str, Invariant] = {
     "G12": Invariant("the seed alone determines the results; evaluation does not change training",
                      (training.g12_seeds,)),
     "G13": Invariant("stacked, packed and cached computation equals the plain computation",
-                     (training.g13_fast_paths,)),
+                     (training.g13_fast_paths, training.g13_class_order)),
     "G14": Invariant("a number that is not finite is named (client, round) and handled by policy",
                      (training.g14_non_finite,)),
     "G15": Invariant("a client's work has no side effects: done twice it gives the same bits",

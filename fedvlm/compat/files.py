@@ -31,6 +31,7 @@ from fedvlm.compat.settings import schema_of
 from fedvlm.compat.trainer import DasslTrainer
 from fedvlm.compat.world import redirect_prints
 from fedvlm.core.errors import ConfigError, did_you_mean, failure_text, own_line
+from fedvlm.core.plugins import TextLoader
 
 FRAMEWORKS = ("dassl", "Dassl")  # packages whose import marks such a file
 LOOPS = ("train", "run_epoch")  # a file may not bring its own
@@ -122,7 +123,7 @@ def _module(path: Path) -> Loaded:
     for place in (PACKAGE, folder):  # so that `from .other import x` finds its neighbour
         package = sys.modules.setdefault(place, ModuleType(place))
         package.__path__ = [str(path.resolve().parent)] if place == folder else []
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=TextLoader(name, str(path)))
     if spec is None or spec.loader is None:
         raise ConfigError(f"'{path}' cannot be loaded as a Python file")
     loaded = _surroundings(path, importlib.util.module_from_spec(spec), folder)

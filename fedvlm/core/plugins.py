@@ -19,8 +19,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Generic, TypeVar
 
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
@@ -57,6 +58,14 @@ class Plugins:
         """
         word = _known(name, self.names(), self.kind)
         return importlib.import_module(f"{self.package}.{_marked(self.package, self.mark)[word]}")
+
+
+class TextLoader(SourceFileLoader):
+    """Runs a file as its text is now; Python's own cache does not see some edits of one second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the compiled text."""
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def own_class(module: ModuleType, base: type[T]) -> type[T]:

@@ -33,7 +33,7 @@ from fedvlm.core.errors import (
     own_line,
 )
 from fedvlm.core.files import user_path
-from fedvlm.core.plugins import Plugins
+from fedvlm.core.plugins import Plugins, TextLoader
 from fedvlm.federation.cards import card, split_method, trainer_files, trainer_sources
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
 
@@ -217,15 +217,18 @@ def framework_of(path: Path) -> str:
 
 
 def load_module(path: Path) -> ModuleType:
-    """Run a user's file and return its module; the same file is run once.
+    """Run a user's file and return its module; the same text of a file is run once.
+
+    A file that was edited since is run again: what a notebook trains is what its run records.
 
     Raises:
         ConfigError: it cannot be loaded.
     """
-    name = f"fedvlm_trainers.{path.stem}_{abs(hash(str(path.resolve())))}"
+    source = path.read_bytes()
+    name = f"fedvlm_trainers.{path.stem}_{abs(hash((path.resolve(), source)))}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=TextLoader(name, str(path)))
     if spec is None or spec.loader is None:
         raise ConfigError(f"'{path}' cannot be loaded as a Python file")
     module = importlib.util.module_from_spec(spec)

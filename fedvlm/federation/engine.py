@@ -318,7 +318,6 @@ def _collect(
         FedvlmError: a weight that is no finite number >= 0, or rows that are not there.
     """
     weights, *numbers = looked.numbers
-    _check_weight(where, ctx, weights)
     counts = {n: list(map(int, row)) for n, row in zip(upload.told, numbers, strict=False)}
     _check_rows(where, ctx, upload, counts)
     stay = []
@@ -333,6 +332,7 @@ def _collect(
         stay.append(k)
     if not stay:
         return []
+    _check_weight(where, {ctx.clients[k]: weights[k] for k in stay})
     everybody, told = range(ctx.k), dict(zip(ctx.logs, numbers[len(counts) :], strict=True))
     work.uploads.append(replace(
         upload, params=_rows(upload.params, everybody), extras=_rows(upload.extras, everybody),
@@ -444,6 +444,9 @@ def _check_axis(where: str, ctx: Context, state: State) -> None:
     """Refuse leaves that would be cut along another axis than the clients'."""
     for slot, tree in state.items():
         for name, value in tree.items():
+            if not isinstance(value, Tensor):
+                raise MethodError(f"{where}: '{name}' in slot '{slot}' of the new state is a "
+                                  f"{type(value).__name__}, not a tensor")
             if value.dim() == 0 or len(value) != ctx.k:
                 raise MethodError(
                     f"{where}: '{name}' in slot '{slot}' of the new state has shape "
@@ -451,8 +454,8 @@ def _check_axis(where: str, ctx: Context, state: State) -> None:
                 )
 
 
-def _check_weight(where: str, ctx: Context, weights: Sequence[float]) -> None:
-    for client, value in zip(ctx.clients, weights, strict=True):
+def _check_weight(where: str, weights: Mapping[int, float]) -> None:
+    for client, value in weights.items():
         if not (0 <= value < float("inf")):
             raise MethodError(f"{where}: client {client} has weight {value}, not a number >= 0")
 

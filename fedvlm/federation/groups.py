@@ -120,6 +120,10 @@ def resolve_groups(names: Iterable[str], rules: Sequence[Rule], owner: str) -> G
     """
     names = list(names)
     problems: list[str] = []
+    odd = [rule for rule in rules if isinstance(rule, str) or len(rule) != 2]
+    if odd:
+        raise ConfigError(f"{owner}: {odd[0]!r} in groups is no rule: write pairs, groups = "
+                          "((r\"text\\.ctx\", \"shared\"),)")
     for pattern, group in rules:
         if group not in GROUPS:
             problems.append(f"rule '{pattern}' names group '{group}', none of {', '.join(GROUPS)}")

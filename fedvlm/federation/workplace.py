@@ -19,12 +19,19 @@ from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.rows.store import RowStore, move_state
 from fedvlm.core.trees import State, Tree, cast
 from fedvlm.federation.batches import Batcher
-from fedvlm.federation.clients import Clients
+from fedvlm.federation.clients import Clients, W
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Bundle, Engine, LocalEngine, stack_downloads
 from fedvlm.federation.groups import RECEIVED, Finetune, Groups, resolve_groups
 from fedvlm.federation.local.guard import run_guarded
-from fedvlm.federation.local.hooks import explain_hook, name_of, slots_of, tree_of
+from fedvlm.federation.local.hooks import (
+    explain_hook,
+    keep_names,
+    keep_shapes,
+    name_of,
+    slots_of,
+    tree_of,
+)
 from fedvlm.federation.local.images import sightings
 from fedvlm.federation.local.kept import drop_kept
 from fedvlm.federation.local.sent import WHOLE, Portion
@@ -79,7 +86,9 @@ class TrainingStart:
         roster = replace(batcher.roster(), unseen=plan.unseen)
         if sites:
             roster = replace(roster, site=np.asarray(sites, np.int64))
-        trained = trainer.trainables(model, rng.stream(plan.seed, "init"))
+        trained = tree_of(
+            name_of(trainer, "trainables"), trainer.trainables(model, rng.stream(plan.seed, "init"))
+        )
         p0 = cast(trained, model.dtype, model.device)
         groups = resolve_groups(p0, trainer.rules(list(p0)), f"trainer {trainer.name}")
         finetune: Finetune = trainer.own_finetune().configure(trainer.root)
@@ -219,7 +228,9 @@ class Workplace:
         hook = name_of(self.trainer, "init_client")
         with explain_hook(f"client {client}: {hook}"):
             state = self.trainer.init_client(self.context([client]), self.p0)
-            return move_state(slots_of(hook, state), self.model.device)
+            slots = slots_of(hook, state)
+            keep_shapes(hook, slots.get(W, {}), self.p0)
+            return move_state(slots, self.model.device)
 
     def _models(self, ctx: Context, question: Question) -> Tree:
         """Return the personal models of a chunk, made from copies of its own."""
@@ -232,7 +243,9 @@ class Workplace:
         ):
             if question.tune:
                 return self.trainer.finetune(ctx, own, received, self.finetuning)
-            return tree_of(hook, self.trainer.personalize(ctx, own, received))
+            models = tree_of(hook, self.trainer.personalize(ctx, own, received))
+            keep_names(hook, models, self.p0)
+            return models
 
     def measured(self, question: Question, measure: Measure) -> Iterable[Row]:
         """Return what the meter of this place finds on personal models.

@@ -44,6 +44,7 @@ def test_words_are_those_of_a_command_line() -> None:
 
 @pytest.mark.parametrize(("flags", "sentence"), [
     ({"ruonds": 3}, "train() has no argument 'ruonds'; did you mean 'rounds'?"),
+    ({"trainer": dict}, 'and pass trainer="./mine.py:dict"'),
     ({"dry_run": True}, "train() has no argument 'dry_run': use `fedvlm run --dry-run`"),
     ({"seeds": [1, 2]}, "train() has no argument 'seeds': call train once for each seed"),
     ({"demo": "yes"}, "demo must be True or False, not 'yes'"),

@@ -414,6 +414,20 @@ class WeighsItself(Good):
         return state, replace(upload, weight=upload.weight.sqrt())
 
 
+class KeepsClasses(Good):
+    """G13: a number for each class by its place, and unseen classes would get those of others."""
+
+    groups = ((r"text\.(ctx|bias)", "shared"), (r"image\.shift", "personal"))
+
+    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+        bias = {"text.bias": torch.zeros(len(model.classnames))}
+        return super().trainables(model, generator) | bias
+
+    def predictor(self, model: Any, p: Tree) -> Any:
+        plain = super().predictor(model, p)
+        return lambda x: plain(x) + p["text.bias"][:, None]
+
+
 # (trainer, invariant that must catch it, what its sentence must say)
 BROKEN = [
     (SendsPersonalTensor, "G1", r"upload of client \d: 'prototype' holds .*'image\.shift'"),
@@ -451,6 +465,7 @@ BROKEN = [
     (WrongWidth, "G12", r"logits of clients .* not"),
     (MixesClients, "G13", r"four clients stacked"),
     (WantsFeatures, "G13", r"pixels instead of cached features"),
+    (KeepsClasses, "G13", r"classes in another order .*declare open_vocabulary = False"),
     (HidesNaN, "G14", r"without an error"),
     (DrawsItself, "G15", r"done twice: the clients' new state, slot 'w'"),
     (WeighsEvenly, "G16", r"'w/text\.ctx' is .* off the mean of what was sent \(weighting 'samp"),

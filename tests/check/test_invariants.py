@@ -90,6 +90,28 @@ def test_a_broken_trainer_is_caught(trainer: type[Trainer], name: str, sentence:
         INVARIANTS[name](CheckWorld(), trainer)
 
 
+def test_a_sentence_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("from fedvlm.method import Trainer\n\n\nclass Mine(Trainer):\n"
+                    "    def trainables(self, model, generator):\n        return []\n")
+    assert main(["check", f"{path}:Mine"]) == 1
+    told = capsys.readouterr().out
+    assert told.count("Mine.trainables returned a list, not a tree") == 1
+    assert told.count(": as G1\n") == len(INVARIANTS) - 1
+
+
+def test_a_weight_that_is_no_number_goes_with_its_client() -> None:
+    class Weighs(Good):
+        weighting = "own"
+
+        def client_update(self, ctx, state, received):  # type: ignore[no-untyped-def]
+            w = ctx.fit(state["w"] | received, self.loss).params
+            size = w["text.ctx"].square().sum((1, 2))
+            return state | {"w": w}, ctx.upload(w, weight=torch.exp(-size))
+
+    INVARIANTS["G14"](CheckWorld(), Weighs)
+
+
 def test_every_invariant_is_shown_to_fail() -> None:
     assert {name for _, name, _ in BROKEN} == set(INVARIANTS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections import Counter
@@ -540,6 +541,36 @@ def test_export_gives_a_tied_tensor_under_each_of_its_names(world: CheckWorld) -
     assert "inner.0.2.weight" not in end
     file = run.fed.trainer.export(run.fed.model, end)
     assert torch.equal(file["inner.0.2.weight"], end["inner.0.0.weight"])
+
+
+def test_a_module_inside_a_vit_needs_no_resnet() -> None:
+    class Inside(ModuleTrainer):
+        name = "Inside"
+
+        def streams(self, model: VLModel) -> tuple[str, ...]:
+            return ("pixels",)
+
+        def build(self, model: VLModel) -> nn.Module:
+            self.visual = model.backbone.model.visual
+            return nn.Linear(model.embed_dim, len(BASE)).double()
+
+        def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Any:
+            assert len(self.visual.transformer.resblocks) > 1
+            return functional_call(module, dict(params), (self.visual(x["pixels"]),))
+
+    INVARIANTS["G9"](CheckWorld(), Inside)
+
+
+@pytest.mark.parametrize("word", ["from fedvlm.method import Trainer", "import dassl.engine"])
+def test_an_edited_file_is_run_again(tmp_path: Path, word: str) -> None:
+    path, kinds = tmp_path / "net.py", []
+    base = "dassl.engine.TrainerX" if "dassl" in word else "Trainer"
+    for size in (3, 3, 5):  # equally long, of one second: Python's own cache would not see it
+        path.write_text(f"{word}\n\n\nclass Net({base}):\n    size = {size}\n")
+        os.utime(path, (1e9, 1e9))
+        kinds.append(load_trainer(f"{path}:Net"))
+    assert [vars(kind).get("inner", kind).size for kind in kinds] == [3, 3, 5]
+    assert kinds[0] is kinds[1]
 
 
 def test_a_plain_network_is_trained_by_fedavg(tmp_path: Path) -> None:

@@ -48,8 +48,11 @@ def main(args: Namespace) -> int:
     file = args.trainer_config_file
     yaml = None if file is None else find_config(file, "trainers")
     verdicts = run(args.trainer, args.opts, yaml=yaml, exempt=_exemptions(args.exempt))
+    first: dict[str, str] = {}  # a method that fails at once fails in each of them
     for one in verdicts:
-        detail = f": {one.detail}" if one.detail else ""
+        told = first.setdefault(one.detail, one.name)
+        same = one.state == "broken" and told != one.name
+        detail = f": as {told}" if same else f": {one.detail}" if one.detail else ""
         say(f"{one.name:<4} {one.state:<7} {one.statement}{detail}")
     count = {s: sum(one.state == s for one in verdicts) for s in ("ok", "exempt", "broken")}
     say(f"{args.trainer}: {count['ok']} hold, {count['exempt']} exempt, {count['broken']} broken")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
 from fedvlm.core.errors import FedvlmError, MethodError, failure_text, own_line
-from fedvlm.core.trees import State, Tree
+from fedvlm.core.trees import State, Tree, TreeView
 
 SLOTS = '{"w": {name: tensor}}'
 
@@ -52,6 +52,7 @@ def slots_of(hook: str, value: Any) -> State:
                 f"{hook} returned {_kind(tree)} in '{slot}', not a tree: it must return slots such "
                 f"as {SLOTS}"
             )
+        _need_tensors(hook, tree)
     return dict(value)
 
 
@@ -62,14 +63,50 @@ def tree_of(hook: str, value: Any) -> Tree:
         MethodError: it is something else.
     """
     _need_mapping(hook, value, "a tree {name: tensor}")
-    for name, leaf in value.items():
-        if not isinstance(leaf, Tensor):
-            raise MethodError(f"{hook} returned {_kind(leaf)} as '{name}', not a tensor")
+    _need_tensors(hook, value)
     return dict(value)
 
 
+def keep_shapes(hook: str, tree: TreeView, homes: TreeView) -> None:
+    """Refuse a tensor of another shape than the one of its name in ``homes``.
+
+    Raises:
+        MethodError: names it, and both shapes.
+    """
+    for name, leaf in tree.items():
+        if name in homes and leaf.shape != homes[name].shape:
+            raise MethodError(
+                f"{hook} returned '{name}' of shape {list(leaf.shape)}, not "
+                f"{list(homes[name].shape)}: there is no axis of clients there"
+            )
+
+
+def keep_names(hook: str, tree: TreeView, names: Iterable[str]) -> None:
+    """Refuse a client's model without a trained tensor.
+
+    Raises:
+        MethodError: names those that are missing.
+    """
+    if missing := sorted(set(names) - set(tree)):
+        raise MethodError(
+            f"{hook} returned no {_quoted(missing)}: a client's model has every trained tensor, "
+            "state['w'] | received (the state keeps what is personal, a download has the rest)"
+        )
+
+
+def _need_tensors(hook: str, tree: Mapping[str, Any]) -> None:
+    for name, leaf in tree.items():
+        if not isinstance(leaf, Tensor):
+            raise MethodError(f"{hook} returned {_kind(leaf)} as '{name}', not a tensor")
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
 def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
+    kind = type(value).__name__
+    return "nothing" if value is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def _need_mapping(hook: str, value: Any, form: str) -> None:

@@ -21,7 +21,7 @@ from fedvlm.federation.aggregation.updates import (
     refuse_non_finite,
 )
 from fedvlm.federation.local.guard import read_numbers
-from fedvlm.federation.local.hooks import explain_hook, name_of, slots_of
+from fedvlm.federation.local.hooks import explain_hook, keep_shapes, name_of, slots_of
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer
 
@@ -69,7 +69,9 @@ def _aggregated(
     hook = name_of(trainer, "aggregate")
     if not origin:
         with explain_hook(f"round {ctx.round}: {hook}"):
-            return slots_of(hook, trainer.aggregate(ctx, server, updates))
+            after = slots_of(hook, trainer.aggregate(ctx, server, updates))
+            keep_shapes(hook, after.get("w", {}), server.get("w", {}))
+            return after
     kept = f"the state of round {ctx.round - 1} is kept"
     try:
         after = slots_of(hook, trainer.aggregate(ctx, server, updates))

@@ -41,11 +41,13 @@ class Proof:
         tolerance: the largest difference that is rounding: the usual one, or more for a method that
             enlarges roundings (a BatchNorm over two images that hardly differ).
         differences: of the logits and each gradient, relative to the largest number in it.
+        cause: in words what is wrong where it is no stream's fault; empty: nothing is known.
     """
 
     stream: str
     tolerance: float
     differences: Mapping[str, float]
+    cause: str = ""
 
     @property
     def worst(self) -> str:
@@ -59,6 +61,8 @@ class Proof:
 
     def sentence(self) -> str:
         """Say what differs most and by how much, and which block the cache has to enter."""
+        if self.cause:
+            return self.cause
         name = self.worst
         what = name if name == LOGITS else f"gradient of '{name}'"
         text = (
@@ -93,10 +97,30 @@ def compare(
     """
     plain = run(pixels)
     proof = Proof(JOINT.join(cached), TOLERANCES[dtype], _differences(run(cached), plain))
-    if proof.holds or proof.tolerance >= ENLARGED:
+    if proof.holds:
         return proof
+    cause = _cause(plain, run(pixels))
+    if cause or proof.tolerance >= ENLARGED:
+        return replace(proof, cause=cause)
     moved = max(_differences(run(_noisy(pixels, dtype)), plain).values())
     return replace(proof, tolerance=moved) if proof.tolerance < moved <= ENLARGED else proof
+
+
+def _cause(plain: Answers, again: Answers) -> str:
+    """Return what is wrong with a method's numbers from pixels alone; empty: nothing is."""
+    for what, value in {LOGITS: plain[0], **plain[1]}.items():
+        if not bool(torch.isfinite(value).all()):
+            said = "logits are" if what == LOGITS else f"the loss's gradient for '{what}' is"
+            return (f"{said} not finite before round 1, on two images (a logarithm or root of 0, "
+                    "a division by 0?)")
+    differences = _differences(again, plain)
+    name = max(differences, key=lambda one: differences[one])
+    if differences[name] <= (0 if plain[0].device.type == "cpu" else ENLARGED):
+        return ""  # a GPU may add in another order
+    what = name if name == LOGITS else f"the gradient of '{name}'"
+    return (f"the same two images, read twice, give other numbers ({what} differs by "
+            f"{differences[name]:.1e}): draw from ctx.stream or Batch.seed, never from a global "
+            "random generator, and keep nothing outside the state")
 
 
 def _noisy(streams: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from fedvlm.core.errors import MethodError
+from fedvlm.core.errors import ConfigError, MethodError
 from tests.federation.toys import Quadratic, quadratic
 
 
@@ -45,3 +46,23 @@ def test_a_hook_that_returns_something_else_is_told(hook: str, answer: Any, said
     with pytest.raises(MethodError, match=rf"^Mine.{hook} returned {said}"):
         state = fed.run()
         list(fed.models(fed.question(state, [0], False)))
+
+
+@pytest.mark.parametrize(("hook", "answer", "said"), [
+    ("trainables", [torch.zeros(1)], r"Mine.trainables returned a list, not a tree"),
+    ("trainables", {"w": 1.0}, r"Mine.trainables returned a float as 'w', not a tensor"),
+    ("init_client", {"w": {}, "n": {"n": 0}}, r"Mine.init_client returned an int as 'n', not"),
+    ("init_client", {"w": {"w": torch.zeros(1, 1)}}, r".*'w' of shape \[1, 1\], not \["),
+    ("aggregate", {"w": {"w": torch.zeros(9, 9)}}, r".*aggregate returned 'w' of shape \[9, 9\]"),
+    ("personalize", {}, r"Mine.personalize returned no 'w': .*state\['w'\] \| received"),
+])
+def test_what_a_hook_returns_is_compared_with_the_start(hook: str, answer: Any, said: str) -> None:
+    with pytest.raises(MethodError, match=f"^{said}"):
+        fed = quadratic(broken(hook, answer)(), 1)
+        state = fed.run()
+        list(fed.models(fed.question(state, [0], False)))
+
+
+def test_groups_are_pairs() -> None:
+    with pytest.raises(ConfigError, match=r"'w' in groups is no rule: write pairs"):
+        quadratic(type("Mine", (Quadratic,), {"name": "Mine", "groups": ("w", "shared")})(), 1)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -125,6 +129,26 @@ def test_a_loss_that_reads_the_download() -> None:
 def test_a_method_that_fails_on_pixels_is_told() -> None:
     with pytest.raises(ConfigError, match=r"trainer Wants fails on the stream pixels .*'features'"):
         proof_of(Wants)
+
+
+@pytest.mark.parametrize(("factor", "said"), [
+    (lambda: math.nan, r"gradient for 'image\.prompt\..*' is not finite before round 1"),
+    (random.random, r"read twice, give other numbers \(the gradient of .*draw from ctx\.stream"),
+])
+def test_numbers_that_no_stream_is_to_blame_for(
+    factor: Callable[[], float], said: str
+) -> None:
+    state = random.getstate()
+
+    class Odd(BlockPrompts):
+        name = "Odd"
+
+        def loss(self, model, params, batch):  # type: ignore[no-untyped-def]
+            return super().loss(model, params, batch) * factor()
+
+    with pytest.raises(ConfigError, match=f"^trainer Odd: .*{said}"):
+        proof_of(Odd)
+    random.setstate(state)
 
 
 def test_a_backbone_that_is_touched_is_told() -> None:
