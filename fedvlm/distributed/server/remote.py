@@ -58,6 +58,7 @@ class RemoteEngine:
         logits: of the newest measure that keeps them, as of ``ClientMeter.logits``, from the sites
             whose owners allow it.
         sums: bytes of single sites' own sums that came, by name (``server.baselines``).
+        baselined: baselines of which a client's numbers came, also where others' did not.
     """
 
     carrier: Carrier
@@ -72,6 +73,7 @@ class RemoteEngine:
     tuning: dict[int, float] = field(default_factory=dict)
     logits: Tree = field(default_factory=dict)
     sums: Counter[str] = field(default_factory=Counter)
+    baselined: set[str] = field(default_factory=set)
     requests: Requests = field(init=False)
     here: ClassVar[bool] = False
     _failed: set[str] = field(default_factory=set)  # in the work or evaluation under way
