@@ -499,6 +499,9 @@ def test_sites_of_another_version_or_start_are_refused(world: CheckWorld, tmp_pa
     grid.sites["site0"].facts |= {"torch": "1.0", "trained tensors": "ab"}
     with pytest.raises(ConfigError, match=r"it differs in torch \(1.0 there, .* here\), trained"):
         grid.server()
+    grid.sites["site0"].facts |= {"class names": "ab"}
+    with pytest.raises(ConfigError, match="class names, .*list of --classes.* in the same order"):
+        grid.server()
 
 
 def test_clients_without_a_site_and_with_two_are_refused(world: CheckWorld, tmp_path: Path) -> None:
