@@ -245,7 +245,7 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     told = json.loads((jobs.folder(tmp_path / "one") / "released.json").read_text())
     assert told["declared"]["sums"] == ["gram", "cross", "count"] and not told["sent"]["sums"]
     assert told["sent"]["references"] == ["logreg"]  # of site0, for nothing
-    assert SUMS not in leaves(here, capsys)
+    assert SUMS not in leaves(here, capsys) and SHORT not in leaves(here, capsys)
     run = (jobs.folder(tmp_path / "one") / "sites" / "run").read_text().strip()
     assert own_rows(here, capsys)[1][run]["alone"] == {}
 
@@ -258,7 +258,7 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     assert told["sent"]["references"] == ["logreg", "pooled", "zero_shot"]
     page = str(gifts(collect([jobs.folder(tmp_path / "two")]).runs[0]))
     assert f"gram: {told['sent']['sums']['gram']:,} bytes" in page
-    assert SUMS in leaves(here, capsys)
+    assert SUMS in leaves(here, capsys) and SHORT in leaves(here, capsys)
     found, ours = jobs.results(tmp_path / "two"), jobs.results(whole)
     assert list(found["references"]) == ["zero_shot", "logreg", "pooled"]
     for name, same_as in (("logreg", "logreg"), ("pooled", "afl")):
@@ -281,6 +281,7 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     assert main(["verify", str(jobs.folder(tmp_path / "two"))]) == 0
 
 
+SHORT = "Sums over this site's own images, without masks, of run "
 SUMS = ("for baselines sums over this site's own training images left, without masks (rule "
         "'baselines'): `count`, `cross`, `gram`.")
 
