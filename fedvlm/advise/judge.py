@@ -23,11 +23,12 @@ from fedvlm.job.run import threads_of
 
 @dataclass(frozen=True)
 class Judged:
-    """An advice with its page."""
+    """An advice with its page, and the notes on the clients' data."""
 
     advice: Advice
     lines: list[str]
     record: dict[str, Any]
+    notes: list[str]
 
 
 def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) -> Judged:
@@ -63,4 +64,4 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
                   f"({first_names(found.bare)}); of all methods SAGE alone takes them"
                   ] if found.bare else []
     return Judged(advice, lines, advice_record(*parts) | (
-        {"unlabelled": list(found.bare)} if found.bare else {}))
+        {"unlabelled": list(found.bare)} if found.bare else {}), list(found.notes))

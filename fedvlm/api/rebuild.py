@@ -70,6 +70,8 @@ def run_folder(folder: str | Path) -> Path:
     near = f"; there are {len(below)} below it, the first is {below[0]}" if below else ""
     if len(below) == 1:
         near = f"; there is one below it: {below[0]}"
+    if (path / "model.json").is_file() and (path / "run.py").is_file():
+        near = f"; it is an exported model, and predicts by: python {path / 'run.py'} IMAGE ..."
     raise DataError(f"'{folder}' is not a run folder (it has no manifest.json){near}")
 
 

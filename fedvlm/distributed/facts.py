@@ -16,6 +16,7 @@ from fedvlm.core.version import __version__
 from fedvlm.federation.rounds import Federation
 
 VERSIONS = ("fedvlm", "torch", "device")  # facts that are told as they are; the others are digests
+CLASSES = "class names"
 _LISTED = 8
 
 
@@ -27,7 +28,7 @@ def facts(fed: Federation) -> dict[str, str]:
     return {
         "fedvlm": __version__, "torch": torch.__version__.partition("+")[0],
         "backbone": digest(model.verify_frozen()), "transform": digest(getattr(spec, "digest", "")),
-        "class names": digest(list(names)),
+        CLASSES: digest(list(names)),
         "templates": digest(list(getattr(model, "templates", ()))),
         "method": _source(type(fed.trainer)), "trained tensors": _bits(fed.p0),
         "groups": digest(fed.groups.of),

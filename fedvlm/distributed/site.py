@@ -84,6 +84,7 @@ class Site:
         self.config, self.data, self.say = dict(config), data, say
         self.terms, self.baselines = terms or Terms(), baselines
         self.rows: list[Row] = []
+        self._alone: dict[tuple[int, ...], list[Row]] = {}  # the server may ask a second time
         try:
             self.terms.admit(self.config)
         except Refused as error:
@@ -281,7 +282,9 @@ class Site:
             if weights is not None and frame.values["model"] == ALONE:
                 raise Refused("what clients reach alone needs no weights of a model")
             if weights is None:
-                rows = self.rows = alone_rows(asked)
+                if tuple(ids) not in self._alone:
+                    self._alone[tuple(ids)] = alone_rows(asked)
+                rows = self.rows = self._alone[tuple(ids)]
                 if frame.values["model"] == BASELINE and self.terms.may_tell(self._classes()):
                     sums = {"sums": site_sums(asked)}
                 elif frame.values["model"] == BASELINE:

@@ -2,12 +2,14 @@
 
 A frame is an op, plain values (``schema``) and named trees. The values and the layout of the trees
 are JSON in the file's metadata; tensors travel as they are, in every type that safetensors has.
-Equal tensors (the very same memory) travel once. Any carrier takes a frame as bytes.
+Equal tensors (the very same memory) travel once. Any carrier takes a frame as bytes, and a checksum
+of all of them (CRC-32, in the metadata) shows a bit that was flipped on the way.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -22,7 +24,8 @@ from fedvlm.distributed.schema import ANSWERS, LIMIT, misfit
 
 WIRE = "fedvlm-wire/1"
 HEADER = 1 << 26  # bytes of its header
-_KEY = "fedvlm"
+_KEY, _SUM = "fedvlm", "crc32"
+_MARK, _UNSUMMED = f'"{_SUM}":"'.encode(), "0" * 8  # quotes of the values are escaped: it is unique
 _PLACE = 8  # bytes that say how long the header is
 
 
@@ -63,16 +66,31 @@ def pack(frame: Frame) -> bytes:
             layout[tree][name] = places[mark]
     _fit(frame.op, frame.values, frame.trees)
     head = {"wire": WIRE, "op": frame.op, "values": dict(frame.values), "layout": layout}
-    data: bytes = safetensors.torch.save(tensors, {_KEY: json.dumps(head, allow_nan=False)})
+    data = checksummed(tensors, json.dumps(head, allow_nan=False))
     _size(data)
     return data
+
+
+def checksummed(tensors: Mapping[str, torch.Tensor], head: str) -> bytes:
+    """Return tensors and a header as bytes with their checksum."""
+    data: bytes = safetensors.torch.save(dict(tensors), {_KEY: head, _SUM: _UNSUMMED})
+    at, crc = _crc(data)
+    return data[:at] + crc + data[at + len(crc):]
+
+
+def _crc(data: bytes) -> tuple[int, bytes]:
+    """Return where the checksum of a frame stands, and what it has to be: of all other bytes."""
+    at = data.find(_MARK, 0, _PLACE + _length(data)) + len(_MARK)
+    view = memoryview(data)
+    crc = zlib.crc32(view[at + len(_UNSUMMED):], zlib.crc32(view[:at]))
+    return at, f"{crc:08x}".encode()
 
 
 def unpack(data: bytes) -> Frame:
     """Return the frame; its tensors are copies of their own, laid out as new ones are.
 
     Raises:
-        Garbled: no frame, or one that does not fit its op.
+        Garbled: no frame, one that was damaged on its way, or one that does not fit its op.
         WireError: one of another version, or too large.
     """
     _size(data)
@@ -81,6 +99,9 @@ def unpack(data: bytes) -> Frame:
         if head["wire"] != WIRE:
             raise WireError(f"this side uses {WIRE}, the other side another version: update one "
                             "of them")
+        at, crc = _crc(data)
+        if data[at : at + len(crc)] != crc:
+            raise Garbled("a message was damaged on its way (its checksum differs)")
         tensors = {key: v.clone() for key, v in safetensors.torch.load(data).items()}
         layout = head["layout"]
         trees = {
@@ -120,14 +141,19 @@ def outline(data: bytes) -> tuple[str, dict[str, Any], dict[str, list[str]]]:
 
 def _head(data: bytes) -> dict[str, Any]:
     """Return the header; JSON that says a key twice, or a number that is none, is refused."""
-    size = int.from_bytes(data[:_PLACE], "little")
-    if size > min(HEADER, len(data) - _PLACE):
-        raise ValueError("header")
-    outer = _parse(data[_PLACE : _PLACE + size].decode())
+    outer = _parse(data[_PLACE : _PLACE + _length(data)].decode())
     head = _parse(outer["__metadata__"][_KEY])
     if not isinstance(head, dict):
         raise TypeError("header")
     return head
+
+
+def _length(data: bytes) -> int:
+    """Return how long the header is."""
+    size = int.from_bytes(data[:_PLACE], "little")
+    if size > min(HEADER, len(data) - _PLACE):
+        raise ValueError("header")
+    return size
 
 
 def _parse(words: str) -> Any:

@@ -315,7 +315,7 @@ def _train(
     log.finish(results.headline, classes=results.classes)
     records, _ = read_metrics(folder.metrics_path)
     folder.write_json("released.json", released(
-        built, records, results.numbers, clients.sums))
+        built, records, results.numbers, clients.sums, clients.baselined))
     if built.data.forgotten:
         folder.write_json("forgotten.json", certificate(
             built.data.forgotten, folder.digest, folder.facts.get(BEGUN)))

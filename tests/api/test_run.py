@@ -125,6 +125,10 @@ def test_folders_clients_and_weights_that_are_not_there(quick_run: Path, tmp_pat
         fedvlm.load(quick_run)
     with pytest.raises(DataError, match="is not a run folder"):
         fedvlm.load(tmp_path / "nowhere")
+    for name in ("model.json", "run.py"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(DataError, match=r"is an exported model, and predicts by: python .*run.py"):
+        fedvlm.load(tmp_path)
     with pytest.raises(ConfigError, match="device must be text, not 3"):
         fedvlm.load(place, device=3)  # type: ignore[arg-type]
     copy = tmp_path / "copy"

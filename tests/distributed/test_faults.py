@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 
 from fedvlm.check.compare import same_fed
@@ -22,7 +21,7 @@ from fedvlm.core.trees import Tree
 from fedvlm.distributed.server.baselines import ask_baselines
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.remote import RemoteEngine
-from fedvlm.distributed.wire import WIRE, Frame, pack, unpack
+from fedvlm.distributed.wire import WIRE, Frame, checksummed, pack, unpack
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.reliability.unreliable import NO_ANSWER, count_reasons
@@ -251,7 +250,7 @@ def nested(depth: int) -> bytes:
     value = "[" * depth + "1" + "]" * depth
     values = f'{{"run":"{RUN}","nonce":"{RUN}","config":{{"X":{value}}}}}'
     head = f'{{"wire":"{WIRE}","op":"hello","values":{values},"layout":{{}}}}'
-    return safetensors.torch.save({}, {"fedvlm": head})
+    return checksummed({}, head)
 
 
 def far(trees: dict[str, Tree], values: dict[str, Any]) -> None:
@@ -498,6 +497,9 @@ def test_sites_of_another_version_or_start_are_refused(world: CheckWorld, tmp_pa
     grid = Grid(world, METHOD, tmp_path)
     grid.sites["site0"].facts |= {"torch": "1.0", "trained tensors": "ab"}
     with pytest.raises(ConfigError, match=r"it differs in torch \(1.0 there, .* here\), trained"):
+        grid.server()
+    grid.sites["site0"].facts |= {"class names": "ab"}
+    with pytest.raises(ConfigError, match="class names, .*list of --classes.* in the same order"):
         grid.server()
 
 

@@ -209,7 +209,7 @@ def test_sums_that_tell_a_rare_class_do_not_leave(
     monkeypatch.setattr(server, "RowAnswers", lambda *_: SimpleNamespace(
         take=lambda *_: None, missing=(), rows={0: {name: row.get(name) for name in COLUMNS}}))
     engine: Any = SimpleNamespace(
-        members=members, say=said.append, requests=Requests(), sums=Counter())
+        members=members, say=said.append, requests=Requests(), sums=Counter(), baselined=set())
     found = server.ask_baselines(engine, [0], 2, 2, Releases(sums=BASELINE_SUMS))
     assert found is not None and list(found) == (
         ["logreg", "pooled"] if count == 1 else ["logreg"])

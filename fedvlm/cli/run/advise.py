@@ -65,7 +65,7 @@ def main(args: Namespace) -> int:
     if args.json:
         say(json.dumps(result.record, indent=1))
         return 0
-    complain(*plan.data_notes, prefix="note")
+    complain(*dict.fromkeys([*plan.data_notes, *result.notes]), prefix="note")
     say(*result.lines)
     return 0
 

@@ -20,7 +20,7 @@ from fedvlm.api.forget import named_images
 from fedvlm.console.rows import human_bytes
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
-from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.errors import ConfigError, did_you_mean, one_form
 from fedvlm.core.files import user_path
 from fedvlm.data.datum import PARTS
 from fedvlm.data.own.site import SiteFile, read_groups, read_site
@@ -122,7 +122,7 @@ def lists_without(
 
 
 def _of_group(file: SiteFile, group: str) -> set[str]:
-    known = sorted(set(file.groups.values()))
+    known, group = sorted(set(file.groups.values())), one_form(group)
     if group not in known:
         raise ConfigError(f"--group {group}: no image of this site is in this group"
                           f"{did_you_mean(group, known)}" if known else

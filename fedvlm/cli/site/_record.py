@@ -275,7 +275,10 @@ def _leaves(runs: Sequence[RunLines]) -> list[str]:
                          f"left, without masks (rule 'baselines'): {_names(run.sums())}.")
     if not named:
         return ["No update and no number of a run left."]
-    return [f"Updates, or numbers, of {', '.join(named)}.", *words]
+    summed = [run.what for run in runs if run.sums()]
+    also = f" Sums over this site's own images, without masks, of {', '.join(summed)}." if (
+        summed) else ""
+    return [f"Updates, or numbers, of {', '.join(named)}.{also}", *words]
 
 
 def _held(run: RunLines) -> str:

@@ -202,11 +202,16 @@ def given_names(text: str, present: Sequence[str]) -> list[str]:
 
 
 def _label_of(key: str, present: Sequence[str]) -> int:
-    """Return the label that a key means, a name or a number; -1 for none."""
+    """Return the label that a key means, a name or a number; -1 for none.
+
+    A number is no other spelling of a name: 10 is not the folder ``1_0``.
+    """
+    if key in present:
+        return present.index(key)
+    if key.isdecimal():
+        return int(key)
     alike = [i for i, name in enumerate(present) if fold(name) == fold(key)]
-    if key in present or len(alike) == 1:
-        return present.index(key) if key in present else alike[0]
-    return int(key) if key.isdecimal() else -1
+    return alike[0] if len(alike) == 1 else -1
 
 
 def _without_twins(names: Sequence[str], present: Sequence[str]) -> list[str]:

@@ -71,7 +71,7 @@ def site_of(
     title = name or (every[0].data.name if every else "federation")
     file = SiteFile(
         title, list(classnames), list(templates) or [DEFAULT_TEMPLATE], clients, tests,
-        groups={_below(top, d): d.group for own in sets.values() for d in own.data.all()
+        groups={_below(top, d): d.group for own in (every if sets else ()) for d in own.data.all()
                 if d.group is not None},
     )
     said = [line for c, own in sorted(sets.items()) for line in
@@ -120,7 +120,7 @@ def _images(
             raise DataError(
                 f"{own.data.name}: the federation has no class '{datum.classname}'"
                 f"{did_you_mean(datum.classname, classnames)} (--classes names them all; rename "
-                "the folder, or leave it out)"
+                "its class here, or leave its images out)"
             )
         out.append((_below(top, datum), label))
     return out

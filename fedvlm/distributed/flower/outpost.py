@@ -120,8 +120,8 @@ def key_folder(invitation: Invitation, folders: Sequence[Path]) -> Path:
                           "and the invitation is for the key")
     raise ConfigError(
         f"the invitation is for the key {invitation.key}, and this site's is "
-        f"{next(iter(keys.values()))}: hand over {invitation.name}.pub again, and take the new "
-        "invitation"
+        f"{next(iter(keys.values()))}: take the invitation that was made for this site (that one "
+        f"is for {invitation.name}); if the site made a new key, hand over its .pub again"
     )
 
 

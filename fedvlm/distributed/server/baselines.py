@@ -1,15 +1,17 @@
-"""Baselines of clients at sites, as a coordinator asks for them: two questions at most.
+"""Baselines of clients at sites, as a coordinator asks for them: three questions at most.
 
-The first brings each client's numbers alone and a sum over each site's training images; the second
-takes the ridge regression of all sums to the sites and brings its numbers. A site whose owner does
-not allow it (rule ``baselines``) sends nothing, and then nothing is known of all. A site with a
-class under its rule ``count`` sends no sum, and a run that does not release sums of single sites
-(``FED.SECURE_SUM``) asks for none: then ``pooled`` is not known.
+The first brings each client's numbers alone; where all sites send theirs, the second brings a sum
+over each site's training images, and the third takes the ridge regression of all sums to the sites
+and brings its numbers. A site whose owner does not allow it (rule ``baselines``) sends nothing, and
+then nothing is known of all. A site with a class under its rule ``count`` sends no sum, and a run
+that does not release sums of single sites (``FED.SECURE_SUM``) asks for none: then ``pooled`` is
+not known. No site is asked for a sum that another site's owner makes useless.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedvlm.core.errors import FedvlmError
@@ -28,6 +30,26 @@ from fedvlm.evaluation.references.parties import (
 from fedvlm.evaluation.scores import ABSENT
 from fedvlm.federation.groups import Releases
 from fedvlm.federation.server import Measure, Question, Row
+
+
+def site_baselines(
+    engine: RemoteEngine, clients: Sequence[int], width: int, classes: int, list_: Releases
+) -> dict[str, dict[str, Any]] | None:
+    """Ask for baselines, and for sums only where every site lets its own leave.
+
+    See ``ask_baselines``. A site that withholds class counts (``Terms.tell``) withholds its sums.
+
+    Raises:
+        FedvlmError: a site sends sums that the list does not have.
+    """
+    alone = ask_baselines(engine, clients, width, classes, replace(list_, sums=()))
+    if alone is None or not list_.sums:
+        return alone
+    counts, home = engine.members.counts, engine.members.home
+    if without := sorted({home[c] for c in clients if not counts[c]["classes"]}):
+        _miss_sums(engine, without)
+        return alone
+    return ask_baselines(engine, clients, width, classes, list_)
 
 
 def ask_baselines(
@@ -60,13 +82,18 @@ def ask_baselines(
     if not list_.sums:
         return site_references(alone)
     if without := sorted({home[c] for c in clients} - sound):
-        engine.say(f"{', '.join(without)}: no sums for baselines are sent, since a class there has "
-                   "too few images to be counted (rule 'count' of site.yaml), so what one place "
-                   "with all images would reach (pooled) is not known")
+        _miss_sums(engine, without)
         return site_references(alone)
     weights = pooled_weights([trees[site] for site in sorted(trees)])
     pooled, _ = _ask(engine, clients, {WEIGHTS: weights}, list_)
     return None if pooled is None else site_references(alone, pooled)
+
+
+def _miss_sums(engine: RemoteEngine, sites: Iterable[str]) -> None:
+    """Say whose sums are lacking."""
+    engine.say(f"{', '.join(sites)}: no sums for baselines are sent, since a class there has "
+               "too few images to be counted (rule 'count' of site.yaml), so what one place "
+               "with all images would reach (pooled) is not known")
 
 
 def _ask(
@@ -92,5 +119,7 @@ def _ask(
                     f"{site} sends {', '.join(map(repr, stray[:3]))}, sums over its own images, "
                     "which this run's list of releases does not have"
                 )
+    if any(ABSENT not in row for row in answers.rows.values()):
+        engine.baselined.add("pooled" if download else "logreg")
     rows = None if answers.missing else [answers.rows[c] for c in clients]
     return rows, sums

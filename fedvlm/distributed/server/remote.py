@@ -19,7 +19,7 @@ from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import Carrier
-from fedvlm.distributed.facts import facts, likeness, odd_facts
+from fedvlm.distributed.facts import CLASSES, facts, likeness, odd_facts
 from fedvlm.distributed.schema import by_number
 from fedvlm.distributed.server.membership import Membership
 from fedvlm.distributed.server.policy import Policy
@@ -58,6 +58,7 @@ class RemoteEngine:
         logits: of the newest measure that keeps them, as of ``ClientMeter.logits``, from the sites
             whose owners allow it.
         sums: bytes of single sites' own sums that came, by name (``server.baselines``).
+        baselined: baselines of which a client's numbers came, also where others' did not.
     """
 
     carrier: Carrier
@@ -72,6 +73,7 @@ class RemoteEngine:
     tuning: dict[int, float] = field(default_factory=dict)
     logits: Tree = field(default_factory=dict)
     sums: Counter[str] = field(default_factory=Counter)
+    baselined: set[str] = field(default_factory=set)
     requests: Requests = field(init=False)
     here: ClassVar[bool] = False
     _failed: set[str] = field(default_factory=set)  # in the work or evaluation under way
@@ -166,7 +168,7 @@ class RemoteEngine:
                 known = any(home == site and c in self.members.before
                             for c, home in self.members.home.items())
                 self._turn_away(site, ConfigError(
-                    f"site {site} cannot take part: it differs in {odd}"), known)
+                    f"site {site} cannot take part: it differs in {odd}{_hint(odd)}"), known)
         for n in ("train", "val", "test", "classes"):
             if not _same_counts(getattr(roster, n), getattr(fed.roster, n)):
                 raise ConfigError(f"the sites now report other image counts ({n}) than at the "
@@ -321,6 +323,12 @@ class RemoteEngine:
         for site, reply in self.requests.ask(frames, end=False).items():
             if isinstance(reply, str):
                 self.say(f"{site} did not forget: {reply}")
+
+
+def _hint(odd: str) -> str:
+    """Return what to do about facts that differ, where classes do: other facts follow from them."""
+    return (": make its site file with the list of --classes that the coordinator's was made with, "
+            "the same names in the same order") if CLASSES in odd else ""
 
 
 def _same_counts(ours: np.ndarray, theirs: np.ndarray) -> bool:

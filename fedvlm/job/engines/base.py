@@ -7,7 +7,7 @@ derives from ``ClientSide``. It is imported when a run names it (``core.plugins`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,11 @@ class ClientSide:
     def sums(self) -> Mapping[str, int]:
         """Bytes of sums over single sites' images that came for baselines, by name."""
         return {}
+
+    @property
+    def baselined(self) -> Collection[str]:
+        """Baselines of which numbers of clients came, also where those of others did not."""
+        return ()
 
     def meet(self) -> None:
         """Be ready for the first request.

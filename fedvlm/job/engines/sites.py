@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedvlm.console.screen import progress
-from fedvlm.distributed.server.baselines import ask_baselines
+from fedvlm.distributed.server.baselines import site_baselines
 from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built
 from fedvlm.job.engines.base import ClientSide, Tell
@@ -47,7 +47,7 @@ class AtParties(ClientSide):
     def baselines(self, clients: Sequence[int]) -> dict[str, dict[str, Any]] | None:
         """See ``ClientSide.baselines``: as far as the sites' owners allow it."""
         model, fed = self.built.model, self.built.federation
-        return ask_baselines(
+        return site_baselines(
             self.parties.engine, clients, model.embed_dim, len(model.classnames),
             fed.trainer.releases(fed.groups),
         )
@@ -56,6 +56,11 @@ class AtParties(ClientSide):
     def sums(self) -> Mapping[str, int]:
         """See ``ClientSide.sums``."""
         return self.parties.engine.sums
+
+    @property
+    def baselined(self) -> Collection[str]:
+        """See ``ClientSide.baselined``."""
+        return self.parties.engine.baselined
 
     def resume(self, state: FedState | None) -> FedState | None:
         """See ``ClientSide.resume``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedvlm.config.engines import of_parties
@@ -28,7 +28,8 @@ NEVER = ("images", LABELS, "personal tensors", "optimisers' states")
 
 
 def released(
-    built: Built, records: Sequence[Mapping[str, Any]], results: Row, sums: Mapping[str, int]
+    built: Built, records: Sequence[Mapping[str, Any]], results: Row, sums: Mapping[str, int],
+    baselined: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return what left the clients in a run, beside what its method declares (``released.json``).
 
@@ -36,6 +37,7 @@ def released(
         records: of all its rounds.
         results: the run's, for baselines and privacy.
         sums: bytes of sums over single sites' images, by name.
+        baselined: baselines of which some clients' numbers came, though the results lack them.
     """
     federation = built.federation
     groups, up = federation.groups, Counter[str]()
@@ -63,7 +65,7 @@ def released(
             "shared": {n: up[n] for n in groups.shared if up[n]},
             "extras": {n: b for n, b in sorted(up.items()) if b and n not in groups.shared},
             "metrics": dict(sorted(told.items())), "rows": sorted(rows - {"client"}),
-            "references": sorted(results.get("references", {})), "sums": dict(sums),
+            "references": sorted({*results.get("references", {}), *baselined}), "sums": dict(sums),
         },
         "never": list(NEVER), "privacy": results.get("privacy", {}).get("words", ""),
     }

@@ -81,17 +81,22 @@ class Resident:
             return pack(Frame("failed", {"nonce": _nonce(data)} | failure(error, self.say)))
 
     def _reply(self, data: bytes) -> bytes:
-        nonce = ""
+        nonce, frame = "", None
         try:
             self.owner.terms.allow_size(len(data))
             frame = unpack(data)
             nonce = str(frame.values.get("nonce", ""))
             site, cfg = self._site_of(frame)
         except Exception as error:
+            if frame is not None and frame.op == "hello":
+                self.say(f"{_greeting(frame)}: turned away")
             return pack(Frame("failed", {"nonce": nonce} | failure(error, self.say)))
         with threads_of(cfg):
             reply = site.answer(data)
-        if outline(reply)[0] == "evaluated":
+        kind = outline(reply)[0]
+        if frame.op == "hello":
+            self.say(f"{_greeting(frame)}: {'accepted' if kind == 'welcome' else 'turned away'}")
+        if kind == "evaluated":
             folder = self.owner.states / frame.values["run"]
             try:
                 if frame.values["model"] == PERSONAL:
@@ -131,10 +136,6 @@ class Resident:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     self._sweep(place)
                 files.write_json(place, words, private=True)
-            self.say(
-                f"run {place.stem[:12]}: {config[_TRAINER]} on {config[_BACKBONE]}, "
-                f"{config[_ROUNDS]} rounds: accepted"
-            )
             return built
         if frame.op not in ("work", "evaluate", "forget", *SUMS):
             raise Refused(f"a site does not support '{frame.op}'")
@@ -288,3 +289,12 @@ def serve_site(
                        f"{outpost.invitation.fingerprint}" if outpost else "", owner.terms)
         with outpost or contextlib.nullcontext():
             serve(door, token, site.answer, say, owner.terms.bytes or LIMIT, site.refuse)
+
+
+def _greeting(frame: Frame) -> str:
+    """Return what a hello asks for, as the site's log has it; odd texts are not quoted."""
+    config = frame.values["config"]
+    method, backbone, rounds = (
+        said if name(said := str(config.get(key, "?"))) else "?"
+        for key in (_TRAINER, _BACKBONE, _ROUNDS))
+    return f"run {str(frame.values['run'])[:12]}: {method} on {backbone}, {rounds} rounds"

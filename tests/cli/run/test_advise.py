@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -72,10 +73,29 @@ def test_rounds_of_a_run_are_no_matter_of_the_advice(
     photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fedvlm.advise.judge.judge_clients",
-                        lambda *_: SimpleNamespace(lines=["Verdict: none"], record={}))
+                        lambda *_: SimpleNamespace(
+                            lines=["Verdict: none"], record={}, notes=["5 images are left out"]))
     assert cli.main(["advise", "--images", str(photos), *SMALL]) == 0
     said = capsys.readouterr()
     assert "note: photos" in said.err and "--rounds auto" not in said.err
+    assert "note: 5 images are left out" in said.err
+
+
+def test_what_is_wrong_with_the_data_is_said(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As a run says it: a file left out, a column that seems to name patients."""
+    shutil.copytree(photos / "train", tmp_path / "train")
+    for name in "abcd":
+        (tmp_path / "train" / "colour 0" / f"{name}.png").write_bytes(b"not an image")
+    lines = [f"{p.relative_to(tmp_path)},{p.parent.name},P{at // 2}"
+             for at, p in enumerate(sorted(tmp_path.rglob("*.png")))]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,patient", *lines]) + "\n")
+    assert cli.main(["advise", "--images", str(tmp_path / "list.csv"), *SMALL]) == 0
+    said = capsys.readouterr().err
+    assert "the column 'patient' (26 values) seems to say which images belong together" in said
+    assert re.search(r"note: \d image\(s\) do not decode and are left out: train/colour 0/", said)
+    assert said.count("note: list.csv: columns not used: patient") == 1
 
 
 def test_hospitals_that_are_folders_have_their_names(

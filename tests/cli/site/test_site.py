@@ -186,6 +186,26 @@ def test_a_patient_is_withdrawn_by_name(
     assert "this site's lists have no groups" in capsys.readouterr().err
 
 
+def test_a_patient_has_one_name_in_all_spellings_and_leaves_the_public_images_too(
+    place: Path,
+) -> None:
+    for part in ("train", "test"):
+        folder = Path("photos") / part
+        lines = [f"{p.parent.name}/{p.name},{p.parent.name},Zo\u00eb {p.stem}"
+                 for p in sorted(folder.rglob("*.png"))]
+        (folder / "list.csv").write_text("\n".join(["path,label,patient", *lines]))
+    words = ("--client", "0", "photos/train/list.csv", "--public", "photos/test/list.csv")
+    assert make(*words, "--groups", "patient", "--to", "clinic") == 0
+    rules, file = place / "clinic" / "site.yaml", place / "clinic" / "site.json"
+    rules.write_text(rules.read_text().replace("count: 5", "count: 1"))
+    before = read_site(file)
+    assert any(Path(path).stem == "1" for path, _ in before.public)
+    assert main(["site", "forget", str(rules), "--group", "Zoe\u0308 1"]) == 0  # as macOS spells
+    after = read_site(file)
+    assert set(after.paths()) == {p for p in before.paths() if Path(p).stem != "1"}
+    assert after.public == [row for row in before.public if Path(row[0]).stem != "1"]
+
+
 def test_a_server_s_file_has_names_and_public_images_only(place: Path) -> None:
     assert make("--public", "photos", "--to", "server") == 0
     file = read_site(place / "server" / "site.json")

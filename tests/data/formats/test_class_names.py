@@ -121,6 +121,14 @@ def test_given_names_by_order_folder_and_number(text: str, names: list[str]) -> 
     assert given_names(text, PRESENT) == names
 
 
+def test_a_number_is_a_label_and_no_other_spelling_of_a_folder() -> None:
+    present = ["1_0", *(f"c{n}" for n in range(1, 11))]
+    assert given_names("10=last", present) == [*present[:10], "last"]
+    assert given_names("1_0=first", present) == given_names("0=first", present)
+    with pytest.raises(ConfigError, match="there is no class '10'; did you mean '1_0'"):
+        given_names("10=x", present[:2])
+
+
 @pytest.mark.parametrize(("text", "says"), [
     ("a,b", "gives 2 names for 3 classes; give one for each, in this order: AnnualCrop, SeaLake"),
     ("SeaLak=lake", "there is no class 'SeaLak'; did you mean 'SeaLake'"),

@@ -243,13 +243,9 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     assert any("the server asked for baselines; none is sent" in words for words in line.logs)
     assert "references" not in jobs.results(tmp_path / "one")
     told = json.loads((jobs.folder(tmp_path / "one") / "released.json").read_text())
-    assert told["declared"]["sums"] == list(told["sent"]["sums"]) == ["gram", "cross", "count"]
-    page = str(gifts(collect([jobs.folder(tmp_path / "one")]).runs[0]))
-    assert f"gram: {told['sent']['sums']['gram']:,} bytes" in page
-    assert main(["site", "record", str(here / "site0" / "site.yaml"), "--json"]) == 0
-    (leaves, *_) = json.loads(capsys.readouterr().out)["answers"].values()
-    assert ("for baselines sums over this site's own training images left, without masks (rule "
-            "'baselines'): `count`, `cross`, `gram`.") in " ".join(leaves)
+    assert told["declared"]["sums"] == ["gram", "cross", "count"] and not told["sent"]["sums"]
+    assert told["sent"]["references"] == ["logreg"]  # of site0, for nothing
+    assert SUMS not in leaves(here, capsys) and SHORT not in leaves(here, capsys)
     run = (jobs.folder(tmp_path / "one") / "sites" / "run").read_text().strip()
     assert own_rows(here, capsys)[1][run]["alone"] == {}
 
@@ -257,6 +253,12 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     rules.write_text(rules.read_text().replace("baselines: false", "baselines: true"))
     assert federated(here, tmp_path / "two", monkeypatch, *APFL)[0] == 0
     assert "all images in one place (pooled)" in capsys.readouterr().out
+    told = json.loads((jobs.folder(tmp_path / "two") / "released.json").read_text())
+    assert told["declared"]["sums"] == list(told["sent"]["sums"]) == ["gram", "cross", "count"]
+    assert told["sent"]["references"] == ["logreg", "pooled", "zero_shot"]
+    page = str(gifts(collect([jobs.folder(tmp_path / "two")]).runs[0]))
+    assert f"gram: {told['sent']['sums']['gram']:,} bytes" in page
+    assert SUMS in leaves(here, capsys) and SHORT in leaves(here, capsys)
     found, ours = jobs.results(tmp_path / "two"), jobs.results(whole)
     assert list(found["references"]) == ["zero_shot", "logreg", "pooled"]
     for name, same_as in (("logreg", "logreg"), ("pooled", "afl")):
@@ -277,6 +279,18 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     assert found["answer"]["alone"]["personal"] == max(
         found["references"][name]["personal"] for name in ("zero_shot", "logreg"))
     assert main(["verify", str(jobs.folder(tmp_path / "two"))]) == 0
+
+
+SHORT = "Sums over this site's own images, without masks, of run "
+SUMS = ("for baselines sums over this site's own training images left, without masks (rule "
+        "'baselines'): `count`, `cross`, `gram`.")
+
+
+def leaves(place: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what the record of the first site says of what left it."""
+    assert main(["site", "record", str(place / "site0" / "site.yaml"), "--json"]) == 0
+    (left, *_) = json.loads(capsys.readouterr().out)["answers"].values()
+    return " ".join(left)
 
 
 def own_rows(place: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -63,6 +63,9 @@ def test_what_the_owner_does_not_allow_is_refused_before_anything_is_built(
     site: Resident, change: dict[str, Any], why: str
 ) -> None:
     assert said(site, hello(config() | change)).endswith(why)
+    asked = str(change.get("TRAINER.NAME", config()["TRAINER.NAME"]))
+    assert SEEN[-2].startswith(f"run {RUN[:12]}: {asked} on ") and why in SEEN[-1]
+    assert SEEN[-2].endswith(" rounds: turned away")
     assert not (site.owner.states / RUNS).exists()
 
 
