@@ -155,9 +155,12 @@ def _clients(advice: Advice, names: Sequence[str]) -> str:
         up = sum(g > 0 for g in advice.gains)
         return (f"Clients: all have fewer than {ENOUGH} {unit}, too few to tell one by one; {up} "
                 f"of {len(advice.gains)} did better together")
-    return (f"Clients: {len(gain)} gain{_listed(gain, names, advice.gains)}, {len(lose)} lose"
-            f"{_listed(lose, names, advice.gains)}, {len(judged) - len(gain) - len(lose)} not "
-            f"clear{rest}")
+    unclear = [k for k in judged if k not in (*gain, *lose)]
+    up = sum(advice.gains[k] > 0 for k in unclear)
+    more = f" ({up} of these did better together)" if unclear else ""
+    return (f"Clients: {len(gain)} gain clearly{_listed(gain, names, advice.gains)}, {len(lose)} "
+            f"lose clearly{_listed(lose, names, advice.gains)}, {len(unclear)} not clear one by "
+            f"one{more}{rest}")
 
 
 def _needed(advice: Advice, images: Sequence[int], names: Sequence[str]) -> list[str]:
