@@ -200,8 +200,9 @@ def answer_sentences(
     """Return whether federation paid, by how much, for how many clients it did not; what to try.
 
     Where the run does not show that it pays, a second sentence says what a linear head made
-    together in one round reaches; none where there is one client only. A run of an earlier version, whose results hold no answer, gets
-    it from its baselines. Where there is none, one sentence says why.
+    together in one round reaches; none where there is one client only. A run of an earlier
+    version, whose results hold no answer, gets it from its baselines. Where there is none, one
+    sentence says why.
 
     Args:
         results: as ``federation_answer`` takes them.
