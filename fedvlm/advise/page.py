@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedvlm.advise.sets import FEW, LabelTrial
-from fedvlm.advise.trial import AFL, AFL_PRIOR, DITTO, FEDAVG, LOGREG, CrossValidation
+from fedvlm.advise.trial import (
+    AFL,
+    AFL_PRIOR,
+    DITTO,
+    FEDAVG,
+    LOGREG,
+    NAMES,
+    CrossValidation,
+)
 from fedvlm.advise.verdict import (
     ALONE_DOES,
     ENOUGH,
@@ -33,14 +41,37 @@ LABEL_FLAGS = {  # the same of sets of labels, whose loss is flat where labels a
     DITTO: "--trainer Ditto --peft head --lr 0.1 --rounds 100 OPTIM.NAME adam "
            "TRAINER.DITTO.LAMBDA 0.3",
 }
+ALONE_FLAGS = {  # of a run in which each client does what is best alone
+    LOGREG: "--trainer LocalOnly --peft head --lr 0.5 --rounds 50", NAMES: "--trainer ZeroShot",
+}
+LABEL_ALONE = {
+    LOGREG: "--trainer LocalOnly --peft head --lr 0.1 --rounds 100 OPTIM.NAME adam",
+    NAMES: "--trainer ZeroShot",
+}
 LISTED = 6  # clients that are named
 
 
-def method_flags(method: str, keep: float | None = None, sets: bool = False) -> str:
-    """Return the flags of a run of a method; ``keep``: AFL's ridge; ``sets``: of labels."""
+def method_flags(
+    method: str, keep: float | None = None, sets: bool = False, pull: float | None = None
+) -> str:
+    """Return the flags of a run of a method.
+
+    Args:
+        keep: AFL's ridge.
+        sets: of labels.
+        pull: of Ditto's personal heads; by default the one of ``FLAGS``.
+    """
     if sets:
         return LABEL_FLAGS[method]
+    if method == DITTO and pull:
+        return f"{FLAGS[DITTO].rpartition(' ')[0]} {pull:.3g}"
     return FLAGS[method] + (f" TRAINER.AFL.KEEP {keep:.3g}" if method == AFL and keep else "")
+
+
+def alone_flags(advice: Advice) -> str:
+    """Return the flags of a run of the best alone where that is the advice; empty elsewhere."""
+    flags = ALONE_FLAGS if advice.measure == ACCURACY else LABEL_ALONE
+    return flags.get(advice.alone.name, "") if advice.verdict == ALONE_DOES else ""
 
 
 def cost_words(method: str, width: int, classes: int) -> str:
@@ -55,6 +86,7 @@ def cost_words(method: str, width: int, classes: int) -> str:
 def advice_lines(
     advice: Advice, trial: CrossValidation | LabelTrial, images: Sequence[int],
     names: Sequence[str], command: str, cost: str, classnames: Sequence[str] = (),
+    alone: str = "",
 ) -> list[str]:
     """Return the page of an advice, at most 25 lines.
 
@@ -64,6 +96,7 @@ def advice_lines(
         command: to paste.
         cost: see ``cost_words``; empty for a method that was not judged.
         classnames: by class or label.
+        alone: the command of a run in which clients share nothing; empty where there is none.
     """
     sets = advice.measure != ACCURACY
     rows = [
@@ -89,13 +122,14 @@ def advice_lines(
         _clients(advice, names),
         *_needed(advice, images, names), *_rare(advice, classnames),
         names_sentence(advice),
-        *_end(advice, command, cost),
+        *_end(advice, command, cost, alone),
     ]
 
 
 def advice_record(
     advice: Advice, trial: CrossValidation | LabelTrial, images: Sequence[int],
     names: Sequence[str], command: str, cost: str, classnames: Sequence[str] = (),
+    alone: str = "",
 ) -> dict[str, Any]:
     """Return the advice as plain JSON; arguments as of ``advice_lines``.
 
@@ -121,7 +155,7 @@ def advice_record(
         ],
         "zero_shot": advice.names, "near_duplicates": advice.twins, "folds": trial.folds,
         "command": command, "cost": cost,
-    }
+    } | ({"alone_command": alone} if alone else {})
 
 
 def _in_order(advice: Advice) -> list[MethodReach]:
@@ -155,9 +189,12 @@ def _clients(advice: Advice, names: Sequence[str]) -> str:
         up = sum(g > 0 for g in advice.gains)
         return (f"Clients: all have fewer than {ENOUGH} {unit}, too few to tell one by one; {up} "
                 f"of {len(advice.gains)} did better together")
-    return (f"Clients: {len(gain)} gain{_listed(gain, names, advice.gains)}, {len(lose)} lose"
-            f"{_listed(lose, names, advice.gains)}, {len(judged) - len(gain) - len(lose)} not "
-            f"clear{rest}")
+    unclear = [k for k in judged if k not in (*gain, *lose)]
+    up = sum(advice.gains[k] > 0 for k in unclear)
+    more = f" ({up} of these did better together)" if unclear else ""
+    return (f"Clients: {len(gain)} gain clearly{_listed(gain, names, advice.gains)}, {len(lose)} "
+            f"lose clearly{_listed(lose, names, advice.gains)}, {len(unclear)} not clear one by "
+            f"one{more}{rest}")
 
 
 def _needed(advice: Advice, images: Sequence[int], names: Sequence[str]) -> list[str]:
@@ -185,14 +222,15 @@ def _rare(advice: Advice, classnames: Sequence[str]) -> list[str]:
             "without it"]
 
 
-def _end(advice: Advice, command: str, cost: str) -> list[str]:
+def _end(advice: Advice, command: str, cost: str, alone: str) -> list[str]:
     price = [f"It costs {cost}."] if cost else []
     if advice.verdict == FEDERATE:
         return [f"Next: {command}", *price]
     if advice.verdict == UNKNOWN:
         return [f"To try it all the same: {command}", *price]
     more = advice.together.balanced - advice.alone.balanced
-    rare = (f" If rare classes matter more than own shares: class-balanced {more:+.1f}."
+    rare = (f"If rare classes matter more than own shares: class-balanced {more:+.1f}."
             if more > 5 and advice.measure == ACCURACY else "")
-    return [f"Each client trains on its own images.{rare} To check with a run: {command}",
-            *([f"It would cost {cost}."] if cost else [])]
+    return [f"Next: each client uses only its own images{f': {alone}' if alone else '.'}",
+            *([rare] if rare else []), f"To check that sharing does not pay: {command}",
+            *([f"That run would cost {cost}."] if cost else [])]

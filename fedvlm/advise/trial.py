@@ -55,6 +55,7 @@ class CrossValidation:
         folds: how many.
         reached: by method (``ALONE``, ``TOGETHER``, ``AFL_PRIOR``, ``POOLED``).
         ridge: strength of AFL's ridge that is best on all folds, for sums of all training images.
+        pull: of Ditto's personal heads that is best on all folds, for features of unit length.
         curve: what logistic regression alone reaches with ``PARTS`` of the images, by part.
         doubt: by method, standard error in points of what ``steps.one_more`` adds; none: nothing.
     """
@@ -65,6 +66,7 @@ class CrossValidation:
     folds: int
     reached: dict[str, Reached]
     ridge: float
+    pull: float = 0.0
     curve: dict[float, Reached] = field(default_factory=dict)
     doubt: dict[str, float] = field(default_factory=dict)
 
@@ -137,7 +139,7 @@ def try_heads(
 
     return CrossValidation([unit[k] for k in kept], kept, classes, count,
                  {name: only(one, name) for name, one in reached.items()},
-                 work.ridge(),
+                 work.ridge(), work.pull(),
                  {part: only(one) for part, one in curve.items()}, doubt)
 
 
@@ -270,6 +272,15 @@ class _Work:
         trace = sum(float(c.x[t].double().square().sum())
                     for c, t in zip(self.raw, self.trains, strict=True))
         return part * trace
+
+    def pull(self) -> float:
+        """Return the pull of personal heads with the most right answers, for unscaled features.
+
+        A head on features that are divided by their size is that times as long, hence the square.
+        """
+        train = [c.take(t) for c, t in zip(self.unit, self.trains, strict=True) if t.any()]
+        size = float(heads.common_scale(train).size)
+        return heads.PULLS[self.best(DITTO, -1, range(len(self.unit)))] * size**2
 
     def corrected(self, right: Sequence[Tensor]) -> list[Tensor]:
         """Return right answers, where a class vanished with what was held out: partly others'.

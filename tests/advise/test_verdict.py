@@ -6,9 +6,18 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
 
-from fedvlm.advise.page import advice_lines, advice_record, cost_words, method_flags
-from fedvlm.advise.trial import AFL, FEDAVG, CrossValidation, try_heads
+from fedvlm.advise.judge import _checked_pull
+from fedvlm.advise.page import (
+    advice_lines,
+    advice_record,
+    alone_flags,
+    cost_words,
+    method_flags,
+)
+from fedvlm.advise.trial import AFL, DITTO, FEDAVG, CrossValidation, try_heads
 from fedvlm.advise.verdict import (
     ALONE_DOES,
     FEDERATE,
@@ -17,6 +26,7 @@ from fedvlm.advise.verdict import (
     conclude,
     names_sentence,
 )
+from fedvlm.evaluation.references.heads import PULLS
 from tests.advise.fakes import made_up
 
 SHARED = [range(6)] * 6
@@ -41,8 +51,39 @@ def test_clients_with_the_same_classes_and_few_images_federate(yes: Advice) -> N
 
 
 def test_clients_with_classes_of_their_own_do_not() -> None:
-    found = advice(60, [[0, 1], [2, 3], [4, 5]], spread=0.8)
+    """They are told how to train alone; the run that checks it has the pull that was judged."""
+    data = made_up([[0, 1], [2, 3], [4, 5]], 60, spread=0.8)
+    trial = try_heads(data)
+    found = conclude(trial, [60] * 3)
     assert found.verdict == ALONE_DOES and abs(found.points) < 2
+    x = torch.cat([F.normalize(one, dim=-1) for one in data.features])
+    size2 = float((x - x.mean(0)).square().sum(1).mean())
+    assert any(trial.pull == pytest.approx(size2 * pull) for pull in PULLS)
+    pull = _checked_pull(replace(found, method=DITTO), trial)
+    command = f"fedvlm run X {method_flags(DITTO, pull=pull)}"
+    assert command.endswith(f"TRAINER.DITTO.LAMBDA {trial.pull:.3g}")
+    alone = f"fedvlm run X {alone_flags(found)}"
+    lines = advice_lines(found, trial, [60] * 3, "abc", command, "1 byte", alone=alone)
+    assert lines[-3:] == [
+        "Next: each client uses only its own images: fedvlm run X --trainer LocalOnly --peft head "
+        "--lr 0.5 --rounds 50", f"To check that sharing does not pay: {command}",
+        "That run would cost 1 byte."]
+    assert advice_record(found, trial, [60] * 3, "abc", command, "", alone=alone)[
+        "alone_command"] == alone
+
+
+def test_who_is_to_gain_gets_a_pull_that_reaches_its_head_in_so_many_rounds(yes: Advice) -> None:
+    trial = CrossValidation((), (), 6, 5, {}, 0.0, 1e-4)
+    assert _checked_pull(yes, trial) is None and alone_flags(yes) == ""
+    assert method_flags(DITTO).endswith("TRAINER.DITTO.LAMBDA 0.3")
+
+
+def test_clients_that_are_not_clear_one_by_one_are_counted(yes: Advice) -> None:
+    """Where the mean gain is clear, "0 gain" would be read as its contrary."""
+    few = replace(yes, gains=(3.0, 3.0, 3.0, -1.0, 20.0, -20.0), margins=(9.0,) * 6)
+    lines = advice_lines(few, CrossValidation((), (), 6, 5, {}, 0.0), [70] * 6, "abcdef", "", "")
+    assert ("Clients: 1 gain clearly (e +20), 1 lose clearly (f -20), 4 not clear one by one (3 of "
+            "these did better together)") in lines
 
 
 def test_few_images_and_no_clear_gain_is_cannot_say() -> None:

@@ -200,8 +200,9 @@ def answer_sentences(
     """Return whether federation paid, by how much, for how many clients it did not; what to try.
 
     Where the run does not show that it pays, a second sentence says what a linear head made
-    together in one round reaches. A run of an earlier version, whose results hold no answer, gets
-    it from its baselines. Where there is none, one sentence says why.
+    together in one round reaches; none where there is one client only. A run of an earlier
+    version, whose results hold no answer, gets it from its baselines. Where there is none, one
+    sentence says why.
 
     Args:
         results: as ``federation_answer`` takes them.
@@ -213,8 +214,9 @@ def answer_sentences(
         return [f"Whether federation pays is not known: {_reason(results)}."]
     told = [_paid(answer, method)]
     head = head_together(results) if answer["verdict"] != PAYS else None
-    if head is not None and abs(head["personal"] - answer[TOGETHER]["personal"]) >= SAME:
-        end = {PAYS: "federation can pay here", COSTS: "federation does not pay here",
+    if head is not None and answer["of"] > 1 \
+            and abs(head["personal"] - answer[TOGETHER]["personal"]) >= SAME:
+        end = {PAYS: "federation can pay here", COSTS: _lost(answer),
                UNCLEAR: "no clear difference"}[head["verdict"]]
         how = "in closed form" if "measure" in answer else "in one round" + (
             "" if results.get(BARE) else " (--trainer AFL)")
@@ -225,6 +227,18 @@ def answer_sentences(
     if step is not None:
         told.append(f"next: {step['reason']} ({' '.join(step['flags'])})")
     return [f"{text if text.startswith(method) else _capital(text)}." for text in told]
+
+
+def _lost(answer: Mapping[str, Any]) -> str:
+    """Return what follows where a head made together loses: of federation only what others show.
+
+    Where the run's own method is no worse than alone, or all images in one place reach more, it is
+    the ridge regression that loses.
+    """
+    pooled, alone = (answer[POOLED] or {}).get("personal"), float(answer[ALONE]["personal"])
+    if answer["verdict"] == UNCLEAR or (pooled is not None and float(pooled) > alone):
+        return "such a head does not pay here"
+    return "federation does not pay here"
 
 
 def _paid(answer: Mapping[str, Any], method: str) -> str:

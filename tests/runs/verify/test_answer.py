@@ -93,7 +93,7 @@ def test_a_run_that_shares_nothing_answers_nothing() -> None:
 @pytest.mark.parametrize(("head", "verdict", "end"), [
     (90.0, "pays", "reaches 90.0, +20.0 points against the best alone: federation can pay here."),
     (71.0, "unclear", "reaches 71.0, +1.0 points against the best alone: no clear difference."),
-    (45.0, "costs", "reaches 45.0, -25.0 points against the best alone: federation does not pay "
+    (45.0, "costs", "reaches 45.0, -25.0 points against the best alone: such a head does not pay "
                     "here."),
 ])
 @pytest.mark.parametrize(("together", "sent"), [(50.0, 1), (70.5, 1), (65.0, 0)])
@@ -107,6 +107,28 @@ def test_what_a_head_made_together_reaches_is_said_where_the_method_shows_nothin
     assert "pays here" not in first and second.endswith(end)
     numbers["last"]["personal"] = head  # AFL itself: the same number is not said twice
     assert len(answer_sentences(numbers, "AFL")) == 1
+
+
+@pytest.mark.parametrize(("together", "pooled", "end"), [
+    (50.0, 60.0, "federation does not pay here."), (50.0, None, "federation does not pay here."),
+    (50.0, 71.0, "such a head does not pay here."),
+    (70.5, 60.0, "such a head does not pay here."),  # no clear difference, says the line before
+])
+def test_a_head_that_loses_speaks_of_federation_only_where_nothing_says_the_contrary(
+    together: float, pooled: float | None, end: str
+) -> None:
+    numbers = results(together, *[together] * 3)
+    numbers["references"]["afl"] |= {"personal": 45.0, "clients": rows(45.0, 45.0, 45.0)}
+    numbers["references"]["pooled"]["personal"] = pooled
+    assert answer_sentences(numbers, "FedTV")[1].endswith(end)
+
+
+def test_of_one_client_nothing_is_said_about_a_head_made_together() -> None:
+    numbers = results(50.0, 50.0)
+    for name, value in (("logreg", 70.0), ("majority", 20.0), ("afl", 45.0)):
+        numbers["references"][name] |= {"personal": value, "clients": rows(value)}
+    (told,) = answer_sentences(numbers, "FedTV")
+    assert told.endswith("there is one client only.")
 
 
 def test_a_head_is_compared_with_a_run_that_shares_nothing_where_that_is_better() -> None:
