@@ -206,7 +206,7 @@ def test_dry_run(
     monkeypatch.setattr(builtin, "_PER_DOMAIN_AND_CLASS", 8)
     found = commands(ROOT / "scripts" / f"{script}.sh", tmp_path, *words, "--backbone", "tiny")
     monkeypatch.chdir(tmp_path)
-    assert main([*found[0], "--root", "", "--seeds", "1", "--shots", "1", "--dry-run"]) == 0
+    assert main([*found[0], "--root", ".", "--seeds", "1", "--shots", "1", "--dry-run"]) == 0
     assert "dry run: nothing was written" in capsys.readouterr().out
     assert not (tmp_path / "output").exists()
 

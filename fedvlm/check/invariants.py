@@ -40,7 +40,8 @@ class Invariant:
             except Broken:
                 raise
             except Exception as error:
-                text, line = failure_text(error), own_line(error)
+                text = failure_text(error).removesuffix(" (--debug shows the traceback)")
+                line = own_line(error)
                 raise Broken(text if line in text else text + line) from error
 
 

@@ -229,7 +229,7 @@ class Workplace:
         with explain_hook(f"client {client}: {hook}"):
             state = self.trainer.init_client(self.context([client]), self.p0)
             slots = slots_of(hook, state)
-            keep_shapes(hook, slots.get(W, {}), self.p0)
+            keep_shapes(hook, slots.get(W, {}), self.p0, sizes=False)
             return move_state(slots, self.model.device)
 
     def _models(self, ctx: Context, question: Question) -> Tree:

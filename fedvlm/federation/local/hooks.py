@@ -67,14 +67,19 @@ def tree_of(hook: str, value: Any) -> Tree:
     return dict(value)
 
 
-def keep_shapes(hook: str, tree: TreeView, homes: TreeView) -> None:
+def keep_shapes(hook: str, tree: TreeView, homes: TreeView, sizes: bool = True) -> None:
     """Refuse a tensor of another shape than the one of its name in ``homes``.
+
+    Args:
+        sizes: their sizes are to be equal, too; else the number of axes (a client may have a
+            context of its own length).
 
     Raises:
         MethodError: names it, and both shapes.
     """
     for name, leaf in tree.items():
-        if name in homes and leaf.shape != homes[name].shape:
+        home = homes.get(name, leaf)
+        if leaf.dim() != home.dim() or sizes and leaf.shape != home.shape:
             raise MethodError(
                 f"{hook} returned '{name}' of shape {list(leaf.shape)}, not "
                 f"{list(homes[name].shape)}: there is no axis of clients there"
