@@ -44,7 +44,7 @@ def test_every_word_is_a_choice() -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [("promt", "unknown --peft value 'promt'.*prompt"), ("", "--peft got an empty word"),
+    [("promt", "unknown --peft value 'promt'.*prompt"), ("", "unknown --peft value ''"),
      ("prompt+", "unknown --peft value ''"),
      ("lora+adapter", "lora and adapter both set PEFT.VISUAL"),
      ("prompt+text-lora", "both set PEFT.TEXT"), ("prompt+head", "no text side; drop head")],
