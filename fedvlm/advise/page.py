@@ -12,6 +12,7 @@ from fedvlm.advise.trial import (
     AFL_PRIOR,
     DITTO,
     FEDAVG,
+    FROM_NAMES,
     LOGREG,
     NAMES,
     CrossValidation,
@@ -41,8 +42,9 @@ LABEL_FLAGS = {  # the same of sets of labels, whose loss is flat where labels a
     DITTO: "--trainer Ditto --peft head --lr 0.1 --rounds 100 OPTIM.NAME adam "
            "TRAINER.DITTO.LAMBDA 0.3",
 }
+_OWN_HEAD = "--trainer LocalOnly --peft head --lr 0.5 --rounds 50"
 ALONE_FLAGS = {  # of a run in which each client does what is best alone
-    LOGREG: "--trainer LocalOnly --peft head --lr 0.5 --rounds 50", NAMES: "--trainer ZeroShot",
+    LOGREG: _OWN_HEAD, FROM_NAMES: _OWN_HEAD, NAMES: "--trainer ZeroShot",
 }
 LABEL_ALONE = {
     LOGREG: "--trainer LocalOnly --peft head --lr 0.1 --rounds 100 OPTIM.NAME adam",

@@ -23,14 +23,16 @@ from fedvlm.advise.steps import one_more
 from fedvlm.core.errors import DataError
 from fedvlm.evaluation.references import heads
 from fedvlm.evaluation.references.heads import HeadClient, Heads, Sums
+from fedvlm.evaluation.references.logistic import NAMES_GRID
 from fedvlm.evaluation.references.softmax import GRID
 from fedvlm.evaluation.references.suite import SMOOTH, TEMPERS
 
 MAJORITY, LOGREG, NAMES = "majority", "logreg", "zero_shot"
-OWN_NAMES, NAME_SHARES = "zero_shot_local", "zero_shot_prior"
+OWN_NAMES, NAME_SHARES, FROM_NAMES = "zero_shot_local", "zero_shot_prior", "logreg_names"
 FEDAVG, DITTO, AFL, AFL_PRIOR, POOLED = "FedAvg", "Ditto", "AFL", "afl_prior", "pooled"
-ALONE = (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES, LOGREG)
-OF_SHARES = (MAJORITY, OWN_NAMES, LOGREG, AFL_PRIOR, DITTO)  # who lacks a class answers it less
+ALONE = (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES, LOGREG, FROM_NAMES)
+# Who lacks a class answers it less.
+OF_SHARES = (MAJORITY, OWN_NAMES, LOGREG, FROM_NAMES, AFL_PRIOR, DITTO)
 TOGETHER = (AFL, FEDAVG, DITTO)  # the simplest first
 PARTS = (0.25, 0.5)  # of its training images, for a client's learning curve
 ONE = 1.5  # images of a class, or groups: about one
@@ -107,8 +109,8 @@ def try_heads(
     folds = [torch.from_numpy(f) for f in deal_folds(
         found.groups, [y.numpy() for y in found.labels], count)]
     count = int(torch.cat(folds).max()) + 1
-    work = _Work(raw, unit, found.trains, folds, count, classes, found.lone)
-    reached = work.untrained(found.names)
+    work = _Work(raw, unit, found.trains, folds, count, classes, found.lone, found.names)
+    reached = work.untrained()
     heavy = 8 * len(raw) * classes * (raw[0].x.shape[1] + 1) * len(GRID)
     several = max(1, SIDE_BYTES // heavy)
     for f in range(count):
@@ -130,7 +132,7 @@ def try_heads(
         slope = math.log(max(wrong[0], 0.01) / max(wrong[1], 0.01)) / math.log(1 / PARTS[-1])
 
     def only(right: Reached, name: str = LOGREG) -> Reached:
-        if name == LOGREG and found.lone is not None:
+        if name in (LOGREG, FROM_NAMES) and found.lone is not None:
             right, error = work.with_one_more(right, slope)
             doubt.setdefault(name, error)
         elif name in OF_SHARES:
@@ -149,9 +151,10 @@ class _Work:
     def __init__(
         self, raw: Sequence[HeadClient], unit: Sequence[HeadClient], trains: Sequence[Tensor],
         folds: Sequence[Tensor], count: int, classes: int, lone: float | None = None,
+        names: Sequence[Tensor] | None = None,
     ) -> None:
         self.raw, self.unit, self.trains, self.folds = raw, unit, trains, folds
-        self.count, self.classes, self.lone = count, classes, lone
+        self.count, self.classes, self.lone, self.names = count, classes, lone, names
         self.hits: dict[str, list[Tensor]] = {}  # [settings, n] for each client
         self.loss: dict[str, list[Tensor]] = {}
         images = sum(map(len, unit)) * unit[0].x.shape[1] * classes
@@ -176,7 +179,7 @@ class _Work:
                 out.append(own.hold_out(held) if same else own.take(~held))
         return there, out
 
-    def untrained(self, names: Sequence[Tensor] | None) -> dict[str, Reached]:
+    def untrained(self) -> dict[str, Reached]:
         """Return the commonest class, and where there are names, zero-shot."""
         rows = []
         for k, c in enumerate(self.unit):
@@ -189,15 +192,15 @@ class _Work:
                 own = c.take(self.trains[k]).hold_out(held[self.trains[k]])
                 counts = own.counts(self.classes).double().round(decimals=6)
                 right[0, held] = (c.y[held] == counts.argmax()).double()
-                if names is None:
+                if self.names is None:
                     continue
-                said = names[k][held]
+                said = self.names[k][held]
                 prior = (counts + 1).log().to(said)
                 for row, scores in ((1, said), (2, said.masked_fill(counts == 0, -torch.inf)),
                                     (3, said + prior)):
                     right[row, held] = (scores.argmax(1) == c.y[held]).double()
             rows.append(right)
-        kinds = (MAJORITY,) if names is None else (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES)
+        kinds = (MAJORITY,) if self.names is None else (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES)
         return {kind: [r[i] for r in rows] for i, kind in enumerate(kinds)}
 
     def fit_alone(self, folds: Sequence[int]) -> None:
@@ -209,6 +212,11 @@ class _Work:
         for name, part in ((LOGREG, 1.0), *((f"part {part}", part) for part in PARTS)):
             some = train if part == 1.0 else [_part_of(c, part) for c in train]
             self._answer(name, heads.alone_heads(some, self.classes, GRID), there, held, self.unit)
+        if self.names is not None:
+            starts = [self.names[k][self.trains[k] & (self.folds[k] != f)]
+                      for f, ids, _ in each for k in ids]
+            self._answer(FROM_NAMES, heads.alone_heads(
+                train, self.classes, NAMES_GRID, starts), there, held, self.unit, self.names)
 
     def fit_together(self, f: int) -> None:
         """Train what clients share without fold f, and answer its images."""
@@ -227,9 +235,13 @@ class _Work:
 
     def _answer(
         self, name: str, settings: Sequence[Heads], there: Sequence[int], held: Sequence[Tensor],
-        clients: Sequence[HeadClient],
+        clients: Sequence[HeadClient], starts: Sequence[Tensor] | None = None,
     ) -> None:
-        """Note whether each setting's heads are right on held-out images, and their loss."""
+        """Note whether each setting's heads are right on held-out images, and their loss.
+
+        Args:
+            starts: logits of each client's images ``[n, C]``, to which those of heads are added.
+        """
         if name not in self.hits:
             shape = len(settings)
             for table in (self.hits, self.loss):
@@ -239,6 +251,8 @@ class _Work:
                 if not len(at):
                     continue
                 logits, y = setting.one(p).logits(clients[k].x[at])[0], clients[k].y[at]
+                if starts is not None:
+                    logits = logits + starts[k][at].to(logits)
                 self.hits[name][k][i, at] = (logits.argmax(1) == y).double()
                 logs = logits.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
                 self.loss[name][k][i, at] = -logs.clamp_min(-20).double()
@@ -333,7 +347,8 @@ class _Work:
             shared = self.shared[f][self.best(FEDAVG, f, range(len(self.unit)))]
             held = [(self.folds[k] == f).nonzero().flatten() for k in there]
             self._answer(DITTO, heads.personal_heads(train, shared, scale), there, held, self.unit)
-        out = {LOGREG: self.chosen(LOGREG, alone=True)}
+        out = {name: self.chosen(name, alone=True)
+               for name in (LOGREG, FROM_NAMES) if name in self.hits}
         out |= {name: self.chosen(name) for name in (AFL, AFL_PRIOR, FEDAVG, DITTO)}
         return out | {POOLED: out[FEDAVG]}
 

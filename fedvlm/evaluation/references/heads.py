@@ -129,11 +129,17 @@ def common_scale(clients: Sequence[HeadClient]) -> FeatureScale:
 
 
 def alone_heads(
-    clients: Sequence[HeadClient], classes: int, grid: Sequence[float] = GRID
+    clients: Sequence[HeadClient], classes: int, grid: Sequence[float] = GRID,
+    starts: Sequence[Tensor] | None = None,
 ) -> list[Heads]:
     """Return for each l2 of a falling ``grid`` the clients' own logistic regressions.
 
     Features are scaled by the client's own images; a class that it has not seen is never answered.
+
+    Args:
+        starts: logits ``[n, C]`` of each client's images from which its regression starts: what is
+            returned is to be added to them. All classes are answered then; those that the client
+            has not seen share one weight vector.
     """
     width = clients[0].x.shape[1]
     places = [one.y.unique() for one in clients]
@@ -142,17 +148,27 @@ def alone_heads(
     seen = torch.zeros(len(clients), classes, dtype=torch.bool)
     for k, own in enumerate(places):
         seen[k, own] = True
+    rest = ~seen
     for rows in _chunks(clients, classes):
         some, most = [clients[k] for k in rows], max(len(places[k]) for k in rows)
         scales = [FeatureScale.of(one.x, one.w) for one in some]
         local = [torch.searchsorted(places[k], one.y) for k, one in zip(rows, some, strict=True)]
         there = torch.tensor([len(places[k]) for k in rows]).unsqueeze(1) > torch.arange(most)
-        problems = _problems(some, scales, local, there)
+        base = None
+        if starts is not None:
+            there = torch.cat([there, rest[rows].any(1, keepdim=True)], 1)
+            base = _pad([torch.cat([
+                F.pad(starts[k][:, places[k]], (0, most - len(places[k]))),
+                starts[k].masked_fill(seen[k], -torch.inf).logsumexp(1, keepdim=True)], 1)
+                for k in rows]).to(some[0].x)
+        problems = _problems(some, scales, local, there, base)
         for i, (_, solution) in enumerate(path(problems, grid)):
             for p, k in enumerate(rows):
-                weights = solution.weights[p, : len(places[k])]
-                found[i][k, places[k]] = _unscaled(weights, scales[p])
-    return [Heads(weights, seen) for weights in found]
+                weights = _unscaled(solution.weights[p], scales[p])
+                found[i][k, places[k]] = weights[: len(places[k])]
+                if starts is not None:
+                    found[i][k, rest[k]] = weights[-1]
+    return [Heads(weights, seen if starts is None else torch.ones_like(seen)) for weights in found]
 
 
 def shared_heads(
@@ -180,13 +196,12 @@ def personal_heads(
     found = [shared.weights.repeat(len(clients), 1, 1) for _ in pulls]
     for rows in _chunks(clients, classes):
         some = [clients[k] for k in rows]
-        problems = _problems(
-            some, [scale] * len(some), [one.y for one in some],
-            shared.seen.expand(len(some), -1),
-        )
         base = _pad([one.x @ shared.weights[0, :, :-1].mT + shared.weights[0, :, -1]
                      for one in some])
-        problems = Problems(problems.x, problems.y, problems.w, problems.classes, base)
+        problems = _problems(
+            some, [scale] * len(some), [one.y for one in some],
+            shared.seen.expand(len(some), -1), base,
+        )
         for i, (_, solution) in enumerate(path(problems, pulls)):
             found[i][rows] += _unscaled(solution.weights, scale)
     return [Heads(weights, shared.seen.expand(len(clients), -1)) for weights in found]
@@ -262,12 +277,12 @@ def _chunks(clients: Sequence[HeadClient], classes: int) -> Iterator[list[int]]:
 
 def _problems(
     clients: Sequence[HeadClient], scales: Sequence[FeatureScale], labels: Sequence[Tensor],
-    classes: Tensor,
+    classes: Tensor, base: Tensor | None = None,
 ) -> Problems:
     x = _pad([scale(one.x) for scale, one in zip(scales, clients, strict=True)])
     y = _pad([own.unsqueeze(1) for own in labels]).squeeze(-1)
     w = _pad([one.w.unsqueeze(1) for one in clients]).squeeze(-1)
-    return Problems(x, y, w, classes)
+    return Problems(x, y, w, classes, base)
 
 
 def _pad(each: Sequence[Tensor]) -> Tensor:

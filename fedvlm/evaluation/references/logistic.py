@@ -6,12 +6,14 @@ regression knows the classes of its training images and no others. Its l2 is the
 ``GRID`` with the most right answers on its validation images, of equals the one with the least loss
 there, then the strongest; without validation images these are images held out of the training ones:
 each of five parts in turn, or one fifth where there are more than ``LARGE``. The parts have whole
-groups (a patient's images), where the data say them.
+groups (a patient's images), where the data say them. A regression may start from the logits of the
+class names (``Frozen.names``) instead of from zero; then a strong l2 leaves zero-shot, and it knows
+the other classes, too: these share one weight vector, since no training image tells them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +25,7 @@ from fedvlm.evaluation.references.softmax import GRID, Problems, Solution, path
 from fedvlm.federation.batches import NO_WEIGHTS, IndexSplit
 from fedvlm.models.features.sources import SampleSource
 
+NAMES_GRID = (100.0, 10.0, *GRID)  # of a start from names; the strongest leaves them alone
 FOLDS = 5
 LARGE = 500  # training images; beyond it one part is held out, and float32 does
 CHUNK_BYTES = 64 << 20  # of the samples of the regressions that are solved side by side
@@ -37,12 +40,15 @@ class Frozen:
         labels: by sample index.
         groups: by sample index, numbers of what is never divided; None where nothing is.
         weights: what classes count in the loss (``OPTIM.CLASS_WEIGHTS``).
+        names: gives the logits of all class names ``[n, C]`` of samples, from which a regression
+            starts; None: it starts from zero.
     """
 
     source: SampleSource
     labels: np.ndarray
     groups: np.ndarray | None = None
     weights: str = NO_WEIGHTS
+    names: Callable[[np.ndarray], Tensor] | None = None
 
     def x(self, indices: np.ndarray) -> Tensor:
         """Return features of unit length ``[n, d]``, float64."""
@@ -106,9 +112,14 @@ class Regression:
 
 
 def regressions(
-    frozen: Frozen, shares: Sequence[IndexSplit], grid: Sequence[float] = GRID
+    frozen: Frozen, shares: Sequence[IndexSplit], grid: Sequence[float] = ()
 ) -> list[Regression]:
-    """Return a regression for each share, in their order; many of like size at a time."""
+    """Return a regression for each share, in their order; many of like size at a time.
+
+    Args:
+        grid: falling; by default ``GRID``, and ``NAMES_GRID`` for a start from names.
+    """
+    grid = grid or (GRID if frozen.names is None else NAMES_GRID)
     out: dict[int, Regression] = {}
     for here in _chunks(shares):
         group = [shares[i] for i in here]
@@ -151,6 +162,8 @@ def _solved(
     width = max(1, *map(len, names))
     ids = torch.tensor(np.stack([np.pad(n, (0, width - len(n)), constant_values=-1)
                                  for n in names]))  # [K, C]: the classes of each, -1 none
+    if frozen.names is not None:
+        ids = F.pad(ids, (0, 1), value=-1)  # the last is all other classes
     trains = [frozen.x(s.train) for s in shares]
     scales = [FeatureScale.of(x) for x in trains]
     exact = torch.float64 if max(map(len, trains)) <= LARGE else torch.float32
@@ -167,18 +180,24 @@ def _solved(
             labels = frozen.labels[share.train]
             costs = sample_costs(labels, int(labels.max(initial=0)) + 1, frozen.weights)
             row[: len(costs)] *= torch.from_numpy(costs).to(row)
-    problems = Problems(x, y.to(x.device), w, (ids >= 0).to(x.device))
+    base, _ = _started(frozen, [s.train for s in shares], ids, x)
+    known = ids >= 0
+    if base is not None:
+        known[:, -1] = base[:, :, -1].amax(1).cpu() > -torch.inf
+    problems = Problems(x, y.to(x.device), w, known.to(x.device), base)
     test, _ = seen([frozen.x(s.test) for s in shares])
-    val = None
+    test_base, others = _started(frozen, [s.test for s in shares], ids, test, best=True)
+    val = val_base = None
     if judge == "validation":
         x, w = seen([frozen.x(s.val) for s in shares])
         val = x, _local(frozen, [s.val for s in shares], ids, x.shape[1]).to(x.device), w
+        val_base, _ = _started(frozen, [s.val for s in shares], ids, x)
     answers, arrived, right, loss = [], [], [], []
     for _, solution in path(problems, grid):
-        answers.append(_logits(solution, test, problems.classes).argmax(-1).cpu())
+        answers.append(_logits(solution, test, problems.classes, test_base).argmax(-1).cpu())
         arrived.append(solution.done.cpu())
         if val is not None:
-            counts = _rated(_logits(solution, val[0], problems.classes), val[1], val[2])
+            counts = _rated(_logits(solution, val[0], problems.classes, val_base), *val[1:])
             right.append(counts[0])
             loss.append(counts[1])
     if val is None:
@@ -190,7 +209,10 @@ def _solved(
     out = []
     for k, share in enumerate(shares):
         i = max(range(len(grid)), key=lambda j: (right[j][k].item(), -loss[j][k].item(), -j))
-        labels = ids[k][answers[i][k][: len(share.test)]].numpy()
+        said = answers[i][k][: len(share.test)]
+        labels = ids[k][said].numpy()
+        if others is not None:
+            labels = np.where(said == ids.shape[1] - 1, others[k][: len(said)], labels)
         out.append(Regression(labels, grid[i], judge, bool(arrived[i][k])))
     return out
 
@@ -218,8 +240,36 @@ def _local(
     return out
 
 
-def _logits(solution: Solution, x: Tensor, classes: Tensor) -> Tensor:
-    return solution.logits(x).masked_fill(~classes.unsqueeze(1), -torch.inf)
+def _started(
+    frozen: Frozen, indices: Sequence[np.ndarray], ids: Tensor, x: Tensor, best: bool = False
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return logits that stand before training, and the likeliest of the classes not in ``ids``.
+
+    Args:
+        ids: the classes of each problem ``[K, C]``, -1 none; the last place is all other classes.
+        x: the padded samples ``[K, n, d]``.
+        best: the other classes have the logit of the likeliest, instead of the log of their sum.
+
+    Returns:
+        ``[K, n, C]`` and labels ``[K, n]``; None and None without ``frozen.names``.
+    """
+    if frozen.names is None:
+        return None, None
+    out, others = x.new_zeros(*x.shape[:2], ids.shape[1]), torch.zeros(*x.shape[:2]).long()
+    for row, other, some, own in zip(out, others, indices, ids, strict=True):
+        logits, there = frozen.names(some), own[own >= 0]
+        row[: len(some), : len(there)] = logits[:, there].to(row)
+        logits[:, there] = -torch.inf
+        top, other[: len(some)] = logits.max(1)
+        row[: len(some), -1] = (top if best else logits.logsumexp(1)).to(row)
+    return out, others
+
+
+def _logits(
+    solution: Solution, x: Tensor, classes: Tensor, base: Tensor | None = None
+) -> Tensor:
+    logits = solution.logits(x) if base is None else solution.logits(x) + base
+    return logits.masked_fill(~classes.unsqueeze(1), -torch.inf)
 
 
 def _rated(logits: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,12 +293,13 @@ def _cross_validated(
     held = torch.stack([(parts == f) for f in range(folds)], 1).flatten(0, 1)  # [K * F, n]
     many = Problems(*(t.repeat_interleave(folds, 0) for t in (
         problems.x, problems.y, problems.w, problems.classes
-    )))
+    )), None if problems.base is None else problems.base.repeat_interleave(folds, 0))
     held = held & (many.w > 0)
     fits = many.weighted(many.w * ~held)
     right, loss = [], []
     for _, solution in path(fits, grid):
-        counts = _rated(_logits(solution, many.x, many.classes), many.y, held.to(many.x.dtype))
+        counts = _rated(_logits(solution, many.x, many.classes, many.base), many.y,
+                        held.to(many.x.dtype))
         right.append(counts[0].view(k, folds).sum(1))
         loss.append(counts[1].view(k, folds).sum(1))
     return right, loss

@@ -4,7 +4,8 @@
 commonest class of the client's training images, of equals the first), ``zero_shot`` (the dataset's
 template prompt), ``zero_shot_local`` (restricted to the classes of the client's training images),
 ``zero_shot_prior`` (plus the log of the client's class shares, each count one higher: Laplace),
-``logreg`` (logistic regression on the client's own features). ``together``: ``afl``, federated
+``logreg`` (logistic regression on the client's own features), ``logreg_names`` (the same, which
+starts from the logits of the template prompt). ``together``: ``afl``, federated
 ridge regression in one round, and ``afl_prior``, the same plus the log of the client's class
 shares, which is a personal model without training. ``bound``: ``pooled``, logistic regression on
 everybody's training images at one place, which no federation can have.
@@ -17,8 +18,8 @@ random number is drawn. A backbone without text tower has no zero-shot reference
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any
 
@@ -153,16 +154,24 @@ def zero_shots(
     tests = np.unique(np.concatenate([np.asarray(asked.data.clients[c].test)
                                       for c in asked.clients]))
     known: dict[VLModel, np.ndarray] = {}
+    read: dict[VLModel, list[int]] = {}
+    heads: dict[int, Regression] = {}
     local, prior = [], []
     for c in asked.clients:
         reader = model.of_clients([c]) if own else model
+        read.setdefault(reader, []).append(c)
         if reader not in known:
-            known[reader] = _template_logits(asked.source, reader, tests)
+            known[reader] = _template_logits(asked.source, reader)(tests).numpy()
         share, logits = share_of(asked.data, c), known[reader]
         here, counts = logits[np.searchsorted(tests, share.test)], asked.counts(c)
         local.append(np.where(counts > 0, here, -np.inf).argmax(1))
         weights = (counts + 1.0) / (counts.sum() + len(counts))
         prior.append((here + np.log(weights)).argmax(1))
+    for reader, clients in read.items():
+        start = replace(asked.frozen, names=_template_logits(asked.source, reader))
+        shares = [share_of(asked.data, c) for c in clients]
+        heads |= zip(clients, regressions(start, shares), strict=True)
+    each = [heads[c] for c in asked.clients]
     return {
         **template_reference(rows, own),
         "zero_shot_local": _of(
@@ -172,6 +181,8 @@ def zero_shots(
             asked, ALONE, "zero-shot plus the log of the client's class shares, each count one "
             "higher (Laplace)", prior,
         ),
+        "logreg_names": _of(asked, ALONE, f"starts from the class names; {choice_words(each)}",
+                            [one.labels for one in each]),
     }
 
 
@@ -388,16 +399,23 @@ def raw_features(asked: Asked, indices: np.ndarray) -> Tensor:
     return in_double(asked.source.fetch(at, view=0)["features"])
 
 
-def _template_logits(source: SampleSource, model: VLModel, indices: np.ndarray) -> np.ndarray:
-    """Return the logits ``[n, C]`` of the template prompt, on the host."""
+def _template_logits(
+    source: SampleSource, model: VLModel
+) -> Callable[[np.ndarray], Tensor]:
+    """Return what gives the logits ``[n, C]`` of the template prompt of samples, on the host."""
     with torch.no_grad():
         anchor = model.anchor("template", n_ctx=0).unsqueeze(0)
+
+    @torch.no_grad()
+    def logits(indices: np.ndarray) -> Tensor:
         parts = []
         for start in range(0, max(len(indices), 1), BATCH):
-            at = torch.from_numpy(indices[start : start + BATCH])
+            at = torch.tensor(indices[start : start + BATCH])
             z = source.fetch(at, view=0)["features"].to(anchor.device, anchor.dtype)
             parts.append(model.logits(z.unsqueeze(0), anchor)[0].double().cpu())
-    return torch.cat(parts).numpy()
+        return torch.cat(parts)
+
+    return logits
 
 
 def order(found: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -406,6 +424,6 @@ def order(found: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 NAMES = (
-    "chance", "majority", "zero_shot", "zero_shot_local", "zero_shot_prior", "logreg", "afl",
-    "afl_prior", "pooled",
+    "chance", "majority", "zero_shot", "zero_shot_local", "zero_shot_prior", "logreg",
+    "logreg_names", "afl", "afl_prior", "pooled",
 )

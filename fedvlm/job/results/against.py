@@ -28,7 +28,7 @@ from fedvlm.runs.verify.answer import (
     measure_name,
     measure_word,
 )
-from fedvlm.runs.verify.beside import References, better, hurt
+from fedvlm.runs.verify.beside import TUNED, References, better, hurt
 
 _BOUND = "bound"  # kind of a reference that is not compared (``evaluation.references``)
 ROWS = {  # of the final table; zero-shot has its own, with more numbers
@@ -36,6 +36,7 @@ ROWS = {  # of the final table; zero-shot has its own, with more numbers
     "zero_shot_local": "zero-shot, own classes",
     "zero_shot_prior": "zero-shot, class shares",
     "logreg": "logistic regression",
+    "logreg_names": "same, from class names",
     "afl": "AFL (together)",
     "afl_prior": "AFL, class shares",
     "pooled": "pooled (bound)",
@@ -156,7 +157,7 @@ def _simpler(
     below = unclear and trainer != AFL[1] and float(alone["personal"]) >= personal + RISE
     unknown = answer["verdict"] == COSTS and head is None  # at sites; what one place reaches is
     if (below or unknown and pooled >= float(alone["personal"]) + RISE) \
-            and alone["reference"] == "logreg" and trainer != OWN_AND_SHARED[1] \
+            and alone["reference"] in TUNED and trainer != OWN_AND_SHARED[1] \
             and pooled >= personal + RISE:
         return {"reason": f"heads of the clients alone reach {alone['personal']:.1f}, one on all "
                           f"images in one place {pooled:.1f}: train personal heads beside a "
@@ -165,7 +166,7 @@ def _simpler(
         if alone["reference"] == "zero_shot":
             return {"reason": "the untrained model is better: use it as it is, or share fewer "
                               "parts", "flags": ["--trainer", "ZeroShot"]}
-        own = float((found.get("logreg") or {}).get("personal") or 0.0)
+        own = max(float((found.get(name) or {}).get("personal") or 0.0) for name in TUNED)
         return None if own < personal + RISE else {
             "reason": "train a linear head at each client alone, or share fewer parts",
             "flags": _of_head(OWN_HEAD, rate, records, sets)}

@@ -25,7 +25,8 @@ REFERENCES = (*SECTIONS_AS_ROWS, *KINDS)
 REFERENCE_NAMES = {
     "majority": "most frequent class", "zero_shot": "zero-shot",
     "zero_shot_local": "zero-shot, own classes", "zero_shot_prior": "zero-shot, class shares",
-    "logreg": "logistic regression", "afl": "federated ridge (AFL)",
+    "logreg": "logistic regression",
+    "logreg_names": "logistic regression from class names", "afl": "federated ridge (AFL)",
     "afl_prior": "AFL + class shares",
     "pooled": "logistic regression, pooled",
 }

@@ -29,6 +29,7 @@ BASELINES = {  # of results["references"], in words
     "zero_shot_local": "zero-shot (own classes)",
     "zero_shot_prior": "zero-shot (class shares)",
     "logreg": "local logistic regression",
+    "logreg_names": "local logistic regression from class names",
     "afl": "AFL (ridge regression, one round)",
     "afl_prior": "AFL plus each client's class shares (no training)",
     "pooled": "pooled logistic regression",

@@ -14,7 +14,7 @@ from fedvlm.runs.metrics import WORK
 from fedvlm.runs.verify.answer import ALONE, ANSWER, TOGETHER, best_alone, federation_answer
 
 EXACT = 1e-9  # points; less is rounding
-TUNED = ("logreg",)  # alone, and something of it is chosen on validation images
+TUNED = ("logreg", "logreg_names")  # alone, and something of it is chosen on validation images
 References = Mapping[str, Mapping[str, Any]]
 
 

@@ -46,6 +46,26 @@ def plain(
     return found.x.reshape(CLASSES, -1)
 
 
+def plain_from(
+    x: torch.Tensor, y: torch.Tensor, start: torch.Tensor, l2: float, scale: FeatureScale,
+    own: list[int],
+) -> np.ndarray:
+    """Return weights of all classes that scipy fits on top of ``start``; unseen ones have one."""
+    rest = [c for c in range(CLASSES) if c not in own]
+    z, labels, base = scale(x).numpy(), y.numpy(), start.numpy()
+    rows = np.array([own.index(c) if c in own else len(own) for c in range(CLASSES)])
+
+    def loss(flat: np.ndarray) -> float:
+        weights = flat.reshape(len(own) + bool(rest), -1)
+        logs = log_softmax(base + z @ weights[rows].T, axis=1)
+        return float(-logs[np.arange(len(z)), labels].mean() + l2 / 2 * (weights**2).sum())
+
+    begin = np.zeros((len(own) + bool(rest)) * z.shape[1])
+    found = minimize(loss, begin, method="L-BFGS-B", options={
+        "maxiter": 5000, "maxfun": 500_000, "ftol": 1e-14, "gtol": 1e-8})
+    return found.x.reshape(-1, z.shape[1])[rows]
+
+
 def on(weights: np.ndarray, scale: FeatureScale, x: torch.Tensor) -> np.ndarray:
     return scale(x).numpy() @ weights.T
 
@@ -65,6 +85,19 @@ def test_alone_each_is_its_own_regression(clients: list[h.HeadClient]) -> None:
             close(found.one(k).logits(one.x)[0], on(plain(one.x, one.y, l2, scale, own), scale,
                                                     one.x), own)
             assert found.seen[k].nonzero().flatten().tolist() == own
+
+
+def test_a_regression_may_start_from_logits(clients: list[h.HeadClient]) -> None:
+    """What it adds is what scipy adds; classes that a client has no image of share one weight."""
+    draw, grid, every = torch.Generator().manual_seed(5), (1.0, 0.1), list(range(CLASSES))
+    starts = [3 * torch.randn(len(c), CLASSES, generator=draw).double() for c in clients]
+    for l2, found in zip(grid, h.alone_heads(clients, CLASSES, grid, starts), strict=True):
+        assert found.seen.all()
+        for k, (one, own) in enumerate(zip(clients, ([0, 1], [1, 2, 3], [0, 3]), strict=True)):
+            scale = FeatureScale.of(one.x)
+            want = plain_from(one.x, one.y, starts[k], l2, scale, own)
+            close(found.one(k).logits(one.x)[0] + starts[k],
+                  on(want, scale, one.x) + starts[k].numpy(), every)
 
 
 def test_shared_is_one_regression_on_all_and_personal_is_held_to_it(

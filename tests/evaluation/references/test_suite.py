@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fedvlm.evaluation.references import ALONE, BOUND, TOGETHER, Asked, order, suite, zero_shots
-from fedvlm.evaluation.references.logistic import Frozen, regressions
+from fedvlm.evaluation.references.heads import HeadClient, alone_heads
+from fedvlm.evaluation.references.logistic import NAMES_GRID, Frozen, regressions
 from fedvlm.federation.batches import IndexSplit
 from tests.evaluation.fakes import FakeModel, federated
 
@@ -175,6 +176,24 @@ def test_zero_shots() -> None:
         for name, said in (("zero_shot_local", local), ("zero_shot_prior", prior)):
             assert made[name]["clients"][c]["correct"] == int((said == true).sum())
     assert list(order(made | suite.references(one))) == list(suite.NAMES)
+
+
+def test_a_regression_starts_from_the_names() -> None:
+    """It answers as the head does that ``heads`` adds to the names' logits; held, as the names."""
+    said = torch.randn(len(LABELS), CLASSES, generator=torch.Generator().manual_seed(4)).double()
+    frozen = Frozen(Source(), np.array(LABELS), names=lambda i: said[torch.tensor(i)].clone())  # type: ignore[arg-type]
+    shares = [share(list(train), [], list(range(len(LABELS)))) for train in (
+        *TRAIN, pick(*((c, range(3)) for c in range(CLASSES))))]
+    for l2, tempered in ((1e-2, 0), (1e9, 1)):
+        made = regressions(frozen, shares, (l2,))
+        clients = [HeadClient(frozen.x(s.train), frozen.y(s.train)) for s in shares]
+        (wanted,) = alone_heads(clients, CLASSES, (l2,), [said[s.train] for s in shares])
+        for k, one in enumerate(made):
+            scores = wanted.one(k).logits(frozen.x(shares[k].test))[0] + said
+            assert one.labels.tolist() == scores.argmax(1).tolist()
+            names_alone = (one.labels == said.argmax(1).numpy()).mean()
+            assert names_alone == 1 if tempered else names_alone < 0.9
+    assert {one.l2 for one in regressions(frozen, shares)} <= set(NAMES_GRID)
 
 
 def test_a_pooled_regression_that_is_too_large_is_left_out(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,13 @@ def test_no_method_of_the_demo_loses_to_working_alone(
     numbers = {line.split("  ")[0].strip(): line.split()[-3:] for line in last[1:7]}
     alone = next(float(v[0]) for k, v in numbers.items() if k.startswith("each client alone"))
     together = [float(v[0]) for k, v in numbers.items() if k.startswith("together")]
-    assert len(together) == 2 and min(together) > alone
+    assert len(together) == 2 and together[0] > alone  # the head, which is shown first
+    answers = {f.parts[-5]: json.loads(f.read_text())["results"]["answer"]
+               for f in tmp_path.rglob("results.json")}
+    assert answers["FedAvg-head"]["verdict"] == "pays" and answers["FedTV"]["verdict"] == "unclear"
+    assert all(a["alone"]["reference"] == "logreg_names" for a in answers.values())
+    unseen = [float(v[2]) for k, v in numbers.items() if k.endswith(("nothing trained", "(FedTV)"))]
+    assert unseen[1] > unseen[0] + 10, "what a head cannot have: classes without images"
     assert last[-1].startswith("Next: your own images")
     (manifest,) = tmp_path.rglob("FedTV/**/manifest.json")
     records = jobs.records(manifest.parent)
