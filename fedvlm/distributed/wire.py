@@ -3,7 +3,8 @@
 A frame is an op, plain values (``schema``) and named trees. The values and the layout of the trees
 are JSON in the file's metadata; tensors travel as they are, in every type that safetensors has.
 Equal tensors (the very same memory) travel once. Any carrier takes a frame as bytes, and a checksum
-of all of them (CRC-32, in the metadata) shows a bit that was flipped on the way.
+of all of them (CRC-32, in front of that JSON) shows a bit that was flipped on the way. Equal frames
+are equal bytes: a second key of the metadata would stand before or behind the first, by chance.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from fedvlm.distributed.schema import ANSWERS, LIMIT, misfit
 
 WIRE = "fedvlm-wire/1"
 HEADER = 1 << 26  # bytes of its header
-_KEY, _SUM = "fedvlm", "crc32"
-_MARK, _UNSUMMED = f'"{_SUM}":"'.encode(), "0" * 8  # quotes of the values are escaped: it is unique
+_KEY = "fedvlm"
+_MARK, _UNSUMMED = f'"{_KEY}":"'.encode(), "0" * 8  # quotes of the values are escaped: it is unique
 _PLACE = 8  # bytes that say how long the header is
 
 
@@ -73,7 +74,7 @@ def pack(frame: Frame) -> bytes:
 
 def checksummed(tensors: Mapping[str, torch.Tensor], head: str) -> bytes:
     """Return tensors and a header as bytes with their checksum."""
-    data: bytes = safetensors.torch.save(dict(tensors), {_KEY: head, _SUM: _UNSUMMED})
+    data: bytes = safetensors.torch.save(dict(tensors), {_KEY: _UNSUMMED + head})
     at, crc = _crc(data)
     return data[:at] + crc + data[at + len(crc):]
 
@@ -142,7 +143,7 @@ def outline(data: bytes) -> tuple[str, dict[str, Any], dict[str, list[str]]]:
 def _head(data: bytes) -> dict[str, Any]:
     """Return the header; JSON that says a key twice, or a number that is none, is refused."""
     outer = _parse(data[_PLACE : _PLACE + _length(data)].decode())
-    head = _parse(outer["__metadata__"][_KEY])
+    head = _parse(outer["__metadata__"][_KEY][len(_UNSUMMED):])
     if not isinstance(head, dict):
         raise TypeError("header")
     return head

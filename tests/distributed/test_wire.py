@@ -65,6 +65,14 @@ def test_numbers_that_are_none_travel_in_tensors_and_equal_memory_travels_once()
     assert bool(unpack(one).trees["down/0"]["a"].isnan().all())
 
 
+def test_equal_frames_are_equal_bytes_in_every_process() -> None:
+    """One key of metadata: safetensors writes several in an order that each call draws anew."""
+    metadata = json.loads(crafted("[]")[8:].decode())["__metadata__"]
+    assert list(metadata) == ["fedvlm"] and metadata["fedvlm"].endswith("[]")
+    assert {crafted(HEAD, t0=torch.zeros(1)) for _ in range(20)} == {
+        crafted(HEAD, t0=torch.zeros(1))}
+
+
 def test_halves_of_one_tensor_are_two() -> None:
     rows = torch.arange(4.0).reshape(2, 2)
     back = unpack(pack(Frame("work", WORK, {"down/0": {"a": rows[0], "b": rows[1]}})))
@@ -96,7 +104,7 @@ def test_values_that_do_not_fit_are_refused_on_both_sides(values: dict[str, Any]
     crafted(json.dumps(HEAD).replace('"no"', "NaN")),
     crafted(json.dumps(HEAD).replace('"no"', "9" * 5000)),
     safetensors.torch.save({"t0": torch.zeros(1)}), safetensors.torch.save({}, {"other": "{}"}),
-])  # fmt: skip
+], ids=range(20))  # fmt: skip
 def test_hostile_messages_are_refused_in_one_short_sentence(data: bytes) -> None:
     with pytest.raises(WireError) as told:
         unpack(data)
