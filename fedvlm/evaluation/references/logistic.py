@@ -293,7 +293,7 @@ def _cross_validated(
     held = torch.stack([(parts == f) for f in range(folds)], 1).flatten(0, 1)  # [K * F, n]
     many = Problems(*(t.repeat_interleave(folds, 0) for t in (
         problems.x, problems.y, problems.w, problems.classes
-    )), None if problems.base is None else problems.base.repeat_interleave(folds, 0))
+    )), base=None if problems.base is None else problems.base.repeat_interleave(folds, 0))
     held = held & (many.w > 0)
     fits = many.weighted(many.w * ~held)
     right, loss = [], []
