@@ -291,9 +291,11 @@ def _cross_validated(
     parts = _parts(problems) if parts is None else parts
     folds = FOLDS if n <= LARGE else 1
     held = torch.stack([(parts == f) for f in range(folds)], 1).flatten(0, 1)  # [K * F, n]
-    many = Problems(*(t.repeat_interleave(folds, 0) for t in (
+    x, y, w, classes = (t.repeat_interleave(folds, 0) for t in (
         problems.x, problems.y, problems.w, problems.classes
-    )), base=None if problems.base is None else problems.base.repeat_interleave(folds, 0))
+    ))
+    base = None if problems.base is None else problems.base.repeat_interleave(folds, 0)
+    many = Problems(x, y, w, classes, base)
     held = held & (many.w > 0)
     fits = many.weighted(many.w * ~held)
     right, loss = [], []
