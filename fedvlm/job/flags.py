@@ -81,7 +81,7 @@ _FORKS = (
     "--eval-only", "--model-dir",
 )
 # Words that say themselves what is wrong, and flags to which authors' scripts give an empty word.
-_BLANK = {"opts", "peft", "TRAINER.*.CTX_INIT", "DATASET.SOURCE_DOMAINS", "DATASET.TARGET_DOMAINS"}
+_BLANK = {"opts", "TRAINER.*.CTX_INIT", "DATASET.SOURCE_DOMAINS", "DATASET.TARGET_DOMAINS"}
 _OF_METHODS = "options as other projects' scripts spell them (a method's own: fedvlm config METHOD)"
 _JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
     "What to run", "Federation", "Training", "Backbone", "Engine", "Run and output",
