@@ -154,6 +154,7 @@ def zero_shots(
     tests = np.unique(np.concatenate([np.asarray(asked.data.clients[c].test)
                                       for c in asked.clients]))
     known: dict[VLModel, np.ndarray] = {}
+    names: dict[VLModel, Callable[[np.ndarray], Tensor]] = {}  # texts are encoded once
     read: dict[VLModel, list[int]] = {}
     heads: dict[int, Regression] = {}
     local, prior = [], []
@@ -161,14 +162,15 @@ def zero_shots(
         reader = model.of_clients([c]) if own else model
         read.setdefault(reader, []).append(c)
         if reader not in known:
-            known[reader] = _template_logits(asked.source, reader)(tests).numpy()
+            names[reader] = _template_logits(asked.source, reader)
+            known[reader] = names[reader](tests).numpy()
         share, logits = share_of(asked.data, c), known[reader]
         here, counts = logits[np.searchsorted(tests, share.test)], asked.counts(c)
         local.append(np.where(counts > 0, here, -np.inf).argmax(1))
         weights = (counts + 1.0) / (counts.sum() + len(counts))
         prior.append((here + np.log(weights)).argmax(1))
     for reader, clients in read.items():
-        start = replace(asked.frozen, names=_template_logits(asked.source, reader))
+        start = replace(asked.frozen, names=names[reader])
         shares = [share_of(asked.data, c) for c in clients]
         heads |= zip(clients, regressions(start, shares), strict=True)
     each = [heads[c] for c in asked.clients]
