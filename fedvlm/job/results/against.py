@@ -36,7 +36,7 @@ ROWS = {  # of the final table; zero-shot has its own, with more numbers
     "zero_shot_local": "zero-shot, own classes",
     "zero_shot_prior": "zero-shot, class shares",
     "logreg": "logistic regression",
-    "logreg_names": "same, from class names",
+    "logreg_names": "logistic, class names",
     "afl": "AFL (together)",
     "afl_prior": "AFL, class shares",
     "pooled": "pooled (bound)",
