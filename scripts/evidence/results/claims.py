@@ -35,6 +35,7 @@ _GRAMMAR = re.compile(
 _REFERENCES = {name: key for key, name in REFERENCE_NAMES.items()}
 Numbers = dict[Any, dict[Any, float]]  # data set -> seeds -> value
 BEST_ALONE = "best alone"
+DEAL = ("data_digest", "backbone_digest", "cohort", "unseen_clients")  # beside the seeds
 
 
 @dataclass(frozen=True)
@@ -385,3 +386,8 @@ def place_of(run: FinishedRun) -> tuple[Any, ...]:
 def seeds_of(run: FinishedRun) -> tuple[Any, Any]:
     """Return model seed and data seed."""
     return run.protocol.get("seed"), run.protocol.get("data_seed")
+
+
+def deal_of(run: FinishedRun) -> tuple[Any, ...]:
+    """Return what a baseline is computed from: images, clients, seeds; no method's settings."""
+    return (place_of(run), seeds_of(run), *(run.protocol.get(key) for key in DEAL))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from evidence.results.claims import place_of, seeds_of
+from evidence.results.claims import deal_of, place_of, seeds_of
 from fedvlm.config.families import CHOICE, families_in, family_heading
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, fold
@@ -17,6 +17,8 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.report.collect import Collected, as_float
 from fedvlm.report.tables.papers import dataset_name
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.answer import ANSWER, federation_answer
+from fedvlm.runs.verify.beside import gain
 
 OWN = "method-specific parameters"
 NOT_TUNED = ", not tuned"
@@ -83,6 +85,30 @@ class Lane:
     def only(self, runs: Sequence[FinishedRun]) -> Collected:
         """Return what was collected, cut to some of the runs."""
         return replace(self.collected, runs=list(runs))
+
+
+def share_baselines(lanes: Sequence[Lane]) -> list[Lane]:
+    """Return the lanes with the baselines of each run made whole, and its gain with them.
+
+    A baseline is computed from images, clients and seeds (``claims.deal_of``), so all runs of these
+    have the same: those of the run that knows the most. A run with fewer was made before the
+    others came. The cells stay as they are.
+    """
+    most: dict[Any, Mapping[str, Any]] = {}
+    for run in (run for lane in lanes for run in lane.runs):
+        found = run.section("references")
+        if len(found) > len(most.get(deal_of(run), ())):
+            most[deal_of(run)] = found
+    return [replace(lane, collected=lane.only([
+        _with_baselines(run, most[deal_of(run)]) if run.section("references") else run
+        for run in lane.runs])) for lane in lanes]
+
+
+def _with_baselines(run: FinishedRun, found: Mapping[str, Any]) -> FinishedRun:
+    results = {**run.results, "references": found}
+    made = {"gain": gain(as_float(run.last.get("personal")), found),
+            ANSWER: federation_answer(results)}
+    return replace(run, results=results | {k: v for k, v in made.items() if k in run.results})
 
 
 def join_plans(

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from evidence.results.claims import labels_of
-from evidence.results.lanes import Lane, join_plans
+from evidence.results.lanes import Lane, join_plans, share_baselines
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected, collect
 from fedvlm.runs.cells import ENDING
@@ -22,7 +22,8 @@ def read_lanes(packs: Sequence[Path], plans: Path) -> list[Lane]:
     """Return the lanes in the order of their first plan, with what the plans say of them.
 
     Plans are read in the order of their files' names, those of folders below among them but the
-    map's. A lane that has plans and no runs yet is there too, empty.
+    map's. A lane that has plans and no runs yet is there too, empty. Runs of the same images know
+    the same baselines (``lanes.share_baselines``).
 
     Raises:
         ConfigError: a file of ``plans`` is no plan.
@@ -47,7 +48,7 @@ def read_lanes(packs: Sequence[Path], plans: Path) -> list[Lane]:
         one = told.get(name, {"title": name} | none)
         out.append(Lane(name, collected, one["title"], " ".join(one["about"]), one["wanted"],
                         one["folders"]))
-    return out
+    return share_baselines(out)
 
 
 def read_plan(path: Path) -> dict[str, Any]:

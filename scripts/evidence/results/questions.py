@@ -15,6 +15,7 @@ from evidence.results.claims import (
     BEST_ALONE,
     PERSONAL,
     Side,
+    deal_of,
     difference,
     place_of,
     seeds_of,
@@ -32,8 +33,6 @@ VARIANTS = ("ablation", "unseen")  # settings about parts of a method, or other 
 FEWEST = 3  # methods of a matrix
 EQUAL = 1e-9  # right answers
 AFL, SHARES = "afl", "afl_prior"  # references of one round, without training
-# What a reference is computed from beside the seeds: no method's settings.
-DEAL = ("data_digest", "backbone_digest", "cohort", "unseen_clients")
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Case:
         ridge, shares: what AFL and AFL plus class shares reach, in percent; None where no run has
             them. The latter is of any run, of any setting, with the same images, clients, backbone
             and seeds. beside: method minus AFL plus class shares, over the pairs that have both.
-        deals: images, clients and seeds of its runs (``_deal``).
+        deals: images, clients and seeds of its runs (``claims.deal_of``).
     """
 
     lane: str
@@ -84,15 +83,15 @@ class Case:
 def cases(standings: Sequence[Standing], lanes: Sequence[Lane]) -> list[Case]:
     """Return a row for each standing of methods that train the same and communicate."""
     by_name = {lane.name: lane for lane in lanes}
-    known = [run for lane in lanes for run in lane.runs if SHARES in run.section("references")]
-    return [_case(one, by_name[one.lane], known) for one in standings
+    return [_case(one, by_name[one.lane]) for one in standings
             if one.alike and one.gains and one.lane not in VARIANTS]
 
 
-def _case(one: Standing, lane: Lane, known: Sequence[FinishedRun]) -> Case:
+def _case(one: Standing, lane: Lane) -> Case:
     method = max(one.gains, key=lambda m: one.means[m])
     runs = [run for run in lane.runs if run.method == method]
-    own, alone, pooled = (side_of(runs, PERSONAL, key) for key in ("", BEST_ALONE, "pooled"))
+    own, alone, pooled, ridge, shares = (
+        side_of(runs, PERSONAL, key) for key in ("", BEST_ALONE, "pooled", AFL, SHARES))
     beside = [difference(side_of(runs, metric), side_of(runs, metric, BEST_ALONE))
               for metric in (BALANCED, WORST)]
     names = dict.fromkeys(place[0] for place in sorted(own.numbers, key=str))
@@ -102,9 +101,6 @@ def _case(one: Standing, lane: Lane, known: Sequence[FinishedRun]) -> Case:
                  for side in (alone, own, pooled)]
         before, after, whole = map(_mean, sides)
         rows.append((dataset_name(name), before, after, whole, difference(sides[1], sides[0])))
-    here = set(map(_deal, runs))
-    ridge, shares = (side_of([run for run in some if _deal(run) in here], PERSONAL, key)
-                     for some, key in ((lane.runs, AFL), (known, SHARES)))
     configs = [run.identity_config() for run in runs]
     clients = sorted({int(config.get("FED.CLIENTS") or 0) for config in configs})
     return Case(
@@ -112,7 +108,7 @@ def _case(one: Standing, lane: Lane, known: Sequence[FinishedRun]) -> Case:
         " to ".join(map(str, dict.fromkeys((clients[0], clients[-1])))),
         one.short(method), len(one.gains), one.gain_of(method), _mean(alone), _mean(own),
         _mean(pooled), one.gains[method], beside[0], beside[1], _losers(own, alone), rows,
-        _mean(ridge), _mean(shares), difference(own, shares), frozenset(here))
+        _mean(ridge), _mean(shares), difference(own, shares), frozenset(map(deal_of, runs)))
 
 
 def _losers(own: Side, alone: Side) -> float | None:
@@ -127,10 +123,6 @@ def _losers(own: Side, alone: Side) -> float | None:
                 shares.setdefault(place, {})[seed] = 100 * sum(
                     a < b - EQUAL for a, b in both) / len(both)
     return _mean(Side(shares, {}))
-
-
-def _deal(run: FinishedRun) -> tuple[Any, ...]:
-    return (place_of(run), seeds_of(run), *(run.protocol.get(key) for key in DEAL))
 
 
 def _mean(side: Side) -> float | None:
