@@ -92,10 +92,7 @@ def _lists(table: Lines, path: Path, at: int, name: str, sets: bool) -> None:
     Args:
         sets: the column is read as sets of labels, and ``|`` or ``;`` separates them.
     """
-    first: dict[str, int] = {}
-    for number, line in table.lines:
-        if at < len(line):
-            first.setdefault(line[at].strip(), number)
+    first = _first_lines(table, at)
     used = sets and any(m in cell for cell in first for m in "|;" if cell[:1] != "[")
     times = Counter(part for cell in first for m in _OTHER_MARKS
                     for part in _parts(cell, m))
@@ -125,6 +122,15 @@ def _lists(table: Lines, path: Path, at: int, name: str, sets: bool) -> None:
                 "reads each cell as one class")
 
 
+def _first_lines(table: Lines, at: int) -> dict[str, int]:
+    """Return the number of the first line of each text in a column."""
+    first: dict[str, int] = {}
+    for number, line in table.lines:
+        if at < len(line):
+            first.setdefault(line[at].strip(), number)
+    return first
+
+
 def _parts(cell: str, mark: str) -> set[str]:
     """Return the parts, two or more, that a mark separates in a cell; nothing where it does not."""
     parts = {part for p in cell.split(mark) if (part := p.strip())}
@@ -133,10 +139,7 @@ def _parts(cell: str, mark: str) -> set[str]:
 
 def _holders(table: Lines, path: Path, at: int, name: str, domain: bool) -> None:
     """Ask for names of clients, groups or domains that hardly are names."""
-    first: dict[str, int] = {}
-    for number, line in table.lines:
-        if at < len(line):
-            first.setdefault(line[at].strip(), number)
+    first = _first_lines(table, at)
     for cell, number in first.items():
         where = f"{path}, {table.unit} {number}: the cell {quote_name(name)} is '{cell[:_SHOWN]}'"
         if cell.lower() in _EMPTY:

@@ -67,11 +67,9 @@ def _of_lines(path: Path, codes: Sequence[str]) -> dict[str, str]:
 
 
 def _pair(line: str) -> tuple[str, str]:
-    for separator in ("\t", ":", ",", None):
-        if separator is None or separator in line:
-            code, name = (*line.split(separator, 1), "")[:2]
-            return code.strip(), name.strip()
-    raise AssertionError
+    separator = next((mark for mark in "\t:," if mark in line), None)
+    code, name = (*line.split(separator, 1), "")[:2]
+    return code.strip(), name.strip()
 
 
 def is_code(word: str) -> bool:
