@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fedvlm.core.errors import DataError
@@ -52,12 +51,9 @@ def refuse_doubts(header: Header, table: Lines, path: Path, wish: Wish) -> None:
         _lists(table, path, at, header.names[at], False)
     if len(header.labels) == 1:
         _lists(table, path, header.labels[0], header.names[header.labels[0]], True)
-    for at in sorted({*header.client, *header.group, *_one(header.at, "domain")}):
-        _holders(table, path, at, header.names[at], at == header.at.get("domain"))
-
-
-def _one(at: Mapping[str, int], what: str) -> Iterable[int]:
-    return (at[what],) if what in at else ()
+    domain = header.at.get("domain", -1)
+    for at in sorted({*header.client, *header.group, domain} - {-1}):
+        _holders(table, path, at, header.names[at], at == domain)
 
 
 def _other_flags(header: Header, table: Lines, path: Path) -> None:
