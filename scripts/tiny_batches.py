@@ -10,6 +10,7 @@ import tiny_captions as captions
 import torch
 from numpy.typing import NDArray
 from tiny_gate import to_input
+from tiny_glyphs import noun_masks
 from torch import Tensor
 
 from fedvlm.data.builtin.world import (
@@ -22,7 +23,6 @@ from fedvlm.data.builtin.world import (
     SIZE,
     TEXTURE,
     composite,
-    draw_masks,
     is_held_out,
     scenes_of,
 )
@@ -64,7 +64,7 @@ class Sampler:
             rows = np.zeros((len(nouns), 5), dtype=np.int64)
             rows[:, NOUN] = nouns
             rows[:, SIZE] = np.tile(np.repeat([0, 1], count), len(names))
-            masks = draw_masks(rows, self.rng)
+            masks = noun_masks(rows, self.rng)
             self.bank.append(masks.reshape(len(names), 2, count, 32, 32))
 
     def _scenes(self, count: int) -> Rows:

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from tiny_glyphs import render_nouns
 
 from fedvlm.data.builtin.sets import real_digits
 from fedvlm.data.builtin.world import (
@@ -17,7 +18,6 @@ from fedvlm.data.builtin.world import (
     SHAPES,
     STYLES,
     ImageArray,
-    render_scene,
     scenes_of,
     seen_colours,
     stylise,
@@ -55,7 +55,7 @@ def _nouns(
     colours: list[str | None] = [None] * len(nouns)
     if names == SHAPES:
         colours = [str(rng.choice(seen_colours(n))) for n in nouns]
-    images = render_scene(scenes_of(nouns, colours, rng), rng)
+    images = render_nouns(scenes_of(nouns, colours, rng), rng)
     template = DIGIT_TEMPLATE if names == DIGITS else OBJECT_TEMPLATE
     return ZeroShotTask(stylise(images, style, rng), labels, names, template)
 
@@ -69,7 +69,7 @@ def _pairs(rest: int, per_class: int, rng: np.random.Generator) -> ZeroShotTask:
     labels = np.repeat(np.arange(len(pairs)), per_class)
     scenes = scenes_of([pairs[k][1] for k in labels], [pairs[k][0] for k in labels], rng)
     names = tuple(f"{colour} {shape}" for colour, shape in pairs)
-    return ZeroShotTask(render_scene(scenes, rng), labels, names, OBJECT_TEMPLATE)
+    return ZeroShotTask(render_nouns(scenes, rng), labels, names, OBJECT_TEMPLATE)
 
 
 def _digits_real(per_class: int, rng: np.random.Generator) -> ZeroShotTask:

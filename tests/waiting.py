@@ -178,7 +178,6 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/data/formats/table_files.py": {
         "start-up: for LEAF's files only": ("PIL",),
-        "start-up: for captions only": ("fedvlm.data.columns.karpathy",),
     },
     "fedvlm/data/partition/kinds.py": {
         "start-up: for groups only": ("fedvlm.data.whole_groups",),

@@ -46,6 +46,8 @@ _TABLES = ("csv", "jsonl", "parquet", "json")
 TEXTS = "texts"
 _LEVELS = 4  # of folders, the deepest of which are classes of a domain's part
 FORMATS = ("coop", *_TABLES, "folders", "domains", "cifar", "tiny_imagenet", TEXTS)
+_WITH_TEST = ("coop", "cifar", "tiny_imagenet")  # formats that have test images of their own
+_UNSHARED = "DATASET.TEST_SHARE (--test-share) draws no test images:"
 _HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another shape"
 MEMORY_FORMAT = "memory"  # DATASET.FORMAT of what a Python program gave (``memory/given.py``)
 DEFAULT_TEMPLATE = "a photo of a {}."
@@ -200,6 +202,20 @@ def refuse_untestable(data: DatasetBase) -> None:
     )
 
 
+def refuse_one_class(data: DatasetBase) -> None:
+    """Refuse a user's own images that are all of one class, whoever shares them.
+
+    Raises:
+        DataError: they are.
+    """
+    classes = {d.classname for d in data.all()}
+    if len(classes) < 2 and not (data.label_names or data.captioned):
+        raise DataError(
+            f"{data.name}: there is one class only, {', '.join(classes)}; a classifier needs two: "
+            "give the images of another class, too, or name the column of the class with "
+            "--columns classname=COLUMN")
+
+
 def templates(cfg: CfgNode) -> list[str]:
     """Return the prompt templates: DATASET.TEMPLATES, else DATASET.TEMPLATE, else the set's own.
 
@@ -246,6 +262,8 @@ def _read_known(info: DatasetInfo, cfg: CfgNode) -> DatasetBase:
             data.notes.append(f"{info.name}: layout '{layout.name}'")
         if not layout.published:
             data.notes.append(f"{info.name}: not the published split ({layout.name})")
+        if cfg.DATASET.get("TEST_SHARE", 0.0):
+            data.notes.append(f"{info.name}: {_UNSHARED} a known set has test images of its own")
     data = _checked(info.name, data)
     data.notes += compare_with_catalog(info, data)
     return data
@@ -314,6 +332,8 @@ def read_by_config(
     if listed:
         _refuse_listed(left, data)
     data.whole = whole
+    if form in _WITH_TEST and node.get("TEST_SHARE", 0.0):
+        data.notes.append(f"{name}: {_UNSHARED} DATASET.FORMAT {form} says which these are")
     if form == "coop" and files[0].name == prepared_name(name):
         data.notes.append(f"{name}: not the published split ({files[0].name})")
     return data
@@ -324,9 +344,6 @@ def _refuse_absent(drop: Sequence[str], folder: Path, listed: bool) -> None:
 
     Args:
         listed: the samples are in a table or a split file.
-
-    Raises:
-        ConfigError: names it, and the nearest folder that is there.
     """
     level, there = [folder], set[str]()
     for _ in range(_LEVELS if drop else 0):
@@ -343,11 +360,7 @@ def _refuse_absent(drop: Sequence[str], folder: Path, listed: bool) -> None:
 
 
 def _refuse_listed(drop: Sequence[str], data: DatasetBase) -> None:
-    """Refuse to leave out folders of what a table or a split file lists, which is read whole.
-
-    Raises:
-        ConfigError: names the folder and an image in it.
-    """
+    """Refuse to leave out folders of what a table or a split file lists, which is read whole."""
     for d in [*data.all(), *data.unlabelled] if drop else []:
         if found := {*drop}.intersection(map(one_form, d.key.split("/")[:-1])):
             raise ConfigError(
@@ -476,12 +489,7 @@ def _format(cfg: CfgNode, default: str) -> str:
 def _split_files(
     name: str, folder: Path, form: str, split_file: str, source: str
 ) -> list[Path]:
-    """Return the files that DATASET.SPLIT_FILE names, ``a,b`` for several tables.
-
-    Raises:
-        ConfigError: none is named.
-        DataError: one is missing.
-    """
+    """Return the files that DATASET.SPLIT_FILE names, ``a,b`` for several tables."""
     if not split_file:
         raise ConfigError(f"{name}: DATASET.FORMAT {form} needs DATASET.SPLIT_FILE")
     words = split_file.split(",") if form != "coop" else [split_file]

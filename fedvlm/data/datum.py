@@ -109,18 +109,20 @@ class Datum:
 
 
 @dataclass(frozen=True)
-class ListFault:
-    """Why no run can use a set's lists.
+class Finding:
+    """One thing to say of a set.
 
     Attributes:
-        check: a stable key of what is wrong.
-        text: the message, without the set's name.
-        count: how many images, labels or names have it.
+        check: a stable key of what was looked for: ``missing_files``, ``leak_paths``, ...
+        text: the message, one line, without the set's name.
+        count: how many images, rows or classes it is about.
+        broken: a run would fail or give wrong numbers; False is a remark.
     """
 
     check: str
     text: str
     count: int = 1
+    broken: bool = True
 
 
 class DatasetBase:
@@ -340,7 +342,7 @@ def untested_classes(parts: Mapping[str, Sequence[Datum]]) -> list[str]:
 def list_faults(
     parts: Mapping[str, Sequence[Datum]], domain_names: Sequence[str] = (),
     label_names: Sequence[str] = (),
-) -> list[ListFault]:
+) -> list[Finding]:
     """Return why no run can use lists, one fault of a kind; none where one can.
 
     Args:
@@ -351,7 +353,7 @@ def list_faults(
         for d in parts[part]:
             at.setdefault((d.label, d.classname), d.key)
     if not at:
-        return [ListFault("no_images", "no images at all")]
+        return [Finding("no_images", "no images at all")]
     if label_names:
         named = dict.fromkeys(enumerate(label_names), "")
         sides = [] if len(parts["train"]) == 0 else _one_sided(parts["train"], label_names)
@@ -359,30 +361,30 @@ def list_faults(
     return [*_wrong_names(at, domain_names), *_wrong_labels(at), *_repeats(parts)]
 
 
-def _one_sided(train: Sequence[Datum], names: Sequence[str]) -> Iterator[ListFault]:
+def _one_sided(train: Sequence[Datum], names: Sequence[str]) -> Iterator[Finding]:
     """Yield labels that no training image has, or all have: nothing can be learnt of them."""
     counts = Counter(label for d in train for label in d.labels or ())
     odd = [name for i, name in enumerate(names) if counts[i] in (0, len(train))]
     if odd:
         i = list(names).index(odd[0])
-        yield ListFault(ONE_SIDED, f"the label '{odd[0]}' is on "
+        yield Finding(ONE_SIDED, f"the label '{odd[0]}' is on "
                         f"{'all' if counts[i] else 'none'} of the {len(train)} training images"
                         f"{_more(odd)}: leave it out, or give another split", len(odd))
 
 
 def _wrong_names(
     at: Mapping[tuple[int, str], str], domain_names: Sequence[str]
-) -> Iterator[ListFault]:
+) -> Iterator[Finding]:
     for domain in domain_names:
         if fault := name_fault(domain):
-            yield ListFault("domain_names", f"the domain's name {show_name(domain)} {fault}")
+            yield Finding("domain_names", f"the domain's name {show_name(domain)} {fault}")
     for label, name in sorted(at):
         if fault := name_fault(name):
-            yield ListFault("class_names", f"the name of class {label}, {show_name(name)}, "
+            yield Finding("class_names", f"the name of class {label}, {show_name(name)}, "
                             f"{fault}; rename it")
 
 
-def _wrong_labels(at: Mapping[tuple[int, str], str]) -> Iterator[ListFault]:
+def _wrong_labels(at: Mapping[tuple[int, str], str]) -> Iterator[Finding]:
     names: dict[int, list[str]] = {}
     labels: dict[str, list[int]] = {}
     for label, name in at:
@@ -390,35 +392,35 @@ def _wrong_labels(at: Mapping[tuple[int, str], str]) -> Iterator[ListFault]:
         labels.setdefault(name, []).append(label)
     several = [(label, row) for label, row in names.items() if len(row) > 1]
     for label, (one, other, *_) in several[:1]:
-        yield ListFault("label_names", f"label {label} is called both '{one}' and '{other}' (at "
+        yield Finding("label_names", f"label {label} is called both '{one}' and '{other}' (at "
                         f"{at[label, other]}); a label has one name{_more(several)}", len(several))
     gaps = sorted(set(range(max(names) + 1)) - set(names))
     if gaps or min(names) < 0:
-        yield ListFault(
+        yield Finding(
             "label_gaps", f"labels must be 0..{len(names) - 1} without gaps, but they go from "
             f"{min(names)} to {max(names)} with {len(names)} classes"
             + (f" (first missing: {first_names(map(str, gaps), _FIRST)})" if gaps else ""),
             len(gaps) or 1)
     doubles = [(name, sorted(row)) for name, row in sorted(labels.items()) if len(row) > 1]
     for name, (first, second, *_) in doubles[:1]:
-        yield ListFault("duplicate_names", f"labels {first} and {second} are both called "
+        yield Finding("duplicate_names", f"labels {first} and {second} are both called "
                         f"'{name}'; class names must differ{_more(doubles)}", len(doubles))
 
 
-def _repeats(parts: Mapping[str, Sequence[Datum]]) -> Iterator[ListFault]:
+def _repeats(parts: Mapping[str, Sequence[Datum]]) -> Iterator[Finding]:
     """Yield images that are named twice: they would leak, weigh double, or have two labels."""
     keys = {part: {d.key for d in parts[part]} for part in PARTS}
     for part in PARTS:
         if len(keys[part]) < len(parts[part]):
             times = Counter(d.key for d in parts[part])
             twice = sorted(key for key, n in times.items() if n > 1)
-            yield ListFault("listed_twice", f"{len(twice)} image(s) are named twice or more in "
+            yield Finding("listed_twice", f"{len(twice)} image(s) are named twice or more in "
                             f"{part} (first: {twice[0]}); leave each of them there once",
                             len(twice))
     for a, b in (("train", "test"), ("train", "val"), ("val", "test")):
         both = sorted(keys[a] & keys[b])
         if both:
-            yield ListFault("leak_paths", f"{len(both)} image(s) are in {a} and in {b} (first: "
+            yield Finding("leak_paths", f"{len(both)} image(s) are in {a} and in {b} (first: "
                             f"{both[0]}); remove them from one of the two", len(both))
 
 

@@ -26,7 +26,6 @@ from fedvlm.data.partition.even import domain_number
 from fedvlm.data.partition.index_file import partition_from
 from fedvlm.data.partition.kinds import (
     candidates,
-    canonical_kind,
     draws_per_client,
     make_partition,
     shortage_notes,
@@ -45,10 +44,10 @@ def spec_of(cfg: CfgNode) -> PartitionSpec:
     """Return the partition the config asks for.
 
     Raises:
-        ConfigError: unknown kind or a value out of range.
+        ConfigError: a value out of range.
     """
     return PartitionSpec(
-        kind=canonical_kind(cfg.FED.PARTITION),
+        kind=cfg.FED.PARTITION,
         clients=cfg.FED.CLIENTS,
         seed=cfg.DATA_SEED,
         beta=float(cfg.FED.BETA),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from yacs.config import CfgNode
 
-from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
 from fedvlm.core.spelling import check_described, texts_covered
 from fedvlm.data.datasets import load_for_training, templates
@@ -47,8 +47,6 @@ from fedvlm.data.targets import (
     split_digest,
     target_tests,
 )
-
-_POLICIES = ("skip", "refuse")
 
 
 @dataclass(frozen=True)
@@ -138,19 +136,12 @@ class FederatedData:
     def index_file(self) -> dict[str, Any]:
         """Return the index file's content: paths per client and part, spec, and hash."""
         keys = [sample.key for sample in self.samples]
-
-        def bare(client: ClientSplit) -> dict[str, list[str]]:
-            names = [keys[i] for i in client.unlabelled]
-            return {UNLABELLED: names} if names else {}
-
-        clients = [
-            {
-                "domain": client.domain,
-                **{part: [keys[i] for i in getattr(client, part)] for part in PARTS},
-                **bare(client),
-            }
-            for client in self.clients
-        ]
+        clients = []
+        for client in self.clients:
+            lists = {part: [keys[i] for i in getattr(client, part)] for part in PARTS}
+            if len(client.unlabelled):
+                lists[UNLABELLED] = [keys[i] for i in client.unlabelled]
+            clients.append({"domain": client.domain, **lists})
         more: dict[str, Any] = {}
         if self.spec.server_holdout:
             more[SERVER_KEY] = [keys[i] for i in self.server]
@@ -200,16 +191,11 @@ def build_federation(
         ConfigError: values that cannot work together; said before any image is opened.
         DataError: missing, broken or inconsistent data.
     """
-    if cfg.DATASET.ON_CORRUPT not in _POLICIES:
-        raise ConfigError(
-            f"unknown DATASET.ON_CORRUPT '{cfg.DATASET.ON_CORRUPT}'"
-            f"{did_you_mean(cfg.DATASET.ON_CORRUPT, _POLICIES)} (known: skip, refuse)"
-        )
     spec, prompts = spec_of(cfg), templates(cfg)
     data = load_for_training(cfg) if data is None else data
     check_described(prompts, data.label_names or data.classnames, "DATASET.TEMPLATES")
     if data.label_names or data.captioned:
-        _check_keys(cfg, sets=bool(data.label_names), captions=data.captioned)
+        _check_keys(cfg, data)
     selection = DatasetDraw(data, spec, cfg.DATASET.TEST_NEW)
     index = cfg.FED.INDEX_FILE
     content = read_index_file(index) if index else None
@@ -262,11 +248,7 @@ def build_federation(
 def _client_templates(
     cfg: CfgNode, data: DatasetBase, spec: PartitionSpec
 ) -> dict[int, list[str]]:
-    """Return the templates of clients that have their own (``DATASET.TEMPLATES``).
-
-    Raises:
-        DataError: the file names a client that is not there, or lacks a class of the set.
-    """
+    """Return the templates of clients that have their own (``DATASET.TEMPLATES``)."""
     file = cfg.DATASET.get("TEMPLATES", "")
     if not file:
         return {}
@@ -368,15 +350,8 @@ def number_sets(items: Sequence[Datum], classes: int) -> tuple[IntArray, NDArray
     return np.fromiter(rows, dtype=np.int64, count=len(items)), table
 
 
-def _check_keys(cfg: CfgNode, *, sets: bool, captions: bool) -> None:
-    """Refuse settings that ask for one class of each image.
-
-    Args:
-        sets, captions: what the images have instead.
-
-    Raises:
-        ConfigError: names the key.
-    """
+def _check_keys(cfg: CfgNode, data: DatasetBase) -> None:
+    """Refuse settings that ask for one class of each image where images have something else."""
     asked = {
         "DATASET.SUBSAMPLE_CLASSES": cfg.DATASET.SUBSAMPLE_CLASSES != "all",
         "DATASET.SERVER_HOLDOUT": bool(cfg.DATASET.get("SERVER_HOLDOUT", 0)),
@@ -388,7 +363,8 @@ def _check_keys(cfg: CfgNode, *, sets: bool, captions: bool) -> None:
         "TEST.PER_IMAGE": bool(cfg.TEST.PER_IMAGE),
     }
     for key, given in asked.items():
-        refuse_targets(key, sets=given and sets, captions=given and captions)
+        if given:
+            refuse_targets(key, sets=data.label_names, captions=data.captioned)
 
 
 def _others(

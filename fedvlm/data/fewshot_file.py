@@ -83,11 +83,7 @@ def read_shots(
 
 
 def _find(name: str, cfg: CfgNode, set_name: str) -> Path:
-    """Return the file: below the set's folder, else as a path of its own.
-
-    Raises:
-        DataError: it is nowhere; says where it was looked for.
-    """
+    """Return the file: below the set's folder, else as a path of its own."""
     root, info = user_path(cfg.DATASET.ROOT), dataset_info(set_name)
     folders = [cfg.DATASET.DIR] if cfg.DATASET.DIR else []
     folders += [layout.folder for layout in layouts_of(info)] if info and not folders else []

@@ -27,7 +27,7 @@ from fedvlm.core.transform import TransformSpec
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import Datum, IntArray, refuse_targets
 from fedvlm.data.image_records import ImageRecords, records_of
-from fedvlm.data.images import ImageLoader, broken_images
+from fedvlm.data.images import ImageLoader, decodable
 from fedvlm.data.locate import IMAGE_SUFFIXES, explain_refusals, image_files, listing
 from fedvlm.data.partition.index_file import name_in
 from fedvlm.data.partition.spec import ImagePool
@@ -205,9 +205,7 @@ def other_images(
         items = _of_folder(source)
     records = records_of(items, cfg)
     records.progress = progress
-    places, broken = broken_images(source, {"server": items}, records, cfg.DATASET.ON_CORRUPT)
-    bad = set(places["server"])
-    items = [item for i, item in enumerate(items) if i not in bad]
+    items, broken = decodable(source, items, records, cfg.DATASET.ON_CORRUPT)
     if not items:
         raise DataError(f"server images {source}: none of them decodes")
     label_of = {fold(name): label for label, name in enumerate(classnames)}

@@ -259,10 +259,10 @@ def _check_kind(samples: Sequence[Datum], spec: TransformSpec, views: int) -> No
                           "--views 1")
 
 
-def broken_images(
-    name: str, lists: Mapping[str, Sequence[Datum]], records: ImageRecords, policy: str
-) -> tuple[dict[str, list[int]], list[str]]:
-    """Return the places in each list whose image does not decode, and a note that names them.
+def decodable(
+    name: str, items: Sequence[Datum], records: ImageRecords, policy: str
+) -> tuple[list[Datum], list[str]]:
+    """Return the images that decode, and a note that names the others.
 
     Args:
         name: of the data set.
@@ -271,8 +271,10 @@ def broken_images(
     Raises:
         DataError: there are some and ``policy`` is ``refuse``; or files that do not exist.
     """
-    places, lines = find_broken(lists, records)
-    return places, say_broken(name, lines, policy)
+    places, lines = find_broken({"": items}, records)
+    broken = set(places[""])
+    kept = [item for i, item in enumerate(items) if i not in broken]
+    return kept, say_broken(name, lines, policy)
 
 
 def find_broken(

@@ -19,15 +19,9 @@ from fedvlm.config.read import find_config, lookup
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datasets import load_dataset, templates
-from fedvlm.data.datum import (
-    PARTS,
-    DatasetBase,
-    Datum,
-    IntArray,
-    refuse_targets,
-)
+from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, refuse_targets
 from fedvlm.data.image_records import ImageRecords
-from fedvlm.data.images import broken_images
+from fedvlm.data.images import decodable
 from fedvlm.data.partition.index_file import canonical_hash
 
 DOMAIN, DATASET = "domain", "dataset"
@@ -155,9 +149,8 @@ def target_tests(
     notes: list[str] = []
     for target in targets:
         data = target.data
-        places, broken = broken_images(data.name, {"test": data.test}, records, policy)
-        bad = set(places["test"])
-        images = [replace(d, domain=-1) for i, d in enumerate(data.test) if i not in bad]
+        whole, broken = decodable(data.name, data.test, records, policy)
+        images = [replace(d, domain=-1) for d in whole]
         if not images:
             raise DataError(f"TEST.TARGETS {data.name}: none of its test images decodes")
         indices = np.arange(start, start + len(images), dtype=np.int64)

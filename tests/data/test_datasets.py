@@ -11,6 +11,7 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datasets import DATASET_REGISTRY, load_dataset, load_for_training, templates
 from fedvlm.data.datum import DatasetBase, Datum
 from tests.data.miniatures.own import config, own_split, shared, write_split, write_tree
+from tests.data.miniatures.published import tree_of
 
 
 def folders(tmp_path: Path, **keys: object) -> DatasetBase:
@@ -54,6 +55,22 @@ def test_unknown_name_and_format(tmp_path: Path) -> None:
         folders(tmp_path, DATASET__FORMAT="folder")
     with pytest.raises(ConfigError, match="coop needs DATASET.SPLIT_FILE"):
         folders(tmp_path, DATASET__FORMAT="coop")
+
+
+def test_a_share_that_draws_no_test_images_is_said(tmp_path: Path) -> None:
+    """Known sets, and lists that name their test images, have none drawn: not without a word."""
+    cache, asked = tmp_path / "cache", {"DATASET__TEST_SHARE": 0.3}
+    tree_of("EuroSAT", tmp_path)
+    write_split(tmp_path / "mine", ["a", "b"], {"train": 1, "test": 1})
+    for name, share, cfg in (
+        ("EuroSAT", 1, config(tmp_path, cache, DATASET__NAME="EuroSAT", **asked)),
+        ("EuroSAT", 0, config(tmp_path, cache, DATASET__NAME="EuroSAT")),
+        ("MySet", 1, own_split(tmp_path, cache, **asked)),
+        ("MySet", 0, own_split(tmp_path, cache)),
+    ):
+        said = [note for note in load_dataset(cfg).notes if "TEST_SHARE (--test-share)" in note]
+        assert len(said) == share
+        assert all(f"{name}: DATASET.TEST_SHARE (--test-share) draws no test" in n for n in said)
 
 
 def test_what_leave_out_cannot_leave_out_is_said(tmp_path: Path) -> None:

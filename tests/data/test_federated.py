@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedvlm.config.build import build_config
+from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.federated import FederatedData, build_federation, untrained_notes
 from fedvlm.data.fewshot import coop_draw
@@ -161,7 +163,7 @@ def test_notes_on_short_classes_legacy_and_twins(root: Path) -> None:
 
 def test_missing_images_and_bad_policy(root: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'skip'"):
-        make(root, DATASET__ON_CORRUPT="skipp")
+        build_config(None, None, {"DATASET.ON_CORRUPT": "skipp"}, [], default_schema())
     (root / "mine" / "images" / "a" / "0.png").unlink()
     with pytest.raises(DataError, match="do not exist .first: .*a/0.png"):
         make(root)

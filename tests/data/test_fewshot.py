@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedvlm.config.build import build_config
+from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.fewshot import coop_draw, draw_shots, relabel, short_classes
 from fedvlm.data.formats.coop import read_coop
@@ -90,7 +92,7 @@ def test_new_half_of_one_class_and_unknown_half() -> None:
     with pytest.raises(ConfigError, match="no class is left of 1"):
         relabel(1, "new")
     with pytest.raises(ConfigError, match="did you mean 'base'"):
-        relabel(10, "bases")
+        build_config(None, None, {"DATASET.SUBSAMPLE_CLASSES": "bases"}, [], default_schema())
 
 
 def test_short_classes() -> None:

@@ -19,6 +19,7 @@ from fedvlm.data import formats as readers
 from fedvlm.data.catalog import CATALOG
 from fedvlm.data.datasets import FORMATS, load_dataset, templates
 from fedvlm.data.datum import PARTS, DatasetBase
+from fedvlm.data.federated import build_federation
 from fedvlm.data.layouts import (
     DOMAIN_LAYOUTS,
     cached_split_path,
@@ -27,8 +28,11 @@ from fedvlm.data.layouts import (
     reader_of,
 )
 from fedvlm.data.layouts import LAYOUTS as LAYOUTS_BY_SET
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
 from tests.data.miniatures.domains import ABSENT, BROKEN, CLASSES, EVERY, write_domain_set
-from tests.data.miniatures.own import config
+from tests.data.miniatures.fresh import order_of
+from tests.data.miniatures.own import check_federation, config
 from tests.data.miniatures.published import MINIS, Made, tree_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "datasets"
@@ -166,32 +170,32 @@ def test_image_dir_alone_says_nothing(name: str, folder: str, tmp_path: Path) ->
 
 PROBE = """
 import json, sys
-from tests.data.miniatures.own import config
-from fedvlm.data.datasets import load_dataset
-root, names = sys.argv[1], sys.argv[2:]
-sets = [load_dataset(config(root, root, DATASET__NAME=n)) for n in names]
-print(json.dumps([[type(s.classnames).__name__, s.classnames, s.lab2cname,
-                   [d.key for d in s.all()]] for s in sets]))
+from tests.data.miniatures.fresh import order_of
+print(json.dumps(order_of(sys.argv[1], sys.argv[2:])))
 """
 
 
 def test_class_order_does_not_depend_on_hashing(tmp_path: Path) -> None:
-    """The family's classnames had a set's order, other in each process; lab2cname was reversed."""
+    """The family's classnames had a set's order, other in each process; lab2cname was reversed.
+
+    Here names hash by this process's seed, in the other process by another one.
+    """
     names = sorted(set(MINIS) - {"Cifar100", "ImageNetR"})
-    made = [tree_of(name, tmp_path, "pickles" if name == "Cifar10" else "") for name in names]
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROBE, str(tmp_path), *names],
-            env=env | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True,
-        )
-        for seed in ("1", "2")
-    ]  # fmt: skip
-    said = [json.loads(job.communicate(timeout=120)[0]) for job in running]
-    assert said[0] == said[1]
-    for one, (kind, classnames, lab2cname, _) in zip(made, said[0], strict=True):
-        assert (kind, classnames) == ("list", one.classnames)
-        assert lab2cname == {str(label): name for label, name in enumerate(one.classnames)}
+    wanted = {name: tree_of(name, tmp_path, "pickles" if name == "Cifar10" else "").classnames
+              for name in names}
+    for name, layout in (("DomainNet", "FedBN pickles"), ("OfficeCaltech10", "domain tree")):
+        write_domain_set(name, layout, tmp_path)
+        wanted[name] = list(CLASSES[name])
+    other = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, str(tmp_path), *wanted], capture_output=True, text=True,
+        env=os.environ | {"PYTHONHASHSEED": other}, cwd=Path(__file__).parents[2], check=True,
+    )
+    said = json.loads(done.stdout)
+    assert said == order_of(str(tmp_path), list(wanted))
+    for classes, (kind, classnames, lab2cname, _) in zip(wanted.values(), said, strict=True):
+        assert (kind, classnames) == ("list", classes)
+        assert lab2cname == {str(label): name for label, name in enumerate(classes)}
 
 
 def load_domains(name: str, root: Path, **keys: object) -> DatasetBase:
@@ -283,6 +287,19 @@ CASES = [(stem, "domain") for stem in DOMAIN_CONFIGS] + [("pacs", "domain_dirich
 
 
 @pytest.mark.parametrize(("stem", "kind"), CASES)
+def test_config_deals_its_domains(stem: str, kind: str, tmp_path: Path) -> None:
+    name = DOMAIN_CONFIGS[stem]
+    write_domain_set(name, DOMAIN_LAYOUTS[name][-1].name, tmp_path)
+    words = f"--root {tmp_path} --dataset {stem} --partition {kind} --shots 2 --trainer promptfl"
+    (job,) = resolve(parse(words.split())).jobs
+    data = build_federation(job.cfg)
+    check_federation(data)
+    domains, tested = CATALOG[name].domains, 2 * len(CLASSES[name])
+    assert [client.domain for client in data.clients] == list(domains)
+    assert [len(client.test) for client in data.clients] == [tested] * len(domains)
+
+
+@pytest.mark.parametrize(("stem", "kind"), [("office31", "domain"), ("pacs", "domain_dirichlet")])
 def test_config_runs(stem: str, kind: str, tmp_path: Path) -> None:
     name = DOMAIN_CONFIGS[stem]
     layout = DOMAIN_LAYOUTS[name][-1].name
@@ -318,7 +335,7 @@ def test_a_layout_is_recognised_without_importing_a_reader(tmp_path: Path) -> No
     tree_of("EuroSAT", tmp_path)
     (loaded,) = subprocess.run(
         [sys.executable, "-c", PROBE_OF_READERS, str(tmp_path)], capture_output=True, text=True,
-        check=True,
+        check=True, cwd=Path(__file__).parents[2],
     ).stdout.splitlines()
     assert json.loads(loaded) == [[], ["coop"]]
 
@@ -326,7 +343,7 @@ def test_a_layout_is_recognised_without_importing_a_reader(tmp_path: Path) -> No
 PROBE_OF_READERS = """
 import json, sys
 from pathlib import Path
-from tests.data.miniatures.own import config
+from tests.data.miniatures.fresh import cfg_of
 from fedvlm.data.catalog import CATALOG
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.layouts import choose, layouts_of
@@ -338,6 +355,6 @@ def readers():
     return sorted(name.removeprefix(head) for name in sys.modules if name.startswith(head))
 root = Path(sys.argv[1])
 before = [choose(layouts_of(info), root) for info in CATALOG.values()] and readers()
-load_dataset(config(root, root, DATASET__NAME="EuroSAT"))
+load_dataset(cfg_of(str(root), "EuroSAT"))
 print(json.dumps([before, readers()]))
 """

@@ -79,8 +79,8 @@ def join_lines(rows: Sequence[ImageRow]) -> list[ImageRow]:
 
 def captioned(
     rows: Sequence[ImageRow], info: CopyInfo, domains: Sequence[str]
-) -> tuple[list[Datum], str]:
-    """Return the images, and a sentence on their captions and topics."""
+) -> tuple[list[Datum], list[str]]:
+    """Return the images, and a note on their captions and topics."""
     targets = [row.target for row in rows]
     own = not all(targets)
     if own and any(targets):
@@ -91,14 +91,8 @@ def captioned(
         targets = group_texts([row.captions for row in rows], info.topics)
     names = sorted(set(targets))
     number = {name: i for i, name in enumerate(names)}
-    data = [
-        Datum(
-            row.file or str(info.images / row.path), number[target],
-            domains.index(row.domain) if domains else 0, info.renames.get(target, target),
-            row.path, client=row.client, group=row.group, captions=row.captions,
-        )
-        for row, target in zip(rows, targets, strict=True)
-    ]
+    data = [row.datum(info.images, number[name], info.renames.get(name, name), domains)
+            for row, name in zip(rows, targets, strict=True)]
     how = "by the words of their captions" if own else "as the table says"
-    return data, (f"{info.files[0].name}: {sum(len(row.captions) for row in rows):,} captions of "
-                  f"{len(rows):,} images, {len(names)} topics {how} ({first_names(names, 3)})")
+    return data, [f"{info.files[0].name}: {sum(len(row.captions) for row in rows):,} captions of "
+                  f"{len(rows):,} images, {len(names)} topics {how} ({first_names(names, 3)})"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fedvlm.core.errors import DataError
@@ -52,12 +51,9 @@ def refuse_doubts(header: Header, table: Lines, path: Path, wish: Wish) -> None:
         _lists(table, path, at, header.names[at], False)
     if len(header.labels) == 1:
         _lists(table, path, header.labels[0], header.names[header.labels[0]], True)
-    for at in sorted({*header.client, *header.group, *_one(header.at, "domain")}):
-        _holders(table, path, at, header.names[at], at == header.at.get("domain"))
-
-
-def _one(at: Mapping[str, int], what: str) -> Iterable[int]:
-    return (at[what],) if what in at else ()
+    domain = header.at.get("domain", -1)
+    for at in sorted({*header.client, *header.group, domain} - {-1}):
+        _holders(table, path, at, header.names[at], at == domain)
 
 
 def _other_flags(header: Header, table: Lines, path: Path) -> None:
@@ -92,10 +88,7 @@ def _lists(table: Lines, path: Path, at: int, name: str, sets: bool) -> None:
     Args:
         sets: the column is read as sets of labels, and ``|`` or ``;`` separates them.
     """
-    first: dict[str, int] = {}
-    for number, line in table.lines:
-        if at < len(line):
-            first.setdefault(line[at].strip(), number)
+    first = _first_lines(table, at)
     used = sets and any(m in cell for cell in first for m in "|;" if cell[:1] != "[")
     times = Counter(part for cell in first for m in _OTHER_MARKS
                     for part in _parts(cell, m))
@@ -125,6 +118,15 @@ def _lists(table: Lines, path: Path, at: int, name: str, sets: bool) -> None:
                 "reads each cell as one class")
 
 
+def _first_lines(table: Lines, at: int) -> dict[str, int]:
+    """Return the number of the first line of each text in a column."""
+    first: dict[str, int] = {}
+    for number, line in table.lines:
+        if at < len(line):
+            first.setdefault(line[at].strip(), number)
+    return first
+
+
 def _parts(cell: str, mark: str) -> set[str]:
     """Return the parts, two or more, that a mark separates in a cell; nothing where it does not."""
     parts = {part for p in cell.split(mark) if (part := p.strip())}
@@ -133,10 +135,7 @@ def _parts(cell: str, mark: str) -> set[str]:
 
 def _holders(table: Lines, path: Path, at: int, name: str, domain: bool) -> None:
     """Ask for names of clients, groups or domains that hardly are names."""
-    first: dict[str, int] = {}
-    for number, line in table.lines:
-        if at < len(line):
-            first.setdefault(line[at].strip(), number)
+    first = _first_lines(table, at)
     for cell, number in first.items():
         where = f"{path}, {table.unit} {number}: the cell {quote_name(name)} is '{cell[:_SHOWN]}'"
         if cell.lower() in _EMPTY:

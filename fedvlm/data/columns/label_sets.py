@@ -17,6 +17,7 @@ from fedvlm.data.columns.header import Header
 from fedvlm.data.datum import NO_LABEL, Datum
 from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.layouts import CopyInfo
+from fedvlm.data.locate import first_names
 
 _YES_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 _MARKS = ("|", ";")
@@ -24,6 +25,7 @@ _NOTHING = frozenset({
     "nofinding", "nofindings", "none", "nolabel", "normal", "negative", "unremarkable",
     "keinbefund", "ohnebefund", "ohne", "keine", "unauff\u00e4llig", "aucun", "sinhallazgos",
 })  # fmt: skip
+_FIRST = 5  # labels that a note lists
 Lines = Sequence[tuple[int, Sequence[str]]]
 
 
@@ -98,23 +100,28 @@ def _listed(cell: str, mark: str, where: str, name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(one_form, parts)))
 
 
-def said_nothing(sets: Sequence[tuple[str, ...]], info: CopyInfo) -> str:
-    """Return a note on a label of cells that says "none of the others"; empty without one."""
+def _notes(rows: Sequence[ImageRow], names: Sequence[str], info: CopyInfo) -> list[str]:
+    """Return notes on the sets, and on a label of cells that says "none of the others"."""
+    sets, table = [row.labels or () for row in rows], info.files[0].name
+    bare = sum(not labels for labels in sets)
+    notes = [f"{table}: sets of {len(names)} labels ({first_names(names, _FIRST)})"
+             + (f"; {bare} image(s) without any label" if bare else "")]
     if "," in info.labels:
-        return ""  # columns: the user named each
+        return notes  # columns: the user named each
     alone = (labels[0] for labels in sets if len(labels) == 1)
     counts = Counter(name for name in alone if fold(name) in _NOTHING)
     together = {name for labels in sets if len(labels) > 1 for name in labels}
-    found = sorted(counts.keys() - together)
-    return "" if not found else (
-        f"'{found[0]}' is read as a label like the others ({counts[found[0]]} images): where it "
-        "means that there is none, leave those cells empty")
+    if found := sorted(counts.keys() - together):
+        notes.append(f"{table}: '{found[0]}' is read as a label like the others "
+                     f"({counts[found[0]]} images): where it means that there is none, leave those "
+                     "cells empty")
+    return notes
 
 
 def sets_of(
     rows: Sequence[ImageRow], info: CopyInfo, domains: Sequence[str]
-) -> tuple[list[str], list[Datum]]:
-    """Return the names of all labels, and the images.
+) -> tuple[list[str], list[Datum], list[str]]:
+    """Return the names of all labels, the images, and notes.
 
     Columns give labels in their order, cells give them sorted.
 
@@ -135,10 +142,6 @@ def sets_of(
     for row in rows:
         labels = tuple(sorted(number[name] for name in row.labels or ()))
         rarest = min(labels, key=lambda i: (counts[codes[i]], i), default=len(names))
-        data.append(Datum(
-            row.file or str(info.images / row.path), rarest,
-            domains.index(row.domain) if domains else 0,
-            names[rarest] if labels else NO_LABEL, row.path, client=row.client, group=row.group,
-            labels=labels,
-        ))
-    return names, data
+        name = names[rarest] if labels else NO_LABEL
+        data.append(row.datum(info.images, rarest, name, domains, labels))
+    return names, data, _notes(rows, names, info)

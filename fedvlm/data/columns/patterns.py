@@ -60,15 +60,11 @@ def mark(items: Sequence[Datum], clients_by: str, groups: str) -> list[Datum]:
         DataError: a path that is not of a pattern's form.
     """
     done = list(items)
-    for pattern, word, key in ((clients_by, "client", "--clients-by"), (groups, "group",
-                                                                        "--groups")):
-        if is_pattern(pattern):
-            done = [_with(d, word, _said(pattern, d.key, word, key)) for d in done]
+    if is_pattern(clients_by):
+        done = [replace(d, client=_said(clients_by, d.key, "client", "--clients-by")) for d in done]
+    if is_pattern(groups):
+        done = [replace(d, group=_said(groups, d.key, "group", "--groups")) for d in done]
     return done
-
-
-def _with(datum: Datum, word: str, value: str) -> Datum:
-    return replace(datum, client=value) if word == "client" else replace(datum, group=value)
 
 
 def _said(pattern: str, key: str, word: str, flag: str) -> str:

@@ -20,7 +20,7 @@ from fedvlm.core.errors import plural
 from fedvlm.core.pixels import check_decodes
 from fedvlm.core.progress import Progress
 from fedvlm.core.rng import numpy_stream
-from fedvlm.data.datum import PARTS, Datum, list_faults, untested_classes
+from fedvlm.data.datum import PARTS, Datum, Finding, list_faults, untested_classes
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.locate import first_names, folded_path, image_files
 
@@ -31,23 +31,6 @@ _FIRST_BROKEN = 10  # broken images that a message lists
 _MAJORITY = 0.9  # share of one label that makes a folder the folder of that class
 _ROTATED = 0x0112  # EXIF's tag of the orientation; 1 is upright
 _Lists = Mapping[str, Sequence[Datum]]  # by part
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing to say of a set.
-
-    Attributes:
-        check: a stable key of what was looked for: ``missing_files``, ``leak_paths``, ...
-        text: the message, one line.
-        count: how many images, rows or classes it is about.
-        broken: a run would fail or give wrong numbers; False is a remark.
-    """
-
-    check: str
-    text: str
-    count: int = 1
-    broken: bool = True
 
 
 @dataclass
@@ -111,8 +94,7 @@ def check_lists(
         test_only: the set is published without training images.
     """
     images = [datum for part in PARTS for datum in lists[part]]
-    faults = [Finding(fault.check, fault.text, fault.count)
-              for fault in list_faults(lists, domain_names)]
+    faults = list_faults(lists, domain_names)
     if not images:
         return faults
     names = _names_by_label(images)

@@ -26,7 +26,7 @@ from fedvlm.data.datasets import (
     spells_layout,
     stem_of,
 )
-from fedvlm.data.datum import PARTS, DatasetBase
+from fedvlm.data.datum import PARTS, DatasetBase, Finding
 from fedvlm.data.doctor.checks import (
     ABSENT,
     BROKEN,
@@ -36,7 +36,6 @@ from fedvlm.data.doctor.checks import (
     READY,
     UNKNOWN,
     Checkup,
-    Finding,
     ImageCheck,
     check_lists,
 )

@@ -61,26 +61,20 @@ def _of_lines(path: Path, codes: Sequence[str]) -> dict[str, str]:
     pairs = [_pair(line) for line in lines]
     listed = set(codes) & {code for code, name in pairs if name}
     if listed or all(name and is_code(code) for code, name in pairs):
-        return {code: _first(name) if "\t" in line else name
+        return {code: name.split(",")[0].strip() if "\t" in line else name
                 for line, (code, name) in zip(lines, pairs, strict=True)}
     return {str(number): name for number, name in enumerate(lines)}
 
 
 def _pair(line: str) -> tuple[str, str]:
-    for separator in ("\t", ":", ",", None):
-        if separator is None or separator in line:
-            code, name = (*line.split(separator, 1), "")[:2]
-            return code.strip(), name.strip()
-    raise AssertionError
+    separator = next((mark for mark in "\t:," if mark in line), None)
+    code, name = (*line.split(separator, 1), "")[:2]
+    return code.strip(), name.strip()
 
 
 def is_code(word: str) -> bool:
     """Return whether a name says nothing to a text tower: ``n01440764``, ``0``, ``c12``."""
     return bool(_CODE.fullmatch(word))
-
-
-def _first(name: str) -> str:
-    return name.split(",")[0].strip()
 
 
 def _of_json(path: Path) -> dict[str, str]:

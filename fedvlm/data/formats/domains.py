@@ -19,7 +19,7 @@ from fedvlm.data.formats.folders import (
     tree_data,
 )
 from fedvlm.data.formats.parts import PART_NAMES, complete
-from fedvlm.data.formats.rows import ImageRow, build_lists
+from fedvlm.data.formats.rows import ImageRow, build_lists, gap_notes
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import image_files, subfolders
 
@@ -52,7 +52,9 @@ def read_domains(_folder: Path, info: CopyInfo) -> DatasetBase:
         groups = {domain: folder / own.get(domain, domain) for domain in domains}
         classes = sorted({c for path in groups.values() for c in class_folders(path, info.drop)})
         lists, more = cut_tree(folder, groups, classes, info)
-    notes += [*more, *_gaps(lists, domains, classes)]
+    labels = {name: label for label, name in enumerate(classes)}
+    every = [datum for part in PARTS for datum in lists[part]]
+    notes += [*more, *gap_notes(every, domains, labels)]
     return DatasetBase.of(lists, info.domains if info.folders else domains, notes)
 
 
@@ -76,11 +78,7 @@ def read_part_folders(folder: Path, info: CopyInfo) -> DatasetBase:
 def _parts_by_domain(
     folder: Path, domains: Sequence[str], info: CopyInfo
 ) -> dict[str, dict[str, Path]]:
-    """Return the folders by domain and part; no part of any domain where they have none.
-
-    Raises:
-        DataError: no domains, parts in the place of domains, or domains of both kinds.
-    """
+    """Return the folders by domain and part; no part of any domain where they have none."""
     misread = [name for name in domains if name.lower() in PART_NAMES]
     if misread:
         raise DataError(
@@ -117,18 +115,3 @@ def _read_parts(
         for part in PARTS:
             lists[part] += own[part]
     return lists, notes, classes
-
-
-def _gaps(
-    lists: Mapping[str, Sequence[Datum]], domains: Sequence[str], classes: Sequence[str]
-) -> list[str]:
-    """Return a note for each domain that lacks classes."""
-    notes = []
-    for number, domain in enumerate(domains):
-        labels = {d.label for part in PARTS for d in lists[part] if d.domain == number}
-        if len(labels) < len(classes):
-            absent = [c for label, c in enumerate(classes) if label not in labels]
-            notes.append(
-                f"domain '{domain}' lacks {len(absent)} class(es): {', '.join(absent[:5])}"
-            )
-    return notes

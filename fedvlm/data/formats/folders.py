@@ -240,11 +240,7 @@ def part_folders(folder: Path, drop: Sequence[str] = (), whole: bool = True) -> 
 def _labelled(
     parts: dict[str, Path], drop: Sequence[str]
 ) -> tuple[dict[str, Path], list[str]]:
-    """Return the parts whose images lie in class folders, and a note on one that has none.
-
-    Raises:
-        DataError: a part whose folders are none of train's: images without labels, as it seems.
-    """
+    """Return the parts whose images lie in class folders, and a note on one that has none."""
     if not parts:
         return parts, []
     trained, notes = set(class_folders(parts["train"], drop) if "train" in parts else ()), []

@@ -93,11 +93,7 @@ def read_classnames(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _wnids(place: Path, ids: list[str]) -> dict[str, str]:
-    """Return folder name to WordNet id, in the order of the labels.
-
-    Raises:
-        DataError: no folders, or a number without an id.
-    """
+    """Return folder name to WordNet id, in the order of the labels."""
     folders = subfolders(place)
     if not folders:
         raise DataError(f"{place} has no class folders; expected <WordNet id>/<image>")

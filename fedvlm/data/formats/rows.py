@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from fedvlm.core.errors import DataError
@@ -48,6 +49,17 @@ class ImageRow(NamedTuple):
     group: str | None = None
     labels: tuple[str, ...] | None = None
     captions: tuple[str, ...] = ()
+
+    def datum(
+        self, images: Path, label: int, name: str, domains: Sequence[str],
+        labels: tuple[int, ...] | None = None,
+    ) -> Datum:
+        """Return the image with its class; ``domains`` are their names by number, perhaps none."""
+        return Datum(
+            self.file or str(images / self.path), label,
+            domains.index(self.domain) if domains else 0, name, self.path, client=self.client,
+            group=self.group, labels=labels, captions=self.captions,
+        )
 
 
 def image_path(path: str, anchors: Sequence[str], domain: str, where: str) -> str:
@@ -112,7 +124,9 @@ def build_lists(rows: Iterable[ImageRow], info: CopyInfo) -> DatasetBase:
             ))
         elif first.split != row.split:
             repeats[row.split] += 1
-    notes += [*_repeat_notes(info, repeats), *_gap_notes(lists, info.domains, labels)]
+    notes += _repeat_notes(info, repeats)
+    for part in ("train", "test"):
+        notes += gap_notes(lists[part], info.domains, labels, f" in {part}")
     _refuse_gaps(lists, info)
     return DatasetBase.of(lists, info.domains, notes)
 
@@ -150,18 +164,17 @@ def _repeat_notes(info: CopyInfo, repeats: dict[str, int]) -> list[str]:
     ]
 
 
-def _gap_notes(
-    lists: dict[str, list[Datum]], domains: Sequence[str], labels: dict[str, int]
+def gap_notes(
+    items: Sequence[Datum], domains: Sequence[str], labels: Mapping[str, int], where: str = ""
 ) -> list[str]:
-    """Return a note for each part of a domain that lacks classes."""
+    """Return a note for each domain that lacks classes; ``where`` says in which list."""
     notes = []
-    for part in ("train", "test"):
-        for number, domain in enumerate(domains):
-            there = {d.label for d in lists[part] if d.domain == number}
-            gaps = [name for name, label in sorted(labels.items()) if label not in there]
-            if gaps:
-                notes.append(f"domain '{domain}' lacks {len(gaps)} class(es) in {part}: "
-                             f"{first_names(gaps, _FIRST)}")
+    for number, domain in enumerate(domains):
+        there = {d.label for d in items if d.domain == number}
+        gaps = [name for name, label in sorted(labels.items()) if label not in there]
+        if gaps:
+            notes.append(f"domain '{domain}' lacks {len(gaps)} class(es){where}: "
+                         f"{first_names(gaps, _FIRST)}")
     return notes
 
 

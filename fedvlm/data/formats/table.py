@@ -32,7 +32,7 @@ from fedvlm.data.columns.header import (
     read_header,
     wish_of,
 )
-from fedvlm.data.columns.label_sets import read_sets, said_nothing, sets_of
+from fedvlm.data.columns.label_sets import read_sets, sets_of
 from fedvlm.data.columns.patterns import mark
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.folders import OWN_CUT, cut_class
@@ -40,13 +40,12 @@ from fedvlm.data.formats.parts import OWN_SHARES, PART_NAMES, complete
 from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.formats.table_files import Lines, read_lines_of
 from fedvlm.data.layouts import CopyInfo
-from fedvlm.data.locate import first_names, image_key
+from fedvlm.data.locate import image_key
 from fedvlm.data.whole_groups import cut_whole
 
 READER = "table"
 METADATA = "metadata"  # the file's name in an imagefolder
 _HIGHEST = 10**6
-_FIRST = 5  # labels that a note lists
 
 
 def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
@@ -98,33 +97,26 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
     unlabelled = [row for row in rows if _bare(row)]
     rows = [row for row in rows if not _bare(row)]
     _check_bare(unlabelled, rows)
+    names: list[str] = []
     if "labels" in columns:
-        return _with_sets(rows, domains, notes, info)
-    if "captions" in columns:
+        names, data, said = sets_of(rows, info, domains)
+    elif "captions" in columns:
         from fedvlm.data.columns import captions  # start-up: for captions only
 
-        data, words = captions.captioned(rows, info, domains)
-        data = mark(data, info.clients_by, info.groups)
-        return parted(rows, data, domains, [*notes, words], info)
-    labels = _labels(rows, columns, first, info.renames, info.whole)
-    data = [
-        Datum(r.file or str(image_dir / r.path), label,
-              domains.index(r.domain) if domains else 0, name, r.path, client=r.client,
-              group=r.group)
-        for r, (label, name) in zip(rows, labels, strict=True)
-    ]
+        data, said = captions.captioned(rows, info, domains)
+    else:
+        classes = _labels(rows, columns, first, info.renames, info.whole)
+        data = [row.datum(image_dir, label, name, domains)
+                for row, (label, name) in zip(rows, classes, strict=True)]
+        said = [] if {"label", "classname"} & columns else [
+            f"{first.name}: no column names a class, so it is the folder of each image"]
     data = mark(data, info.clients_by, info.groups)
-    if not {"label", "classname"} & columns:
-        notes.append(f"{first.name}: no column names a class, so it is the folder of each image")
-    out = parted(rows, data, domains, notes, info)
-    bare = [
-        Datum(r.file or str(image_dir / r.path), -1,
-              domains.index(r.domain) if domains else 0, "", r.path, client=r.client, group=r.group)
-        for r in unlabelled
-    ]
-    if bare:
-        out.notes.append(f"{first.name}: {len(bare):,} image(s) have an empty cell for the class: "
-                         "images without a label")
+    out = parted(rows, data, domains, [*notes, *said], info)
+    out.label_names = names
+    if unlabelled:
+        out.notes.append(f"{first.name}: {len(unlabelled):,} image(s) have an empty cell for the "
+                         "class: images without a label")
+        bare = [row.datum(image_dir, -1, "", domains) for row in unlabelled]
         out.add_unlabelled(mark(bare, info.clients_by, info.groups))
     return out
 
@@ -135,11 +127,7 @@ def _bare(row: ImageRow) -> bool:
 
 
 def _check_bare(unlabelled: Sequence[ImageRow], labelled: Sequence[ImageRow]) -> None:
-    """Refuse images without a label where one is needed.
-
-    Raises:
-        DataError: one that is there to measure on, or no image with a label.
-    """
+    """Refuse images without a label where one is needed."""
     if unlabelled and not labelled:
         raise DataError(f"{unlabelled[0].where}: the cell of the class is empty here and on every "
                         "other line: no image has a label")
@@ -328,11 +316,7 @@ def _refuse_bars(header: Header, table: Lines, path: Path) -> None:
 
 
 def _refuse_sets(rows: Sequence[ImageRow]) -> None:
-    """Refuse cells that hold a set of labels: the text of one would become a class of its own.
-
-    Raises:
-        DataError: says how one label is chosen.
-    """
+    """Refuse cells that hold a set of labels: the text of one would become a class of its own."""
     names = {row.target for row in rows}
     for row in rows:
         parts = {p.strip() for p in re.split(r"[|;]", row.target)}
@@ -371,26 +355,6 @@ def _row(cells: Mapping[str, str], where: str, part: str, header: Header, folder
         _number(label, where) if label and name else None,
         cells.get("domain", ""), PART_NAMES[word.lower()] if word else part, where,
     )
-
-
-def _with_sets(
-    rows: Sequence[ImageRow], domains: list[str], notes: list[str], info: CopyInfo
-) -> DatasetBase:
-    """Return the set of images that have sets of labels.
-
-    Raises:
-        DataError: there are less than two labels.
-    """
-    names, data = sets_of(rows, info, domains)
-    data = mark(data, info.clients_by, info.groups)
-    bare = sum(not row.labels for row in rows)
-    notes.append(f"{info.files[0].name}: sets of {len(names)} labels ({first_names(names, _FIRST)})"
-                 + (f"; {bare} image(s) without any label" if bare else ""))
-    if note := said_nothing([row.labels or () for row in rows], info):
-        notes.append(f"{info.files[0].name}: {note}")
-    out = parted(rows, data, domains, notes, info)
-    out.label_names = names
-    return out
 
 
 def _labels(

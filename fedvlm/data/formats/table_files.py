@@ -1,8 +1,9 @@
 """A table's file as lines of text cells: CSV (with ``,``, ``;`` or tabs), JSON, parquet, LEAF.
 
-A JSON file is a list of objects, a split of captions (``columns.karpathy``), or LEAF's (FEMNIST,
-CelebA): ``users`` and, for each, ``x`` and ``y``; pictures of pixels are written once
-into the cache, as those of parquet files are.
+A JSON file is a list of objects, one of Karpathy's caption splits (``dataset_flickr30k.json``,
+``dataset_flickr8k``, ``dataset_coco``; Karpathy and Fei-Fei, Deep Visual-Semantic Alignments, CVPR
+2015), or LEAF's (FEMNIST, CelebA): ``users`` and, for each, ``x`` and ``y``; pictures of pixels are
+written once into the cache, as those of parquet files are.
 
 Parquet files of Hugging Face hold the images themselves; these are written once into the cache, and
 labels that are numbers there become the names that the file's own schema has for them.
@@ -30,6 +31,7 @@ from fedvlm.core.errors import DataError
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _SEPARATOR = re.compile(r'"?sep=([^"\r\n])"?\s*', re.IGNORECASE)
 _LONGEST = 99_999  # characters of a list in a cell
+_TRAINED = "restval"  # the part of a caption split that is trained on, too
 _MAGIC = {
     b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"BM": ".bmp", b"RIFF": ".webp",
     b"II*\0": ".tif", b"MM\0*": ".tif",
@@ -160,13 +162,32 @@ def _json(path: Path, unpacked: Path | None) -> Lines:
     if users is not None:
         return _leaf(path, users, unpacked)
     if isinstance(content, dict) and isinstance(content.get("images"), list):
-        from fedvlm.data.columns import karpathy  # start-up: for captions only
-
-        return Lines(karpathy.HEADER, karpathy.read_split(content["images"], path), "image")
+        return _captions(path, content["images"])
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
         raise DataError(f"{path}: a table in JSON is a list of objects, [{{\"path\": ..., "
                         "\"classname\": ...}]")
     return _of_objects(list(enumerate(content, 1)), "object")
+
+
+def _captions(path: Path, images: Sequence[Any]) -> Lines:
+    """Return a caption split's images, the sentences as a JSON list.
+
+    Each has ``filename``, in COCO also ``filepath`` (``val2014``), ``sentences`` with their texts
+    under ``raw``, and ``split``: train, val, test, and in COCO ``restval``, validation images that
+    everybody trains on.
+    """
+    rows = []
+    for number, image in enumerate(images, 1):
+        try:
+            texts = [str(sentence["raw"]) for sentence in image["sentences"]]
+            folder, name, part = image.get("filepath", ""), image["filename"], image["split"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}, image {number}: a split of captions has for each image "
+                            "filename, split and sentences with raw") from error
+        place = f"{folder}/{name}" if folder else str(name)
+        part = "train" if part == _TRAINED else str(part)
+        rows.append((number, [place, json.dumps(texts), part]))
+    return Lines(["path", "sentences", "split"], rows, "image")
 
 
 def _leaf(path: Path, users: Mapping[str, Any], unpacked: Path | None) -> Lines:
@@ -213,12 +234,22 @@ def _pixels(path: Path, values: Sequence[Any], place: Path, number: int) -> str:
         raise DataError(f"{path}, sample {number}: {len(flat)} numbers are no square picture")
     if not place.exists():
         scale = 255 if flat.max() <= 1 else 1
-        picture = (flat * scale).clip(0, 255).astype(np.uint8).reshape(side, side)
+        picture, held = (flat * scale).clip(0, 255).astype(np.uint8), io.BytesIO()
+        Image.fromarray(picture.reshape(side, side)).save(held, format="PNG")
+        _keep(path, place, held.getvalue())
+    return str(place)
+
+
+def _keep(path: Path, place: Path, content: bytes) -> None:
+    """Write an image of a table into the cache, whole or not at all."""
+    try:
         place.parent.mkdir(parents=True, exist_ok=True)
         part = place.with_name(f"{place.name}.{os.getpid()}")
-        Image.fromarray(picture).save(part, format="PNG")
+        part.write_bytes(content)
         part.replace(place)
-    return str(place)
+    except OSError as error:
+        raise DataError(f"cannot unpack {path} into {place.parents[1]}: {error.strerror}; set "
+                        "CACHE_DIR or $FEDVLM_CACHE to a folder that can be written") from error
 
 
 def _cell(value: Any) -> str:
@@ -313,14 +344,6 @@ def _unpack(
             continue
         place = home / key
         if not place.exists() or place.stat().st_size != len(content):
-            try:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                part = place.with_name(f"{place.name}.{os.getpid()}")
-                part.write_bytes(content)
-                part.replace(place)
-            except OSError as error:
-                raise DataError(f"cannot unpack {path} into {home}: {error.strerror}; set "
-                                "CACHE_DIR or $FEDVLM_CACHE to a folder that can be written"
-                                ) from error
+            _keep(path, place, content)
         places[number] = str(place)
     return places, keys

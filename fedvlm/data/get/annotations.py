@@ -45,11 +45,7 @@ class Annotations:
 
 
 def _image(images: Path, key: str, label: int, classname: str, where: str) -> Datum:
-    """Return one image that an annotation names.
-
-    Raises:
-        DataError: a path that leads outside, a label below 0.
-    """
+    """Return one image that an annotation names."""
     check_relative(key, where)
     if label < 0:
         raise DataError(f"{where}: label {label} of {key} is below the first one")
@@ -57,20 +53,12 @@ def _image(images: Path, key: str, label: int, classname: str, where: str) -> Da
 
 
 def _lines(home: Path, name: str, info: DatasetInfo) -> list[tuple[int, str]]:
-    """Return (line number from 1, text) of the lines of a text file below a set's folder.
-
-    Raises:
-        DataError: absent or not text.
-    """
+    """Return (line number from 1, text) of the lines of a text file below a set's folder."""
     return read_lines(find(home, name, f"{info.name}: {name}", source=info.source, file=True))
 
 
 def _number(word: str, where: str) -> int:
-    """Return a whole number written in an annotation.
-
-    Raises:
-        DataError: it is none.
-    """
+    """Return a whole number written in an annotation."""
     try:
         return int(word)
     except ValueError:

@@ -189,11 +189,7 @@ def _copy(answer: Any, part: Path, start: int, size: int, progress: Progress) ->
 
 
 def _check_room(part: Path, size: int, start: int) -> None:
-    """Refuse before the disk is full: the rest of the file, and as much again unpacked.
-
-    Raises:
-        DataError: there is no room.
-    """
+    """Refuse before the disk is full: the rest of the file, and as much again unpacked."""
     need, free = max(size - start, 0) + max(size, 0), shutil.disk_usage(part.parent).free
     if need > free:
         raise DataError(f"no room in {part.parent}: {need / 1e9:.1f} GB are needed to download and "

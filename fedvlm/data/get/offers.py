@@ -58,11 +58,7 @@ class Offer:
 
 
 def _torchvision(name: str, *attributes: str) -> tuple[Any, ...]:
-    """Return attributes of a class of torchvision.datasets.
-
-    Raises:
-        DataError: this version does not have them.
-    """
+    """Return attributes of a class of torchvision.datasets."""
     import torchvision  # start-up: a second, for downloads only
 
     kind = getattr(torchvision.datasets, name, None)

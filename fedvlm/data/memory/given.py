@@ -9,6 +9,7 @@ are training images only, DATASET.TEST_SHARE draws test images from them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,13 @@ from fedvlm.config.option import Value
 from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.core.progress import Progress
 from fedvlm.core.spelling import name_fault, show_name
-from fedvlm.data.datasets import MEMORY_FORMAT, refuse_untestable
+from fedvlm.data.datasets import MEMORY_FORMAT, refuse_one_class, refuse_untestable
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE, complete
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import first_names
 from fedvlm.data.memory.samples import Columns, SamplePicture, Samples, is_sample, is_table
-from fedvlm.data.own.add import asked_clients, default_sharing
+from fedvlm.data.own.add import default_sharing
 
 PARTITION, CLIENTS, HELD_OUT = "FED.PARTITION", "FED.CLIENTS", "FED.HELD_OUT_DOMAIN"
 USUAL_NAME = MEMORY_FORMAT
@@ -90,7 +91,8 @@ class MemorySet:
 
         Raises:
             DataError: a label that is none or out of range, an image that is none (client and
-                index are named), no test images, or most classes without one.
+                index are named), no test images, one class only, or most classes without a test
+                image.
         """
         for key in ("CLIENTS_BY", "GROUPS"):
             if cfg.DATASET.get(key, ""):
@@ -107,7 +109,12 @@ class MemorySet:
                     f"test_share={USUAL_SHARE} draw that share of each class by data_seed"
                 )
         total = sum(len(samples) for parts in self._members.values() for samples in parts.values())
-        count = _Count(progress, total)
+        done = itertools.count(1)
+
+        def count() -> None:
+            if progress is not None:
+                progress("reading the data", next(done), total)
+
         lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
         notes: list[str] = []
         for number, (member, parts) in enumerate(self._members.items()):
@@ -119,6 +126,7 @@ class MemorySet:
         data = DatasetBase.of(lists, [] if self._pooled else list(self._members), notes)
         data.name = self.name
         data.classnames, data.lab2cname = list(self.classnames), dict(enumerate(self.classnames))
+        refuse_one_class(data)
         refuse_untestable(data)
         return data
 
@@ -182,10 +190,8 @@ class MemorySet:
             "DATASET.NAME": self.name, "DATASET.FORMAT": MEMORY_FORMAT, "DATASET.NUM_SHOTS": -1,
         }
         if self._pooled:
-            more, notes = default_sharing(
-                self.name, self.classnames, [],
-                sum(len(parts["train"]) for parts in self._members.values()),
-                fold(str(given.get(PARTITION, ""))), asked_clients(given))
+            images = sum(len(parts["train"]) for parts in self._members.values())
+            more, notes = default_sharing(0, len(self.classnames), images, given)
             more = {key: value for key, value in more.items() if key not in given}
             return keys | more, notes if PARTITION in more else []
         number = len(self._members)
@@ -205,18 +211,6 @@ class MemorySet:
 
     def _of(self, member: str) -> str:
         return f"{self.name}: the data" if self._pooled else f"{self.name}: client '{member}'"
-
-
-class _Count:
-    """Reports how many rows are read."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, total, 0
-
-    def __call__(self) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress("reading the data", self.done, self.total)
 
 
 def _members(data: Any) -> tuple[bool, dict[str, Any]]:

@@ -17,6 +17,7 @@ from fedvlm.data.datasets import (
     DEFAULT_TEMPLATE,
     load_dataset,
     load_for_training,
+    refuse_one_class,
     rename_classes,
 )
 from fedvlm.data.datum import PARTS, DatasetBase
@@ -138,6 +139,8 @@ def understand(
     keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
     cfg, _ = build_config(None, None, keys | given, [], default_schema())
     data = load_for_training(cfg) if whole else load_dataset(cfg, whole=False)
+    if whole:
+        refuse_one_class(data)
     if not shape.known and CLASSNAMES_KEY not in given:
         names = [] if data.captioned else data.label_names or data.classnames
         joined = runs_together(names) or [n for n in data.label_names if folder_words(n) != n]
@@ -151,23 +154,17 @@ def understand(
     if not whole:
         pass  # no clients share it
     elif data.client_names:
-        if not data.label_names and not data.captioned:
-            _refuse_one_class(data.name, data.classnames)
         number = len(data.client_names)
         share = {PARTITION: "natural", "FED.CLIENTS": number}
         notes = [f"one client for each value of {given.get(CLIENTS_BY, '')}: {number} clients"]
-    elif data.label_names and not data.domain_names:
+    elif not data.domain_names and (
+            data.label_names or (data.captioned and data.num_classes < 2)):
         share = {PARTITION: "iid", "FED.CLIENTS": 2}
-        notes = ["sets of labels: FED.PARTITION iid, FED.CLIENTS 2, if nothing else is asked for"]
-    elif data.captioned and data.num_classes < 2 and not data.domain_names:
-        share = {PARTITION: "iid", "FED.CLIENTS": 2}
-        notes = ["one topic: FED.PARTITION iid, FED.CLIENTS 2, if nothing else is asked for"]
+        notes = [f"{'sets of labels' if data.label_names else 'one topic'}: FED.PARTITION iid, "
+                 "FED.CLIENTS 2, if nothing else is asked for"]
     elif data.domain_names or not shape.known:
-        if data.domain_names and not (data.captioned or data.label_names):
-            _refuse_one_class(data.name, data.classnames)
         share, notes = default_sharing(
-            data.name, data.classnames, data.domain_names, len(data.train_x),
-            fold(str(given.get(PARTITION, ""))), asked_clients(given))
+            len(data.domain_names), data.num_classes, len(data.train_x), given)
     sharing = tuple(notes)
     classes = [] if data.captioned else data.label_names or data.classnames
     notes = [*notes, *_names(classes, data.client_names)]
@@ -216,15 +213,8 @@ def _words(value: Value) -> Sequence[str]:
     return [one_form(str(word)) for word in value]
 
 
-def asked_clients(given: Mapping[str, Value]) -> int:
-    """Return the number of clients among the keys that the user sets; 0: none that could be one."""
-    word = str(given.get("FED.CLIENTS", ""))
-    return int(word) if word.isdecimal() else 0
-
-
 def default_sharing(
-    name: str, classnames: Sequence[str], domain_names: Sequence[str], images: int,
-    asked: str = "", clients: int = 0,
+    domains: int, classes: int, images: int, given: Mapping[str, Value]
 ) -> tuple[Keys, list[str]]:
     """Return how clients share a set by default that does not say whose images are whose.
 
@@ -232,23 +222,19 @@ def default_sharing(
     their own, each would have a problem that needs no others.
 
     Args:
-        images: for training.
-        asked: the partition that the user wants; empty: none.
-        clients: how many the user wants; 0: not said.
+        domains, classes, images: how many there are, of images for training; 0 domains for a set
+            that has none.
+        given: config keys that the user sets.
 
     Returns:
         Config keys, and notes on them.
-
-    Raises:
-        DataError: there is one class only.
     """
-    if domain_names:
-        number = len(domain_names)
-        return ({PARTITION: "domain", "FED.CLIENTS": number},
-                [] if asked not in ("", "domain") or clients not in (0, number) else
-                [f"one client per domain: FED.PARTITION domain, FED.CLIENTS {number}"])
-    classes = len(classnames)
-    _refuse_one_class(name, classnames)
+    asked, word = fold(str(given.get(PARTITION, ""))), str(given.get("FED.CLIENTS", ""))
+    clients = int(word) if word.isdecimal() else 0
+    if domains:
+        return ({PARTITION: "domain", "FED.CLIENTS": domains},
+                [] if asked not in ("", "domain") or clients not in (0, domains) else
+                [f"one client per domain: FED.PARTITION domain, FED.CLIENTS {domains}"])
     if asked in BY_CLASSES:
         number = max(2, min(USUAL_CLIENTS, classes // 2))
         return ({"FED.CLIENTS": number},
@@ -261,13 +247,6 @@ def default_sharing(
             [f"nothing says which client holds what: {number} clients are simulated, with unlike "
              "shares of each class (Dirichlet 1); --clients-by, --num-users and --partition "
              "choose otherwise"])
-
-
-def _refuse_one_class(name: str, classnames: Sequence[str]) -> None:
-    if len(classnames) < 2:
-        raise DataError(f"{name}: there is one class only, {classnames[0]}; a classifier needs "
-                        "two: give the images of another class, too, or name the column of the "
-                        "class with --columns classname=COLUMN")
 
 
 def yaml_text(own: OwnSet) -> str:

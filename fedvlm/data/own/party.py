@@ -89,11 +89,7 @@ def _one(note: str, client: int) -> str:
 
 
 def _top(images: Sequence[Datum], given: Sequence[Path]) -> Path:
-    """Return the folder above all images: the one that was given, if it is.
-
-    Raises:
-        DataError: an image that is no file of its own.
-    """
+    """Return the folder above all images: the one that was given, if it is."""
     inside = next((d for d in images if d.array is not None or d.packed is not None), None)
     if inside is not None:
         raise DataError(

@@ -156,7 +156,8 @@ def _descend(path: Path, leave_out: Sequence[str]) -> ImageFolder:
 def _structure(
     place: ImageFolder, leave_out: Sequence[str], asked: AskedColumns
 ) -> FolderShape:
-    here, keys = place.here, _image_dir(place)
+    here, images = place.here, place.below(place.here)
+    keys: Keys = {"DATASET.IMAGE_DIR": images} if images else {}
     parts = {PART_NAMES[f.lower()]: here / f for f in place.pictures if f.lower() in PART_NAMES}
     metadata = metadata_of(place)
     if metadata:
@@ -189,11 +190,6 @@ def _structure(
         "they show: put them into <class>/<image>, or add a CSV table with the columns path, "
         "classname (and split: train, val, test)"
     )
-
-
-def _image_dir(place: ImageFolder) -> Keys:
-    folder = place.below(place.here)
-    return {"DATASET.IMAGE_DIR": folder} if folder else {}
 
 
 def _in_parts(

@@ -141,11 +141,7 @@ def _labelled(
 
 
 def _images_of(place: ImageFolder, path: Path, first: str) -> str:
-    """Return the folder that the tables' paths start at, below the top.
-
-    Raises:
-        DataError: the first image is in none of the likely ones.
-    """
+    """Return the folder that the tables' paths start at, below the top."""
     if not first:
         return place.below(place.here)
     if first.lower().endswith(DICOM):

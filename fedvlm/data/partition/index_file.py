@@ -170,25 +170,18 @@ def spec_from(content: Mapping[str, Any], run: PartitionSpec, where: str) -> Par
             f"FED.CLIENTS is {run.clients}, but FED.INDEX_FILE {where} has {clients} clients; "
             f"set FED.CLIENTS {clients}"
         )
-    if run.shots != spec.shots:
-        raise ConfigError(
-            f"DATASET.NUM_SHOTS is {run.shots}, but FED.INDEX_FILE {where} was made with "
-            f"{spec.shots}; set it to {spec.shots}"
-        )
-    if run.half != spec.half:
-        raise ConfigError(
-            f"DATASET.SUBSAMPLE_CLASSES is {run.half}, but FED.INDEX_FILE {where} was made with "
-            f"{spec.half}; set it to {spec.half}"
-        )
+    for key, said, made in (
+        ("DATASET.NUM_SHOTS", run.shots, spec.shots),
+        ("DATASET.SUBSAMPLE_CLASSES", run.half, spec.half),
+        ("DATASET.SERVER_HOLDOUT", run.server_holdout, spec.server_holdout),
+    ):
+        if said != made:
+            raise ConfigError(f"{key} is {said}, but FED.INDEX_FILE {where} was made with {made}; "
+                              f"set it to {made}")
     if fold(run.held_out) != fold(spec.held_out):
         raise ConfigError(
             f"FED.HELD_OUT_DOMAIN is '{run.held_out}', but FED.INDEX_FILE {where} was made with "
             f"'{spec.held_out}'; set it to that"
-        )
-    if run.server_holdout != spec.server_holdout:
-        raise ConfigError(
-            f"DATASET.SERVER_HOLDOUT is {run.server_holdout}, but FED.INDEX_FILE {where} was made "
-            f"with {spec.server_holdout}; set it to {spec.server_holdout}"
         )
     return spec
 

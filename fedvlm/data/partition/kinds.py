@@ -24,9 +24,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedvlm.config.federation import PARTITION_ALIASES
-from fedvlm.core.errors import ConfigError, fold
-from fedvlm.core.plugins import Registry
 from fedvlm.core.rng import python_stream, seed_of
 from fedvlm.data.catalog import missing_classes, superclasses_of
 from fedvlm.data.datum import PARTS, IntArray
@@ -48,33 +45,16 @@ from fedvlm.data.partition.even import (
 from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
 Partitioner = Callable[[ImagePool, PartitionSpec], Partition]
-PARTITIONERS: Registry[Partitioner] = Registry("partition")
-for _kind in (
+PARTITIONERS: dict[str, Partitioner] = {kind.__name__: kind for kind in (
     iid, disjoint, n_classes, dirichlet, superclass_dirichlet, quantity, domain, domain_dirichlet,
     natural,
-):  # fmt: skip
-    PARTITIONERS.register()(_kind)
-
-# The family's and the literature's spellings.
-ALIASES = {fold(alias): kind for alias, kind in PARTITION_ALIASES.items()}
+)}  # fmt: skip
 _DRAWS_PER_CLIENT = ("iid", "n_classes", "domain", "natural")
-
-
-def canonical_kind(name: str) -> str:
-    """Return the name of a partition kind, aliases resolved.
-
-    Raises:
-        ConfigError: unknown; the message gives the nearest.
-    """
-    try:
-        return PARTITIONERS.canonical(ALIASES.get(fold(name), name))
-    except ConfigError as error:
-        raise ConfigError(f"FED.PARTITION: {error}") from None
 
 
 def make_partition(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """Return the partition of ``spec.kind`` over all images of the pool, groups whole."""
-    partition = PARTITIONERS.get(spec.kind)(pool, spec)
+    partition = PARTITIONERS[spec.kind](pool, spec)
     if not pool.groups or spec.kind == "natural":
         return partition
     from fedvlm.data.whole_groups import keep_whole  # start-up: for groups only

@@ -7,7 +7,7 @@ stream of (seed, "partition", ...); the same spec gives the same partition.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ class PartitionSpec:
     """Everything that a partition depends on beside the data set.
 
     Attributes:
-        kind: a name of ``kinds.PARTITIONS``.
+        kind: a name of ``kinds.PARTITIONERS``.
         clients: number of clients, K.
         seed: DATA_SEED.
         beta: concentration of the Dirichlet; small is skewed.
@@ -123,17 +123,11 @@ class ImagePool:
 
     def select(self, positions: Mapping[str, IntArray]) -> ImagePool:
         """Return the pool of the given positions only."""
-        return ImagePool(
-            {part: self.labels[part][positions[part]] for part in PARTS},
-            self.num_classes,
-            {part: d[positions[part]] for part, d in self.domains.items()},
-            self.domain_names,
-            self.class_names,
-            {part: c[positions[part]] for part, c in self.clients.items()},
-            self.client_names,
-            {part: g[positions[part]] for part, g in self.groups.items()},
-            self.kind,
-        )
+        def of(arrays: Mapping[str, IntArray]) -> dict[str, IntArray]:
+            return {part: array[positions[part]] for part, array in arrays.items()}
+
+        return replace(self, labels=of(self.labels), domains=of(self.domains),
+                       clients=of(self.clients), groups=of(self.groups))
 
     def class_name(self, label: int) -> str:
         """Return a class by its name, or by its number where names are not known."""

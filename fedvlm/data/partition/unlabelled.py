@@ -71,11 +71,7 @@ def deal_unlabelled(
 
 
 def _check_names(content: Mapping[str, Any], known: AbstractSet[str], where: str) -> None:
-    """Refuse an index file that names an image without a label twice, or one that is not there.
-
-    Raises:
-        DataError: names it.
-    """
+    """Refuse an index file that names an image without a label twice, or one that is not there."""
     seen: set[str] = set()
     for number, client in enumerate(content["clients"]):
         for name in client.get(UNLABELLED, ()):

@@ -278,9 +278,6 @@ class _PlainDtype:
 
     Args:
         args: what the pickle calls ``numpy.dtype`` with: (code, align, copy).
-
-    Raises:
-        UnpicklingError: any dtype but numbers, texts, bytes and objects.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -308,9 +305,6 @@ def _set_array(array: NDArray[Any], state: Any) -> int:
     Args:
         array: an empty int8 array.
         state: (version, shape, dtype, column order, bytes or list of objects).
-
-    Raises:
-        UnpicklingError: content that does not fit shape and type, or an array built twice.
     """
     if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[2], _PlainDtype):
         raise UnpicklingError("an array's state is not (version, shape, type, order, content)")
@@ -331,11 +325,7 @@ def _set_array(array: NDArray[Any], state: Any) -> int:
 
 
 def _scalar(*args: Any) -> np.generic:
-    """Return a numpy number or text from its dtype and bytes.
-
-    Raises:
-        UnpicklingError: bytes that do not fit the type.
-    """
+    """Return a numpy number or text from its dtype and bytes."""
     if len(args) != 2 or not isinstance(args[0], _PlainDtype) or args[0].dtype.kind == "O":
         raise UnpicklingError("a numpy scalar is not (type, bytes)")
     dtype = args[0].dtype
@@ -348,9 +338,6 @@ def _from_buffer(*args: Any) -> NDArray[Any]:
 
     Args:
         args: (bytes, dtype, shape, order), and the order of axes where order is ``K``.
-
-    Raises:
-        UnpicklingError: content that does not fit shape and type.
     """
     if len(args) not in (4, 5) or not isinstance(args[1], _PlainDtype) or args[1].dtype.kind == "O":
         raise UnpicklingError("an array is not (bytes, type, shape, order)")

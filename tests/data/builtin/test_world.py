@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from tiny_glyphs import render_nouns
 
 from fedvlm.data.builtin.world import (
     COLOURS,
@@ -22,7 +23,7 @@ def test_rendering_is_a_function_of_the_generator() -> None:
 
     def once(seed: int, style: str) -> np.ndarray:
         rng = np.random.default_rng(seed)
-        return stylise(render_scene(scenes_of(nouns, colours, rng), rng), style, rng)
+        return stylise(render_nouns(scenes_of(nouns, colours, rng), rng), style, rng)
 
     for style in STYLES:
         first = once(3, style)

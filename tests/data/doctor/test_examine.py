@@ -15,9 +15,9 @@ from fedvlm.cli.main import main
 from fedvlm.core.errors import DataError
 from fedvlm.data.catalog import CATALOG
 from fedvlm.data.datasets import load_dataset
-from fedvlm.data.datum import Datum
+from fedvlm.data.datum import Datum, Finding
 from fedvlm.data.doctor import checks as doctor_checks
-from fedvlm.data.doctor.checks import Checkup, Finding, check_lists, sample_images
+from fedvlm.data.doctor.checks import Checkup, check_lists, sample_images
 from fedvlm.data.doctor.examine import examine
 from fedvlm.data.get.prepare import prepare_split
 from fedvlm.data.layouts import prepared_name

@@ -123,3 +123,12 @@ def test_absolute_paths_inside_the_table_s_folder(tmp_path: Path) -> None:
     for start in ("/elsewhere/x", f"{folder}/../"):
         with pytest.raises(DataError, match="must be a relative path without"):
             said(start)
+
+
+def test_pictures_of_a_leaf_file_that_cannot_be_kept_name_the_cache(tmp_path: Path) -> None:
+    leaf = tmp_path / "all.json"
+    leaf.write_text('{"users": ["u"], "user_data": {"u": {"x": [[0.0, 1.0, 0.5, 0.2]], "y": [3]}}}')
+    assert read_lines_of(leaf, tmp_path / "cache").places
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot unpack .*all.json into .*file.*; set CACHE_DIR or"):
+        read_lines_of(leaf, tmp_path / "file")

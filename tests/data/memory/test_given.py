@@ -124,6 +124,15 @@ def test_data_that_cannot_be_used(data: Any, sentence: str) -> None:
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize("shape", ["pool", "clients"])
+def test_images_of_one_class_are_refused_whoever_has_them(shape: str) -> None:
+    """Two names do not make two classes: with clients and as a pool, as folders and tables are."""
+    reds = tuple([row for row in rows(seed) if row[1] == 0] for seed in (1, 2))
+    data = reds if shape == "pool" else {"north": reds, "south": reds}
+    with pytest.raises(DataError, match="memory: there is one class only, red ball; a classifier"):
+        read(MemorySet(data, NAMES))
+
+
 def test_tables_must_name_the_same_classes() -> None:
     other = Table.of(rows(2))
     other.features["kind"].names = NAMES[::-1]

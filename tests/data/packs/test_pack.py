@@ -15,7 +15,7 @@ from fedvlm.core.errors import DataError
 from fedvlm.core.pixels import check_decodes
 from fedvlm.data.datum import DatasetBase, group_numbers
 from fedvlm.data.image_records import ImageRecords
-from fedvlm.data.images import ImageLoader, broken_images
+from fedvlm.data.images import ImageLoader, decodable
 from fedvlm.data.packs.file import read_container
 from fedvlm.data.packs.lists import read_pack_lists
 from fedvlm.data.packs.pack import open_pack
@@ -104,10 +104,12 @@ def test_images_that_do_not_decode_stay_named_and_have_no_row(tmp_path: Path) ->
     records = ImageRecords(None)
     assert records.find_broken(data.train_x, check_decodes) == {1: "cut short"}
     assert records.verify(data.all(), check_decodes) == []
-    places, (note,) = broken_images("Mine", data.parts, records, "skip")
-    assert places["test"] == [1] and "train/0/1.png (cut short)" in note
+    kept, (note,) = decodable("Mine", data.test, records, "skip")
+    assert kept == [data.test[0], *data.test[2:]]
+    (note,) = decodable("Mine", data.train_x, records, "skip")[1]
+    assert "train/0/1.png (cut short)" in note
     with pytest.raises(DataError, match="replace them"):
-        broken_images("Mine", data.parts, records, "refuse")
+        decodable("Mine", data.train_x, records, "refuse")
 
 
 def test_rows_by_transform(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedvlm.config.build import build_config
+from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.partition.kinds import (
-    canonical_kind,
     make_partition,
     shortage_notes,
     shots_per_client,
@@ -60,12 +61,12 @@ def test_another_seed_gives_another_partition(kind: str) -> None:
      ("Domain-Dirichlet", "domain_dirichlet"), ("DIRICHLET", "dirichlet")],
 )  # fmt: skip
 def test_family_spellings(word: str, kind: str) -> None:
-    assert canonical_kind(word) == kind
+    assert default_schema()["FED.PARTITION"].parse(word) == kind
 
 
 def test_unknown_kind() -> None:
-    with pytest.raises(ConfigError, match="FED.PARTITION: .*did you mean 'dirichlet'"):
-        canonical_kind("dirichlett")
+    with pytest.raises(ConfigError, match="FED.PARTITION.*did you mean 'dirichlet'"):
+        build_config(None, None, {"FED.PARTITION": "dirichlett"}, [], default_schema())
 
 
 def table(pool: ImagePool, partition: Partition, part: str) -> np.ndarray:

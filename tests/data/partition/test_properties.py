@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from fedvlm.config.federation import PARTITION_ALIASES
 from fedvlm.config.federation import PARTITIONS as CHOICES
+from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.datum import PARTS
 from fedvlm.data.partition import dirichlet as partition_dirichlet
-from fedvlm.data.partition.kinds import PARTITIONERS, candidates, canonical_kind, make_partition
+from fedvlm.data.partition.kinds import PARTITIONERS, candidates, make_partition
 from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 from tests.data.partition.pools import DOMAINS, KINDS, NAMES, assert_each_once, equal, pool_of
 
@@ -151,4 +152,4 @@ def test_shots_before_the_partition_leave_a_domain_out(kind: str) -> None:
 def test_the_config_knows_every_kind_and_alias() -> None:
     assert set(CHOICES) == set(PARTITIONERS) == {*KINDS, "natural"}  # no pool of KINDS has clients
     for alias, kind in PARTITION_ALIASES.items():
-        assert canonical_kind(alias) == kind
+        assert default_schema()["FED.PARTITION"].parse(alias) == kind
