@@ -145,6 +145,10 @@ def test_a_site_keeps_what_its_clients_reach_alone_and_with_the_newest_model(
     keep(0, 12, model="alone", measure={"split": "val"})
     assert said(False) == said() == [
         f"client 4, alone (its own logistic regression) 80.0 %, {end}"]
+    keep(0, 3, model="names")
+    keep(0, 12, model="baseline")  # asked for once more, with sums
+    assert said() == ["client 4, alone (its own logistic regression) 80.0 %, or 20.0 % from the "
+                      f"class names, {end}"]
     keep(2, 6, tune=True)
     keep(2, 15)
     assert "this model 40.0 % (after round 2)" in said()[0]

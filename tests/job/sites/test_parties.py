@@ -255,29 +255,33 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     assert "all images in one place (pooled)" in capsys.readouterr().out
     told = json.loads((jobs.folder(tmp_path / "two") / "released.json").read_text())
     assert told["declared"]["sums"] == list(told["sent"]["sums"]) == ["gram", "cross", "count"]
-    assert told["sent"]["references"] == ["logreg", "pooled", "zero_shot"]
+    assert told["sent"]["references"] == ["logreg", "logreg_names", "pooled", "zero_shot"]
     page = str(gifts(collect([jobs.folder(tmp_path / "two")]).runs[0]))
     assert f"gram: {told['sent']['sums']['gram']:,} bytes" in page
     assert SUMS in leaves(here, capsys) and SHORT in leaves(here, capsys)
     found, ours = jobs.results(tmp_path / "two"), jobs.results(whole)
-    assert list(found["references"]) == ["zero_shot", "logreg", "pooled"]
-    for name, same_as in (("logreg", "logreg"), ("pooled", "afl")):
+    assert list(found["references"]) == ["zero_shot", "logreg", "logreg_names", "pooled"]
+    for name, same_as in (("logreg", "logreg"), ("logreg_names", "logreg_names"),
+                          ("pooled", "afl")):
         mine, theirs = found["references"][name]["clients"], ours["references"][same_as]["clients"]
         assert [(r["client"], r["n"], r["correct"]) for r in mine] == [
             (r["client"], r["n"], r["correct"]) for r in theirs]
     run = (jobs.folder(tmp_path / "two") / "sites" / "run").read_text().strip()
     last = jobs.records(tmp_path / "two")[-1]["clients"]
     for client, kept in enumerate(own_rows(here, capsys)):
-        logreg = found["references"]["logreg"]["clients"][client]
+        logreg, names = (
+            found["references"][name]["clients"][client] for name in ("logreg", "logreg_names"))
         for part, row in (("alone", logreg), ("model", last[client])):
             mine = kept[run][part][str(client)]
             assert {name: mine[name] for name in ("n", "accuracy", "balanced")} == {
                 name: row[name] for name in ("n", "accuracy", "balanced")}
         _, words = model_of(read_site_yaml(here / NAMES[client] / "site.yaml"), run, client, {})
-        assert f"alone (its own logistic regression) {logreg['accuracy']:.1f} %" in words
+        assert kept[run]["alone"][str(client)]["names"] == names["accuracy"]
+        assert (f"alone (its own logistic regression) {logreg['accuracy']:.1f} %, or "
+                f"{names['accuracy']:.1f} % from the class names") in words
     assert found["answer"]["pooled"]["personal"] == ours["references"]["afl"]["personal"]
     assert found["answer"]["alone"]["personal"] == max(
-        found["references"][name]["personal"] for name in ("zero_shot", "logreg"))
+        found["references"][name]["personal"] for name in ("zero_shot", "logreg", "logreg_names"))
     assert main(["verify", str(jobs.folder(tmp_path / "two"))]) == 0
 
 

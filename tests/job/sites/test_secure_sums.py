@@ -55,7 +55,7 @@ def test_a_run_says_what_holds_and_keeps_no_number_of_a_single_update(
     assert not [data for data in line.frames if "sums" in outline(data)[2]]
     page = str(gifts(collect([jobs.folder(one)]).runs[0]))
     assert "own images; tensors came as sums over the sites of a round, under masks" in page
-    assert list(jobs.results(one)["references"]) == ["zero_shot", "logreg"]
+    assert list(jobs.results(one)["references"]) == ["zero_shot", "logreg", "logreg_names"]
     assert any("pooled is not known: it takes each site's own sums without masks" in note
                for note in told["run_info"]["notes"])
     own, shared = places.own_and_global(place / "site2" / "site.yaml", one, 2)
