@@ -25,6 +25,7 @@ from tests import jobs
 from tests.job.sites.places import NAMES, federated, make, own_and_global, rows
 
 APFL = ("--trainer", "APFL")
+BARE = ("TEST.REFERENCES", "False")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_sites_hide_their_images_by_noise_of_their_own_and_are_believed(
     assert found["told"] in (jobs.folder(here) / "log.txt").read_text()
     own, shared = own_and_global(place / "site1" / "site.yaml", here, 1)
     assert own.keys() == shared.keys() and torch.equal(own["text.sigma"], shared["text.sigma"])
-    assert jobs.run(seeded, *words, "FED.DP.NOISE", "4", "FED.SITES", "0,1") == 0
+    assert jobs.run(seeded, *words, "FED.DP.NOISE", "4", "FED.SITES", "0,1", *BARE) == 0
     assert "told" not in jobs.results(seeded)
     ours, theirs = jobs.state(here), jobs.state(seeded)
     assert not torch.equal(ours["server|w|text.sigma"], theirs["server|w|text.sigma"])
@@ -325,7 +326,7 @@ def test_rounds_auto_over_sites_ends_in_the_round_of_the_run_that_sees_all(
         rules.write_text(rules.read_text().replace("rounds: 5", "rounds: 0"))
     auto = ("--rounds", "auto", "--lr", "1e-6", "FED.PATIENCE", "1")
     assert federated(here, tmp_path / "sites", monkeypatch, *APFL, *auto)[0] == 0
-    assert jobs.run(tmp_path / "whole", *APFL, "FED.SITES", "0,1", *auto) == 0
+    assert jobs.run(tmp_path / "whole", *APFL, "FED.SITES", "0,1", *auto, *BARE) == 0
     ours, theirs = (jobs.records(tmp_path / n) for n in ("sites", "whole"))
     for key in ("val", "val_loss"):
         assert [r.get(key) for r in ours] == [r.get(key) for r in theirs] != [None] * 5

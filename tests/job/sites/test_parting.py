@@ -33,6 +33,7 @@ from tests import flower, jobs
 from tests.job.sites.places import NAMES, WORDS, Line, federated, make
 
 APFL = ("--trainer", "APFL")
+BARE = ("TEST.REFERENCES", "False")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_the_others_give_the_bits_of_a_run_it_was_never_in(
     assert (told["of"], told["without"]) == (run.digest, new.digest)
     assert main(["verify", str(file.parent)]) == 0
     assert jobs.run(tmp_path / "away", *APFL, "FED.SITES", "0,1",
-                    "FED.UNRELIABLE.AWAY", "1:1-") == 0
+                    "FED.UNRELIABLE.AWAY", "1:1-", *BARE) == 0
     newest = sorted(file.parent.glob("state/round_*.safetensors"))[-1]
     theirs = {n: v for n, v in jobs.state(tmp_path / "away").items() if n.startswith("server|")}
     ours = safetensors.torch.load_file(newest)
@@ -182,7 +183,7 @@ def test_a_patient_and_a_client_of_a_site_leave_with_the_bits_of_one_process(
 ) -> None:
     """Site 0 has clients 0 and 1; images of clients 0 and 2 leave, then client 1 the new run."""
     place, out, alone = make(tmp_path / "three", "0-1,2", 3), tmp_path / "out", tmp_path / "alone"
-    yaml, three = place / "site0" / "site.yaml", (*APFL, "--num-users", "3")
+    yaml, three = place / "site0" / "site.yaml", (*APFL, "--num-users", "3", *BARE)
     states = read_site_yaml(yaml).states
     assert federated(place, out, monkeypatch, *three)[0] == 0
     assert jobs.run(alone, *three, "FED.SITES", "0-1,2") == 0
