@@ -54,7 +54,7 @@ def site_baselines(
     alone, _ = _ask(engine, clients, list_, ALONE)
     if alone is None:
         return None
-    heard = {home[row["client"]] for row in alone if ABSENT not in row}
+    heard = {home[c] for c, row in zip(clients, alone, strict=True) if ABSENT not in row}
     if silent := sorted({home[c] for c in clients} - heard):
         engine.say(f"{', '.join(silent)}: no baselines are sent (rule 'baselines' of site.yaml), "
                    "so what the clients reach alone is not known")
