@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 
 import numpy as np
 import torch
@@ -185,16 +187,13 @@ class _Labels:
 
     def _sums(self, f: int) -> Sums:
         """Return everybody's sums without fold f: of features, and of features with labels."""
-        total = None
+        each = []
         for x, y, w, held, trains in zip(
                 self.raw, self.y, self.weights, self.held, self.trains, strict=True):
             at = trains & (held != f)
             z, one = x[at], w[at].unsqueeze(1)
-            own = Sums((z * one).mT @ z, z.mT @ (y[at].double() * one), one.sum())
-            total = own if total is None else total + own
-        if total is None:
-            raise DataError("no client has an image")
-        return total
+            each.append(Sums((z * one).mT @ z, z.mT @ (y[at].double() * one), one.sum()))
+        return reduce(add, each)
 
     def _keep(
         self, name: str, f: int, there: Sequence[int], settings: Sequence[Sequence[Heads]]

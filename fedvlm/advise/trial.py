@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 
 import numpy as np
 import torch
@@ -225,7 +227,7 @@ class _Work:
         scale = heads.common_scale(train)
         self.shared.append(heads.shared_heads(train, self.classes, scale, self.grid))
         self._answer(FEDAVG, self.shared[-1], there, held, self.unit)
-        total = _total([Sums.of(c, self.classes) for c in self.training(self.raw, f)[1]])
+        total = reduce(add, (Sums.of(c, self.classes) for c in self.training(self.raw, f)[1]))
         ridges = heads.ridge_heads(total, RIDGES)
         self._answer(AFL, ridges, there, held, self.raw)
         shares = torch.stack([c.shares(self.classes, SMOOTH) for c in train])
@@ -351,13 +353,6 @@ class _Work:
                for name in (LOGREG, FROM_NAMES) if name in self.hits}
         out |= {name: self.chosen(name) for name in (AFL, AFL_PRIOR, FEDAVG, DITTO)}
         return out | {POOLED: out[FEDAVG]}
-
-
-def _total(each: Sequence[Sums]) -> Sums:
-    total = each[0]
-    for one in each[1:]:
-        total = total + one
-    return total
 
 
 def _part_of(client: HeadClient, part: float) -> HeadClient:

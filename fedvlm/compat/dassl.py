@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -21,11 +21,6 @@ from yacs.config import CfgNode
 from fedvlm.compat import clip, data, engine, optimiser, surface, tools
 from fedvlm.compat.settings import default_cfg
 from fedvlm.core.errors import FedvlmError
-
-
-def get_cfg_default() -> CfgNode:
-    """Return Dassl's and CoOp's config tree with its defaults."""
-    return default_cfg()
 
 
 def clean_cfg(cfg: CfgNode, trainer: str) -> None:
@@ -40,7 +35,7 @@ def dassl_modules() -> dict[str, ModuleType]:
     trainers = tools.Registry("TRAINER")  # anew: two files may both have a CoOp
     things: dict[str, Any] = {
         **vars(engine), **vars(data), **vars(optimiser), **tools.UTILS,
-        "compute_accuracy": tools.compute_accuracy, "get_cfg_default": get_cfg_default,
+        "compute_accuracy": tools.compute_accuracy, "get_cfg_default": default_cfg,
         "clean_cfg": clean_cfg, "SummaryWriter": tools.SummaryWriter, "RAdam": RAdam,
         "TRAINER_REGISTRY": trainers,
         "build_trainer": lambda cfg: trainers.get(cfg.TRAINER.NAME)(cfg),
@@ -59,9 +54,9 @@ def old_setuptools() -> dict[str, ModuleType]:
 
 
 @contextmanager
-def replace_dassl(names: Mapping[str, ModuleType] | None = None) -> Iterator[None]:
+def replace_dassl() -> Iterator[None]:
     """Have ``dassl`` and ``clip`` in ``sys.modules`` for a while."""
-    with surface.replace_modules(dassl_modules() if names is None else names):
+    with surface.replace_modules(dassl_modules()):
         yield
 
 

@@ -30,7 +30,8 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.optim import Optimiser
 
 FOREIGN = ("torch", "fedvlm", "open_clip", "timm", "transformers", "peft")  # others' modules
-PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
+FIXED = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = (*FIXED, np.ndarray, np.generic)
 
 
 class Container(nn.Module):
@@ -145,7 +146,7 @@ class Session:
         shared = tower_tensors(world.model.backbone)
         self.trains_towers = any(id(p) in shared for p in self.params.values())
         self._keep_frozen(shared | (world.towers - {id(p) for p in self.params.values()}))
-        self.pristine = [(o, _snapshot(o)) for o in self._objects()]
+        self.pristine = [(o, *_snapshot(o)) for o in self._objects()]
 
     def _adopt(self) -> list[RunOptimizer]:
         """Return the optimisers; torch's own are replaced by the run's wherever they are kept."""
@@ -190,10 +191,11 @@ class Session:
         Raises:
             FedvlmError: it wrote into the towers.
         """
-        for owner, attributes in self.pristine:
+        for owner, attributes, data in self.pristine:
             hidden = {n: v for n, v in vars(owner).items() if n in _INSIDE}
             vars(owner).clear()
-            vars(owner).update(hidden | _copies(attributes))
+            vars(owner).update(hidden | attributes | {
+                n: copy.deepcopy(attributes[n]) for n in data})
         with torch.no_grad():
             for name, (live, backup, version) in self.kept.items():
                 if live._version != version:
@@ -344,13 +346,12 @@ class Session:
 _INSIDE = ("_parameters", "_buffers", "_modules", "training")
 
 
-def _snapshot(owner: Any) -> dict[str, Any]:
+def _snapshot(owner: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the attributes of an object, and which of them are data that can change: copies."""
     hidden = _INSIDE if isinstance(owner, nn.Module) else ()
-    return _copies({n: v for n, v in vars(owner).items() if n not in hidden})
-
-
-def _copies(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: copy.deepcopy(v) if _plain(v) else v for n, v in attributes.items()}
+    attributes = {n: v for n, v in vars(owner).items() if n not in hidden}
+    data = [n for n, v in attributes.items() if type(v) not in FIXED and _plain(v)]
+    return attributes | {n: copy.deepcopy(attributes[n]) for n in data}, data
 
 
 def _plain(value: Any) -> bool:

@@ -61,14 +61,20 @@ def package(root: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Modu
     return modules
 
 
-def loaded_below(roots: Collection[str]) -> dict[str, ModuleType]:
+def loaded_below(roots: Collection[str], since: str = "") -> dict[str, ModuleType]:
     """Return the loaded modules whose top-level name is one of ``roots``, by full name.
 
-    A file's every step asks, among thousands of names: few begin like a root and are taken apart.
+    A file's every step asks, among thousands of names: they are looked through only where a root is
+    loaded, as it is before what is below it, and from the newest back to ``since``.
     """
-    starts = tuple(roots)
-    return {name: module for name, module in sys.modules.items()
-            if name.startswith(starts) and name.partition(".")[0] in roots}
+    found: dict[str, ModuleType] = {}
+    if any(root in sys.modules for root in roots):
+        for name in reversed(sys.modules):
+            if name.partition(".")[0] in roots:
+                found[name] = sys.modules[name]
+            if name == since:
+                break
+    return found
 
 
 @contextmanager
@@ -84,9 +90,10 @@ def replace_modules(
     for name in before:
         del sys.modules[name]
     sys.modules.update(modules)
+    first = next(iter(modules), "")  # nothing of the roots is older
     try:
         yield
     finally:
-        for name in loaded_below(roots):
+        for name in loaded_below(roots, first):
             del sys.modules[name]
         sys.modules.update(before)

@@ -32,13 +32,7 @@ def site_secret(folder: Path) -> bytes:
     with files.explain_errors(path):
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            fresh = folder / f"{FILE}.{os.getpid()}.part"
-            handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(os.urandom(LENGTH))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, path)
+            files.write_bytes(path, os.urandom(LENGTH), private=True)
         secret = path.read_bytes()
     if len(secret) != LENGTH:
         raise DataError(f"{path} is damaged: a site's secret has {LENGTH} bytes; delete it (rounds "

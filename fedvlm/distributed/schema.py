@@ -124,7 +124,7 @@ VALUES: Mapping[str, Mapping[str, Check]] = {
         "counters": by(name, integer()), "towers": by(name, integer()),
     },
     "evaluate": {
-        **_trip, "tune": flag, "model": text("personal|template|baseline|alone"),
+        **_trip, "tune": flag, "model": text("personal|template|baseline|alone|names"),
         "measure": lambda v: record(MEASURE)(v) or record({**MEASURE, "answers": flag})(v),
     },
     "evaluated": {**_back, "rows": each(row), "seconds": by(client, number)},

@@ -40,7 +40,8 @@ from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Measure, Question, Row, only_numbers
 
 ROUNDS = ("work", "evaluate", "mask")  # requests of a round: they go into the account
-BASELINE = "baseline"  # model of an evaluation: no model of the run; ``ALONE``: without sums
+# Models of an evaluation that are none of the run's: with sums; beside ``ALONE``, from class names.
+BASELINE, NAMES = "baseline", "names"
 SPENT = ".spent"  # folder among the states, for accounts of time
 WEIGHT = "weight"  # among a part's numbers; metrics are ``metric/<name>``
 METRIC = "metric/"
@@ -84,7 +85,7 @@ class Site:
         self.config, self.data, self.say = dict(config), data, say
         self.terms, self.baselines = terms or Terms(), baselines
         self.rows: list[Row] = []
-        self._alone: dict[tuple[int, ...], list[Row]] = {}  # the server may ask a second time
+        self._alone: dict[tuple[object, ...], list[Row]] = {}  # the server may ask a second time
         try:
             self.terms.admit(self.config)
         except Refused as error:
@@ -151,9 +152,7 @@ class Site:
     def _hello(self, frame: Frame) -> Frame:
         """Say what this site is: facts, its clients and how many images they hold.
 
-        Raises:
-            Refused: the owner does not allow it, or the server's config differs; the keys are
-                named.
+        A server whose config differs is ``Refused``, and the keys are named.
         """
         self.terms.admit(frame.values["config"])
         odd = odd_keys(self.config, frame.values["config"])
@@ -220,7 +219,7 @@ class Site:
         """Measure personal models, or the pretrained model; only numbers leave."""
         fed, values = self.federation, frame.values
         measure = Measure(**values["measure"])
-        if values["model"] in (BASELINE, ALONE):
+        if values["model"] in (BASELINE, ALONE, NAMES):
             return self._baseline(frame)
         told, logits = dict[str, float](), dict[str, Tree]()
         if measure.keep_logits and not self.terms.logits:
@@ -266,12 +265,12 @@ class Site:
                 does not release.
         """
         self.check_like(frame)
-        ids = list(by_number(frame.values["accepted"]))
+        ids, model = list(by_number(frame.values["accepted"])), frame.values["model"]
         self._mine(ids)
         self._allow(frame)
         list_ = self.federation.trainer.releases(self.federation.groups)
         unlisted = self.config.get(SECURE) or list_.outside((), (), (), BASELINE_SUMS)
-        if frame.values["model"] == BASELINE and unlisted:
+        if model == BASELINE and unlisted:
             raise Refused("this site's own sums for baselines would leave without masks, and this "
                           "run does not release them")
         rows, sums = [withheld(c) for c in ids], dict[str, Tree]()
@@ -279,18 +278,11 @@ class Site:
         if self.terms.baselines and self.baselines is not None:
             asked = self.baselines(ids)
             weights = next(iter(frame.trees.values()), {}).get(WEIGHTS)
-            if weights is not None and frame.values["model"] == ALONE:
-                raise Refused("what clients reach alone needs no weights of a model")
             if weights is None:
-                if tuple(ids) not in self._alone:
-                    self._alone[tuple(ids)] = alone_rows(asked)
-                rows = self.rows = self._alone[tuple(ids)]
-                if frame.values["model"] == BASELINE and self.terms.may_tell(self._classes()):
-                    sums = {"sums": site_sums(asked)}
-                elif frame.values["model"] == BASELINE:
-                    self.say("the server asked for sums for baselines; none is sent, since class "
-                             "counts follow from them, and a class has too few images (rule "
-                             "'count')")
+                rows = self.rows = self._alone_rows(asked, model)
+                sums = self._sums(asked) if model == BASELINE else {}
+            elif model != BASELINE:
+                raise Refused("what clients reach alone needs no weights of a model")
             elif weights.shape[-1:] != (asked.classes,) or weights.dim() != 2:
                 raise Refused("the weights of a linear model have the wrong shape")
             else:
@@ -301,6 +293,22 @@ class Site:
             "nonce": frame.values["nonce"], "round": frame.values["round"],
             "rows": [self.terms.tell_row(row) for row in only_numbers(rows, ids)], "seconds": {},
         }, sums)
+
+    def _alone_rows(self, asked: Asked, model: str) -> list[Row]:
+        """Return what clients reach alone, ``NAMES`` from the class names on; computed once."""
+        names = self.federation.model if model == NAMES else None
+        key = names is None, *asked.clients
+        if key not in self._alone:
+            self._alone[key] = alone_rows(asked, names)
+        return self._alone[key]
+
+    def _sums(self, asked: Asked) -> dict[str, Tree]:
+        """Return the sums for a shared linear model; nothing where class counts are withheld."""
+        if self.terms.may_tell(self._classes()):
+            return {"sums": site_sums(asked)}
+        self.say("the server asked for sums for baselines; none is sent, since class counts follow "
+                 "from them, and a class has too few images (rule 'count')")
+        return {}
 
     def _forget(self, frame: Frame) -> Frame:
         """Delete states but those named."""
@@ -313,11 +321,7 @@ class Site:
 
     # ---- checks ------------------------------------------------------------------------------
     def _allow(self, frame: Frame, steps: Sequence[int] = ()) -> None:
-        """Hold the owner's rules against a piece of work.
-
-        Raises:
-            Refused: names the rule.
-        """
+        """Hold the owner's rules against a piece of work (``Refused``, by the rule's name)."""
         self.terms.allow_round(frame.values["round"])
         self.terms.allow_steps(steps)
         self._allow_counts()

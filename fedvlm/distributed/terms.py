@@ -89,39 +89,23 @@ class Terms:
             raise _refusal("rounds", f"at most {self.rounds} rounds, and {rounds} are planned")
 
     def allow_size(self, size: int) -> None:
-        """Refuse a message of so many bytes.
-
-        Raises:
-            Refused: by the rule ``bytes``.
-        """
+        """Refuse a message of too many bytes (``Refused``, by the rule ``bytes``)."""
         if self.bytes and size > self.bytes:
             raise _refusal("bytes", f"a message has at most {self.bytes:,} bytes, not {size:,}")
 
     def allow_round(self, round_: int) -> None:
-        """Refuse work in a round.
-
-        Raises:
-            Refused: by the rule ``rounds``.
-        """
+        """Refuse work in a round beyond the last (``Refused``, by the rule ``rounds``)."""
         if self.rounds and round_ > self.rounds:
             raise _refusal("rounds", f"at most {self.rounds} rounds, and this is round {round_}")
 
     def allow_steps(self, steps: Sequence[int]) -> None:
-        """Refuse work in which a client would take so many steps.
-
-        Raises:
-            Refused: by the rule ``steps``.
-        """
+        """Refuse work of too many steps of a client (``Refused``, by the rule ``steps``)."""
         most = max(steps, default=0)
         if self.steps and most > self.steps:
             raise _refusal("steps", f"a client takes at most {self.steps} steps, not {most}")
 
     def allow_time(self, spent: float) -> None:
-        """Refuse to work on after so many seconds.
-
-        Raises:
-            Refused: by the rule ``seconds``.
-        """
+        """Refuse to work on after so many seconds (``Refused``, by the rule ``seconds``)."""
         if self.seconds and spent >= self.seconds:
             raise _refusal("seconds", f"this config has used up its {self.seconds:g} seconds of "
                                       "work")

@@ -397,10 +397,10 @@ def add_flags(parser: Parser, shown: bool = True, grid: bool = False) -> None:
 def add_opts(parser: Parser) -> None:
     """Take words without a flag as ``opts``: KEY VALUE pairs."""
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help=argparse.SUPPRESS)
-    parser.checks += [pairs, _evaluated]
+    parser.checks += [pairs, find_lone_model]
 
 
-def _evaluated(values: Namespace) -> list[str]:
+def find_lone_model(values: Namespace) -> list[str]:
     """Return the mistake of a model that no flag asks to evaluate, if there is one."""
     flags = [values.spelling[dest] for dest in ("model_dir", "load_epoch")
              if dest in values.spelling and not values.eval_only]

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fedvlm.check.compare import copy_fed
 from fedvlm.check.invariants import run as check
 from fedvlm.compat.trainer import DasslTrainer
 from fedvlm.config.build import config_lines
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.federation.discovery import framework_of, load_trainer
+from fedvlm.federation.rounds import WholeState
+from fedvlm.job.build import Built
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
 from tests.compat.small import COOP, HERE, built, double, losses, needs_coop, same_bits
@@ -37,6 +42,13 @@ SHAPES = {  # double -> tensors that it trains
 
 
 Kept = list[dict[str, Any]]
+Look = Callable[[str, str], Built]
+
+
+@pytest.fixture(scope="module")
+def look() -> Look:
+    """The run of a double, ready to go; for tests that only look at it."""
+    return cache(lambda file, name: built(double(file, name)))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +59,8 @@ def ours() -> Kept:
 
 def promptfl(trainer: str, tmp_path: Path, ours: Kept) -> None:
     """Losses and accuracies of three rounds are PromptFL's."""
-    words = ("--rounds", "3", "--shots", "4", "--local-epochs", "2", "--num-users", "3")
+    words = ("--rounds", "3", "--shots", "4", "--local-epochs", "2", "--num-users", "3",
+             "TEST.REFERENCES", "False")
     if not ours:
         assert job(tmp_path / "ours", "--trainer", "PromptFL", *words) == 0
         ours += records(tmp_path / "ours")
@@ -93,9 +106,8 @@ def test_every_shape_trains_what_its_optimiser_holds(shape: tuple[str, str]) -> 
     assert run.model.verify_frozen() == run.backbone.digest
 
 
-def test_names_of_whole_models_are_theirs() -> None:
-    maple, src = (set(built(double("deep", n)).federation.p0)
-                  for n in ("MaPLeDouble", "PromptSRCDouble"))
+def test_names_of_whole_models_are_theirs(look: Look) -> None:
+    maple, src = (set(look("deep", n).federation.p0) for n in ("MaPLeDouble", "PromptSRCDouble"))
     assert "MultiModalPromptLearner.prompt_learner.deep.0" in maple
     assert {"VLPromptLearner.image_encoder.VPT",
             "VLPromptLearner.text_encoder.transformer.resblocks.1.VPT_shallow"} <= src
@@ -119,9 +131,10 @@ def test_a_trained_part_of_a_tower_is_the_clients_own() -> None:
 
 def test_gradient_surgery_of_its_own_is_prograds() -> None:
     """Written out between backward and step, or by the base class: the same numbers."""
-    a, b = (losses(built(double("teacher", n), "LOSS.LAMBDA", "1.0"))["state"].server["w"][CTX]
+    words = "LOSS.LAMBDA", "1.0", "--rounds", "1"
+    a, b = (losses(built(double("teacher", n), *words))["state"].server["w"][CTX]
             for n in ("ProGradDouble", "SurgeryDouble"))
-    plain = losses(built(double("coop", "CoOpDouble")))["state"].server["w"][CTX]
+    plain = losses(built(double("coop", "CoOpDouble"), "--rounds", "1"))["state"].server["w"][CTX]
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
     assert (a - plain).abs().max() > 1e-6  # some step was changed
 
@@ -166,12 +179,14 @@ def test_the_contract_holds_for_coops_shape() -> None:
 
 
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
-    spec = double("deep", "PromptSRCDouble")
-    whole = losses(built(spec))
-    first = losses(built(spec), until=1)
-    rest = losses(built(spec), state=first["state"])
+    spec, saved = double("deep", "PromptSRCDouble"), list[WholeState]()
+    run = built(spec)
+    run.federation.savers.append(
+        lambda state: saved.append(copy_fed(run.federation.read(state))))
+    whole = losses(run)
+    rest = losses(built(spec), state=next(one for one in saved if one.round == 1))
     assert same_bits(whole["state"].server["w"], rest["state"].server["w"])
-    assert whole["losses"] == first["losses"] + rest["losses"]
+    assert len(whole["losses"]) == 2 and whole["losses"][1:] == rest["losses"]
 
 
 def test_parts_are_personal_by_name() -> None:
@@ -184,15 +199,15 @@ def test_parts_are_personal_by_name() -> None:
         built("PromptFL", "FED.PERSONAL", "text.ctx")
 
 
-def test_contexts_by_class_know_no_new_classes() -> None:
+def test_contexts_by_class_know_no_new_classes(look: Look) -> None:
     run = built(double("coop", "CoOpDouble"), "TRAINER.COOP.CSC", "True")
     assert not run.federation.trainer.open_vocabulary
-    assert built(double("coop", "CoOpDouble")).federation.trainer.open_vocabulary
+    assert look("coop", "CoOpDouble").federation.trainer.open_vocabulary
 
 
-def test_features_are_cached_only_where_the_tower_is_left_alone() -> None:
+def test_features_are_cached_only_where_the_tower_is_left_alone(look: Look) -> None:
     streams = {
-        n: built(double(f, n)).federation.trainer.streams(None)
+        n: look(f, n).federation.trainer.streams(None)
         for f, n in (("coop", "CoOpDouble"), ("teacher", "ProGradDouble"), ("deep", "HookDouble"),
                      ("deep", "MaPLeDouble"))
     }

@@ -18,12 +18,13 @@ from fedvlm.check.disk import read_state, write_state
 from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.core.errors import ConfigError, DataError, DivergedError, FedvlmError, QuorumError
 from fedvlm.core.trees import Tree
-from fedvlm.distributed.server.baselines import ask_baselines
+from fedvlm.distributed.server.baselines import site_baselines
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.wire import WIRE, Frame, checksummed, pack, unpack
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.groups import Releases
 from fedvlm.federation.reliability.unreliable import NO_ANSWER, count_reasons
 from fedvlm.federation.rounds import FedState, RoundFinished, WholeState
 from fedvlm.federation.trainer import Trainer
@@ -403,7 +404,7 @@ def test_a_site_that_fails_for_good_at_the_start_or_as_it_forgets_ends_nobody_s_
     carrier.on = True
     engine.forget(dict.fromkeys(range(4), 0))
     assert grid.said[-1] == "site1 did not forget: so it says"
-    assert ask_baselines(engine, range(4), 16, 4) is None
+    assert site_baselines(engine, range(4), 16, 4, Releases(), True) is None
     for start, policy in (({}, KEEP_ON), (before, Policy(wait=0))):
         with pytest.raises(DivergedError, match="site1: so it says"):
             RemoteEngine(carrier, CONFIG, 4, policy, RUN).meet(4, 0, start)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.check.compare import same_fed
-from fedvlm.check.world import CheckWorld
+from fedvlm.check.world import CheckWorld, Setup
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import WholeState
@@ -17,6 +17,7 @@ from tests.check.short import Worlds
 from tests.distributed.grid import Grid, Tapped, leaks, local, measured
 
 TRAINERS = sorted(trainer_files())
+SHORTER = {"fedala": {"MAX_EPOCHS": 3}}  # loops that G5 and its like try to their end
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def both(
 ) -> tuple[Grid, WholeState, WholeState, tuple[list[list[Row]], list[list[Row]]]]:
     """Return the ends of a run over frames and in this process, and the numbers of both."""
     trainer = load_trainer(name)
-    grid = Grid(world, trainer, folder)
+    grid = Grid(world, trainer, folder, Setup(rounds=2, opts=SHORTER.get(name, {})))
     whole, rows = local(world, trainer, grid.setup)
     fed, _ = grid.server()
     told = measured(fed)

@@ -13,8 +13,8 @@ import torch
 from fedvlm.check.world import CheckWorld
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State
-from fedvlm.distributed.server.baselines import ask_baselines
-from fedvlm.distributed.site import Site
+from fedvlm.distributed.server.baselines import _ask, site_baselines
+from fedvlm.distributed.site import BASELINE, Site
 from fedvlm.distributed.store import LostState, SiteStore, hold_store
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.federation.discovery import load_trainer
@@ -94,11 +94,11 @@ def test_sums_leave_only_if_the_methods_own_list_names_them(
     monkeypatch.setattr(grid.carrier, "ask", ask)
     list_ = fed.trainer.releases(fed.groups)
     assert list_.outside((), (), (), usual.sums) == ["gram", "cross", "count"]
-    assert ask_baselines(engine, range(4), 16, 4, list_) is None and {*asked} == {"alone"}
+    assert site_baselines(engine, range(4), 16, 4, list_, True) is None and {*asked} == {"alone"}
     said = len(grid.said)
-    assert ask_baselines(engine, range(4), 16, 4, usual) is None and "baseline" in asked
-    assert all("run does not release them" in words for words in grid.said[said:-1])
-    assert len(grid.said) > said + 1
+    assert _ask(engine, range(4), usual, BASELINE) == (None, {}) and "baseline" in asked
+    assert all("run does not release them" in words for words in grid.said[said:])
+    assert len(grid.said) > said
 
 
 @pytest.mark.parametrize("tree", [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +15,17 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.rng import stream
 from fedvlm.distributed import site as room
 from fedvlm.distributed.ledger import Account, Ledger
-from fedvlm.distributed.server import baselines as server
+from fedvlm.distributed.server.baselines import site_baselines
+from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame, pack, unpack
-from fedvlm.evaluation.references.suite import COLUMNS
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.groups import BASELINE_SUMS, Releases
 from fedvlm.federation.server import Measure
 from tests.distributed.grid import CONFIG, RUN, Grid
+from tests.distributed.in_process import InProcess
 from tests.distributed.test_site import ask, work
 
 CONFIGURED = {"TRAINER.NAME": "FedTV", "MODEL.BACKBONE.NAME": "tiny", "FED.ROUNDS": 5}
@@ -177,42 +178,43 @@ def test_class_counts_follow_from_sums() -> None:
     assert counts.round().tolist() == COUNTS["classes"]
 
 
-@pytest.mark.parametrize("count", [1, 99])
+@pytest.mark.parametrize(("count", "told"), [(1, [9]), (99, [9]), (99, [])])
 def test_sums_that_tell_a_rare_class_do_not_leave(
-    site: Site, monkeypatch: pytest.MonkeyPatch, count: int
+    site: Site, monkeypatch: pytest.MonkeyPatch, count: int, told: list[int]
 ) -> None:
+    """Whatever the coordinator was told of the classes; it asks for none where it was told none."""
     said: list[str] = []
     monkeypatch.setattr(site, "terms", Terms(baselines=True, count=count))
-    monkeypatch.setattr(site, "baselines", lambda clients: None)
+    monkeypatch.setattr(site, "baselines", lambda clients: SimpleNamespace(
+        clients=clients, classes=2))
+    monkeypatch.setattr(site, "_alone", {})
     monkeypatch.setattr(site, "say", said.append)
-    row = {"n": 200, "correct": 9, "accuracy": 4.5, "client": 0}
-    monkeypatch.setattr(room, "alone_rows", lambda asked: [row])
+    row = {"n": 200, "correct": 9, "accuracy": 4.5, "balanced": 4.5, "macro_f1": 4.5, "client": 0}
+    better = row | {"correct": 18, "accuracy": 9.0}
+    monkeypatch.setattr(room, "alone_rows", lambda asked, model: [better if model else row])
+    monkeypatch.setattr(room, "pooled_rows", lambda asked, weights: [row])
     sums = {"gram": torch.eye(2), "cross": torch.eye(2), "count": torch.tensor(2.0)}
     monkeypatch.setattr(room, "site_sums", lambda asked: sums)
-    values = {"round": 0, "accepted": {"0": 0}, "down": {"0": "0"}, "tune": False,
-              "model": "baseline", "measure": asdict(Measure())}
-    frame = Frame("evaluate", {"run": RUN, "like": site.like, "nonce": "ab" * 8} | values,
-                  {"down/0": {}})
-    reply = unpack(site.answer(pack(frame)))
-    assert [r["n"] for r in reply.values["rows"]] == [200]
-    assert list(reply.trees) == (["sums"] if count == 1 else [])
-    assert any("(rule 'count')" in words for words in said) is (count > 1)
+    asked: list[tuple[str, list[str]]] = []
 
-    class Requests:
-        def trips(self, *args: Any) -> dict[str, Frame]:
-            return {"site0": frame}
+    class Carrier(InProcess):
+        def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
+            out = super().ask(frames, seconds)
+            asked.extend((unpack(frames[s]).values["model"], list(unpack(out[s]).trees))
+                         for s in frames)
+            return out
 
-        def ask(self, trips: Any, end: bool) -> dict[str, Frame]:
-            return {"site0": reply}
-
-    members = SimpleNamespace(home={0: "site0"})
-    monkeypatch.setattr(server, "RowAnswers", lambda *_: SimpleNamespace(
-        take=lambda *_: None, missing=(), rows={0: {name: row.get(name) for name in COLUMNS}}))
-    engine: Any = SimpleNamespace(
-        members=members, say=said.append, requests=Requests(), sums=Counter(), baselined=set())
-    found = server.ask_baselines(engine, [0], 2, 2, Releases(sums=BASELINE_SUMS))
-    assert found is not None and list(found) == (
-        ["logreg", "pooled"] if count == 1 else ["logreg"])
+    engine = RemoteEngine(Carrier({"site0": site.answer}), CONFIG, run_id=RUN, say=said.append)
+    engine.requests.like = site.like
+    engine.members.home, engine.members.counts = {0: "site0"}, {0: {"test": 200, "classes": told}}
+    found = site_baselines(engine, [0], 2, 2, Releases(sums=BASELINE_SUMS), True)
+    assert found is not None and found["logreg_names"]["personal"] == 9.0
+    assert list(found) == ["logreg", "logreg_names", *(["pooled"] if count == 1 else [])]
+    assert {*found} == engine.baselined
+    assert asked == [("alone", []), ("names", []), *{
+        (1, 1): [("baseline", ["sums"]), ("baseline", [])], (99, 1): [("baseline", [])],
+        (99, 0): []}[count, len(told)]]
+    assert sum("(rule 'count')" in words for words in said) == (count > 1 and len(told) > 0)
     assert said[-1:] == ([] if count == 1 else [
         "site0: no sums for baselines are sent, since a class there has too few images to be "
         "counted (rule 'count' of site.yaml), so what one place with all images would reach "

@@ -15,7 +15,7 @@ from argparse import Namespace
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.errors import ConfigError
-from fedvlm.job.flags import add_flags, add_opts
+from fedvlm.job.flags import add_flags, add_opts, find_lone_model
 
 EXAMPLES = (
     "fedvlm advise --images FOLDER --partition dirichlet --num-users 10",
@@ -27,6 +27,11 @@ ALSO = ("recommend", "should", "whether", "advice")
 # Flags and keys that say how to train or where to write: the advice decides them.
 _OURS = ("PEFT.", "OPTIM.", "TRAINER.", "OUTPUT_DIR", "TAG", "RESUME", "FED.ROUNDS",
          "FED.LOCAL_EPOCHS", "FED.FRAC", "FED.FINETUNE", "DRAFT", "SINKS", "TEST.", "SEED")
+_INSTEAD = {  # flag of a run that trains nothing -> who does that
+    **dict.fromkeys(("eval_only", "model_dir", "load_epoch"), "fedvlm evaluate RUN judges a model"),
+    **dict.fromkeys(("dry_run", "no_train"), "an advice trains no model"),
+    "print_config": "fedvlm config shows the settings",
+}
 
 
 def flags(parser: Parser) -> None:
@@ -39,6 +44,14 @@ def flags(parser: Parser) -> None:
     add("--json", action="store_true", help="the full result as JSON")
     add_flags(parser, shown=False)
     add_opts(parser)
+    parser.checks.remove(find_lone_model)
+    parser.checks.append(_not_read)
+
+
+def _not_read(args: Namespace) -> list[str]:
+    """Return the mistakes of flags that mean nothing here."""
+    return [f"advise does not read {args.spelling[dest]}: {instead}"
+            for dest, instead in _INSTEAD.items() if dest in args.spelling]
 
 
 def main(args: Namespace) -> int:

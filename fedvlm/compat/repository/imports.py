@@ -58,7 +58,8 @@ class Imports:
                 yield
             finally:
                 sys.meta_path.remove(finder)
-                self.modules.update(loaded_below(self.packages))
+                first = next(iter(self.modules), "")  # see ``replace_modules``
+                self.modules.update(loaded_below(self.packages, first))
 
 
 class _Finder(MetaPathFinder):

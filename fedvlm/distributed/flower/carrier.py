@@ -150,11 +150,7 @@ class Flower:
 
     # ---- the relay ---------------------------------------------------------------------------
     def _online(self) -> dict[str, int]:
-        """Return the sites that are there.
-
-        Raises:
-            Lost: the relay is.
-        """
+        """Return the sites that are there (``Lost``: the relay is gone)."""
         relay = self._connected()
         try:
             told = conversation.online(relay, self.nodes)
@@ -173,11 +169,7 @@ class Flower:
         return Lost(f"Flower's relay has ended ({error}){link}")
 
     def _count(self, soon: bool) -> None:
-        """Count relays that end at once.
-
-        Raises:
-            FedvlmError: too many in a row; with the end of the SuperLink's log.
-        """
+        """Count relays that end at once (``FedvlmError``: too many in a row)."""
         self._ended = self._ended + 1 if soon else 0
         if self._ended >= MOST:
             log = self.place.log(LINK)
@@ -188,11 +180,7 @@ class Flower:
             )
 
     def _connected(self) -> socket.socket:
-        """Return the relay's connection; submit one where there is none.
-
-        Raises:
-            Lost: none comes.
-        """
+        """Return the relay's connection; submit one where there is none (``Lost``: none comes)."""
         if self._relay is not None:
             return self._relay
         if not self._runs():
@@ -214,11 +202,7 @@ class Flower:
         return self._relay
 
     def _wait(self, run: str) -> socket.socket:
-        """Return the connection of the relay that was submitted.
-
-        Raises:
-            Lost: it does not come.
-        """
+        """Return the connection of the relay that was submitted (``Lost``: it does not come)."""
         until = time.monotonic() + SUBMIT
         while time.monotonic() < until:
             sock = conversation.meet(self._door, self._token, LOOK)

@@ -52,11 +52,7 @@ def meet(door: socket.socket, token: bytes, seconds: float) -> socket.socket | N
 
 
 def _hear(relay: socket.socket, most: int = LIMIT) -> bytes:
-    """Return what the relay says next.
-
-    Raises:
-        StreamError: it is gone.
-    """
+    """Return what the relay says next (``StreamError``: it is gone)."""
     data = receive(relay, most)
     if data is None:
         raise StreamError("it closed the connection")
@@ -109,11 +105,7 @@ def ask(
 
 
 def _wait(relay: socket.socket, seconds: float, runs: Callable[[], bool]) -> None:
-    """Return once the relay says something.
-
-    Raises:
-        StreamError: it does not, or nothing can come any more.
-    """
+    """Return once the relay says something (``StreamError``: it does not, or no more)."""
     until = time.monotonic() + seconds
     while not select.select([relay], [], [], LOOK)[0]:
         if not runs():

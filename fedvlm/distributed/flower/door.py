@@ -115,11 +115,7 @@ class Door:
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:
-    """Return the pieces of a request.
-
-    Raises:
-        TooLarge: it is more than it said.
-    """
+    """Yield the pieces of a request (``TooLarge``: it is more than it said)."""
     size, more = 0, True
     while more:
         part = await receive()

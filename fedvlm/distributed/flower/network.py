@@ -172,25 +172,14 @@ def _link(place: Place, say: Say) -> None:
         "--ssl-keyfile", str(keys / "link.key"), "--enable-supernode-auth",
         "--disable-runtime-dependency-installation", "--database", str(place.folder / "link.db"),
     ], commands.environ(place), place.folder / "empty")
-    until = time.monotonic() + START
-    while not (processes.pid_of(place, LINK) and _listens(place.port)):
-        if not processes.pid_of(place, LINK) or time.monotonic() > until:
-            raise ConfigError(
-                f"the SuperLink did not start: {processes.tail(place.log(LINK))}; its log is "
-                f"{place.log(LINK)}"
-            )
-        time.sleep(0.2)
+    _await(place, LINK, HOST, place.port, "the SuperLink did not start")
     say(f"the SuperLink is running: process {processes.pid_of(place, LINK)}, TLS at "
         f"{place.address}")
     say(SHARED)
 
 
 def _door(place: Place, say: Say) -> None:
-    """Let the door for other machines stand open.
-
-    Raises:
-        ConfigError: it cannot listen where it was told.
-    """
+    """Let the door for other machines stand open (``ConfigError``: it cannot listen there)."""
     if processes.pid_of(place, DOOR):
         return
     processes.end(place, [DOOR])
@@ -198,21 +187,26 @@ def _door(place: Place, say: Say) -> None:
     if _listens(port, host):
         raise ConfigError(f"another program listens at {place.listen}: end it, or give another "
                           "--listen HOST:PORT")
-    parts, log = place.folder / DOOR, place.log(DOOR)
+    parts = place.folder / DOOR
     copy_modules(parts, DOOR_PARTS)
-    log.unlink(missing_ok=True)
+    place.log(DOOR).unlink(missing_ok=True)
     processes.begin(place, DOOR, [
         str(place.flower / "python"), "-m", "fedvlm.distributed.flower.door", str(place.keys),
         place.address, host, str(port),
     ], commands.environ(place) | {"PYTHONPATH": str(parts)}, place.folder / "empty")
-    until = time.monotonic() + START
-    while not (processes.pid_of(place, DOOR) and _listens(port, host)):
-        if not processes.pid_of(place, DOOR) or time.monotonic() > until:
-            raise ConfigError(f"the door cannot listen at {place.listen}: "
-                              f"{processes.tail(log)}; its log is {log}")
-        time.sleep(0.2)
+    _await(place, DOOR, host, port, f"the door cannot listen at {place.listen}")
     say(f"the door for sites on other machines is open: process {processes.pid_of(place, DOOR)}, "
         f"TLS at {place.listen}")
+
+
+def _await(place: Place, name: str, host: str, port: int, failed: str) -> None:
+    """Wait until a process that was begun listens (``ConfigError``: it ends, or never does)."""
+    until = time.monotonic() + START
+    while not (processes.pid_of(place, name) and _listens(port, host)):
+        if not processes.pid_of(place, name) or time.monotonic() > until:
+            log = place.log(name)
+            raise ConfigError(f"{failed}: {processes.tail(log)}; its log is {log}")
+        time.sleep(0.2)
 
 
 def _listens(port: int, host: str = HOST) -> bool:

@@ -123,10 +123,7 @@ def _part(
     ids: Sequence[int], values: Mapping[str, Any], trees: Mapping[str, Tree], ctx: Context,
     received: Tree, forms: Tree | None,
 ) -> Upload:
-    """Return a part on the model's device, of clients that ``received [K, ...]``.
-
-    Raises:
-        Odd: names, shapes, types or rows that the method does not send.
+    """Return a part on the model's device, of clients that ``received [K, ...]``, or raise ``Odd``.
     """
     k, (up, extra, told, index) = len(ids), (trees[kind] for kind in PARTS)
     _names(up, extra, told, received, ctx)
@@ -179,11 +176,7 @@ def _names(up: Tree, extra: Tree, told: Tree, received: Tree, ctx: Context) -> N
 
 
 def _extras(extra: Tree, k: int, forms: Tree | None) -> None:
-    """Refuse extras of another form than the method's, as far as that is known.
-
-    Raises:
-        Odd: says which.
-    """
+    """Refuse extras of another form than the method's, as far as that is known (``Odd``)."""
     for name, v in extra.items():
         if v.dim() == 0 or len(v) != k:
             raise Odd(f"'{name}' has no row for each client")

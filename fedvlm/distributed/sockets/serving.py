@@ -124,11 +124,7 @@ class _Hall:
             self._free.release()
 
     def _next(self, sock: socket.socket) -> bytes | None:
-        """Return the caller's next frame.
-
-        Raises:
-            StreamError: it is gone within it, or the frame is too long.
-        """
+        """Return the caller's next frame (``StreamError``: it is cut, or too long)."""
         self._idle[sock] = None
         try:
             return receive(sock, self.most)

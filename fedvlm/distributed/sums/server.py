@@ -268,11 +268,7 @@ def _as_sent(
 
 
 def _alike(trees: Sequence[Tree], names: Sequence[str]) -> Tree:
-    """Return what all clients receive of some tensors.
-
-    Raises:
-        FedvlmError: they do not receive the same, or not all.
-    """
+    """Return what all clients receive of some tensors (``FedvlmError``: not the same)."""
     first = trees[0]
     for tree in trees:
         if tree.keys() != {*names} or any(

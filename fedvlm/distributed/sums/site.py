@@ -32,7 +32,6 @@ from fedvlm.distributed.sums import masks
 from fedvlm.distributed.sums.vector import SumVector, vector_of
 from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame
-from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.engine import RoundWork
 from fedvlm.federation.rounds import Federation
 
@@ -152,7 +151,7 @@ class SiteSums:
         updates, start = done.spend(), task_of(1.0, pick(downloads[min(accepted)], shared))
         moves = updates is None or any(bool(updates.sent(n).any()) for n in updates.params)
         self._note(frame, "weighed", [start, how if moves else ""])
-        plain = self._encoded(updates, vector)
+        plain = vector.encode(self.site.federation.trainer, updates)
         key, own = self._secret("mask", frame), self._secret("own", frame)
         hidden = plain + masks.keystream(own, len(plain)) + masks.pair_masks(
             key, roster.me, roster.publics(), len(plain), *roster.words, *tasks)
@@ -164,8 +163,7 @@ class SiteSums:
     def _unmask(self, frame: Frame) -> Frame:
         """Return shares: of the own masks of sites that sent a sum, of the keys of the others.
 
-        Raises:
-            Refused: another such question was answered, or this one is none of an honest server.
+        A question that no honest server asks, or a second one, is ``Refused``.
         """
         roster, there = self._roster(frame), list(frame.values["there"])
         if sorted(set(there)) != there or not {*there} <= {*roster.names}:
@@ -197,11 +195,7 @@ class SiteSums:
                 "who": masks.derive(self.secret, "who").hex()}
 
     def _roster(self, frame: Frame) -> SumRoster:
-        """Return the sites of an attempt.
-
-        Raises:
-            Refused: too few, one twice, or this site is not among them.
-        """
+        """Return the sites of an attempt; too few, or not this one once, are ``Refused``."""
         self.site.check_like(frame)
         values, mine = frame.values, self._offer(frame)
         keys = values["roster"]
@@ -215,13 +209,10 @@ class SiteSums:
     def _lock(self, frame: Frame, roster: SumRoster, giver: str, taker: str) -> bytes:
         """Return the key that seals the shares of one site for another."""
         other = taker if giver == roster.me else giver
-        return self._agreed(self._secret("lock", frame), roster.keys[other]["lock"],
-                            "share", giver, taker, *roster.words)
-
-    @staticmethod
-    def _agreed(secret: bytes, public: str, *words: Any) -> bytes:
+        public = bytes.fromhex(roster.keys[other]["lock"])
         try:
-            return masks.agree(secret, bytes.fromhex(public), *words)
+            return masks.agree(self._secret("lock", frame), public, "share", giver, taker,
+                               *roster.words)
         except ValueError:
             raise Refused("a key of another site is none") from None
 
@@ -234,11 +225,7 @@ class SiteSums:
         ]
 
     def _open_shares(self, frame: Frame, roster: SumRoster) -> dict[str, list[int]]:
-        """Return both shares of each site that this site has.
-
-        Raises:
-            Refused: some are missing, or are not what the other site sealed.
-        """
+        """Return both shares of each site; missing or damaged ones are ``Refused``."""
         sealed, place = frame.values["shares"], roster.names.index(roster.me)
         if sorted(sealed) != roster.others:
             raise Refused("shares of other sites are missing")
@@ -253,11 +240,7 @@ class SiteSums:
 
     # ---- numbers -----------------------------------------------------------------------------
     def _vector(self, frame: Frame, clients: list[int]) -> tuple[SumVector, str]:
-        """Return the places of the numbers of a sum, and how clients weigh in it.
-
-        Raises:
-            Refused: sums of a method's own again in another round.
-        """
+        """Return the places of the numbers of a sum, and how clients weigh in it."""
         fed, round_ = self.site.federation, int(frame.values["round"])
         ctx = fed.context(clients, round_, {})
         vector = vector_of(
@@ -273,17 +256,9 @@ class SiteSums:
             how += f", by similarity at temperature {vector.temperature!r}"
         return vector, how
 
-    def _encoded(self, updates: Updates | None, vector: SumVector) -> np.ndarray:
-        """Return what this site adds to a sum (``SumVector.encode``)."""
-        return vector.encode(self.site.federation.trainer, updates)
-
     # ---- memory ------------------------------------------------------------------------------
     def _asked(self, frame: Frame) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-        """Return what was answered in the run's attempts, and in this one.
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """Return what was answered in the run's attempts, and in this one."""
         told = _kept(self._path(frame))
         mine = told.setdefault(frame.values["attempt"], {"round": frame.values["round"]})
         if mine["round"] != frame.values["round"]:
@@ -291,11 +266,7 @@ class SiteSums:
         return told, mine
 
     def _note(self, frame: Frame, kind: str, what: Any) -> None:
-        """Keep what is answered, before it is.
-
-        Raises:
-            Refused: another question of this kind was answered.
-        """
+        """Keep what is answered, before it is; a second answer of this kind is ``Refused``."""
         with self.site.opened(frame.values["run"]):
             told, mine = self._asked(frame)
             if mine.get(kind, what) != what:
@@ -348,11 +319,7 @@ class SiteSums:
 
 
 def _kept(path: Path) -> dict[str, Any]:
-    """Return what a file remembers; nothing where there is none.
-
-    Raises:
-        DataError: it cannot be read, or is damaged.
-    """
+    """Return what a file remembers; nothing where there is none (``DataError``: it is damaged)."""
     with files.explain_errors(path):
         text = path.read_text(encoding="utf-8") if path.is_file() else "{}"
     try:

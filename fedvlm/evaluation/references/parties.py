@@ -6,7 +6,7 @@ sums give is the ridge regression that one place with all images would compute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,23 +21,37 @@ from fedvlm.evaluation.references.suite import (
     BOUND,
     COLUMNS,
     Asked,
+    names_regressions,
     raw_features,
     reference,
     ridge_sums,
     share_of,
+    template_readers,
 )
 from fedvlm.evaluation.scores import Predictions
 from fedvlm.federation.groups import BASELINE_SUMS
 from fedvlm.federation.server import Row
 from fedvlm.federation.toolbox import moments
+from fedvlm.models.vlmodel import VLModel
 
 GRAM, CROSS, COUNT = BASELINE_SUMS
 WEIGHTS = "weights"
+_KINDS = {
+    "logreg": (ALONE, "logistic regression at each client's site"),
+    "logreg_names": (ALONE, "logistic regression from class names at each client's site"),
+    "pooled": (BOUND, "ridge regression from the sums of all sites"),
+}
 
 
-def alone_rows(asked: Asked) -> list[Row]:
-    """Return each client's row of a logistic regression on its own images."""
-    found = regressions(asked.frozen, [share_of(asked.data, c) for c in asked.clients])
+def alone_rows(asked: Asked, model: VLModel | None = None) -> list[Row]:
+    """Return each client's row of a logistic regression on its own images.
+
+    Args:
+        model: start from the logits of its template prompt; None: from zero.
+    """
+    found = (
+        regressions(asked.frozen, [share_of(asked.data, c) for c in asked.clients])
+        if model is None else names_regressions(asked, template_readers(asked, model)))
     return [_row(asked, c, one.labels) for c, one in zip(asked.clients, found, strict=True)]
 
 
@@ -73,17 +87,10 @@ def pooled_weights(each: Sequence[Tree]) -> Tensor:
     return moments.ridge(gram, cross, float(moments.best_ridge(gram, cross, n)))
 
 
-def site_references(
-    alone: Sequence[Row], pooled: Sequence[Row] | None = None
-) -> dict[str, dict[str, Any]]:
-    """Return the references that rows of sites give, as ``suite.references``."""
-    how = "logistic regression at each client's site", "ridge regression from the sums of all sites"
-    out = {"logreg": reference(ALONE, how[0], _short(alone))}
-    return out if pooled is None else out | {"pooled": reference(BOUND, how[1], _short(pooled))}
-
-
-def _short(rows: Sequence[Row]) -> list[Row]:
-    return [{name: row[name] for name in COLUMNS} for row in rows]
+def site_references(found: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, Any]]:
+    """Return the references that rows of sites give, by name, as ``suite.references``."""
+    return {name: reference(*_KINDS[name], [{n: row[n] for n in COLUMNS} for row in rows])
+            for name, rows in found.items()}
 
 
 def _row(asked: Asked, client: int, labels: np.ndarray) -> Row:

@@ -153,39 +153,56 @@ def zero_shots(
         return template_reference(rows, own)
     tests = np.unique(np.concatenate([np.asarray(asked.data.clients[c].test)
                                       for c in asked.clients]))
-    known: dict[VLModel, np.ndarray] = {}
-    names: dict[VLModel, Callable[[np.ndarray], Tensor]] = {}  # texts are encoded once
-    read: dict[VLModel, list[int]] = {}
-    heads: dict[int, Regression] = {}
-    local, prior = [], []
-    for c in asked.clients:
-        reader = model.of_clients([c]) if own else model
-        read.setdefault(reader, []).append(c)
-        if reader not in known:
-            names[reader] = _template_logits(asked.source, reader)
-            known[reader] = names[reader](tests).numpy()
-        share, logits = share_of(asked.data, c), known[reader]
-        here, counts = logits[np.searchsorted(tests, share.test)], asked.counts(c)
-        local.append(np.where(counts > 0, here, -np.inf).argmax(1))
-        weights = (counts + 1.0) / (counts.sum() + len(counts))
-        prior.append((here + np.log(weights)).argmax(1))
-    for reader, clients in read.items():
-        start = replace(asked.frozen, names=names[reader])
-        shares = [share_of(asked.data, c) for c in clients]
-        heads |= zip(clients, regressions(start, shares), strict=True)
-    each = [heads[c] for c in asked.clients]
+    readers = template_readers(asked, model)  # texts are encoded once
+    local, prior = dict[int, np.ndarray](), dict[int, np.ndarray]()
+    for clients, read in readers:
+        logits = read(tests).numpy()
+        for c in clients:
+            here = logits[np.searchsorted(tests, share_of(asked.data, c).test)]
+            counts = asked.counts(c)
+            local[c] = np.where(counts > 0, here, -np.inf).argmax(1)
+            weights = (counts + 1.0) / (counts.sum() + len(counts))
+            prior[c] = (here + np.log(weights)).argmax(1)
+    each = names_regressions(asked, readers)
     return {
         **template_reference(rows, own),
         "zero_shot_local": _of(
-            asked, ALONE, "zero-shot among the classes of the client's training images", local
+            asked, ALONE, "zero-shot among the classes of the client's training images",
+            [local[c] for c in asked.clients],
         ),
         "zero_shot_prior": _of(
             asked, ALONE, "zero-shot plus the log of the client's class shares, each count one "
-            "higher (Laplace)", prior,
+            "higher (Laplace)", [prior[c] for c in asked.clients],
         ),
         "logreg_names": _of(asked, ALONE, f"starts from the class names; {choice_words(each)}",
                             [one.labels for one in each]),
     }
+
+
+def template_readers(
+    asked: Asked, model: VLModel
+) -> list[tuple[list[int], Callable[[np.ndarray], Tensor]]]:
+    """Return the clients of each template, with what gives the logits ``[n, C]`` of samples."""
+    own = bool(getattr(asked.data, "client_templates", None))
+    read: dict[VLModel, list[int]] = {}
+    for c in asked.clients:
+        read.setdefault(model.of_clients([c]) if own else model, []).append(c)
+    return [(some, _template_logits(asked.source, reader)) for reader, some in read.items()]
+
+
+def names_regressions(
+    asked: Asked, readers: Sequence[tuple[list[int], Callable[[np.ndarray], Tensor]]]
+) -> list[Regression]:
+    """Return each client's logistic regression that starts from the logits of its template.
+
+    Args:
+        readers: of ``template_readers``.
+    """
+    found: dict[int, Regression] = {}
+    for some, logits in readers:
+        shares = [share_of(asked.data, c) for c in some]
+        found |= zip(some, regressions(replace(asked.frozen, names=logits), shares), strict=True)
+    return [found[c] for c in asked.clients]
 
 
 def template_reference(

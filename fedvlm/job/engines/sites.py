@@ -49,7 +49,7 @@ class AtParties(ClientSide):
         model, fed = self.built.model, self.built.federation
         return site_baselines(
             self.parties.engine, clients, model.embed_dim, len(model.classnames),
-            fed.trainer.releases(fed.groups),
+            fed.trainer.releases(fed.groups), self.built.backbone.has_text,
         )
 
     @property

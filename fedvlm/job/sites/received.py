@@ -16,7 +16,7 @@ from typing import Any
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import Tree, expand, unstack
-from fedvlm.distributed.site import BASELINE, Site
+from fedvlm.distributed.site import BASELINE, NAMES, Site
 from fedvlm.distributed.store import LostState
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
 from fedvlm.evaluation.references.suite import ALONE, COLUMNS
@@ -137,16 +137,17 @@ def keep_rows(folder: Path, frame: Frame, rows: Sequence[Row]) -> None:
     Raises:
         DataError: they cannot be written, or those of before are damaged.
     """
-    values, alone = frame.values, frame.values["model"] in (ALONE, BASELINE)
-    if not rows or not (alone or (values["model"] == PERSONAL
-                                  and values["measure"]["split"] == "test")):
+    values, model = frame.values, frame.values["model"]
+    alone = model in (ALONE, BASELINE, NAMES)
+    if not rows or not (alone or (model == PERSONAL and values["measure"]["split"] == "test")):
         return
     kept = read_rows(folder)
     for row in rows:
         client = str(row["client"])
         one: dict[str, Any] = {name: row.get(name) for name in COLUMNS[1:]}
         if alone:
-            kept[ALONE][client] = one
+            kept[ALONE].setdefault(client, {}).update(
+                {NAMES: one["accuracy"]} if model == NAMES else one)
             continue
         before = kept[MODEL].get(client, {})
         if before.get("round") != values["round"] or values["tune"] >= before["tune"]:
@@ -181,9 +182,11 @@ def alone_words(kept: Kept, client: int, allowed: bool) -> str:
         kept: of ``read_rows``.
         allowed: the owner allows baselines.
     """
-    found = kept[ALONE].get(str(client), {}).get("accuracy")
-    if found is not None:
-        return f"alone (its own logistic regression) {found:.1f} %"
+    found = kept[ALONE].get(str(client), {})
+    if found.get("accuracy") is not None:
+        names = found.get(NAMES)
+        return f"alone (its own logistic regression) {found['accuracy']:.1f} %" + (
+            "" if names is None else f", or {names:.1f} % from the class names")
     return "alone not known " + (
         "(the coordinator asked for no baselines in this run)" if allowed else
         "(rule 'baselines' of site.yaml: none are computed)")

@@ -130,3 +130,17 @@ def test_clients_at_their_sites_cannot_be_judged_here(capsys: pytest.CaptureFixt
 def test_a_map_alone_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["advise", "--map", "x.csv"]) == 2
     assert "--map needs --like" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("--eval-only", "advise does not read --eval-only: fedvlm evaluate RUN judges a model"),
+    ("--model-dir out", "advise does not read --model-dir: fedvlm evaluate RUN judges a model"),
+    ("--no-train --dry-run", "advise does not read --dry-run: an advice trains no model"),
+    ("--print-config", "advise does not read --print-config: fedvlm config shows the settings"),
+])
+def test_what_a_run_does_in_the_place_of_training_means_nothing_here(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["advise", "--demo", *words.split()]) == 2
+    err = capsys.readouterr().err
+    assert said in err and "add --eval-only" not in err

@@ -15,16 +15,18 @@ from fedvlm.check.world import CheckWorld
 from fedvlm.cli.site._erase import _delete
 from fedvlm.core.errors import ConfigError, FedvlmError, QuorumError
 from fedvlm.distributed.schema import KEYS
-from fedvlm.distributed.server.baselines import ask_baselines
+from fedvlm.distributed.server.baselines import _ask, site_baselines
 from fedvlm.distributed.server.policy import Policy
-from fedvlm.distributed.site import Site
+from fedvlm.distributed.site import BASELINE, Site
 from fedvlm.distributed.sums import masks
 from fedvlm.distributed.sums.server import SumEngine
-from fedvlm.distributed.sums.site import READ, SiteSums
+from fedvlm.distributed.sums.site import READ
 from fedvlm.distributed.sums.vector import SumVector
 from fedvlm.distributed.wire import Frame, pack, unpack
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, RoundFinished
+from fedvlm.federation.trainer import Trainer
 from tests.distributed import grid as room
 from tests.distributed.grid import RUN, Grid, leaks
 
@@ -223,14 +225,14 @@ def test_sites_whose_masks_do_not_cancel_are_noticed(
     grid: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One site adds a mask that no other takes off."""
-    plain = SiteSums._encoded
+    plain = SumVector.encode
 
-    def lie(self: SiteSums, done: Any, places: SumVector) -> np.ndarray:
-        vector = plain(self, done, places)
-        liar = self.site is grid.sites["site1"]
+    def lie(self: SumVector, trainer: Trainer, updates: Updates | None) -> np.ndarray:
+        vector = plain(self, trainer, updates)
+        liar = trainer is grid.sites["site1"].federation.trainer
         return vector + masks.keystream(bytes(32), len(vector)) if liar else vector
 
-    monkeypatch.setattr(SiteSums, "_encoded", lie)
+    monkeypatch.setattr(SumVector, "encode", lie)
     with pytest.raises(QuorumError, match="masks of the sites do not cancel"):
         grid.server()[0].run(until=1)
 
@@ -383,10 +385,10 @@ def test_a_site_sends_no_sums_of_its_own_beside_masked_ones(grid: Grid) -> None:
     fed, engine = grid.server()
     list_ = fed.trainer.releases(fed.groups)
     carried = meddle(grid, lambda site, asked: None)
-    assert ask_baselines(engine, FOUR, 16, 4, list_) is None
+    assert _ask(engine, FOUR, list_, BASELINE)[0] is None
     assert "own sums for baselines would leave without masks" in carried[0][2].values["text"]
     carried.clear()
-    assert ask_baselines(engine, FOUR, 16, 4, replace(list_, sums=())) is None
+    assert site_baselines(engine, FOUR, 16, 4, list_, True) is None
     assert [(asked.values["model"], reply.op) for _, asked, reply in carried] == [
         ("alone", "evaluated")] * 4
     more = {"sums": {"gram": torch.eye(2)}}
@@ -394,7 +396,7 @@ def test_a_site_sends_no_sums_of_its_own_beside_masked_ones(grid: Grid) -> None:
     meddle(grid, lambda site, asked: Frame(
         "evaluated", {**replies[site].values, "nonce": asked.values["nonce"]}, more))
     with pytest.raises(FedvlmError, match="site0 sends 'gram', sums over its own images"):
-        ask_baselines(engine, FOUR, 16, 4, replace(list_, sums=()))
+        site_baselines(engine, FOUR, 16, 4, list_, True)
 
 
 def test_a_site_without_work_is_in_no_sum(grid: Grid) -> None:

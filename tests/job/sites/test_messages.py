@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +32,14 @@ GREETING = pack(Frame("forget", {
 Lines = list[bytes]
 
 
+@pytest.fixture(scope="module")
+def made(few: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return places.make(tmp_path_factory.mktemp("parties"))
+
+
 @pytest.fixture
-def place(few: None, tmp_path: Path) -> Path:
-    return places.make(tmp_path / "parties")
+def place(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "parties")
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from tests.job.sites.places import NAMES, federated, make
 
 SPLIT = "0-1,2"
 TUNED = ("--trainer", "APFL", "--finetune-epochs", "1")
+BARE = ("TEST.REFERENCES", "False")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_a_site_makes_the_model_of_the_run_that_sees_all(
     """Tensors and predictions are equal; the coordinator names the command, which works."""
     here, whole = tmp_path / "sites", tmp_path / "whole"
     assert federated(place, here, monkeypatch, "--num-users", "3", *words)[0] == 0
-    assert jobs.run(whole, "--num-users", "3", *words, "FED.SITES", SPLIT) == 0
+    assert jobs.run(whole, "--num-users", "3", *words, "FED.SITES", SPLIT, *BARE) == 0
     theirs, run = load(jobs.folder(whole)), (jobs.folder(here) / "sites" / "run").read_text()
     rows = jobs.records(whole)[-1]["clients"]
     for client, name in enumerate((NAMES[0], *NAMES)):
@@ -145,6 +146,10 @@ def test_a_site_keeps_what_its_clients_reach_alone_and_with_the_newest_model(
     keep(0, 12, model="alone", measure={"split": "val"})
     assert said(False) == said() == [
         f"client 4, alone (its own logistic regression) 80.0 %, {end}"]
+    keep(0, 3, model="names")
+    keep(0, 12, model="baseline")  # asked for once more, with sums
+    assert said() == ["client 4, alone (its own logistic regression) 80.0 %, or 20.0 % from the "
+                      f"class names, {end}"]
     keep(2, 6, tune=True)
     keep(2, 15)
     assert "this model 40.0 % (after round 2)" in said()[0]

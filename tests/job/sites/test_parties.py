@@ -25,6 +25,7 @@ from tests import jobs
 from tests.job.sites.places import NAMES, federated, make, own_and_global, rows
 
 APFL = ("--trainer", "APFL")
+BARE = ("TEST.REFERENCES", "False")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_sites_hide_their_images_by_noise_of_their_own_and_are_believed(
     assert found["told"] in (jobs.folder(here) / "log.txt").read_text()
     own, shared = own_and_global(place / "site1" / "site.yaml", here, 1)
     assert own.keys() == shared.keys() and torch.equal(own["text.sigma"], shared["text.sigma"])
-    assert jobs.run(seeded, *words, "FED.DP.NOISE", "4", "FED.SITES", "0,1") == 0
+    assert jobs.run(seeded, *words, "FED.DP.NOISE", "4", "FED.SITES", "0,1", *BARE) == 0
     assert "told" not in jobs.results(seeded)
     ours, theirs = jobs.state(here), jobs.state(seeded)
     assert not torch.equal(ours["server|w|text.sigma"], theirs["server|w|text.sigma"])
@@ -255,29 +256,33 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     assert "all images in one place (pooled)" in capsys.readouterr().out
     told = json.loads((jobs.folder(tmp_path / "two") / "released.json").read_text())
     assert told["declared"]["sums"] == list(told["sent"]["sums"]) == ["gram", "cross", "count"]
-    assert told["sent"]["references"] == ["logreg", "pooled", "zero_shot"]
+    assert told["sent"]["references"] == ["logreg", "logreg_names", "pooled", "zero_shot"]
     page = str(gifts(collect([jobs.folder(tmp_path / "two")]).runs[0]))
     assert f"gram: {told['sent']['sums']['gram']:,} bytes" in page
     assert SUMS in leaves(here, capsys) and SHORT in leaves(here, capsys)
     found, ours = jobs.results(tmp_path / "two"), jobs.results(whole)
-    assert list(found["references"]) == ["zero_shot", "logreg", "pooled"]
-    for name, same_as in (("logreg", "logreg"), ("pooled", "afl")):
+    assert list(found["references"]) == ["zero_shot", "logreg", "logreg_names", "pooled"]
+    for name, same_as in (("logreg", "logreg"), ("logreg_names", "logreg_names"),
+                          ("pooled", "afl")):
         mine, theirs = found["references"][name]["clients"], ours["references"][same_as]["clients"]
         assert [(r["client"], r["n"], r["correct"]) for r in mine] == [
             (r["client"], r["n"], r["correct"]) for r in theirs]
     run = (jobs.folder(tmp_path / "two") / "sites" / "run").read_text().strip()
     last = jobs.records(tmp_path / "two")[-1]["clients"]
     for client, kept in enumerate(own_rows(here, capsys)):
-        logreg = found["references"]["logreg"]["clients"][client]
+        logreg, names = (
+            found["references"][name]["clients"][client] for name in ("logreg", "logreg_names"))
         for part, row in (("alone", logreg), ("model", last[client])):
             mine = kept[run][part][str(client)]
             assert {name: mine[name] for name in ("n", "accuracy", "balanced")} == {
                 name: row[name] for name in ("n", "accuracy", "balanced")}
         _, words = model_of(read_site_yaml(here / NAMES[client] / "site.yaml"), run, client, {})
-        assert f"alone (its own logistic regression) {logreg['accuracy']:.1f} %" in words
+        assert kept[run]["alone"][str(client)]["names"] == names["accuracy"]
+        assert (f"alone (its own logistic regression) {logreg['accuracy']:.1f} %, or "
+                f"{names['accuracy']:.1f} % from the class names") in words
     assert found["answer"]["pooled"]["personal"] == ours["references"]["afl"]["personal"]
     assert found["answer"]["alone"]["personal"] == max(
-        found["references"][name]["personal"] for name in ("zero_shot", "logreg"))
+        found["references"][name]["personal"] for name in ("zero_shot", "logreg", "logreg_names"))
     assert main(["verify", str(jobs.folder(tmp_path / "two"))]) == 0
 
 
@@ -321,7 +326,7 @@ def test_rounds_auto_over_sites_ends_in_the_round_of_the_run_that_sees_all(
         rules.write_text(rules.read_text().replace("rounds: 5", "rounds: 0"))
     auto = ("--rounds", "auto", "--lr", "1e-6", "FED.PATIENCE", "1")
     assert federated(here, tmp_path / "sites", monkeypatch, *APFL, *auto)[0] == 0
-    assert jobs.run(tmp_path / "whole", *APFL, "FED.SITES", "0,1", *auto) == 0
+    assert jobs.run(tmp_path / "whole", *APFL, "FED.SITES", "0,1", *auto, *BARE) == 0
     ours, theirs = (jobs.records(tmp_path / n) for n in ("sites", "whole"))
     for key in ("val", "val_loss"):
         assert [r.get(key) for r in ours] == [r.get(key) for r in theirs] != [None] * 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,29 @@ from tests import flower, jobs
 from tests.job.sites.places import NAMES, WORDS, Line, federated, make
 
 APFL = ("--trainer", "APFL")
+BARE = ("TEST.REFERENCES", "False")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ran(few: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two parties, and the folder of two finished runs over them; for reading."""
+    place, out = make(tmp_path_factory.mktemp("parties")), tmp_path_factory.mktemp("out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
-        patch.setenv("FEDVLM_CACHE", str(tmp_path_factory.mktemp("few")))
-        return make(tmp_path_factory.mktemp("parties"))
+        for tag in ("one", "two"):
+            assert federated(place, out, patch, *APFL, "--tag", tag)[0] == 0
+    return place, out
+
+
+@pytest.fixture
+def place(ran: tuple[Path, Path], tmp_path: Path) -> Path:
+    """The parties after both runs, to change."""
+    return shutil.copytree(ran[0], tmp_path / "parties")
+
+
+@pytest.fixture
+def runs(ran: tuple[Path, Path], tmp_path: Path) -> list[Path]:
+    """Both runs, to change."""
+    return sorted(read_runs(shutil.copytree(ran[1], tmp_path / "out")))
 
 
 def others(place: Path, patch: pytest.MonkeyPatch, away: str) -> Line:
@@ -51,14 +67,11 @@ def others(place: Path, patch: pytest.MonkeyPatch, away: str) -> Line:
 
 
 def test_the_others_give_the_bits_of_a_run_it_was_never_in(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Against the run that sees all images, from which the client is away from round 1."""
-    monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
-    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
-    assert federated(place, tmp_path / "out", monkeypatch, *APFL)[0] == 0
-    old = jobs.folder(tmp_path / "out")
-    capsys.readouterr()
+    old = runs[0]
     assert main(["forget", str(old), "--client", "site1", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "to forget: site site1 (10 train" in said and "away from round 1: client 1" in said
@@ -77,7 +90,7 @@ def test_the_others_give_the_bits_of_a_run_it_was_never_in(
     assert (told["of"], told["without"]) == (run.digest, new.digest)
     assert main(["verify", str(file.parent)]) == 0
     assert jobs.run(tmp_path / "away", *APFL, "FED.SITES", "0,1",
-                    "FED.UNRELIABLE.AWAY", "1:1-") == 0
+                    "FED.UNRELIABLE.AWAY", "1:1-", *BARE) == 0
     newest = sorted(file.parent.glob("state/round_*.safetensors"))[-1]
     theirs = {n: v for n, v in jobs.state(tmp_path / "away").items() if n.startswith("server|")}
     ours = safetensors.torch.load_file(newest)
@@ -96,14 +109,12 @@ def test_the_others_give_the_bits_of_a_run_it_was_never_in(
 
 
 def test_a_site_erases_what_it_keeps_and_says_who_else_knows(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, runs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert federated(place, tmp_path / "out", monkeypatch, *APFL, "--tag", "again")[0] == 0
     yaml = place / "site0" / "site.yaml"
     states = read_site_yaml(yaml).states
-    run = (jobs.folder(tmp_path / "out") / "sites" / "run").read_text().strip()
+    run = (runs[0] / "sites" / "run").read_text().strip()
     assert (states / run).is_dir() and (states / ".runs" / f"{run}.json").is_file()
-    capsys.readouterr()
     with serving(read_site_yaml(yaml)):
         assert main(["site", "forget", str(yaml)]) == 2
         assert "already serves this site" in capsys.readouterr().err
@@ -146,10 +157,7 @@ def test_what_protects_earlier_messages_and_folders_of_others_stay(
     assert "asked.json of a run, which keep anybody from asking again" in said.err
 
 
-def test_a_log_that_was_changed_is_refused_before_anything_goes(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert federated(place, tmp_path / "out", monkeypatch, *APFL, "--tag", "damaged")[0] == 0
+def test_a_log_that_was_changed_is_refused_before_anything_goes(place: Path) -> None:
     states = read_site_yaml(place / "site1" / "site.yaml").states
     log, before = states / "messages.jsonl", sorted(states.rglob("*"))
     whole = log.read_text()
@@ -160,12 +168,9 @@ def test_a_log_that_was_changed_is_refused_before_anything_goes(
 
 
 def test_another_run_of_the_site_is_listed_and_secure_sums_are_refused(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for tag in ("one", "two"):
-        assert federated(place, tmp_path / "out", monkeypatch, *APFL, "--tag", tag)[0] == 0
-    one, two = sorted(read_runs(tmp_path / "out"))
-    capsys.readouterr()
+    one, two = runs
     assert main(["forget", str(one), "--client", "site0", "--dry-run"]) == 0
     assert f"{two} (another run with this site)" in capsys.readouterr().out
     monkeypatch.setattr(forget, "run_config", lambda *a: summed(run_config(*a)))
@@ -174,13 +179,11 @@ def test_another_run_of_the_site_is_listed_and_secure_sums_are_refused(
 
 
 def test_a_patient_and_a_client_of_a_site_leave_with_the_bits_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Site 0 has clients 0 and 1; images of clients 0 and 2 leave, then client 1 the new run."""
-    monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
-    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
     place, out, alone = make(tmp_path / "three", "0-1,2", 3), tmp_path / "out", tmp_path / "alone"
-    yaml, three = place / "site0" / "site.yaml", (*APFL, "--num-users", "3")
+    yaml, three = place / "site0" / "site.yaml", (*APFL, "--num-users", "3", *BARE)
     states = read_site_yaml(yaml).states
     assert federated(place, out, monkeypatch, *three)[0] == 0
     assert jobs.run(alone, *three, "FED.SITES", "0-1,2") == 0
@@ -233,12 +236,10 @@ def test_a_patient_and_a_client_of_a_site_leave_with_the_bits_of_one_process(
 
 @pytest.mark.flower
 def test_images_of_a_site_leave_a_run_over_flower(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bits of one process; the site is known again by the key that it proves, over TLS."""
     flower.need()
-    monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
-    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
     place, out, alone = make(tmp_path / "two"), tmp_path / "out", tmp_path / "alone"
     yamls, at = [str(place / name / "site.yaml") for name in NAMES], place / "federation"
     first = read_site(place / "site0" / "site.json").clients[0]

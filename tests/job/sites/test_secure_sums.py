@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,22 @@ USERS = ("--num-users", "3", "--trainer", "APFL")
 KEYS = (*USERS, "FED.SECURE_SUM", "True")
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def made(few: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three parties with a client each, and a coordinator."""
-    monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
-    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "few"))
-    monkeypatch.setattr(places, "NAMES", THREE)
-    folder = tmp_path / "parties"
+    folder = tmp_path_factory.mktemp("parties")
     words = ("--demo", "--partition", "disjoint", "--num-users", "3", "--shots", "2")
     assert main(["site", "make", "--split", "0,1,2", "--to", str(folder), *words]) == 0
     for name in THREE:
         (folder / name / "site.yaml").write_text(places.RULES + "  sums: true\n  baselines: true\n")
     return folder
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The parties, for one test."""
+    monkeypatch.setattr(places, "NAMES", THREE)
+    return shutil.copytree(made, tmp_path / "parties")
 
 
 def test_a_run_says_what_holds_and_keeps_no_number_of_a_single_update(
@@ -55,7 +60,7 @@ def test_a_run_says_what_holds_and_keeps_no_number_of_a_single_update(
     assert not [data for data in line.frames if "sums" in outline(data)[2]]
     page = str(gifts(collect([jobs.folder(one)]).runs[0]))
     assert "own images; tensors came as sums over the sites of a round, under masks" in page
-    assert list(jobs.results(one)["references"]) == ["zero_shot", "logreg"]
+    assert list(jobs.results(one)["references"]) == ["zero_shot", "logreg", "logreg_names"]
     assert any("pooled is not known: it takes each site's own sums without masks" in note
                for note in told["run_info"]["notes"])
     own, shared = places.own_and_global(place / "site2" / "site.yaml", one, 2)
