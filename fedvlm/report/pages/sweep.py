@@ -27,6 +27,7 @@ from fedvlm.report.pages.html import (
     items,
     join_content,
     lines,
+    render_template,
     search,
 )
 from fedvlm.report.pages.journal import SweepJournal, journals
@@ -34,7 +35,6 @@ from fedvlm.report.pages.numbers import box
 from fedvlm.report.pages.origin import method_card
 from fedvlm.report.pages.svg import COLOURS
 from fedvlm.report.pages.tables import groups, of_group
-from fedvlm.report.pages.templates import render_template
 from fedvlm.report.tables.caption import NOT_COMPARABLE
 from fedvlm.report.tables.facts import RunFacts
 from fedvlm.report.tables.layout import spell_names
