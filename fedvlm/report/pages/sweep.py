@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -261,17 +262,13 @@ def _differences(runs: Sequence[FinishedRun]) -> Html:
 
 def _who(owners: Sequence[FinishedRun], everyone: Sequence[FinishedRun]) -> str:
     """Name runs by their methods or their data sets, whichever they are all of."""
-    for name in (_method, _dataset):
+    for name in (attrgetter("method"), _dataset):
         theirs = {name(run) for run in owners}
         if len(theirs) < len({name(run) for run in everyone}) and sum(
             name(run) in theirs for run in everyone
         ) == len(owners):
             return _names(theirs)
     return plural(len(owners), "run")
-
-
-def _method(run: FinishedRun) -> str:
-    return run.method
 
 
 def _dataset(run: FinishedRun) -> str:
