@@ -168,16 +168,16 @@ class Model:
             ConfigError: the model was trained on captions.
             DataError: something that is no image, or with ``bad`` none that is one.
         """
-        if self.facts.captioned:
-            raise ConfigError(
-                "this model was trained on captions and predicts no class: give the texts to "
-                "choose from (fedvlm predict RUN IMAGE --texts FILE, or model.similarities)")
         found, names = as_list(images)
         return self._predictions(({"pixels": x} for x in self._pixels(found, bad)), names, bad)
 
     def _predictions(
         self, parts: Iterable[Tree], names: Sequence[str], bad: Mapping[int, str] | None = None
     ) -> Predictions:
+        if self.facts.captioned:
+            raise ConfigError(
+                "this model was trained on captions and predicts no class: give the texts to "
+                "choose from (fedvlm predict RUN IMAGE --texts FILE, or model.similarities)")
         with torch.no_grad():
             rows = _joined([self._predictor(x)[0].float().cpu() for x in parts], bad)
         return Predictions(self.classnames, rows, _whole(names, bad), self.model.sets,
@@ -217,7 +217,7 @@ class Model:
         They are also encoded once for methods that adapt nothing inside the image tower.
 
         Raises:
-            DataError: something that is no image.
+            ConfigError, DataError: as ``predict``.
         """
         found, names = as_list(images)
         frozen = self.trainer.streams(self.model) == ("features",)
