@@ -26,7 +26,7 @@ from fedvlm.advise.verdict import (
     MethodReach,
     names_sentence,
 )
-from fedvlm.runs.verify.answer import ACCURACY, BASELINES
+from fedvlm.runs.verify.answer import ACCURACY, baseline_name
 
 WORDS = {
     AFL: "AFL, ridge regression in one round", AFL_PRIOR: "the same plus own class shares",
@@ -102,7 +102,7 @@ def advice_lines(
     """
     sets = advice.measure != ACCURACY
     rows = [
-        (f"each client alone ({BASELINES[advice.alone.name]})", advice.alone),
+        (f"each client alone ({baseline_name(advice.alone.name)})", advice.alone),
         *((f"together: {WORDS[s.name]}{BESIDE if sets and s.name == AFL else ''}", s)
           for s in _in_order(advice)),
         ("all images in one place (pooled)", advice.pooled),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -168,16 +168,16 @@ class Model:
             ConfigError: the model was trained on captions.
             DataError: something that is no image, or with ``bad`` none that is one.
         """
-        if self.facts.captioned:
-            raise ConfigError(
-                "this model was trained on captions and predicts no class: give the texts to "
-                "choose from (fedvlm predict RUN IMAGE --texts FILE, or model.similarities)")
         found, names = as_list(images)
         return self._predictions(({"pixels": x} for x in self._pixels(found, bad)), names, bad)
 
     def _predictions(
         self, parts: Iterable[Tree], names: Sequence[str], bad: Mapping[int, str] | None = None
     ) -> Predictions:
+        if self.facts.captioned:
+            raise ConfigError(
+                "this model was trained on captions and predicts no class: give the texts to "
+                "choose from (fedvlm predict RUN IMAGE --texts FILE, or model.similarities)")
         with torch.no_grad():
             rows = _joined([self._predictor(x)[0].float().cpu() for x in parts], bad)
         return Predictions(self.classnames, rows, _whole(names, bad), self.model.sets,
@@ -210,6 +210,28 @@ class Model:
                 self.trainer.image_features(self.model, self._stacked, {"pixels": pixels})[0]
                 .float().cpu() for pixels in self._pixels(found, bad)
             ], bad)
+
+    def seen(self, images: Images) -> tuple[Tensor, Predictions]:
+        """Return what ``features`` and ``predict`` do, the images being opened once.
+
+        They are also encoded once for methods that adapt nothing inside the image tower.
+
+        Raises:
+            ConfigError, DataError: as ``predict``.
+        """
+        found, names = as_list(images)
+        frozen = self.trainer.streams(self.model) == ("features",)
+        rows: list[Tensor] = []
+
+        def parts() -> Iterator[Tree]:
+            for pixels in self._pixels(found):
+                x = {"pixels": pixels}
+                x = {"features": self.model.image(x)} if frozen else x
+                rows.append(self.trainer.image_features(self.model, self._stacked, x)[0])
+                yield x
+
+        said = self._predictions(parts(), names)
+        return torch.cat(rows).float().cpu(), said
 
     def maps(self, images: Images) -> Maps:
         """Return what the method weighs in images, patch by patch.

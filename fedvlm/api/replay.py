@@ -50,7 +50,7 @@ from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers
 from fedvlm.job.identity import present_identity
 from fedvlm.job.resolve import run_config
 from fedvlm.job.results import Results
-from fedvlm.job.results.against import ROWS, told_table
+from fedvlm.job.results.against import told_table
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
@@ -75,6 +75,7 @@ from fedvlm.runs.state import (
     open_records,
     rounds_on_disk,
 )
+from fedvlm.runs.verify.answer import baseline_name
 from fedvlm.runs.verify.check import inspect
 from fedvlm.runs.verify.cover import LOGITS
 from fedvlm.runs.verify.parting import flat_leaves
@@ -377,6 +378,9 @@ def _sections(
     results: Mapping[str, Any], protocol: Mapping[str, Any], out: Sequence[str]
 ) -> dict[str, Any]:
     kept = {k: v for k, v in protocol.items() if k not in out}
+    if "below" in results:  # another version says the same in other words
+        below = [{k: v for k, v in one.items() if k != "sentence"} for one in results["below"]]
+        results = {**results, "below": below}
     return {"results": results, "protocol": kept}
 
 
@@ -391,7 +395,7 @@ def _then(numbers: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, 
     if not isinstance(then, Mapping) or not isinstance(now, Mapping):
         return dict(numbers)
     later = set(now) - set(then)
-    rows = {ROWS[name] for name in later if name in ROWS}
+    rows = {baseline_name(name) for name in later}
     return {
         **numbers, "references": {name: one for name, one in now.items() if name in then},
         "below": [one for one in numbers["below"] if one["reference"] not in later],

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from yacs.config import CfgNode
 
@@ -78,14 +79,14 @@ def unused_keys(origins: Mapping[str, str], schema: Schema) -> list[str]:
     return [k for k, where in origins.items() if where != DEFAULT and not schema[k].used]
 
 
-def flat(cfg: CfgNode, prefix: str = "") -> dict[str, Value]:
+def flat(cfg: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
     """Return the tree as ``{"FED.ROUNDS": 10, ...}``."""
     values: dict[str, Value] = {}
     for name, value in cfg.items():
-        if isinstance(value, CfgNode):
+        if isinstance(value, Mapping):
             values |= flat(value, f"{prefix}{name}.")
         else:
-            values[prefix + name] = value
+            values[f"{prefix}{name}"] = value
     return values
 
 

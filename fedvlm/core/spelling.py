@@ -54,6 +54,11 @@ def visible_text(text: str, keep: str = "") -> str:
     )
 
 
+def site_words(name: str) -> str:
+    """Return ``site NAME``; of a name that begins with the word the name alone."""
+    return name if name.casefold().startswith("site") else f"site {name}"
+
+
 def show_name(name: str) -> str:
     """Return a faulty name as a message can hold it."""
     return ascii(name if len(name) <= 60 else name[:57] + "...")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import TypeGuard
 
 DECILE = 0.1
 ENOUGH = 10  # draws of a cell, from which its own variance is used
@@ -129,6 +130,11 @@ def _quantile(df: int, level: float) -> float:
     from scipy.special import stdtrit  # start-up: 0.1 s of tables without intervals
 
     return float(stdtrit(df, (1 + level) / 2))
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value that a file holds is a number; a truth value is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def drop_missing(values: Iterable[float | None]) -> list[float]:

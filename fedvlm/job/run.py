@@ -55,7 +55,7 @@ from fedvlm.runs.claim import look_ahead
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import Present
 from fedvlm.runs.metrics import read_metrics
-from fedvlm.runs.names import method_name
+from fedvlm.runs.names import RESULTS, method_name
 from fedvlm.runs.private import public_text
 from fedvlm.runs.state import clear_states
 from fedvlm.runs.verify.answer import NEXT, answer_lines, measure_of, worse_names
@@ -147,7 +147,7 @@ def _built_and_trained(
     if folder.finished is not None:
         seal = refuse_damage(folder.path, folder.finished).seal
         bare = [f"it has {BEFORE}"] if seal != SEALED else []
-        before = f"already finished; results: {folder.results_path}"
+        before = f"already finished; results: {folder.path / RESULTS}"
         console.notes([*folder.notes, before, *bare])
         if cfg.TEST.KEEP_LOGITS and not (folder.path / "logits.safetensors").exists():
             console.notes(["the run kept no logits: to get them, run it again with another --tag"])
@@ -291,7 +291,7 @@ def _train(
     """Describe the run, train it to its end, and return what is then in ``results.json``."""
     cfg = built.cfg
     folder.write_config(flat(cfg), origins)
-    folder.write_partition(built.data.index_file())
+    folder.write_json("partition.json", built.data.index_file())
     if built.data.client_names:
         folder.write_client_names(built.data.client_names)
     folder.write_text("partition.csv", partition_csv(_counted(built)))
@@ -301,7 +301,7 @@ def _train(
         **_text_facts(built.data),
     )
     measure = measure_of(cfg)
-    log = LogFile(folder.log_path, int(cfg.FED.ROUNDS), measure, public_text)
+    log = LogFile(folder.path / "log.txt", int(cfg.FED.ROUNDS), measure, public_text)
     screens = (console, log)
     if not of_parties(cfg) and on_disk(built):
         built.federation.keep_on_disk(folder.records)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.stats import is_number
 from fedvlm.runs.cells import folders_of, runs_below
 from fedvlm.runs.finished import FinishedRun, read_finished
 from fedvlm.runs.verify.check import BEFORE, SEALED, one_digest_one_seed
@@ -71,8 +72,7 @@ def collect(folders: Sequence[Path]) -> Collected:
 
 def as_float(value: Any) -> float | None:
     """Return a finite number as a float; None for anything else that a file may hold."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and math.isfinite(value) else None
+    return float(value) if is_number(value) and math.isfinite(value) else None
 
 
 def _take(path: Path, collected: Collected, named: bool) -> None:

@@ -195,7 +195,9 @@ class ClaimedFolder:
         """
         run = cls(Path(output_dir) / parts.relative(), identity, present)
         run.draft = draft
-        run._make()
+        with explain_place(run.path):
+            run._above = nearest_there(run.path)
+            run.path.mkdir(parents=True, exist_ok=True)
         run.finished = run._earlier()
         if run.finished is not None:
             tidy_finished(run.path)
@@ -264,13 +266,8 @@ class ClaimedFolder:
             self.digest = record["identity_digest"]
         return record
 
-    def _make(self) -> None:
-        with explain_place(self.path):
-            self._above = nearest_there(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
-
     def _unmake(self) -> None:
-        """Take away the empty folders that ``_make`` made."""
+        """Take away the empty folders that ``claim`` made."""
         with contextlib.suppress(OSError):
             for folder in (self.path, *self.path.parents):
                 if folder == self._above:

@@ -90,14 +90,6 @@ class FinishedRun:
         """Return the records of all rounds, round 0 first."""
         return read_metrics(self.path / "metrics.jsonl")[0]
 
-    def config(self) -> dict[str, Any]:
-        """Return the resolved config, nested as in ``config.yaml``.
-
-        Raises:
-            DataError: it cannot be read.
-        """
-        return read_config(self.path)
-
     def manifest(self) -> dict[str, Any]:
         """Return ``manifest.json``.
 

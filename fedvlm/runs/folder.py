@@ -25,16 +25,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.runs import manifest, metrics, state
 from fedvlm.runs.claim import ClaimedFolder
-from fedvlm.runs.identity import (
-    FORMAT,
-    Present,
-    RunPath,
-    config_text,
-    identity_difference,
-    identity_digest,
-    identity_plain,
-    read_results,
-)
+from fedvlm.runs.identity import FORMAT, Present, config_text, identity_plain
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.private import (
     private_values,
@@ -68,16 +59,6 @@ class RunFolder(ClaimedFolder):
         self._seals: dict[Any, str] = {}  # round -> seal of its line
 
     # ---- paths ------------------------------------------------------------------------------
-    @property
-    def log_path(self) -> Path:
-        """Where the console writes its Dassl-style log."""
-        return self.path / "log.txt"
-
-    @property
-    def results_path(self) -> Path:
-        """Written last."""
-        return self.path / RESULTS
-
     @cached_property
     def records(self) -> dict[str, RecordStore]:
         """Clients' rows on disk, by kind."""
@@ -94,10 +75,6 @@ class RunFolder(ClaimedFolder):
         files.write_text(self._writable("config.yaml"), config_text(shown, told))
         write_private(self.path, config=private_values(resolved))
 
-    def write_partition(self, index: Mapping[str, Any]) -> None:
-        """Write ``partition.json``: the index file of the partition."""
-        files.write_json(self._writable("partition.json"), index)
-
     def write_client_names(self, names: Sequence[str]) -> None:
         """Keep the clients' names in ``private.json``, the only file of a run that has them."""
         write_private(self._writable("config.yaml").parent, clients=names)
@@ -107,7 +84,7 @@ class RunFolder(ClaimedFolder):
         files.write_text(self._writable(name), text)
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
-        """Write a JSON file of the run, ``released.json`` for one."""
+        """Write a JSON file of the run, ``partition.json`` for one."""
         files.write_json(self._writable(name), data)
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
@@ -250,7 +227,3 @@ class RunFolder(ClaimedFolder):
         files.write_json(self._writable(RESULTS), record)
         self.finished = record
         return record
-
-__all__ = [
-    "RunFolder", "RunPath", "SavedState", "identity_difference", "identity_digest", "read_results",
-]

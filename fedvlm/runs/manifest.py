@@ -43,7 +43,7 @@ def session(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "ended": None,
         "how": "running",
         "from_round": None,
-        "versions": versions(),
+        "versions": dict(versions()),
         "git": git_revision(PACKAGE),
         "machine": machine(),
         "determinism": determinism(),
@@ -60,13 +60,9 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def versions() -> dict[str, str | None]:
-    """Return Python's version and those of the packages that make the numbers."""
-    return dict(_versions())
-
-
 @cache
-def _versions() -> dict[str, str | None]:
+def versions() -> Mapping[str, str | None]:
+    """Return Python's version and those of the packages that make the numbers."""
     table: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

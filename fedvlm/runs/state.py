@@ -12,7 +12,6 @@ Format 1 had all clients' tensors beside the server's (``client|<id>|<slot>|<nam
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,7 +105,7 @@ def settle(folder: Path, newest: int, identity: str, keep: int = KEEP) -> None:
     """
     rounds = sorted(r for r in rounds_on_disk(folder) if r <= newest)[-keep:]  # of ALL: all
     index = {"format": FORMAT, "states": [f"round_{r:04d}" for r in rounds]}
-    if _read_index(folder) != index:
+    if files.read_json(folder / "index.json") != index:
         files.write_json(folder / "index.json", index)
     _prune(folder, set(rounds))
     named: dict[str, set[str]] = {kind: set() for kind in KINDS}
@@ -223,19 +222,12 @@ def _rounds_in_index(folder: Path, notes: list[str]) -> set[int]:
     """Return the rounds the index names, so that a deleted file is noticed."""
     if not (folder / "index.json").exists():
         return set()
-    index = _read_index(folder)
+    index = files.read_json(folder / "index.json")
     stems = index.get("states") if isinstance(index, dict) else None
     if not isinstance(stems, list):
         notes.append("state/index.json is not readable; the state files were read instead")
         return set()
     return {int(m[1]) for m in (_NAME.fullmatch(f"{s}.json") for s in stems) if m}
-
-
-def _read_index(folder: Path) -> Any:
-    try:
-        return json.loads((folder / "index.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 def _prune(folder: Path, keep: set[int]) -> None:

@@ -489,7 +489,7 @@ def test_a_site_with_another_config_is_refused_by_its_keys(
     with pytest.raises(ConfigError) as told:
         grid.server()
     assert str(told.value) == (
-        "site site1 cannot take part: the config differs in NEW (True there, absent here), "
+        "site1 cannot take part: the config differs in NEW (True there, absent here), "
         "OPTIM.LR (0.01 there, 0.05 here), X.DIR (another value there, another value here)"
     )
 

@@ -27,7 +27,8 @@ from fedvlm.core.errors import DataError
 from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.rows.store import RowStore
 from fedvlm.runs import manifest, records
-from fedvlm.runs.folder import RunFolder, RunPath, identity_digest, read_results
+from fedvlm.runs.folder import RunFolder
+from fedvlm.runs.identity import RunPath, identity_digest, read_results
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.state import load_newest_state
 

@@ -14,12 +14,10 @@ from fedvlm.cli import main as cli
 from fedvlm.config.keys import default_schema
 from fedvlm.job.identity import identity_config
 from fedvlm.job.resolve import run_config
-from fedvlm.job.results.against import ROWS
 from fedvlm.report.figures.drawing.levels import levels_of
 from fedvlm.report.tables.cells import BELOW
-from fedvlm.report.tables.facts import REFERENCE_NAMES
 from fedvlm.runs.finished import find_finished
-from fedvlm.runs.verify.answer import COMPARED, UNCOVERED
+from fedvlm.runs.verify.answer import BASELINES, COMPARED, UNCOVERED
 from tests import jobs
 from tests.job.engines.test_workers import with_workers
 from tests.job.test_image_privacy import KILLED
@@ -120,7 +118,7 @@ def test_no_reader_shows_baselines_that_go_around_the_guarantee(
 ) -> None:
     """Console, log, table, page, figures and model card say the one sentence instead."""
     out = tmp_path / "out"
-    labels = {*ROWS.values(), *REFERENCE_NAMES.values()} - {"zero-shot"}
+    labels = {*BASELINES.values()} - {"zero-shot"}
     words = (*KEYS, "TEST.REFERENCES", "True")
     told = []
     for _ in range(2):  # a run, and the same that is finished already

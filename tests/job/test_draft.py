@@ -13,7 +13,8 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
 from fedvlm.runs import lock
 from fedvlm.runs.claim import ClaimedFolder
-from fedvlm.runs.folder import RunFolder, RunPath
+from fedvlm.runs.folder import RunFolder
+from fedvlm.runs.identity import RunPath
 from tests import jobs
 
 METHOD = """

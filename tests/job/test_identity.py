@@ -25,8 +25,8 @@ from fedvlm.job.flags import parse
 from fedvlm.job.identity import WHERE, identity_config, present_identity
 from fedvlm.job.resolve import resolve
 from fedvlm.runs.finished import FinishedRun
-from fedvlm.runs.folder import RunFolder, RunPath
-from fedvlm.runs.identity import identity_digest, identity_plain, refuse_other
+from fedvlm.runs.folder import RunFolder
+from fedvlm.runs.identity import RunPath, identity_digest, identity_plain, refuse_other
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.state import BEGUN, cell_state
 from tests import jobs

@@ -19,14 +19,15 @@ from hypothesis import strategies as st
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.repository import PACKAGE
 from fedvlm.runs import manifest
-from fedvlm.runs.folder import (
-    RunFolder,
+from fedvlm.runs.folder import RunFolder
+from fedvlm.runs.identity import (
     RunPath,
+    config_text,
     identity_difference,
     identity_digest,
     read_results,
+    safe_name,
 )
-from fedvlm.runs.identity import config_text, safe_name
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.seal import seal_of
 
@@ -133,7 +134,7 @@ def test_finished_run_is_reported_not_run_again(tmp_path: Path) -> None:
         written = run.write_results({"seconds": 2.5}, {"setting": "base2new"}, {"personal": 81.25})
     for resume in (True, False):
         again = make(tmp_path, resume=resume)
-        assert again.finished == written == read_results(run.results_path)
+        assert again.finished == written == read_results(run.path / "results.json")
     assert set(written) == {
         "format", "draft", "identity_digest", "identity", "run_info", "protocol", "results",
         "covers", "seal",
@@ -148,9 +149,10 @@ def test_finished_run_is_reported_not_run_again(tmp_path: Path) -> None:
 def test_damaged_results_are_no_results(tmp_path: Path, text: str) -> None:
     with make(tmp_path) as run:
         run.write_results({}, {}, {})
-    edited = run.results_path.read_text().replace('"results": {}', '"results": {"personal": 924.0}')
+    results = run.path / "results.json"
+    edited = results.read_text().replace('"results": {}', '"results": {"personal": 924.0}')
     assert "924" in edited
-    run.results_path.write_text(edited if text == "seal" else text)
+    results.write_text(edited if text == "seal" else text)
     with make(tmp_path) as run:
         assert run.finished is None and any("results.json is damaged" in n for n in run.notes)
 
@@ -158,8 +160,9 @@ def test_damaged_results_are_no_results(tmp_path: Path, text: str) -> None:
 def test_foreign_results_are_refused(tmp_path: Path) -> None:
     with make(tmp_path) as run:
         run.write_results({}, {}, {})
-    record = json.loads(run.results_path.read_text()) | {"identity_digest": "f" * 64}
-    run.results_path.write_text(json.dumps(record | {"seal": seal_of(record)}))
+    results = run.path / "results.json"
+    record = json.loads(results.read_text()) | {"identity_digest": "f" * 64}
+    results.write_text(json.dumps(record | {"seal": seal_of(record)}))
     with pytest.raises(ConfigError, match="results of another run"):
         make(tmp_path)
 
@@ -267,7 +270,7 @@ def test_flat_config_is_nested() -> None:
 def test_config_and_partition_files(tmp_path: Path) -> None:
     with make(tmp_path) as run:
         run.write_config({"FED": {"ROUNDS": 3}}, {"FED.ROUNDS": "flag --rounds"})
-        run.write_partition({"clients": [[1, 2], []], "digest": "x"})
+        run.write_json("partition.json", {"clients": [[1, 2], []], "digest": "x"})
         path = run.save_tensors("logits", {"global": torch.ones(2, 3)})
     assert (run.path / "config.yaml").read_text() == "FED:\n  ROUNDS: 3  # flag --rounds\n"
     assert json.loads((run.path / "partition.json").read_text())["clients"] == [[1, 2], []]

@@ -18,6 +18,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import read_json
+from fedvlm.core.spelling import site_words
 from fedvlm.data.datum import PARTS
 from fedvlm.job.inputs import Parting
 from fedvlm.job.sites.parties import PLACE, ask_sites, has_left, met_without, read_met, run_name
@@ -97,7 +98,7 @@ def leaving(path: Path, cfg: CfgNode, client: str, images: str) -> Leaving:
         sites.append(site)
     told = {site: met[site] for site in sites}
     names = ", ".join(told)
-    now, words, unit = dict[str, Any](), f"site {names}", "site"
+    now, words, unit = dict[str, Any](), site_words(names), "site"
     if images or (client != names and len(told[names]["clients"]) > 1):
         now = _without_parts(cfg, told, client)
         words, unit = (f"client {client} of {names}", "client") if client else (

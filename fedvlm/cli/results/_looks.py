@@ -61,9 +61,9 @@ def features(model: Model, some: Sequence[Datum]) -> Features:
         raise ConfigError("--features colours images by their class, and this run's have sets of "
                           "labels or captions")
     true = np.array([label[fold(spoken(datum))] for datum in some])
-    values = F.normalize(model.features(opened_images(some)), dim=-1).double().numpy()
-    right = model.predict(opened_images(some)).labels == true
-    return Features(values, true, right, model.classnames)
+    found, said = model.seen(opened_images(some))
+    values = F.normalize(found, dim=-1).double().numpy()
+    return Features(values, true, said.labels == true, model.classnames)
 
 
 def opened_images(some: Sequence[Datum]) -> list[Any]:

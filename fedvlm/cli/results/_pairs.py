@@ -8,8 +8,7 @@ from fedvlm.cli.results._folders import run_folders
 from fedvlm.console.rows import one_line
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError
-from fedvlm.report.compare.runs import compare_runs, compare_seeds
-from fedvlm.report.compare.sides import find_side, find_sides
+from fedvlm.report.compare.runs import compare_runs, compare_seeds, find_side, find_sides
 from fedvlm.report.compare.text import PAIR_FORMATS
 from fedvlm.runs.verify.parting import (
     find_differences,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.spelling import site_words
 from fedvlm.distributed.schema import by_number
 from fedvlm.federation.server import Roster
 
@@ -61,13 +62,13 @@ class Membership:
         clients = by_number(values["clients"])
         for client in clients:
             if self.bound.get(client, key) != key:
-                raise ConfigError(f"site {site} says that it has client {client}, which a site "
-                                  "with another key brought when this run began (if that site "
+                raise ConfigError(f"{site_words(site)} says that it has client {client}, which a "
+                                  "site with another key brought when this run began (if that site "
                                   "made a new key, delete sites/met.json of the run's folder)")
             if client in self.home:
                 raise ConfigError(f"sites {self.home[client]} and {site} both have client {client}")
         if any(self.before.get(c) == GONE for c in clients):
-            raise ConfigError(f"site {site} has client {min(clients)}, which this run has "
+            raise ConfigError(f"{site_words(site)} has client {min(clients)}, which this run has "
                               "forgotten: end its process (fedvlm site stop), or remove the site "
                               "(fedvlm federation dismiss)")
         if any(self.before.get(c, values["data"]) != values["data"] for c in clients):
@@ -227,5 +228,5 @@ class Membership:
 
 
 def _other_data(site: str) -> ConfigError:
-    return ConfigError(f"site {site} has other data than when this run began: restore the old "
-                       "data, or start a new run with another --tag")
+    return ConfigError(f"{site_words(site)} has other data than when this run began: restore the "
+                       "old data, or start a new run with another --tag")

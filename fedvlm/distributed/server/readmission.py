@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core import files
+from fedvlm.core.spelling import site_words
 from fedvlm.distributed.schema import each, flag, hexes, integer, record
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.federation.reliability.unreliable import VOID
@@ -65,7 +66,7 @@ def readmit(engine: RemoteEngine, wishes: Sequence[Wish], state: FedState) -> Fe
         site = members.home.get(client, "")
         if not wish["anew"] and site not in shut:
             members.readmitted.append({**wish, "after": state.round, VOID: True})
-            engine.say(f"client {client} is not readmitted: its site {site} is not excluded "
+            engine.say(f"client {client} is not readmitted: {site_words(site)} is not excluded "
                        "(--anew is for a state that is gone)")
             continue
         if wish["anew"]:

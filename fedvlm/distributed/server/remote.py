@@ -17,6 +17,7 @@ import numpy as np
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.rows.away import AwayStore
+from fedvlm.core.spelling import site_words
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import CLASSES, facts, likeness, odd_facts
@@ -122,7 +123,7 @@ class RemoteEngine:
                     if isinstance(reply, Grave):
                         raise reply.error
                     if isinstance(reply, str):
-                        raise ConfigError(f"site {site} cannot take part: {reply}")
+                        raise ConfigError(f"{site_words(site)} cannot take part: {reply}")
                     members.welcome(site, reply.values, self.carrier.key(site))
                 except FedvlmError as error:
                     self._turn_away(site, error, bool(before))
@@ -168,7 +169,7 @@ class RemoteEngine:
                 known = any(home == site and c in self.members.before
                             for c, home in self.members.home.items())
                 self._turn_away(site, ConfigError(
-                    f"site {site} cannot take part: it differs in {odd}{_hint(odd)}"), known)
+                    f"{site_words(site)} cannot take part: it differs in {odd}{_hint(odd)}"), known)
         for n in ("train", "val", "test", "classes"):
             if not _same_counts(getattr(roster, n), getattr(fed.roster, n)):
                 raise ConfigError(f"the sites now report other image counts ({n}) than at the "

@@ -23,6 +23,7 @@ from fedvlm.runs.verify.answer import (
     TOGETHER,
     UNCLEAR,
     UNSHARED,
+    baseline_name,
     goes_around,
     head_together,
     measure_name,
@@ -31,15 +32,10 @@ from fedvlm.runs.verify.answer import (
 from fedvlm.runs.verify.beside import TUNED, References, better, hurt
 
 _BOUND = "bound"  # kind of a reference that is not compared (``evaluation.references``)
-ROWS = {  # of the final table; zero-shot has its own, with more numbers
-    "majority": "most frequent class",
-    "zero_shot_local": "zero-shot, own classes",
-    "zero_shot_prior": "zero-shot, class shares",
-    "logreg": "logistic regression",
-    "logreg_names": "logistic, class names",
-    "afl": "AFL (together)",
-    "afl_prior": "AFL, class shares",
-    "pooled": "pooled (bound)",
+NO_ROW = ("chance", "zero_shot")  # of the final table: zero-shot has its own, with more numbers
+EARLIER = {  # labels in final tables that earlier versions recorded
+    "commonest class": "majority", "AFL (together)": "afl", "AFL, class shares": "afl_prior",
+    "pooled (bound)": "pooled",
 }
 QUARTERS = 4  # parts of a run whose last two show whether accuracy still rises
 MAD = 3.0  # times the loss of guessing: a learning rate that is far too high
@@ -68,7 +64,7 @@ def below(
     return [
         {"reference": name, "kind": found[name]["kind"], "personal": value, "sentence":
          f"{method} personal {measure_word(found[name])} {personal:.1f} is below "
-         f"{BASELINES[name]} {value:.1f}"}
+         f"{baseline_name(name)} {value:.1f}"}
         for name, value in better(personal, found, kind)
     ]
 
@@ -260,12 +256,16 @@ def table_rows(found: References) -> dict[str, dict[str, Any]]:
     """Return the rows of the final table, by label: bounds last."""
     ranked = sorted(found, key=lambda name: found[name]["kind"] == _BOUND)
     return {
-        ROWS[name]: {k: v for k, v in found[name].items() if k.startswith("personal")}
-        for name in ranked if name in ROWS
+        baseline_name(name): {k: v for k, v in found[name].items() if k.startswith("personal")}
+        for name in ranked if name not in NO_ROW
     }
 
 
 def told_table(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a recorded final table, without baselines that go around a guarantee."""
-    rows: list[dict[str, Any]] = results["table"]
-    return [r for r in rows if r[""] not in ROWS.values()] if goes_around(results) else rows
+    """Return the rows of a recorded final table in today's words.
+
+    Baselines that go around a guarantee are left out.
+    """
+    rows = [{**r, "": baseline_name(EARLIER[r[""]])} if r[""] in EARLIER else r
+            for r in results["table"]]
+    return [r for r in rows if r[""] not in BASELINES.values()] if goes_around(results) else rows

@@ -13,7 +13,14 @@ from fedvlm.console.screen import say
 from fedvlm.job.flags import peft_keys
 from fedvlm.job.request import Request
 from fedvlm.job.resolve import Jobs, resolve
-from fedvlm.runs.verify.answer import ALONE, BASELINES, PAYS, POOLED, TOGETHER, federation_answer
+from fedvlm.runs.verify.answer import (
+    ALONE,
+    PAYS,
+    POOLED,
+    TOGETHER,
+    baseline_name,
+    federation_answer,
+)
 
 HEAD = "FedAvg"  # the head's method; the demo's other one is the default of --trainer
 KEPT = {"OUTPUT_DIR"}  # settings that leave it the demo
@@ -73,7 +80,7 @@ def summary_lines(
     rows = [
         ("zero-shot CLIP, nothing trained", zero["personal"], zero.get("personal_balanced"),
          zero.get("new")),
-        (f"each client alone ({BASELINES[simple[ALONE]['reference']]})",
+        (f"each client alone ({baseline_name(simple[ALONE]['reference'])})",
          *_pair(simple[ALONE]), None),
         (f"together, a linear head ({HEAD})", *_pair(simple[TOGETHER]), None),
         (f"together, prompts and adapters ({name})", *_pair(other[TOGETHER]),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.rows.away import AwayStore
+from fedvlm.core.spelling import site_words
 from fedvlm.core.trees import Tree, nbytes
 from fedvlm.distributed.facts import odd_facts
 from fedvlm.distributed.schema import by_number
@@ -49,8 +50,8 @@ class PoolMembership(Membership):
         """
         counts = by_number(values["clients"])
         if self.counts and counts != self.counts:
-            raise ConfigError(f"site {site} cannot take part: it has different images than the "
-                              "others")
+            raise ConfigError(f"{site_words(site)} cannot take part: it has different images than "
+                              "the others")
         self.met[site], self.data[site] = dict(values["facts"]), values["data"]
         self.counts = counts
         self.home = dict.fromkeys(counts, site)

@@ -7,13 +7,14 @@ are those of the last round, of an unfinished run those of the last round that b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.report.collect import collect
 from fedvlm.report.compare.text import (
     Comparison,
     Topic,
@@ -31,11 +32,13 @@ from fedvlm.report.statistics.paired import (
     pair_statistics,
 )
 from fedvlm.report.tables.metrics import DEFINED, metric
+from fedvlm.runs.verify.cover import LOGITS
 from fedvlm.runs.verify.parting import (
     Difference,
     Side,
     find_differences,
     find_partings,
+    read_side,
     rounds_lines,
     settings_lines,
 )
@@ -48,7 +51,6 @@ MOST = 40  # clients shown one by one; of more, those that lost and gained most
 ENDS = 10
 SETTINGS, ROUNDS = "Settings, A -> B", "First round at which they part"
 ONE_SEED = "of these clients and seeds alone: what other seeds would give, --over-seeds says"
-LOGITS = "logits.safetensors"
 DATA = ("data: ", "images: ")  # differences that the note on partitions tells
 PERSONAL = "personal|"  # before a client's number in that file
 
@@ -61,6 +63,45 @@ class LastRounds(NamedTuple):
     a: int
     b: int
     note: str = ""
+
+
+def find_side(folder: Path) -> Side:
+    """Read the one run at or below ``folder``, finished or not.
+
+    Raises:
+        ConfigError: several runs lie there.
+        DataError: none does, or what lies there cannot be read.
+    """
+    below = collect([folder])
+    paths = [run.path for run in below.runs] + below.unfinished
+    if not paths:
+        raise DataError(
+            below.problems[0] if below.problems else
+            f"no run in {folder}; give a folder with manifest.json, as `results:` names it at the "
+            "end of a run"
+        )
+    count = len(paths) + len(below.problems)
+    if count > 1:
+        raise ConfigError(
+            f"{folder} holds {count} runs, the first in {paths[0]}; name one of them, or compare "
+            "two folders of seeds with --over-seeds"
+        )
+    return read_side(paths[0], below.runs[0] if below.runs else None)
+
+
+def find_sides(folder: Path) -> list[Side]:
+    """Read all finished runs below ``folder``.
+
+    Raises:
+        DataError: there is none.
+    """
+    below = collect([folder])
+    if not below.runs:
+        why = "; ".join([*below.problems[:1], f"{len(below.unfinished)} unfinished"])
+        raise DataError(f"no finished run below {folder} ({why}); --over-seeds wants one per seed")
+    left = [f"{path} is unfinished and left out" for path in below.unfinished] + below.problems
+    first, *others = [read_side(run.path, run) for run in below.runs]
+    return [replace(first, notes=(*first.notes, *left)), *others]
 
 
 def compare_runs(a: Side, b: Side) -> Comparison:
@@ -339,8 +380,7 @@ def _image_tests(a: Side, b: Side) -> tuple[dict[str, McNemar], str]:
                    "it with --keep-logits under another --tag" if any(there) else ""
     try:
         left, right = (read_logits(side.path / LOGITS) for side in (a, b))
-        names = sorted((k for k in left if k.startswith(PERSONAL)),
-                       key=lambda k: int(k[len(PERSONAL):]))
+        names = personal_names(left)
         tests = {"personal": _image_test(left, right, names)} if names else {}
         if "global" in left and "global" in right:
             tests["global"] = _image_test(left, right, ["global"])
@@ -362,6 +402,12 @@ def read_logits(path: Path) -> Mapping[str, Any]:
         return load_file(path)
     except (SafetensorError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read ({error})") from error
+
+
+def personal_names(kept: Iterable[str]) -> list[str]:
+    """Return the names of the clients' models among the tensors kept, by number."""
+    return sorted((name for name in kept if name.startswith(PERSONAL)),
+                  key=lambda name: int(name.removeprefix(PERSONAL)))
 
 
 def _image_test(a: Mapping[str, Any], b: Mapping[str, Any], names: list[str]) -> McNemar:

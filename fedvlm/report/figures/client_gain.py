@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
 from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine
-from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
+from fedvlm.report.figures.selection import FigureRuns, titles
 from fedvlm.report.tables.metrics import OWN_REFERENCE, accuracies
 from fedvlm.runs.finished import FinishedRun
 
@@ -51,7 +51,7 @@ def select(selection: FigureRuns) -> list[LinePanel] | str | None:
     return [
         LinePanel(title, [_line(label, methods[label], families[label]) for label in order
                       if label in methods], metric=SHARE)
-        for title, methods in zip(titles(list(places), PLACE), places.values(), strict=True)
+        for title, methods in zip(titles(list(places)), places.values(), strict=True)
     ]
 
 

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.lines import WORDS, legend_above
 from fedvlm.report.figures.drawing.strips import by_mean, family_legend, strips
-from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
+from fedvlm.report.figures.selection import FigureRuns, titles
 from fedvlm.report.tables.metrics import OWN_REFERENCE, accuracies
 
 NAME, ORDER, OF = "distribution", 3, "runs"
@@ -54,7 +54,7 @@ def select(selection: FigureRuns) -> list[Distribution] | str | None:
         places[place][REFERENCE] = [value for one in by_seed.values() for value in one]
     return [
         Distribution(title, methods, families) for title, methods in
-        zip(titles(list(places), PLACE), places.values(), strict=True)
+        zip(titles(list(places)), places.values(), strict=True)
     ] or "no run lists its clients"
 
 

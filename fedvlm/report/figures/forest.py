@@ -21,7 +21,7 @@ from fedvlm.report.figures.drawing.levels import (
 )
 from fedvlm.report.figures.drawing.lines import WORDS, legend_above
 from fedvlm.report.figures.drawing.strips import by_mean, family_legend, strips
-from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
+from fedvlm.report.figures.selection import FigureRuns, titles
 from fedvlm.report.statistics.contrast import leaders
 from fedvlm.report.statistics.images import Answers, answers_of
 
@@ -87,7 +87,7 @@ def select(selection: FigureRuns) -> list[Forest] | str | None:
         Forest(title, _intervals({k: [v] for k, v in methods.items()},
                                  {k: [v] for k, v in told.items()}, families), levels[at], metric)
         for at, (title, methods, told) in enumerate(
-            zip(titles(list(places), PLACE), places.values(), answers.values(), strict=True))
+            zip(titles(list(places)), places.values(), answers.values(), strict=True))
     ]
     first, *others = places.values()
     shared = {label: [methods[label] for methods in places.values()] for label in first

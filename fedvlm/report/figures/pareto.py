@@ -17,7 +17,7 @@ from fedvlm.report.collect import as_float
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.levels import Level, draw_levels, legend_of, level_rows
 from fedvlm.report.figures.drawing.lines import LABEL_LENGTH, label_first, legend_above
-from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
+from fedvlm.report.figures.selection import FigureRuns, titles
 from fedvlm.report.figures.traffic import MB, set_byte_axis
 
 NAME, ORDER, OF = "pareto", 55, "runs"
@@ -71,7 +71,7 @@ def select(selection: FigureRuns) -> list[Plane] | str | None:
     planes = [
         Plane(title, sorted(points, key=lambda p: (p.mb, -p.accuracy, p.label)), front_of(points),
               selection.levels(place), selection.metric)
-        for title, (place, points) in zip(titles(list(places), PLACE), places.items(), strict=True)
+        for title, (place, points) in zip(titles(list(places)), places.items(), strict=True)
         if any(point.mb for point in points)
     ]
     return planes or "no run sent or recorded any bytes"

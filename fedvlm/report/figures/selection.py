@@ -121,7 +121,7 @@ class FigureRuns:
                 after = (plain.x[-1], plain.mean[-1] or 0.0, plain.std[-1]) if moved else None
                 places.setdefault(group.place, []).append(
                     replace(line, after=after, family=group.family))
-        names = titles(list(places), PLACE)
+        names = titles(list(places))
         return [LinePanel(name, lines, metric=self.metric, levels=self.levels(place))
                 for name, (place, lines) in zip(names, places.items(), strict=True)]
 
@@ -175,7 +175,7 @@ def groups_of(
     return groups, problems
 
 
-def titles(places: Sequence[Sequence[Any]], keys: Sequence[str]) -> list[str]:
+def titles(places: Sequence[Sequence[Any]], keys: Sequence[str] = PLACE) -> list[str]:
     """Return a title per place: the data set's paper name, and what else differs between places."""
     varying = [i for i in range(len(keys)) if i and len({str(p[i]) for p in places}) > 1]
     return [

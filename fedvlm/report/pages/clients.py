@@ -35,9 +35,9 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
     if not evaluated:
         return Html("")
     data = _holdings(folder)
-    first, last = (_by_client(r) for r in (evaluated[0], evaluated[-1]))
-    curves = {c: [as_float(_by_client(r).get(c, {}).get("accuracy")) for r in evaluated]
-              for c in last}
+    rounds = [_by_client(record) for record in evaluated]
+    first, last = rounds[0], rounds[-1]
+    curves = {c: [as_float(one.get(c, {}).get("accuracy")) for one in rounds] for c in last}
     values = [v for curve in curves.values() for v in curve if v is not None]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     more = [k for k in dict.fromkeys(k for one in last.values() for k in one)

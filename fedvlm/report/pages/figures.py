@@ -15,9 +15,8 @@ from fedvlm.report.figures.catalog import (
 )
 from fedvlm.report.figures.drawing.lines import MANY, order_of
 from fedvlm.report.figures.selection import FigureRuns
-from fedvlm.report.pages.html import Html, element, join_content
+from fedvlm.report.pages.html import Html, element, join_content, render_template
 from fedvlm.report.pages.svg import inline
-from fedvlm.report.pages.templates import render_template
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.verify.answer import in_measure
 

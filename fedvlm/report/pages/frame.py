@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from fedvlm.report.pages.html import Content, Html
-from fedvlm.report.pages.templates import render_template
+from fedvlm.report.pages.html import Content, Html, render_template
 
 
 @dataclass(frozen=True)

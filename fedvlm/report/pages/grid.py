@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from fedvlm.report.pages.html import Content, Html, element
-from fedvlm.report.pages.templates import render_template
+from fedvlm.report.pages.html import Content, Html, element, render_template
 
 LONG = 32  # characters; longer text in a cell is given room
 _CELL = re.compile(r"<t[hd]\b[^>]*>")

@@ -1,9 +1,16 @@
-"""Elements of a page as text: whatever is not made here is escaped, so no name becomes markup."""
+"""Elements of a page as text: whatever is not made here is escaped, so no name becomes markup.
+
+Larger parts are templates (``report/templates``), where whatever is put in is escaped, too.
+"""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedvlm.console.rows import one_line
 
@@ -96,3 +103,20 @@ def signed_text(value: float) -> str:
     """Return a difference with its sign, one decimal."""
     text = f"{abs(value):.1f}"
     return text if text == "0.0" else f"{'+' if value > 0 else MINUS}{text}"
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("fedvlm.report", "templates"), autoescape=True,
+        undefined=StrictUndefined, keep_trailing_newline=False, finalize=_on_one_line,
+    )
+
+
+def render_template(template: str, /, **values: Any) -> Html:
+    """Return a template filled in; values that are no ``Html`` show literally, on one line."""
+    return Html(_environment().get_template(f"{template}.html").render(values))
+
+
+def _on_one_line(value: Any) -> Any:
+    return value if hasattr(value, "__html__") else one_line(value)

@@ -25,14 +25,13 @@ from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.identity import LABELS
 from fedvlm.runs.verify.answer import (
     ALONE,
-    ANSWER,
     COSTS,
     PAYS,
     WHO,
     answer_columns,
+    answer_of,
     answer_sentences,
     answer_table,
-    federation_answer,
     in_measure,
     measure_word,
 )
@@ -113,7 +112,7 @@ def _rounds(run: FinishedRun) -> str:
 
 def answer_content(run: FinishedRun) -> Html:
     """Return whether federation paid: alone, together, pooled, a sentence, the next step."""
-    answer = run.results.get(ANSWER) or federation_answer(run.results)
+    answer = answer_of(run.results)
     if answer is None:
         return element("p", *answer_sentences(run.results, run.method))
     rows = [[who, cell(mine, as_float(mine)), cell(even, as_float(even))]
@@ -139,7 +138,7 @@ def headline_content(run: FinishedRun) -> Html:
     That of ``personal`` is above what the clients reach alone, too, as in ``answer_content``.
     """
     last, zero = run.last, run.section("zero_shot")
-    answer = run.section(ANSWER) or federation_answer(run.results)
+    answer = answer_of(run.results)
     alone = {"personal": as_float(answer[ALONE]["personal"])} if answer else {}
     cards = []
     for name in HEADLINE:

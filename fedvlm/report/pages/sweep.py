@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,6 +28,7 @@ from fedvlm.report.pages.html import (
     items,
     join_content,
     lines,
+    render_template,
     search,
 )
 from fedvlm.report.pages.journal import SweepJournal, journals
@@ -34,7 +36,6 @@ from fedvlm.report.pages.numbers import box
 from fedvlm.report.pages.origin import method_card
 from fedvlm.report.pages.svg import COLOURS
 from fedvlm.report.pages.tables import groups, of_group
-from fedvlm.report.pages.templates import render_template
 from fedvlm.report.tables.caption import NOT_COMPARABLE
 from fedvlm.report.tables.facts import RunFacts
 from fedvlm.report.tables.layout import spell_names
@@ -261,17 +262,13 @@ def _differences(runs: Sequence[FinishedRun]) -> Html:
 
 def _who(owners: Sequence[FinishedRun], everyone: Sequence[FinishedRun]) -> str:
     """Name runs by their methods or their data sets, whichever they are all of."""
-    for name in (_method, _dataset):
+    for name in (attrgetter("method"), _dataset):
         theirs = {name(run) for run in owners}
         if len(theirs) < len({name(run) for run in everyone}) and sum(
             name(run) in theirs for run in everyone
         ) == len(owners):
             return _names(theirs)
     return plural(len(owners), "run")
-
-
-def _method(run: FinishedRun) -> str:
-    return run.method
 
 
 def _dataset(run: FinishedRun) -> str:

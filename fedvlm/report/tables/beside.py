@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fedvlm.core.errors import ConfigError
@@ -11,14 +11,13 @@ from fedvlm.report.statistics.intervals import SEEDS, SOURCES
 from fedvlm.report.statistics.paired import holm
 from fedvlm.report.tables.apart import DATASET
 from fedvlm.report.tables.cells import TableCell, average
-from fedvlm.report.tables.facts import RunFacts
-from fedvlm.report.tables.layout import TableRow, cell_at, places_of_method
+from fedvlm.report.tables.layout import Places, TableRow, cell_at, places_of_method
 from fedvlm.report.tables.metrics import COLUMNS, metric
 from fedvlm.report.tables.papers import source_of
 
-Places = Mapping[tuple[str, str, str], list[RunFacts]]
 THESE, NEW = "these sets", "a new set"
-VARIANCE = "variance of seeds and test images, Satterthwaite's degrees of freedom"
+VARIANCE = "variance of seeds{}, Satterthwaite's degrees of freedom"
+IMAGES = " and test images"
 TITLES = {name: word for word, name in COLUMNS.items()}
 
 
@@ -92,7 +91,7 @@ def difference_rows(
                                          for at in sets)) for one in rivals]
         every = [_contrast(home, one, [at]) for one in rivals for at in sets]
         images = any(one and one.images != SEEDS_ALONE for one in every)
-        how = VARIANCE if images else "Student's t"
+        how = VARIANCE.format(IMAGES) if images else "Student's t"
         return rows, list(columns), (
             f"{words}Per column over its seeds ({how}); the columns are not data sets alone, so "
             f"nothing is pooled over them.{_certainty(every)}")
@@ -122,12 +121,13 @@ def estimands(differences: Sequence[Contrast | None]) -> str:
     """Return what the columns "these sets" and "a new set" say, and of what kind the second is."""
     there = [seen for seen in differences if seen]
     ahead = any(seen.ahead for seen in there)
+    how = VARIANCE.format(IMAGES if any(seen.images != SEEDS_ALONE for seen in there) else "")
     sources = max((seen.sources for seen in there), default=0)
     kind = (f"95 % prediction interval of the difference on one more data set, from {sources} "
             "independent sources" if ahead else
             f"smallest to largest difference of a set, as fewer than {SOURCES} independent sources "
             "allow no prediction")
-    return (f"{THESE}: mean difference over exactly these data sets ({VARIANCE}); {NEW}: {kind}. "
+    return (f"{THESE}: mean difference over exactly these data sets ({how}); {NEW}: {kind}. "
             "Public data sets are no sample of hospitals. +/=/-: data sets above, equal, below. ")
 
 

@@ -36,6 +36,7 @@ FACTS = (  # key -> words; in this order, and only where all runs agree
     ("local_epochs", "{} local epoch(s)"), ("batch_size", "batch size {}"),
     ("budget", "matched by {}"),
 )
+COUNTED = ("shots", "rounds")  # of 1 the word has no s
 AUTO = "auto"  # rounds of runs that flat validation accuracy ends
 TUNED = ("OPTIM.", "TRAINER.", "PEFT.", "MODEL.HEAD.", "FED.FINETUNE_")  # a method's own settings
 FINAL = "final_epochs"
@@ -194,7 +195,8 @@ def _protocol(runs: Sequence[RunFacts], axes: Sequence[str]) -> str:
         texts = {_text(e, key, axes) for e in runs if e.trains or key not in TRAINING}
         if len(texts) == 1 and (text := texts.pop()):
             text = f"{AUTO}, {_ended(runs)}" if (key, text) == ("rounds", AUTO) else text
-            words.append(form.format(text))
+            one = key in COUNTED and text.split()[-1] == "1"
+            words.append(form.format(text).removesuffix("s" if one else ""))
     return ", ".join(words)
 
 

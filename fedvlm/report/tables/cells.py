@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedvlm.core.stats import mean, sample_std, t_interval
-from fedvlm.report.statistics.contrast import Leaders, leaders
+from fedvlm.report.statistics.contrast import leaders
 from fedvlm.report.statistics.images import Answers
 from fedvlm.report.tables.facts import METRIC
 from fedvlm.report.tables.metrics import metric
@@ -190,66 +190,47 @@ def _by_seed(values: Sequence[Seeds]) -> list[list[float]]:
 
 def mark_best(
     grid: CellRows, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
-) -> CellRows:
+) -> tuple[CellRows, list[int]]:
     """Mark the best of each column, or of each row where the columns are the methods.
 
     Args:
         rivals: for each row, or column where those are the methods, whether it competes;
             references do not.
+
+    Returns:
+        The cells, and the columns (or rows) with several rivals and no seed that all have.
     """
-    if not grid or not _race(row_keys, col_keys):
-        return grid
-    if "trainer" in col_keys:
-        return tuple(tuple(rank_cells(line, rivals)) for line in grid)
-    columns = [rank_cells(column, rivals) for column in zip(*grid, strict=True)]
-    return tuple(zip(*columns, strict=True))
+    across = "trainer" in col_keys
+    if not grid or NOT_RIVALS & {*(col_keys if across else row_keys)}:
+        return grid, []
+    ranked = [rank_cells(one, rivals) for one in (grid if across else zip(*grid, strict=True))]
+    marked = [cells for cells, _ in ranked]
+    apart = [at for at, (_, comparable) in enumerate(ranked) if not comparable]
+    return tuple(marked if across else zip(*marked, strict=True)), apart
 
 
-def columns_without_pairs(
-    grid: CellRows, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
-) -> list[int]:
-    """Return the columns, or rows where the columns are the methods, without a pair to compare.
-
-    There are several rivals, and no seed that all of them have.
-    """
-    if not _race(row_keys, col_keys):
-        return []
-    races = grid if "trainer" in col_keys else tuple(zip(*grid, strict=True))
-    return [at for at, cells in enumerate(races)
-            if len(_rivals(cells, rivals)) > 1 and _verdict(cells, rivals) is None]
-
-
-def _race(row_keys: Sequence[str], col_keys: Sequence[str]) -> bool:
-    """Return whether those side by side compete: the columns where they are methods, else rows."""
-    return not NOT_RIVALS & {*(col_keys if "trainer" in col_keys else row_keys)}
-
-
-def _rivals(cells: Sequence[TableCell], rivals: Sequence[bool]) -> list[int]:
-    """Return the places of the cells that compete; those with fewer seeds do not."""
-    return [at for at, cell in enumerate(cells)
-            if rivals[at] and cell.mean is not None and cell.values and not cell.fewer]
-
-
-def _verdict(cells: Sequence[TableCell], rivals: Sequence[bool]) -> Leaders | None:
-    there = _rivals(cells, rivals)
-    if not there:
-        return None
-    meant = metric(cells[there[0]].metric)
-    answers = [cells[at].answers for at in there]
-    whole = all(len(one) == len(cells[at].values) for one, at in zip(answers, there, strict=True))
-    return leaders([cells[at].values for at in there], meant.lower, meant.counted,
-                   answers if whole else None)
-
-
-def rank_cells(cells: Sequence[TableCell], rivals: Sequence[bool]) -> list[TableCell]:
+def rank_cells(
+    cells: Sequence[TableCell], rivals: Sequence[bool]
+) -> tuple[tuple[TableCell, ...], bool]:
     """Mark the best where it is significantly better than all others in pairs, else its peers.
 
     Cells with fewer seeds do not compete. Where none is significantly worse than the best there is
     no mark.
+
+    Returns:
+        The cells, and whether they can be compared: one alone can, several with a common seed.
     """
-    there, verdict = _rivals(cells, rivals), _verdict(cells, rivals)
+    there = [at for at, cell in enumerate(cells)
+             if rivals[at] and cell.mean is not None and cell.values and not cell.fewer]
+    if len(there) < 2:
+        return tuple(cells), True
+    meant = metric(cells[there[0]].metric)
+    answers = [cells[at].answers for at in there]
+    whole = all(len(one) == len(cells[at].values) for one, at in zip(answers, there, strict=True))
+    verdict = leaders([cells[at].values for at in there], meant.lower, meant.counted,
+                      answers if whole else None)
     if verdict is None or not verdict.beaten:
-        return list(cells)
+        return tuple(cells), verdict is not None
     best, peers = verdict.best, verdict.peers
     marks = {there[at]: PEER for at in (best, *peers)} if peers else {there[best]: BEST}
-    return [replace(cell, rank=marks.get(at, 0)) for at, cell in enumerate(cells)]
+    return tuple(replace(cell, rank=marks.get(at, 0)) for at, cell in enumerate(cells)), True

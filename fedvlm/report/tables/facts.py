@@ -10,9 +10,10 @@ from typing import Any
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.core.stats import is_number
 from fedvlm.report.collect import SEEDS
 from fedvlm.runs.finished import FinishedRun
-from fedvlm.runs.verify.answer import ALONE, POOLED, TOGETHER, WHO
+from fedvlm.runs.verify.answer import ALONE, POOLED, TOGETHER, WHO, baseline_name
 
 METRIC = "metric"  # the axis that is no property of a run
 METHOD = ("trainer", "peft", "tag")  # what makes a method's name
@@ -22,14 +23,6 @@ KINDS = {
     "alone": WHO[ALONE], "together": f"{WHO[TOGETHER]}, in one round", "bound": WHO[POOLED],
 }
 REFERENCES = (*SECTIONS_AS_ROWS, *KINDS)
-REFERENCE_NAMES = {
-    "majority": "most frequent class", "zero_shot": "zero-shot",
-    "zero_shot_local": "zero-shot, own classes", "zero_shot_prior": "zero-shot, class shares",
-    "logreg": "logistic regression",
-    "logreg_names": "logistic regression from class names", "afl": "federated ridge (AFL)",
-    "afl_prior": "AFL + class shares",
-    "pooled": "logistic regression, pooled",
-}
 UNSEEN = ("base_all", "base_other", "new", "hm2", "hm3", "cm")  # of personal models, too
 IDENTITY = ("images", "transform", "device")  # parts of an identity that a table compares
 
@@ -117,13 +110,13 @@ class RunFacts:
         value = self.fact(key)
         if key == "shots" and value == -1:
             return "all shots"
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if is_number(value):
             return f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
         return "none" if value is None else str(value)
 
     def _method(self, axes: Sequence[str]) -> str:
         if self.kind:
-            return REFERENCE_NAMES.get(self.reference, self.reference.replace("_", " "))
+            return baseline_name(self.reference)
         if self.reference == "zero-shot":
             return "zero-shot"
         apart = {key: "" for key in METHOD[1:] if key in axes}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.files import read_json
+from fedvlm.core.stats import is_number
 from fedvlm.report.statistics.images import ClientAnswers, answers_of
 from fedvlm.report.tables.cells import TableCell, cell_of
 from fedvlm.report.tables.facts import KINDS, METRIC, RunFacts
@@ -14,6 +16,7 @@ from fedvlm.report.tables.metrics import ROUNDS_TO, metric, metric_value
 from fedvlm.report.tables.papers import GROUPS, Paper, dataset_name
 from fedvlm.runs.bits import BITS
 
+Places = Mapping[tuple[str, str, str], list[RunFacts]]  # row, column, metric -> its runs
 PERSONAL = "personal"  # the metric whose test images are told by client
 
 
@@ -95,12 +98,10 @@ def _answers(entry: RunFacts) -> dict[str, ClientAnswers]:
         return answers_of(entry.run.section("references").get(entry.reference) or {})
     names = {}
     if BITS in entry.run.last:
-        try:
-            index = json.loads((entry.run.path / "partition.json").read_text(encoding="utf-8"))
+        index = read_json(entry.run.path / "partition.json")
+        with contextlib.suppress(KeyError, TypeError):  # a pack has no partition
             names = {str(at): list(map(str, one["test"]))
                      for at, one in enumerate(index["clients"])}
-        except (OSError, ValueError, KeyError, TypeError):
-            names = {}  # a pack has no partition
     return answers_of(entry.run.last, names)
 
 
@@ -182,6 +183,6 @@ def _order(entry: RunFacts, key: str, axes: Sequence[str]) -> tuple[int, float, 
     value = entry.fact(key)
     if key == "shots" and value == -1:
         return 2, 0.0, ""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number(value):
         return 1, float(value), ""
     return 3, 0.0, entry.label(key, axes).casefold()

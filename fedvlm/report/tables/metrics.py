@@ -13,7 +13,7 @@ from fedvlm.report.collect import as_float
 from fedvlm.report.tables.facts import RunFacts
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.metrics import read_metrics
-from fedvlm.runs.verify.answer import ANSWER, TOGETHER, UNSHARED, WHO, federation_answer
+from fedvlm.runs.verify.answer import TOGETHER, UNSHARED, WHO, answer_of
 
 SECTIONS = {
     "zero_shot": "of the zero-shot model", "untrained": "of the untrained start",
@@ -274,7 +274,7 @@ def metric_value(entry: RunFacts, name: str) -> float | None:
 
 def _answered(run: FinishedRun, side: str, key: str) -> float | None:
     """Return a number of a run's answer; of a run that shares nothing it is not together."""
-    answer = run.section(ANSWER) or federation_answer(run.results)
+    answer = answer_of(run.results)
     if not answer or (side == TOGETHER and answer["verdict"] == UNSHARED):
         return None
     return as_float((answer[side] or {}).get(key))

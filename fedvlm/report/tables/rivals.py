@@ -15,11 +15,11 @@ from typing import Any
 from fedvlm.config.families import OWN
 from fedvlm.core.stats import mean
 from fedvlm.report.tables.check import OF_METHOD, RULE
-from fedvlm.report.tables.facts import METRIC, REFERENCE_NAMES, UNSEEN, RunFacts, references_of
-from fedvlm.report.tables.layout import TableRow
+from fedvlm.report.tables.facts import METRIC, UNSEEN, RunFacts, references_of
+from fedvlm.report.tables.layout import Places, TableRow
 from fedvlm.report.tables.metrics import metric, metric_value
+from fedvlm.runs.verify.answer import baseline_name
 
-Places = Mapping[tuple[str, str, str], list[RunFacts]]
 Levels = Mapping[tuple[Any, ...], Mapping[tuple[str, str], float]]  # -> (kind, name) -> number
 Pair = tuple[float, Mapping[tuple[str, str], float]]  # a value and the references beside it
 MOST = 3  # columns named; of more, how many
@@ -71,7 +71,7 @@ def beaten_by(
             best = _best_above(pairs, ("alone", "together") if sends else ("alone",))
             if best:
                 cells[at] = replace(cell, below=True)
-                beaten.setdefault(REFERENCE_NAMES.get(best, best), []).append(column)
+                beaten.setdefault(baseline_name(best), []).append(column)
         marked.append(replace(line, cells=tuple(cells)))
         if beaten:
             notes.append(f"{line.label}: " + " and ".join(

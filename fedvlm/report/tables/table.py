@@ -28,7 +28,6 @@ from fedvlm.report.tables.cells import (
     TableCell,
     average,
     averaged_by,
-    columns_without_pairs,
     harmonic_of_averages,
     mark_best,
 )
@@ -43,6 +42,7 @@ from fedvlm.report.tables.facts import (
     filter_runs,
 )
 from fedvlm.report.tables.layout import (
+    Places,
     TableRow,
     cell_at,
     label_of,
@@ -60,8 +60,6 @@ from fedvlm.report.tables.papers import Paper
 from fedvlm.report.tables.rivals import beaten_by, coincidences, reference_notes
 from fedvlm.runs.identity import shorten_lines
 from fedvlm.runs.verify.answer import COMPARED, UNCOVERED, goes_around
-
-Places = Mapping[tuple[str, str, str], list[RunFacts]]  # row, column, metric -> its runs
 
 
 @dataclass(frozen=True)
@@ -218,7 +216,7 @@ def _of_metrics(
     sets = [at for at, column in enumerate(columns) if column not in
             (AVERAGE, H_OF_AVERAGES, MEAN_OF_H)]
     references += [False] * (len(columns) - len(references))
-    lines = _marked(lines, spec, references)
+    lines, apart = _marked(lines, columns, spec, references)
     lines, beaten = beaten_by(lines, columns, entries, places, axes)
     extra = _extra(everyone, spec, axes, names)
     lines = order_table(lines, spec.order, averaged == "cols")
@@ -235,8 +233,7 @@ def _of_metrics(
     remarks = [
         *_remarks(base, columns, most, extra, bool(averaged), beaten),
         *_unpaired([{e.seeds for e in here if not e.reference} for here in places.values()]),
-        *_incomparable(base, columns, spec, references), *_copies(copies), *_private(runs),
-        *reference_notes(everyone, names, axes), *notes,
+        *apart, *_copies(copies), *_private(runs), *reference_notes(everyone, names, axes), *notes,
     ]
     said = _in_papers if spec.symbols else str
     table = ReportTable(
@@ -342,22 +339,23 @@ def _with_averages(
     return [*lines, *ends], columns, axis
 
 
-def _marked(lines: Sequence[TableRow], spec: Spec, references: Sequence[bool]) -> list[TableRow]:
-    """Mark the best of each column; references do not compete.
+def _marked(
+    lines: Sequence[TableRow], columns: Sequence[str], spec: Spec, references: Sequence[bool]
+) -> tuple[list[TableRow], list[str]]:
+    """Mark the best of each column; say where nobody is marked because no seed is everybody's.
 
     Args:
         references: whether a column is a reference's, where the columns are methods.
     """
-    rivals = _rivals(lines, spec, references)
-    grid = mark_best(tuple(line.cells for line in lines), spec.rows, spec.cols, rivals)
-    return [replace(line, cells=cells) for line, cells in zip(lines, grid, strict=True)]
-
-
-def _rivals(lines: Sequence[TableRow], spec: Spec, references: Sequence[bool]) -> list[bool]:
-    """Return for each row, or column where those are the methods, whether it competes."""
-    if "trainer" in spec.cols:
-        return [not one for one in references]
-    return [line.rival for line in lines]
+    across = "trainer" in spec.cols
+    rivals = [not one for one in references] if across else [line.rival for line in lines]
+    grid, apart = mark_best(tuple(line.cells for line in lines), spec.rows, spec.cols, rivals)
+    names = [line.label for line in lines] if across else columns
+    where = shorten_lines([names[at] for at in apart], 6)
+    return (
+        [replace(line, cells=cells) for line, cells in zip(lines, grid, strict=True)],
+        [f"no common seeds to pair, so not marked: {where}"] if where else [],
+    )
 
 
 def _marks(
@@ -446,17 +444,6 @@ def _unpaired(seeds: Sequence[set[tuple[Any, ...]]]) -> list[str]:
     if len({frozenset(s) for s in seeds if len(s) == most}) < 2:
         return []
     return ["cells have different seeds, so differences between them include the seeds'"]
-
-
-def _incomparable(
-    lines: Sequence[TableRow], columns: Sequence[str], spec: Spec, references: Sequence[bool]
-) -> list[str]:
-    """Say where nobody is marked because no seed is everybody's."""
-    race = (tuple(line.cells for line in lines), spec.rows, spec.cols,
-            _rivals(lines, spec, references))
-    names = [line.label for line in lines] if "trainer" in spec.cols else columns
-    where = shorten_lines([names[at] for at in columns_without_pairs(*race)], 6)
-    return [f"no common seeds to pair, so not marked: {where}"] if where else []
 
 
 def _copies(copies: Sequence[str]) -> list[str]:

@@ -22,17 +22,17 @@ from fedvlm.runs.bits import (
 
 ANSWER, NEXT = "answer", "next"  # sections of the results
 ALONE, TOGETHER, POOLED = "alone", "together", "pooled"
-BASELINES = {  # of results["references"], in words
+BASELINES = {  # of results["references"], in the words of every reader
     "chance": "chance",
-    "majority": "most frequent class of each client",
+    "majority": "most frequent class",
     "zero_shot": "zero-shot",
-    "zero_shot_local": "zero-shot (own classes)",
-    "zero_shot_prior": "zero-shot (class shares)",
-    "logreg": "local logistic regression",
-    "logreg_names": "local logistic regression from class names",
-    "afl": "AFL (ridge regression, one round)",
-    "afl_prior": "AFL plus each client's class shares (no training)",
-    "pooled": "pooled logistic regression",
+    "zero_shot_local": "zero-shot, own classes",
+    "zero_shot_prior": "zero-shot, class shares",
+    "logreg": "logistic regression",
+    "logreg_names": "regression from class names",
+    "afl": "federated ridge (AFL)",
+    "afl_prior": "AFL + class shares",
+    "pooled": "logistic regression, pooled",
 }
 # Who reaches it, in the words of every reader: screen, report, table, card of a model.
 WHO = {ALONE: "each client alone", TOGETHER: "together", POOLED: "all images in one place"}
@@ -49,6 +49,11 @@ HEAD = "afl"  # the baseline of a linear head made together
 SAME = 0.05  # points: less is the same number in print
 
 Row = Mapping[str, Any]
+
+
+def baseline_name(key: str) -> str:
+    """Return a baseline in words, of a later version, too."""
+    return BASELINES.get(key, key.replace("_", " "))
 
 
 def goes_around(results: Mapping[str, Any]) -> bool:
@@ -103,6 +108,13 @@ def federation_answer(results: Mapping[str, Any]) -> dict[str, Any] | None:
         {PAIRED: paired} if paired else {})
 
 
+def answer_of(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return a run's answer; of an earlier version, which recorded none, from its baselines."""
+    if goes_around(results):
+        return None
+    return results.get(ANSWER) or federation_answer(results)
+
+
 def best_alone(found: Mapping[str, Row]) -> str:
     """Return the baseline without communication that is best on the test images; '' of none."""
     alone = {n: float(one["personal"]) for n, one in found.items()
@@ -140,7 +152,7 @@ def in_measure(words: str, measure: str) -> str:
 def answer_table(answer: Mapping[str, Any], method: str) -> list[tuple[str, str, str]]:
     """Return three rows in percent: who, and as ``answer_columns`` names them."""
     whose = {
-        ALONE: f"{WHO[ALONE]} ({BASELINES[answer[ALONE]['reference']]})",
+        ALONE: f"{WHO[ALONE]} ({baseline_name(answer[ALONE]['reference'])})",
         TOGETHER: f"{WHO[TOGETHER]} ({method})" if answer["verdict"] != UNSHARED else
                   f"{method}, which shares nothing",
         POOLED: f"{WHO[POOLED]} (pooled)",
@@ -161,8 +173,8 @@ def answer_columns(answer: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def answer_facts(results: Mapping[str, Any], method: str) -> list[str]:
     """Return the rows of ``answer_table`` as sentences, for a model's card; none of no answer."""
-    answer = results.get(ANSWER) or federation_answer(results)
-    if answer is None or goes_around(results):
+    answer = answer_of(results)
+    if answer is None:
         return []
     name, first, second = answer_columns(answer)
     return [f"{who}, {name}: {first} {mine}, {second} {even}"
@@ -181,7 +193,7 @@ def head_together(results: Mapping[str, Any]) -> dict[str, Any] | None:
         ``personal`` in percent; ``points`` above the best alone; ``verdict``: pays, costs or
         unclear, by the 95 % margin of ``points``. None where it was not computed.
     """
-    answer = results.get(ANSWER) or federation_answer(results)
+    answer = answer_of(results)
     found = results.get("references") or {}
     head = found.get(HEAD)
     if answer is None or not head or head["personal"] is None:
@@ -201,16 +213,15 @@ def answer_sentences(
     """Return whether federation paid, by how much, for how many clients it did not; what to try.
 
     Where the run does not show that it pays, a second sentence says what a linear head made
-    together in one round reaches; none where there is one client only. A run of an earlier
-    version, whose results hold no answer, gets it from its baselines. Where there is none, one
-    sentence says why.
+    together in one round reaches; none where there is one client only. Where there is no answer,
+    one sentence says why.
 
     Args:
         results: as ``federation_answer`` takes them.
         method: its name in words.
         command: also what to try next, with the flags that the run's command then has.
     """
-    answer = results.get(ANSWER) or federation_answer(results)
+    answer = answer_of(results)
     if answer is None:
         return [f"Whether federation pays is not known: {_reason(results)}."]
     told = [_paid(answer, method)]
@@ -264,8 +275,7 @@ def _paid(answer: Mapping[str, Any], method: str) -> str:
 
 def answer_lines(results: Mapping[str, Any], method: str) -> list[str]:
     """Return a run's answer as lines of text: a table of three rows, then ``answer_sentences``."""
-    answer, told = results.get(ANSWER) or federation_answer(results), answer_sentences(
-        results, method)
+    answer, told = answer_of(results), answer_sentences(results, method)
     if answer is None:
         return told
     rows = answer_table(answer, method)

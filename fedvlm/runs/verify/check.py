@@ -7,13 +7,13 @@ running the rounds again only (``fedvlm verify --replay``).
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ def _inspect(folder: Path) -> RunVerdict:
     told = [f"metrics.jsonl: {chain.broken}"] if chain.broken else []
     found = [*_manifest(folder, ""), *told, *_states(folder, chain.seals)]
     remarks = [f"rounds: {len(chain.seals)}", *([chain.cut] if chain.cut else [])]
-    return RunVerdict(folder, UNSEALED, tuple(islice(found, MOST)), False, tuple(remarks))
+    return RunVerdict(folder, UNSEALED, tuple(itertools.islice(found, MOST)), False, tuple(remarks))
 
 
 def refuse_damage(folder: Path, record: Mapping[str, Any]) -> RunVerdict:
@@ -218,7 +218,7 @@ def _verdict(folder: Path, record: Mapping[str, Any], found: Iterator[str]) -> R
     else:
         remarks.append(BEFORE)
     seal = SEALED if whole_seal else UNSEALED
-    return RunVerdict(folder, seal, tuple(islice(found, MOST)), True, tuple(remarks))
+    return RunVerdict(folder, seal, tuple(itertools.islice(found, MOST)), True, tuple(remarks))
 
 
 def _told(folder: Path, record: Mapping[str, Any], whole: bool) -> Iterator[str]:
@@ -226,14 +226,13 @@ def _told(folder: Path, record: Mapping[str, Any], whole: bool) -> Iterator[str]
     if not seal_fits(record):
         yield f"{RESULTS} is damaged (its checksum does not match)"
         return
-    for clause in problems(record["results"]):
+    numbers = record["results"]
+    last = numbers.get("last")
+    bits = bit_problems(last) if isinstance(last, Mapping) else ()
+    for clause in itertools.chain(
+            problems(numbers), _last(numbers), disagreements(numbers), repeated_numbers(record),
+            (f"last.{one}" for one in bits)):
         yield f"{RESULTS}: {clause}"
-    yield from (f"{RESULTS}: {clause}" for clause in _last(record["results"]))
-    yield from (f"{RESULTS}: {clause}" for clause in disagreements(record["results"]))
-    yield from (f"{RESULTS}: {clause}" for clause in repeated_numbers(record))
-    last = record["results"].get("last")
-    if isinstance(last, Mapping):
-        yield from (f"{RESULTS}: last.{clause}" for clause in bit_problems(last))
     yield from _manifest(folder, str(record["identity_digest"]), record, whole)
     covers = record.get("covers")
     if isinstance(covers, Mapping):

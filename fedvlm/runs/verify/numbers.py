@@ -16,6 +16,7 @@ from fedvlm.config.families import PEFT_KEYS, trained_words
 from fedvlm.core.stats import (
     cm,
     harmonic_mean,
+    is_number,
     mean,
     pooled_accuracy,
     population_std,
@@ -134,7 +135,7 @@ def _derived(record: Mapping[str, Any], place: str) -> Iterator[str]:
         if not _equal(value, record[name]):
             yield f"{place}{name} is {shorter(record[name])}, its clients' rows give {value}"
     targets = [v for k, v in record.items() if k.startswith("target.")]
-    if targets and "targets" in record and all(v is None or _number(v) for v in targets):
+    if targets and "targets" in record and all(v is None or is_number(v) for v in targets):
         value = mean(targets)
         if not _equal(value, record["targets"]):
             yield f"{place}targets is {record['targets']}, the data sets give {value}"
@@ -180,7 +181,7 @@ def _ranges(value: Any, place: str, name: str = "") -> Iterator[str]:
             yield from _ranges(item, f"{place}{at}.", name)
     elif isinstance(value, float) and not math.isfinite(value):
         yield f"{place[:-1]} is {value}"
-    elif name and value is not None and not (_number(value) and 0 <= value <= 100):
+    elif name and value is not None and not (is_number(value) and 0 <= value <= 100):
         yield f"{place[:-1]} is {shorter(value)}: not a percentage"
 
 
@@ -237,7 +238,7 @@ def _meant(
         yield "weights", weights or backbone
     clients, share = config.get("FED.CLIENTS"), config.get("FED.FRAC")
     name = protocol.get("partition")
-    if isinstance(name, str) and _number(clients) and _number(share):
+    if isinstance(name, str) and is_number(clients) and is_number(share):
         size = f"-K{clients}-f{share:g}"
         yield "partition", name if size in name else f"...{size}"
 
@@ -251,12 +252,8 @@ def shorter(value: Any) -> str:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    if a is None or b is None or not (_number(a) and _number(b)):
+    if a is None or b is None or not (is_number(a) and is_number(b)):
         return a is b
     if any(isinstance(x, int) and abs(x) > MOST for x in (a, b)):
         return bool(a == b)  # no float holds it
     return math.isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

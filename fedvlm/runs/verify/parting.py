@@ -16,9 +16,11 @@ from typing import Any
 
 import yaml
 
+from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
+from fedvlm.core.files import read_json
 from fedvlm.runs import manifest
 from fedvlm.runs.finished import FinishedRun, load_manifest, read_config
 from fedvlm.runs.identity import identity_difference
@@ -93,10 +95,7 @@ class Side:
     @cached_property
     def partition_digest(self) -> str | None:
         """Digest of the clients' images alone (``partition.json``); None without one, or hashed."""
-        try:
-            partition = json.loads((self.path / "partition.json").read_bytes())
-        except (OSError, ValueError):
-            return None
+        partition = read_json(self.path / "partition.json")
         there = isinstance(partition, dict) and "sha256" in partition and "names" not in partition
         return str(partition["sha256"]) if there else None
 
@@ -152,21 +151,13 @@ def read_side(path: Path, run: FinishedRun | None) -> Side:
             return {}
 
     told = tried(load_manifest, needed=run is None)
-    config = _flat(tried(read_config))
+    config = flat(tried(read_config))
     records, lost = read_metrics(path / "metrics.jsonl")
     notes += [f"{path}: {note}" for note in lost]
     if not records:
         notes.append(f"{path / 'metrics.jsonl'} is missing or empty: rounds cannot be compared")
     by_round = {r["round"]: r for r in records if type(r.get("round")) is int}
     return Side(path, run, told, by_round, config, tuple(notes))
-
-
-def _flat(node: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in node.items():
-        place = f"{at}.{key}".lstrip(".")
-        flat |= _flat(value, place) if isinstance(value, Mapping) else {place: value}
-    return flat
 
 
 @dataclass(frozen=True)

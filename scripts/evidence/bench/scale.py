@@ -41,7 +41,8 @@ from fedvlm.job.resolve import resolve
 from fedvlm.models.features.sources import FeatureSource
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
-from fedvlm.runs.folder import RunFolder, RunPath
+from fedvlm.runs.folder import RunFolder
+from fedvlm.runs.identity import RunPath
 
 HEAD, FEDTV = "linear head", "FedTV"
 CLASSES, TRAIN, TEST, POOL, WIDTH = 10, 50, 20, 5000, 512

@@ -19,9 +19,9 @@ from fedvlm.report.collect import as_float
 from fedvlm.report.statistics.contrast import Contrast, contrast
 from fedvlm.report.statistics.images import Answers, ClientAnswers, answers_of
 from fedvlm.report.statistics.paired import holm
-from fedvlm.report.tables.facts import REFERENCE_NAMES
 from fedvlm.report.tables.papers import source_of
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.answer import BASELINES
 
 NONE = "none"
 SUPPORTED, REFUTED, UNDECIDED, NOT_RUN = "supported", "refuted", "undecided", "not run"
@@ -32,7 +32,7 @@ FALSE = 0.05  # of all claims together, after Holm
 _GRAMMAR = re.compile(
     r"(?P<metric>\w+) is higher than (?P<rival>.+)'s in (?:setting|lane) (?P<lane>[\w-]+)\.?"
 )
-_REFERENCES = {name: key for key, name in REFERENCE_NAMES.items()}
+_REFERENCES = {name: key for key, name in BASELINES.items()}
 Numbers = dict[Any, dict[Any, float]]  # data set -> seeds -> value
 BEST_ALONE = "best alone"
 DEAL = ("data_digest", "backbone_digest", "cohort", "unseen_clients")  # beside the seeds
@@ -159,7 +159,7 @@ def read_claim(text: str) -> Claim | None:
     claim = Claim(**match.groupdict())
     if _REFERENCES.get(claim.rival) in UNTRAINED:
         raise ConfigError(f"'{words}': nothing of {claim.rival} is trained; name a method, or "
-                          f"{REFERENCE_NAMES['logreg']}")
+                          f"{BASELINES['logreg']}")
     return claim
 
 

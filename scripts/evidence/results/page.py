@@ -44,12 +44,12 @@ from fedvlm.report.figures import client_gain, few_shot, forest, style
 from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.report.statistics.intervals import SEEDS
 from fedvlm.report.tables.cells import TableCell
-from fedvlm.report.tables.facts import REFERENCE_NAMES
 from fedvlm.report.tables.papers import Paper, bibliography
 from fedvlm.report.tables.render import escape_markdown, table_markdown
 from fedvlm.report.tables.table import ReportTable, Spec, tables
 from fedvlm.report.tables.tex import Style, tex
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.answer import BASELINES
 
 FIGURES, TABLES, SETTINGS = "figures", "tables", "settings"
 FIRST = "README.md"  # its place on the site
@@ -489,7 +489,7 @@ def _claims(sources: Sources) -> list[Answer]:
                 kind_of(run, sources.tuned, sources.trains) == PLAIN for run in here))
             if answer.verdict == NOT_RUN and gone:
                 answer = replace(answer, why=f"{' and '.join(gone)}: in no plan of this setting")
-            rival = answer.method if claim.rival in REFERENCE_NAMES.values() else answer.rival
+            rival = answer.method if claim.rival in BASELINES.values() else answer.rival
             planned = lane.pairs(answer.method, rival) - unmeasured(claim.metric, here)
             out.append(replace(answer, lane=lane.name, planned=planned))
     return firmed(out)

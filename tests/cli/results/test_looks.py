@@ -65,6 +65,20 @@ def test_a_plan_is_that_of_the_class_that_is_said() -> None:
         _looks._grid(np.ones((2, 6)))
 
 
+def test_images_are_encoded_once_for_features_and_answers() -> None:
+    trainer, images = method("FedAvg"), np.random.default_rng(1).integers(
+        0, 255, (3, 20, 24, 3), np.uint8)
+    one = Model(trainer, model(), unstack(tree(trainer), 2)[1], "client 1 of 2")
+    some = [SimpleNamespace(path="", array=image, classname=one.classnames[0])
+            for image in images]
+    before = one.model.counters["image_forwards"]
+    seen = _looks.features(one, some)
+    assert one.model.counters["image_forwards"] - before == len(images)
+    values = torch.nn.functional.normalize(one.features(list(images)), dim=-1)
+    assert torch.equal(torch.from_numpy(seen.values), values.double())
+    assert [*seen.right] == [*(one.predict(list(images)).labels == 0)]
+
+
 def test_a_method_without_maps_names_those_that_have_them() -> None:
     with pytest.raises(ConfigError, match="FedAvg weighs no part.*FedOTP .transport., FedTV"):
         Model(method("FedAvg"), model(), {}, "global").maps([])

@@ -12,7 +12,8 @@ from fedvlm.cli.main import main
 from fedvlm.core.errors import DataError
 from fedvlm.report.collect import collect
 from fedvlm.runs.cells import pack_runs
-from fedvlm.runs.folder import RunFolder, RunPath
+from fedvlm.runs.folder import RunFolder
+from fedvlm.runs.identity import RunPath
 from tests.report.table_runs import write_run
 
 Capture = pytest.CaptureFixture[str]

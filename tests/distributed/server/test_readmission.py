@@ -88,7 +88,7 @@ def test_all_clients_of_an_excluded_site_are_readmitted_by_name_and_others_are_n
     assert not engine.members.excluded
     taken = [one for one in engine.members.readmitted if VOID not in one]
     assert [one["client"] for one in taken] == [2, 3]
-    assert "client 0 is not readmitted: its site site0 is not excluded" in grid.said[0]
+    assert "client 0 is not readmitted: site0 is not excluded" in grid.said[0]
     engine.members.excluded = {"site0"}  # later: the wish was done
     readmit(engine, read_wishes(tmp_path), state)
     assert engine.members.excluded == {"site0"} and len(grid.said) == 3

@@ -110,7 +110,7 @@ def test_what_a_checkpoint_keeps_of_the_sites_is_gone_on_with(grid: Grid) -> Non
     _, later = grid.server()
     later.recall(memory)
     assert later.members.excluded == {"site1"} and later.members.refusals == {"site1": 3}
-    with pytest.raises(ConfigError, match="site site0 has other data than when this run began"):
+    with pytest.raises(ConfigError, match="^site0 has other data than when this run began"):
         later.recall(memory | {"data": {"site0": "ab" * 8}})
 
 

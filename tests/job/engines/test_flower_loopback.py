@@ -159,7 +159,7 @@ def test_a_site_of_another_config_is_refused_by_the_names_of_its_keys(
     ], os.environ | {"PYTHONPATH": str(jobs.REPOSITORY)}, about, print)
     network.sites_ready(place, ["site0"], flower.SECONDS)
     code, text = flower.said(flower.started(*words))
-    assert code == 2 and "site site0 cannot take part: the config differs in OPTIM.LR" in text, text
+    assert code == 2 and "site0 cannot take part: the config differs in OPTIM.LR" in text, text
 
 
 def test_down_leaves_no_process_and_no_port(place: Place) -> None:

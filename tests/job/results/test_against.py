@@ -37,7 +37,7 @@ def test_below_what_is_of_its_kind_the_best_first() -> None:
     assert said(58.0) == [] and said(58.0 - 1e-12) == []  # equal; the bound is nobody's kind
     assert against.below("FedAvg", None, FOUND, "together") == []
     sentence = against.below("FedAvg", 41.2, FOUND, "alone")[0]["sentence"]
-    assert sentence == "FedAvg personal accuracy 41.2 is below local logistic regression 55.0"
+    assert sentence == "FedAvg personal accuracy 41.2 is below logistic regression 55.0"
 
 
 def test_gain_is_over_the_best_alone() -> None:
@@ -60,12 +60,21 @@ def test_whom_federation_hurts() -> None:
 
 
 def test_every_reference_has_words() -> None:
-    assert set(BASELINES) == set(NAMES) and set(against.ROWS) < set(NAMES)
+    assert set(BASELINES) == set(NAMES) and set(against.NO_ROW) < set(NAMES)
     rows = against.table_rows(FOUND)
-    assert list(rows) == ["most frequent class", "logistic regression", "AFL (together)",
-                          "pooled (bound)"]
-    assert rows["AFL (together)"] == {"personal": 58.0, "personal_worst": 1.0}
-    assert rows["pooled (bound)"]["personal"] == pytest.approx(90.0)
+    assert list(rows) == ["most frequent class", "logistic regression", "federated ridge (AFL)",
+                          "logistic regression, pooled"]
+    assert rows["federated ridge (AFL)"] == {"personal": 58.0, "personal_worst": 1.0}
+    assert rows["logistic regression, pooled"]["personal"] == pytest.approx(90.0)
+
+
+def test_a_table_of_an_earlier_version_is_told_in_todays_words() -> None:
+    table = [{"": "AFL (together)", "personal": 58.0}, {"": "pooled (bound)", "personal": 90.0},
+             {"": "FedAvg, round 1", "personal": 41.2}]
+    assert against.told_table({"table": table}) == [
+        {"": "federated ridge (AFL)", "personal": 58.0},
+        {"": "logistic regression, pooled", "personal": 90.0}, table[-1]]
+    assert against.told_table({"table": table, "privacy": {}}) == table[-1:]
 
 
 def records(*personal: float) -> list[dict[str, Any]]:

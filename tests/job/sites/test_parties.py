@@ -178,7 +178,7 @@ def test_a_site_that_is_away_when_a_run_goes_on_counts_as_before(
     file.clients[1]["val"].pop()
     file.write(here / "site1" / "site.json")
     assert federated(here, tmp_path / "next", monkeypatch, *APFL)[0] == 2
-    assert "site site1 has other data than when this run began" in capsys.readouterr().err
+    assert "site1 has other data than when this run began" in capsys.readouterr().err
 
 
 def test_a_run_that_another_process_began_meanwhile_is_not_joined(tmp_path: Path) -> None:

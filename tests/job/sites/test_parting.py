@@ -74,12 +74,12 @@ def test_the_others_give_the_bits_of_a_run_it_was_never_in(
     old = runs[0]
     assert main(["forget", str(old), "--client", "site1", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "to forget: site site1 (10 train" in said and "away from round 1: client 1" in said
+    assert "to forget: site1 (10 train" in said and "away from round 1: client 1" in said
     assert "its owner erases them (fedvlm site forget)" in said
     everybody = Line(place, ("", 0), ("", 0), {})
     monkeypatch.setattr(parties, "sites_of", lambda cfg: everybody)
     assert main(["forget", str(old), "--client", "1"]) == 2
-    assert "site site1 has client 1, which this run has forgotten" in capsys.readouterr().err
+    assert "site1 has client 1, which this run has forgotten" in capsys.readouterr().err
     line = others(place, monkeypatch, "site1")
     assert main(["forget", str(old), "--client", "1"]) == 0
     (file,) = (tmp_path / "out").rglob("forgotten.json")

@@ -108,7 +108,8 @@ def test_a_runs_own_picture_shows_what_the_figure_shows(rows: list[dict]) -> Non
 
 
 def test_a_runs_own_picture_of_many_clients_is_small() -> None:
-    rows = counts(300, 60)
-    svg = partition.pictures(partition.from_rows(rows))["partition.svg"].decode()
+    data = partition.from_rows(counts(300, 60))
+    layout = partition.dot_layout(data)
+    svg = partition._svg(partition._scene(data, layout, "", style.PAGE))
     assert len(svg) < 200_000 and "data:image/png;base64," in svg
-    assert len(circles(svg)) == len(partition.dot_layout(partition.from_rows(rows)).shown())
+    assert len(circles(svg)) == len(layout.shown())

@@ -52,7 +52,8 @@ def test_differences_to_a_method_have_their_interval_over_data_sets(runs: Path) 
     half = t.ppf(0.975, 1) * 0.5
     assert first[0] == f"+1.0 [{1 - half:+.1f}, {1 + half:+.1f}]" and first[-1] == "0.004"
     assert apart.caption.startswith("personal minus that of FedAvg [prompt], in pairs of one seed")
-    for words in ("exactly these data sets", "no sample of hospitals", "fewer than 4 independent",
+    for words in ("exactly these data sets (variance of seeds, Satt", "no sample of hospitals",
+                  "fewer than 4 independent",
                   "Seeds: 2; a claim needs 10.", "seeds alone", "Made by: fedvlm table x."):
         assert words in apart.caption
 
@@ -134,6 +135,15 @@ def test_a_caption_names_test_images_where_intervals_hold_them(tmp_path: Path) -
     _, apart = made(tmp_path, cols=("shots",), versus="A")
     assert "variance of seeds and test images, Satterthwaite's" in apart.caption
     assert "Student's t" not in apart.caption and "Seeds: 2; a claim" in apart.caption
+
+
+def test_these_sets_name_test_images_where_a_set_has_them(tmp_path: Path) -> None:
+    for name, (method, right) in itertools.product(SETS, (("A", 50), ("B", 60))):
+        for seed in (1, 2):
+            last = {"personal": right + seed / 2, "clients": rows(right + seed, right, n=100)}
+            write_run(tmp_path, method, name, seed, last)
+    _, apart = made(tmp_path, versus="A")
+    assert "exactly these data sets (variance of seeds and test images, Satt" in apart.caption
 
 
 def test_short_words_of_columns_are_metrics(tmp_path: Path) -> None:

@@ -92,6 +92,15 @@ def test_the_rounds_of_runs_that_end_by_validation_are_those_they_had(tmp_path: 
     assert ", 100 rounds, 1 local epoch(s), matched by rounds" in table(tmp_path / "0").caption
 
 
+def test_one_round_and_one_shot_have_no_s(tmp_path: Path):
+    write_run(tmp_path / "a", "A", last=LAST, rounds=1, shots=1)
+    assert ", 1 shot, " in table(tmp_path / "a").caption
+    assert ", 1 round, 1 local" in table(tmp_path / "a").caption
+    write_run(tmp_path / "b", "B", last=LAST | {"round": 1}, rounds=100,
+              config={"FED.PATIENCE": 5, "FED.ROUNDS": 100})
+    assert ", auto, 1 round, 1 local" in table(tmp_path / "b").caption
+
+
 def test_rounds_to_tells_where_runs_were_evaluated_at_other_rounds(tmp_path: Path):
     write_run(tmp_path, "A", last=LAST, curve=[10.0, 20.0, 30.0])
     assert not beside_seals(table(tmp_path, metrics=("rounds_to:15",)))

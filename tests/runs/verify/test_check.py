@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from fedvlm.core.errors import DataError
-from fedvlm.runs.folder import RunFolder, RunPath, read_results
+from fedvlm.runs.folder import RunFolder
+from fedvlm.runs.identity import RunPath, read_results
 from fedvlm.runs.metrics import append_metrics, read_metrics
 from fedvlm.runs.verify.check import (
     BEFORE,
@@ -36,7 +37,7 @@ def record(round_: int) -> dict[str, Any]:
 def begin(root: Path, rounds: int = 2) -> RunFolder:
     run = RunFolder.create(root, PARTS, IDENTITY)
     run.write_config({"SEED": 1}, {})
-    run.write_partition({"clients": []})
+    run.write_json("partition.json", {"clients": []})
     run.write_text("partition.csv", "client,images\n")
     run.save_start({"w": torch.zeros(3)})
     for round_ in range(rounds + 1):

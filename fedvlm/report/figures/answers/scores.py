@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.compare.runs import LOGITS, read_logits
+from fedvlm.report.compare.runs import PERSONAL, personal_names, read_logits
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.cover import LOGITS
 
-PERSONAL, SHARED, TRUE = "personal|", "global", "true|"
+SHARED, TRUE = "global", "true|"
 NOT_KEPT = "the run kept no scores: run it with --keep-logits"
 
 
@@ -52,9 +53,7 @@ def read_scores(run: FinishedRun) -> Scores | str:
         return NOT_KEPT
     try:
         kept: dict[str, Any] = dict(read_logits(path))
-        names = sorted((k for k in kept if k.startswith(PERSONAL)),
-                       key=lambda k: int(k.removeprefix(PERSONAL)))
-        names = names or [SHARED]
+        names = personal_names(kept) or [SHARED]
         logits = np.concatenate([np.asarray(kept[n], dtype=np.float64) for n in names])
         true = np.concatenate([np.asarray(kept[TRUE + n], dtype=np.int64) for n in names])
         client = [int(n.removeprefix(PERSONAL)) if n != SHARED else -1 for n in names]

@@ -12,8 +12,9 @@ from matplotlib.lines import Line2D
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import SEEDS, as_float
 from fedvlm.report.figures import style
-from fedvlm.report.tables.facts import KINDS, REFERENCE_NAMES
+from fedvlm.report.tables.facts import KINDS
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.answer import baseline_name
 
 # Kind (``KINDS``) -> dashes; ink, so that no method has their colour.
 _DASHES: Mapping[str, Any] = {
@@ -54,7 +55,7 @@ def levels_of(runs: Iterable[FinishedRun], metric: str) -> list[Level]:
     for (kind, name), by_seed in values.items():
         centre = mean(by_seed.values()) or 0.0
         if kind not in best or centre > best[kind].value:
-            best[kind] = Level(kind, REFERENCE_NAMES.get(name, name.replace("_", " ")), centre)
+            best[kind] = Level(kind, baseline_name(name), centre)
     return [best[kind] for kind in KINDS if kind in best]
 
 

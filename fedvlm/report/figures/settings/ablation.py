@@ -12,7 +12,6 @@ from matplotlib.ticker import MaxNLocator
 from fedvlm.core.stats import mean, t_interval
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.titles import write_titles
-from fedvlm.report.figures.selection import PLACE as KEYS
 from fedvlm.report.figures.selection import FigureRuns, RunGroup, titles
 
 NAME, ORDER, OF = "ablation", 7, "runs"
@@ -57,7 +56,7 @@ def select(selection: FigureRuns) -> Mapping[str, list[Bar]] | str:
     kept = {place: some for place, some in bars.items() if some}
     if not kept:
         return "no method has runs with and without a tag"
-    return dict(zip(titles(list(kept), KEYS), kept.values(), strict=True))
+    return dict(zip(titles(list(kept)), kept.values(), strict=True))
 
 
 def rows(data: Mapping[str, Sequence[Bar]]) -> list[dict[str, Any]]:

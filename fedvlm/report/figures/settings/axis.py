@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from fedvlm.core.stats import mean, sample_std
+from fedvlm.core.stats import is_number, mean, sample_std
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
 from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine
@@ -40,12 +39,12 @@ rows = partial(lines.rows_of, x_name="value")
 def select(selection: FigureRuns) -> list[LinePanel] | str:
     """Return one panel per setting and data set, in the order of the settings' names."""
     groups = selection.groups
-    keys = sorted({k for g in groups for k, v in g.config.items() if _numeric(v)} - NOT_HERE)
+    keys = sorted({k for g in groups for k, v in g.config.items() if is_number(v)} - NOT_HERE)
     panels = []
     for key in (k for k in keys if len({g.config.get(k) for g in groups}) > 1):
         over: dict[str, dict[str, list[RunGroup]]] = {}
         for group in groups:
-            if _numeric(group.config.get(key)):
+            if is_number(group.config.get(key)):
                 over.setdefault(str(group.place[0]), {}).setdefault(
                     _rest(group, key), []).append(group)
         for dataset, several in sorted(over.items()):
@@ -90,10 +89,6 @@ def _fill(axes: Axes, panel: LinePanel, order: Mapping[str, int | None]) -> None
 
 def _word(key: str) -> str:
     return WORDS.get(key, key.rpartition(".")[2])
-
-
-def _numeric(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _rest(group: RunGroup, key: str) -> str:

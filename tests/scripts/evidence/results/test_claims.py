@@ -36,7 +36,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.report.collect import collect
 from fedvlm.report.statistics.contrast import contrast
-from fedvlm.report.tables.facts import REFERENCE_NAMES
+from fedvlm.runs.verify.answer import BASELINES
 from tests.jobs import REPOSITORY
 from tests.report.table_runs import reference, write_seeds
 
@@ -88,7 +88,7 @@ def test_every_claim_names_one_method_of_its_lane_and_one_rival() -> None:
         lane = lanes.get("rivals" if name in UNPLANNED else claim.lane, set())
         mine = [one for one in lane if one.trainer == name and not one.tag]
         assert mine or name in UNPLANNED, f"{name}: in no plan of its lane"
-        for one in mine if claim.rival not in REFERENCE_NAMES.values() else ():
+        for one in mine if claim.rival not in BASELINES.values() else ():
             rivals = [str(other) for other in rivals_of(claim.rival, one.parts, lane)]
             assert len(rivals) == 1, (str(claim), str(one), rivals)
 
