@@ -58,11 +58,7 @@ def stand_in(backbone: str, classes: int) -> VLModel:
     """Return what ``Trainer.trainables`` reads of a model: sizes, and zeros for its anchors.
 
     Args:
-        backbone: one of ``SHAPES``.
-        classes: of the class list.
-
-    Raises:
-        ConfigError: another backbone.
+        backbone: one of ``SHAPES`` (else ``ConfigError``).
     """
     if backbone not in SHAPES:
         raise ConfigError(f"no shapes are known of backbone '{backbone}' ({', '.join(SHAPES)})")

@@ -182,11 +182,7 @@ class _Reader:
         return tuple(value)
 
     def plan(self, value: Any, name: str) -> SweepPlan:
-        """Return the plan, which has the recipe's name.
-
-        Raises:
-            ConfigError: mistakes in it, with those before.
-        """
+        """Return the plan under the recipe's name (``ConfigError``: all mistakes so far)."""
         if not isinstance(value, dict):
             self.mistake("plan needs datasets, trainers and the other parts of a sweep's plan")
             raise ConfigError("\n".join(self.mistakes))

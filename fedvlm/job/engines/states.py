@@ -68,11 +68,7 @@ def stands_for_another(store: RowStore, versions: dict[int, int]) -> bool:
 
 
 def check_rows(folder: Path, federation: Federation, state: FedState) -> None:
-    """Check the clients' rows that workers wrote, of which no checkpoint has the hashes.
-
-    Raises:
-        DataError: one is gone or damaged.
-    """
+    """Check the clients' rows of workers, of which no checkpoint has hashes (``DataError``)."""
     store = federation.clients.store
     if isinstance(store, SiteStore):
         try:

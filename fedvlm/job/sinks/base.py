@@ -29,7 +29,6 @@ class SinkStart:
     """What a sink knows of its run.
 
     Attributes:
-        folder: the run folder.
         digest: the run's identity.
         config: flat.
         records: rounds that are done already, as a resumed run's; none at the beginning.
@@ -43,10 +42,6 @@ class SinkStart:
 
 class Sink:
     """Takes one round after the other.
-
-    Args:
-        module: the other program's.
-        start: what is known of the run.
 
     Attributes:
         fresh: whether it has none of the rounds that are done already.

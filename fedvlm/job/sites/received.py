@@ -62,11 +62,7 @@ def _of(frame: Frame) -> tuple[object, ...]:
 
 
 def read_received(folder: Path) -> Frame:
-    """Return the question that was kept of a run.
-
-    Raises:
-        DataError: it cannot be read, or is damaged.
-    """
+    """Return the question that was kept of a run (``DataError``: damaged, or not readable)."""
     path = folder / FILE
     with files.explain_errors(path):
         data = path.read_bytes()
