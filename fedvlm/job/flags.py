@@ -276,11 +276,7 @@ OFF = {"PEFT.TEXT": "none", "PEFT.VISUAL": "none", "PEFT.HEAD": "text"}
 
 
 def peft_keys(value: str) -> dict[str, str]:
-    """Return the config keys that the words of ``--peft`` set.
-
-    Raises:
-        ConfigError: an unknown word, or two words for one key.
-    """
+    """Return the config keys that the words of ``--peft`` set (``ConfigError``: wrong ones)."""
     keys: dict[str, str] = {}
     by: dict[str, str] = {}
     for word in (w.strip().lower().replace("_", "-") for w in value.split("+")):

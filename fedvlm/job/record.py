@@ -227,11 +227,7 @@ def six_digits(value: float) -> float:
 
 
 def check_overflow(event: RoundFinished, cfg: CfgNode) -> None:
-    """Stop a run whose training loss has overflowed, if not yet to infinity.
-
-    Raises:
-        DivergedError: a client's loss is above ``OVERFLOW`` (policy ``abort``).
-    """
+    """Stop a run whose training loss has overflowed, if not yet to infinity (``DivergedError``)."""
     if cfg.FED.NONFINITE != "abort":
         return
     for client, told in metrics_of(event).items():

@@ -207,12 +207,7 @@ def named_metrics(run: Prepared | Built, origins: Mapping[str, str]) -> Sequence
 
 
 def check_calibrate(run: Prepared | Built) -> None:
-    """Refuse TEST.CALIBRATE where no temperature can be fitted.
-
-    Raises:
-        ConfigError: no client has validation images; sets of labels or captions; clients that are
-            measured in other processes.
-    """
+    """Refuse TEST.CALIBRATE where no temperature can be fitted (``ConfigError``)."""
     cfg, data = run.cfg, run.data
     if not cfg.TEST.CALIBRATE:
         return

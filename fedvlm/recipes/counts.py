@@ -98,11 +98,7 @@ def _token_ids(texts: Sequence[str]) -> torch.Tensor:
 
 
 def count(trainer: Trainer, backbone: str, classes: int) -> Counts:
-    """Return the counts of a method.
-
-    Raises:
-        ConfigError: shapes that are not known, or what the method refuses.
-    """
+    """Return the counts of a method (``ConfigError``: unknown shapes, or what it refuses)."""
     model = stand_in(backbone, classes)
     if isinstance(trainer, ModuleTrainer):
         with torch.device("meta"):  # without numbers: its weights are not fetched

@@ -120,11 +120,7 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(name: str) -> Recipe:
-    """Return a recipe by its name in ``configs/recipes``, or by its file.
-
-    Raises:
-        ConfigError: no such file, or mistakes in it, one line each.
-    """
+    """Return a recipe by its name in ``configs/recipes`` or file (``ConfigError``: mistakes)."""
     path = find_config(name, KIND)
     parts, mistakes = read_sections(path, PARTS, "recipe")
     return _Reader(str(path), mistakes).recipe(parts, path.stem)

@@ -48,7 +48,7 @@ class ClientSide:
         self.cfg = cfg
 
     def check(self, inputs: Inputs | None) -> None:
-        """Refuse keys and given data that the engine cannot take, first of all (``ConfigError``)."""
+        """Refuse keys and given data that the engine cannot take, at first (``ConfigError``)."""
 
     @contextlib.contextmanager
     def gather(self, path: Path, inputs: Inputs | None) -> Iterator[Inputs | None]:

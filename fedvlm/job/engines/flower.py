@@ -152,11 +152,7 @@ def check_flower(cfg: CfgNode) -> Place:
 
 @contextlib.contextmanager
 def loopback(folder: Path, count: int, say: Tell) -> Iterator[Callable[[], set[int]]]:
-    """Have a federation of ``count`` sites on this machine; yield what tells its processes' ids.
-
-    Raises:
-        ConfigError: Flower is not installed, or a process does not start.
-    """
+    """Have ``count`` sites on this machine; yield what tells process ids (else ``ConfigError``)."""
     place = up(folder, [""] * count, say)
     try:
         yield partial(processes.strays, place)

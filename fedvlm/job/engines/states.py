@@ -23,11 +23,7 @@ RUN = re.compile(r"[0-9a-f]{64}")
 
 
 def workers_rows(folder: Path, device: torch.device) -> SiteStore:
-    """Return the rows that the workers of a run wrote into its folder.
-
-    Raises:
-        ConfigError: there are none; the workers had another place for them.
-    """
+    """Return the rows that a run's workers wrote into its folder (``ConfigError``: elsewhere)."""
     runs = [p for p in (folder / PLACE).glob("*") if p.is_dir() and RUN.fullmatch(p.name)]
     if len(runs) != 1:
         raise ConfigError(

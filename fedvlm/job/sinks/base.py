@@ -62,11 +62,7 @@ class Sink:
 
 
 class Sinks:
-    """The sinks of one run: made before anything is built, opened with the run folder.
-
-    Raises:
-        ConfigError: an unknown sink, or its package is not installed.
-    """
+    """The sinks of one run, opened with its folder (``ConfigError``: unknown, or not installed)."""
 
     def __init__(self, names: Sequence[Any]) -> None:
         self.programs = {name: _program(name) for name in dict.fromkeys(map(_name, names))}

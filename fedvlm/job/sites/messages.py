@@ -215,11 +215,7 @@ def read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def whole_log(path: Path) -> Chain:
-    """Return a log in which every line holds.
-
-    Raises:
-        DataError: it cannot be read, or a line was changed, moved or taken away.
-    """
+    """Return a log in which every line holds (``DataError``: one does not)."""
     why = log_damage(path)
     if why:
         raise DataError(f"'{path}': {why}; move the file away and keep it: a new log then begins")

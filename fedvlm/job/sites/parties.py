@@ -247,11 +247,7 @@ def images_of(cfg: CfgNode) -> Path:
 
 
 def run_name(path: Path) -> str:
-    """Return the name under which sites keep the states of a run: random, unless it has begun.
-
-    Raises:
-        DataError: the one that it has cannot be read, or is none.
-    """
+    """Return a run's name at its sites: random, unless it has begun (``DataError``: damaged)."""
     place = path / PLACE / NAME
     with files.explain_errors(place):
         if not place.is_file():
