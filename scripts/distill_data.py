@@ -173,7 +173,7 @@ def tower_features(
     loader = ImageLoader(samples, tower.transform_spec, records=pool.records)
     notes: list[str] = []
     every = range(len(samples))
-    return features_of(pool.cfg, tower, loader, every, None, progress, Throughput(), notes)
+    return features_of(pool.cfg, tower, loader, progress, Throughput(), notes, every, None)
 
 
 def pixels_of(pool: Pool, samples: Sequence[Datum], spec: TransformSpec) -> Tensor:

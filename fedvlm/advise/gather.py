@@ -103,7 +103,7 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         raise DataError(f"{data.name}: there are fewer than two training images")
     notes: list[str] = []
     rows = features_of(
-        cfg, backbone, loader, every.tolist(), None, progress, Throughput(), notes
+        cfg, backbone, loader, progress, Throughput(), notes, every.tolist(), None
     )
     said = [data.samples[i].group for i in every]
     keys = [("group", one) if one is not None else ("image", loader.content_key(int(i)))

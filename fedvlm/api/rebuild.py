@@ -13,7 +13,7 @@ import safetensors.torch
 from yacs.config import CfgNode
 
 from fedvlm.config.engines import of_parties
-from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, one_form
 from fedvlm.core.files import user_path
 from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.rows.memory import MemoryStore
@@ -22,6 +22,7 @@ from fedvlm.core.spelling import texts_covered
 from fedvlm.core.trees import Tree, cast
 from fedvlm.data.datasets import templates
 from fedvlm.data.datum import NO_LABEL
+from fedvlm.data.locate import first_names
 from fedvlm.data.partition.index_file import canonical_hash, read_index_file
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.discovery import NO_TRUST, Trust, load_trainer
@@ -243,12 +244,11 @@ def adopt_state(
     return state
 
 
-def check_client(client: int, clients: int) -> int:
-    """Return the number of a client.
-
-    Raises:
-        ConfigError: there is none such.
-    """
+def check_client(client: int | str, clients: int, names: Sequence[str] = ()) -> int:
+    """Return the number of a client, which may be one of ``names`` (else ``ConfigError``)."""
+    if isinstance(client, str) and one_form(client) in names:
+        return names.index(one_form(client))
     if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < clients:
-        raise ConfigError(f"no client {client}: clients are numbered 0 to {clients - 1}")
+        named = f", named {first_names(names)}{did_you_mean(str(client), names)}" if names else ""
+        raise ConfigError(f"no client {client}: clients are numbered 0 to {clients - 1}{named}")
     return client

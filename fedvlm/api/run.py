@@ -59,8 +59,11 @@ class Run:
         self._tuned: dict[int, Tree] | None = None
 
     # ---- models ------------------------------------------------------------------------------
-    def client(self, number: int) -> Model:
+    def client(self, number: int | str) -> Model:
         """Return a client's personal model, as it was evaluated after the newest round.
+
+        Args:
+            number: from 0, or the client's name (``client_names``).
 
         Raises:
             ConfigError: no such client, or its state is at its site.
@@ -68,7 +71,7 @@ class Run:
                 file is damaged.
         """
         federation = self._rebuilt.federation
-        client = check_client(number, federation.plan.clients)
+        client = check_client(number, federation.plan.clients, self.client_names)
         if of_parties(self._rebuilt.cfg) and self._rebuilt.state.versions.get(client):
             raise ConfigError(
                 f"the state of client {client} is stored at the worker or site that made it. Its "
@@ -133,7 +136,7 @@ class Run:
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
-        """The clients' names by number, as ``DATASET.CLIENTS_BY`` gave them; empty without them."""
+        """The clients' names by number, of ``DATASET.CLIENTS_BY`` or ``data={...}``; else empty."""
         return tuple(read_private(self.path)["clients"])
 
     @property

@@ -17,8 +17,7 @@ from yacs.config import CfgNode
 
 from fedvlm.check.compare import copy_fed, global_generators
 from fedvlm.config.build import build_config
-from fedvlm.config.keys import default_schema
-from fedvlm.config.option import declare
+from fedvlm.config.keys import default_schema, method_schema
 from fedvlm.config.read import lookup
 from fedvlm.core import rng
 from fedvlm.federation.batches import IndexSplit, SplitBatcher
@@ -187,11 +186,7 @@ class CheckWorld:
         Raises:
             ConfigError: an option that does not exist or is out of range.
         """
-        schema = default_schema()
-        if trainer.name:
-            schema = declare(
-                schema | dict(trainer.foreign), f"TRAINER.{trainer.name.upper()}", trainer.options
-            )
+        schema = method_schema(trainer) if trainer.name else default_schema()
         yaml = self.yaml
         if yaml is None and trainer.name:
             yaml = lookup(trainer.name, "trainers")

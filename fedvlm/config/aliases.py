@@ -52,26 +52,13 @@ def family_aliases() -> dict[str, Alias]:
 
 def _coop_aliases() -> dict[str, Alias]:
     """Return CoOp's own options as ours; what has none may only be as it is."""
-    def only(value: Value, why: str) -> Callable[[Value], Value]:
-        def check(given: Value) -> Value:
-            if given != value:
-                raise ValueError(f"{short_repr(given)}: {why}")
-            return None
-
-        return check
-
-    file = "the authors' file has it: --trainer ./coop.py:CoOp"
     node = "TRAINER.COOP."
     return {
         node + "N_CTX": Alias(Option(16, "context tokens", low=1), "PEFT.N_CTX"),
         node + "CSC": Alias(Option(False, "switch"), "PEFT.CSC"),
         node + "CTX_INIT": Alias(Option("", "words"), "PEFT.CTX_INIT"),
-        node + "CLASS_TOKEN_POSITION": Alias(
-            Option("end", "position"), "PEFT.N_CTX", only("end", f"the class name ends it; {file}")
-        ),
-        node + "PREC": Alias(
-            Option("fp16", "precision"), "MODEL.PREC", _precision
-        ),
+        node + "CLASS_TOKEN_POSITION": Alias(Option("end", "position"), "PEFT.N_CTX", _at_the_end),
+        node + "PREC": Alias(Option("fp16", "precision"), "MODEL.PREC", _precision),
     }
 
 
@@ -118,6 +105,13 @@ def shares_of_epochs(entries: Sequence[Assignment], schema: Schema) -> list[Assi
         replace(e, value=e.value / epochs) if e.key in GPA and isinstance(e.value, numbers) else e
         for e in entries
     ]
+
+
+def _at_the_end(given: Value) -> None:
+    """Refuse another place of the class name than CoOp's usual one."""
+    if given != "end":
+        raise ValueError(f"{short_repr(given)}: the class name ends it; the authors' file has it: "
+                         "--trainer ./coop.py:CoOp")
 
 
 def _precision(given: Value) -> Value:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedvlm.config.dassl import dassl_options
 from fedvlm.config.engines import engine_options
 from fedvlm.config.federation import federation_options
-from fedvlm.config.option import Option, Schema
+from fedvlm.config.option import Option, Schema, declare
 from fedvlm.core.plugins import Plugins
 
 LOADERS = Plugins("fedvlm.models.load", "LOADERS", "loader", ("open_clip", "transformers"))
@@ -21,6 +23,12 @@ ROLES = {
 def default_schema() -> Schema:
     """Return a new schema with Dassl's keys and ours, without any trainer of this project."""
     return dassl_options() | our_options()
+
+
+def method_schema(trainer: Any) -> Schema:
+    """Return every key of a run with this method: those of other nodes that its file reads, too."""
+    known = default_schema() | dict(getattr(trainer, "foreign", {}))
+    return declare(known, f"TRAINER.{trainer.name.upper()}", trainer.options)
 
 
 def our_options() -> Schema:

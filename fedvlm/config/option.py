@@ -11,7 +11,7 @@ import math
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
@@ -27,7 +27,6 @@ _WANTED = {
     tuple: "a list such as (1, 2)",
     list: "a list such as [1, 2]",
 }
-_NO_ALIASES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -58,21 +57,22 @@ class Option:
 
     default: Value
     help: str
-    choices: tuple[Value, ...] | None = field(default=None, kw_only=True)
-    low: float | None = field(default=None, kw_only=True)
-    high: float | None = field(default=None, kw_only=True)
-    low_open: bool = field(default=False, kw_only=True)
-    high_open: bool = field(default=False, kw_only=True)
-    never: tuple[Value, ...] = field(default=(), kw_only=True)
-    length: int = field(default=0, kw_only=True)
-    pattern: str = field(default="", kw_only=True)
-    pattern_help: str = field(default="", kw_only=True)
-    aliases: Mapping[str, str] = field(default_factory=lambda: _NO_ALIASES, kw_only=True)
-    hints: Mapping[str, str] = field(default_factory=lambda: _NO_ALIASES, kw_only=True)
-    words: Mapping[str, int] = field(default_factory=dict, kw_only=True)
-    used: bool = field(default=True, kw_only=True)
-    neutral: Value | None = field(default=None, kw_only=True)
-    moved: Mapping[str, str] = field(default_factory=lambda: _NO_ALIASES, kw_only=True)
+    _: KW_ONLY
+    choices: tuple[Value, ...] | None = None
+    low: float | None = None
+    high: float | None = None
+    low_open: bool = False
+    high_open: bool = False
+    never: tuple[Value, ...] = ()
+    length: int = 0
+    pattern: str = ""
+    pattern_help: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    hints: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, int] = field(default_factory=dict)
+    used: bool = True
+    neutral: Value | None = None
+    moved: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> type:
@@ -175,11 +175,7 @@ class Option:
 
 
 def _names(raw: str) -> tuple[str, ...]:
-    """Return the words of ``a,b``; one comma at the end is no mistake.
-
-    Raises:
-        ValueError: there is nothing between two commas.
-    """
+    """Return the words of ``a,b``; a comma may end them (``ValueError``: two commas in a row)."""
     words = [word.strip() for word in raw.split(",")]
     if words[-1] == "":
         words.pop()

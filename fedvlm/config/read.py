@@ -187,11 +187,7 @@ def find_config(name: str, kind: str) -> Path:
 
 
 def lookup(name: str, kind: str) -> Path | None:
-    """Return the file that ``name`` means, or None where there is none.
-
-    Raises:
-        ConfigError: ``name`` has a suffix that is not YAML's.
-    """
+    """Return the file that ``name`` means; None without one (``ConfigError``: another suffix)."""
     if not name.strip() or "\0" in name:
         return None
     path = user_path(name)

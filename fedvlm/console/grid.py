@@ -61,18 +61,15 @@ class Grid:
     """The screen of a sweep.
 
     Args:
-        title: first line.
         cells: (row, column) -> cell; changed by the caller, read at every drawing.
         seconds_left: asked at every drawing; (seconds, number of cells that cannot be judged).
-        stream: stdout by default.
-        live: None asks the stream.
+        live: None asks the stream, which is stdout by default.
     """
 
     def __init__(
         self, title: str, cells: Cells, seconds_left: Callable[[], tuple[float, int]],
         stream: TextIO | None = None, live: bool | None = None,
     ) -> None:
-        """Keep the arguments; the screen is taken by ``start``."""
         self.title, self.cells, self.seconds_left = title, cells, seconds_left
         self.stream = sys.stdout if stream is None else stream
         self.live = wants_live(self.stream) if live is None else live

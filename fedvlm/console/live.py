@@ -50,7 +50,6 @@ class QuietStream(io.TextIOBase):
     """A stream for rich's refresh thread that forgets what a closed pipe refuses."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Wrap ``stream``."""
         self.stream, self.broken = stream, False
 
     @property
@@ -106,15 +105,9 @@ class LiveTable:
 
     A client that a round left alone keeps its last numbers; of many clients only those of the
     newest round are shown.
-
-    Args:
-        stream: the terminal.
-        total: rounds to come.
-        title: first line above the table.
     """
 
     def __init__(self, stream: TextIO, total: int, title: str) -> None:
-        """Prepare; nothing is drawn before ``start``."""
         self.total, self.title = total, title
         self.row: RoundRow | None = None
         self.history: dict[int, list[float]] = defaultdict(list)
@@ -219,7 +212,6 @@ class NotebookTable(LiveTable):
     """The same table below a notebook's cell: in one place, drawn by the calls and no thread."""
 
     def __init__(self, stream: TextIO, total: int, title: str) -> None:
-        """Prepare; nothing is drawn before ``start``."""
         super().__init__(stream, total, title)
         self.place = NotebookText()
 

@@ -37,8 +37,6 @@ class LogFile:
     """Same subscriber as ``Console``, writing to a file; appends, so a resumed run has one log.
 
     Args:
-        path: ``log.txt`` of the run folder.
-        total_rounds: T.
         measure: what the one number of a client is.
         publish: changes each line to what may be published of it (``runs.private.public_text``).
     """
@@ -47,7 +45,6 @@ class LogFile:
         self, path: Path, total_rounds: int, measure: str = "accuracy",
         publish: Callable[[str], str] = str,
     ) -> None:
-        """Keep the path; the file is made by the first line."""
         self.path, self.total, self.measure = path, total_rounds, measure
         self._publish = publish
 

@@ -24,7 +24,6 @@ class NotebookText:
     """Text below the cell that runs; the first ``show`` makes it, the others write over it."""
 
     def __init__(self) -> None:
-        """Nothing is shown yet."""
         self._handle: Any = None
         self._last = 0.0
 

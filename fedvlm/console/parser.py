@@ -42,11 +42,7 @@ class Switch(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
         option: str | None = None,
     ) -> None:
-        """Store True or False.
-
-        Raises:
-            ConfigError: the word is neither.
-        """
+        """Store True or False (``ConfigError``: the word is neither)."""
         word = values[0] if values else "true"
         if word.lower() not in ("true", "false"):
             raise ConfigError(f"{option} is a switch: use {option}, {option}=true or "
@@ -117,11 +113,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Iterable[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Read all words; none is ever left over.
-
-        Raises:
-            ConfigError: what is wrong, one line per mistake.
-        """
+        """Read all words, none is left over (``ConfigError``: all mistakes, one line each)."""
         words = list(sys.argv[1:] if args is None else args)
         values = self._empty(namespace or Namespace())
         values.words, values.spelling = list(words), {}
@@ -136,11 +128,7 @@ class Parser(argparse.ArgumentParser):
         return values, []
 
     def error(self, message: str) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            ConfigError: always; each line begins with the command's name.
-        """
+        """Refuse (``ConfigError``): each line begins with the command's name."""
         lines = message.splitlines()
         raise ConfigError("\n".join(
             line if line.startswith(self.label) else f"{self.label}: {line}" for line in lines
@@ -222,11 +210,7 @@ class Parser(argparse.ArgumentParser):
             f"unknown flag '{name}'{self._near(name)}"
 
     def _store(self, action: Action, name: str, words: list[str], values: Namespace) -> None:
-        """Convert a flag's words and hand them to its action.
-
-        Raises:
-            ConfigError: none where it wants some, or not what it wants.
-        """
+        """Convert a flag's words and hand them to its action (``ConfigError``: others wanted)."""
         if not words and action.nargs not in (0, "*"):
             about = f" ({action.help.replace('%%', '%')})" if action.help else ""
             raise ConfigError(f"{name} needs a value{about}")
@@ -377,11 +361,7 @@ def _taken(action: Action, following: list[str]) -> list[str]:
 
 
 def _converted(action: Action, name: str, word: str) -> Any:
-    """Return a word as its argument's type.
-
-    Raises:
-        ConfigError: it is none, or not one of the choices; the nearest is named.
-    """
+    """Return a word as its argument's type (``ConfigError``: it is none, or not a choice)."""
     kind: Callable[[str], Any] = action.type if callable(action.type) else str
     what = action.dest.replace("_", " ")
     try:

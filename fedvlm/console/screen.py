@@ -18,7 +18,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from fedvlm.console.notebook import PAUSE, NotebookText, in_notebook
@@ -48,7 +47,6 @@ class ProgressLine:
     """The line; ``console`` holds the only one."""
 
     def __init__(self) -> None:
-        """Nothing is shown yet."""
         self.shown = False
         self._step = ""
         self._began = self._last = 0.0
@@ -154,9 +152,6 @@ class Console:
     """Subscriber of the round loop.
 
     Args:
-        total_rounds: T.
-        clients: K.
-        stream: where to write; stdout by default.
         live: True for a terminal's table, False for plain lines; None asks the stream.
     """
 
@@ -164,7 +159,6 @@ class Console:
         self, total_rounds: int, clients: int, stream: TextIO | None = None,
         live: bool | None = None,
     ) -> None:  # fmt: skip
-        """Keep the arguments; the screen is taken at the first round."""
         self.total, self.clients = total_rounds, clients
         self.stream = sys.stdout if stream is None else stream
         self._below = live is None and in_notebook(self.stream)
@@ -173,17 +167,6 @@ class Console:
         self.silent = False
         self._remarks: set[str] = set()
         self._table: LiveTable | None = None
-
-    def __enter__(self) -> Console:
-        """Return itself: the screen is freed when the block ends, also by an error."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        """Free the screen."""
-        self.finish()
 
     def header(self, info: Mapping[str, object]) -> None:
         """Show method, dataset, clients, shots, device, ...: one ``key value`` line each."""

@@ -90,7 +90,8 @@ class FederatedData:
         server: indices of the images that no client gets (``DATASET.SERVER_HOLDOUT``).
         available: training images of the run's classes and domains, before any shots.
         client_names: of the clients in a natural partition, by number; personal data, so that they
-            are in no digest, index file, pack or public file of a run.
+            are in no digest, index file, pack or public file of a run. Of data in memory those of
+            the domains.
         written: the templates are a file's (``DATASET.TEMPLATES``), which the digest then covers.
         client_templates: of the clients for which that file has their own, by number.
         groups: int64 ``[len(samples)]``, what each image belongs to; None where nothing says it.

@@ -86,11 +86,7 @@ class Prepared:
     """A run before its images: its data, towers and method, checked, and its whole identity.
 
     Attributes:
-        trainer: the method.
-        start: what it starts from.
         batcher: batches of pixels; it has no image where the clients are elsewhere.
-        engine: of this process.
-        budget: what the run may spend.
         proxy: the server's own images.
         identity: everything that changes the run's numbers.
         remarks: on the settings and the server's images.
@@ -163,10 +159,7 @@ def find_device(name: str, here: bool = True) -> torch.device:
     """Return the device of ``DEVICE`` and set nothing.
 
     Args:
-        here: whether a device that is named must be on this machine.
-
-    Raises:
-        ConfigError: it is not.
+        here: whether a device that is named must be on this machine (else ``ConfigError``).
     """
     if name == "auto":
         if torch.cuda.is_available():
@@ -205,11 +198,7 @@ def check_model(cfg: CfgNode, device: torch.device) -> None:
 
 
 def check_tower(cfg: CfgNode, trainer: Trainer) -> None:
-    """Refuse what a ResNet's name shows that it lacks, before its weights are fetched.
-
-    Raises:
-        ConfigError: the method reads what enters a block.
-    """
+    """Refuse what a ResNet lacks by its name, before its weights come (``ConfigError``)."""
     name = str(cfg.MODEL.BACKBONE.NAME)
     if not RESNET.fullmatch(name):
         return
@@ -272,11 +261,7 @@ def fairness_of(cfg: CfgNode) -> Fairness | None:
 
 
 def unreliable_of(cfg: CfgNode) -> Unreliable:
-    """Return what ``FED.UNRELIABLE`` says.
-
-    Raises:
-        ConfigError: keys that contradict each other.
-    """
+    """Return what ``FED.UNRELIABLE`` says (``ConfigError``: keys that contradict each other)."""
     u = cfg.FED.UNRELIABLE
     if u.BUFFER and cfg.FED.ENGINE != "local":
         raise ConfigError(f"FED.UNRELIABLE.BUFFER {u.BUFFER} is a simulation in one process, and "
@@ -289,11 +274,7 @@ def unreliable_of(cfg: CfgNode) -> Unreliable:
 
 
 def span_of(value: Sequence[object]) -> tuple[int, ...]:
-    """Return ``FED.EPOCHS_RANGE`` as numbers; ``1,4`` on the command line comes as words.
-
-    Raises:
-        ConfigError: they are no whole numbers.
-    """
+    """Return ``FED.EPOCHS_RANGE``, words where it was typed, as numbers (else ``ConfigError``)."""
     words = [str(n).strip() for n in value]
     if not all(word.isdecimal() for word in words):
         raise ConfigError(
@@ -569,11 +550,7 @@ def complete_run(
 def check_targets(
     cfg: CfgNode, trainer: Trainer, data: FederatedData, model: VLModel
 ) -> None:
-    """Refuse targets or class weights where the method, the towers or the engine cannot use them.
-
-    Raises:
-        ConfigError: names the method or the key.
-    """
+    """Refuse targets or class weights that the method or engine cannot use (``ConfigError``)."""
     if cfg.OPTIM.CLASS_WEIGHTS != NO_WEIGHTS:
         trainer.check_weights(cfg.OPTIM.CLASS_WEIGHTS)
     if data.captioned:
@@ -601,11 +578,7 @@ def check_targets(
 
 
 def check_client_texts(cfg: CfgNode, trainer: Trainer) -> None:
-    """Refuse templates of single clients where the method or the engine cannot use them.
-
-    Raises:
-        ConfigError: names the method or the key.
-    """
+    """Refuse templates of clients that method or engine cannot use (``ConfigError``)."""
     trainer.check_templates()
     if cfg.FED.ENGINE != "local":
         raise ConfigError(
@@ -615,11 +588,7 @@ def check_client_texts(cfg: CfgNode, trainer: Trainer) -> None:
 
 
 def _check_passages(cfg: CfgNode, trainer: Trainer, model: VLModel) -> None:
-    """Refuse what needs pixels where samples are texts.
-
-    Raises:
-        ConfigError: the method or the attack needs them.
-    """
+    """Refuse what needs pixels where samples are texts (``ConfigError``)."""
     trainer.require(
         "pixels" not in trainer.streams(model),
         f"{trainer.name} with these settings reads pixels, and the samples are texts: choose a "

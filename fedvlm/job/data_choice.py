@@ -142,11 +142,7 @@ def _dataset_yaml(request: Request) -> Path | None:
 
 
 def _dataset_file(word: str) -> Path:
-    """Return the dataset config that a path, a config's name or a set's other name means.
-
-    Raises:
-        ConfigError: there is none; the nearest name and the list are shown.
-    """
+    """Return the dataset config that a path or a name means (``ConfigError``: none; lists all)."""
     path = dataset_config(word)
     if path is None and method_of(word):
         raise ConfigError(f"unknown data set '{word}'; '{word}' is a method: --trainer {word}; "
@@ -165,9 +161,6 @@ def _pack_keys(request: Request, known: bool) -> Mapping[str, Value]:
 
     Args:
         known: the set has a config; of the pack comes only what makes it another set.
-
-    Raises:
-        DataError: it is damaged.
     """
     pack = None if "DATASET.NAME" in request.pairs else _pack(request)
     if pack is None:

@@ -157,11 +157,7 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
 
 
 def _refuse_idle_lora(cfg: CfgNode, origins: Mapping[str, str]) -> None:
-    """Refuse a rule of LoRA that the user set and nothing would read.
-
-    Raises:
-        ConfigError: which, and the ways out.
-    """
+    """Refuse a rule of LoRA that the user set and nothing would read (``ConfigError``)."""
     method, name = load_trainer(cfg.TRAINER.NAME), cfg.TRAINER.NAME
     takes = takes_peft(method)
     if takes and "lora" in (cfg.PEFT.TEXT, cfg.PEFT.VISUAL):

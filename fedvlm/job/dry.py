@@ -58,11 +58,11 @@ class FirstStep(Around):
         yield next(super().steps(clients, round_, epochs, per_step, tag, after, limit, most))
 
 
-def dry_run(cfg: CfgNode, check: Callable[[Built], object]) -> int:
+def dry_run(cfg: CfgNode, check: Callable[[Built], None]) -> int:
     """Print parameters, bytes per round, memory and an estimate of the time; write nothing.
 
     Args:
-        check: refuses what a run refuses of its data.
+        check: refuses what a run refuses of its data and its folder.
     """
     built = build_run(cfg, pixels=True)
     check(built)
@@ -190,9 +190,16 @@ def evaluation_only(
     return 0
 
 
-def built_only(cfg: CfgNode, inputs: Inputs | None = None) -> int:
-    """Build everything (data, towers, features, trainer) and say so: ``--no-train``."""
+def built_only(
+    cfg: CfgNode, check: Callable[[Built], None], inputs: Inputs | None = None
+) -> int:
+    """Build everything (data, towers, features, trainer) and say so: ``--no-train``.
+
+    Args:
+        check: see ``dry_run``.
+    """
     built = build_run(cfg, progress, inputs=inputs)
+    check(built)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     console.header(header(built))
     console.notes([*built.notes, "--no-train: everything was built, nothing was trained or "

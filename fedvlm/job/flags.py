@@ -37,6 +37,8 @@ from fedvlm.config.option import literal
 from fedvlm.console.parser import BeforePairs, Loose, MoreNumbers, Parser, Switch, number_words
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 
+FORKS = ("FedTV", "FedOTP", "FedPGP", "PromptFL")  # whose authors' scripts share many flags
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -65,12 +67,19 @@ class Flag:
     kind: str = "value"
     metavar: str = "X"
     idle_note: str = ""
-    idle_for: tuple[str, ...] = ("FedTV",)
+    idle_for: tuple[str, ...] = FORKS
     idle_values: tuple[tuple[str, str], ...] = ()
 
 
-def _v(group: str, key: str, names: str, help_: str, metavar: str = "X", **more: Any) -> Flag:
-    return Flag(tuple(names.split()), help_, group, key, metavar=metavar, **more)
+def _flag(group: str, key: str, names: str, help_: str, metavar: str = "X", **more: Any) -> Flag:
+    """Return a row of the table; without a config key the first name is the ``dest``."""
+    spelled = tuple(names.split())
+    dest = "" if key else spelled[0].removeprefix("--").replace("-", "_")
+    return Flag(spelled, help_, group, key, **{"dest": dest, "metavar": metavar} | more)
+
+
+def _switch(group: str, key: str, names: str, help_: str) -> Flag:
+    return _flag(group, key, names, help_, kind="switch")
 
 
 _METHODS = "TRAINER.*."  # keys of the chosen method's own
@@ -88,178 +97,154 @@ _JOB, _FED, _TRAIN, _MODEL, _ENGINE, _RUN, _OTHERS = (
     "More flags, and spellings used by other projects",
 )  # fmt: skip
 
-FORKS = ("FedTV", "FedOTP", "FedPGP", "PromptFL")  # whose authors' scripts share these flags
 _TRANSPORT = "{flag} has no effect: {trainer} has no transport"
 _UNUSED = "{flag} has no effect: the published code of {trainer} never uses it"
 
 FLAGS: tuple[Flag, ...] = (
-    _v(_JOB, "DATASET.ROOT", "--root --data-root",
-       "folder that contains the data sets, or a feature pack", "DATA/"),
-    _v(_JOB, "", "--dataset", "dataset by name: configs/datasets/NAME.yaml", "NAME",
-       dest="dataset"),
-    _v(_JOB, "", "--dataset-config-file", "dataset by file", "FILE", dest="dataset_config_file"),
-    _v(_JOB, "", "--images", "your own images: a folder, or a table of files", "FOLDER",
-       dest="images"),
-    _v(_JOB, "DATASET.CLASSNAMES", "--classnames",
-       "class names: in the order of the folders, or folder=name",
-       "A,B"),
-    _v(_JOB, "", "--trainer", "method, or ./file.py:Class (default FedTV)", "NAME",
-       dest="trainer"),
-    _v(_JOB, "", "--method", "with --trainer ./net.py:Net: the method that trains that network",
-       "NAME", dest="method"),
-    _v(_JOB, "", "--trainer-config-file --config-file", "the method's settings", "FILE",
-       dest="trainer_config_file"),
-    _v(_JOB, "TRAINER.*.VARIANT", "--variant", "preset of the method's options", "NAME"),
-    _v(_JOB, "DATASET.NUM_SHOTS", "--shots --num-shots",
-       "training images per class; -1: all (default of Dirichlet)", "N"),
-    _v(_JOB, "DATASET.SUBSAMPLE_CLASSES", "--subsample-classes --subsample", "all, base or new"),
-    Flag(("--demo",), "built-in data set and tiny backbone; needs no download", _JOB, dest="demo",
-         kind="switch"),
-    _v(_FED, "FED.CLIENTS", "--num-users --clients --users", "clients", "N"),
-    _v(_FED, "FED.ROUNDS", "--rounds --round",
-       "communication rounds; auto: until validation is flat",
-       "N"),
-    _v(_FED, "FED.LOCAL_EPOCHS", "--local-epochs --local-epoch", "epochs per round", "N"),
-    _v(_FED, "FED.FRAC", "--frac", "share of clients per round"),
-    _v(_FED, "FED.PARTITION", "--partition", "iid, disjoint, n_classes, dirichlet, "
-       "superclass_dirichlet, quantity, domain, domain_dirichlet, natural"),
-    _v(_FED, "FED.BETA", "--beta", "concentration of the Dirichlet split"),
-    _v(_FED, "DATASET.CLIENTS_BY", "--clients-by",
-       "column that says whose image it is, or {client}/{class}/*", "COLUMN"),
-    _v(_FED, "DATASET.GROUPS", "--groups --groups-by",
-       "column of a patient, slide, video: kept on one side of a split", "COLUMN"),
-    _v(_FED, "DATASET.LABELS", "--labels",
-       "several labels per image: a|b cells, or columns of 0 and 1", "COLUMN"),
-    _v(_FED, "DATASET.CAPTIONS", "--captions",
-       "captions of images: a column of texts, one a line or a JSON list", "COLUMN"),
-    _v(_FED, "FED.MIN_IMAGES", "--min-images",
-       "clients with fewer images do not train (new clients)", "N"),
-    _v(_FED, "FED.HELD_OUT_DOMAIN", "--held-out-domain --held-out",
-       "domain left out of training and used for testing", "NAME"),
-    _v(_FED, "FED.FINETUNE_EPOCHS", "--finetune-epochs",
-       "epochs of final fine-tuning on each client; 0: none", "N"),
-    _v(_FED, "FED.FINETUNE_TRAIN", "--finetune-train", "own, all, shared, personal, body, head"),
-    _v(_TRAIN, "", "--peft", "what to train: prompt, feature, lora, adapter, head, text-lora",
-       "A+B", dest="peft"),
-    _v(_TRAIN, "OPTIM.LR", "--lr", "learning rate"),
-    _v(_TRAIN, "OPTIM.CLASS_WEIGHTS", "--class-weights",
-       "what a class counts in the loss: none, balanced, effective", "HOW"),
-    _v(_TRAIN, "DATALOADER.TRAIN_X.BATCH_SIZE", "--batch-size --train-batch-size",
-       "training batch", "N"),
-    _v(_TRAIN, "INPUT.VIEWS", "--views",
-       "1: one fixed view; n: n augmented ones; 0: always a new one", "N"),
-    _v(_TRAIN, "TEST.TARGETS", "--targets", "also test on these data sets (transfer)", "A,B"),
-    Flag(("--metric", "--metrics"), "further metrics: auroc, top5, f1, ..., or ./file.py:function",
-         _TRAIN, "TEST.METRICS", kind="names", metavar="NAME"),
-    _v(_TRAIN, "TEST.EVAL_EVERY", "--eval-every", "rounds between evaluations, or auto", "N"),
-    _v(_TRAIN, "SEED", "--seed", "model seed", "N"),
-    _v(_TRAIN, "DATA_SEED", "--data-seed", "seed of the partition and of the drawn shots", "N"),
-    Flag(("--seeds",), "one run per seed (model and data seed), then a summary "
-                       "table", _TRAIN, dest="seeds",
-         kind="many", metavar="N"),
-    _v(_MODEL, "MODEL.BACKBONE.NAME", "--backbone", "ViT-B/16, RN50, ..., or tiny (embedded)",
-       "NAME"),
-    _v(_MODEL, "MODEL.INIT_WEIGHTS", "--weights", "tag, file or local-dir:FOLDER"),
-    _v(_MODEL, "DEVICE", "--device", "auto, cpu, cuda, cuda:N, mps"),
-    Flag(("--fast",), "CUDA: kernels in no fixed order; docs/gpu.md", _MODEL,
-         "FAST", kind="switch"),
-    Flag(("--plain",), "reference implementation: no cache, no packing; slow", _MODEL, "FED.PLAIN",
-         kind="switch"),
-    _v(_ENGINE, "FED.ENGINE", "--engine",
-       "local: one process; workers: several; flower, sites: real sites"),
-    _v(_ENGINE, "FED.FEDERATION", "--federation", "folder made by fedvlm federation up", "FOLDER"),
-    _v(_ENGINE, "FED.WORKERS", "--workers", "number of worker processes", "N"),
-    _v(_ENGINE, "FED.SITES_AT", "--sites-at", "sockets of sites on this machine", "PATH,..."),
-    _v(_ENGINE, "FED.SITE_FILE", "--site-file", "site.json of fedvlm site make --public", "FILE"),
-    _v(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
-    _v(_RUN, "RESUME", "--resume", "run folder to resume", "DIR"),
-    _v(_RUN, "TAG", "--tag", "a label added to the run folder's name"),
-    Flag(("--continue-elsewhere",), "resume on another kind of device (GPU or CPU) than the "
-         "folder's", _RUN, "CONTINUE_ELSEWHERE", kind="switch"),
-    Flag(("--draft",), "while developing a method: overwrite its last draft run",
-         _RUN, "DRAFT", kind="switch"),
-    _v(_RUN, "SINKS", "--sinks", "also send each round's numbers to tensorboard, wandb", "A,B"),
-    Flag(("--keep-logits",), "keep the last round's logits", _RUN, "TEST.KEEP_LOGITS",
-         kind="switch"),
-    Flag(("--dry-run",), "build everything, run one batch and one aggregation, then stop", _RUN,
-         dest="dry_run", kind="switch"),
-    Flag(("--print-config",), "print every setting and its source", _RUN,
-         dest="print_config", kind="switch"),
-    Flag(("--opts",), "any settings (fedvlm config lists them); --opts can be omitted", _RUN,
-         dest="opts", kind="opts", metavar="KEY VALUE"),
-    Flag(("--debug",), "print the traceback of an internal error", _RUN, dest="debug",
-         kind="switch"),
-    Flag(("--help", "-h"), "this page", _RUN, dest="help", kind="switch"),
-    Flag(("--version",), "the version of fedvlm", dest="version", kind="switch"),
+    _flag(_JOB, "DATASET.ROOT", "--root --data-root",
+          "folder that contains the data sets, or a feature pack", "DATA/"),
+    _flag(_JOB, "", "--dataset", "dataset by name: configs/datasets/NAME.yaml", "NAME"),
+    _flag(_JOB, "", "--dataset-config-file", "dataset by file", "FILE"),
+    _flag(_JOB, "", "--images", "your own images: a folder, or a table of files", "FOLDER"),
+    _flag(_JOB, "DATASET.CLASSNAMES", "--classnames",
+          "class names: in the order of the folders, or folder=name", "A,B"),
+    _flag(_JOB, "", "--trainer", "method, or ./file.py:Class (default FedTV)", "NAME"),
+    _flag(_JOB, "", "--method", "with --trainer ./net.py:Net: the method that trains that network",
+          "NAME"),
+    _flag(_JOB, "", "--trainer-config-file --config-file", "the method's settings", "FILE"),
+    _flag(_JOB, "TRAINER.*.VARIANT", "--variant", "preset of the method's options", "NAME"),
+    _flag(_JOB, "DATASET.NUM_SHOTS", "--shots --num-shots",
+          "training images per class; -1: all (default of Dirichlet)", "N"),
+    _flag(_JOB, "DATASET.SUBSAMPLE_CLASSES", "--subsample-classes --subsample", "all, base or new"),
+    _switch(_JOB, "", "--demo", "built-in data set and tiny backbone; needs no download"),
+    _flag(_FED, "FED.CLIENTS", "--num-users --clients --users", "clients", "N"),
+    _flag(_FED, "FED.ROUNDS", "--rounds --round",
+          "communication rounds; auto: until validation is flat", "N"),
+    _flag(_FED, "FED.LOCAL_EPOCHS", "--local-epochs --local-epoch", "epochs per round", "N"),
+    _flag(_FED, "FED.FRAC", "--frac", "share of clients per round"),
+    _flag(_FED, "FED.PARTITION", "--partition",
+          "iid, disjoint, n_classes, dirichlet, superclass_dirichlet, quantity, domain, "
+          "domain_dirichlet, natural"),
+    _flag(_FED, "FED.BETA", "--beta", "concentration of the Dirichlet split"),
+    _flag(_FED, "DATASET.CLIENTS_BY", "--clients-by",
+          "column that says whose image it is, or {client}/{class}/*", "COLUMN"),
+    _flag(_FED, "DATASET.GROUPS", "--groups --groups-by",
+          "column of a patient, slide, video: kept on one side of a split", "COLUMN"),
+    _flag(_FED, "DATASET.LABELS", "--labels",
+          "several labels per image: a|b cells, or columns of 0 and 1", "COLUMN"),
+    _flag(_FED, "DATASET.CAPTIONS", "--captions",
+          "captions of images: a column of texts, one a line or a JSON list", "COLUMN"),
+    _flag(_FED, "FED.MIN_IMAGES", "--min-images",
+          "clients with fewer images do not train (new clients)", "N"),
+    _flag(_FED, "FED.HELD_OUT_DOMAIN", "--held-out-domain --held-out",
+          "domain left out of training and used for testing", "NAME"),
+    _flag(_FED, "FED.FINETUNE_EPOCHS", "--finetune-epochs",
+          "epochs of final fine-tuning on each client; 0: none", "N"),
+    _flag(_FED, "FED.FINETUNE_TRAIN", "--finetune-train", "own, all, shared, personal, body, head"),
+    _flag(_TRAIN, "", "--peft", "what to train: prompt, feature, lora, adapter, head, text-lora",
+          "A+B"),
+    _flag(_TRAIN, "OPTIM.LR", "--lr", "learning rate"),
+    _flag(_TRAIN, "OPTIM.CLASS_WEIGHTS", "--class-weights",
+          "what a class counts in the loss: none, balanced, effective", "HOW"),
+    _flag(_TRAIN, "DATALOADER.TRAIN_X.BATCH_SIZE", "--batch-size --train-batch-size",
+          "training batch", "N"),
+    _flag(_TRAIN, "INPUT.VIEWS", "--views",
+          "1: one fixed view; n: n augmented ones; 0: always a new one", "N"),
+    _flag(_TRAIN, "TEST.TARGETS", "--targets", "also test on these data sets (transfer)", "A,B"),
+    _flag(_TRAIN, "TEST.METRICS", "--metric --metrics",
+          "further metrics: auroc, top5, f1, ..., or ./file.py:function", "NAME", kind="names"),
+    _flag(_TRAIN, "TEST.EVAL_EVERY", "--eval-every", "rounds between evaluations, or auto", "N"),
+    _flag(_TRAIN, "SEED", "--seed", "model seed", "N"),
+    _flag(_TRAIN, "DATA_SEED", "--data-seed", "seed of the partition and of the drawn shots", "N"),
+    _flag(_TRAIN, "", "--seeds", "one run per seed (model and data seed), then a summary table",
+          "N", kind="many"),
+    _flag(_MODEL, "MODEL.BACKBONE.NAME", "--backbone", "ViT-B/16, RN50, ..., or tiny (embedded)",
+          "NAME"),
+    _flag(_MODEL, "MODEL.INIT_WEIGHTS", "--weights", "tag, file or local-dir:FOLDER"),
+    _flag(_MODEL, "DEVICE", "--device", "auto, cpu, cuda, cuda:N, mps"),
+    _switch(_MODEL, "FAST", "--fast", "CUDA: kernels in no fixed order; docs/gpu.md"),
+    _switch(_MODEL, "FED.PLAIN", "--plain", "reference implementation: no cache, no packing; slow"),
+    _flag(_ENGINE, "FED.ENGINE", "--engine",
+          "local: one process; workers: several; flower, sites: real sites"),
+    _flag(_ENGINE, "FED.FEDERATION", "--federation", "folder made by fedvlm federation up",
+          "FOLDER"),
+    _flag(_ENGINE, "FED.WORKERS", "--workers", "number of worker processes", "N"),
+    _flag(_ENGINE, "FED.SITES_AT", "--sites-at", "sockets of sites on this machine", "PATH,..."),
+    _flag(_ENGINE, "FED.SITE_FILE", "--site-file", "site.json of fedvlm site make --public",
+          "FILE"),
+    _flag(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
+    _flag(_RUN, "RESUME", "--resume", "run folder to resume", "DIR"),
+    _flag(_RUN, "TAG", "--tag", "a label added to the run folder's name"),
+    _switch(_RUN, "CONTINUE_ELSEWHERE", "--continue-elsewhere",
+            "resume on another kind of device (GPU or CPU) than the folder's"),
+    _switch(_RUN, "DRAFT", "--draft", "while developing a method: overwrite its last draft run"),
+    _flag(_RUN, "SINKS", "--sinks", "also send each round's numbers to tensorboard, wandb", "A,B"),
+    _switch(_RUN, "TEST.KEEP_LOGITS", "--keep-logits", "keep the last round's logits"),
+    _switch(_RUN, "", "--dry-run",
+            "build everything, run one batch and one aggregation, then stop"),
+    _switch(_RUN, "", "--print-config", "print every setting and its source"),
+    _flag(_RUN, "", "--opts", "any settings (fedvlm config lists them); --opts can be omitted",
+          "KEY VALUE", kind="opts"),
+    _switch(_RUN, "", "--debug", "print the traceback of an internal error"),
+    _switch(_RUN, "", "--help -h", "this page"),
+    _switch("", "", "--version", "the version of fedvlm"),
     # CoOp's and Dassl's habits
-    Flag(("--eval-only",), "evaluate --model-dir, or the initial model",
-         dest="eval_only", kind="switch"),
-    _v("", "", "--model-dir", "a run folder", "DIR",
-       dest="model_dir"),
-    _v("", "", "--load-epoch", "its round, else the newest", "N",
-       dest="load_epoch"),
-    Flag(("--no-train",), "build everything, then stop", dest="no_train", kind="switch"),
-    Flag(("--source-domains",), "all but the target, or empty",
-         key="DATASET.SOURCE_DOMAINS", kind="names", metavar="NAME"),
-    Flag(("--target-domains",), "same as --held-out-domain",
-         key="DATASET.TARGET_DOMAINS", kind="names", metavar="NAME"),
+    _switch("", "", "--eval-only", "evaluate --model-dir, or the initial model"),
+    _flag("", "", "--model-dir", "a run folder", "DIR"),
+    _flag("", "", "--load-epoch", "its round, else the newest", "N"),
+    _switch("", "", "--no-train", "build everything, then stop"),
+    _flag("", "DATASET.SOURCE_DOMAINS", "--source-domains", "all but the target, or empty",
+          "NAME", kind="names"),
+    _flag("", "DATASET.TARGET_DOMAINS", "--target-domains", "same as --held-out-domain",
+          "NAME", kind="names"),
     # spellings of the CoOp family whose meaning is exact
-    Flag(("--iid",), "True is --partition iid", key="DATASET.IID", kind="switch"),
-    Flag(("--useall",), "True is --shots -1", key="DATASET.USEALL", kind="switch"),
-    _v("", "DATASET.TEST_SHARE", "--test-share",
-       "share of a class for testing, where there are no test images"),
-    _v("", "DATASET.COLUMNS", "--columns", "what the columns of your table mean: classname=dx",
-       "A=B"),
-    _v("", "FED.REPEAT_RATE", "--repeat-rate", "share of classes held by all"),
-    _v("", "DATALOADER.TEST.BATCH_SIZE", "--test-batch-size", "test batch"),
-    _v("", "OPTIM.NAME", "--optim --optimizer", "sgd, adam or adamw"),
-    _v("", "OPTIM.MOMENTUM", "--momentum", "SGD's momentum"),
-    _v("", "OPTIM.WEIGHT_DECAY", "--weight-decay", "weight decay"),
-    _v("", "OPTIM.GAMMA", "--gamma", "learning-rate factor of a schedule's step"),
-    _v("", "TRAINER.*.RANK", "--bottleneck --rank", "rank of the low-rank prompt factors"),
-    _v("", "TRAINER.*.N_CTX", "--n-ctx", "context tokens"),
-    _v("", "TRAINER.*.NUM_PROMPT", "--num-prompt --num-prompts", "prompts per class",
-       idle_note="{flag} has no effect: {trainer} here has its own number of prompts (FedOTP 2, "
-                 "PromptFL 1)", idle_for=("FedOTP", "PromptFL"),
-       idle_values=(("FedOTP", "2"),)),
-    _v("", "TRAINER.*.AVG_PROMPT", "--avg-prompt", "averaged prompts",
-       idle_note="{flag} has no effect: {trainer} here shares one prompt (FED.PERSONAL decides for "
-                 "files of the CoOp family)", idle_for=FORKS, idle_values=(("FedOTP", "1"),)),
-    _v("", "TRAINER.*.EPS", "--eps", "entropic regularisation of a transport",
-       idle_note=_TRANSPORT, idle_for=FORKS),
-    _v("", "TRAINER.*.GAMMA", "--top-percent", "transported mass", idle_note=_TRANSPORT,
-       idle_for=FORKS),
-    _v("", "TRAINER.*.ITERS", "--max-iter", "transport iterations", idle_note=_TRANSPORT,
-       idle_for=FORKS),
-    _v("", "TRAINER.*.THRESH", "--thresh", "change that ends a transport", idle_for=FORKS,
-       idle_note="{flag} has no effect: FedOTP's transport here takes all iterations "
-                 "(--max-iter), FedPGP and FedTV have none"),
-    _v("", "TRAINER.*.OT", "--ot", "kind of transport", idle_for=FORKS,
-       idle_note="{flag} has no effect: FedOTP's transport is COT, FedPGP and FedTV have none",
-       idle_values=(("FedOTP", "COT"),)),
-    _v("", "TRAINER.*.CTX_INIT", "--ctx-init", "words that initialise the context",
-       idle_for=FORKS, idle_note="{flag} has no effect: {trainer} here starts at random",
-       idle_values=tuple((name, "") for name in FORKS)),
-    _v("", "TRAINER.*.NUM_DOMAIN", "--num-domain", "domains", idle_for=FORKS,
-       idle_note="{flag} has no effect: the data set says its domains"),
-    _v("", "TRAINER.*.FEATURE", "--feature", "compare with the feature map", idle_for=FORKS,
-       idle_note=_UNUSED),
-    _v("", "TRAINER.*.ALPHA", "--alpha", "a method's own weight", idle_for=FORKS,
-       idle_note=_UNUSED),
-    _v("", "TRAINER.*.LOGITS2", "--logits2", "second logits", idle_for=FORKS,
-       idle_note=_UNUSED),
-    Flag(("--transforms",), "accepted; see --views",
-         key="INPUT.TRANSFORMS", kind="names", metavar="NAME"),
-    _v("", "MODEL.HEAD.NAME", "--head", "accepted; has no effect"),
-    Flag(("--imbalance-train",), "False only; see --partition dirichlet",
-         key="DATASET.IMBALANCE_TRAIN", kind="switch"),
-    Flag(("--split-client",), "False only; see --partition domain",
-         key="DATASET.SPLIT_CLIENT", kind="switch"),
-    _v("", "", "--model", "fedavg, FedOTP, FedPGP or FedTV",
-       "NAME", dest="rule"),
-    _v("", "TRAINER.*.TEMP", "--temp", "temperature of the contrastive loss"),
-    _v("", "TRAINER.*.MU", "--mu", "weight of a method's own loss",
-       idle_note=_UNUSED, idle_for=("FedTV", "FedOTP", "PromptFL")),
+    _switch("", "DATASET.IID", "--iid", "True is --partition iid"),
+    _switch("", "DATASET.USEALL", "--useall", "True is --shots -1"),
+    _flag("", "DATASET.TEST_SHARE", "--test-share",
+          "share of a class for testing, where there are no test images"),
+    _flag("", "DATASET.COLUMNS", "--columns", "what the columns of your table mean: classname=dx",
+          "A=B"),
+    _flag("", "FED.REPEAT_RATE", "--repeat-rate", "share of classes held by all"),
+    _flag("", "DATALOADER.TEST.BATCH_SIZE", "--test-batch-size", "test batch"),
+    _flag("", "OPTIM.NAME", "--optim --optimizer", "sgd, adam or adamw"),
+    _flag("", "OPTIM.MOMENTUM", "--momentum", "SGD's momentum"),
+    _flag("", "OPTIM.WEIGHT_DECAY", "--weight-decay", "weight decay"),
+    _flag("", "OPTIM.GAMMA", "--gamma", "learning-rate factor of a schedule's step"),
+    _flag("", "TRAINER.*.RANK", "--bottleneck --rank", "rank of the low-rank prompt factors"),
+    _flag("", "TRAINER.*.N_CTX", "--n-ctx", "context tokens"),
+    _flag("", "TRAINER.*.NUM_PROMPT", "--num-prompt --num-prompts", "prompts per class",
+          idle_note="{flag} has no effect: {trainer} here has its own number of prompts (FedOTP 2, "
+                    "PromptFL 1)", idle_for=("FedOTP", "PromptFL"), idle_values=(("FedOTP", "2"),)),
+    _flag("", "TRAINER.*.AVG_PROMPT", "--avg-prompt", "averaged prompts",
+          idle_note="{flag} has no effect: {trainer} here shares one prompt (FED.PERSONAL decides "
+                    "for files of the CoOp family)", idle_values=(("FedOTP", "1"),)),
+    _flag("", "TRAINER.*.EPS", "--eps", "entropic regularisation of a transport",
+          idle_note=_TRANSPORT),
+    _flag("", "TRAINER.*.GAMMA", "--top-percent", "transported mass", idle_note=_TRANSPORT),
+    _flag("", "TRAINER.*.ITERS", "--max-iter", "transport iterations", idle_note=_TRANSPORT),
+    _flag("", "TRAINER.*.THRESH", "--thresh", "change that ends a transport",
+          idle_note="{flag} has no effect: FedOTP's transport here takes all iterations "
+                    "(--max-iter), FedPGP and FedTV have none"),
+    _flag("", "TRAINER.*.OT", "--ot", "kind of transport",
+          idle_note="{flag} has no effect: FedOTP's transport is COT, FedPGP and FedTV have none",
+          idle_values=(("FedOTP", "COT"),)),
+    _flag("", "TRAINER.*.CTX_INIT", "--ctx-init", "words that initialise the context",
+          idle_note="{flag} has no effect: {trainer} here starts at random",
+          idle_values=tuple((name, "") for name in FORKS)),
+    _flag("", "TRAINER.*.NUM_DOMAIN", "--num-domain", "domains",
+          idle_note="{flag} has no effect: the data set says its domains"),
+    _flag("", "TRAINER.*.FEATURE", "--feature", "compare with the feature map", idle_note=_UNUSED),
+    _flag("", "TRAINER.*.ALPHA", "--alpha", "a method's own weight", idle_note=_UNUSED),
+    _flag("", "TRAINER.*.LOGITS2", "--logits2", "second logits", idle_note=_UNUSED),
+    _flag("", "INPUT.TRANSFORMS", "--transforms", "accepted; see --views", "NAME", kind="names"),
+    _flag("", "MODEL.HEAD.NAME", "--head", "accepted; has no effect"),
+    _switch("", "DATASET.IMBALANCE_TRAIN", "--imbalance-train",
+            "False only; see --partition dirichlet"),
+    _switch("", "DATASET.SPLIT_CLIENT", "--split-client", "False only; see --partition domain"),
+    _flag("", "", "--model", "fedavg, FedOTP, FedPGP or FedTV", "NAME", dest="rule"),
+    _flag("", "TRAINER.*.TEMP", "--temp", "temperature of the contrastive loss"),
+    _flag("", "TRAINER.*.MU", "--mu", "weight of a method's own loss",
+          idle_note=_UNUSED, idle_for=("FedTV", "FedOTP", "PromptFL")),
 )  # fmt: skip
 
 _DEVICE = "does not exist here; use --device cuda:{0}"
@@ -291,11 +276,7 @@ OFF = {"PEFT.TEXT": "none", "PEFT.VISUAL": "none", "PEFT.HEAD": "text"}
 
 
 def peft_keys(value: str) -> dict[str, str]:
-    """Return the config keys that the words of ``--peft`` set.
-
-    Raises:
-        ConfigError: an unknown word, or two words for one key.
-    """
+    """Return the config keys that the words of ``--peft`` set (``ConfigError``: wrong ones)."""
     keys: dict[str, str] = {}
     by: dict[str, str] = {}
     for word in (w.strip().lower().replace("_", "-") for w in value.split("+")):
@@ -472,46 +453,38 @@ class _Key(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
         option: str | None = None,
     ) -> None:
-        namespace.flags[self.dest] = values
-        namespace.flag_names[self.dest] = option
+        keys = self.keys(values)
+        namespace.flags |= keys
+        namespace.flag_names |= dict.fromkeys(keys, option)
+
+    def keys(self, values: Any) -> dict[str, str]:
+        """Return the config keys that the flag's words set."""
+        return {self.dest: values}
 
 
-class _Names(BeforePairs):
+class _Names(_Key, BeforePairs):
     """Several words for one config key: ``a b`` or ``a,b``."""
 
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
-        option: str | None = None,
-    ) -> None:
-        namespace.flags[self.dest] = ",".join(values)
-        namespace.flag_names[self.dest] = option
+    def keys(self, values: Any) -> dict[str, str]:
+        return {self.dest: ",".join(values)}
 
 
-class _KeyNumbers(MoreNumbers, _Names):
+class _KeyNumbers(_Names, MoreNumbers):
     """A flag of a config key that may have several numbers in a sweep."""
 
 
-class _KeySwitch(Switch):
+class _KeySwitch(_Key, Switch):
     """A switch of a config key; what is neither True nor False is for the config to refuse."""
 
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
-        option: str | None = None,
-    ) -> None:
-        namespace.flags[self.dest] = values[0] if values else "True"
-        namespace.flag_names[self.dest] = option
+    def keys(self, values: Any) -> dict[str, str]:
+        return {self.dest: values[0] if values else "True"}
 
 
-class _Peft(argparse.Action):
+class _Peft(_Key):
     """One flag, three keys."""
 
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
-        option: str | None = None,
-    ) -> None:
-        keys = peft_keys(values)
-        namespace.flags |= keys
-        namespace.flag_names |= dict.fromkeys(keys, option)
+    def keys(self, values: Any) -> dict[str, str]:
+        return peft_keys(values)
 
 
 class _Numbers(BeforePairs):

@@ -9,8 +9,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
-from fedvlm.config.keys import default_schema
-from fedvlm.config.option import declare
+from fedvlm.config.keys import method_schema
 from fedvlm.config.sections import read_keys
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
@@ -93,11 +92,7 @@ def config_keys(cfg: CfgNode) -> dict[str, Any]:
 
 
 def present_config(trainer: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return of the config in an identity, perhaps an older one, what counts today.
-
-    Args:
-        trainer: ``TRAINER.NAME`` of the run that asks.
-    """
+    """Return of the config in an identity, perhaps an older one, what counts for a method today."""
     return _without_folders(_read_keys(trainer, config))
 
 
@@ -114,9 +109,7 @@ def present_identity(
 
 
 def _read_keys(trainer: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    cls = load_trainer(trainer)
-    known = default_schema() | dict(cls.foreign)
-    schema = declare(known, f"TRAINER.{cls.name.upper()}", cls.options)
+    schema = method_schema(load_trainer(trainer))
     return {k: v for k, v in read_keys(config, schema).items() if k not in WHERE}
 
 

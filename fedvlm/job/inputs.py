@@ -81,16 +81,13 @@ class GivenInputs(Inputs):
 
     def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
         """See ``Inputs``."""
-        return build_federation(cfg, progress, self.given.read(cfg, progress))
+        data = build_federation(cfg, progress, self.given.read(cfg, progress))
+        names = [client.domain for client in data.clients] if self.given.named else []
+        return replace(data, client_names=names)
 
 
 class SiteInputs(Inputs):
-    """The data of one site's clients, and towers as usual: nothing else is opened.
-
-    Args:
-        file: what the site's clients have.
-        folder: where their images are.
-    """
+    """The data of one site's clients, and towers as usual: nothing else is opened."""
 
     serves = False
 
@@ -107,7 +104,6 @@ class ServerInputs(SiteInputs):
 
     Args:
         file: without clients.
-        folder: where its images are.
         counts: what the sites say of their clients.
         digest: of the data of all of them, as they tell it.
         forgotten: see ``FederatedData``.

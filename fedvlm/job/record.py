@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from yacs.config import CfgNode
 
+from fedvlm.console.log import LogFile
 from fedvlm.console.rows import ClientRow, RoundRow
+from fedvlm.console.screen import Console
 from fedvlm.core import signals
 from fedvlm.core.errors import DivergedError
 from fedvlm.core.stats import mean
@@ -30,19 +32,6 @@ OVERFLOW = 1e6  # a training loss above it says that nothing is learnt any more
 # above 1.86, and the six that all other signs call diverged end at 1.25 to 1.86 (FedDyn, untuned).
 ENDS_HIGH, PEAK = 3.0, 10.0
 GUESSED = 0.99  # times the loss of guessing, the least of a model that only guesses
-
-
-class Screen(Protocol):
-    """What ``Console`` and ``LogFile`` have in common."""
-
-    def round_started(self, round_: int, cids: Sequence[int]) -> None:
-        """Show who works."""
-
-    def round_finished(self, row: RoundRow) -> None:
-        """Show a finished round."""
-
-    def notes(self, notes: Iterable[str]) -> None:
-        """Show remarks."""
 
 
 def make_panel(built: Built) -> Panel:
@@ -78,13 +67,10 @@ class Recorder:
     """Order per round: evaluate, append metrics, save the state; a kill in between repeats it.
 
     It hears a round's event first (``__call__``) and gets the state then (``save``).
-
-    Args:
-        sinks: get each round's record (``job.sinks.base.Sinks``).
     """
 
     def __init__(
-        self, built: Built, folder: RunFolder, screens: Sequence[Screen],
+        self, built: Built, folder: RunFolder, screens: Sequence[Console | LogFile],
         sinks: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self.built, self.folder, self.screens, self.sinks = built, folder, screens, sinks
@@ -241,11 +227,7 @@ def six_digits(value: float) -> float:
 
 
 def check_overflow(event: RoundFinished, cfg: CfgNode) -> None:
-    """Stop a run whose training loss has overflowed, if not yet to infinity.
-
-    Raises:
-        DivergedError: a client's loss is above ``OVERFLOW`` (policy ``abort``).
-    """
+    """Stop a run whose training loss has overflowed, if not yet to infinity (``DivergedError``)."""
     if cfg.FED.NONFINITE != "abort":
         return
     for client, told in metrics_of(event).items():

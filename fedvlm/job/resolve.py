@@ -15,8 +15,8 @@ from fedvlm.config.build import DEFAULT, build_config, flat, unused_keys, yaml_k
 from fedvlm.config.engines import ENDED, of_parties
 from fedvlm.config.families import trained_words
 from fedvlm.config.federation import AUTO_ROUNDS, HEAD_RATE, MOST_ROUNDS, PATIENCE
-from fedvlm.config.keys import default_schema
-from fedvlm.config.option import Option, Schema, declare
+from fedvlm.config.keys import default_schema, method_schema
+from fedvlm.config.option import Option, Schema
 from fedvlm.config.read import find_config, lookup
 from fedvlm.config.sections import NATURAL, SKEWED, watches_loss
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
@@ -87,11 +87,7 @@ def resolve(
 
 
 def _read_names(request: Request) -> Request:
-    """Return the request with the names in the file that ``--classnames`` may name.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Return the request with the names in the file of ``--classnames`` (``DataError``)."""
     word = request.given.get(CLASSNAMES_KEY, "")
     if not word:
         return request
@@ -116,10 +112,8 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
     spec = _with_method(spec, request.method)
     _refuse_unnamed(spec, request)
     trainer = load_trainer(spec)
-    node = f"TRAINER.{trainer.name.upper()}"
-    foreign = dict(getattr(trainer, "foreign", {}))  # keys of other nodes that its file reads
-    schema = declare(default_schema() | foreign, node, trainer.options)
-    flags, names, notes = _own_flags(request, node, trainer.name, schema)
+    schema = method_schema(trainer)
+    flags, names, notes = _own_flags(request, trainer.name, schema)
     notes += data.notes
     if file and not renamed and fold(file.parent.name) == COOP and spec == PROMPTFL:
         renamed = AUTHORS_NAMES[COOP][1]
@@ -186,11 +180,8 @@ def run_config(
         spec, trainer = name, _load(name)
     else:
         spec, trainer = load_trusted(str(path), name, _recorded_code(path), trust or NO_TRUST)
-    foreign = dict(getattr(trainer, "foreign", {})) | dict.fromkeys(
-        ENDED, Option("", "of a run of 0.1", neutral=""))
-    schema = declare(
-        default_schema() | foreign, f"TRAINER.{trainer.name.upper()}", trainer.options
-    )
+    ended = dict.fromkeys(ENDED, Option("", "of a run of 0.1", neutral=""))
+    schema = method_schema(trainer) | ended
     there = yaml_keys(file, schema)
     known = {key: value for key, value in private.items()
              if key in schema and _is_public_form(schema[key], key, value, there.get(key))}
@@ -219,11 +210,7 @@ def _recorded_code(path: Path) -> str:
 
 
 def _refuse_unnamed(spec: str, request: Request) -> None:
-    """Refuse a method's own file that only a config file names: the file is data.
-
-    Raises:
-        ConfigError: names the file, and how to name it.
-    """
+    """Refuse a method's own file that only a config, which is data, names (``ConfigError``)."""
     if _is_path(spec) and not (request.trainer or request.pairs.get("TRAINER.NAME")):
         raise ConfigError(
             f"a config file names a method's own file, {spec}, which is a program: it was not "
@@ -239,11 +226,7 @@ def _is_coops(file: Path, request: Request) -> bool:
 
 
 def target_domain(cfg: CfgNode) -> str:
-    """Return the domain to leave out: ``FED.HELD_OUT_DOMAIN``, or Dassl's target.
-
-    Raises:
-        ConfigError: several targets, or another one than the held-out domain.
-    """
+    """Return the domain left out, by our key or Dassl's (``ConfigError``: several, or two)."""
     targets, out = cfg.DATASET.TARGET_DOMAINS, str(cfg.FED.HELD_OUT_DOMAIN)
     if len(targets) > 1:
         raise ConfigError(
@@ -259,11 +242,7 @@ def target_domain(cfg: CfgNode) -> str:
 
 
 def check_domains(cfg: CfgNode) -> None:
-    """Refuse ``DATASET.SOURCE_DOMAINS`` unless it says what is so anyway.
-
-    Raises:
-        ConfigError: it names other domains than all but the one left out.
-    """
+    """Refuse ``DATASET.SOURCE_DOMAINS`` unless it says what is so anyway (``ConfigError``)."""
     asked, out = cfg.DATASET.SOURCE_DOMAINS, cfg.FED.HELD_OUT_DOMAIN
     if not asked:
         return
@@ -519,11 +498,7 @@ def _trainer_spec(request: Request, files: tuple[Path | None, ...]) -> str:
 
 
 def _with_method(spec: str, method: str) -> str:
-    """Return the name of a method over a network: ``./net.py:Net+FedAS``.
-
-    Raises:
-        ConfigError: there is no network, or two methods.
-    """
+    """Return the name of a method over a network: ``./net.py:Net+FedAS`` (else ``ConfigError``)."""
     if not method:
         return spec
     if not _is_path(spec):
@@ -537,7 +512,7 @@ def _with_method(spec: str, method: str) -> str:
 
 
 def _own_flags(
-    request: Request, node: str, trainer: str, schema: Schema
+    request: Request, trainer: str, schema: Schema
 ) -> tuple[dict[str, str], dict[str, str], list[str]]:
     """Return flags with ``TRAINER.*.`` replaced by the trainer's node, their names, and notes."""
     idle = {f.key: f for f in FLAGS if f.idle_note}
@@ -546,7 +521,7 @@ def _own_flags(
     notes: list[str] = []
     mistakes: list[str] = []
     for key, value in request.flags.items():
-        real = f"{node}.{key.removeprefix(_OWN)}" if key.startswith(_OWN) else key
+        real = key.replace(_OWN, f"TRAINER.{trainer.upper()}.")
         spelling = request.flag_names[key]
         if key == f"{_OWN}CTX_INIT" and fold(value) == "false":
             value = ""  # of the forks' scripts: no words

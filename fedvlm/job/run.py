@@ -53,7 +53,7 @@ from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs.bits import LAST
 from fedvlm.runs.claim import look_ahead
 from fedvlm.runs.folder import RunFolder
-from fedvlm.runs.identity import Present
+from fedvlm.runs.identity import Present, RunPath
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import RESULTS, method_name
 from fedvlm.runs.private import public_text
@@ -92,12 +92,19 @@ def run_job(
             if request.eval_only and not request.dry_run:
                 dry.evaluation_only(cfg, job.origins, request, inputs)
                 return None
-            peft_choice(cfg, job.origins)  # refuses what a run refuses
+            choice = peft_choice(cfg, job.origins)  # refuses what a run refuses
             refuse_unread(cfg)
+            _early_place(cfg, choice)
+
+            def check(run: Built) -> None:
+                place_of(cfg, run.data.name, choice)
+                named_metrics(run, job.origins)
+                check_calibrate(run)
+
             if request.dry_run:
-                dry.dry_run(cfg, lambda run: named_metrics(run, job.origins))
+                dry.dry_run(cfg, check)
             else:
-                dry.built_only(cfg, inputs)
+                dry.built_only(cfg, check, inputs)
             return None
         return _run(job, request, sinks, inputs)
 
@@ -135,9 +142,7 @@ def _built_and_trained(
     """As ``_run``, once the inputs are known."""
     cfg, origins = job.cfg, job.origins
     prepared = prepare_run(cfg, progress, inputs=inputs)
-    method = prepared.trainer.name
-    place = run_path(cfg, prepared.data.name, method + choice)
-    _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
+    place = place_of(cfg, prepared.data.name, choice)
     folder = RunFolder.claim(
         cfg.OUTPUT_DIR, place, prepared.identity,
         present=_present(cfg), draft=bool(cfg.DRAFT),
@@ -201,13 +206,8 @@ def named_metrics(run: Prepared | Built, origins: Mapping[str, str]) -> Sequence
         words, len(run.data.classnames), run.data.label_sets is not None, typed)
 
 
-def check_calibrate(run: Prepared) -> None:
-    """Refuse TEST.CALIBRATE where no temperature can be fitted.
-
-    Raises:
-        ConfigError: no client has validation images; sets of labels or captions; clients that are
-            measured in other processes.
-    """
+def check_calibrate(run: Prepared | Built) -> None:
+    """Refuse TEST.CALIBRATE where no temperature can be fitted (``ConfigError``)."""
     cfg, data = run.cfg, run.data
     if not cfg.TEST.CALIBRATE:
         return
@@ -226,11 +226,7 @@ def check_calibrate(run: Prepared) -> None:
 
 
 def check_whole(cfg: CfgNode, request: Request) -> None:
-    """Refuse what builds all of a run in this process, where its clients' images are elsewhere.
-
-    Raises:
-        ConfigError: such a flag.
-    """
+    """Refuse (``ConfigError``) what builds all of a run here, where its images are elsewhere."""
     flags = {"dry_run": "--dry-run", "eval_only": "--eval-only", "no_train": "--no-train"}
     for name, flag in flags.items():
         if of_parties(cfg) and getattr(request, name):
@@ -249,16 +245,13 @@ def _look_ahead(cfg: CfgNode, choice: str) -> Path:
     Raises:
         ConfigError, DataError: as ``RunFolder.create``; ``--resume`` of another folder.
     """
-    name = cfg.DATASET.NAME if of_parties(cfg) else set_name(cfg)
-    if not name:
+    place = _early_place(cfg, choice)
+    if place is None:
         return Path()
-    place = run_path(cfg, name, load_trainer(cfg.TRAINER.NAME).name + choice)
-    path = Path(cfg.OUTPUT_DIR) / place.relative()
-    _check_resume(cfg, path)
     look_ahead(
         cfg.OUTPUT_DIR, place, identity_config(cfg), _present(cfg), bool(cfg.DRAFT),
     )
-    return path
+    return Path(cfg.OUTPUT_DIR) / place.relative()
 
 
 def _trained(
@@ -505,7 +498,21 @@ def _present(cfg: CfgNode) -> Present:
     )
 
 
-def _check_resume(cfg: CfgNode, path: Path) -> None:
+def _early_place(cfg: CfgNode, choice: str) -> RunPath | None:
+    """Return ``place_of`` before data are read; None where the set's name is not known yet."""
+    name = cfg.DATASET.NAME if of_parties(cfg) else set_name(cfg)
+    return place_of(cfg, name, choice) if name else None
+
+
+def place_of(cfg: CfgNode, data: str, choice: str) -> RunPath:
+    """Return where a run lies below ``OUTPUT_DIR`` (``ConfigError``: ``--resume`` says otherwise).
+
+    Args:
+        data: name of the set.
+        choice: see ``peft_choice``.
+    """
+    place = run_path(cfg, data, load_trainer(cfg.TRAINER.NAME).name + choice)
+    path = Path(cfg.OUTPUT_DIR) / place.relative()
     if cfg.RESUME and cfg.DRAFT:
         raise ConfigError("--resume does not go with --draft: a draft always starts again; drop "
                           "one of them")
@@ -514,6 +521,7 @@ def _check_resume(cfg: CfgNode, path: Path) -> None:
             f"--resume {cfg.RESUME}: this command's run folder is {path}; give the flags "
             "of that run (its config.yaml has them), or drop --resume"
         )
+    return place
 
 
 def report_seeds(results: Sequence[Mapping[str, Any]]) -> None:

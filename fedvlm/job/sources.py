@@ -97,7 +97,8 @@ def image_sources(
             pairs.append(pixel_sources(loader, labels))
             continue
         if stream == "features":
-            encode: Encode = partial(_features, cfg, model, loader, progress, spent)
+            encode: Encode = partial(features_of, cfg, model.backbone, loader, progress, spent,
+                                     model.notes)
         else:
             of = {view: bank for (name, view), bank in banks.items() if name == stream}
             encode = partial(_activations, cfg, model, loader, progress, spent, of)
@@ -106,7 +107,8 @@ def image_sources(
     train, test = map(list, zip(*pairs, strict=True))
     if streams == [PATCHES]:  # zero-shot CLIP, the reference of every run, reads image features
         every = _every(data)
-        features = _features(cfg, model, loader, progress, Throughput(), every, None)
+        features = features_of(cfg, model.backbone, loader, progress, Throughput(), model.notes,
+                               every, None)
         test.append(FeatureSource.of((features,), torch.tensor(every), labels))
     return join_sources(train), join_sources(test)
 
@@ -133,11 +135,7 @@ def _banks(
 def _room_of(
     cfg: CfgNode, banks: Collection[Opened], folder: Path, said: str
 ) -> tuple[str, bool]:
-    """Return what is to be said of the activations of a run, and whether they have room.
-
-    Raises:
-        ConfigError: they are above ``BANK.GB``.
-    """
+    """Return what is said of activations, and if they have room (``ConfigError``: ``BANK.GB``)."""
     wanted = sum(bank.bytes(bank.lacking(keys)) for bank, keys, _ in banks)
     _check_budget(cfg, wanted, folder, said)
     slow = "images go through the whole tower at every step (slower); set"
@@ -170,11 +168,7 @@ def _check_budget(cfg: CfgNode, wanted: int, folder: Path, said: str) -> None:
 def check_bank(
     cfg: CfgNode, model: VLModel, data: FederatedData, loader: ImageLoader, streams: Sequence[str]
 ) -> None:
-    """Refuse what a run would refuse of its activations; stores are looked at only if need be.
-
-    Raises:
-        ConfigError: they are above ``BANK.GB``.
-    """
+    """Refuse activations above ``BANK.GB`` (``ConfigError``); stores are opened if need be only."""
     inside = [s for s in streams if s not in ("features", "pixels")]
     images = images_to_encode(data, loader.views)
     most = images * sum(row_bytes(tower_of(model, s), s, cfg.BANK.PREC) for s in inside)
@@ -214,15 +208,6 @@ def _said(stream: str) -> str:
     if stream.startswith(INSIDE):
         return f"activations behind stage {stream.partition('.')[2]}"
     return "patch features" if stream == PATCHES else "image features"
-
-
-def _features(
-    cfg: CfgNode, model: VLModel, loader: ImageLoader, progress: Progress | None,
-    spent: Throughput, indices: Sequence[int], view: int | None,
-) -> Tensor:
-    return features_of(
-        cfg, model.backbone, loader, indices, view, progress, spent, model.notes
-    )
 
 
 def _activations(
@@ -306,8 +291,8 @@ def server_images(
 
 
 def features_of(
-    cfg: CfgNode, backbone: Backbone, loader: ImageLoader, indices: Sequence[int],
-    view: int | None, progress: Progress | None, spent: Throughput, notes: list[str],
+    cfg: CfgNode, backbone: Backbone, loader: ImageLoader, progress: Progress | None,
+    spent: Throughput, notes: list[str], indices: Sequence[int], view: int | None,
 ) -> Tensor:
     """Return the features ``[n, embed_dim]`` of images and one view, out of the store or into it.
 
@@ -324,9 +309,8 @@ def features_of(
     """
     packed = packed_positions(loader.samples, indices)
     if packed:
-        return _partly_packed(
-            cfg, backbone, loader, indices, packed, view, progress, spent, notes
-        )
+        unpacked = partial(features_of, cfg, backbone, loader, progress, spent, notes)
+        return _partly_packed(backbone, loader, spent, unpacked, indices, packed, view)
     keys = [loader.content_key(i) for i in indices]
     with _reading(loader, spent):
         return cached_features(
@@ -338,9 +322,9 @@ def features_of(
 
 
 def _partly_packed(
-    cfg: CfgNode, backbone: Backbone, loader: ImageLoader, indices: Sequence[int],
-    packed: Sequence[int], view: int | None, progress: Progress | None, spent: Throughput,
-    notes: list[str],
+    backbone: Backbone, loader: ImageLoader, spent: Throughput,
+    unpacked: Callable[[Sequence[int], int | None], Tensor],
+    indices: Sequence[int], packed: Sequence[int], view: int | None,
 ) -> Tensor:
     """Return features of which those at the positions ``packed`` are in packs."""
     rows = packed_features(loader, [indices[n] for n in packed], view, backbone)
@@ -351,10 +335,7 @@ def _partly_packed(
         return rows
     out = torch.empty(len(indices), rows.shape[1], dtype=rows.dtype)
     out[torch.tensor(packed)] = rows
-    rest = [indices[n] for n in others]
-    out[torch.tensor(others)] = features_of(
-        cfg, backbone, loader, rest, view, progress, spent, notes
-    )
+    out[torch.tensor(others)] = unpacked([indices[n] for n in others], view)
     return out
 
 

@@ -50,11 +50,7 @@ class Acceptance:
     kept: int = 0
 
     def with_file(self, folder: Path) -> Acceptance:
-        """Return this with what the folder's acceptance file has measured before.
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """Return this with what the folder's file has measured before (``DataError``: damaged)."""
         lines, earlier, kept = merge_measurements(
             self.lines, lines_of(folder / f"{NAME}.json"), self.recipe.tolerance)
         return replace(self, lines=lines, earlier=earlier, kept=kept)
@@ -143,11 +139,7 @@ class Acceptance:
         return "\n\n".join(parts) + "\n"
 
     def write(self, folder: Path) -> Path:
-        """Write ``acceptance.json`` and ``acceptance.md`` and return the latter.
-
-        Raises:
-            DataError: it cannot be written.
-        """
+        """Write ``acceptance.json`` and ``.md``; return the latter (``DataError``: it cannot)."""
         with files.explain_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         files.write_json(folder / f"{NAME}.json", self.record())

@@ -58,11 +58,7 @@ def stand_in(backbone: str, classes: int) -> VLModel:
     """Return what ``Trainer.trainables`` reads of a model: sizes, and zeros for its anchors.
 
     Args:
-        backbone: one of ``SHAPES``.
-        classes: of the class list.
-
-    Raises:
-        ConfigError: another backbone.
+        backbone: one of ``SHAPES`` (else ``ConfigError``).
     """
     if backbone not in SHAPES:
         raise ConfigError(f"no shapes are known of backbone '{backbone}' ({', '.join(SHAPES)})")
@@ -102,11 +98,7 @@ def _token_ids(texts: Sequence[str]) -> torch.Tensor:
 
 
 def count(trainer: Trainer, backbone: str, classes: int) -> Counts:
-    """Return the counts of a method.
-
-    Raises:
-        ConfigError: shapes that are not known, or what the method refuses.
-    """
+    """Return the counts of a method (``ConfigError``: unknown shapes, or what it refuses)."""
     model = stand_in(backbone, classes)
     if isinstance(trainer, ModuleTrainer):
         with torch.device("meta"):  # without numbers: its weights are not fetched

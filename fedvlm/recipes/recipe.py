@@ -120,11 +120,7 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(name: str) -> Recipe:
-    """Return a recipe by its name in ``configs/recipes``, or by its file.
-
-    Raises:
-        ConfigError: no such file, or mistakes in it, one line each.
-    """
+    """Return a recipe by its name in ``configs/recipes`` or file (``ConfigError``: mistakes)."""
     path = find_config(name, KIND)
     parts, mistakes = read_sections(path, PARTS, "recipe")
     return _Reader(str(path), mistakes).recipe(parts, path.stem)
@@ -182,11 +178,7 @@ class _Reader:
         return tuple(value)
 
     def plan(self, value: Any, name: str) -> SweepPlan:
-        """Return the plan, which has the recipe's name.
-
-        Raises:
-            ConfigError: mistakes in it, with those before.
-        """
+        """Return the plan under the recipe's name (``ConfigError``: all mistakes so far)."""
         if not isinstance(value, dict):
             self.mistake("plan needs datasets, trainers and the other parts of a sweep's plan")
             raise ConfigError("\n".join(self.mistakes))

@@ -358,11 +358,7 @@ class Measured:
 
 
 def classes_of(job: Job) -> int:
-    """Return how many classes the run's method is built for, of a known data set.
-
-    Raises:
-        ConfigError: nothing is known of the data set.
-    """
+    """Return how many classes the run's method is built for (``ConfigError``: set not known)."""
     info = dataset_info(job.cfg.DATASET.NAME)
     if info is None:
         raise ConfigError(f"the number of classes of {job.cfg.DATASET.NAME} is unknown without it")

@@ -59,6 +59,16 @@ def test_the_run_needs_its_data_no_more(balls: Any, tmp_path: Path) -> None:
     assert main(["evaluate", str(run.path), "--images", str(photos), "--client", "0"]) == 0
 
 
+def test_a_client_has_the_name_of_its_dataset(balls: Any) -> None:
+    run = fedvlm.load(balls[1].path)
+    assert run.client_names == ("north", "south")
+    assert run.client("south").owner == run.client(1).owner == "client 1 of 2"
+    assert list(run.named("north")) == ["client-0"]
+    with pytest.raises(ConfigError, match="no client nort: clients are numbered 0 to 1, named "
+                                          "north, south; did you mean 'north'"):
+        run.client("nort")
+
+
 def test_the_same_data_are_the_same_run_and_others_are_refused(balls: Any) -> None:
     output, run, _ = balls
     tables = {n: tuple(Table.of(one.rows) for one in pair) for n, pair in clients().items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -145,13 +146,13 @@ def test_table_lines_and_bytes():
 
 def test_plain_lines_when_not_a_terminal():
     out = io.StringIO()
-    with Console(2, 2, out) as console:
-        console.header({"method": "FedTV", "dataset": "a\nb"})
-        console.round_finished(row(0, [50.0, 60.0]))
-        console.round_started(1, [0])
-        console.round_finished(row(1, [60.0, 70.0]))
-        console.notes(["3 images skipped"])
-        console.result([{"metric": "personal", "accuracy": 65.0}])
+    console = Console(2, 2, out)
+    console.header({"method": "FedTV", "dataset": "a\nb"})
+    console.round_finished(row(0, [50.0, 60.0]))
+    console.round_started(1, [0])
+    console.round_finished(row(1, [60.0, 70.0]))
+    console.notes(["3 images skipped"])
+    console.result([{"metric": "personal", "accuracy": 65.0}])
     text = out.getvalue()
     assert "method   FedTV\ndataset  a\\nb\n" in text and "\x1b" not in text
     assert "round 1/2  loss 1.234  personal 65.0 (worst 60.0)  0.4 s\n" in text
@@ -234,7 +235,9 @@ def test_a_closed_pipe_does_not_kill_the_refresh_thread():
 def test_the_screen_is_freed_by_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
-    with pytest.raises(KeyError), Console(3, 3, out) as console:
+    console = Console(3, 3, out)
+    with pytest.raises(KeyError), ExitStack() as stack:
+        stack.callback(console.finish)
         console.round_started(1, [0])
         raise KeyError
     assert "\x1b[?25l" in out.getvalue() and out.getvalue().rstrip().endswith("\x1b[?25h")

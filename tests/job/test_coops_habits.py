@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -135,16 +136,17 @@ def test_dassls_domains_are_the_held_out_one() -> None:
 
 
 @pytest.mark.skipif(not THIRD.is_dir(), reason=f"CoOp's own files are not in {THIRD}")
-def test_coops_log_reader_reads_our_folders(trained: Path) -> None:
-    script = [sys.executable, "-m", "fedvlm.compat", str(THIRD / "parse_test_res.py")]
-    seeds = folder(trained).parent
-    done = subprocess.run(
-        [*script, str(seeds)], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+def test_coops_log_reader_reads_our_folders(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a process of its own, as one types it, and once more in this one."""
+    words, seeds = ["fedvlm.compat", str(THIRD / "parse_test_res.py")], folder(trained).parent
+    done = subprocess.run([sys.executable, "-m", *words, str(seeds)], cwd=REPOSITORY,
+                          capture_output=True, text=True, check=True)
     assert f"* accuracy: {results(trained)['last']['personal']:.1f}0% +- 0.00%" in done.stdout
-    many = subprocess.run(
-        [*script, str(seeds.parent), "--multi-exp"], cwd=REPOSITORY, capture_output=True, text=True,
-        check=True)
-    assert "Average performance" in many.stdout
+    monkeypatch.setattr(sys, "argv", [*words, str(seeds.parent), "--multi-exp"])
+    runpy.run_module("fedvlm.compat", run_name="__main__")
+    assert "Average performance" in capsys.readouterr().out
 
 
 def test_pairs_may_follow_a_flag_of_several_words() -> None:

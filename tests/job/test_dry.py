@@ -22,6 +22,8 @@ def test_dry_run_counts_the_images_that_a_run_encodes(
     assert jobs.run(tmp_path / "a", "--dry-run", *own) == 0
     assert jobs.run(tmp_path / "b", "--dry-run", "--workers", "2", *own) == 2
     assert jobs.run(tmp_path / "b", "--dry-run", "--metric", "aurco", *own) == 2
+    assert jobs.run(tmp_path / "b", "--dry-run", *own, "TEST.CALIBRATE", "True",
+                    "DATASET.VAL_SHOTS", "0") == 2
     told = re.search(r"([\d,]+)\s+images\s+to\s+encode", capsys.readouterr().out)
     assert jobs.run(tmp_path / "a", *own) == 0
     encoded = max(of for what, _, of in seen if what.startswith("encoding"))

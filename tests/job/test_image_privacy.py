@@ -79,6 +79,7 @@ def test_draws_go_on_with_the_same_bits_and_engines_agree(tmp_path: Path) -> Non
     assert main(["verify", str(jobs.folder(one)), "--replay", "9"]) == 0
 
 
+@pytest.mark.usefixtures("few_images")
 @pytest.mark.parametrize("words", [("PromptFL",), ("FedAvg", "--peft", "lora")])
 def test_no_count_tells_how_many_were_drawn(tmp_path: Path, words: tuple[str, ...]) -> None:
     told = []

@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 import fedvlm
+from fedvlm.advise.judge import judge_clients
 from fedvlm.cli.main import main
 from fedvlm.evaluation import label_rows, rankings
 from fedvlm.federation.batches import Batch
@@ -235,6 +237,13 @@ def test_advise_judges_what_a_run_shows_and_its_command_runs(
     """On the same images: 54 are judged without opening the 200 on which the run is tested."""
     monkeypatch.setattr("fedvlm.advise.sets.fold_count", lambda groups: 6)
     table = many_tests(tmp_path)
+    judged: list[Any] = []  # once: the page is of the same result as the JSON
+
+    def judge_once(*asked: Any) -> Any:
+        judged.append(judged[0] if judged else judge_clients(*asked))
+        return judged[0]
+
+    monkeypatch.setattr("fedvlm.advise.judge.judge_clients", judge_once)
     data = ["--images", str(table), "--labels", ",".join(NAMES), "--clients-by", "hospital",
             "--backbone", "tiny"]
     capsys.readouterr()
@@ -259,6 +268,7 @@ def test_advise_judges_what_a_run_shows_and_its_command_runs(
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:2] == ["mAP", "(%),"] and "AUROC" in lines[1]
     assert not any("accuracy" in line or "class-balanced" in line for line in lines)
+    assert len(judged) == 2
 
 
 def many_tests(folder: Path) -> Path:

@@ -70,6 +70,8 @@ def test_a_folder_in_which_somebody_works(
 @pytest.mark.parametrize(("words", "says"), [
     (["--opts", "FED.ROUNDZ", "3"], "FED.ROUNDS"),
     (["--resume", "elsewhere"], "this command's run folder is"),
+    (["--resume", "elsewhere", "--dry-run"], "this command's run folder is"),
+    (["--resume", "elsewhere", "--no-train"], "this command's run folder is"),
     (["--output-dir", "file/below"], "cannot make the run folder 'file/below/base2new"),
 ])
 def test_words_and_places(

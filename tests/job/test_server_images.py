@@ -44,6 +44,7 @@ def built(output: Path, *opts: str, trainer: tuple[str, ...] = HEART) -> Built:
     return build_run(resolve(parse(words)).jobs[0].cfg, pixels=True)
 
 
+@pytest.mark.usefixtures("few_images")
 @pytest.mark.parametrize("source", [
     "holdout", *(pytest.param(source, marks=pytest.mark.slow)
                  for source in ("folder:{folder}", "dataset:new_nouns", "clients")),

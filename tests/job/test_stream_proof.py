@@ -18,7 +18,7 @@ from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
 from tests import jobs
 
-pytestmark = pytest.mark.usefixtures("few_images")
+pytestmark = pytest.mark.usefixtures("fewest_images")
 
 METHODS = Path(__file__).resolve().parents[1] / "block_prompts.py"
 
@@ -31,6 +31,12 @@ def built(folder: Path, trainer: str, *opts: str) -> Any:
 
 def proofs(folder: Path) -> list[Path]:
     return sorted((folder / "cache" / "proofs").glob("*.json"))
+
+
+@pytest.fixture
+def fewest_images(few_images: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many built-in images of a class as the shots need, and one for tests."""
+    monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (2, 2, 1))
 
 
 @pytest.fixture

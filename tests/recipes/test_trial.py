@@ -176,6 +176,9 @@ def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = recipe_file(tmp_path)
     for words, sentence in (
         ([path, "--trainer", "FedAvg"], "the recipe sets this: drop --trainer"),
+        ([path, "--model", "fedavg"], "the recipe sets this: drop --model"),
+        ([path, "--no-train"], "--no-train does not work with a recipe: use --dry-run"),
+        ([path, "--print-config"], "does not work with a recipe: use fedvlm config"),
         ([path, "--all"], "--all already means every recipe"),
         ([path, "--tag", "x"], "a recipe chooses the folders of its runs: drop --tag"),
         (["fedmgpp"], "no config 'fedmgpp'; did you mean 'fedmgp'?"),

@@ -231,13 +231,15 @@ def test_missing_data_alone_is_a_data_error(
     *((["--trainers", "FedAvg", "--datasets", "digits", *flag.split()],
        f"{flag.split()[0]} does not work with a plan: use ") for flag in (
         "--images photos", "--method FedAS", "--eval-only", "--no-train", "--model-dir x",
-        "--load-epoch 3", "--resume x")),
+        "--load-epoch 3", "--resume x", "--model fedavg")),
     (["--trainers", "FedAvg", "--datasets", "digits", "--seeds", "x"], "seeds expects whole "
                                                                        "numbers"),
     ([str(CONFIGS / "demo.yaml"), "--trainers", "Dito"], "did you mean 'Ditto'"),
     (["no_such.yaml"], "no plan 'no_such.yaml'"),
     ([str(CONFIGS / "demo.yaml"), "--only", "3-1"], "--only expects"),
     ([str(CONFIGS / "demo.yaml"), "--only", "99"], "the cells are 0 to 11"),
+    ([str(CONFIGS / "demo.yaml"), "--dry-run", "--launch", "local", "--slurm-time", "1m"],
+     "--slurm-time expects a time such as 1:00:00, got '1m'"),
 ])
 def test_wrong_words(words: list[str], piece: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", *words]) == 2

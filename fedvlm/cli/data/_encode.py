@@ -60,7 +60,7 @@ class WholeSet:
             for at in range(0, count, _PART):
                 part = range(at, min(at + _PART, count))
                 yield features_of(
-                    self.cfg, self.backbone, self.loader, part, view, progress, spent, self.notes
+                    self.cfg, self.backbone, self.loader, progress, spent, self.notes, part, view
                 )
 
     def say(self, spent: Throughput, *more: str) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from argparse import Namespace
 
 from fedvlm.cli.run import run
-from fedvlm.config.keys import default_schema
-from fedvlm.config.option import Option, Schema, declare
+from fedvlm.config.keys import default_schema, method_schema
+from fedvlm.config.option import Option, Schema
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
@@ -45,7 +45,7 @@ def main(args: Namespace) -> int:
         args.print_config = True
         return run.main(args)
     word = args.opts[0] if args.opts else ""
-    schema = _with_trainer(default_schema(), word)
+    schema = _schema_for(word)
     lines = reference_lines(schema, word)
     if not lines:
         raise ConfigError(f"no config key contains '{word}'{did_you_mean(word, schema)}")
@@ -75,8 +75,9 @@ def meaning(option: Option) -> str:
     return option.help + (f" [{'; '.join(rules)}]" if rules else "")
 
 
-def _with_trainer(schema: Schema, word: str) -> Schema:
-    """Add a trainer's own options where ``word`` names it (``fedvlm config fedtv``)."""
+def _schema_for(word: str) -> Schema:
+    """Return all keys, and a method's own options where ``word`` names it."""
+    schema = default_schema()
     name = word.upper().removeprefix("TRAINER.").split(".")[0]
     if not name or any(key.split(".")[0] == name for key in schema):
         return schema
@@ -84,6 +85,4 @@ def _with_trainer(schema: Schema, word: str) -> Schema:
         return schema
     from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch, 2 s
 
-    trainer = load_trainer(name)
-    foreign = dict(getattr(trainer, "foreign", {}))
-    return declare(schema | foreign, f"TRAINER.{trainer.name.upper()}", trainer.options)
+    return method_schema(load_trainer(name))

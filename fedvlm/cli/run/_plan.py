@@ -18,8 +18,9 @@ from fedvlm.job.flags import add_flags, pairs
 from fedvlm.runs import lock
 from fedvlm.sweep.plan import PlanReader, SweepPlan, name_by_content, read_plan, select_entries
 
-_INSTEAD = {  # flag of a run -> what a sweep has instead
-    "trainer": "--trainers", "dataset": "--datasets", "dataset_config_file": "--datasets",
+INSTEAD = {  # flag of a run -> what a sweep has instead
+    "trainer": "--trainers", "rule": "--trainers",
+    "dataset": "--datasets", "dataset_config_file": "--datasets",
     "trainer_config_file": "trainer-config-file in the plan", "demo": "--datasets shapes",
     "print_config": "fedvlm config", "version": "fedvlm --version",
     "images": "--datasets FILE.yaml, which fedvlm data add FOLDER writes",
@@ -90,7 +91,7 @@ def read_words(args: Namespace) -> list[str]:
             mistakes.append(f"no plan '{word}'{nearest_path(Path(word))}; "
                             "try configs/sweeps/demo.yaml")
     mistakes += [f"{args.spelling[dest]} does not work with a plan: use {instead}"
-                 for dest, instead in _INSTEAD.items() if dest in args.spelling]
+                 for dest, instead in INSTEAD.items() if dest in args.spelling]
     return mistakes + read_run_settings(args, PlanReader("words"))
 
 

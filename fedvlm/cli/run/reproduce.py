@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedvlm.cli.run._plan import flatten, read_run_settings, worker_flags
+from fedvlm.cli.run._plan import INSTEAD, flatten, read_run_settings, worker_flags
 from fedvlm.cli.run.sweep import run_sweep
 from fedvlm.console.parser import Parser, amount, number_words
 from fedvlm.console.rows import table_lines
@@ -70,10 +70,11 @@ def _read(args: Namespace) -> list[str]:
     first = next((i for i, w in enumerate(args.opts) if w.isupper() and "." in w), len(args.opts))
     args.recipes, args.opts = args.opts[:first], args.opts[first:]
     mistakes = [f"the recipe sets this: drop {args.spelling[dest]}" for dest in
-                ("trainer", "dataset", "dataset_config_file", "trainer_config_file", "demo",
-                 "images", "method") if dest in args.spelling]
-    mistakes += [f"{args.spelling[dest]} does not work with a recipe: use fedvlm evaluate RUN"
-                 for dest in ("eval_only", "model_dir", "load_epoch") if dest in args.spelling]
+                ("trainer", "rule", "dataset", "dataset_config_file", "trainer_config_file",
+                 "demo", "images", "method") if dest in args.spelling]
+    mistakes += [f"{args.spelling[dest]} does not work with a recipe: use {INSTEAD[dest]}"
+                 for dest in ("eval_only", "model_dir", "load_epoch", "no_train", "print_config",
+                              "version") if dest in args.spelling]
     mistakes += [f"a recipe chooses the folders of its runs: drop --{key.lower()}"
                  for key in ("TAG", "RESUME") if key in args.flags]
     if args.all and args.recipes:

@@ -30,6 +30,7 @@ from fedvlm.sweep.plan import with_axes
 from fedvlm.sweep.tune.tuned import apply_tuned, read_tuned
 
 if TYPE_CHECKING:
+    from fedvlm.sweep.queue import Resources
     from fedvlm.sweep.run import Sweep
 
 EXAMPLES = (
@@ -115,8 +116,13 @@ def main(args: Namespace) -> int:
         complain(*notes, prefix="note")
     progress("loading PyTorch")
     from fedvlm.sweep.cells import cells_of, unread_axes  # start-up: PyTorch, 2 s
+    from fedvlm.sweep.queue import read_resources  # start-up: PyTorch
     from fedvlm.sweep.run import Sweep  # start-up: PyTorch
 
+    resources = read_resources(
+        time=args.slurm_time, memory=args.slurm_mem, cpus=args.slurm_cpus,
+        options=args.slurm_option, at_once=args.slurm_jobs, requeues=args.slurm_requeues,
+    )
     progress("checking every cell")
     cells = cells_of(plan)
     progress.clear()
@@ -131,22 +137,19 @@ def main(args: Namespace) -> int:
     if args.dry_run:
         say(*sweep.dry_lines(retry=args.retry_failed))
         return 0
-    return _launch(args, sweep) if args.launch else run_sweep(args, sweep, retry=args.retry_failed)
+    return _launch(args, sweep, resources) if args.launch else run_sweep(
+        args, sweep, retry=args.retry_failed)
 
 
-def _launch(args: Namespace, sweep: Sweep) -> int:
+def _launch(args: Namespace, sweep: Sweep, resources: Resources) -> int:
     """Run the cells as jobs of a batch system.
 
     Raises:
-        ConfigError: no such system here, resources that it would not understand.
+        ConfigError: no such system here.
     """
     from fedvlm.sweep.jobs import QueuedJobs  # start-up: PyTorch
-    from fedvlm.sweep.queue import open_queue, read_resources  # start-up: PyTorch
+    from fedvlm.sweep.queue import open_queue  # start-up: PyTorch
 
-    resources = read_resources(
-        time=args.slurm_time, memory=args.slurm_mem, cpus=args.slurm_cpus,
-        options=args.slurm_option, at_once=args.slurm_jobs, requeues=args.slurm_requeues,
-    )
     folder = sweep.journal.folder
     queue = open_queue(args.launch, folder.absolute() / "jobs", sweep.plan.name, resources)
     sweep.journal.prepare(sweep.plan.content())

@@ -47,6 +47,7 @@ class MemorySet:
     Attributes:
         keys: config keys that say what the set is and how clients share it.
         sentence, decided: how the data are read, for the screen.
+        named: whether the clients have names of the user's.
 
     Raises:
         ConfigError: class names or columns that are missing or do not fit, or keys in ``given``
@@ -65,8 +66,9 @@ class MemorySet:
         if not isinstance(self.name, str):
             raise ConfigError(f"name must be a string, not {name!r}")
         where = _columns(columns)
-        self._pooled, named = _members(data)
-        self._members = {n: _parts(value, n, where) for n, value in named.items()}
+        self._pooled, members = _members(data)
+        self.named = not self._pooled and isinstance(data, Mapping)
+        self._members = {n: _parts(value, n, where) for n, value in members.items()}
         self.classnames = self._classes(classnames)
         self.keys, decided = self._sharing(dict(given or {}))
         self.decided = tuple(decided)

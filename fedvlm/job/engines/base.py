@@ -48,14 +48,7 @@ class ClientSide:
         self.cfg = cfg
 
     def check(self, inputs: Inputs | None) -> None:
-        """Refuse what the engine cannot do, before data are read.
-
-        Args:
-            inputs: data that are given already.
-
-        Raises:
-            ConfigError: such a key.
-        """
+        """Refuse keys and given data that the engine cannot take, at first (``ConfigError``)."""
 
     @contextlib.contextmanager
     def gather(self, path: Path, inputs: Inputs | None) -> Iterator[Inputs | None]:
@@ -110,11 +103,7 @@ class ClientSide:
 
 
 def client_side(cfg: CfgNode) -> ClientSide:
-    """Return the clients' side of a run, by the engine that its config names.
-
-    Raises:
-        ConfigError: a flag that this engine does not read.
-    """
+    """Return the clients' side of a run by its engine (``ConfigError``: an unread flag)."""
     refuse_unread(cfg)
     return own_class(ENGINES.load(cfg.FED.ENGINE), ClientSide)(cfg)
 

@@ -33,14 +33,13 @@ from fedvlm.distributed.flower.network import (
     up,
 )
 from fedvlm.distributed.flower.place import FOLDER, Place, read_place, split_evenly
-from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.federation.plan import parse_sites
 from fedvlm.job.build import Built
 from fedvlm.job.engines.base import ClientSide, Tell, leave_images, refuse_memory
 from fedvlm.job.engines.states import SITE
 from fedvlm.job.inputs import Inputs
-from fedvlm.job.sites.parties import policy_of as sites_policy
+from fedvlm.job.sites.parties import policy_of
 from fedvlm.job.sites.party import config_plain, shared_facts
 from fedvlm.job.workers.processes import (
     MODULE,
@@ -72,12 +71,16 @@ class AtSitesOfFlower(ClientSide):
     @contextlib.contextmanager
     def connect(self, built: Built, folder: RunFolder, tell: Tell) -> Iterator[None]:
         """See ``ClientSide.connect``: the sites' processes stay when the run ends."""
-        run, threads = run_id(folder), threads_of_site(built.cfg, os.environ, core_count())
-        federation, place = built.federation, check_flower(built.cfg)
+        run, cfg = run_id(folder), built.cfg
+        federation, place = built.federation, check_flower(cfg)
         self.built, self.carrier = built, Flower(place, tell)
+        # As many as the local engine takes, so that bits are its.
+        threads = usual_threads({cfg.MODEL.BACKBONE.NAME}, os.environ, core_count())
+        all_needed = float(cfg.FED.UNRELIABLE.QUORUM) or 1.0  # unless said
         self.engine = RemoteEngine(
-            self.carrier, config_plain(built.cfg), federation.engine.chunk,
-            flower_policy(built.cfg), run, tell, beside=shared_facts(built.identity), remedy="",
+            self.carrier, config_plain(cfg), federation.engine.chunk,
+            replace(policy_of(cfg), quorum=all_needed), run, tell,
+            beside=shared_facts(built.identity), remedy="",
         )
         self.ask = self.engine.template
         layout = list(federation.engine.sites)
@@ -88,7 +91,7 @@ class AtSitesOfFlower(ClientSide):
             refuse_busy_federation(place)  # again: a run may have begun meanwhile
             about = errand(folder.path.resolve(), identity_digest(built.identity))
             _begin(place, folder.path.resolve(), about, layout,
-                   partial(worker_environment, built.cfg, threads), tell)
+                   partial(worker_environment, cfg, threads), tell)
 
         self.begin = begin
         try:
@@ -99,11 +102,7 @@ class AtSitesOfFlower(ClientSide):
                 files.write_json(folder.path / "frames.json", dict(self.engine.traffic))
 
     def meet(self) -> None:
-        """See ``ClientSide.meet``.
-
-        Raises:
-            ConfigError: a site is not there, or has another config; says why.
-        """
+        """See ``ClientSide.meet``."""
         self.begin()
         self.carrier.open(REACH)
         away = self.carrier.absent()
@@ -153,11 +152,7 @@ def check_flower(cfg: CfgNode) -> Place:
 
 @contextlib.contextmanager
 def loopback(folder: Path, count: int, say: Tell) -> Iterator[Callable[[], set[int]]]:
-    """Have a federation of ``count`` sites on this machine; yield what tells its processes' ids.
-
-    Raises:
-        ConfigError: Flower is not installed, or a process does not start.
-    """
+    """Have ``count`` sites on this machine; yield what tells process ids (else ``ConfigError``)."""
     place = up(folder, [""] * count, say)
     try:
         yield partial(processes.strays, place)
@@ -165,28 +160,14 @@ def loopback(folder: Path, count: int, say: Tell) -> Iterator[Callable[[], set[i
         down(place)
 
 
-def flower_policy(cfg: CfgNode) -> Policy:
-    """Return what is done about sites that do not answer well: all are needed, unless said."""
-    return replace(sites_policy(cfg), quorum=float(cfg.FED.UNRELIABLE.QUORUM) or 1.0)
-
-
 def _begin(
     place: Place, run: Path, about: str, layout: Sequence[int],
     environ: Callable[[int], Mapping[str, str]], tell: Tell,
 ) -> None:
-    """Let each site work for this run with its part of the clients.
-
-    Raises:
-        ConfigError: one cannot be built; its last line is shown.
-    """
+    """Let each site work for its clients of this run (``ConfigError``: the last line of one)."""
     for number, site in enumerate(place.sites):
         mine = ",".join(str(c) for c, at in enumerate(layout) if at == number)
         states = place.states(site.name).resolve()
         words = [MODULE, str(run), str(states), "--clients", mine]
         begin_site(place, site.name, words, environ(number), about, tell)
     sites_ready(place, [site.name for site in place.sites], START)
-
-
-def threads_of_site(cfg: CfgNode, environ: Mapping[str, str], cores: int) -> int:
-    """Return a worker's threads: as many as the local engine takes, so that bits are its."""
-    return usual_threads({cfg.MODEL.BACKBONE.NAME}, environ, cores)

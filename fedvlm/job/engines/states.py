@@ -23,11 +23,7 @@ RUN = re.compile(r"[0-9a-f]{64}")
 
 
 def workers_rows(folder: Path, device: torch.device) -> SiteStore:
-    """Return the rows that the workers of a run wrote into its folder.
-
-    Raises:
-        ConfigError: there are none; the workers had another place for them.
-    """
+    """Return the rows that a run's workers wrote into its folder (``ConfigError``: elsewhere)."""
     runs = [p for p in (folder / PLACE).glob("*") if p.is_dir() and RUN.fullmatch(p.name)]
     if len(runs) != 1:
         raise ConfigError(
@@ -68,11 +64,7 @@ def stands_for_another(store: RowStore, versions: dict[int, int]) -> bool:
 
 
 def check_rows(folder: Path, federation: Federation, state: FedState) -> None:
-    """Check the clients' rows that workers wrote, of which no checkpoint has the hashes.
-
-    Raises:
-        DataError: one is gone or damaged.
-    """
+    """Check the clients' rows of workers, of which no checkpoint has hashes (``DataError``)."""
     store = federation.clients.store
     if isinstance(store, SiteStore):
         try:

@@ -80,11 +80,7 @@ class Workers(ClientSide):
         self.engine.join(federation)
 
     def workers_of(self, folder: Path, tell: Tell) -> WorkerProcesses:
-        """Return the carrier to a run's workers; those that are begun here are under way.
-
-        Args:
-            folder: of the run; its ``config.yaml`` is there.
-        """
+        """Return the carrier to a run's workers, which are under way; ``config.yaml`` is there."""
         cfg = self.cfg
         place = folder / PLACE
         place.mkdir(exist_ok=True)

@@ -28,11 +28,7 @@ TAKES = "FedAvg, FedProx, Ditto, LocalOnly or VPT"
 
 
 def check_captions(cfg: CfgNode, trainer: Trainer) -> None:
-    """Refuse a run on captions whose method or settings need classes, before any data are read.
-
-    Raises:
-        ConfigError: names the method or the key.
-    """
+    """Refuse captions for what needs classes, before any data are read (``ConfigError``)."""
     who = trainer.name or type(trainer).__name__
     trainer.require(
         bool(vars(type(trainer)).get("captions")),

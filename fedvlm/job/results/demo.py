@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from fedvlm.console.screen import say
 from fedvlm.job.flags import peft_keys
 from fedvlm.job.request import Request
 from fedvlm.job.resolve import Jobs, resolve
+from fedvlm.runs.names import read_partition
 from fedvlm.runs.verify.answer import (
     ALONE,
     PAYS,
@@ -57,9 +57,8 @@ def show_summary(head: tuple[Results, Path], method: tuple[Results, Path]) -> No
 def images_per_client(folder: Path) -> list[int]:
     """Return the training images of each client of a run, from its ``partition.csv``."""
     counts: Counter[str] = Counter()
-    with (folder / "partition.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            counts[row["client"]] += int(row["images"]) * (row["part"] == "train")
+    for row in read_partition(folder):
+        counts[row["client"]] += int(row["images"]) * (row["part"] == "train")
     return sorted(counts.values())
 
 

@@ -120,8 +120,8 @@ def features_source(
         np.asarray(part) for c in clients for part in (c.train, c.val, c.test)
     ]))
     features = features_of(
-        built.cfg, built.backbone, built.loader, every.tolist(), None, progress, Throughput(),
-        built.notes,
+        built.cfg, built.backbone, built.loader, progress, Throughput(), built.notes,
+        every.tolist(), None,
     )
     labels = torch.from_numpy(built.data.labels.copy())
     return FeatureSource.of(features[None], torch.from_numpy(every), labels)

@@ -68,11 +68,7 @@ def image_privacy_of(
     cfg: CfgNode, plan: Plan, start: TrainingStart, trainer: Trainer,
     batcher: SplitBatcher | Absent,
 ) -> tuple[Plan, str]:
-    """Return the plan with the privacy of images or groups, and what is to be said of it.
-
-    Raises:
-        ConfigError: it is incomplete, or does not cover the run.
-    """
+    """Return the plan with privacy of images or groups, and words on it (else ``ConfigError``)."""
     # start-up: runs with privacy of images only
     from fedvlm.federation.toolbox import image_privacy as room
 
@@ -129,11 +125,7 @@ def image_privacy_of(
 def privacy_of(
     cfg: CfgNode, plan: Plan, start: TrainingStart, trainer: Trainer, inputs: Inputs
 ) -> tuple[ClientPrivacy, str]:
-    """Return the client-level privacy of a run (``FED.DP``), and what is to be said of it.
-
-    Raises:
-        ConfigError: it is incomplete, or does not cover the run.
-    """
+    """Return a run's client-level privacy, and words on it (``ConfigError``: it does not cover)."""
     # start-up: runs with client-level privacy only
     from fedvlm.federation.aggregation import client_privacy as room
 
@@ -179,11 +171,7 @@ def privacy_of(
 
 
 def similarity_of(cfg: CfgNode, trainer: Trainer) -> tuple[float, int]:
-    """Return the temperature of weights by similarity under ``FED.DP``, and their first round.
-
-    Raises:
-        ConfigError: they are asked for, and the server gives none.
-    """
+    """Return temperature and first round of weights by similarity (``ConfigError``: none here)."""
     fed = cfg.FED
     if not fed.DP.SIMILARITY:
         return 0.0, 1
@@ -202,11 +190,7 @@ def hostile_of(
     cfg: CfgNode, plan: Plan, start: TrainingStart, sites: Sequence[int], backbone: Backbone,
     inputs: Inputs,
 ) -> tuple[Hostile, list[str]]:
-    """Return who attacks the run (``FED.HOSTILE``), and what is to be said of it.
-
-    Raises:
-        ConfigError: clients are real, or the attack has nothing to attack.
-    """
+    """Return who attacks the run, and words on it (``ConfigError``: the clients are real)."""
     from fedvlm.federation.reliability import hostile as room  # start-up: runs with attackers only
 
     f, spec = cfg.FED, backbone.transform_spec

@@ -29,7 +29,6 @@ class SinkStart:
     """What a sink knows of its run.
 
     Attributes:
-        folder: the run folder.
         digest: the run's identity.
         config: flat.
         records: rounds that are done already, as a resumed run's; none at the beginning.
@@ -43,10 +42,6 @@ class SinkStart:
 
 class Sink:
     """Takes one round after the other.
-
-    Args:
-        module: the other program's.
-        start: what is known of the run.
 
     Attributes:
         fresh: whether it has none of the rounds that are done already.
@@ -67,11 +62,7 @@ class Sink:
 
 
 class Sinks:
-    """The sinks of one run: made before anything is built, opened with the run folder.
-
-    Raises:
-        ConfigError: an unknown sink, or its package is not installed.
-    """
+    """The sinks of one run, opened with its folder (``ConfigError``: unknown, or not installed)."""
 
     def __init__(self, names: Sequence[Any]) -> None:
         self.programs = {name: _program(name) for name in dict.fromkeys(map(_name, names))}

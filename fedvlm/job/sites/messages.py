@@ -48,9 +48,6 @@ class MessageLog:
 
         Args:
             over: address and certificate of a federation on Flower; empty: a socket here.
-
-        Raises:
-            DataError: as ``enter``.
         """
         rules = {rule: v for rule, v in asdict(terms).items() if rule != "weights"}  # may be paths
         rules["files of weights"] = len(terms.weights or ())
@@ -93,11 +90,7 @@ class MessageLog:
             self._last = append_metrics(self.path, line, before)
 
     def _go_on(self) -> str:
-        """Return the last seal of what is there, without a line that a kill cut.
-
-        Raises:
-            DataError: a line was changed, moved or taken away.
-        """
+        """Return the last seal, and cut what a kill left (``DataError``: a line was changed)."""
         with files.explain_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch(0o600)
@@ -163,11 +156,7 @@ def about_run(site: Site) -> dict[str, Any]:
 
 
 def require_declared(site: Site) -> None:
-    """Refuse a method that does not say what it sends, or which privacy it has.
-
-    Raises:
-        Refused: its own code for that fails.
-    """
+    """Refuse a method whose code for what it sends, or for its privacy, fails (``Refused``)."""
     about = about_run(site)
     for own, told in (("releases", about["declared"]), ("privacy", about["privacy"])):
         if told is None:
@@ -219,22 +208,14 @@ def log_damage(path: Path) -> str:
 
 
 def read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the lines that hold, and the seal of each.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """Return the lines that hold, and the seal of each (``DataError``: it cannot be read)."""
     chain = read_chain(path, shortened=True)
     whole = [] if chain.bare else chain.bodies
     return [json.loads(body) for body in whole], chain.seals[: len(whole)]
 
 
 def whole_log(path: Path) -> Chain:
-    """Return a log in which every line holds.
-
-    Raises:
-        DataError: it cannot be read, or a line was changed, moved or taken away.
-    """
+    """Return a log in which every line holds (``DataError``: one does not)."""
     why = log_damage(path)
     if why:
         raise DataError(f"'{path}': {why}; move the file away and keep it: a new log then begins")

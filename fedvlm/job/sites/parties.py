@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from yacs.config import CfgNode
 
@@ -23,7 +23,6 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.data.datum import PARTS
 from fedvlm.data.own.site import SiteFile, read_site
-from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import digest
 from fedvlm.distributed.flower.carrier import Flower
 from fedvlm.distributed.flower.place import read_place
@@ -50,26 +49,7 @@ _SITE = {"data": hexes, "clients": by(client, record(COUNTS))}
 _MET = by(text("[^/]+", 200), lambda v: any(
     record(fields)(v) for fields in (_SITE, _SITE | {"key": text("[!-~]+", 200)})))
 Tell = Callable[[str], None]
-
-
-class Sites(Carrier, Protocol):
-    """A carrier to sites, as a run opens and closes it."""
-
-    def open(self, seconds: float) -> None:
-        """Wait for all sites, or for some until the time is over.
-
-        Raises:
-            ConfigError: nobody is there.
-        """
-        ...
-
-    def absent(self) -> list[str]:
-        """Return site -> why it cannot be reached."""
-        ...
-
-    def close(self) -> None:
-        """Hang up."""
-        ...
+Sites = Flower | SiteSockets  # carriers that a run opens and closes
 
 
 def sites_of(cfg: CfgNode) -> Sites:
@@ -84,11 +64,7 @@ def _tell(words: str) -> None:
 
 
 def socket_paths(cfg: CfgNode) -> list[Path]:
-    """Return the paths of ``FED.SITES_AT``.
-
-    Raises:
-        ConfigError: one is an address of the network.
-    """
+    """Return the paths of ``FED.SITES_AT`` (``ConfigError``: an address of the network)."""
     words = [word.strip() for word in cfg.FED.SITES_AT.split(",") if word.strip()]
     for word in words:
         if _NETWORK.fullmatch(word):
@@ -101,11 +77,7 @@ def socket_paths(cfg: CfgNode) -> list[Path]:
 
 
 def check_sites(cfg: CfgNode) -> None:
-    """Refuse what a run over sites lacks or cannot do, before anything is read.
-
-    Raises:
-        ConfigError: such a key.
-    """
+    """Refuse what a run over sites lacks or cannot do, before data are read (``ConfigError``)."""
     behind = cfg.FED.FEDERATION
     if behind:
         place = read_place(user_path(behind))
@@ -136,19 +108,12 @@ def check_sites(cfg: CfgNode) -> None:
 
 @dataclass
 class Parties:
-    """The sites of a run, met; see ``engines.base.ClientSide``.
-
-    Attributes:
-        engine: asks them.
-        carrier: brings the frames.
-        inputs: what the server's side is built of.
-        wishes: clients to be taken in again.
-    """
+    """The sites of a run, met; see ``engines.base.ClientSide``."""
 
     engine: RemoteEngine
     carrier: Sites
     inputs: ServerInputs
-    wishes: list[Wish] = field(default_factory=list)
+    wishes: list[Wish] = field(default_factory=list)  # clients to be taken in again
 
     @property
     def ask(self) -> Ask:
@@ -225,11 +190,7 @@ def meet_parties(
 
 
 def check_file(file: SiteFile) -> None:
-    """Refuse a server's file that has images of clients.
-
-    Raises:
-        ConfigError: it has.
-    """
+    """Refuse a server's file that has images of clients (``ConfigError``)."""
     if file.clients:
         raise ConfigError(
             f"the server's site file contains images of clients {sorted(file.clients)[:8]}, which "
@@ -248,11 +209,7 @@ def inputs_of(
 
 
 def join_sites(engine: RemoteEngine, built: Built) -> None:
-    """Let the clients of a run be at the sites that were met.
-
-    Raises:
-        ConfigError: as ``RemoteEngine.join``.
-    """
+    """Let a run's clients be at the sites that were met; raises as ``RemoteEngine.join``."""
     engine.chunk = chunk_of(built.cfg, built.model, built.federation.trainer)
     built.federation.meter = None
     engine.join(built.federation)
@@ -262,10 +219,7 @@ def await_sites(carrier: Sites, say: Tell, seconds: float) -> None:
     """Wait for the sites of a run; say at once who is not there yet, and in the end who is not.
 
     Args:
-        seconds: the longest wait (``FED.ASK.REACH``).
-
-    Raises:
-        ConfigError: nobody is.
+        seconds: the longest wait (``FED.ASK.REACH``), after which nobody is a ``ConfigError``.
     """
     with contextlib.suppress(ConfigError):
         carrier.open(min(_FIRST, seconds))
@@ -293,11 +247,7 @@ def images_of(cfg: CfgNode) -> Path:
 
 
 def run_name(path: Path) -> str:
-    """Return the name under which sites keep the states of a run: random, unless it has begun.
-
-    Raises:
-        DataError: the one that it has cannot be read, or is none.
-    """
+    """Return a run's name at its sites: random, unless it has begun (``DataError``: damaged)."""
     place = path / PLACE / NAME
     with files.explain_errors(place):
         if not place.is_file():
@@ -312,11 +262,7 @@ def run_name(path: Path) -> str:
 
 
 def read_met(path: Path) -> Mapping[str, Any]:
-    """Return what the sites told when the run began; nothing where it has not.
-
-    Raises:
-        DataError: it is damaged.
-    """
+    """Return what the sites told when the run began; nothing before (``DataError``: damaged)."""
     mend = "delete it; the sites send it again"
     return dict(files.read_valid_json(path / PLACE / MET, _MET, mend) or {})
 
@@ -362,9 +308,6 @@ def met_without(
     Args:
         sites: of which something leaves.
         now: what they tell without it; a site that is not in it leaves whole.
-
-    Raises:
-        DataError: as ``read_met``.
     """
     met = dict(read_met(path))
     for site in sites:

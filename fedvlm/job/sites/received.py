@@ -62,11 +62,7 @@ def _of(frame: Frame) -> tuple[object, ...]:
 
 
 def read_received(folder: Path) -> Frame:
-    """Return the question that was kept of a run.
-
-    Raises:
-        DataError: it cannot be read, or is damaged.
-    """
+    """Return the question that was kept of a run (``DataError``: damaged, or not readable)."""
     path = folder / FILE
     with files.explain_errors(path):
         data = path.read_bytes()
@@ -159,11 +155,7 @@ def keep_rows(folder: Path, frame: Frame, rows: Sequence[Row]) -> None:
 
 
 def read_rows(folder: Path) -> Kept:
-    """Return ``alone`` and ``model`` -> client -> its numbers here; empty where none were made.
-
-    Raises:
-        DataError: they cannot be read, or are damaged.
-    """
+    """Return ``alone`` and ``model`` -> client -> its numbers; else empty (``DataError``)."""
     found = files.read_valid_json(folder / OWN, _is_rows, "delete it; later evaluations write it "
                                   "anew") if (folder / OWN).exists() else None
     return found or {ALONE: {}, MODEL: {}}

@@ -17,8 +17,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.config.build import build_config
-from fedvlm.config.keys import default_schema
-from fedvlm.config.option import Schema, declare
+from fedvlm.config.keys import method_schema
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
@@ -54,7 +53,6 @@ class Resident:
         owner: what is here, and what may run.
         own: config keys of this machine: device, cache.
         say: hears what is for the site's own log.
-        progress: called while images are encoded.
 
     Raises:
         DataError: the site file has an invalid value.
@@ -120,12 +118,7 @@ class Resident:
         return reply
 
     def _site_of(self, frame: Frame) -> tuple[Site, CfgNode]:
-        """Return the site that works for the run of a request.
-
-        Raises:
-            Refused: the owner does not allow it, or nothing is known of it.
-            FedvlmError: it cannot be built.
-        """
+        """Return the site that works for the run of a request; raises as ``site_of``."""
         if frame.op == "hello":
             config = dict(frame.values["config"])
             built = self._built(config)
@@ -175,11 +168,7 @@ class Resident:
         return self._site, self._cfg
 
     def _sweep(self, place: Path) -> None:
-        """Delete the words of other runs that have no states here: their coordinator greets anew.
-
-        Raises:
-            OSError: one cannot be deleted.
-        """
+        """Delete the words of other runs without states here: their coordinator greets anew."""
         others = [p for p in place.parent.glob("*.json")
                   if p != place and not (self.owner.states / p.stem).is_dir()]
         since = {p: p.stat().st_mtime for p in others}
@@ -218,9 +207,7 @@ def config_from(plain: Mapping[str, Any], own: Mapping[str, str]) -> CfgNode:
         Refused: keys that this fedvlm does not have.
         ConfigError: values that a key cannot have.
     """
-    trainer = load_trainer(str(plain[_TRAINER]))
-    known = default_schema() | dict(trainer.foreign)
-    schema: Schema = declare(known, f"TRAINER.{trainer.name.upper()}", trainer.options)
+    schema = method_schema(load_trainer(str(plain[_TRAINER])))
     stray = sorted(k for k in plain if k not in schema)
     if stray:
         raise Refused(

@@ -16,11 +16,7 @@ from fedvlm.job.workers.serving import serve_clients, serve_driver
 
 
 def main(words: list[str]) -> int:
-    """Work as the words say; return the exit code.
-
-    Raises:
-        FedvlmError: the run cannot be built, or a socket is missing.
-    """
+    """Work as the words say; return the exit code (``FedvlmError``: the run cannot be built)."""
     parser = ArgumentParser("fedvlm.job.workers")
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("states", type=Path, help="folder of clients' states")

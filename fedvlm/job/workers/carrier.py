@@ -96,11 +96,7 @@ class WorkerProcesses:
         return []
 
     def sites(self) -> list[str]:
-        """See ``Carrier.sites``; where nobody is ready, wait for one that is being begun.
-
-        Raises:
-            FedvlmError: nobody is left.
-        """
+        """See ``Carrier.sites``; waits for one that is begun (``FedvlmError``: none is left)."""
         self._look(0)
         while not self._lines:
             if not self._starting:

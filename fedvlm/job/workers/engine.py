@@ -43,11 +43,7 @@ class PoolMembership(Membership):
     """Workers of a pool: each has all clients; ``home`` is who is asked for a client next."""
 
     def welcome(self, site: str, values: Mapping[str, Any], key: str = "") -> None:
-        """See ``Membership.welcome``.
-
-        Raises:
-            ConfigError: the worker counts other images than the others.
-        """
+        """See ``Membership.welcome`` (``ConfigError``: the worker counts other images)."""
         counts = by_number(values["clients"])
         if self.counts and counts != self.counts:
             raise ConfigError(f"{site_words(site)} cannot take part: it has different images than "
@@ -100,11 +96,7 @@ class PoolEngine(RemoteEngine):
         self._fed = fed
 
     def workers(self) -> list[str]:
-        """Return the workers that can be asked now; new ones (begun again) are met first.
-
-        Raises:
-            FedvlmError: none is left.
-        """
+        """Return the workers to ask now, new ones met first (``FedvlmError``: none is left)."""
         members, here = self.members, self.carrier.sites()
         strangers = [s for s in here if s not in members.met and s not in members.excluded]
         facts_of = next(iter(members.met.values()), {})

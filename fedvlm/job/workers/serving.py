@@ -87,11 +87,7 @@ def _given(handle: int) -> socket.socket:
 
 
 def worker_of(built: Built, states: Path, say: Say = lambda words: None) -> PoolSite:
-    """Return the worker that computes clients of a run.
-
-    Args:
-        states: folder that the workers share.
-    """
+    """Return the worker that computes clients of a run; all workers share the folder of states."""
     plain = config_plain(built.cfg)
     return PoolSite(built.federation, states, plain, say, shared_facts(built.identity))
 
@@ -102,10 +98,8 @@ def worker_site(
     """Return a site of some clients of a run; what the job knows of the data is compared, too.
 
     Args:
+        clients: of the run (else ``ConfigError``).
         states: folder of this site alone.
-
-    Raises:
-        ConfigError: the run has no such client.
     """
     stray = [c for c in clients if c >= built.federation.plan.clients]
     if stray:

@@ -24,11 +24,8 @@ class PoolSite(Site):
     chunks first, whole chunks come out of it as they went in.
 
     Args:
-        federation: the run.
         folder: for states, the same for all workers.
-        config: as of ``Site``.
         beside: facts of the job, which its driver has, too (``job.sites.party.shared_facts``).
-        say: hears what is for the worker's own log.
     """
 
     def __init__(
@@ -57,11 +54,7 @@ class PoolSite(Site):
         """Keep no account: a simulation has no owners, and workers would share it."""
 
     def _personalize(self, frame: Frame) -> Frame:
-        """Make personal models of whole chunks; those that need no images stay here.
-
-        Raises:
-            Refused: as for other work.
-        """
+        """Make personal models of whole chunks; those that need no images stay here."""
         fed, values = self.federation, frame.values
         accepted, downloads = self.addressed(frame)
         question = Question(values["round"], list(accepted), downloads, accepted, values["tune"])

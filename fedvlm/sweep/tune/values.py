@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedvlm.config.keys import default_schema
-from fedvlm.config.option import Schema, Value, declare, nodes
+from fedvlm.config.keys import method_schema
+from fedvlm.config.option import Schema, Value, nodes
 from fedvlm.config.read import read_yaml
 from fedvlm.core.errors import ConfigError
 
@@ -24,8 +24,7 @@ def load_schema(name: str, named: bool = False) -> tuple[Any, Schema]:
     from fedvlm.federation.discovery import load_trainer, load_trusted  # start-up: PyTorch
 
     trainer = load_trainer(name) if named else load_trusted("tuned.json", name)[1]
-    known = default_schema() | dict(getattr(trainer, "foreign", {}))
-    return trainer, declare(known, f"TRAINER.{trainer.name.upper()}", trainer.options)
+    return trainer, method_schema(trainer)
 
 
 def read_values(path: Path | None, schema: Schema) -> dict[str, Value]:

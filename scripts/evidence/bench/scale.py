@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from evidence.bench import machine
 from evidence.bench.machine import Measurements
-from fedvlm.console.rows import RoundRow, table_lines
+from fedvlm.console.rows import table_lines
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
@@ -135,19 +135,6 @@ def draw(clients: int, width: int) -> tuple[Data, Tensor]:
     return Data(Drawn(picks), labels, np.arange(edge, POOL), names), features
 
 
-class Silence:
-    """A screen that shows nothing."""
-
-    def round_started(self, round_: int, cids: Sequence[int]) -> None:
-        """Show nothing."""
-
-    def round_finished(self, row: RoundRow) -> None:
-        """Show nothing."""
-
-    def notes(self, notes: Iterable[str]) -> None:
-        """Show nothing."""
-
-
 def build(
     method: str, clients: int, cohort: int, *, evaluate: int = 0, rounds: int = ROUNDS
 ) -> Built:
@@ -217,7 +204,6 @@ def one(
         path = RunPath("scale", "random", "all", method, "tiny", f"n{clients}", SEED, SEED)
         folder = RunFolder.create(place, path, {"clients": clients, "method": method})
         recorder = Recorder(built, folder, (), lambda record: None)
-        recorder.screens = (Silence(),)
         recorder.evaluator = cast(Any, watch.clock("evaluation", recorder.evaluator))
         recorder.evaluator.logits = {}  # what the recorder asks an evaluator for
         federation, sizes, written = built.federation, [], []
