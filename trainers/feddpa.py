@@ -48,7 +48,6 @@ from fedvlm.method import (
     Finetune,
     Option,
     PeftTrainer,
-    Predictor,
     State,
     Tree,
     Upload,
@@ -94,7 +93,8 @@ class FedDPA(PeftTrainer):
         """Read what is trained.
 
         Raises:
-            ConfigError: no LoRA in the image tower, or one in the text tower.
+            ConfigError: no LoRA in the image tower, or one in the text tower; under MODE F a final
+                fine-tuning that does not train the own adapter, and it alone.
         """
         super().__init__(cfg)
         self.require(self.spec.visual == "lora", "FedDPA mixes two LoRAs image by image: "
@@ -102,15 +102,7 @@ class FedDPA(PeftTrainer):
         self.require(self.spec.text != "lora", "FedDPA weighs adapters image by image, but the "
                      "text tower sees no image: PEFT.TEXT must be none or prompt (--peft lora, "
                      "prompt+lora)")
-        self._require_own_training()
-
-    def _require_own_training(self) -> None:
-        """Refuse a final fine-tuning under F that does not train the own adapter, and it alone.
-
-        Raises:
-            ConfigError: such ``FED.FINETUNE_TRAIN`` or ``FED.FINETUNE_EPOCHS``.
-        """
-        fed = getattr(self.root, "FED", None)
+        fed = getattr(cfg, "FED", None)
         if self.cfg.MODE != LATE or fed is None:
             return
         self.require(fed.FINETUNE_TRAIN in ("own", "personal"), "FedDPA's MODE F trains the own "
@@ -157,11 +149,6 @@ class FedDPA(PeftTrainer):
             return None
         near = self.own_features(model, p, x) @ p[REFERENCE].mT  # [K, B, S]
         return self.cfg.LAMBDA * (near @ p[SHARE][..., None]).squeeze(-1)
-
-    def predictor(self, model: VLModel, params: Tree) -> Predictor:
-        """Return ``x -> logits [K, B, C]``."""
-        text = self.text_features(model, params)
-        return lambda x: model.logits(self.image_features(model, params, x), text)
 
     def mixed_loss(self, model: VLModel, p: Tree, b: Batch, share: float) -> Tensor:
         """Return the cross-entropy ``[K]`` where the own adapter counts ``share``."""

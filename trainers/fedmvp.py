@@ -133,14 +133,10 @@ class FedMVP(Trainer):
         x = attention.attend(p, f"{NET}.attn", heads, query, keys, mask, values)
         return attention.feed_forward(p, NET, x)
 
-    def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
-        """Return z, ``[K, B, d]``, not normalised."""
-        return self.prompted(model, p, x)
-
-    def prompted(
+    def image_features(
         self, model: VLModel, p: Tree, x: Mapping[str, Tensor], held: Tensor | None = None
     ) -> Tensor:
-        """Return z, ``[K, B, d]``, with the texts of the classes ``held [K, C]``."""
+        """Return z, ``[K, B, d]``, not normalised; read are the texts of ``held [K, C]``."""
         return model.adapted_image(*self.entered(model, p, x, held))[0]
 
     def maps(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tree:
@@ -163,25 +159,23 @@ class FedMVP(Trainer):
         """Return mean_a e_ca, ``[K, C, d]``: logits are averaged by it."""
         return self.texts(model).mean(0).expand(len(p[f"{NET}.text.weight"]), -1, -1)
 
-    def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss ``[K]`` and its parts, with all classes."""
-        return self.held_loss(model, p, b, None)
-
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train, published with the client's own classes."""
-        held = ctx.classes if self.published else None
+        if not self.published:
+            return super().client_update(ctx, state, received)
+        held = ctx.classes
 
         def loss(model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-            return self.held_loss(model, p, b, None if held is None else b.cut(held))
+            return self.loss(model, p, b, b.cut(held))
 
         w = ctx.fit(state["w"] | received, loss).params
         return state | {"w": w}, ctx.upload(w)
 
-    def held_loss(
-        self, model: VLModel, p: Tree, b: Batch, held: Tensor | None
+    def loss(
+        self, model: VLModel, p: Tree, b: Batch, held: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss ``[K]`` and its parts over the classes ``held [K, C]`` (None: all)."""
-        z = self.prompted(model, p, b.x, held)
+        z = self.image_features(model, p, b.x, held)
         cls = cross_entropy(model.logits(z, self.text_features(model, p), held), b)
         apart = 1 - F.cosine_similarity(z, model.image(b.x), -1)
         near = self.cfg.ALPHA * (apart * b.w).sum(1) / b.w.sum(1)

@@ -64,18 +64,15 @@ class SAGE(PeftTrainer):
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Fit on labels and pseudo-labels."""
         def loss(model: VLModel, params: Tree, batch: Batch) -> Tensor:
-            return self._loss(model, params, batch, batch.cut(received))
+            return self.loss(model, params, batch, batch.cut(received))
 
         w = ctx.fit(state["w"] | received, loss).params
         return state | {"w": w}, ctx.upload(w)
 
-    def loss(self, model: VLModel, params: Tree, batch: Batch) -> Tensor:
-        """Return the loss of a fine-tuning, where the local model alone gives pseudo-labels."""
-        return self._loss(model, params, batch, None)
-
-    def _loss(
-        self, model: VLModel, params: Tree, batch: Batch, received: Tree | None
+    def loss(
+        self, model: VLModel, params: Tree, batch: Batch, received: Tree | None = None
     ) -> Tensor:
+        """Return the loss ``[K]``; without ``received`` (fine-tuning) the local model is both."""
         logits = other = self.predict(model, params, batch.x)
         if received is not None:
             with torch.no_grad():

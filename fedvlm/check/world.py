@@ -5,8 +5,11 @@ Everything is float64, a function of the world's seed, and in memory: no downloa
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,12 @@ def small_backbone(vision: dict[str, Any] | None = None, seed: int = 7) -> Backb
     arch = {
         "embed_dim": EMBED, "quick_gelu": True, "vision_cfg": vision or VIT, "text_cfg": TEXT,
     }
+    return copy.deepcopy(_built(json.dumps(arch), seed))  # nobody meets what another has changed
+
+
+@cache
+def _built(arch_json: str, seed: int) -> Backbone:
+    arch = json.loads(arch_json)
     model, preprocess = build_model(arch, seed)
     return finish(model, arch, preprocess, Letters(), "check", "random", dtype=torch.float64)
 
@@ -171,12 +180,16 @@ class CheckWorld:
         looks = torch.randn(len(BASE), 3, side, side, generator=draw)
         noise = torch.randn(n, 3, side, side, generator=draw)
         self.pixels = (looks[self.labels] + noise).double()
-        with torch.no_grad():
-            self.features = self.backbone.encode_image(self.pixels)
         looks = torch.randn(PROXY, 3, side, side, generator=rng.stream(seed, "world-proxy"))
         self.proxy = TensorProxy("holdout", looks.double(), torch.arange(PROXY) % len(BASE))
         self._runs: dict[type[Trainer], Trajectory] = {}
         self._configs: dict[tuple[type[Trainer], str, int], CfgNode] = {}
+
+    @cached_property
+    def features(self) -> Tensor:
+        """Image features of all samples, ``[n, d]``."""
+        with torch.no_grad():
+            return self.backbone.encode_image(self.pixels)
 
     def config(
         self, trainer: type[Trainer], more: dict[str, Any] | None = None, clients: int = len(SIZES)

@@ -27,7 +27,7 @@ from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.queue import PENDING, RUNNING, JobQueue, Resources
 from fedvlm.sweep.run import Sweep
 from fedvlm.sweep.scheduler import AttemptLog, Ending, Watcher
-from fedvlm.sweep.state import FAILED
+from fedvlm.sweep.state import FAILED, QUEUED, CellState
 from fedvlm.sweep.state import RUNNING as HELD
 from fedvlm.sweep.task import Task, is_done
 from fedvlm.sweep.worker import INTERRUPTED, Outcome
@@ -72,7 +72,6 @@ class QueuedJobs:
     timeout: float = 0
     poll: float | None = None
     live: list[Submission] = field(default_factory=list)
-    running: set[int] = field(default_factory=set)
     returned: int = 0
     _found: int = 0  # jobs of submissions that were cut off
     _shown: bool = False
@@ -105,7 +104,7 @@ class QueuedJobs:
         words = f"{len(rest)} to run in {count} {self.queue.name} job{'s' * (count != 1)}" + (
             f", {len(self.live)} jobs are in the queue already" if self.live else "")
         try:
-            sweep.compute(self, rest, words, retry=retry, lying=lying)
+            sweep.compute(self, rest, words, lying=lying)
         except KeyboardInterrupt as stop:
             raise saying(stop, self._last_words()) from None
         lost = f"{self.returned} returned by the queue: the same command submits them again"
@@ -141,15 +140,11 @@ class QueuedJobs:
         failed = self.sweep.states[cell.number].name == FAILED
         return failed and str(attempt.get("ended", "")) > submitted
 
-    def _rows(self) -> list[dict[str, Any]]:
-        """Return the lines of ``submitted.jsonl`` that are of this kind of queue."""
-        files.end_line(self.path)
-        rows = read_metrics(self.path)[0] if self.path.exists() and self.queue.stays else []
-        return [row for row in rows if row.get("launch") == self.queue.name]
-
     def _earlier(self) -> dict[Key, tuple[str, str]]:
         """Return cell -> the job that it was last submitted in, of this kind of queue, and when."""
-        rows = self._rows()
+        files.end_line(self.path)
+        rows = read_metrics(self.path)[0] if self.path.exists() and self.queue.stays else []
+        rows = [row for row in rows if row.get("launch") == self.queue.name]
         lines = Counter(row["mark"] for row in rows if "mark" in row and "tasks" not in row)
         over = {row["mark"] for row in rows if row.get("over")}
         for row in [row for row in rows if "tasks" in row and row["mark"] not in over]:
@@ -211,7 +206,7 @@ class QueuedJobs:
                 "queue"
             )
         for cell in (*(cell for s in self.live for cell in s.cells), *left):
-            self.sweep.queued(cell, +1)
+            self.sweep.note(cell, CellState(QUEUED))
 
     def _submit(self, chosen: list[Submission]) -> None:
         sweep = self.sweep
@@ -265,7 +260,9 @@ class QueuedJobs:
         last = self.sweep.journal.last()
         for submission in self.live:
             if states is not None:
-                self._see(submission, states.get(submission.job))
+                state = states.get(submission.job)
+                submission.missing = 0 if state else submission.missing + 1
+                submission.state = state or submission.state
             for cell in list(submission.cells):
                 attempt = last.get(_key(cell))
                 if attempt is None or attempt == self._before.get(_key(cell)):
@@ -277,30 +274,14 @@ class QueuedJobs:
                 for cell in list(submission.cells):
                     yield from self._lost(submission, cell)
             for at, cell in enumerate(submission.cells):
-                self._phase(cell, at == 0 and submission.state == RUNNING)
+                runs = at == 0 and submission.state == RUNNING
+                self.sweep.note(cell, CellState(HELD if runs else QUEUED))
         self.live = [s for s in self.live if s.cells]
         self._say(states)
-
-    def _see(self, submission: Submission, state: str | None) -> None:
-        submission.missing = 0 if state else submission.missing + 1
-        submission.state = state or submission.state
-
-    def _phase(self, cell: Cell, runs: bool) -> None:
-        """Move a cell on the screen between waiting and running."""
-        if runs and cell.number not in self.running:
-            self.running.add(cell.number)
-            self.sweep.queued(cell, -1)
-            self.sweep.started(cell)
-        elif not runs and cell.number in self.running:
-            self.running.discard(cell.number)
-            self.sweep.queued(cell, +1)
-            self.sweep.stopped(cell)
 
     def _ending(
         self, submission: Submission, cell: Cell, outcome: Outcome, *, written: bool
     ) -> Ending:
-        self._phase(cell, True)
-        self.running.discard(cell.number)
         submission.cells.remove(cell)
         return Ending(cell, outcome, written)
 
@@ -312,8 +293,6 @@ class QueuedJobs:
         end = self.queue.end_of(submission.job)
         words = f"its {self.queue.name} job {submission.job} ended: {end}"
         if end.startswith(RETURNED):
-            self._phase(cell, False)
-            self.sweep.queued(cell, -1)
             submission.cells.remove(cell)
             self.sweep.given_back(cell, words)
             self.returned += 1

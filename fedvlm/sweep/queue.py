@@ -19,7 +19,7 @@ from typing import Any
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.sweep.task import Task
 
-SLURM, LOCAL = "slurm", "local"
+SLURM = "slurm"
 PENDING, RUNNING = "PENDING", "RUNNING"
 DELAY = 90  # seconds between the signal and the end of a job: its worker has 60 to save
 PATIENCE = 60  # seconds for squeue, sacct, scancel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fedvlm.sweep.state import (
     BEGUN,
     DONE,
     FAILED,
+    QUEUED,
     RUNNING,
     TO_DO,
     CellState,
@@ -58,6 +60,7 @@ class Sweep:
         self.grid: Grid | None = None
         self.matrix: dict[tuple[str, str], GridCell] = {}
         self.waiting: list[Cell] = []
+        self.begun = set[str]()  # data sets of cells that are done or were begun here
 
     # ---- before -----------------------------------------------------------------------------
     def to_do(self, retry: bool) -> list[Cell]:
@@ -127,13 +130,12 @@ class Sweep:
             Processes(self.jobs, threads=threads, devices=devices, timeout=timeout), todo,
             f"{len(todo)} to run; {plural(self.jobs, 'job')}, {plural(threads, 'thread')} each"
             + (f", on {', '.join(devices)} in turn" if devices else ""),
-            retry=retry,
             allowed=lambda cell: time.monotonic() + (self.pace.of(cell) or 0) < until,
         )
         return self.conclude()
 
     def compute(
-        self, workers: CellWorkers, todo: Sequence[Cell], words: str, *, retry: bool,
+        self, workers: CellWorkers, todo: Sequence[Cell], words: str, *,
         lying: Sequence[Cell] = (), allowed: Callable[[Cell], bool] = lambda cell: True,
     ) -> None:
         """Run the cells ``todo`` with the screen taken.
@@ -144,8 +146,9 @@ class Sweep:
             allowed: see ``Scheduler``.
         """
         self.waiting = [*lying, *todo]
-        for cell in self.cells:
-            self._place(cell, self.states[cell.number], retry, cell in self.waiting)
+        self.begun = {c.dataset for c in self.cells if self.states[c.number].name == DONE}
+        for cell in {(c.method, c.dataset): c for c in self.cells}.values():
+            self._draw(cell)
         self.grid = Grid(
             f"sweep {self.plan.name}", self.matrix, lambda: self.pace.left(self.waiting, self.jobs)
         )
@@ -157,30 +160,36 @@ class Sweep:
         finally:
             self.grid.finish()
 
-    def _place(self, cell: Cell, state: CellState, retry: bool, ours: bool) -> None:
-        place = self.matrix.setdefault((cell.method, cell.dataset), GridCell())
-        place.total += 1
-        place.done += state.name == DONE
-        place.running += state.name == RUNNING and not ours
-        place.failed += state.name == FAILED and not retry
-        if state.value is not None:
-            place.values.append(state.value)
+    def note(self, cell: Cell, state: CellState) -> None:
+        """Note a cell's new state, and show it."""
+        if self.states[cell.number] != state:
+            self.states[cell.number] = state
+            self._draw(cell)
+
+    def _draw(self, cell: Cell) -> None:
+        """Count the cells of a cell's row and column anew; what waits again has not failed."""
+        place = (cell.method, cell.dataset)
+        waiting = {c.number for c in self.waiting}
+        here = [c.number for c in self.cells if (c.method, c.dataset) == place]
+        states = [self.states[n] for n in here if n not in waiting or self.states[n].name != FAILED]
+        count = Counter(state.name for state in states)
+        self.matrix[place] = GridCell(
+            len(here), count[DONE], count[FAILED], count[RUNNING],
+            [state.value for state in states if state.value is not None], count[QUEUED],
+        )
 
     def started(self, cell: Cell) -> None:
-        """See ``Watcher``."""
-        self.matrix[cell.method, cell.dataset].running += 1
-
-    def queued(self, cell: Cell, change: int) -> None:
-        """Show that a cell came into a batch system's queue (+1), or left it (-1)."""
-        self.matrix[cell.method, cell.dataset].queued += change
-
-    def stopped(self, cell: Cell) -> None:
-        """Show that a cell does not run any more, without an end."""
-        self.matrix[cell.method, cell.dataset].running -= 1
+        """See ``Watcher``; the first cell of a data set may encode images for minutes."""
+        if cell.dataset not in self.begun and self.grid is not None:
+            self.grid.say(f"{cell} begins; its images are encoded first, unless they are cached "
+                          f"(progress: {self.journal.log(cell)})")
+        self.begun.add(cell.dataset)
+        self.note(cell, CellState(RUNNING))
 
     def given_back(self, cell: Cell, words: str) -> None:
         """Say why a cell is not run by this command after all."""
         self.waiting = [c for c in self.waiting if c is not cell]
+        self.note(cell, CellState(TO_DO))
         self.tell(f"{cell}: {words}", always=True)
 
     def tell(self, words: str, *, always: bool = False) -> None:
@@ -192,21 +201,16 @@ class Sweep:
 
     def ended(self, cell: Cell, outcome: Outcome) -> None:
         """See ``Watcher``: the run folder says whether the cell is done."""
-        place = self.matrix[cell.method, cell.dataset]
-        place.running -= 1
         self.waiting = [c for c in self.waiting if c is not cell]
         run = find_finished(cell.folder)
         if outcome.code == 0 and run is not None:
             value = run.value("personal")
-            self.states[cell.number] = CellState(DONE, value=value)
-            place.done += 1
-            place.values += [value] if value is not None else []
+            self.note(cell, CellState(DONE, value=value))
             self.pace.add(cell.dataset, cell.method, outcome.seconds)
             end = "done" if value is None else f"personal {value:.1f}"
         else:
             reason = outcome.sentence or f"no results in {cell.folder}"
-            self.states[cell.number] = CellState(FAILED, reason)
-            place.failed += 1
+            self.note(cell, CellState(FAILED, reason))
             end = f"failed: {reason}"
         assert self.grid is not None  # noqa: S101 (made before the pool)
         self.grid.say(

@@ -37,6 +37,7 @@ from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.worker import Outcome
 
 DONE, RUNNING, FAILED, BEGUN, TO_DO = "done", "running", "failed", "begun", "to do"
+QUEUED = "queued"  # in a batch system; no folder says so
 HOLDS = " holds another run"
 
 

@@ -129,9 +129,14 @@ def _backbone(width: int, vision: int, embed: int, layers: int, image: int
                          / fan**0.5)
     weights = {k: v.detach().to(DTYPE).clone() for k, v in model.state_dict().items()
                if "mask" not in k}
-    tokenizer = SimpleTokenizer(context_length=CONTEXT)
-    return finish(model, copy.deepcopy(case.architecture), preprocess, tokenizer, "toy", "",
+    return finish(model, copy.deepcopy(case.architecture), preprocess, tokenizer(), "toy", "",
                   dtype=DTYPE), weights
+
+
+@cache
+def tokenizer() -> SimpleTokenizer:
+    """Return CLIP's tokenizer."""
+    return SimpleTokenizer(context_length=CONTEXT)
 
 
 class World:

@@ -9,13 +9,14 @@ import torch
 
 from fedvlm.check.compare import Broken, same_fed
 from fedvlm.check.invariants import INVARIANTS, exemption_mistakes, run
-from fedvlm.check.world import BASE, CheckWorld
+from fedvlm.check.world import BASE, RESNET, CheckWorld
 from fedvlm.cli.main import main
 from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
+from fedvlm.models.backbone import digest_of
 from fedvlm.models.vlmodel import VLModel
 
 from .broken_trainers import BROKEN, Good
@@ -156,6 +157,19 @@ def test_the_world_packs_and_differs(world: CheckWorld) -> None:
     assert float(world.features.std(0).min()) > 1e-3
 
 
+def test_worlds_share_what_is_built_and_nothing_that_is_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A method that moves a frozen weight (G9) does so in its own world only."""
+    one = CheckWorld(vision=RESNET)
+    with torch.no_grad():
+        next(iter(one.backbone.model.parameters())).add_(1.0)
+    monkeypatch.setattr("fedvlm.check.world.build_model", None)
+    other = CheckWorld(["TRAINER.FEDTV.RANK", "2"], RESNET).backbone
+    now, moved = (digest_of(b.model, b.arch) for b in (other, one.backbone))
+    assert now == other.digest == one.backbone.digest != moved
+
+
 def test_more_threads_change_nothing_but_rounding(world: CheckWorld) -> None:
     one = world.trajectory(load_trainer("FedTV"))
     threads = torch.get_num_threads()
@@ -167,7 +181,9 @@ def test_more_threads_change_nothing_but_rounding(world: CheckWorld) -> None:
     same_fed(more.states[-1], one.states[-1], "more threads", 1e-9)
 
 
-def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert verbs()["check"].run(["zeroshot"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(INVARIANTS) + 1
@@ -177,6 +193,8 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert verbs()["check"].run([f"{mine}:MyMethod"]) == 0  # nothing said: as good as FedAvg
     out = capsys.readouterr().out
     assert "G10  ok" in out and "G7   exempt" in out and "1 exempt, 0 broken" in out
+    some = {name: INVARIANTS[name] for name in ("G1", "G7", "G10", "G16")}
+    monkeypatch.setattr("fedvlm.check.invariants.INVARIANTS", some)
     assert verbs()["check"].run([f"{mine}:CatchesAll"]) == 1
     out = capsys.readouterr().out
     assert "G10  broken" in out and "G7   exempt" in out and "1 exempt, 1 broken" in out

@@ -89,7 +89,11 @@ class Mine(Trainer):
 """
 
 
-def test_the_methods_yaml_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_methods_yaml_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = {name: INVARIANTS[name] for name in ("G1", "G10", "G13")}
+    monkeypatch.setattr("fedvlm.check.invariants.INVARIANTS", some)
     code, yaml = tmp_path / "mine.py", tmp_path / "mine.yaml"
     code.write_text(MINE)
     yaml.write_text("TRAINER:\n  MINE:\n    SHIFT: 1.0\n")

@@ -261,6 +261,12 @@ def test_failures_do_not_end_the_sweep_and_are_retried_on_demand(
     assert main(asked) == 1
     told = capsys.readouterr().out
     assert "1 of 2 cells done" in told and "no luck today" in told and "--retry-failed" in told
+    lines = told.splitlines()  # of the data set's first cell before its end, of no other
+    begun = [(at, line) for at, line in enumerate(lines) if "its images are encoded first" in line]
+    ((at, line),) = begun
+    assert line.startswith("digits 1 Bad seed 1 begins; ")
+    assert "digits 1 Bad seed 1: failed" in lines[at + 1]
+    assert Path(line.rpartition("progress: ")[2].removesuffix(")")).is_file()
     assert [r["code"] for r in journal(tmp_path / "out", "bad")] == [2, 0]
     assert main(asked) == 1  # skipped, still reported
     assert "no luck today" in capsys.readouterr().out

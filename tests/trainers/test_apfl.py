@@ -98,7 +98,7 @@ def test_how_often_alpha_moves(every: str, moves: bool) -> None:
 
 def test_fixed_w() -> None:
     """w at FedAvg's fixed point 3 of one step: v* = (b - (1 - alpha) w) / alpha, mixture b."""
-    fed, state = drive("APFL", 900, options={"ALPHA": 0.5, **FIXED})
+    fed, state = drive("APFL", 160, options={"ALPHA": 0.5, **FIXED}, lr=0.5)
     assert shared(state) == pytest.approx(3.0, abs=1e-8)
     assert own(state, slot="v") == pytest.approx([-3.0, 5.0], abs=1e-7)
     assert personal(fed, state) == pytest.approx([0.0, 4.0], abs=1e-7)

@@ -38,7 +38,7 @@ def test_lambda_zero_is_local_descent() -> None:
 
 
 def test_large_lambda_is_the_global_model() -> None:
-    fed, state = drive("Ditto", 300, options={"LAMBDA": 999.0}, lr=1e-3)
+    fed, state = drive("Ditto", 210, options={"LAMBDA": 999.0}, lr=1e-3)
     assert shared(state) > 1
     assert personal(fed, state) == pytest.approx([shared(state)] * 2, abs=1e-2)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from yacs.config import CfgNode
 
 from fedvlm.cli.main import main
 from fedvlm.core.rng import stream
@@ -27,9 +29,16 @@ def model() -> VLModel:
     return VLModel(load_backbone("tiny"), ["circle", "square"])
 
 
+@cache
+def demo_config(trainer: str) -> CfgNode:
+    """Return the config of a method's demo: with its YAML, and otherwise the defaults."""
+    cfg: CfgNode = resolve(parse(["--demo", "--trainer", trainer])).jobs[0].cfg
+    return cfg
+
+
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_trainer_builds_on_the_tiny_clip(trainer: str, model: VLModel) -> None:
-    cfg = resolve(parse(["--demo", "--trainer", trainer])).jobs[0].cfg
+    cfg = demo_config(trainer)
     made = load_trainer(trainer)(cfg)
     tree = made.trainables(model, stream(1, "init"))
     assert all(v.dtype == torch.float32 for v in tree.values())
@@ -56,7 +65,7 @@ def test_the_defaults_that_a_card_names_are_the_declared_ones() -> None:
         trainer = load_trainer(name)
         field = re.search(r"^Defaults: (.*(?:\n[ \t]+.*)*)", card(path), flags=re.MULTILINE)
         assert field and field.group(1).strip(), name
-        cfg = resolve(parse(["--demo", "--trainer", name])).jobs[0].cfg
+        cfg = demo_config(name)
         for key, value in re.findall(NUMBER, field.group(1).split("As published:")[0]):
             option = trainer.options.get(key)
             if option is not None:

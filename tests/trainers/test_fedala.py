@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.check.compare import same_fed
-from fedvlm.check.world import CheckWorld, Setup
+from fedvlm.check.compare import copy_fed, same_fed
+from fedvlm.check.world import CheckWorld, Setup, Trajectory
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
@@ -89,23 +89,26 @@ def test_steady_losses_end_the_first_time() -> None:
     assert seen[-1].counters["mix_steps"] == 2 * 11  # ten losses and one more
 
 
-def test_evaluation_leaves_the_state_alone() -> None:
-    world = CheckWorld(PROMPT)
-    run = world.trajectory(FedALA)
+@pytest.fixture(scope="module")
+def run() -> Trajectory:
+    """Three rounds with a prompt alone."""
+    return CheckWorld(PROMPT).trajectory(FedALA)
+
+
+def test_evaluation_leaves_the_state_alone(run: Trajectory) -> None:
     before = run.states[-1]
-    state = run.fed.adopt(before)
+    state = run.fed.adopt(copy_fed(before))
     first = [p for _, p in run.fed.personal(state, [0, 1])]
     again = [p for _, p in run.fed.personal(state, [0, 1])]
     assert all(torch.equal(a["text.ctx"], b["text.ctx"])
                for a, b in zip(first, again, strict=True))
-    same_fed(run.fed.read(state), world.record(FedALA).states[-1], "after evaluation")
+    same_fed(run.fed.read(state), before, "after evaluation")
     received = before.server["w"]["text.ctx"]
     assert not torch.equal(first[0]["text.ctx"][0], received)
     assert not torch.equal(first[0]["text.ctx"][0], before.clients[0]["w"]["text.ctx"])
 
 
-def test_weights_stay_in_the_unit_interval_and_never_travel() -> None:
-    run = CheckWorld(PROMPT).trajectory(FedALA)
+def test_weights_stay_in_the_unit_interval_and_never_travel(run: Trajectory) -> None:
     for state in run.states[-1].clients.values():
         mix = state["mix"]["text.ctx"]
         assert 0 <= float(mix.min()) <= float(mix.max()) <= 1
@@ -145,19 +148,13 @@ def test_stacked_clients_stop_one_by_one(monkeypatch: pytest.MonkeyPatch) -> Non
     """Within 1e-12 of client by client, and with as many steps: nobody waits, nobody goes on."""
     alone, one = stopping(1, monkeypatch)
     together, all_ = stopping(3, monkeypatch)
-    spent = [e.counters.get("mix_steps", 0) for e in one]
-    assert spent == [e.counters.get("mix_steps", 0) for e in all_]
+    counts = [
+        [(e.counters.get("mix_steps", 0), e.counters["gradient_samples"]) for e in events]
+        for events in (one, all_)
+    ]
+    assert counts[0] == counts[1]
+    spent = [taken for taken, _ in counts[0]]
     assert spent[1] not in (0, 40 * (3 + 2 + 2)) and spent[2] == 3 + 2 + 2
     for slot, name in (("w", "image.w"), ("mix", "image.w"), ("ala", "learned")):
         assert own(together, name, slot) == pytest.approx(own(alone, name, slot), abs=1e-12)
     assert len(set(own(alone, slot="mix"))) == 3
-
-
-def test_counters_and_passes_are_each_clients_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = []
-    for chunk in (1, 3):
-        _, events = stopping(chunk, monkeypatch)
-        counts.append([
-            (e.counters.get("mix_steps", 0), e.counters["gradient_samples"]) for e in events
-        ])
-    assert counts[0] == counts[1]

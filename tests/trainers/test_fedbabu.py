@@ -13,10 +13,10 @@ FIRST = {"FT_EPOCHS": 1, "FT_PART": "head"}
 
 
 def test_rounds_are_fedavg_of_the_body_under_a_still_head() -> None:
-    fed, state = drive("FedBABU", 120, split=True, options=FIRST)
+    fed, state = drive("FedBABU", 100, split=True, options=FIRST)
     assert shared(state, G) == pytest.approx(3.0, abs=1e-8)
     assert own(state, L) == [0.0, 0.0]
-    _, five = drive("FedBABU", 120, split=True, epochs=5)
+    _, five = drive("FedBABU", 30, split=True, epochs=5)
     assert shared(five, G) == pytest.approx(2.680532285, abs=1e-8)
     # one head step from the aggregate
     assert personal(fed, state, L) == pytest.approx([-0.3, 0.3], abs=1e-8)
@@ -30,7 +30,7 @@ def test_rounds_are_fedavg_of_the_body_under_a_still_head() -> None:
      ("full", [2.7, 3.3], [-0.3, 0.3])],
 )
 def test_parts(part: str, body: list[float], head: list[float]) -> None:
-    fed, state = drive("FedBABU", 120, split=True, options=FIRST | {"FT_PART": part})
+    fed, state = drive("FedBABU", 100, split=True, options=FIRST | {"FT_PART": part})
     assert personal(fed, state, G) == pytest.approx(body, abs=1e-8)
     assert personal(fed, state, L) == pytest.approx(head, abs=1e-8)
 

@@ -8,10 +8,11 @@ from .toys import drive, leaves, shared
 
 
 @pytest.mark.parametrize(
-    ("mu", "expected"), [(0.0, 2.680532285), (1.0, 2.691780822), (5.0, 2.777711915)]
+    ("mu", "rounds", "expected"),
+    [(0.0, 40, 2.680532285), (1.0, 50, 2.691780822), (5.0, 100, 2.777711915)],
 )
-def test_fixed_point(mu: float, expected: float) -> None:
-    fed, state = drive("FedProx", 100, options={"MU": mu}, epochs=5)
+def test_fixed_point(mu: float, rounds: int, expected: float) -> None:
+    fed, state = drive("FedProx", rounds, options={"MU": mu}, epochs=5)
     assert shared(state) == pytest.approx(expected, abs=1e-8)
     rho = [1 - (1 - 0.1 * (a + mu)) ** 5 for a in (1.0, 3.0)]
     share = [r * a / (a + mu) for r, a in zip(rho, (1.0, 3.0), strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,26 @@ from parity.figures import BOUND, GOLDEN, PAPER, READING, WHOLE, digest, distanc
 from parity.world import Case, World, draw
 
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.models.backbone import Backbone
 
 FILES = sorted(GOLDEN.glob("*.json"))
 CASES = [(path, name) for path in FILES for name in read_golden(path)[1]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def towers_are_hashed_once() -> Iterator[None]:
+    """A run hashes its towers before and after, 50 MB of them: here once, when all runs are over.
+
+    Cases of one architecture share them; that a run hashes them is shown elsewhere (G9).
+    """
+    used: dict[int, Backbone] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Backbone, "verify_frozen", lambda self: used.setdefault(id(self), self).digest
+        )
+        yield
+    for backbone in used.values():
+        assert backbone.verify_frozen() == backbone.digest
 
 
 @pytest.mark.parametrize(("path", "name"), CASES, ids=[f"{p.stem}-{n}" for p, n in CASES])

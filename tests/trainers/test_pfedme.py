@@ -16,7 +16,7 @@ EXACT = {**FIXED, "LAMBDA": 1.0, "STEPS": 40, "PERSONAL_LR": 0.25, "BETA": 1.0}
 
 def test_fixed_point() -> None:
     """theta_k = (a b + w) / (a + 1), w their mean: 2.4 and (1.2, 3.6)."""
-    fed, state = drive("pFedMe", 40, options=EXACT, lr=1.0)
+    fed, state = drive("pFedMe", 25, options=EXACT, lr=1.0)
     assert shared(state) == pytest.approx(2.4, abs=1e-8)
     assert personal(fed, state) == pytest.approx([1.2, 3.6], abs=1e-8)
     assert own(state, slot="theta") == personal(fed, state)
@@ -34,7 +34,7 @@ def test_beta_is_the_share_of_the_mean() -> None:
         shared(drive("pFedMe", 1, options=EXACT | {"BETA": b}, lr=1.0)[1]) for b in (1.0, 0.5)
     )
     assert one > 0 and half == pytest.approx(one / 2, abs=1e-12)
-    two = drive("pFedMe", 60, options=EXACT | {"BETA": 2.0}, lr=0.5)[1]
+    two = drive("pFedMe", 25, options=EXACT | {"BETA": 2.0}, lr=0.5)[1]
     assert shared(two) == pytest.approx(2.4, abs=1e-8)
 
 

@@ -17,7 +17,7 @@ TWO = {"FED.CLIENTS": 2}
 
 
 def test_fixed_point_is_the_optimum_and_the_variates_are_its_gradients() -> None:
-    fed, state = drive("SCAFFOLD", 120, epochs=5, keys=TWO)
+    fed, state = drive("SCAFFOLD", 60, epochs=5, keys=TWO)
     assert shared(state) == pytest.approx(3.0, abs=1e-9)
     assert own(state, slot="c") == pytest.approx([3.0, -3.0], abs=1e-8)
     assert float(state.server["c"]["image.w"]) == pytest.approx(0.0, abs=1e-9)

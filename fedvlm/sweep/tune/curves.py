@@ -7,6 +7,7 @@ score, clients of runs being the units.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -17,7 +18,7 @@ from fedvlm.core import files
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
 from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine
-from fedvlm.sweep.tune.progress import SearchProgress, TrialPoint
+from fedvlm.sweep.tune.progress import SearchProgress
 
 THOUSANDS = 5000  # from here on ticks are in thousands
 METRIC = "best validation accuracy so far"
@@ -54,7 +55,9 @@ def stairs(name: str, method: SearchProgress) -> MethodLine:
 
 def curve_rows(methods: Sequence[SearchProgress]) -> list[dict[str, object]]:
     """Return a row for each method and trial: every number of the three figures."""
-    return [{"method": method.label} | _row(point) for method in methods for point in method.points]
+    return [
+        {"method": method.label} | asdict(point) for method in methods for point in method.points
+    ]
 
 
 def write_curves(
@@ -69,14 +72,6 @@ def write_curves(
     for name in AXES:
         style.write_figure(folder, name, draw_curves(name, methods), table)
     files.write_text(folder / "methods.csv", style.figure_csv(numbers))
-
-
-def _row(point: TrialPoint) -> dict[str, object]:
-    return {
-        "trial": point.trial, "score": point.score, "error": point.error, "best": point.best,
-        "best_error": point.best_error, "steps": point.steps, "cpu": point.cpu,
-        "seconds": point.seconds, "why": point.why,
-    }
 
 
 def _fill(axes: Axes, panel: LinePanel, order: Mapping[str, int | None]) -> None:

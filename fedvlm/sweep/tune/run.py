@@ -27,16 +27,15 @@ from fedvlm.sweep.plan import PlanEntry, SweepPlan
 from fedvlm.sweep.processes import Processes, Worker, deal_devices
 from fedvlm.sweep.scheduler import Scheduler
 from fedvlm.sweep.tune.origin import WORDS, Origins
+from fedvlm.sweep.tune.progress import CLEAR
 from fedvlm.sweep.tune.records import TrialRecords, TrialScore, ends_trial, join_scores, pool_scores
 from fedvlm.sweep.tune.space import space_of
 from fedvlm.sweep.tune.study import SearchTrial, Study, storage
 from fedvlm.sweep.tune.tuned import write_tuned
 from fedvlm.sweep.tune.values import load_schema
-from fedvlm.sweep.worker import Outcome
+from fedvlm.sweep.worker import INTERRUPTED, Outcome
 
 TASK = "fedvlm.sweep.tune.trial:score"
-INTERRUPTED = 130
-CLEAR = 2.0  # standard errors behind the best after which a trial gets no further seed
 
 
 class Tuning:

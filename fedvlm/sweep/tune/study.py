@@ -89,14 +89,11 @@ class Study:
 
     def ask(self) -> SearchTrial:
         """Return the next trial; those before it have ended."""
-        number = len(self.trials)
-        if number == 0:
-            return self._begin(SearchTrial(0, None, {}))
-        assert self.space is not None  # noqa: S101 (told after trial 0)
-        params = _suggest(self.entry.label, number, self.space, self.trials)
-        return self._begin(SearchTrial(number, params, self.space.settings(params)))
-
-    def _begin(self, trial: SearchTrial) -> SearchTrial:
+        trial = SearchTrial(len(self.trials), None, {})
+        if trial.number:
+            assert self.space is not None  # noqa: S101 (told after trial 0)
+            trial.params = _suggest(self.entry.label, trial.number, self.space, self.trials)
+            trial.settings = self.space.settings(trial.params)
         self.trials.append(trial)
         return trial
 
@@ -109,20 +106,16 @@ class Study:
         if self.space is None:
             return
         try:
-            self._journal(self.space)
+            study = _optuna().create_study(
+                storage=self.storage, study_name=self.entry.label, direction="maximize",
+                load_if_exists=True,
+            )
+            for trial in self.trials[len(study.get_trials(deepcopy=False)):]:
+                study.add_trial(_frozen(trial, self.space))
         except RuntimeError as error:  # of Optuna's lock, which then cannot be given back
             if not isinstance(error.__context__, OSError):
                 raise
             raise error.__context__ from None
-
-    def _journal(self, space: Space) -> None:
-        optuna = _optuna()
-        study = optuna.create_study(
-            storage=self.storage, study_name=self.entry.label, direction="maximize",
-            load_if_exists=True,
-        )
-        for trial in self.trials[len(study.get_trials(deepcopy=False)):]:
-            study.add_trial(_frozen(trial, space))
 
 
 def storage(path: Path) -> BaseStorage:

@@ -10,6 +10,7 @@ those tuned with it.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -170,23 +171,14 @@ def _backbones(plan: Mapping[str, Any], trainer: Mapping[str, Any]) -> set[str]:
     A folder of weights goes by its name: paths differ between machines.
     """
     names, schema = set(), default_schema()
-    for dataset in plan["datasets"]:
-        for values in _combined(plan):
-            config = {**plan["common"], **dataset, **trainer, **values}
-            words = [str(config.get(key) or schema[key].default) for key in BACKBONE]
-            folders = [":".join([kind, Path(rest).name]) if rest else kind
-                       for kind, _, rest in (word.partition(":") for word in words)]
-            names.add(" ".join(filter(None, folders)))
+    axes = {key: words for key, words in plan.get("axes", {}).items() if key in BACKBONE}
+    for dataset, *values in itertools.product(plan["datasets"], *axes.values()):
+        config = {**plan["common"], **dataset, **trainer, **dict(zip(axes, values, strict=True))}
+        words = [str(config.get(key) or schema[key].default) for key in BACKBONE]
+        folders = [":".join([kind, Path(rest).name]) if rest else kind
+                   for kind, _, rest in (word.partition(":") for word in words)]
+        names.add(" ".join(filter(None, folders)))
     return names
-
-
-def _combined(plan: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the values that a plan's axes give to a backbone."""
-    values: list[dict[str, str]] = [{}]
-    for key, words in plan.get("axes", {}).items():
-        if key in BACKBONE:
-            values = [{**one, key: word} for one in values for word in words]
-    return values
 
 
 def trains_of(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

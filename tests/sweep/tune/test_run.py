@@ -75,14 +75,14 @@ def test_scores_of_other_images_weights_or_source_are_not_taken(
         "trainer": now["trainer"] + cfg.TRAINER.NAME})
     fake.answer = staticmethod(lambda cell: formula(cell) | {
         "origin": now | {"trainer": now["trainer"] + cell.config["TRAINER.NAME"]}})
-    first = tuned(tmp_path, 3)
-    assert tuned(tmp_path, 3).ran == 0
+    first = tuned(tmp_path, 2)
+    assert tuned(tmp_path, 2).ran == 0
     assert "note" not in capsys.readouterr().err
     now["trainer"] = "2"
     with pytest.MonkeyPatch.context() as patch:  # of one method alone
         patch.setattr(origin.Origins, "of", lambda self, cfg: now | {
             "trainer": ("2" if cfg.TRAINER.NAME == "FedProx" else "1") + cfg.TRAINER.NAME})
-        again = tuned(tmp_path, 3)
+        again = tuned(tmp_path, 2)
     mine = sum(line["method"] == "FedProx" for line in first.records.lines.values())
     assert again.ran == mine and trials(again) == trials(first)
     said = capsys.readouterr().err
