@@ -113,11 +113,7 @@ def _say_bad(bad: Mapping[int, str]) -> int:
 
 
 def _texts(word: str) -> list[str]:
-    """Return the lines of a file that say something.
-
-    Raises:
-        DataError: it cannot be read, or has none.
-    """
+    """Return the lines of a file that say something."""
     path = user_path(word)
     try:
         lines = [" ".join(line.split()) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -7,12 +7,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from fedvlm.cli.nearest import nearest_path
 from fedvlm.cli.results._folders import describe_unfinished
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
+from fedvlm.core.nearest import nearest_path
 from fedvlm.runs.identity import whole_results, why_not_whole
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedvlm.cli.nearest import nearest_path
 from fedvlm.config.read import lookup
 from fedvlm.console.parser import Parser, number_words, whole_number
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.nearest import nearest_path
 from fedvlm.core.threads import usual_threads
 from fedvlm.job.flags import add_flags, pairs
 from fedvlm.runs import lock
