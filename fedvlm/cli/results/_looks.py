@@ -6,11 +6,11 @@ import math
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
 
-from fedvlm.api.evaluate import pictures
 from fedvlm.api.model import Maps, Model
 from fedvlm.api.run import Run, load
 from fedvlm.core.errors import ConfigError, DataError, fold
@@ -43,7 +43,7 @@ def seen_of(args: Namespace, folder: Path) -> dict[str, Looks | Features]:
         seen["looks"] = looks(model.maps(args.images))
     if args.test_images:
         some = test_images(run, name, args.test_images, args.root)
-        seen["looks"] = looks(model.maps(pictures(some)), [spoken(d) for d in some])
+        seen["looks"] = looks(model.maps(opened_images(some)), [spoken(d) for d in some])
     if args.features:
         some = test_images(run, name, args.features, args.root)
         seen["features"] = features(model, some)
@@ -61,9 +61,14 @@ def features(model: Model, some: Sequence[Datum]) -> Features:
         raise ConfigError("--features colours images by their class, and this run's have sets of "
                           "labels or captions")
     true = np.array([label[fold(spoken(datum))] for datum in some])
-    values = F.normalize(model.features(pictures(some)), dim=-1).double().numpy()
-    right = model.predict(pictures(some)).labels == true
+    values = F.normalize(model.features(opened_images(some)), dim=-1).double().numpy()
+    right = model.predict(opened_images(some)).labels == true
     return Features(values, true, right, model.classnames)
+
+
+def opened_images(some: Sequence[Datum]) -> list[Any]:
+    """Return images as ``Model`` takes them."""
+    return [datum.path if datum.array is None else datum.array for datum in some]
 
 
 def spoken(datum: Datum) -> str:
@@ -115,7 +120,11 @@ def test_images(run: Run, model: str, number: int, root: str = "") -> list[Datum
 
 
 def _grid(values: np.ndarray) -> np.ndarray:
-    """Return weights ``[n, M]`` as ``[n, rows, columns]`` of a square image."""
+    """Return weights ``[n, M]`` as ``[n, rows, columns]`` of a square image.
+
+    Raises:
+        ConfigError: patches are not in a square.
+    """
     side = math.isqrt(values.shape[1])
     if side * side != values.shape[1]:
         raise ConfigError(f"the image tower cuts an image into {values.shape[1]} patches, which "
