@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedvlm.api.evaluate import bare_notes, labels_known, pictures, read_own, same_classes
+from fedvlm.api.evaluate import bare_notes, files_or_arrays, labels_known, read_own, same_classes
 from fedvlm.api.model import Model
 from fedvlm.api.rebuild import (
     Rebuilt,
     begin_from,
-    check_whole,
     rebuild,
     run_digest,
     run_folder,
+    whole_argument,
 )
 from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.core.trees import Tree, unstack
@@ -67,7 +67,7 @@ def adapt(
         DataError: no run folder, or no labelled images.
     """
     changes = {} if epochs is None else {
-        "FED.FINETUNE_EPOCHS": str(check_whole("epochs", epochs, 0))}
+        "FED.FINETUNE_EPOCHS": str(whole_argument("epochs", epochs, 0))}
     base = rebuild(run_folder(run), device, weights, changes, Trust(trainer, trust_code), round)
     if base.federation.model.client_templates:  # a new client has everybody's
         base.federation.model = base.federation.model.fresh()
@@ -223,7 +223,7 @@ def _accuracy(model: Model, samples: Sequence[Datum], at: np.ndarray) -> float:
         value = set_row(-1, *_said_of(model, samples, at))["accuracy"]
     else:
         chosen = [samples[int(i)] for i in at]
-        value = accuracy(labels_of(chosen), model.predict(pictures(chosen)).labels)
+        value = accuracy(labels_of(chosen), model.predict(files_or_arrays(chosen)).labels)
     if value is None:
         raise DataError("there are no images with a label to measure on")
     return float(value)
@@ -235,4 +235,4 @@ def _said_of(
     """Return the sets of labels of images and the model's logits, both ``[n, C]``."""
     chosen = [samples[int(i)] for i in at]
     numbers, sets = number_sets(chosen, len(model.classnames))
-    return sets[numbers], model.predict(pictures(chosen)).logits.double().numpy()
+    return sets[numbers], model.predict(files_or_arrays(chosen)).logits.double().numpy()

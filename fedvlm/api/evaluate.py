@@ -127,7 +127,7 @@ def bare_notes(bare: int) -> list[str]:
 def _answers(model: Model, tests: Labelled) -> Predictions:
     """Return what a model says of the images, or of their features in packs."""
     if not packs_of(tests.samples):
-        return model.predict(pictures(tests.samples))
+        return model.predict(files_or_arrays(tests.samples))
     backbone = model.model.backbone
     loader = ImageLoader(tests.samples, backbone.transform_spec)
     check_packs(model.trainer, model.model, loader)
@@ -138,7 +138,7 @@ def _answers(model: Model, tests: Labelled) -> Predictions:
     return model.predict_features(packed_features(loader, whole, None, backbone))
 
 
-def pictures(samples: Sequence[Datum]) -> list[Any]:
+def files_or_arrays(samples: Sequence[Datum]) -> list[Any]:
     """Return images as ``Model`` takes them."""
     return [d.path if d.array is None else d.array for d in samples]
 
@@ -222,7 +222,7 @@ def _evaluate_captions(
     known = known[[place[text] for text in texts]]
     rows = []
     for name, model in models.items():
-        found = recalls(model.features(pictures(tests.samples)), known, counts)
+        found = recalls(model.features(files_or_arrays(tests.samples)), known, counts)
         rows.append({"model": name, "images": len(counts), "captions": len(texts),
                      "recall@1": found.pop("accuracy"), **found})
     return rows, (f"each image is searched among all {len(texts):,} captions, each caption among "

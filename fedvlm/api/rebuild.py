@@ -290,7 +290,7 @@ def client_of(word: str, clients: int, names: Sequence[str], more: str = "") -> 
                       f"{did_you_mean(word, names)}")
 
 
-def check_whole(name: str, value: object, low: int) -> int:
+def whole_argument(name: str, value: object, low: int) -> int:
     """Return an argument that is a whole number from ``low`` on, as its flag takes it.
 
     Raises:

@@ -31,7 +31,7 @@ from fedvlm.api.elsewhere import (
     evaluate_recorded,
     norm_share,
 )
-from fedvlm.api.rebuild import check_whole, kept_models, refuse_other_texts, run_folder
+from fedvlm.api.rebuild import kept_models, refuse_other_texts, run_folder, whole_argument
 from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import complain, progress
 from fedvlm.core import files
@@ -183,7 +183,7 @@ def replay(
             run's; says which.
         DataError: no finished run, or it is damaged (``runs.verify.check``).
     """
-    rounds = check_whole("rounds", rounds, 1)
+    rounds = whole_argument("rounds", rounds, 1)
     path, began = run_folder(folder), time.perf_counter()
     verdict = inspect(path)
     run = find_finished(path)

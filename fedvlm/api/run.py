@@ -14,12 +14,12 @@ from fedvlm.api.model import Model
 from fedvlm.api.rebuild import (
     Rebuilt,
     check_client,
-    check_whole,
     client_of,
     kept_models,
     rebuild,
     run_digest,
     run_folder,
+    whole_argument,
 )
 from fedvlm.config.engines import of_parties
 from fedvlm.core.errors import ConfigError, DataError, fold
@@ -276,5 +276,5 @@ def load(
         if not isinstance(value, str):
             raise ConfigError(f"{name} must be text, not {value!r}")
     if round is not None:
-        round = check_whole("round", round, 0)
+        round = whole_argument("round", round, 0)
     return Run(run_folder(folder), device, weights, Trust(trainer, trust_code), round)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedvlm.console.nearest import nearest_path
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
-from fedvlm.core.nearest import nearest_path
 from fedvlm.runs.cells import ENDING, folders_of, runs_below
 from fedvlm.runs.finished import FinishedRun, read_finished
 from fedvlm.runs.verify.check import BEFORE, SEALED, one_digest_one_seed

@@ -58,9 +58,6 @@ def main(args: Namespace) -> int:
     """Print what each chosen model says of each image.
 
     A file that cannot be read has no row; all of them are named at the end.
-
-    Raises:
-        FedvlmError: no such run, client or image.
     """
     if args.json and args.csv:
         raise ConfigError("give --json or --csv, not both")

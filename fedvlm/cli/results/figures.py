@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.cli.models._run import add_model_flags
-from fedvlm.cli.results._folders import papers_of
+from fedvlm.cli.results._papers import papers_of
 from fedvlm.console.parser import Parser, amount, whole_number
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.errors import ConfigError, DataError

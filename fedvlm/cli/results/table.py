@@ -11,8 +11,8 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedvlm.cli.results._folders import papers_by_name, papers_of
 from fedvlm.cli.results._pairs import print_pairs
+from fedvlm.cli.results._papers import papers_by_name, papers_of
 from fedvlm.console.parser import Parser, amount, whole_number
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files

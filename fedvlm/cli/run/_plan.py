@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.config.read import lookup
+from fedvlm.console.nearest import nearest_path
 from fedvlm.console.parser import Parser, number_words, whole_number
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.nearest import nearest_path
 from fedvlm.core.threads import usual_threads
 from fedvlm.job.flags import add_flags, pairs
 from fedvlm.runs import lock

@@ -21,7 +21,7 @@ from evidence.results.plans import read_lanes
 from evidence.results.search import search_of
 from evidence.results.take import take
 from evidence.results.tuning import Search
-from fedvlm.cli.results._folders import papers_of
+from fedvlm.cli.results._papers import papers_of
 from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
