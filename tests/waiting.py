@@ -133,11 +133,6 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: PyTorch, 2 s": ("fedvlm.distributed.site_yaml",),
         "start-up: PyTorch": ("fedvlm.federation.plan",),
     },
-    "fedvlm/cli/site/site.py": {
-        "start-up: PyTorch, 2 s": (
-            "fedvlm.cli.site._erase", "fedvlm.cli.site._export", "fedvlm.cli.site._look",
-            "fedvlm.cli.site._prune", "fedvlm.cli.site._record"),
-    },
     "fedvlm/cli/tool/help.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.cli.unknown",),
     },

@@ -9,11 +9,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedvlm.api.evaluate import bare_notes, labels_known, read_own, same_classes
-from fedvlm.api.model import Model, Predictions
-from fedvlm.api.rebuild import Rebuilt, rebuild, run_digest, run_folder
+from fedvlm.api.evaluate import bare_notes, files_or_arrays, labels_known, read_own, same_classes
+from fedvlm.api.model import Model
+from fedvlm.api.rebuild import (
+    Rebuilt,
+    begin_from,
+    rebuild,
+    run_digest,
+    run_folder,
+    whole_argument,
+)
 from fedvlm.core.errors import ConfigError, DataError, fold
-from fedvlm.core.rows.memory import MemoryStore
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.data.columns.label_sets import label_name
 from fedvlm.data.datum import Datum, labels_of, refuse_targets
@@ -25,7 +31,6 @@ from fedvlm.evaluation.metrics import accuracy
 from fedvlm.evaluation.rankings import HALF
 from fedvlm.export.trained import Facts
 from fedvlm.federation.batches import IndexSplit, SplitBatcher
-from fedvlm.federation.clients import Clients
 from fedvlm.federation.discovery import Trust
 from fedvlm.federation.rounds import Federation, FedState
 from fedvlm.job.build import balance_of, views_of
@@ -61,10 +66,8 @@ def adapt(
             from 0 on, or the method has no model for a new client.
         DataError: no run folder, or no labelled images.
     """
-    whole = isinstance(epochs, int | np.integer) and not isinstance(epochs, bool)
-    if epochs is not None and not (whole and epochs >= 0):
-        raise ConfigError(f"epochs must be a whole number of at least 0, not {epochs!r}")
-    changes = {} if epochs is None else {"FED.FINETUNE_EPOCHS": str(epochs)}
+    changes = {} if epochs is None else {
+        "FED.FINETUNE_EPOCHS": str(whole_argument("epochs", epochs, 0))}
     base = rebuild(run_folder(run), device, weights, changes, Trust(trainer, trust_code), round)
     if base.federation.model.client_templates:  # a new client has everybody's
         base.federation.model = base.federation.model.fresh()
@@ -108,13 +111,7 @@ def adapt(
 
 
 def _table(model: VLModel, own: OwnSet) -> list[int]:
-    """Return the run's number of each class, or label, of the images.
-
-    Raises:
-        ConfigError: one that the run does not know; sets of labels in place of classes, or the
-            other way round.
-        DataError: a label that the run does not know, or columns for some of its labels only.
-    """
+    """Return the run's number of each class, or label, of the images."""
     data = own.data
     if not model.sets:
         refuse_targets("this run", sets=data.label_names)
@@ -167,21 +164,12 @@ def _alone(
     )
     plan = replace(old.plan, clients=1, unseen=())
     federation = Federation(trainer, model, batcher, plan, engine=old.engine)
-    start: Tree = old.p0  # the run's own, not this machine's
-    federation.p0 = start
-    federation.clients = Clients(
-        MemoryStore(), lambda c: trainer.init_client(federation.context([c]), start), start,
-        federation.groups, trainer.reads_old,
-    )
+    begin_from(federation, old.p0)  # the run's own, not this machine's
     return federation, batcher
 
 
 def _personal(base: Rebuilt, federation: Federation, state: FedState) -> Tree:
-    """Return the new client's model ``[1, ...]``.
-
-    Raises:
-        ConfigError: the method's server keeps something for every client of the run.
-    """
+    """Return the new client's model ``[1, ...]``."""
     try:
         ((_, rows),) = federation.personal(state, [NEW])
     except KeyError as error:
@@ -235,7 +223,7 @@ def _accuracy(model: Model, samples: Sequence[Datum], at: np.ndarray) -> float:
         value = set_row(-1, *_said_of(model, samples, at))["accuracy"]
     else:
         chosen = [samples[int(i)] for i in at]
-        value = accuracy(labels_of(chosen), _predicted(model, chosen).labels)
+        value = accuracy(labels_of(chosen), model.predict(files_or_arrays(chosen)).labels)
     if value is None:
         raise DataError("there are no images with a label to measure on")
     return float(value)
@@ -247,8 +235,4 @@ def _said_of(
     """Return the sets of labels of images and the model's logits, both ``[n, C]``."""
     chosen = [samples[int(i)] for i in at]
     numbers, sets = number_sets(chosen, len(model.classnames))
-    return sets[numbers], _predicted(model, chosen).logits.double().numpy()
-
-
-def _predicted(model: Model, chosen: Sequence[Datum]) -> Predictions:
-    return model.predict([d.array if d.array is not None else d.path for d in chosen])
+    return sets[numbers], model.predict(files_or_arrays(chosen)).logits.double().numpy()

@@ -20,7 +20,7 @@ import torch
 from yacs.config import CfgNode
 
 from fedvlm.api.auditing.step import COST, step_record
-from fedvlm.api.rebuild import adopt_state, run_folder, take_start
+from fedvlm.api.rebuild import adopt_state, kept_models, run_folder, take_start
 from fedvlm.api.replay import partition_differences
 from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
@@ -56,7 +56,6 @@ from fedvlm.report.statistics.membership import (
 )
 from fedvlm.runs.finished import FinishedRun, find_finished
 from fedvlm.runs.identity import read_manifest
-from fedvlm.runs.records import read_models
 from fedvlm.runs.state import load_newest_state
 from fedvlm.runs.verify.check import inspect
 from fedvlm.runs.verify.models import START
@@ -261,11 +260,9 @@ def _recorded(built: Built, plan: Audit) -> tuple[FedState, PersonalModels]:
         take_start(federation, path / START)
     state = adopt_state(path, plan.run.digest, saved, federation)
     clients = list(make_panel(built).clients)
-    if any((path / "models").glob("personal??????.json")):
-        kept = read_models(path / "models")
-        device = built.model.device
-        return state, (([c], expand({n: v.to(device) for n, v in kept[c].items()}, 1))
-                       for c in clients)
+    kept = kept_models(path, built.model.device)
+    if kept:
+        return state, (([c], expand(kept[c], 1)) for c in clients)
     return state, federation.personal(state, clients)
 
 
@@ -317,18 +314,14 @@ def finite_loss(loss: np.ndarray | None) -> Floats:
     return np.nan_to_num(np.asarray(loss, dtype=np.float64), nan=1e6, posinf=1e6)
 
 
-def _halves(pools: Mapping[int, Pool], seed: int, shadows: int) -> dict[int, Bools]:
-    """Return which of a client's images each shadow trains on, ``[S, n]``."""
-    return {c: random_halves(len(p.samples), shadows, rng.numpy_stream(seed, "audit-halves", c))
-            for c, p in pools.items()}
-
-
 def _shadow(
     built: Built, plan: Audit, pools: Mapping[int, Pool], every: np.ndarray, number: int
 ) -> tuple[Signals, dict[int, Bools]]:
     """Train one shadow; return its losses, and which images each client trained on."""
     progress("shadow runs", number, plan.shadows)
-    inside = {c: one[number] for c, one in _halves(pools, plan.seed, plan.shadows).items()}
+    inside = {  # which of a client's images this shadow trains on
+        c: random_halves(len(p.samples), plan.shadows, rng.numpy_stream(
+            plan.seed, "audit-halves", c))[number] for c, p in pools.items()}
     clients = [
         replace(split, train=np.sort(pools[c].samples[inside[c]])) if c in pools else split
         for c, split in enumerate(built.data.clients)

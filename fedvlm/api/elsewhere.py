@@ -19,15 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlm.api.rebuild import adopt_state, take_start
-from fedvlm.core.trees import Tree, expand
+from fedvlm.api.rebuild import adopt_state, kept_models, take_start
+from fedvlm.core.trees import expand
 from fedvlm.federation.rounds import RoundFinished
 from fedvlm.federation.server import Measure, Row
 from fedvlm.job.build import Built
 from fedvlm.job.record import make_evaluator
 from fedvlm.job.results.images import image_bits
 from fedvlm.runs.bits import BITS, PAIRED, decode_bits
-from fedvlm.runs.records import read_models
 from fedvlm.runs.state import SavedState
 from fedvlm.runs.verify.models import START
 from fedvlm.runs.verify.numbers import PERCENT
@@ -86,17 +85,12 @@ def evaluate_recorded(built: Built, path: Path, identity: str, saved: SavedState
     if (path / START).exists():
         take_start(federation, path / START)
     state = adopt_state(path, identity, saved, federation)
-    kept: dict[int, Tree] = {}
-    if any((path / "models").glob("personal??????.json")):
-        kept = read_models(path / "models")
+    kept = kept_models(path, built.model.device)
 
     def rows(clients: Sequence[int], measure: Measure) -> list[Row]:
         if not all(client in kept for client in clients):
             return federation.rows(state, clients, measure)
-        device = built.model.device
-        return built.meter(measure, (
-            ([c], expand({n: v.to(device) for n, v in kept[c].items()}, 1)) for c in clients
-        ))
+        return built.meter(measure, (([c], expand(kept[c], 1)) for c in clients))
 
     evaluator = make_evaluator(built, keep_logits=True)
     shared = federation.shared(state)

@@ -14,7 +14,6 @@ from yacs.config import CfgNode
 from fedvlm.api.model import Model, Predictions
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
-from fedvlm.config.option import Value
 from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.datasets import load_dataset, templates
@@ -110,18 +109,14 @@ def read_own(
     Raises:
         DataError: as ``of_folder``.
     """
+    words = {LABELS: labels, COLUMNS: columns, CAPTIONS: captions}
+    given = {key: word for key, word in words.items() if word}
     lacking = ("captions",) if labels else ("captions", "labels")
     with without_flags("this run", *lacking):
-        own = understand(user_path(folder), given_of(labels, columns, captions), whole=False)
-    if was_cut(own):
+        own = understand(user_path(folder), given, whole=False)
+    if CUT in own.keys or any(note.endswith(OWN_CUT) for note in own.data.notes):
         own.data.parts |= {"train": own.data.all(), "val": [], "test": []}
     return own
-
-
-def given_of(labels: str, columns: str, captions: str = "") -> dict[str, Value]:
-    """Return the config keys of a table that somebody says something of."""
-    said = ((LABELS, labels), (COLUMNS, columns), (CAPTIONS, captions))
-    return {key: word for key, word in said if word}
 
 
 def bare_notes(bare: int) -> list[str]:
@@ -132,7 +127,7 @@ def bare_notes(bare: int) -> list[str]:
 def _answers(model: Model, tests: Labelled) -> Predictions:
     """Return what a model says of the images, or of their features in packs."""
     if not packs_of(tests.samples):
-        return model.predict([_image(d) for d in tests.samples])
+        return model.predict(files_or_arrays(tests.samples))
     backbone = model.model.backbone
     loader = ImageLoader(tests.samples, backbone.transform_spec)
     check_packs(model.trainer, model.model, loader)
@@ -143,13 +138,9 @@ def _answers(model: Model, tests: Labelled) -> Predictions:
     return model.predict_features(packed_features(loader, whole, None, backbone))
 
 
-def _image(datum: Datum) -> Any:
-    return datum.path if datum.array is None else datum.array
-
-
-def was_cut(own: OwnSet) -> bool:
-    """Tell whether parts were drawn from a list or from class folders without parts."""
-    return CUT in own.keys or any(note.endswith(OWN_CUT) for note in own.data.notes)
+def files_or_arrays(samples: Sequence[Datum]) -> list[Any]:
+    """Return images as ``Model`` takes them."""
+    return [d.path if d.array is None else d.array for d in samples]
 
 
 def _labelled(data: DatasetBase, samples: Sequence[Datum], prompts: Sequence[str]) -> Labelled:
@@ -231,7 +222,7 @@ def _evaluate_captions(
     known = known[[place[text] for text in texts]]
     rows = []
     for name, model in models.items():
-        found = recalls(model.features([_image(d) for d in tests.samples]), known, counts)
+        found = recalls(model.features(files_or_arrays(tests.samples)), known, counts)
         rows.append({"model": name, "images": len(counts), "captions": len(texts),
                      "recall@1": found.pop("accuracy"), **found})
     return rows, (f"each image is searched among all {len(texts):,} captions, each caption among "

@@ -22,7 +22,7 @@ from yacs.config import CfgNode
 from fedvlm.api.forgetting.kept import KeptStart, begin_kept, kept_start
 from fedvlm.api.forgetting.known import Known, list_known
 from fedvlm.api.forgetting.parting import leaving, others_at_sites, parting, runs_with
-from fedvlm.api.rebuild import run_folder
+from fedvlm.api.rebuild import client_of, run_folder
 from fedvlm.api.replay import partition_differences
 from fedvlm.config.build import flat
 from fedvlm.config.engines import of_parties
@@ -35,7 +35,6 @@ from fedvlm.data.columns.header import one_form
 from fedvlm.data.datum import PARTS, refuse_targets
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.holdout import SERVER_KEY
-from fedvlm.data.locate import first_names
 from fedvlm.data.partition.index_file import FORGOTTEN, seal
 from fedvlm.federation.discovery import NO_TRUST, Trust, load_trainer
 from fedvlm.job.describe import run_path
@@ -232,11 +231,7 @@ def _plan_parting(
     path: Path, run: FinishedRun, cfg: CfgNode, client: str, images: str,
     changes: Mapping[str, str] | None, trust: Trust, look: Sequence[str],
 ) -> Forgetting:
-    """Return what it takes that a site leaves, or a part of it.
-
-    Raises:
-        ConfigError: its run had secure sums, or see ``leaving``.
-    """
+    """Return what it takes that a site leaves, or a part of it."""
     if cfg.FED.SECURE_SUM:
         raise ConfigError(
             f"'{path}' has secure sums (FED.SECURE_SUM): the same run without {client or images} "
@@ -264,17 +259,13 @@ def _plan_parting(
 def _removal(
     path: Path, data: FederatedData, client: str, group: str, images: str
 ) -> Removal:
-    """Return what the words mean.
-
-    Raises:
-        ConfigError, DataError: they mean nothing.
-    """
+    """Return what the words mean."""
     if sum(map(bool, (client, group, images))) != 1:
         raise ConfigError("say what to forget: --client K, --group ID, or --images FOLDER_OR_LIST")
     refuse_targets("fedvlm forget", unlabelled=any(len(c.unlabelled) for c in data.clients))
     shared = 0
     if client:
-        number = _client(path, client, len(data.clients))
+        number = client_of(client, len(data.clients), read_private(path)["clients"])
         held = _names(data, [number])
         others = _names(data, [c for c in range(len(data.clients)) if c != number])
         shared = len(held & others)
@@ -301,17 +292,6 @@ def _removal(
                           f"run instead, '{path}'")
     return Removal(unit, words, frozenset(names), counts, tuple(sorted(gone)),
                    tuple(sorted(touched | gone)), shared)
-
-
-def _client(path: Path, word: str, clients: int) -> int:
-    known = read_private(path)["clients"]
-    if word in known:
-        return known.index(word)
-    if word.isascii() and word.isdigit() and int(word) < clients:
-        return int(word)
-    names = f", or a name ({first_names(known)})" if known else ""
-    raise ConfigError(f"--client {word}: no such client; clients are numbered 0 to {clients - 1}"
-                      f"{names}{did_you_mean(word, known or map(str, range(clients)))}")
 
 
 def _names(data: FederatedData, clients: Sequence[int]) -> set[str]:

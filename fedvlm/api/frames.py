@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.core.files import user_path
-from fedvlm.report.collect import collect
+from fedvlm.report.collect import collect, no_runs, run_folders
 from fedvlm.runs.metrics import read_chain, read_metrics
 
 if TYPE_CHECKING:
@@ -68,11 +67,10 @@ def results(folder: str | Path = "output") -> pandas.DataFrame:
         DataError: no such folder, or no finished run below it.
         ConfigError: pandas is not installed.
     """
-    found = collect([user_path(folder)])
+    folders = run_folders([str(folder)])
+    found = collect(folders)
     if not found.runs:
-        left = f" ({len(found.unfinished)} unfinished)" if found.unfinished else ""
-        seen = "".join(f"; {text}" for text in found.problems[:2])
-        raise DataError(f"no finished run below {folder}{left}{seen}")
+        raise no_runs(folders, found)
     rows = []
     for run in found.runs:
         last = {k: v for k, v in run.last.items() if isinstance(v, int | float | None)}

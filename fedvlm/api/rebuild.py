@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 import numpy as np
 import safetensors
 import safetensors.torch
+import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.engines import of_parties
+from fedvlm.console.parser import whole_number
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, one_form
 from fedvlm.core.files import user_path
 from fedvlm.core.rows.away import AwayStore
@@ -37,8 +40,15 @@ from fedvlm.job.resolve import run_config
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.identity import read_manifest
 from fedvlm.runs.names import read_partition
+from fedvlm.runs.records import CPU, read_models
 from fedvlm.runs.state import SavedState, open_records
-from fedvlm.runs.verify.models import START, check_covered, covered_files, load_state
+from fedvlm.runs.verify.models import (
+    START,
+    check_covered,
+    check_models,
+    covered_files,
+    load_state,
+)
 
 
 @dataclass(frozen=True)
@@ -213,8 +223,13 @@ def take_start(federation: Federation, file: Path) -> None:
             f"'{file}' contains other tensors than {federation.trainer.name} trains now: the "
             "method's file or fedvlm has changed since then"
         )
-    trainer, model = federation.trainer, federation.model
-    start = cast({name: start[name] for name in ours}, model.dtype, model.device)
+    model = federation.model
+    begin_from(federation, cast({name: start[name] for name in ours}, model.dtype, model.device))
+
+
+def begin_from(federation: Federation, start: Tree) -> None:
+    """Let every client begin from ``start``."""
+    trainer = federation.trainer
     federation.p0 = start
     federation.clients = Clients(
         MemoryStore(), lambda c: trainer.init_client(federation.context([c]), start), start,
@@ -242,6 +257,49 @@ def adopt_state(
     take_workers_rows(path, federation, state)
     check_rows(path, federation, state)
     return state
+
+
+def kept_models(
+    path: Path, device: torch.device = CPU, covered: Mapping[str, str] | None = None
+) -> dict[int, Tree]:
+    """Return the personal models that a run saved at its end; none where it saved none.
+
+    Raises:
+        DataError: one is damaged, or is not what the results vouch for (``covered``).
+    """
+    if not any((path / "models").glob("personal??????.json")):
+        return {}
+    if covered is not None:
+        check_models(path, covered)
+    kept = read_models(path / "models")
+    return {c: {n: v.to(device) for n, v in tree.items()} for c, tree in kept.items()}
+
+
+def client_of(word: str, clients: int, names: Sequence[str], more: str = "") -> int:
+    """Return the number of the client that ``--client`` names, by its number or its name.
+
+    Raises:
+        ConfigError: there is none such; ``more``: what else the flag takes.
+    """
+    if (word := one_form(word)) in names:
+        return names.index(word)
+    if word.isascii() and word.isdigit():
+        return check_client(int(word), clients)
+    by_name = f", a client's name ({first_names(names)})" if names else ""
+    raise ConfigError(f"--client {word}: a client's number (0 to {clients - 1}){by_name}{more}"
+                      f"{did_you_mean(word, names)}")
+
+
+def whole_argument(name: str, value: object, low: int) -> int:
+    """Return an argument that is a whole number from ``low`` on, as its flag takes it.
+
+    Raises:
+        ConfigError: it is none; in the words of the flag.
+    """
+    try:
+        return whole_number(low)(str(value))
+    except ArgumentTypeError as error:
+        raise ConfigError(f"{name} {error}") from None
 
 
 def check_client(client: int | str, clients: int, names: Sequence[str] = ()) -> int:

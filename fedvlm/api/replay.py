@@ -31,7 +31,7 @@ from fedvlm.api.elsewhere import (
     evaluate_recorded,
     norm_share,
 )
-from fedvlm.api.rebuild import refuse_other_texts, run_folder
+from fedvlm.api.rebuild import kept_models, refuse_other_texts, run_folder, whole_argument
 from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import complain, progress
 from fedvlm.core import files
@@ -66,7 +66,6 @@ from fedvlm.runs.identity import (
 )
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import RESULTS, is_packable, read_partition
-from fedvlm.runs.records import read_models
 from fedvlm.runs.state import (
     ALL,
     KINDS,
@@ -185,8 +184,7 @@ def replay(
             run's; says which.
         DataError: no finished run, or it is damaged (``runs.verify.check``).
     """
-    if rounds < 1:
-        raise ConfigError(f"--replay {rounds}: expected at least 1 round")
+    rounds = whole_argument("rounds", rounds, 1)
     path, began = run_folder(folder), time.perf_counter()
     verdict = inspect(path)
     run = find_finished(path)
@@ -336,11 +334,7 @@ def partition_differences(data: FederatedData, path: Path) -> Iterator[str]:
 
 
 def _config(path: Path, changes: Mapping[str, str], trust: Trust) -> CfgNode:
-    """Return the config of a run, to be run again.
-
-    Raises:
-        ConfigError: its clients' images are not here.
-    """
+    """Return the config of a run, to be run again."""
     cfg = run_config(path, {**changes, "SINKS": "()", "RESUME": ""}, trust)
     if of_parties(cfg):
         raise ConfigError(
@@ -469,9 +463,8 @@ def _leaves(
     if (path / LOGITS).is_file():
         out |= {f"logits: {name}": v for name, v in safetensors.torch.load_file(
             path / LOGITS).items()}
-    if any((path / "models").glob("personal??????.json")):
-        for client, tree in read_models(path / "models").items():
-            out |= {f"model of client {client}: {name}": v for name, v in tree.items()}
+    for client, tree in kept_models(path).items():
+        out |= {f"model of client {client}: {name}": v for name, v in tree.items()}
     return out
 
 

@@ -11,19 +11,25 @@ from yacs.config import CfgNode
 
 from fedvlm.api import frames
 from fedvlm.api.model import Model
-from fedvlm.api.rebuild import Rebuilt, check_client, rebuild, run_digest, run_folder
+from fedvlm.api.rebuild import (
+    Rebuilt,
+    check_client,
+    client_of,
+    kept_models,
+    rebuild,
+    run_digest,
+    run_folder,
+    whole_argument,
+)
 from fedvlm.config.engines import of_parties
-from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold, one_form
+from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.core.trees import Tree, unstack
-from fedvlm.data.locate import first_names
 from fedvlm.export.trained import Facts
 from fedvlm.federation.aggregation.client_privacy import own_model_reason, own_model_words
 from fedvlm.federation.discovery import NO_TRUST, Trust
-from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.finished import FinishedRun, read_finished
 from fedvlm.runs.identity import LABELS
 from fedvlm.runs.private import read_private
-from fedvlm.runs.records import read_models
 from fedvlm.runs.verify.answer import (
     answer_facts,
     answer_sentences,
@@ -31,7 +37,6 @@ from fedvlm.runs.verify.answer import (
     goes_around,
     measure_word,
 )
-from fedvlm.runs.verify.models import check_models
 
 if TYPE_CHECKING:
     import pandas
@@ -54,9 +59,8 @@ class Run:
         self, path: Path, device: str = "auto", weights: str = "", trust: Trust = NO_TRUST,
         round: int | None = None,
     ) -> None:
-        self._round = round
-        self.path, self._device, self._weights, self._trust = path, device, weights, trust
-        self._tuned: dict[int, Tree] | None = None
+        self.path, self._device, self._weights = path, device, weights
+        self._trust, self._round = trust, round
 
     # ---- models ------------------------------------------------------------------------------
     def client(self, number: int | str) -> Model:
@@ -79,7 +83,7 @@ class Run:
                 f"{site_run(self.path)}--client {client} --to FOLDER --format safetensors; here "
                 "is the global model (--client global)"
             )
-        params = self._kept().get(client)
+        params = self._kept.get(client)
         if params is None:
             state = self._rebuilt.state
             (params,) = [
@@ -107,16 +111,8 @@ class Run:
             return self.models()
         if fold(word) == EVERYBODY:
             return {EVERYBODY: self.global_model}
-        if (word := one_form(word)) in self.client_names:
-            word = str(self.client_names.index(word))
-        if not (word.isascii() and word.isdigit()):
-            names = f", a client's name ({first_names(self.client_names)})"
-            raise ConfigError(
-                f"--client {word}: a client's number (0 to {self.clients - 1})"
-                f"{names if self.client_names else ''}, global or all"
-                f"{did_you_mean(word, self.client_names)}"
-            )
-        return {f"client-{int(word)}": self.client(int(word))}
+        number = client_of(word, self.clients, self.client_names, ", global or all")
+        return {f"client-{number}": self.client(number)}
 
     @property
     def config(self) -> CfgNode:
@@ -176,43 +172,31 @@ class Run:
             federation.trainer, federation.groups, federation.finetuning.epochs
         ) if dp.CLIP and dp.UNIT == "client" else ""
 
+    @cached_property
     def _kept(self) -> dict[int, Tree]:
-        """Return the models that the run saved after its last round; none before that.
-
-        Raises:
-            DataError: it was fine-tuned at the end, and they are gone.
-        """
-        if self._tuned is None:
-            federation, finished = self._rebuilt.federation, self.record is not None
-            folder = self.path / "models"
-            there = finished and any(folder.glob("personal??????.json"))
-            if self._earlier:
-                self._tuned = self._no_kept(federation.finetuning.epochs)
-                return self._tuned
-            if finished and federation.finetuning.epochs > 0 and not there:
-                raise DataError(
-                    f"'{folder}' lacks the models after the final fine-tuning (personal000000, "
-                    "...): run the same command again under another --tag"
-                )
-            if there:
-                check_models(self.path, self._rebuilt.covered)
-            kept = read_models(folder) if there else {}
-            self._tuned = {c: _on(federation.model, p) for c, p in kept.items()}
-        return self._tuned
+        """The models that the run saved after its last round; none before that."""
+        federation = self._rebuilt.federation
+        tuned = federation.finetuning.epochs > 0
+        if self._earlier and tuned:
+            raise ConfigError(
+                f"--round {self._round}: clients' models are fine-tuned after the last round, and "
+                "those of earlier rounds are not kept; use --client global, or drop --round"
+            )
+        if self._earlier or self.record is None:
+            return {}
+        kept = kept_models(self.path, federation.model.device, self._rebuilt.covered)
+        if tuned and not kept:
+            raise DataError(
+                f"'{self.path / 'models'}' lacks the models after the final fine-tuning "
+                "(personal000000, ...): run the same command again under another --tag"
+            )
+        return kept
 
     @property
     def _earlier(self) -> bool:
         """Whether an earlier round than the last was asked for."""
         return self._round is not None and self._rebuilt.state.round < int(
             self._rebuilt.cfg.FED.ROUNDS)
-
-    def _no_kept(self, epochs: int) -> dict[int, Tree]:
-        if epochs > 0:
-            raise ConfigError(
-                f"--round {self._round}: clients' models are fine-tuned after the last round, and "
-                "those of earlier rounds are not kept; use --client global, or drop --round"
-            )
-        return {}
 
     def _model(self, params: Tree, owner: str, client: int | None = None) -> Model:
         federation, facts = self._rebuilt.federation, self._facts(owner, client)
@@ -269,10 +253,6 @@ def site_run(path: Path) -> str:
     return f"{file.read_text(encoding='utf-8').strip()[:12]} " if file.is_file() else ""
 
 
-def _on(model: VLModel, params: Tree) -> Tree:
-    return {n: v.to(model.device) for n, v in params.items()}
-
-
 def load(
     folder: str | Path, *, device: str = "auto", weights: str = "", trainer: str = "",
     trust_code: str = "", round: int | None = None,
@@ -298,6 +278,6 @@ def load(
                         ("trust_code", trust_code)):
         if not isinstance(value, str):
             raise ConfigError(f"{name} must be text, not {value!r}")
-    if round is not None and (isinstance(round, bool) or not isinstance(round, int) or round < 0):
-        raise ConfigError(f"round must be a whole number from 0, not {round!r}")
+    if round is not None:
+        round = whole_argument("round", round, 0)
     return Run(run_folder(folder), device, weights, Trust(trainer, trust_code), round)

@@ -13,7 +13,7 @@ from fedvlm.config.read import config_names
 from fedvlm.console.screen import complain
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.data.memory.given import MemorySet
-from fedvlm.federation.cards import card, trainer_files
+from fedvlm.federation.cards import card, headline, trainer_files
 from fedvlm.job.flags import FLAGS, Flag, by_name, parse
 from fedvlm.job.inputs import GivenInputs
 from fedvlm.job.request import Request
@@ -78,12 +78,7 @@ def _given(
     request: Request, data: Any, classnames: Sequence[str] | None, columns: Sequence[Any] | None,
     name: str,
 ) -> MemorySet | None:
-    """Return the data set in memory; None where one on disk is meant.
-
-    Raises:
-        ConfigError: both are, or words that only belong to data in memory.
-        DataError: what is no dataset.
-    """
+    """Return the data set in memory; None where one on disk is meant."""
     if data is None:
         words = {"classnames": classnames, "columns": columns, "name": name or None}
         alone = [word for word, value in words.items() if value is not None]
@@ -144,11 +139,7 @@ def _words(flag: Flag, value: Any) -> list[str]:
 
 def trainers() -> dict[str, str]:
     """Return every method by name, with a line on what it is; ``fedvlm list NAME`` has its card."""
-    out = {}
-    for stem, path in trainer_files().items():
-        name, colon, line = inspect.cleandoc(card(path)).partition("\n")[0].partition(":")
-        out[name if colon else stem] = line.strip()
-    return out
+    return dict(headline(card(path), stem) for stem, path in trainer_files().items())
 
 
 def datasets() -> list[str]:

@@ -46,7 +46,8 @@ def _dispatch(words: list[str]) -> int:
         return table["help"].run([])
     first = fold(words[0]) if words and not words[0].startswith("-") else None  # -data is no verb
     name = next((name for name in table if fold(name) == first), "")
-    if not name and words and not _of_the_main_job(words[0]):
+    of_a_run = words and (words[0].startswith("-") or words[0].isupper())  # a flag, a config key
+    if not name and words and not of_a_run:
         from fedvlm.cli.unknown import unknown_verb  # start-up: NumPy, for a mistake only
 
         raise unknown_verb(words[0], table)
@@ -55,8 +56,3 @@ def _dispatch(words: list[str]) -> int:
         say(*verb.parser().format_help().splitlines())
         return 0
     return verb.run(rest, prog="" if name else "fedvlm")
-
-
-def _of_the_main_job(word: str) -> bool:
-    """Whether a first word is a flag or a config key, and no verb."""
-    return word.startswith("-") or word.isupper()

@@ -9,7 +9,8 @@ from fedvlm.cli.verbs import Verb
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, did_you_mean, fold, nearest
 from fedvlm.core.files import user_path
-from fedvlm.job.kinds import config_kind, dataset_of, method_of
+from fedvlm.federation.cards import method_of
+from fedvlm.job.kinds import config_kind, dataset_of
 from fedvlm.runs.names import is_finished
 
 

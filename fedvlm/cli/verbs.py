@@ -7,7 +7,8 @@ The folder is the section of ``fedvlm --help``, the file's name is the verb (``n
   head. It is read without running the file;
 * ``EXAMPLES``: command lines, each with ``  # what it does`` where that helps;
 * ``flags(parser)``, which adds what the verb takes to a ``Parser``; imports nothing that is slow;
-* ``main(args)``, which does the work with the namespace and returns the exit code;
+* ``main(args)``, which does the work with the namespace and returns the exit code; what is wrong is
+  a ``FedvlmError``, whose text is shown;
 * ``ALSO``, if it likes: other words that people type for it, offered where a verb is unknown.
 """
 

@@ -31,6 +31,11 @@ def trainer_files() -> dict[str, Path]:
     return {}
 
 
+def method_of(word: str) -> str:
+    """Return the file stem of the method that a word names; '' where it names none."""
+    return next((stem for stem in trainer_files() if fold(stem) == fold(word)), "")
+
+
 def card(path: Path) -> str:
     """Return a trainer file's module docstring, read without running the file.
 
@@ -43,6 +48,13 @@ def card(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"{path}: is not a Python file ({error})") from None
+
+
+def headline(text: str, stem: str) -> tuple[str, str]:
+    """Return the method's name and sentence, a card's first line; its file's stem if it has none.
+    """
+    name, colon, sentence = text.partition("\n")[0].partition(":")
+    return (name if colon else stem), sentence.strip()
 
 
 def fields(text: str) -> dict[str, str]:
@@ -78,11 +90,10 @@ def card_of(trainer: str) -> str:
 
     path = user_path(split_method(trainer)[0].partition(":")[0])
     if path.suffix != ".py":
-        files = trainer_files()
-        stem = next((s for s in files if fold(s) == fold(trainer)), None)
-        if stem is None:
+        stem = method_of(trainer)
+        if not stem:
             return ""
-        path = files[stem]
+        path = trainer_files()[stem]
     try:
         return card(path)
     except ConfigError:

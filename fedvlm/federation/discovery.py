@@ -34,7 +34,13 @@ from fedvlm.core.errors import (
 )
 from fedvlm.core.files import user_path
 from fedvlm.core.plugins import Plugins, TextLoader
-from fedvlm.federation.cards import card, split_method, trainer_files, trainer_sources
+from fedvlm.federation.cards import (
+    card,
+    method_of,
+    split_method,
+    trainer_files,
+    trainer_sources,
+)
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
 
 FRAMEWORKS = Plugins("fedvlm.compat", "FRAMEWORKS", "framework")
@@ -152,9 +158,8 @@ def load_trainer(spec: str) -> type[Trainer]:
         return _over(found, load_trainer(method)) if method else found
     if spec in TRAINER_REGISTRY:
         return TRAINER_REGISTRY.get(spec)
-    files = trainer_files()
-    stem = next((s for s in files if fold(s) == fold(spec)), None)
-    if stem is None:
+    files, stem = trainer_files(), method_of(spec)
+    if not stem:
         names = [card(path).partition(":")[0] for path in files.values()]
         raise ConfigError(
             f"unknown trainer '{spec}'{did_you_mean(spec, names, 2)} "

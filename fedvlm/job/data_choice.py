@@ -16,7 +16,8 @@ from fedvlm.config.read import config_names, find_config, lookup
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
 from fedvlm.data.locate import pack_root
-from fedvlm.job.kinds import dataset_config, method_of
+from fedvlm.federation.cards import method_of
+from fedvlm.job.kinds import dataset_config
 from fedvlm.job.request import Request
 
 

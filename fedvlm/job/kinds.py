@@ -8,12 +8,7 @@ from fedvlm.config.read import lookup
 from fedvlm.core.errors import fold
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import dataset_info
-from fedvlm.federation.cards import trainer_files
-
-
-def method_of(word: str) -> str:
-    """Return the file stem of the method that a word names; '' where it names none."""
-    return next((stem for stem in trainer_files() if fold(stem) == fold(word)), "")
+from fedvlm.federation.cards import method_of
 
 
 def dataset_of(word: str) -> str:

@@ -24,10 +24,10 @@ from fedvlm.core.files import read_json, user_path
 from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.partition.spec import idle_options
-from fedvlm.federation.cards import split_method, trainer_files
+from fedvlm.federation.cards import method_of, split_method, trainer_files
 from fedvlm.job.data_choice import DataChoice, OwnData, choose_data, no_dataset
 from fedvlm.job.flags import AUTHORS_NAMES, FLAGS
-from fedvlm.job.kinds import dataset_of, method_of
+from fedvlm.job.kinds import dataset_of
 from fedvlm.job.request import Request
 from fedvlm.runs.private import public_value, read_private
 from fedvlm.runs.verify.answer import ACCURACY, measure_of

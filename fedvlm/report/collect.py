@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedvlm.console.nearest import nearest_path
 from fedvlm.core.errors import DataError
+from fedvlm.core.files import user_path
 from fedvlm.core.stats import is_number
-from fedvlm.runs.cells import folders_of, runs_below
+from fedvlm.runs.cells import ENDING, folders_of, runs_below
 from fedvlm.runs.finished import FinishedRun, read_finished
 from fedvlm.runs.verify.check import BEFORE, SEALED, one_digest_one_seed
 
@@ -44,6 +46,19 @@ class Collected:
         return [f"{len(bare)} of {len(self.runs)} run(s) have {BEFORE}: {which}"]
 
 
+def run_folders(words: Iterable[str]) -> list[Path]:
+    """Return the folders that words name; packs (``runs.cells``) stand for what they hold.
+
+    Raises:
+        DataError: one is no folder; the nearest there is gets named. A pack is damaged.
+    """
+    paths = [user_path(word) for word in words]
+    for path in paths:
+        if not (path.is_dir() or path.name.endswith(ENDING) and path.is_file()):
+            raise DataError(f"{path} is not a folder that contains runs{nearest_path(path)}")
+    return [folder for path in paths for folder in folders_of(path)]
+
+
 def collect(folders: Sequence[Path]) -> Collected:
     """Read and check all run folders at or below the given ones, each once.
 
@@ -68,6 +83,20 @@ def collect(folders: Sequence[Path]) -> Collected:
     collected.problems.extend(f"{path}: {why}; it is left out" for path, why in doubles.items())
     collected.runs[:] = [run for run in collected.runs if run.path not in doubles]
     return collected
+
+
+def no_runs(folders: Sequence[Path], collected: Collected) -> DataError:
+    """Return the error for folders without a finished run: what lies there instead."""
+    journal = next((f for f in folders if (f / "plan.yaml").is_file()), None)
+    if journal is not None:
+        return DataError(f"{journal} is a sweep's journal, not its runs; give the "
+                         f"OUTPUT_DIR of the sweep, {journal.parent.parent}")
+    left = collected.unfinished
+    there = [f"{len(left)} unfinished, first {left[0]}"] if left else []
+    there += collected.problems[:2]
+    seen = f" ({'; '.join(there)})" if there else ""
+    return DataError(f"no finished run below {', '.join(map(str, folders))}{seen}; give a run "
+                     "folder or OUTPUT_DIR")
 
 
 def as_float(value: Any) -> float | None:

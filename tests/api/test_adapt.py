@@ -93,8 +93,8 @@ def test_the_verb_writes_an_export(
 def test_mistakes_get_a_sentence(quick_run: Path, tmp_path: Path):
     place = jobs.folder(quick_run)
     for epochs in (-1, "some", 2.5, True):
-        with pytest.raises(ConfigError, match="must be a whole number of at least 0, not "
-                                              f"{epochs!r}"):
+        with pytest.raises(ConfigError, match="epochs expects a whole number from 0 on, got "
+                                              f"'{epochs}'"):
             adapt(place, tmp_path, epochs=epochs)  # type: ignore[arg-type]
     with pytest.raises(DataError):
         adapt(place, tmp_path / "nowhere")

@@ -22,7 +22,8 @@ from fedvlm.runs.state import load_newest_state
 from tests import jobs
 
 WORDS = ("--trainer", "FedAvg", "--peft", "head", "--num-users", "3", "--partition", "dirichlet",
-         "--shots", "8", "--rounds", "3", "--local-epochs", "2", "OPTIM.LR", "0.5")
+         "--shots", "8", "--rounds", "3", "--local-epochs", "2", "OPTIM.LR", "0.5",
+         "TEST.REFERENCES", "False")
 Scored = tuple[Forgetting, list[dict[str, Any]], list[Path]]
 
 
@@ -143,7 +144,7 @@ def test_a_later_forget_lists_the_approximate_models(scored: Scored) -> None:
 
 
 def test_what_they_cannot_do_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--trainer", "FedPer", "--num-users", "2", "--rounds", "1")
+    words = ("--trainer", "FedPer", "--num-users", "2", "--rounds", "1", "TEST.REFERENCES", "False")
     assert jobs.run(tmp_path, *words) == 0
     run = jobs.folder(tmp_path)
     plan = plan_forgetting(run, client="1")

@@ -21,7 +21,7 @@ from tests import jobs
 
 # A method with personal tensors, cohorts drawn in each round, and a client that others outweigh.
 WORDS = ("--trainer", "FedPer", "--num-users", "4", "--partition", "dirichlet", "--frac", "0.5",
-         "--rounds", "3")
+         "--rounds", "3", "TEST.REFERENCES", "False")
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_patient_is_forgotten_in_all_splits(tmp_path: Path) -> None:
     table = patients(data)
     words = ["run", "--images", str(table), "--groups", "patient", "--num-users", "2",
              "--backbone", "tiny", "--rounds", "2", "--trainer", "FedAvg", "--partition", "iid",
-             "--output-dir", str(tmp_path / "out")]
+             "--output-dir", str(tmp_path / "out"), "TEST.REFERENCES", "False"]
     assert main(words) == 0
     run = jobs.folder(tmp_path / "out")
     with pytest.raises(ConfigError, match="no image of the run is of this group; did you mean 'p"):

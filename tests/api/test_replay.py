@@ -117,7 +117,7 @@ def test_a_replay_with_weights_elsewhere_is_the_run(
 
 def test_what_cannot_be_replayed_says_so(run: Path, tmp_path: Path) -> None:
     folder = copy(run, tmp_path / "run")
-    with pytest.raises(ConfigError, match="at least 1 round"):
+    with pytest.raises(ConfigError, match="rounds expects a whole number from 1 on, got '0'"):
         replay(folder, 0)
     with pytest.raises(ConfigError, match=r"OPTIM\.LR: 0\.005 -> 0\.5"):
         replay(folder, changes={"OPTIM.LR": "0.5"})

@@ -16,7 +16,11 @@ import torch
 
 import fedvlm
 from fedvlm.api import rebuild
-from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.api.adapt import adapt
+from fedvlm.api.forget import plan_forgetting
+from fedvlm.api.replay import replay
+from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.runs.seal import seal_of
 from tests import jobs
@@ -112,6 +116,30 @@ def test_features_and_other_classes(quick_run: Path) -> None:
     same = model.predict(image).logits[0, 0]
     assert torch.allclose(said.logits[0, 2], same, atol=1e-4)  # a class is itself anywhere
     assert model.with_classes(model.classnames) is model
+
+
+def test_a_wrong_word_is_refused_as_the_command_line_refuses_it(
+    quick_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = str(jobs.folder(quick_run))
+    model, folder = fedvlm.load(place), str(tmp_path)
+    for words, call in (
+        (["predict", place, "x.png", "--round", "-1"], lambda: fedvlm.load(place, round=-1)),
+        (["predict", place, "x.png", "--client", "9"], lambda: model.client(9)),
+        (["forget", place, "--client", "9"], lambda: model.client(9)),
+        (["forget", place, "--client", "north"], lambda: plan_forgetting(place, client="north")),
+        (["adapt", place, "--images", folder, "--to", f"{folder}/x", "--epochs", "-1"],
+         lambda: adapt(place, folder, epochs=-1)),
+        (["verify", place, "--replay", "0"], lambda: replay(place, 0)),
+        (["table", f"{folder}/output"], lambda: fedvlm.results(f"{folder}/output")),
+        (["report", folder], lambda: fedvlm.results(folder)),
+    ):
+        with pytest.raises(FedvlmError) as refused:
+            call()
+        assert main(words) == refused.value.exit_code
+        said = str(refused.value).replace("round expects", "--round expects").replace(
+            "epochs expects", "--epochs expects").replace("rounds expects", "--replay expects")
+        assert said in capsys.readouterr().err
 
 
 def test_folders_clients_and_weights_that_are_not_there(quick_run: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.cli import main as cli
-from fedvlm.cli.nearest import nearest_path
+from fedvlm.console.nearest import nearest_path
 
 
 def sentence(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 2) -> str:

@@ -113,11 +113,7 @@ def leaving(path: Path, cfg: CfgNode, client: str, images: str) -> Leaving:
 def _without_parts(
     cfg: CfgNode, told: Mapping[str, Mapping[str, Any]], client: str
 ) -> dict[str, Any]:
-    """Return what sites tell that took something out of their lists.
-
-    Raises:
-        ConfigError: one took nothing, has more than before, or still has the client.
-    """
+    """Return what sites tell that took something out of their lists."""
     act = f"fedvlm site forget site.yaml {f'--client {client}' if client else '--images LIST'}"
     out = ask_sites(cfg, list(told))
     for site, now in out.items():

@@ -82,11 +82,7 @@ def _place(own: OwnSet, to: str) -> Path:
 
 
 def _write(place: Path, text: str) -> bool:
-    """Write the YAML unless the same is there; return whether it was.
-
-    Raises:
-        ConfigError: another file is there, or the folder cannot be written.
-    """
+    """Write the YAML unless the same is there; return whether it was."""
     if place.exists():
         if not place.is_file() or place.read_text(encoding="utf-8", errors="replace") != text:
             raise ConfigError(f"{place} already exists with other content and is not "

@@ -116,13 +116,12 @@ def whole_set(cfg: CfgNode, verify: bool = False) -> WholeSet:
     return WholeSet(cfg, data, records, faults, loader, backbone, kept, notes)
 
 
-def encode_set(cfg: CfgNode, verify: bool = False) -> Throughput:
+def encode_set(cfg: CfgNode, verify: bool = False) -> None:
     """Encode all images of a set, and of every augmented view the training images; report."""
     images, spent = whole_set(cfg, verify), Throughput()
     for _ in images.encode(spent):
         pass
     images.say(spent, f"store: {store_dir(cfg) or default_dir()}")
-    return spent
 
 
 def _verified(records: ImageRecords, images: Sequence[Datum]) -> list[str]:

@@ -34,28 +34,26 @@ _STYLES = {"ready": "green", "prepared": "green", "built in": "green", "broken":
 _GAP, _INDENT = 2, 4
 
 
-def show_table(rows: Sequence[Mapping[str, object]], stream: TextIO | None = None) -> None:
+def show_table(rows: Sequence[Mapping[str, object]]) -> None:
     """Show rows of named cells; the cell ``state`` has a colour on a terminal."""
-    out = sys.stdout if stream is None else stream
     plain = [{k: one_line(format_number(v)) for k, v in row.items()} for row in rows]
-    if not wants_live(out):
-        say(*table_lines(plain), stream=stream)
+    if not wants_live(sys.stdout):
+        say(*table_lines(plain))
     elif plain:
-        _rich_table(plain, out, shutil.get_terminal_size().columns)
+        _rich_table(plain, shutil.get_terminal_size().columns)
 
 
-def show_lines(lines: Sequence[str], stream: TextIO | None = None) -> None:
+def show_lines(lines: Sequence[str]) -> None:
     """Show lines; on a terminal they are broken between words, with an indent."""
-    out = sys.stdout if stream is None else stream
     texts = [one_line(line) for line in lines]
-    if wants_live(out):
+    if wants_live(sys.stdout):
         width = max(shutil.get_terminal_size().columns, 2 * _INDENT)
         texts = [
             part for line in texts
             for part in textwrap.wrap(line, width, subsequent_indent=" " * _INDENT,
                                       break_long_words=False, break_on_hyphens=False) or [""]
         ]
-    say(*texts, stream=stream)
+    say(*texts)
 
 
 def fit_columns(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
@@ -72,7 +70,7 @@ def fit_columns(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
     return columns
 
 
-def _rich_table(rows: Sequence[Mapping[str, str]], out: TextIO, width: int) -> None:
+def _rich_table(rows: Sequence[Mapping[str, str]], width: int) -> None:
     from rich.console import Console  # start-up: rich, for a terminal only
     from rich.table import Table  # start-up: rich
     from rich.text import Text  # start-up: rich
@@ -88,7 +86,7 @@ def _rich_table(rows: Sequence[Mapping[str, str]], out: TextIO, width: int) -> N
         cells = [Text(row.get(name, "-"), style if name == "state" else "") for name in columns]
         table.add_row(*cells)
     progress.clear()
-    quiet = cast(TextIO, QuietStream(out))
+    quiet = cast(TextIO, QuietStream(sys.stdout))
     Console(file=quiet, width=width, highlight=False, force_terminal=True).print(table)
 
 

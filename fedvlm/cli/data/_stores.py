@@ -30,7 +30,7 @@ def show_stores(folder: Path, backbone: str = "") -> None:
 
 def clean_stores(
     folder: Path, older_than: float | None, backbone: str, every: bool, dry_run: bool
-) -> int:
+) -> None:
     """Delete the stores that fit all conditions and are not open; print which.
 
     Args:
@@ -38,9 +38,6 @@ def clean_stores(
         backbone: only those of this one; '' is no condition.
         every: delete without any condition.
         dry_run: only say what would be deleted.
-
-    Returns:
-        0, also where there is nothing to delete.
 
     Raises:
         ConfigError: no condition, a contradiction, or days that are no number.
@@ -61,7 +58,6 @@ def clean_stores(
         else f"nothing to delete in {folder}")
     complain(*(f"{info.name[:12]} is in use by a running process: kept" for info in busy),
              prefix="note")
-    return 0
 
 
 def total_megabytes(stores: list[StoreInfo]) -> str:
@@ -96,11 +92,7 @@ def _row(info: StoreInfo) -> dict[str, object]:
 
 
 def _of_backbone(stores: list[StoreInfo], backbone: str) -> list[StoreInfo]:
-    """Return those of one backbone.
-
-    Raises:
-        ConfigError: there are stores, but none of it.
-    """
+    """Return those of one backbone."""
     if not backbone or not stores:
         return stores
     those = [i for i in stores if fold(i.about.get("backbone", "")) == fold(backbone)]

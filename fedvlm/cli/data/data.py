@@ -134,11 +134,7 @@ def _prepare(args: Namespace) -> int:
 
 
 def _write(split: PreparedSplit, place: Path) -> bool:
-    """Write the split unless the same one is there; return whether it was.
-
-    Raises:
-        DataError: another split is there, or the folder cannot be written.
-    """
+    """Write the split unless the same one is there; return whether it was."""
     content = split.content()
     if place.exists():
         if read_json_file(place) != content:

@@ -131,11 +131,7 @@ def _configs(args: Namespace) -> list[CfgNode]:
 
 
 def _name(word: str, own: str = "") -> str:
-    """Return a set's name as it is written; ``own`` is the set of a pack.
-
-    Raises:
-        ConfigError: there is none such; the nearest is named.
-    """
+    """Return a set's name as it is written; ``own`` is the set of a pack."""
     info = dataset_info(word)
     if info is not None:
         return info.name

@@ -115,5 +115,6 @@ def _stores(args: Namespace) -> int:
     backbone = args.flags.get("MODEL.BACKBONE.NAME", "")
     if args.list:
         show_stores(folder, backbone)
-        return 0
-    return clean_stores(folder, args.older_than, backbone, args.all, args.dry_run)
+    else:
+        clean_stores(folder, args.older_than, backbone, args.all, args.dry_run)
+    return 0

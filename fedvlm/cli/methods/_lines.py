@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from fedvlm.core.repository import repository
-from fedvlm.federation.cards import card
+from fedvlm.federation.cards import card, headline
 
 METHOD = "fedvlm.method"
 # Rooms of pieces that are there for methods: a trainer's base, its tools, what it changes.
@@ -51,7 +51,6 @@ def trainer_size(path: Path, stem: str) -> Size:
     Raises:
         ConfigError: the file is not Python.
     """
-    head, colon, _ = card(path).partition("\n")[0].partition(":")
     text = path.read_text(encoding="utf-8")
     known = _places()
     pieces = {
@@ -59,7 +58,7 @@ def trainer_size(path: Path, stem: str) -> Size:
         for name, module in _imports(text)
     }
     used = sorted(piece for piece in pieces if piece.startswith(PIECES))
-    return Size(head if colon else stem, code_lines(text), tuple(used))
+    return Size(headline(card(path), stem)[0], code_lines(text), tuple(used))
 
 
 @cache

@@ -1,7 +1,8 @@
 """What ``new-trainer`` writes: a method for each kind of thing that is trained, and its YAML.
 
 Each runs and keeps the invariants as it stands, and its comments say what to change. ``$name`` and
-the like are ``string.Template``'s; ``${registry}`` is what a file of the repository imports more.
+the like are ``string.Template``'s; ``${registry}`` is what a file of the repository imports more,
+``$kept`` and ``$settings`` are lines that most kinds have.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Kind:
         cost: the card's.
         imports: lines; ``${registry}`` or ``${registry_line}``: where the registry is imported.
         body: of the class, below its name.
-        yaml: what differs from the common settings.
+        yaml: what differs from the common settings; of most that are no PEFT the rate alone.
     """
 
     about: str
@@ -64,17 +65,20 @@ class Kind:
     cost: str
     imports: str
     body: str
-    yaml: str
+    yaml: str = "OPTIM:\n  LR: 0.01\n"
 
     def texts(self, name: str, spec: str, *, registered: bool) -> tuple[str, str]:
         """Return the Python file and the YAML; ``registered``: of the repository's own."""
         more = f"{REGISTRY}, " if registered else ""
         alone = f"    {REGISTRY},\n" if registered else ""
         words: dict[str, str] = {
-            "name": name, "node": name.upper(), "spec": spec, "year": time.strftime("%Y"),
+            "name": name, "spec": spec, "year": time.strftime("%Y"),
             "sentence": self.sentence, "cost": self.cost, "base": self.base,
             "register": f'@{REGISTRY}.register("{name}")\n' if registered else "",
             "registry": more, "registry_line": alone,
+            "kept": "Personal: none\nFrozen: both towers, the logit scale.",
+            "settings": f"# CHANGE: your settings. Each becomes TRAINER.{name.upper()}.<KEY>,\n"
+                        "    # with its type, range and help.",
             "head": f"TRAINER:\n  NAME: {name}\n" if registered else "",
         }
         parts = {
@@ -113,8 +117,7 @@ Knobs: MIX 0.1 to 0.9.''',
     # CHANGE: what is sent ("shared") and what stays with the client ("personal"), by role.
     # "body" is the image side, "head" the prompt or the classifier.
     roles = {"body": "shared", "head": "shared"}
-    # CHANGE: your settings. Each becomes TRAINER.$node.<KEY>,
-    # with its type, range and help.
+    $settings
     options = {
         "MIX": Option(0.5, "share of a client's own last model in what it uses", low=0.0, high=1.0),
     }
@@ -143,8 +146,7 @@ PROMPT = Kind(
 Equations: L = CE + PULL 1/C sum_c (1 - T_c(v) . T0_c), T0 the template's text features;
     server v = sum_k p_k v_k.
 Shared: text.ctx (v)
-Personal: none
-Frozen: both towers, the logit scale.
+$kept
 Defaults: N_CTX 4, PULL 1.
 Knobs: PULL 0.1 to 10 log.''',
     cost="one packed text pass per step; images from the feature cache.",
@@ -159,8 +161,7 @@ from fedvlm.method import ${registry}Batch, Option, Trainer, Tree, VLModel, cros
     # CHANGE: the group of each tensor, by its whole name: "shared" is sent, "personal" stays.
     groups = ((r"text\\.ctx", "shared"),)
     metrics = (r"loss|gap",)  # the numbers that travel with an upload, parts of the loss among them
-    # CHANGE: your settings. Each becomes TRAINER.$node.<KEY>,
-    # with its type, range and help.
+    $settings
     options = {
         "N_CTX": Option(4, "context tokens", low=1),
         "PULL": Option(1.0, "weight of the distance to the template's text features", low=0.0),
@@ -187,7 +188,6 @@ from fedvlm.method import ${registry}Batch, Option, Trainer, Tree, VLModel, cros
         gap = 1 - (text * model.anchor("template", 0)).sum(-1).mean(-1)  # [K]
         return ce + self.cfg.PULL * gap, {"gap": gap}
 ''',
-    yaml="OPTIM:\n  LR: 0.01\n",
 )
 ADAPTER = Kind(
     about="layers behind the image feature",
@@ -197,8 +197,7 @@ ADAPTER = Kind(
 Equations: x' = x + U relu(D x); logits = scale x'/|x'| . T0, T0 the template's text features;
     server: the means of U and D.
 Shared: image.adapter.down (D), image.adapter.up (U)
-Personal: none
-Frozen: both towers, the logit scale.
+$kept
 Defaults: REDUCTION 4.
 Knobs: REDUCTION 2 to 16 log.''',
     cost="no text pass in a step; images from the feature cache.",
@@ -212,8 +211,7 @@ from fedvlm.method import ${registry}Option, Trainer, Tree, VLModel
     body='''\
     # CHANGE: the group of each tensor, by its whole name: "shared" is sent, "personal" stays.
     groups = ((r"image\\.adapter\\.(down|up)", "shared"),)
-    # CHANGE: your settings. Each becomes TRAINER.$node.<KEY>,
-    # with its type, range and help.
+    $settings
     options = {"REDUCTION": Option(4, "feature width over the hidden width", low=1)}
 
     def prompt_sets(self, batch_size: int) -> int:
@@ -239,7 +237,6 @@ from fedvlm.method import ${registry}Option, Trainer, Tree, VLModel
         hidden = (z @ params["image.adapter.down"].mT).relu()
         return z + hidden @ params["image.adapter.up"].mT
 ''',
-    yaml="OPTIM:\n  LR: 0.01\n",
 )
 VISUAL = Kind(
     about="rows that enter blocks of the image tower",
@@ -249,8 +246,7 @@ VISUAL = Kind(
 Equations: [x_b, _] = Block_b([x_{b-1}, P_b]) in the last DEPTH blocks; logits = scale z . T0, T0
     the template's text features; server P = sum_k p_k P_k.
 Shared: image.prompt.* (P)
-Personal: none
-Frozen: both towers, the logit scale.
+$kept
 Defaults: TOKENS 4, DEPTH 1.
 Knobs: TOKENS 2 to 16 log.''',
     cost="DEPTH blocks of the image tower per step; what lies below is computed once per image.",
@@ -264,8 +260,7 @@ from fedvlm.method import ${registry}Option, Trainer, Tree, VLModel, adapters, b
     body='''\
     # CHANGE: the group of each tensor, by its whole name: "shared" is sent, "personal" stays.
     groups = ((r"image\\.prompt\\.\\d+", "shared"),)
-    # CHANGE: your settings. Each becomes TRAINER.$node.<KEY>,
-    # with its type, range and help.
+    $settings
     options = {
         "TOKENS": Option(4, "rows of a block", low=1),
         "DEPTH": Option(1, "how many of the last blocks", low=1),
@@ -297,7 +292,6 @@ from fedvlm.method import ${registry}Option, Trainer, Tree, VLModel, adapters, b
         """Return features ``[K, B, d]`` of the tower with the rows; K clients never mix."""
         return model.adapted_image(x, adapters.TreeEdits("image", params))[0]
 ''',
-    yaml="OPTIM:\n  LR: 0.01\n",
 )
 LORA = Kind(
     about="how clients' LoRA factors become one",
@@ -307,8 +301,7 @@ LORA = Kind(
 Equations: A = sum_k q_k A_k, B = sum_k q_k B_k, q_k = n_k^POWER / sum_j n_j^POWER; what is no
     LoRA is averaged by p_k = n_k / sum_j n_j.
 Shared: LoRA's A and B, or what else PEFT says
-Personal: none
-Frozen: both towers, the logit scale.
+$kept
 Defaults: POWER 0.5; LoRA in the image tower.
 Knobs: POWER 0 to 1.''',
     cost="as FedAvg with LoRA.",
@@ -327,8 +320,7 @@ ${registry_line}    CfgNode,
     # CHANGE: what is sent ("shared") and what stays with the client ("personal"), by role.
     # "body" is the image side, "head" the text side.
     roles = {"body": "shared", "head": "shared"}
-    # CHANGE: your settings. Each becomes TRAINER.$node.<KEY>,
-    # with its type, range and help.
+    $settings
     options = {"POWER": Option(0.5, "of a client's size in its weight", low=0.0, high=1.0)}
     # Settings of PEFT that would be passed over in silence, and why; others are refused anyway.
     lora_refused = dict.fromkeys(("product_svd", "RANKS"), "has a rule of its own")
@@ -372,8 +364,7 @@ from fedvlm.method import ${registry}ModuleTrainer, Option, Tree, VLModel
     body='''\
     # CHANGE: the group of each parameter, by its whole name; without groups all are shared.
     # groups = ((r"0\\..*", "shared"), (r"2\\..*", "personal"))
-    # CHANGE: your settings. Each becomes TRAINER.$node.<KEY>,
-    # with its type, range and help.
+    $settings
     options = {"WIDTH": Option(64, "hidden units", low=1)}
 
     # With pixels: streams returns ("pixels",), and forward takes x["pixels"] [B, 3, S, S].
@@ -389,7 +380,6 @@ from fedvlm.method import ${registry}ModuleTrainer, Option, Tree, VLModel
         """Return one client's logits ``[B, C]``; ``x["features"]`` is ``[B, d]``."""
         return functional_call(module, dict(params), (x["features"],))
 ''',
-    yaml="OPTIM:\n  LR: 0.01\n",
 )
 KINDS: Mapping[str, Kind] = {
     "prompt": PROMPT, "adapter": ADAPTER, "visual-prompt": VISUAL, "lora-rule": LORA,

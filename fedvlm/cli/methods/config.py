@@ -14,8 +14,8 @@ from fedvlm.config.keys import default_schema, method_schema
 from fedvlm.config.option import Option, Schema
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
-from fedvlm.core.errors import ConfigError, did_you_mean, fold
-from fedvlm.federation.cards import trainer_files
+from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.federation.cards import method_of
 from fedvlm.job.flags import add_flags, pairs
 
 EXAMPLES = (
@@ -81,7 +81,7 @@ def _schema_for(word: str) -> Schema:
     name = word.upper().removeprefix("TRAINER.").split(".")[0]
     if not name or any(key.split(".")[0] == name for key in schema):
         return schema
-    if all(fold(name) != fold(stem) for stem in trainer_files()):
+    if not method_of(name):
         return schema
     from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch, 2 s
 

@@ -14,7 +14,7 @@ from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.core.files import user_path
-from fedvlm.federation.cards import card, trainer_files, year
+from fedvlm.federation.cards import card, headline, method_of, trainer_files, year
 
 EXAMPLES = (
     "fedvlm list  # by what is trained",
@@ -72,16 +72,16 @@ def main(args: Namespace) -> int:
         say(*_rows(files, args.flat))
         return 0
     for word in args.methods:
-        say(*card(_file(word, files)).splitlines(), *_options(word, files))
+        say(*card(_file(word, files)).splitlines(), *_options(word))
     return 0
 
 
-def _options(word: str, files: dict[str, Path]) -> list[str]:
+def _options(word: str) -> list[str]:
     """Return where a method's own options stand; of a class in a file, the options."""
     if word.endswith(".py"):  # its card is read as text, nothing of it runs
         return []
-    stem = next((s for s in files if fold(s) == fold(word)), None)
-    if stem is not None:
+    stem = method_of(word)
+    if stem:
         return ["", f"Its options: fedvlm config {stem}"]
     from fedvlm.cli.methods.config import reference_lines  # start-up: PyTorch, 2 s
     from fedvlm.config.option import declare  # start-up: PyTorch, 2 s
@@ -94,16 +94,12 @@ def _options(word: str, files: dict[str, Path]) -> list[str]:
 
 
 def _file(word: str, files: dict[str, Path]) -> Path:
-    """Return the file of a method.
-
-    Raises:
-        ConfigError: there is none; with the nearest, or the command that lists what was wanted.
-    """
+    """Return the file of a method."""
     name = word.partition(":")[0]
     if name.endswith(".py"):
         return user_path(name)
-    stem = next((s for s in files if fold(s) == fold(word)), None)
-    if stem is not None:
+    stem = method_of(word)
+    if stem:
         return files[stem]
     from fedvlm.job.kinds import dataset_of  # start-up: NumPy, for a mistake only
 
@@ -122,8 +118,8 @@ def _rows(files: dict[str, Path], flat: bool) -> list[str]:
     rows, parts = [], []
     for stem, path in files.items():
         text = card(path)
-        name, _, line = text.partition("\n")[0].partition(":")
-        rows.append({"name": name if line else stem, "year": year(text), "method": line.strip()})
+        name, line = headline(text, stem)
+        rows.append({"name": name, "year": year(text), "method": line})
         parts.append(families_in(text))
     head, *lines = table_lines(rows) or ["no trainers/ folder found"]
     if flat or not lines:

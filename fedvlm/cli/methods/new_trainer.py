@@ -23,7 +23,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.files import user_path
 from fedvlm.core.repository import checkout
-from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.cards import method_of, trainer_files
 
 EXAMPLES = (
     "fedvlm new-trainer MyMethod",
@@ -117,8 +117,8 @@ def check_method_name(name: str) -> None:
         why = f"the config key {keys[0]}" if keys else "a Python keyword or a name used in the file"
         raise ConfigError(f"'{name}' is already {why}; choose another name, such as "
                           f"My{name.title()}")
-    taken = next((s for s in trainer_files() if fold(s) == fold(name)), None)
-    if taken is not None:
+    taken = method_of(name)
+    if taken:
         raise ConfigError(f"a method '{taken}' already exists ({trainer_files()[taken]}); "
                           f"choose another name, such as My{name}")
 

@@ -38,11 +38,7 @@ def flags(parser: Parser) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Personalise and write the folder.
-
-    Raises:
-        FedvlmError: no such run or images, or a method that the format cannot hold.
-    """
+    """Personalise and write the folder."""
     progress("loading PyTorch")
     from fedvlm.api.adapt import adapt  # start-up: PyTorch, 2 s
     from fedvlm.export.write import check_target  # start-up: PyTorch

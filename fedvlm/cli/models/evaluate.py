@@ -52,9 +52,6 @@ def main(args: Namespace) -> int:
 
     Of classes also sensitivity, specificity and AUROC of each, against all others, where one model
     is chosen; JSON has them for each model.
-
-    Raises:
-        FedvlmError: no such run, client or images; classes that the method cannot choose from.
     """
     if bool(args.dataset) == bool(args.images):
         raise ConfigError("choose the images: --dataset NAME, or --images FOLDER")

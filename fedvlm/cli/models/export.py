@@ -33,12 +33,7 @@ def flags(parser: Parser) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Write the folder.
-
-    Raises:
-        FedvlmError: no such run or client, a folder that is there, or a method that the format
-            cannot hold.
-    """
+    """Write the folder."""
     run = open_run(args)
     from fedvlm.export.write import check_target, export, export_all  # start-up: PyTorch, 2 s
 

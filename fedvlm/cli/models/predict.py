@@ -58,9 +58,6 @@ def main(args: Namespace) -> int:
     """Print what each chosen model says of each image.
 
     A file that cannot be read has no row; all of them are named at the end.
-
-    Raises:
-        FedvlmError: no such run, client or image.
     """
     if args.json and args.csv:
         raise ConfigError("give --json or --csv, not both")
@@ -113,11 +110,7 @@ def _say_bad(bad: Mapping[int, str]) -> int:
 
 
 def _texts(word: str) -> list[str]:
-    """Return the lines of a file that say something.
-
-    Raises:
-        DataError: it cannot be read, or has none.
-    """
+    """Return the lines of a file that say something."""
     path = user_path(word)
     try:
         lines = [" ".join(line.split()) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedvlm.cli.results._folders import run_folders
 from fedvlm.console.rows import one_line
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError
+from fedvlm.report.collect import run_folders
 from fedvlm.report.compare.runs import compare_runs, compare_seeds, find_side, find_sides
 from fedvlm.report.compare.text import PAIR_FORMATS
 from fedvlm.runs.verify.parting import (

@@ -44,9 +44,6 @@ def main(args: Namespace) -> int:
     Returns:
         0, or 1 where ``--fail-above`` is given, and an attack's AUC is above it or shows a larger
         epsilon than the run claims of that model.
-
-    Raises:
-        FedvlmError: no such run or images, or one that cannot be audited.
     """
     progress("loading PyTorch")
     from fedvlm.api import audit as room  # start-up: PyTorch, 2 s

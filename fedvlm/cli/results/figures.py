@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.cli.models._run import add_model_flags
-from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
+from fedvlm.cli.results._papers import papers_of
 from fedvlm.console.parser import Parser, amount, whole_number
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
-from fedvlm.report.collect import collect
+from fedvlm.report.collect import collect, no_runs, run_folders
 
 EXAMPLES = (
     "fedvlm figures output/sweep-demo",
@@ -95,11 +95,7 @@ def main(args: Namespace) -> int:
 
 
 def _seen(args: Namespace, paths: Sequence[Path]) -> dict[str, Any]:
-    """Return what the run's model weighs and sees in images; nothing where nobody asks.
-
-    Raises:
-        ConfigError: several runs, or a client and no images.
-    """
+    """Return what the run's model weighs and sees in images; nothing where nobody asks."""
     if not (args.images or args.test_images or args.features):
         if args.client:
             raise ConfigError(f"--client {args.client} chooses the model for --images, "

@@ -48,11 +48,7 @@ def flags(parser: Parser) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Say what it takes, do it, and list what still knows.
-
-    Raises:
-        FedvlmError: no such run, client, group or image; a run of sites.
-    """
+    """Say what it takes, do it, and list what still knows."""
     progress("loading PyTorch")
     from fedvlm.api import forget as room  # start-up: PyTorch, 2 s
     from fedvlm.federation.discovery import Trust  # start-up: PyTorch

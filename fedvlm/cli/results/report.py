@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
+from fedvlm.cli.results._papers import papers_of
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
@@ -15,7 +15,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card_of
 from fedvlm.report import PAGE
-from fedvlm.report.collect import Collected, collect
+from fedvlm.report.collect import Collected, collect, no_runs, run_folders
 from fedvlm.runs.finished import FinishedRun
 
 EXAMPLES = (

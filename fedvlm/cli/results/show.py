@@ -7,12 +7,11 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from fedvlm.cli.nearest import nearest_path
-from fedvlm.cli.results._folders import describe_unfinished
+from fedvlm.console.nearest import nearest_path
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import DataError
-from fedvlm.core.files import user_path
+from fedvlm.core.files import read_json, user_path
 from fedvlm.runs.identity import whole_results, why_not_whole
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
@@ -63,12 +62,27 @@ def read_record(folder: Path) -> dict[str, Any]:
         results = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         why = f"cannot be read ({error.strerror}); is the run finished?"
-        raise DataError(f"{path}: {why}{describe_unfinished(folder)}") from None
+        raise DataError(f"{path}: {why}{_describe(folder)}") from None
     except ValueError:
         raise DataError(f"{path}: is not valid JSON; the run folder is damaged") from None
     if not isinstance(results, dict):
         raise DataError(f"{path}: contains no results; the run folder is damaged")
     return results
+
+
+def _describe(folder: Path) -> str:
+    """Return what a folder without ``results.json`` is, and the command for it; '' for none."""
+    if (folder / "plan.yaml").is_file():
+        return f"; this is a sweep's journal: fedvlm table {folder.parent.parent} reads its runs"
+    if (folder / "manifest.json").is_file():
+        told = read_json(folder / "manifest.json")
+        command = told.get("command") if isinstance(told, dict) else ""
+        return f"; to resume it: {command}" if command else ""
+    finished = sorted(path.parent for path in folder.rglob(RESULTS))
+    if not finished:
+        return ""
+    what = "a run" if len(finished) == 1 else f"{len(finished)} runs"
+    return f"; {what} below it: fedvlm show {finished[0]}, or fedvlm table {folder}"
 
 
 def flat_numbers(results: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,14 +11,14 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedvlm.cli.results._folders import no_runs, papers_by_name, papers_of, run_folders
 from fedvlm.cli.results._pairs import print_pairs
+from fedvlm.cli.results._papers import papers_by_name, papers_of
 from fedvlm.console.parser import Parser, amount, whole_number
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
-from fedvlm.report.collect import Collected, collect
+from fedvlm.report.collect import Collected, collect, no_runs, run_folders
 from fedvlm.report.compare.text import PAIR_FORMATS
 from fedvlm.report.tables.facts import KINDS, METRIC, REFERENCES, Pair, RunFacts
 from fedvlm.report.tables.logs import logs_table

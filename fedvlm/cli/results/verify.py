@@ -12,12 +12,12 @@ from collections import Counter
 from pathlib import Path
 
 from fedvlm.cli.models._run import add_trust
-from fedvlm.cli.results._folders import run_folders
 from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.rows import one_line
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.core.files import read_json, user_path
+from fedvlm.report.collect import run_folders
 from fedvlm.runs.cells import names_of, runs_below
 from fedvlm.runs.identity import whole_results
 from fedvlm.runs.names import RESULTS

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedvlm.cli.nearest import nearest_path
 from fedvlm.config.read import lookup
+from fedvlm.console.nearest import nearest_path
 from fedvlm.console.parser import Parser, number_words, whole_number
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.threads import usual_threads

@@ -180,12 +180,7 @@ def _list(names: Sequence[str]) -> list[dict[str, object]]:
 
 
 def _run(args: Namespace, trials: Sequence[Trial]) -> int:
-    """Run all that fits, seed by seed, and write the acceptance files, also after Ctrl-C.
-
-    Raises:
-        ConfigError: nothing was run, and nothing was measured before.
-        DataError: a file of before is damaged.
-    """
+    """Run all that fits, seed by seed, and write the acceptance files, also after Ctrl-C."""
     from fedvlm.recipes.acceptance import NAME  # start-up: PyTorch
     from fedvlm.recipes.kept import lines_of  # start-up: PyTorch
     from fedvlm.recipes.trial import leave_out_without_towers, seeds_of  # start-up: PyTorch

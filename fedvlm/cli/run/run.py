@@ -27,11 +27,7 @@ def flags(parser: Parser) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Run, seed by seed, then show the table over the seeds.
-
-    Raises:
-        FedvlmError: whatever is wrong.
-    """
+    """Run, seed by seed, then show the table over the seeds."""
     if args.version:
         say(f"fedvlm {importlib.import_module('fedvlm').__version__}")
         return 0

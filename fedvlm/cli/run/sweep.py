@@ -80,11 +80,7 @@ def flags(parser: Parser) -> None:
 
 
 def _cells(word: str) -> range:
-    """Return the cell numbers of ``7`` or ``4-7``.
-
-    Raises:
-        ArgumentTypeError: it is neither.
-    """
+    """Return the cell numbers of ``7`` or ``4-7``."""
     first, dash, last = word.partition("-")
     parts = [first, last] if dash else [first]
     if not all(p.isascii() and p.isdigit() for p in parts) or int(parts[-1]) < int(first):

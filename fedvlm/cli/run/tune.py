@@ -82,11 +82,7 @@ def main(args: Namespace) -> int:
 
 
 def _of_file(args: Namespace) -> int:
-    """Do what is asked of a tuning's result.
-
-    Raises:
-        ConfigError: a plan is named too, which nothing would be done with.
-    """
+    """Do what is asked of a tuning's result."""
     flag = "--report" if args.report else "--write-defaults"
     if args.report and args.write_defaults:
         raise ConfigError("--report and --write-defaults cannot be combined; drop one of them")

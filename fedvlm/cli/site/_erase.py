@@ -1,4 +1,4 @@
-"""``fedvlm site forget``: erase what a site keeps of runs, and say what others still hold.
+"""``fedvlm site forget`` and ``prune``: erase what a site keeps of runs, or old lines of its log.
 
 With ``--client``, ``--images`` or ``--group`` (a patient's, for one) these leave the site's lists,
 too, and the coordinator does its run again with what is left (``fedvlm forget RUN --client K``,
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,15 +33,18 @@ from fedvlm.job.sites.messages import (
     LOG,
     OWNER,
     PRUNED,
+    SUMS_ANEW,
     WENT,
     WITHDRAWN,
     MessageLog,
+    prune_log,
     whole_log,
 )
 from fedvlm.job.sites.resident import RUNS, serving
 
 SHORT = 12  # digits of a run's name, as in ``fedvlm site status``
 UPDATES = (ANSWERS["work"], "masked")  # kinds of answers that hold what was learnt here
+DAY = 86400.0  # seconds
 RUN_NAME = re.compile(r"[0-9a-f]{16,64}")  # of a folder that holds states of a run
 
 
@@ -217,3 +221,33 @@ def updates_sent(log: Sequence[Mapping[str, Any]]) -> Mapping[str, set[int]]:
         if line["direction"] == WENT and line["kind"] in UPDATES:
             out.setdefault(str(line["run"]), set()).add(int(line["round"]))
     return out
+
+
+def prune(args: Namespace) -> int:
+    """Remove what the owner says; return the exit code.
+
+    Raises:
+        ConfigError: the rules are wrong, or the site is being served.
+        DataError: the log was changed, or a file cannot be written.
+    """
+    owner = read_site_yaml(user_path(args.opts[0]))
+    states = owner.states
+    with serving(owner):
+        if args.sums:
+            read, log = states / READ, MessageLog(states)
+            if read.is_file():
+                with files.explain_errors(read):
+                    log.enter(OWNER, {"kind": SUMS_ANEW})
+                    read.unlink()
+                say("the next secure sums may be over other sites or clients than those so far, or "
+                    "under other weights: whoever has both sums learns the difference")
+            else:
+                say("this site has not helped to read a secure sum")
+        if args.days is not None:
+            count = prune_log(states / LOG, time.time() - DAY * args.days)
+            say(f"{count} lines of {states / LOG} were removed" if count else
+                f"no line was removed: in {states / LOG} no whole run, up to a start of the site, "
+                f"is older than {args.days} days")
+            say(f"fedvlm site record {args.opts[0]} prints the last seal: keep it instead of older "
+                "ones")
+    return 0

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from yacs.config import CfgNode
 
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
@@ -36,7 +35,6 @@ from fedvlm.job.sites.resident import RUNS
 from fedvlm.runs import lock
 
 SAMPLE, FIRST = 64, 4  # images that are decoded; problems of a kind that are named
-EXIT_DATA = 3
 PATIENCE = 30.0  # seconds for a process to end
 
 
@@ -77,7 +75,7 @@ def check(args: Namespace) -> int:
     file = read_site(owner.file)
     size = SAMPLE if args.sample is None else args.sample
     report = findings(owner, file, None if args.full else size)
-    code = EXIT_DATA if report.problems else 0
+    code = DataError.exit_code if report.problems else 0
     if args.json:
         say(json.dumps({
             "site": str(owner.file), "dataset": file.dataset, "classes": len(file.classnames),
@@ -106,7 +104,7 @@ def _check_server(args: Namespace, path: Path) -> int:
     size = SAMPLE if args.sample is None else args.sample
     _images(out, file, folder, None if args.full else size)
     lists = {"public test set": file.public, "images for training": file.server}
-    code = EXIT_DATA if out.problems else 0
+    code = DataError.exit_code if out.problems else 0
     if args.json:
         say(json.dumps({
             "site": str(path), "dataset": file.dataset, "classes": len(file.classnames),
@@ -194,7 +192,7 @@ def _decode(out: Findings, images: list[Datum], sample: int | None) -> None:
     some = images[::step] if sample != 0 else []
     if not some:
         return
-    records = records_of(some, _cfg())
+    records = records_of(some, build_config(None, None, {}, [], default_schema())[0])
     records.progress = progress
     try:
         _, broken = find_broken({"images": some}, records)
@@ -204,10 +202,6 @@ def _decode(out: Findings, images: list[Datum], sample: int | None) -> None:
     if broken:
         first = "; ".join(broken[:FIRST]) + ("; ..." if len(broken) > FIRST else "")
         out.problems.append(f"{len(broken)} images cannot be decoded: {first}")
-
-
-def _cfg() -> CfgNode:
-    return build_config(None, None, {}, [], default_schema())[0]
 
 
 def _limits(terms: Terms) -> str:
@@ -229,7 +223,7 @@ def site_status(args: Namespace) -> int:
     """
     owner = read_site_yaml(user_path(args.opts[0]))
     runs = [_run(path) for path in sorted(_folders(owner.states))]
-    code = EXIT_DATA if any(run["damage"] for run in runs) else 0
+    code = DataError.exit_code if any(run["damage"] for run in runs) else 0
     server = lock.holder(owner.states / RUNS)
     over = read_status(user_path(args.opts[0]).parent) if server else {}
     if args.json:

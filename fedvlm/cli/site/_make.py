@@ -105,11 +105,7 @@ def _party(args: Namespace) -> int:
 
 
 def _write(place: Path, file: SiteFile, images: str) -> list[str]:
-    """Write site.json and, where there is none yet, site.yaml; return what is to be said.
-
-    Raises:
-        ConfigError: another site.json is there, or the folder cannot be written.
-    """
+    """Write site.json and, where there is none yet, site.yaml; return what is to be said."""
     from fedvlm.data.own.site import GROUPS, read_site  # start-up: NumPy, as _party
     from fedvlm.distributed.site_yaml import site_yaml_text  # start-up: PyTorch, 2 s
 
@@ -181,11 +177,7 @@ def _trial(args: Namespace) -> int:
 
 
 def _apart(place: Path, data: FederatedData, file: SiteFile) -> list[str]:
-    """Give a place its own copies of its images, and its files.
-
-    Raises:
-        DataError: images that are no files, or that cannot be put there.
-    """
+    """Give a place its own copies of its images, and its files."""
     sources = {d.key: d for d in data.samples}
     for path in file.paths():
         datum, target = sources[path], place / "images" / path

@@ -14,7 +14,7 @@ from typing import Any
 from fedvlm.console.rows import human_bytes
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.distributed.site import METRIC, WEIGHT
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
@@ -34,7 +34,6 @@ from fedvlm.job.sites.messages import (
 
 PAGE = "record.md"
 TITLE = "# What left the site of "
-EXIT_DATA = 3
 SHORT = 12  # digits of a run's name
 Line = dict[str, Any]
 WORKED, MASKED, EVALUATED = "worked", "masked", "evaluated"
@@ -175,7 +174,7 @@ def site_record(args: Namespace) -> int:
                         "all of it was made anew, since that seal was kept" + (
                             f"; or it is that of one of the {_removed(history.pruned)}, of which "
                             "no seal is kept here" if history.pruned else ""))
-    answers, code = ten_answers(history), EXIT_DATA if problems else 0
+    answers, code = ten_answers(history), DataError.exit_code if problems else 0
     if args.json:
         say(json.dumps({"answers": dict(answers), "head": _head(history),
                         "lines": len(history.seals), "problems": problems, "exit_code": code},

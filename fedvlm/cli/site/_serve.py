@@ -42,7 +42,7 @@ def serve_mistakes(args: Namespace) -> list[str]:
                    "fedvlm federation admit, or --listen PATH for a coordinator on this machine")
     stray = [args.flag_names.get(key, key) for key in given if key not in (*LOCAL, BEHIND)]
     stray += [args.spelling[d] for d in args.spelling
-              if d not in (*OWN, "what") and d not in args.flags]
+              if d not in OWN and d not in args.flags]
     return out + [f"serve {file} does not read {word}: a run's words come from its coordinator, "
                   f"what may run and where states lie from {file}" for word in dict.fromkeys(stray)]
 

@@ -35,6 +35,7 @@ rules.
 
 from __future__ import annotations
 
+import importlib
 from argparse import Namespace
 
 from fedvlm.cli.site import _make, _serve
@@ -42,7 +43,7 @@ from fedvlm.cli.verbs import verbs
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
 from fedvlm.core.errors import unknown_word
-from fedvlm.job.flags import add_flags, add_opts, pairs
+from fedvlm.job.flags import FLAGS, add_flags, add_opts, pairs
 
 EXAMPLES = (
     "fedvlm site make --client 0 photos/ --classes classes.txt --to clinic/",
@@ -62,22 +63,27 @@ EXAMPLES = (
     "fedvlm site serve clinic/site.yaml --listen sockets/clinic",
 )
 ALSO = ("party", "silo", "owner", "serve")
-WHAT = ("make", "check", "status", "key", "serve", "record", "export", "prune", "forget",
-        "stop")
-_READS = {"check": ("full", "json", "sample"), "status": ("json",), "record": ("head", "json"),
-          "prune": ("days", "sums"), "stop": (), "forget": ("dry_run", "client", "images", "group"),
-          "key": _serve.KEYS}
-_EXPORT = ("format", "licence")
-_LOOKS = (*_EXPORT, "days", "full", "group", "head", "json", "sample", "sums")
+_WORDS: dict[str, tuple[str, tuple[str, ...]]] = {  # what does it, and the flags that it reads
+    "make": ("_make.make_site", _make.OWN),
+    "check": ("_look.check", ("full", "json", "sample", "images")),
+    "status": ("_look.site_status", ("json",)),
+    "key": ("_serve.key", _serve.KEYS),
+    "serve": ("_serve.serve_command", _serve.OWN),
+    "record": ("_record.site_record", ("head", "json")),
+    "export": ("_export.site_export", ("client", "to", "format", "licence", *_serve.LOCAL)),
+    "prune": ("_erase.prune", ("days", "sums")),
+    "forget": ("_erase.erase", ("dry_run", "client", "images", "group")),
+    "stop": ("_look.stop", ()),
+}
+_OF_RUN = {flag.dest or flag.key for flag in FLAGS}  # make and serve say more of these themselves
 _LONGEST = 36_500  # days
 _FILE = "FILE is a site.yaml, written by fedvlm site make"
-_LIST = {"check": ("images",)}  # read with a coordinator's site.json
 
 
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
-    add("what", nargs="?", default="", metavar="WHAT", help=f"one of {', '.join(WHAT)}")
+    add("what", nargs="?", default="", metavar="WHAT", help=f"one of {', '.join(_WORDS)}")
     _make.flags(parser)
     add("--full", action="store_true", help="check: decode all images")
     add("--sample", type=int, default=None, metavar="N", help="check: number of images to decode "
@@ -104,23 +110,19 @@ def _mistakes(args: Namespace) -> list[str]:
     """Return what is missing, or does not go together."""
     if not args.what:
         return []
-    if args.what not in WHAT:
-        return [unknown_word(args.what, WHAT)]
-    looks = [name for dest, name in args.spelling.items() if dest in _LOOKS]
-    if args.what == "serve":
-        stray = looks + [n for dest, n in args.spelling.items()
-                         if dest in (*_make.OWN, *_serve.KEYS)]
-        return [f"serve does not read {name}" for name in stray] or _serve.serve_mistakes(args)
-    if args.what == "make":
-        stray = looks + [n for dest, n in args.spelling.items()
-                         if dest in (*_serve.OWN, *_serve.KEYS)]
-        return [f"make does not read {name}" for name in stray] or _make.make_mistakes(args)
+    if args.what not in _WORDS:
+        return [unknown_word(args.what, list(_WORDS))]
+    reads = {*_WORDS[args.what][1], *(_OF_RUN if args.what in ("make", "serve") else ())}
+    stray = [f"{args.what} does not read {name}" for dest, name in args.spelling.items()
+             if dest not in reads]
     if args.what == "export":
-        return _export_mistakes(args)
-    reads = (*_READS[args.what], *_LIST.get(args.what, ()))
-    stray = [n for dest, n in args.spelling.items() if dest not in reads]
+        return stray + _export_mistakes(args)
     if stray:
-        return [f"{args.what} does not read {name}" for name in stray]
+        return stray
+    if args.what == "make":
+        return _make.make_mistakes(args)
+    if args.what == "serve":
+        return _serve.serve_mistakes(args)
     if args.what == "forget" and (args.client or args.images or args.group):
         return _part_mistakes(args)
     if len(args.opts) != 1 and not (args.what == "forget" and len(args.opts) == 2):
@@ -155,11 +157,7 @@ def _export_mistakes(args: Namespace) -> list[str]:
     """Return what is missing, or does not go together, where a model is written."""
     usage = "fedvlm site export FILE [RUN] --client K --to FOLDER --format NAME"
     words = args.opts[2 - len(args.opts) % 2:]  # behind FILE, or FILE RUN
-    reads = ("what", "to", "client", *_EXPORT, *args.flags)
-    out = [f"export does not read {args.flag_names.get(key, key)}"
-           for key in (*args.flags, *words[::2]) if key not in _serve.LOCAL]
-    out += [f"export does not read {name}" for dest, name in args.spelling.items()
-            if dest not in reads]
+    out = [f"export does not read {key}" for key in words[::2] if key not in _serve.LOCAL]
     if not args.opts:
         out.append(f"export needs one FILE: {usage}; {_FILE}")
     out += [f"export needs {flag}: {usage}" for flag, value in (
@@ -181,28 +179,6 @@ def main(args: Namespace) -> int:
     if not args.what:
         say(*verbs()["site"].parser().format_help().splitlines())
         return 0
-    if args.what == "make":
-        return _make.make_site(args)
-    if args.what == "serve":
-        return _serve.serve_command(args)
-    if args.what == "key":
-        return _serve.key(args)
-    if args.what == "record":
-        from fedvlm.cli.site._record import site_record  # start-up: PyTorch, 2 s
-
-        return site_record(args)
-    if args.what == "forget":
-        from fedvlm.cli.site._erase import erase  # start-up: PyTorch, 2 s
-
-        return erase(args)
-    if args.what == "export":
-        from fedvlm.cli.site._export import site_export  # start-up: PyTorch, 2 s
-
-        return site_export(args)
-    if args.what == "prune":
-        from fedvlm.cli.site._prune import prune  # start-up: PyTorch, 2 s
-
-        return prune(args)
-    from fedvlm.cli.site import _look  # start-up: PyTorch, 2 s
-
-    return {"check": _look.check, "status": _look.site_status, "stop": _look.stop}[args.what](args)
+    place, _, name = _WORDS[args.what][0].partition(".")
+    room = importlib.import_module(f"{__package__}.{place}")
+    return int(getattr(room, name)(args))

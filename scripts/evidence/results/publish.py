@@ -21,14 +21,14 @@ from evidence.results.plans import read_lanes
 from evidence.results.search import search_of
 from evidence.results.take import take
 from evidence.results.tuning import Search
-from fedvlm.cli.results._folders import papers_of, run_folders
+from fedvlm.cli.results._papers import papers_of
 from fedvlm.console.parser import Parser, whole_number
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card, card_of, fields, trainer_files
-from fedvlm.report.collect import collect
+from fedvlm.report.collect import collect, run_folders
 from fedvlm.report.tables.papers import paper_of
 from fedvlm.runs.cells import ENDING, folders_of, pack_runs, run_names
 from fedvlm.runs.seal import seal_of, seal_text

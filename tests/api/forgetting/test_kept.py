@@ -103,9 +103,10 @@ def test_start_and_cost_are_said_before(run: Path, capsys: pytest.CaptureFixture
     assert plan_forgetting(run, client="0").start.round == 0
 
 
-def test_a_run_that_lost_its_kept_rounds_says_round_1(tmp_path: Path) -> None:
+def test_a_run_that_lost_its_kept_rounds_says_round_1(run: Path, tmp_path: Path) -> None:
     """As after damage between the kept rounds and the rest."""
-    plan = plan_forgetting(run_of(tmp_path / "old", "FedPer", *ALL), client="1")
+    old = tmp_path / "old" / run.relative_to(run.parents[6])
+    plan = plan_forgetting(shutil.copytree(run, old), client="1")
     index = Path(plan.changes["FED.INDEX_FILE"])
     index.parent.mkdir()
     index.write_text(json.dumps(plan.index))

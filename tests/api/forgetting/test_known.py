@@ -12,12 +12,15 @@ from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
 from fedvlm.runs.cells import pack_runs
 from tests import jobs
+from tests.data.miniatures.own import write_tree
+
+RUN = ("--trainer", "FedAvg", "--rounds", "1", "TEST.REFERENCES", "False")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("run")
-    assert jobs.run(output, "--trainer", "FedAvg", "--num-users", "3", "--rounds", "1") == 0
+    assert jobs.run(output, *RUN, "--num-users", "3") == 0
     return jobs.folder(output)
 
 
@@ -35,8 +38,7 @@ def test_exports_of_the_run_are_listed_where_they_are_looked_for(
     for place, client in ((near, "1"), (far, "all")):
         assert main(["export", str(run), "--client", client, "--to", str(place),
                      "--format", "safetensors"]) == 0
-    assert jobs.run(tmp_path / "other", "--trainer", "FedAvg", "--num-users", "2",
-                    "--rounds", "1") == 0
+    assert jobs.run(tmp_path / "other", *RUN, "--num-users", "2") == 0
     assert main(["export", str(jobs.folder(tmp_path / "other")), "--to",
                  str(near.parent / "other"), "--format", "safetensors"]) == 0
     what = "a model that was exported from the run"
@@ -50,12 +52,12 @@ def test_exports_of_the_run_are_listed_where_they_are_looked_for(
 
 def test_packs_with_the_images_are_listed(run: Path, tmp_path: Path) -> None:
     """By the names in them; one of another set is not."""
-    for name, place in (("shapes", "packs"), ("digits", "packs")):
-        (tmp_path / place).mkdir(exist_ok=True)
-        assert main(["features", "--dataset", name, "--backbone", "tiny", "--pack",
-                     str(tmp_path / place)]) == 0
+    photos, packs = write_tree(tmp_path / "photos", [""], ["cat", "dog"], 6), tmp_path / "packs"
+    packs.mkdir()
+    for words in (["--dataset", "shapes"], ["--images", str(photos)]):
+        assert main(["features", *words, "--backbone", "tiny", "--pack", str(packs)]) == 0
     made = sorted(p.name.lower() for p in (tmp_path / "packs").iterdir())
-    assert made == ["digits.pack.safetensors", "shapes.pack.safetensors"]
+    assert made == ["photos.pack.safetensors", "shapes.pack.safetensors"]
     found = [Path(p).name.lower() for p, w in told(run, tmp_path).items() if "feature pack" in w]
     assert found == ["shapes.pack.safetensors"]
     (tmp_path / "packs" / "cut.pack.safetensors").write_bytes(b"12345678")

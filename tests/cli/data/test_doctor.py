@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -174,8 +175,9 @@ def test_a_terminal_gets_what_fits(
            "unreadable": "0 of 64", "leaks": "0", "remarks": "1"}  # fmt: skip
     assert len(console_doctor.fit_columns([row], width)) == columns
     screen = Terminal()
-    console_doctor.show_table([row], screen)
-    console_doctor.show_lines(["x: note: " + "word " * 40 + "https://a.b/" + "c" * 30], screen)
+    with contextlib.redirect_stdout(screen):
+        console_doctor.show_table([row])
+        console_doctor.show_lines(["x: note: " + "word " * 40 + "https://a.b/" + "c" * 30])
     lines = screen.getvalue().splitlines()
     assert "\x1b[" in lines[0]
     assert all(len(line) <= width for line in lines[3:]) and "c" * 30 in lines[-1]

@@ -18,11 +18,19 @@ from fedvlm.console.parser import Parser
 from fedvlm.federation.cards import trainer_files
 from tests.device.card import pretend_card
 
+FEW = ("--num-users", "2", "--shots", "1", "--batch-size", "5", "--eval-every", "0")
 GOOD = {"same_bits": True, "loss": 1e-6, "seconds": 1.0, "cpu_seconds": 2.0}
 
 
+@pytest.fixture
+def least(few_images: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step or two a round: the pretend device is slow."""
+    monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (2, 1, 2))
+    monkeypatch.setattr(measure, "SMALL", FEW)
+
+
 def test_the_card_and_two_methods(
-    few_images: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    least: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for part in ("card", "methods"):
         assert main(["gpu-hour", str(tmp_path), "--pretend", "--only", part,
@@ -37,8 +45,8 @@ def test_the_card_and_two_methods(
     assert "2 with equal bits" in page and "mean nothing" in page
 
 
-def test_a_round_is_counted_and_timed(few_images: None) -> None:
-    size = replace(measure.PRETEND, clients=2, plain=1)
+def test_a_round_is_counted_and_timed(least: None) -> None:
+    size = replace(measure.PRETEND, clients=2, plain=1, shots=1, batch=5)
     with pretend_card():
         row = measure.measure_speed("cuda", "FedAvg", "fp32", size)
     assert row["fast"]["clients"] == 2 and row["plain"]["clients"] == 1
@@ -109,7 +117,7 @@ def test_whatever_a_method_fails_with_is_its_row(monkeypatch: pytest.MonkeyPatch
     assert "TypeError: can't convert" in record["rows"]["FedTV"]["failed"]
 
 
-def test_bits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_that_differ_are_found(least: None, monkeypatch: pytest.MonkeyPatch) -> None:
     run, calls = measure._run, []
 
     def second_differs(name: str, device: str) -> measure.Trial:
