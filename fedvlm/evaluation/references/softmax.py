@@ -42,10 +42,6 @@ class Problems:
     classes: Tensor
     base: Tensor | None = None
 
-    def weighted(self, w: Tensor) -> Problems:
-        """Return the same problems with other weights."""
-        return Problems(self.x, self.y, w, self.classes, self.base)
-
 
 @dataclass(frozen=True)
 class Solution:

@@ -248,9 +248,9 @@ def test_a_regression_does_not_hang_on_whose_is_solved_beside_it(
     frozen, held = Frozen(Source(), np.array(LABELS)), list[tuple[int, torch.dtype]]()  # type: ignore[arg-type]
     real = logistic._cross_validated
 
-    def watched(problems: Any, grid: Any) -> Any:
+    def watched(problems: Any, *rest: Any) -> Any:
         held.append((problems.w.shape[1], problems.x.dtype))
-        return real(problems, grid)
+        return real(problems, *rest)
 
     monkeypatch.setattr(logistic, "_cross_validated", watched)
     few = share(pick((0, range(3)), (3, range(3))), [], pick((0, range(10, 20))))
