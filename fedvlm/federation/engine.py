@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -74,22 +74,21 @@ class RoundWork:
 
 
 class Engine(Protocol):
-    """Runs the clients of one round, wherever they are."""
+    """Runs the clients of one round, wherever they are; the defaults are those of one process."""
 
     @property
     def chunk(self) -> int:
         """Clients stacked at once, in evaluation too."""
-        ...
 
     @property
     def sites(self) -> Sequence[int]:
         """Where each client is, by id; empty: all at one site."""
-        ...
+        return ()
 
     @property
     def here(self) -> bool:
         """Whether clients' states and personal models are in this process."""
-        ...
+        return True
 
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
@@ -101,7 +100,6 @@ class Engine(Protocol):
             clients: what they keep between rounds.
             accepted: who works, with the version to start from (0: it never worked).
         """
-        ...
 
     def rows(
         self, question: Question, measure: Measure, here: Callable[[], Iterable[Row]]
@@ -111,7 +109,7 @@ class Engine(Protocol):
         Args:
             here: measures them in this process.
         """
-        ...
+        return here()
 
     def models(self, question: Question, here: Callable[[], Iterator[Bundle]]) -> Iterator[Bundle]:
         """Yield personal models that may leave the place where they are, chunk by chunk.
@@ -121,28 +119,27 @@ class Engine(Protocol):
         Args:
             here: makes them in this process.
         """
-        ...
+        return here()
 
     @property
     def logits(self) -> Mapping[str, Tensor]:
         """Logits of the newest ``rows`` that kept them, as far as they came from elsewhere."""
-        ...
+        return {}
 
     def origin(self, clients: Sequence[int]) -> str:
         """Return from which places the updates of ``clients`` came; empty: all from here."""
-        ...
+        return ""
 
     def memory(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of where clients are: JSON values, perhaps none."""
-        ...
+        return {}
 
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Go on with the ``memory`` of a checkpoint."""
-        ...
 
 
 @dataclass(frozen=True)
-class LocalEngine:
+class LocalEngine(Engine):
     """All clients in one process, ``chunk`` at a time (1: the plain, sequential path).
 
     Clients of two ``sites`` share no chunk: the bits are those of a run at these sites.
@@ -150,29 +147,9 @@ class LocalEngine:
 
     chunk: int = 8
     sites: Sequence[int] = ()
-    here: ClassVar[bool] = True
-    logits: ClassVar[Mapping[str, Tensor]] = {}
-
-    def origin(self, clients: Sequence[int]) -> str:
-        """See ``Engine.origin``."""
-        return ""
-
-    def memory(self) -> dict[str, Any]:
-        """See ``Engine.memory``."""
-        return {}
 
     def recall(self, memory: Mapping[str, Any]) -> None:
-        """See ``Engine.recall``."""
-
-    def rows(
-        self, question: Question, measure: Measure, here: Callable[[], Iterable[Row]]
-    ) -> Iterable[Row]:
-        """See ``Engine.rows``."""
-        return here()
-
-    def models(self, question: Question, here: Callable[[], Iterator[Bundle]]) -> Iterator[Bundle]:
-        """See ``Engine.models``."""
-        return here()
+        """See ``Engine.recall``: there is nothing."""
 
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],

@@ -430,7 +430,7 @@ class Federation(Workplace):
             home = pick(self.trainer.shared(state.server), self.groups.shared)
             bound = dp.bound(state.server)
             ahead = dp.follow(updates, bound, round_)
-            updates = dp.repeat(dp.release(updates, home, round_, bound, shares))
+            updates = dp.release(updates, home, round_, bound, shares)
         if updates is None:
             raise DivergedError(
                 f"round {round_}: every client was dropped ({'; '.join(work.dropped.values())})"

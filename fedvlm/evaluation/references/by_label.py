@@ -84,7 +84,7 @@ def _chance(asked: suite.Asked, client: int) -> Row:
 def _pooled(asked: suite.Asked) -> dict[str, Any]:
     """Return the regressions on all members' images; without numbers where they are large."""
     train = asked.every("train")
-    if left_out := suite.too_large(asked, train, "labels"):
+    if left_out := suite.pooled_left_out(asked, train, "labels"):
         return left_out
     found, scores = _regressions(asked, IndexSplit(train, asked.every("val"), train[:0]))
     return _judged(asked, suite.BOUND, f"centralised: {suite.choice_words([found])}",

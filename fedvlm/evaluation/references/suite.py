@@ -292,14 +292,14 @@ def _pooled(
 ) -> dict[str, Any]:
     """Return the regression on all members' training images; without numbers where it is large."""
     train = asked.every("train")
-    if left_out := too_large(asked, train, "classes"):
+    if left_out := pooled_left_out(asked, train, "classes"):
         return left_out
     (found,) = regressions(asked.frozen, [IndexSplit(train, asked.every("val"), tests)])
     return _of(asked, BOUND, f"centralised: {choice_words([found])}",
                _dealt(found.labels, tests, shares))
 
 
-def too_large(asked: Asked, train: np.ndarray, what: str) -> dict[str, Any] | None:
+def pooled_left_out(asked: Asked, train: np.ndarray, what: str) -> dict[str, Any] | None:
     """Return the reference without numbers where a regression on ``train`` has too much to do."""
     one = asked.frozen.x(train[:1])
     most = MOST.get(one.device.type, MOST["cpu"])

@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedvlm.evaluation.references import ALONE, BOUND, TOGETHER, Asked, order, suite, zero_shots
+from fedvlm.evaluation.references import suite
 from fedvlm.evaluation.references.heads import HeadClient, alone_heads
 from fedvlm.evaluation.references.logistic import NAMES_GRID, Frozen, regressions
+from fedvlm.evaluation.references.suite import (
+    ALONE,
+    BOUND,
+    TOGETHER,
+    Asked,
+    order,
+    zero_shots,
+)
 from fedvlm.federation.batches import IndexSplit
 from tests.evaluation.fakes import FakeModel, federated
 
