@@ -132,10 +132,7 @@ class ClientMeter:
     """Measures personal models on the samples of their clients (``federation.rounds.Meter``).
 
     Args:
-        model: sees images and prompts; ``with_classes`` gives it other classes.
-        trainer: ``predictor(model, params) -> (x -> logits [K, B, C])``. A method that is bound to
-            its training classes says ``open_vocabulary = False``: no ``new``.
-        source: test samples, ``fetch(indices, view=0)``.
+        model, trainer, source: as of ``evaluator.Evaluator``.
         federated: clients, test sets, labels.
         batch_size: samples per client and batch.
         fold: equal models are one; False is the plain path, model by model.

@@ -19,7 +19,6 @@ from fedvlm.core.errors import FedvlmError, MethodError, failure_text, own_line
 from fedvlm.core.trees import (
     State,
     Tree,
-    TreeView,
     expand,
     first_non_finite,
     in_double,
@@ -173,7 +172,8 @@ class LocalEngine(Engine):
             (state, upload), looked = run_guarded(ctx, update, _tensors, partial(_asked, ctx))
             alike = received_alike(downloads, ids, ctx.groups.shared, homes)
             upload = replace(upload, received=alike or upload.received)
-            _check_extras(where, upload.extras, forms)
+            if odd := "" if forms is None else odd_extra(upload.extras, forms):
+                raise MethodError(f"{where}: {odd}: the upload does not match its extra_forms")
             ctx.check_weighted(trainer.name or type(trainer).__name__)
             work.counters.update(ctx.counters)
             stay = _collect(work, where, ctx, state, upload, looked)
@@ -309,7 +309,10 @@ def _collect(
         stay.append(k)
     if not stay:
         return []
-    _check_weight(where, {ctx.clients[k]: weights[k] for k in stay})
+    for k in stay:
+        if not (0 <= weights[k] < float("inf")):
+            raise MethodError(
+                f"{where}: client {ctx.clients[k]} has weight {weights[k]}, not a number >= 0")
     everybody, told = range(ctx.k), dict(zip(ctx.logs, numbers[len(counts) :], strict=True))
     work.uploads.append(replace(
         upload, params=_rows(upload.params, everybody), extras=_rows(upload.extras, everybody),
@@ -410,13 +413,6 @@ def _check_keys(where: str, ctx: Context, upload: Upload) -> None:
         )
 
 
-def _check_extras(where: str, extras: Tree, forms: TreeView | None) -> None:
-    """Refuse extras of another form than the method gives."""
-    odd = odd_extra(extras, forms) if forms is not None else ""
-    if odd:
-        raise MethodError(f"{where}: {odd}: the upload does not match its extra_forms")
-
-
 def _check_axis(where: str, ctx: Context, state: State) -> None:
     """Refuse leaves that would be cut along another axis than the clients'."""
     for slot, tree in state.items():
@@ -429,12 +425,6 @@ def _check_axis(where: str, ctx: Context, state: State) -> None:
                     f"{where}: '{name}' in slot '{slot}' of the new state has shape "
                     f"{list(value.shape)}, without a leading axis of {ctx.k} clients"
                 )
-
-
-def _check_weight(where: str, weights: Mapping[int, float]) -> None:
-    for client, value in weights.items():
-        if not (0 <= value < float("inf")):
-            raise MethodError(f"{where}: client {client} has weight {value}, not a number >= 0")
 
 
 def _check_rows(

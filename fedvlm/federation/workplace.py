@@ -110,15 +110,11 @@ class Workplace:
         engine: where clients run.
         meter: measures personal models where they are.
         store: where clients' states lie (default: in memory, every version until ``commit``).
-        start: what ``TrainingStart.of`` made of these already.
+        start: what ``TrainingStart.of`` made of these already; its fields are this one's, too.
 
     Attributes:
-        roster: sizes and class counts of all clients.
-        p0: the untrained tensors.
         clients: what they keep between rounds.
         finetune_seconds: of each client's last final fine-tuning.
-        finetuning: what the final fine-tuning trains, and how long.
-        weighting: how clients weigh in the average.
 
     Raises:
         ConfigError: a plan that the method does not allow.

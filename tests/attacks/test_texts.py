@@ -140,7 +140,7 @@ YAMLS: dict[str, bytes | Callable[[Path], bytes]] = {
         b"%c: &%c [*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c]\n" % (c + 1, c + 1, *[c] * 9)
         for c in range(97, 106)
     ),
-    "deep": b"FED: " + b"[" * 3_000,
+    "deep": b"FED: " + b"[" * 20_000,
     "nan": b"OPTIM: {LR: .nan}",
     "infinity": b"OPTIM: {LR: .inf}",
     "control": b"SEED: 1\x00",

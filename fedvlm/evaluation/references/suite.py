@@ -153,35 +153,30 @@ def zero_shots(
         return template_reference(rows, own)
     tests = np.unique(np.concatenate([np.asarray(asked.data.clients[c].test)
                                       for c in asked.clients]))
-    known: dict[VLModel, np.ndarray] = {}
-    names: dict[VLModel, Callable[[np.ndarray], Tensor]] = {}  # texts are encoded once
-    read: dict[VLModel, list[int]] = {}
-    heads: dict[int, Regression] = {}
-    local, prior = [], []
+    readers: dict[VLModel, list[int]] = {}
     for c in asked.clients:
-        reader = model.of_clients([c]) if own else model
-        read.setdefault(reader, []).append(c)
-        if reader not in known:
-            names[reader] = _template_logits(asked.source, reader)
-            known[reader] = names[reader](tests).numpy()
-        share, logits = share_of(asked.data, c), known[reader]
-        here, counts = logits[np.searchsorted(tests, share.test)], asked.counts(c)
-        local.append(np.where(counts > 0, here, -np.inf).argmax(1))
-        weights = (counts + 1.0) / (counts.sum() + len(counts))
-        prior.append((here + np.log(weights)).argmax(1))
-    for reader, clients in read.items():
-        start = replace(asked.frozen, names=names[reader])
-        shares = [share_of(asked.data, c) for c in clients]
+        readers.setdefault(model.of_clients([c]) if own else model, []).append(c)
+    local, prior, heads = dict[int, np.ndarray](), dict[int, np.ndarray](), dict[int, Regression]()
+    for reader, clients in readers.items():
+        names = _template_logits(asked.source, reader)  # texts are encoded once
+        logits, shares = names(tests).numpy(), [share_of(asked.data, c) for c in clients]
+        for c, share in zip(clients, shares, strict=True):
+            here, counts = logits[np.searchsorted(tests, share.test)], asked.counts(c)
+            local[c] = np.where(counts > 0, here, -np.inf).argmax(1)
+            weights = (counts + 1.0) / (counts.sum() + len(counts))
+            prior[c] = (here + np.log(weights)).argmax(1)
+        start = replace(asked.frozen, names=names)
         heads |= zip(clients, regressions(start, shares), strict=True)
     each = [heads[c] for c in asked.clients]
     return {
         **template_reference(rows, own),
         "zero_shot_local": _of(
-            asked, ALONE, "zero-shot among the classes of the client's training images", local
+            asked, ALONE, "zero-shot among the classes of the client's training images",
+            [local[c] for c in asked.clients],
         ),
         "zero_shot_prior": _of(
             asked, ALONE, "zero-shot plus the log of the client's class shares, each count one "
-            "higher (Laplace)", prior,
+            "higher (Laplace)", [prior[c] for c in asked.clients],
         ),
         "logreg_names": _of(asked, ALONE, f"starts from the class names; {choice_words(each)}",
                             [one.labels for one in each]),
