@@ -250,8 +250,8 @@ def _from_path(spec: str) -> type[Trainer]:
 
 def framework_of(path: Path) -> str:
     """Return the other framework that a file imports, '' for none; it is read, not run."""
-    known = FRAMEWORKS.names()
-    tops = (words[0] for level, words in imports_in(_syntax(path)) if not level)
+    tops = [words[0] for level, words in imports_in(_syntax(path)) if not level]
+    known = FRAMEWORKS.names() if tops else ()  # else compat would be loaded for a method's name
     return next((top for top in tops if top in known), "")
 
 
