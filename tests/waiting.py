@@ -321,7 +321,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: for such runs only": ("fedvlm.federation.local.balance",),
     },
     "fedvlm/job/results/end.py": {
-        "start-up: for runs with baselines only": ("fedvlm.evaluation.references",),
+        "start-up: runs with baselines only": ("fedvlm.evaluation.references.suite",),
         "start-up: for metrics by name only": ("fedvlm.evaluation.named",),
     },
     "fedvlm/job/run.py": {

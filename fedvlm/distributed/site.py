@@ -28,9 +28,8 @@ from fedvlm.distributed.store import LostState, SiteStore, hold_store
 from fedvlm.distributed.terms import SECURE, Refused, Terms
 from fedvlm.distributed.wire import Frame, Garbled, WireError, pack, unpack
 from fedvlm.evaluation.meter import ClientMeter
-from fedvlm.evaluation.references import ALONE
 from fedvlm.evaluation.references.parties import WEIGHTS, alone_rows, pooled_rows, site_sums
-from fedvlm.evaluation.references.suite import Asked
+from fedvlm.evaluation.references.suite import ALONE, Asked
 from fedvlm.evaluation.scores import ABSENT, WITHHELD
 from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.batches import SplitBatcher

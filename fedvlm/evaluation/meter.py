@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,20 +35,6 @@ UNASKED = -2  # no label, and not ``scores.BROKEN`` either; memory holds labels 
 Build = Callable[[VLModel], Predictor]
 
 
-class Answers(Protocol):
-    """Predictions of the K models of a chunk."""
-
-    def own(self, samples: Sequence[np.ndarray], keep: bool = False) -> list[Predictions]:
-        """Return each model's predictions of its own samples, K arrays ``[n_k]``."""
-        ...
-
-    def all(
-        self, samples: np.ndarray, k: int, model: VLModel | None = None
-    ) -> Sequence[Predictions]:
-        """Return K predictions of the same samples; ``model``: with other classes than its own."""
-        ...
-
-
 class Stacked:
     """K different models.
 
@@ -65,13 +51,17 @@ class Stacked:
         self.truth = truth
 
     def own(self, samples: Sequence[np.ndarray], keep: bool = False) -> list[Predictions]:
-        """See ``Answers.own``."""
+        """Return each model's predictions of its own samples, K arrays ``[n_k]``.
+
+        Args:
+            keep: the logits, too.
+        """
         return self.batches.separate(self.predict, samples, keep, truth=self.truth)
 
     def all(
         self, samples: np.ndarray, k: int, model: VLModel | None = None
     ) -> list[Predictions]:
-        """See ``Answers.all``."""
+        """Return K predictions of the same samples; ``model``: with other classes than its own."""
         predict = self.predict if model is None else self.build(model)
         return self.batches.shared(predict, samples, k)
 
@@ -110,7 +100,7 @@ class Same:
         return Predictions(self._memory[samples] + UNASKED, None, *sure)
 
     def own(self, samples: Sequence[np.ndarray], keep: bool = False) -> list[Predictions]:
-        """See ``Answers.own``; with ``keep`` the samples are gone through anew."""
+        """See ``Stacked.own``; with ``keep`` the samples are gone through anew."""
         every = np.concatenate([np.asarray(one, dtype=np.int64) for one in samples])
         whole = (
             self.batches.shared(
@@ -127,7 +117,7 @@ class Same:
     def all(
         self, samples: np.ndarray, k: int, model: VLModel | None = None
     ) -> list[Predictions]:
-        """See ``Answers.all``; there is one ``model`` with other classes, and one set for it."""
+        """See ``Stacked.all``; there is one ``model`` with other classes, and one set for it."""
         if model is None:
             return [self.at(np.asarray(samples, dtype=np.int64))] * k
         if not self._other:
@@ -135,14 +125,14 @@ class Same:
         return self._other * k
 
 
+Answers = Stacked | Same
+
+
 class ClientMeter:
     """Measures personal models on the samples of their clients (``federation.rounds.Meter``).
 
     Args:
-        model: sees images and prompts; ``with_classes`` gives it other classes.
-        trainer: ``predictor(model, params) -> (x -> logits [K, B, C])``. A method that is bound to
-            its training classes says ``open_vocabulary = False``: no ``new``.
-        source: test samples, ``fetch(indices, view=0)``.
+        model, trainer, source: as of ``evaluator.Evaluator``.
         federated: clients, test sets, labels.
         batch_size: samples per client and batch.
         fold: equal models are one; False is the plain path, model by model.
@@ -213,9 +203,7 @@ class ClientMeter:
         if self.named:
             from fedvlm.evaluation.named import add_metrics  # start-up: for metrics by name only
 
-            sets = getattr(self.data, "label_sets", None)
-            truths = [labels if sets is None else sets[labels] for _, labels in said]
-            add_metrics(self.named, rows, truths, [logits for logits, _ in said])
+            add_metrics(self.named, rows, [truth for _, truth in said], [z for z, _ in said])
         if self.calibrate:
             from fedvlm.evaluation import calibrated  # start-up: for temperatures only
 
@@ -224,13 +212,15 @@ class ClientMeter:
     def _said(
         self, split: str, clients: Sequence[int], answers: Answers
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return logits ``[n, C]`` float64 and labels ``[n]`` of each client's samples."""
+        """Return logits ``[n, C]`` float64 and labels of each client's samples, or sets of them."""
         at = [np.asarray(getattr(self.data.clients[c], split), dtype=np.int64) for c in clients]
         none = np.zeros((0, len(self.model.classnames)))
-        return [
-            (none if one.logits is None else one.logits.double().numpy(), self.data.labels[samples])
-            for samples, one in zip(at, answers.own(at, True), strict=True)
-        ]
+        logits = [none if one.logits is None else one.logits.double().numpy()
+                  for one in answers.own(at, True)]
+        sets = getattr(self.data, "label_sets", None)
+        labels = [self.data.labels[samples] for samples in at]
+        truths = labels if sets is None else [sets[rows] for rows in labels]
+        return list(zip(logits, truths, strict=True))
 
     def template(self, measure: Measure, clients: Sequence[int]) -> list[Row]:
         """Return the rows of the pretrained model, classified by the dataset's template prompt."""
@@ -333,19 +323,12 @@ class ClientMeter:
         """Return the rows of one chunk where an image has a set of labels."""
         from fedvlm.evaluation import label_rows  # start-up: for sets of labels only
 
-        def said(split: str) -> list[tuple[np.ndarray, np.ndarray]]:
-            at = [np.asarray(getattr(self.data.clients[c], split), dtype=np.int64) for c in clients]
-            truths = [label_rows.truth_of(self.data, one) for one in at]
-            return [
-                (t, np.zeros(t.shape) if p.logits is None else p.logits.double().numpy())
-                for t, p in zip(truths, answers.own(at, True), strict=True)
-            ]
-
         fixed: list[label_rows.Fixed | None] = [None] * len(clients)
         if measure.calibration:
-            fixed = [label_rows.fix(*one) for one in said("val")]
-        rows = []
-        for c, (truth, logits), one in zip(clients, said(measure.split), fixed, strict=True):
+            fixed = [label_rows.fix(truth, logits)
+                     for logits, truth in self._said("val", clients, answers)]
+        rows, said = [], self._said(measure.split, clients, answers)
+        for c, (logits, truth), one in zip(clients, said, fixed, strict=True):
             rows.append(label_rows.set_row(c, truth, logits, one))
             if measure.keep_logits:
                 self.logits[f"personal|{c}"] = torch.from_numpy(logits).float()

@@ -10,21 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedvlm.core.stats import (
-    cm,
-    harmonic_mean,
-    pooled_accuracy,
-    quartiles,
-    worst,
-    worst_decile,
-)
-
 BINS = 15  # of the calibration error
-
-__all__ = [
-    "BINS", "accuracy", "balanced_accuracy", "calibration_error", "cm", "harmonic_mean", "macro_f1",
-    "pooled_accuracy", "quartiles", "worst", "worst_decile",
-]
 
 
 def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:

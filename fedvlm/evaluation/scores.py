@@ -17,7 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlm.core.stats import mean, population_std
+from fedvlm.core.stats import (
+    cm,
+    harmonic_mean,
+    mean,
+    pooled_accuracy,
+    population_std,
+    quartiles,
+    worst,
+    worst_decile,
+)
 from fedvlm.evaluation import metrics
 from fedvlm.federation.batches import Split
 from fedvlm.federation.server import Row
@@ -46,27 +55,22 @@ class OtherTest(Protocol):
     @property
     def name(self) -> str:
         """Of the domain or data set."""
-        ...
 
     @property
     def kind(self) -> str:
         """``domain``: the run's classes; ``dataset``: its own."""
-        ...
 
     @property
     def classnames(self) -> Sequence[str]:
         """By label."""
-        ...
 
     @property
     def templates(self) -> Sequence[str]:
         """Prompt templates."""
-        ...
 
     @property
     def indices(self) -> np.ndarray:
         """Its test images."""
-        ...
 
 
 class TestSets(Protocol):
@@ -75,27 +79,22 @@ class TestSets(Protocol):
     @property
     def labels(self) -> np.ndarray:
         """Label by sample index; new classes have their own, from 0."""
-        ...
 
     @property
     def global_test(self) -> np.ndarray:
         """Test images of all classes of the setting."""
-        ...
 
     @property
     def new_test(self) -> np.ndarray:
         """Test images of unseen classes; empty where there are none."""
-        ...
 
     @property
     def new_classnames(self) -> Sequence[str]:
         """Unseen classes, by their label."""
-        ...
 
     @property
     def others(self) -> Sequence[OtherTest]:
         """More test sets: a domain that no client holds, other data sets."""
-        ...
 
 
 class Federated(TestSets, Protocol):
@@ -104,7 +103,6 @@ class Federated(TestSets, Protocol):
     @property
     def clients(self) -> Sequence[Split]:
         """By client id."""
-        ...
 
 
 # ---- predictions -------------------------------------------------------------------------------
@@ -372,15 +370,15 @@ def personal_scores(rows: Sequence[Row]) -> dict[str, Any]:
 
         return label_rows.set_scores(rows)
     values = [row["accuracy"] for row in rows]
-    low, middle, high = metrics.quartiles(values)
+    low, middle, high = quartiles(values)
     sure = {f"personal_{name}": mean(row.get(name) for row in rows) for name in SURE
             if any(name in row for row in rows)}
     return {
         "personal": mean(values),
         "personal_std": population_std(values),
-        "personal_worst": metrics.worst(values),
-        "personal_worst_decile": metrics.worst_decile(values),
-        "personal_micro": metrics.pooled_accuracy(
+        "personal_worst": worst(values),
+        "personal_worst_decile": worst_decile(values),
+        "personal_micro": pooled_accuracy(
             [row_integer(row, "correct") for row in rows], [row_integer(row, "n") for row in rows]
         ),
         "personal_macro_f1": mean(row["macro_f1"] for row in rows),
@@ -400,9 +398,9 @@ def cross_scores(rows: Sequence[Row], personal: float | None) -> dict[str, Any]:
         for name in ("base_all", "base_other", "new") if rows and name in rows[0]
     }
     if "new" in means:
-        means["hm2"] = metrics.harmonic_mean(means["base_all"], means["new"])
-        means["hm3"] = metrics.harmonic_mean(personal, means["base_all"], means["new"])
-        means["cm"] = metrics.cm(personal, means["hm2"])
+        means["hm2"] = harmonic_mean(means["base_all"], means["new"])
+        means["hm3"] = harmonic_mean(personal, means["base_all"], means["new"])
+        means["cm"] = cm(personal, means["hm2"])
     if rows and "unseen" in rows[0]:
         means["unseen_personal"] = mean(row["unseen"] for row in rows)
     return means
@@ -414,7 +412,7 @@ def unseen_client_scores(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         UNSEEN_CLIENTS: mean(values),
         f"{UNSEEN_CLIENTS}_std": population_std(values),
-        f"{UNSEEN_CLIENTS}_worst": metrics.worst(values),
+        f"{UNSEEN_CLIENTS}_worst": worst(values),
         f"{UNSEEN_CLIENTS}_rows": list(rows),
     }
 

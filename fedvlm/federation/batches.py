@@ -264,22 +264,18 @@ class Batcher(Protocol):
                 forward by ``epochs``.
             most: at most so many steps of each client, falling; the clock goes as without.
         """
-        ...
 
     def lengths(self, clients: Sequence[int], per_step: int) -> list[int]:
         """Return the steps of one epoch of each client."""
-        ...
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """Return the number of training samples per client."""
-        ...
 
     def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
         """Return all samples of a part (``train``, ``val``) of each client as one batch.
 
         A client without any has those of ``fallback``, or padding only; None if nobody has any.
         """
-        ...
 
     def draw(
         self, clients: Sequence[int], round_: int, tag: str, most: int
@@ -288,7 +284,6 @@ class Batcher(Protocol):
 
         A client without any has padding only; None if nobody has any.
         """
-        ...
 
     def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
         """Return a batcher that trains on a part of each client's training samples.
@@ -296,11 +291,9 @@ class Batcher(Protocol):
         Args:
             part: ``fit`` or ``held``: what is left, and the stratified ``share`` held out of it.
         """
-        ...
 
     def roster(self) -> Roster:
         """Return sizes and class counts of all clients."""
-        ...
 
 
 @lru_cache(maxsize=4096)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -67,15 +67,6 @@ class Fit:
             rate: of an epoch on the round's clock.
         """
         return way_of(self.trace, len(self.steps), rate)
-
-
-class Looped(NamedTuple):
-    """What came of a loop: the slots, means by name, and ``Fit.steps`` and ``Fit.trace``."""
-
-    slots: State
-    steps: Tensor
-    means: Tree
-    trace: Trace
 
 
 @dataclass
@@ -156,9 +147,7 @@ class Context(Cohort):
         batches of one sample. Of padding both are 0.
 
         Args:
-            params: as for ``grad``.
-            train: as for ``grad``.
-            what: as for ``grad``.
+            params, train, what: as for ``grad``.
             log: as for ``grad``; the mean over a client's samples is logged.
             most: samples at a time; 0: as many as there are clients. More are faster and take
                 more memory.
@@ -214,13 +203,13 @@ class Context(Cohort):
                 "leave the key at its default (the trainer may declare trains_by = 'loop' to "
                 "report this before any work)"
             )
-        return self._loop(slots, body, self._work(epochs, per_step, after), per_step, tag).slots
+        return self._loop(slots, body, self._work(epochs, per_step, after), per_step, tag)[0]
 
     def _loop(
         self, slots: State, body: Body, work: Work, per_step: int, tag: str,
         patience: Patience | None = None, added: bool = False,
-    ) -> Looped:
-        """Run a loop with means of its own; see ``run_loop``."""
+    ) -> tuple[State, Tensor, Tree, Trace]:
+        """Return the slots of a loop with means of its own, and what is in a ``Fit`` of it."""
         outer, self._means = self._means, Means(self.k, work.order)
         try:
             out, trace = run_loop(
@@ -232,7 +221,7 @@ class Context(Cohort):
             self._means = outer
         prefix = "" if tag == "w" else f"{tag}/"
         self.logs.update({prefix + name: value for name, value in means.items()})
-        return Looped(out, steps_of(trace, self.k), means, trace)
+        return out, steps_of(trace, self.k), means, trace
 
     def fit(
         self, params: Tree, loss: Loss, *, train: Sequence[str] = (SHARED, PERSONAL),

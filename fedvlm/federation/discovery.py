@@ -12,11 +12,13 @@ only where this command names it, too.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +46,7 @@ from fedvlm.federation.cards import (
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
 
 FRAMEWORKS = Plugins("fedvlm.compat", "FRAMEWORKS", "framework")
+INSTALLED = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[1])
 _executed: set[tuple[tuple[Path, ...], str]] = set()  # files that this process ran, their digest
 
 
@@ -141,6 +144,56 @@ def code_digest(files: Sequence[Path]) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
+def own_modules(files: Sequence[Path]) -> list[Path]:
+    """Return the user's own modules that files import, and what these import in turn.
+
+    What is installed, Python's own modules and fedvlm do not count. Nothing is run.
+    """
+    own = [path.resolve() for path in files]
+    found, todo = set(own), list(own)
+    while todo:
+        new = {one.resolve() for one in _modules_of(todo.pop())} - found
+        new = {one for one in new if not {"site-packages", "dist-packages"} & {*one.parts}
+               and not any(one.is_relative_to(place) for place in INSTALLED)}
+        found |= new
+        todo += sorted(new)
+    return sorted(found - {*own})
+
+
+def _modules_of(file: Path) -> Iterator[Path]:
+    """Yield the files of the modules that a file imports and of the packages around them."""
+    for level, parts in imports_in(_syntax(file)):
+        places = [str(file.parents[level - 1])] if level else []
+        if not level:
+            with contextlib.suppress(ValueError):  # a module that was made by hand
+                spec = importlib.util.find_spec(parts.pop(0))
+                places = list(spec.submodule_search_locations or ()) if spec else []
+                yield from [Path(spec.origin)] if spec and spec.has_location and spec.origin else ()
+        for at in range(len(parts)):
+            for place in places:
+                there = Path(place, *parts[: at + 1])
+                yield from (one for one in (there.with_suffix(".py"), there / "__init__.py")
+                            if one.is_file())
+
+
+def _syntax(file: Path) -> ast.Module:
+    """Return a file's syntax tree, an empty one of no Python: loading it says what is wrong."""
+    try:
+        return ast.parse(file.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def imports_in(tree: ast.Module) -> Iterator[tuple[int, list[str]]]:
+    """Yield the dots before and the words of every import; of ``from a import b`` they are a b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((0, alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            words = node.module.split(".") if node.module else []
+            yield from ((node.level, [*words, alias.name]) for alias in node.names)
+
+
 def load_trainer(spec: str) -> type[Trainer]:
     """Return the trainer class for a name, ``path.py:Class``, or a file of the CoOp family.
 
@@ -155,7 +208,11 @@ def load_trainer(spec: str) -> type[Trainer]:
         found = _from_path(own)
         own_files = trainer_sources(spec)
         _executed.add((tuple(path.resolve() for path in own_files), code_digest(own_files)))
-        return _over(found, load_trainer(method)) if method else found
+        if not method:
+            return found
+        from fedvlm.federation.toolbox.networks import over  # start-up: torch.fx, for networks only
+
+        return over(found, load_trainer(method))
     if spec in TRAINER_REGISTRY:
         return TRAINER_REGISTRY.get(spec)
     files, stem = trainer_files(), method_of(spec)
@@ -166,18 +223,6 @@ def load_trainer(spec: str) -> type[Trainer]:
             f"(fedvlm list shows all {len(files)}; your own: ./my.py:MyMethod)"
         )
     return _only_trainer(load_module(files[stem]), files[stem])
-
-
-def _over(net: type[Trainer], method: type[Trainer]) -> type[Trainer]:
-    from fedvlm.federation.toolbox.networks import over  # start-up: torch.fx, for networks only
-
-    return over(net, method)
-
-
-def _network(kind: Any) -> type[Trainer]:
-    from fedvlm.federation.module_trainer import train_network  # start-up: for networks only
-
-    return train_network(kind)
 
 
 def _from_path(spec: str) -> type[Trainer]:
@@ -194,7 +239,10 @@ def _from_path(spec: str) -> type[Trainer]:
         return _only_trainer(module, path)
     found = getattr(module, name, None)
     if inspect.isclass(found) and issubclass(found, nn.Module):
-        return _network(found)
+        from fedvlm.federation.module_trainer import train_network  # start-up: for networks only
+
+        kind: Any = found  # a class is hashable, whatever PyTorch's stubs say of its objects
+        return train_network(kind)
     if not (inspect.isclass(found) and issubclass(found, Trainer)):
         names = [c.__name__ for c in _trainers_in(module)]
         raise ConfigError(
@@ -207,18 +255,9 @@ def _from_path(spec: str) -> type[Trainer]:
 
 def framework_of(path: Path) -> str:
     """Return the other framework that a file imports, '' for none; it is read, not run."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, SyntaxError, ValueError):
-        return ""  # loading it says what is wrong
-    known = FRAMEWORKS.names()
-    for node in ast.walk(tree):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else (
-            [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else [])
-        tops = [n.partition(".")[0] for n in names if n.partition(".")[0] in known]
-        if tops:
-            return tops[0]
-    return ""
+    tops = [words[0] for level, words in imports_in(_syntax(path)) if not level]
+    known = FRAMEWORKS.names() if tops else ()  # else compat would be loaded for a method's name
+    return next((top for top in tops if top in known), "")
 
 
 def load_module(path: Path) -> ModuleType:

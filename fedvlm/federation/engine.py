@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from fedvlm.core.errors import FedvlmError, MethodError, failure_text, own_line
 from fedvlm.core.trees import (
     State,
     Tree,
-    TreeView,
     expand,
     first_non_finite,
     in_double,
@@ -74,22 +73,21 @@ class RoundWork:
 
 
 class Engine(Protocol):
-    """Runs the clients of one round, wherever they are."""
+    """Runs the clients of one round, wherever they are; the defaults are those of one process."""
 
     @property
     def chunk(self) -> int:
         """Clients stacked at once, in evaluation too."""
-        ...
 
     @property
     def sites(self) -> Sequence[int]:
         """Where each client is, by id; empty: all at one site."""
-        ...
+        return ()
 
     @property
     def here(self) -> bool:
         """Whether clients' states and personal models are in this process."""
-        ...
+        return True
 
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
@@ -101,7 +99,6 @@ class Engine(Protocol):
             clients: what they keep between rounds.
             accepted: who works, with the version to start from (0: it never worked).
         """
-        ...
 
     def rows(
         self, question: Question, measure: Measure, here: Callable[[], Iterable[Row]]
@@ -111,7 +108,7 @@ class Engine(Protocol):
         Args:
             here: measures them in this process.
         """
-        ...
+        return here()
 
     def models(self, question: Question, here: Callable[[], Iterator[Bundle]]) -> Iterator[Bundle]:
         """Yield personal models that may leave the place where they are, chunk by chunk.
@@ -121,28 +118,27 @@ class Engine(Protocol):
         Args:
             here: makes them in this process.
         """
-        ...
+        return here()
 
     @property
     def logits(self) -> Mapping[str, Tensor]:
         """Logits of the newest ``rows`` that kept them, as far as they came from elsewhere."""
-        ...
+        return {}
 
     def origin(self, clients: Sequence[int]) -> str:
         """Return from which places the updates of ``clients`` came; empty: all from here."""
-        ...
+        return ""
 
     def memory(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of where clients are: JSON values, perhaps none."""
-        ...
+        return {}
 
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Go on with the ``memory`` of a checkpoint."""
-        ...
 
 
 @dataclass(frozen=True)
-class LocalEngine:
+class LocalEngine(Engine):
     """All clients in one process, ``chunk`` at a time (1: the plain, sequential path).
 
     Clients of two ``sites`` share no chunk: the bits are those of a run at these sites.
@@ -150,29 +146,9 @@ class LocalEngine:
 
     chunk: int = 8
     sites: Sequence[int] = ()
-    here: ClassVar[bool] = True
-    logits: ClassVar[Mapping[str, Tensor]] = {}
-
-    def origin(self, clients: Sequence[int]) -> str:
-        """See ``Engine.origin``."""
-        return ""
-
-    def memory(self) -> dict[str, Any]:
-        """See ``Engine.memory``."""
-        return {}
 
     def recall(self, memory: Mapping[str, Any]) -> None:
-        """See ``Engine.recall``."""
-
-    def rows(
-        self, question: Question, measure: Measure, here: Callable[[], Iterable[Row]]
-    ) -> Iterable[Row]:
-        """See ``Engine.rows``."""
-        return here()
-
-    def models(self, question: Question, here: Callable[[], Iterator[Bundle]]) -> Iterator[Bundle]:
-        """See ``Engine.models``."""
-        return here()
+        """See ``Engine.recall``: there is nothing."""
 
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
@@ -196,7 +172,8 @@ class LocalEngine:
             (state, upload), looked = run_guarded(ctx, update, _tensors, partial(_asked, ctx))
             alike = received_alike(downloads, ids, ctx.groups.shared, homes)
             upload = replace(upload, received=alike or upload.received)
-            _check_extras(where, upload.extras, forms)
+            if odd := "" if forms is None else odd_extra(upload.extras, forms):
+                raise MethodError(f"{where}: {odd}: the upload does not match its extra_forms")
             ctx.check_weighted(trainer.name or type(trainer).__name__)
             work.counters.update(ctx.counters)
             stay = _collect(work, where, ctx, state, upload, looked)
@@ -332,7 +309,10 @@ def _collect(
         stay.append(k)
     if not stay:
         return []
-    _check_weight(where, {ctx.clients[k]: weights[k] for k in stay})
+    for k in stay:
+        if not (0 <= weights[k] < float("inf")):
+            raise MethodError(
+                f"{where}: client {ctx.clients[k]} has weight {weights[k]}, not a number >= 0")
     everybody, told = range(ctx.k), dict(zip(ctx.logs, numbers[len(counts) :], strict=True))
     work.uploads.append(replace(
         upload, params=_rows(upload.params, everybody), extras=_rows(upload.extras, everybody),
@@ -433,13 +413,6 @@ def _check_keys(where: str, ctx: Context, upload: Upload) -> None:
         )
 
 
-def _check_extras(where: str, extras: Tree, forms: TreeView | None) -> None:
-    """Refuse extras of another form than the method gives."""
-    odd = odd_extra(extras, forms) if forms is not None else ""
-    if odd:
-        raise MethodError(f"{where}: {odd}: the upload does not match its extra_forms")
-
-
 def _check_axis(where: str, ctx: Context, state: State) -> None:
     """Refuse leaves that would be cut along another axis than the clients'."""
     for slot, tree in state.items():
@@ -452,12 +425,6 @@ def _check_axis(where: str, ctx: Context, state: State) -> None:
                     f"{where}: '{name}' in slot '{slot}' of the new state has shape "
                     f"{list(value.shape)}, without a leading axis of {ctx.k} clients"
                 )
-
-
-def _check_weight(where: str, weights: Mapping[int, float]) -> None:
-    for client, value in weights.items():
-        if not (0 <= value < float("inf")):
-            raise MethodError(f"{where}: client {client} has weight {value}, not a number >= 0")
 
 
 def _check_rows(

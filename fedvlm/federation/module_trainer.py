@@ -74,7 +74,8 @@ class FrozenModule:
     @contextmanager
     def mode(self, train: bool) -> Iterator[None]:
         """Put submodules without buffers into training mode, if ``train``, for a while."""
-        changed = [m for m in self.module.modules() if train and not _buffers(m)]
+        changed = [m for m in self.module.modules()
+                   if train and not list(m.buffers(recurse=False))]
         for module in changed:
             module.training = True
         try:
@@ -413,11 +414,6 @@ def _check_network(module: nn.Module, other: nn.Module, model: VLModel) -> None:
             f"run need logits (2, {classes}): the first argument of its constructor has to be the "
             "number of classes"
         )
-
-
-def _buffers(module: nn.Module) -> list[Tensor]:
-    """Return a module's own buffers, not those of its children."""
-    return list(module.buffers(recurse=False))
 
 
 def _forms(module: nn.Module) -> dict[str, tuple[Any, ...]]:

@@ -43,7 +43,6 @@ class Optimiser(Protocol):
 
         What the state holds of names that ``g`` has not stays, as in torch.optim.
         """
-        ...
 
 
 class Scale:

@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from fedvlm.config.federation import MOST_ROUNDS
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, QuorumError
 from fedvlm.federation.aggregation.rules import AggregateSpec
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from fedvlm.federation.reliability.buffered import Turn
     from fedvlm.federation.reliability.hostile import Hostile
     from fedvlm.federation.toolbox.image_privacy import ImagePrivacy
+    from fedvlm.federation.trainer import Trainer
 
 _COVER = "ranges such as 0-4,5-7 must contain every client once"
 RISE = 0.5  # points of validation accuracy that count as a rise
@@ -92,6 +92,7 @@ class Plateau:
         found: round -> ``measure`` in percent.
         loss: whether losses are checked, too (``FED.PATIENCE_LOSS``).
         losses: round -> mean loss in nats, where every client's is finite.
+        auto: nobody gave a number of rounds, for the words.
     """
 
     patience: int = 0
@@ -101,6 +102,7 @@ class Plateau:
     found: dict[int, float] = field(default_factory=dict)
     loss: bool = False
     losses: dict[int, float] = field(default_factory=dict)
+    auto: bool = False
 
     def due(self, round_: int) -> bool:
         """Say whether there is a check after a round."""
@@ -136,16 +138,13 @@ class Plateau:
         return newest if since == self.patience else rounds
 
     def sentence(self, last: int, rounds: int) -> str:
-        """Return why a run ended after round ``last`` of at most ``rounds``; empty if it is off.
-
-        A user who sets a number of rounds and ``FED.PATIENCE`` reads the latter.
-        """
+        """Return why a run ended after round ``last`` of at most ``rounds``; empty if it is off."""
         if not self.patience:
             return ""
-        auto = rounds == MOST_ROUNDS
-        rule = "--rounds auto" if auto else f"FED.PATIENCE {self.patience}"
+        rule = "--rounds auto" if self.auto else f"FED.PATIENCE {self.patience}"
         if not self.clients:
-            rest = "--rounds N sets another number" if auto else f"FED.PATIENCE 0: all {rounds}"
+            rest = ("--rounds N sets another number" if self.auto
+                    else f"FED.PATIENCE 0: all {rounds}")
             return f"{rule}: no client has validation images, so the run has {last} rounds; {rest}"
         best, low, newest, since = self._flat()
         what = f"{self.measure} and loss" if low else self.measure
@@ -440,26 +439,7 @@ def draw_unseen(
     return tuple(sorted(unseen))
 
 
-class Method(Protocol):
-    """What of a method decides how its clients may train (``Trainer`` is one)."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def trains_by(self) -> str:
-        """``fit``, ``loop`` or ``descent``."""
-        ...
-
-    @property
-    def phases(self) -> bool:
-        """Whether a round has phases that are counted in epochs."""
-        ...
-
-
-def check_footing(method: Method, plan: Plan, train: Sequence[int], val: Sequence[int]) -> None:
+def check_footing(method: Trainer, plan: Plan, train: Sequence[int], val: Sequence[int]) -> None:
     """Refuse keys of the local training that contradict each other, the method or the data.
 
     Args:

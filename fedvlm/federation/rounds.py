@@ -373,7 +373,7 @@ class Federation(Workplace):
             FedvlmError: the frozen backbone changed, or a trainer broke a contract.
             QuorumError: too few clients answer (``FED.UNRELIABLE.QUORUM``).
         """
-        before = self._frozen()
+        before = self.model.verify_frozen()
         if state is None:
             state = self.start()
             self._publish(state)
@@ -382,7 +382,7 @@ class Federation(Workplace):
             if round_ > self.last_round:
                 break
             state = self.round(state, round_)
-        if self._frozen() != before:
+        if self.model.verify_frozen() != before:
             raise FedvlmError(
                 "the frozen backbone changed during the run (or a frozen tensor of the method's "
                 "own module); no result is valid"
@@ -430,7 +430,7 @@ class Federation(Workplace):
             home = pick(self.trainer.shared(state.server), self.groups.shared)
             bound = dp.bound(state.server)
             ahead = dp.follow(updates, bound, round_)
-            updates = dp.repeat(dp.release(updates, home, round_, bound, shares))
+            updates = dp.release(updates, home, round_, bound, shares)
         if updates is None:
             raise DivergedError(
                 f"round {round_}: every client was dropped ({'; '.join(work.dropped.values())})"
@@ -556,10 +556,7 @@ class Federation(Workplace):
         self.plateau.record(state.round, found, loss)
         return found, loss
 
-    def _frozen(self) -> str:
-        return self.model.verify_frozen()
-
-    def _tell(self, event: RoundStarted | RoundFinished) -> None:
+    def _tell(self, event: Event) -> None:
         for subscriber in self.subscribers:
             subscriber(event)
 

@@ -145,20 +145,16 @@ class Proxy(Protocol):
     @property
     def source(self) -> str:
         """Where they come from, for results and tables."""
-        ...
 
     @property
     def labels(self) -> Tensor:
         """Labels ``[P]`` int64, -1 where not known; read only by methods that ask for labels."""
-        ...
 
     def __len__(self) -> int:
         """Return their number."""
-        ...
 
     def pixels(self, positions: Tensor) -> Tensor:
         """Return normalised pixels ``[n, 3, H, W]`` of the images at ``positions [n]``."""
-        ...
 
 
 class Held:
@@ -307,18 +303,15 @@ class ServerContext:
         self.report[name] = value
 
 
-def count_roster(
-    splits: Sequence[Any], labels: Tensor, num_classes: int | None = None
-) -> Roster:
+def count_roster(splits: Sequence[Any], labels: Tensor) -> Roster:
     """Return the roster of clients with ``splits`` (``train``, ``val``, ``test`` index arrays).
 
     Args:
         splits: gone through once, so that they may be made one by one.
-        labels: ``[n]`` int64, of all samples.
-        num_classes: default: the largest label + 1.
+        labels: ``[n]`` int64, of all samples; the largest is the last class.
     """
     values = labels.cpu().numpy()
-    width = int(values.max(initial=-1)) + 1 if num_classes is None else num_classes
+    width = int(values.max(initial=-1)) + 1
     clients = len(splits)
     train, val, test, site = np.zeros((4, clients), dtype=np.int64)
     counts = np.zeros((clients, width), dtype=np.int64)

@@ -6,10 +6,9 @@ A site has no more than this; ``rounds.Federation`` adds the server.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from fedvlm.federation.local.hooks import (
     slots_of,
     tree_of,
 )
-from fedvlm.federation.local.images import sightings
+from fedvlm.federation.local.images import Seen, Watched
 from fedvlm.federation.local.kept import drop_kept
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.optim import Schedule
@@ -42,14 +41,7 @@ from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel, template_groups
 
 PersonalModels = Iterator[tuple[Sequence[int], Tree]]  # (clients, models [K, ...]) by chunk
-
-
-class Meter(Protocol):
-    """Measures personal models in the place where they are; numbers leave it."""
-
-    def __call__(self, measure: Measure, models: PersonalModels) -> Iterable[Row]:
-        """Return a row for every client in ``models``, which may be gone through once."""
-        ...
+Meter = Callable[[Measure, PersonalModels], Iterable[Row]]  # a row for every client of the models
 
 
 @dataclass(frozen=True)
@@ -118,15 +110,11 @@ class Workplace:
         engine: where clients run.
         meter: measures personal models where they are.
         store: where clients' states lie (default: in memory, every version until ``commit``).
-        start: what ``Start.of`` made of these already.
+        start: what ``TrainingStart.of`` made of these already; its fields are this one's, too.
 
     Attributes:
-        roster: sizes and class counts of all clients.
-        p0: the untrained tensors.
         clients: what they keep between rounds.
         finetune_seconds: of each client's last final fine-tuning.
-        finetuning: what the final fine-tuning trains, and how long.
-        weighting: how clients weigh in the average.
 
     Raises:
         ConfigError: a plan that the method does not allow.
@@ -221,8 +209,14 @@ class Workplace:
 
     def bundles(self, question: Question) -> Iterator[Bundle]:
         """Yield ``models``, and of each chunk whether images of its clients went into them."""
-        for (clients, models), images in sightings(self, self.models(question)):
-            yield clients, models, images
+        batcher, seen = self.batcher, Seen()
+        self.batcher = Watched(batcher, seen)
+        try:
+            for clients, models in self.models(question):
+                yield clients, models, seen.images
+                seen.images = False
+        finally:
+            self.batcher = batcher
 
     def _init_client(self, client: int) -> State:
         hook = name_of(self.trainer, "init_client")

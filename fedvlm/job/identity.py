@@ -13,9 +13,9 @@ from fedvlm.config.keys import method_schema
 from fedvlm.config.sections import read_keys
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
-from fedvlm.federation.discovery import code_digest, load_trainer, own_sources
+from fedvlm.federation.discovery import code_digest, load_trainer, own_modules, own_sources
 from fedvlm.models.backbone import Backbone
-from fedvlm.runs.identity import DEVICE_KEYS
+from fedvlm.runs.identity import DEVICE_KEYS, IMPORTS
 from fedvlm.runs.private import public_value
 
 # Keys that move no number: where things lie, how much is printed. All others make the identity.
@@ -40,7 +40,8 @@ def run_identity(
 ) -> dict[str, Any]:
     """Return everything that changes the run's numbers, as JSON values.
 
-    The images count by their bytes; a trainer given as a file counts by the file's.
+    The images count by their bytes; a trainer given as a file counts by the file's, and by those of
+    the user's own modules that it imports.
 
     Args:
         chunk: clients stacked into one.
@@ -59,7 +60,10 @@ def run_identity(
         identity["features"] = list(features)
     if ".py" in cfg.TRAINER.NAME:
         name = str(cfg.TRAINER.NAME)
-        identity["trainer"] = code_digest(own_sources(name, load_trainer(name)))
+        files = own_sources(name, load_trainer(name))
+        identity["trainer"] = code_digest(files)
+        if more := own_modules(files):
+            identity[IMPORTS] = code_digest(more)
     return identity
 
 

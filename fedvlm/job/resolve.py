@@ -39,6 +39,7 @@ LoadTrainer = Callable[[str], Any]
 COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
 CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 _AUTO_NOTE = "--rounds auto"
+_AUTO, _AUTO_USUAL = "auto, ", "because the images are your own"  # origins of FED.ROUNDS
 _ALL_OWN = ("domain",)  # partitions in which an own set leaves no training image out
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
@@ -51,6 +52,11 @@ class Job:
 
     cfg: CfgNode
     origins: dict[str, str]
+
+    @property
+    def auto_rounds(self) -> bool:
+        """Whether the number of rounds is that of ``--rounds auto``."""
+        return self.origins["FED.ROUNDS"].startswith((_AUTO, _AUTO_USUAL))
 
 
 @dataclass(frozen=True)
@@ -430,7 +436,7 @@ def _rounds(cfg: CfgNode, origins: dict[str, str], trainer: Any) -> list[str]:
     ):
         return []
     usual = origins["FED.ROUNDS"] == DEFAULT
-    why = "because the images are your own" if usual else f"auto, {origins['FED.ROUNDS']}"
+    why = _AUTO_USUAL if usual else f"{_AUTO}{origins['FED.ROUNDS']}"
     fed.ROUNDS, origins["FED.ROUNDS"] = MOST_ROUNDS, why
     if origins["FED.PATIENCE"] == DEFAULT:
         fed.PATIENCE, origins["FED.PATIENCE"] = PATIENCE, "because FED.ROUNDS is auto"

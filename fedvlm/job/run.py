@@ -168,6 +168,7 @@ def _built_and_trained(
         named = named_metrics(prepared, origins)
         check_calibrate(prepared)
         built = complete_run(prepared, progress, lambda note: console.notes([note]))
+        built.federation.plateau.auto = job.auto_rounds
         built.meter.named = named
         folder.begin()
         settled = inputs is not None and inputs.settled

@@ -29,6 +29,7 @@ from fedvlm.runs.seal import seal_of
 FORMAT = 2  # of manifest.json and results.json
 # What of an identity says on what was computed: another device gives other bits.
 DEVICE_KEYS = ("device", "cuda", "chunk")
+IMPORTS = "imports"  # modules that a method's own file imports; earlier versions passed over them
 FORMATS = (FORMAT, 1)  # that are read
 LABEL = "label"  # the kind of target: one class of each image,
 LABELS = "labels"  # or a set of labels,
@@ -277,11 +278,12 @@ def refuse_other(
 ) -> None:
     """Raise ``ConfigError`` with the difference unless both identities are the same today."""
     old, new = present(old), present(new)
+    new = {k: v for k, v in new.items() if k in old or k != IMPORTS}
     if identity_digest(old) == identity_digest(new):
         return
     table = [one.get("config", {}).get("DATASET.SPLIT_FILE") for one in (old, new)]
     differ = {k for k in {*old, *new} if old.get(k) != new.get(k)}
-    if differ == {"trainer"}:
+    if differ and differ <= {"trainer", IMPORTS}:
         file = Path(str(new.get("config", {}).get("TRAINER.NAME")).rpartition(":")[0]).name
         raise ConfigError(
             f"'{folder}' holds another run, which is not overwritten: your file {file}, or one "

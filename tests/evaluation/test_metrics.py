@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score, recall_score
 
+from fedvlm.core import stats
 from fedvlm.evaluation import metrics
 
 pairs = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 6)), min_size=1, max_size=40)
@@ -36,28 +37,28 @@ def test_accuracy() -> None:
 
 
 def test_harmonic_means() -> None:
-    assert metrics.harmonic_mean(50.0, 100.0) == pytest.approx(200 / 3)
-    assert metrics.harmonic_mean(7.0) == 7.0
-    assert metrics.harmonic_mean(0.0, 90.0, 90.0) == 0.0
-    assert metrics.harmonic_mean(50.0, None) is None and metrics.harmonic_mean(0.0, None) is None
-    assert metrics.harmonic_mean(40.0, 60.0) == pytest.approx(48.0)
-    assert metrics.harmonic_mean(90.0, 45.0, 30.0) == pytest.approx(45.0)
-    assert metrics.cm(90.0, 48.0) == 69.0 and metrics.cm(None, 48.0) is None
+    assert stats.harmonic_mean(50.0, 100.0) == pytest.approx(200 / 3)
+    assert stats.harmonic_mean(7.0) == 7.0
+    assert stats.harmonic_mean(0.0, 90.0, 90.0) == 0.0
+    assert stats.harmonic_mean(50.0, None) is None and stats.harmonic_mean(0.0, None) is None
+    assert stats.harmonic_mean(40.0, 60.0) == pytest.approx(48.0)
+    assert stats.harmonic_mean(90.0, 45.0, 30.0) == pytest.approx(45.0)
+    assert stats.cm(90.0, 48.0) == 69.0 and stats.cm(None, 48.0) is None
     for bad in ((), (-1.0, 2.0)):
         with pytest.raises(ValueError, match="harmonic"):
-            metrics.harmonic_mean(*bad)
+            stats.harmonic_mean(*bad)
 
 
 def test_over_clients() -> None:
     values = [50.0, None, 100.0, 75.0]
-    assert metrics.worst(values) == 50.0
-    assert metrics.worst_decile(values) == 50.0
-    assert metrics.worst_decile([float(v) for v in range(20)]) == 0.5
-    assert metrics.worst_decile([float(v) for v in range(21)]) == 1.0  # three of 21: rounded up
-    for fn in (metrics.worst, metrics.worst_decile):
+    assert stats.worst(values) == 50.0
+    assert stats.worst_decile(values) == 50.0
+    assert stats.worst_decile([float(v) for v in range(20)]) == 0.5
+    assert stats.worst_decile([float(v) for v in range(21)]) == 1.0  # three of 21: rounded up
+    for fn in (stats.worst, stats.worst_decile):
         assert fn([None, None]) is None and fn([]) is None
-    assert metrics.pooled_accuracy([1, 0, 9], [2, 0, 10]) == pytest.approx(1000 / 12)
-    assert metrics.pooled_accuracy([0], [0]) is None
+    assert stats.pooled_accuracy([1, 0, 9], [2, 0, 10]) == pytest.approx(1000 / 12)
+    assert stats.pooled_accuracy([0], [0]) is None
 
 
 @given(pairs)
@@ -83,5 +84,5 @@ def test_calibration_error_by_hand() -> None:
 
 
 def test_quartiles() -> None:
-    assert metrics.quartiles([4.0, None, 1.0, 3.0, 2.0, 5.0]) == (2.0, 3.0, 4.0)
-    assert metrics.quartiles([None]) == (None, None, None)
+    assert stats.quartiles([4.0, None, 1.0, 3.0, 2.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert stats.quartiles([None]) == (None, None, None)

@@ -160,7 +160,10 @@ KINDS = {
 }
 
 
-SLOW = ("publish", "export", "sweep", "tune")  # seconds for each trial
+SLOW = {  # seconds for each trial -> what it imports
+    "publish": ("evidence.results.publish",), "export": ("fedvlm.export.write",),
+    "sweep": ("fedvlm.cli.run.sweep", "fedvlm.sweep.run"), "tune": ("fedvlm.sweep.run",),
+}
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -183,10 +186,14 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
-    modules = ("fedvlm.job.run", "fedvlm.cli.run.sweep", "fedvlm.export.write",
-               "fedvlm.sweep.run", "evidence.results.publish")
-    with Children(tmp_path_factory.mktemp("children"), *modules) as there:
+def children(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Children]:
+    """Where commands are forked, with what those of the chosen tests import."""
+    asked = {item.callspec.params.get("grid") for item in request.session.items
+             if isinstance(item, pytest.Function) and hasattr(item, "callspec")}
+    modules = dict.fromkeys(name for kind, names in SLOW.items() if kind in asked for name in names)
+    with Children(tmp_path_factory.mktemp("children"), "fedvlm.job.run", *modules) as there:
         yield there
 
 

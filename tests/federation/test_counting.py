@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pytest
@@ -76,7 +77,8 @@ class Share:
     kernels: float
 
 
-def share(name: str, clients: int, chunk: int, opts: Sequence[str] = ()) -> Share:
+@cache
+def share(name: str, clients: int, chunk: int, opts: tuple[str, ...] = ()) -> Share:
     one, two = (spent(name, clients, chunk, batch, opts) for batch in (SIZE, SIZE // 2))
     steps = EPOCHS * -(-clients // chunk)
     step = [(getattr(two, n) - getattr(one, n)) / steps for n in ("reads", "kernels", "sent")]
@@ -88,7 +90,7 @@ def share(name: str, clients: int, chunk: int, opts: Sequence[str] = ()) -> Shar
     [("FedTV", (), 2), ("FedAvg", HEAD, 1), ("Ditto", (), 1), ("SCAFFOLD", (), 1)],
 )
 def test_no_read_in_a_step_one_a_chunk_and_two_a_round(
-    name: str, opts: Sequence[str], reads: int
+    name: str, opts: tuple[str, ...], reads: int
 ) -> None:
     whole, halves = share(name, 16, 16, opts), share(name, 16, 8, opts)
     assert whole.step_reads == halves.step_reads == 0
@@ -100,7 +102,7 @@ def test_no_read_in_a_step_one_a_chunk_and_two_a_round(
 
 @pytest.mark.parametrize(("name", "opts"), [("FedTV", ()), ("FedAvg", HEAD)])
 def test_kernels_beside_the_steps_do_not_grow_with_the_clients(
-    name: str, opts: Sequence[str]
+    name: str, opts: tuple[str, ...]
 ) -> None:
     """One for each client's row in the aggregate; the rest is once a chunk and once a round."""
     few, many = share(name, 16, 16, opts), share(name, 50, 50, opts)

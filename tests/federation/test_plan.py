@@ -142,7 +142,7 @@ def test_without_patience_or_validation_images_nothing_is_flat() -> None:
 
 
 def test_why_a_run_ended() -> None:
-    plateau = Plateau(2, (0,), 2)
+    plateau = Plateau(2, (0,), 2, auto=True)
     plateau.record(2, 50.0)
     assert "was not flat yet" in plateau.sentence(3, 3)
     for round_ in (4, 6):
@@ -152,13 +152,18 @@ def test_why_a_run_ended() -> None:
         "accuracy is flat: 50.0 % after round 2, and at most 0.5 points more in the 2 checks since "
         "(one every 2 rounds)"
     )
-    assert plateau.sentence(6, 60).startswith("FED.PATIENCE 2: stopped after round 6 of at most 60")
+    plateau.auto = False  # whoever gave the 100 rounds is not told of another flag
+    for rounds in (60, 100):
+        assert plateau.sentence(6, rounds).startswith(
+            f"FED.PATIENCE 2: stopped after round 6 of at most {rounds}")
     blind = Plateau(2, (), 2)
     assert blind.sentence(20, 60).endswith("so the run has 20 rounds; FED.PATIENCE 0: all 60")
+    blind.auto = True
+    assert blind.sentence(20, 100).endswith("the run has 20 rounds; --rounds N sets another number")
 
 
 def test_why_a_run_ended_whose_loss_counts() -> None:
-    plateau = Plateau(2, (0,), 2, loss=True)
+    plateau = Plateau(2, (0,), 2, loss=True, auto=True)
     for round_, loss in ((2, 1.0), (4, 0.5), (6, 0.499)):
         plateau.record(round_, 50.0, loss)
     assert plateau.sentence(6, 100) == (

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -172,3 +174,36 @@ def test_a_second_table_of_a_folder_is_told_how_to_get_a_name() -> None:
     with pytest.raises(ConfigError, match="holds another run") as said:
         refuse_other(Path("run"), tables[0], {"config": tables[0]["config"] | {"OPTIM.LR": 2}})
     assert "--name" not in str(said.value)
+
+
+@pytest.fixture
+def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of the user's own that the method file ``mine.py`` beside it imports."""
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "helper_of_mine.py"
+    path.write_text("KEPT = 0.0\n")
+    (tmp_path / "mine.py").write_text(
+        "from helper_of_mine import KEPT\nfrom fedvlm.method import PeftTrainer\n\n\n"
+        "class Mine(PeftTrainer):\n    name = 'Mine'\n    kept = KEPT\n")
+    yield path
+    sys.modules.pop("helper_of_mine", None)
+
+
+def test_an_edited_module_that_a_method_imports_makes_another_run(
+    helper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--rounds", "1", "--trainer", f"{tmp_path / 'mine.py'}:Mine")
+    assert jobs.run(tmp_path / "out", *words) == 0
+    assert jobs.run(tmp_path / "out", *words) == 0  # shown, not run again
+    helper.write_text("KEPT = 1.0\n")
+    capsys.readouterr()
+    assert jobs.run(tmp_path / "out", *words) == ConfigError.exit_code
+    assert "your file mine.py, or one that it imports, changed" in capsys.readouterr().err
+
+
+def test_a_folder_of_before_says_nothing_of_imported_modules_and_stays_the_same_run() -> None:
+    file = {"config": {"TRAINER.NAME": "mine.py:Mine"}, "trainer": "a"}
+    refuse_other(Path("run"), file, file | {"imports": "b"})
+    for other in (file | {"imports": "c"}, file | {"imports": "b", "trainer": "d"}, file):
+        with pytest.raises(ConfigError, match="your file mine.py, or one that it imports"):
+            refuse_other(Path("run"), file | {"imports": "b"}, other)

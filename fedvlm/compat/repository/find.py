@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.repository import repository
+from fedvlm.federation.discovery import imports_in
 
 MAINS = ("federated_main.py", "train.py")  # the scripts that assign config keys
 DASSL = ("dassl", "Dassl")  # always ours
@@ -87,7 +88,8 @@ def imported_files(path: Path, home: Checkout) -> list[Path]:
 
 def local_packages(files: Sequence[Path], home: Checkout) -> tuple[str, ...]:
     """Return the top-level names that ``files`` import and that mean files of the repository."""
-    tops = {words[0] for file in files for level, words in _imports(syntax_tree(file)) if not level}
+    tops = {words[0] for file in files for level, words in imports_in(syntax_tree(file))
+            if not level}
     return tuple(sorted(
         top for top in tops - {*DASSL, "fedvlm"}
         if home.find([top]) is not None and not _elsewhere(top, home)
@@ -102,7 +104,7 @@ def _elsewhere(top: str, home: Checkout) -> bool:
 
 
 def _targets(tree: ast.Module, file: Path, home: Checkout) -> Iterator[Path]:
-    for level, words in _imports(tree):
+    for level, words in imports_in(tree):
         if level:
             folder = file.parents[level - 1] if level <= len(file.parents) else file.parent
             found = [_inside(folder, words[:n]) for n in range(1, len(words) + 1)]
@@ -117,13 +119,3 @@ def _inside(folder: Path, words: Sequence[str]) -> Path | None:
     place = folder.joinpath(*words)
     file = place.with_suffix(".py")
     return file if file.is_file() else place if place.is_dir() else None
-
-
-def _imports(tree: ast.Module) -> Iterator[tuple[int, list[str]]]:
-    """Yield (level, words) of every import; of ``from a import b`` both a.b and a."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((0, alias.name.split(".")) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            words = node.module.split(".") if node.module else []
-            yield from ((node.level, [*words, alias.name]) for alias in node.names)

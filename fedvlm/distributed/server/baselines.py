@@ -21,13 +21,13 @@ from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.server.rows import RowAnswers
 from fedvlm.distributed.site import BASELINE, NAMES
 from fedvlm.distributed.wire import Frame
-from fedvlm.evaluation.references import ALONE
 from fedvlm.evaluation.references.parties import (
     WEIGHTS,
     pooled_weights,
     site_references,
     sound_sums,
 )
+from fedvlm.evaluation.references.suite import ALONE
 from fedvlm.evaluation.scores import ABSENT
 from fedvlm.federation.groups import Releases
 from fedvlm.federation.server import Measure, Question, Row

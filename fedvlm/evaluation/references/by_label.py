@@ -21,7 +21,13 @@ from torch import Tensor
 
 from fedvlm.evaluation import label_rows
 from fedvlm.evaluation.references import suite
-from fedvlm.evaluation.references.logistic import CHUNK_BYTES, FOLDS, FeatureScale, Regression
+from fedvlm.evaluation.references.logistic import (
+    CHUNK_BYTES,
+    FOLDS,
+    FeatureScale,
+    Regression,
+    fold_parts,
+)
 from fedvlm.evaluation.references.softmax import GRID, Problems, path
 from fedvlm.federation.batches import NO_WEIGHTS, IndexSplit
 from fedvlm.federation.local.balance import sample_costs
@@ -43,7 +49,7 @@ def label_references(asked: suite.Asked) -> dict[str, dict[str, Any]]:
         "chance": suite.reference(suite.ALONE, "each label's share of the test images", [
             _chance(asked, c) for c in asked.clients]),
         "logreg": _judged(asked, suite.ALONE, suite.choice_words([one for one, _ in own.values()]),
-                          lambda c, at: own[c][1](asked, at)),
+                          lambda c, at: own[c][1](at)),
         "afl": _judged(
             asked, suite.TOGETHER, "AFL, ridge regression of the labels in one round: ridge "
             f"{strength:.0e} by cross-validation",
@@ -78,36 +84,32 @@ def _chance(asked: suite.Asked, client: int) -> Row:
 def _pooled(asked: suite.Asked) -> dict[str, Any]:
     """Return the regressions on all members' images; without numbers where they are large."""
     train = asked.every("train")
-    one = asked.frozen.x(train[:1])
-    work = len(train) * one.shape[1] * asked.classes
-    most = suite.MOST.get(one.device.type, suite.MOST["cpu"])
-    if work > most:
-        return suite.reference(suite.BOUND, f"centralised: left out, {len(train):,} images of "
-                               f"{asked.classes:,} labels are more than {most:.0e} products a step",
-                               [])
+    if left_out := suite.pooled_left_out(asked, train, "labels"):
+        return left_out
     found, scores = _regressions(asked, IndexSplit(train, asked.every("val"), train[:0]))
     return _judged(asked, suite.BOUND, f"centralised: {suite.choice_words([found])}",
-                   lambda c, at: scores(asked, at))
+                   lambda c, at: scores(at))
 
 
-Judge = Callable[[suite.Asked, np.ndarray], np.ndarray]
-
-
-def _regressions(asked: suite.Asked, share: IndexSplit) -> tuple[Regression, Judge]:
+def _regressions(
+    asked: suite.Asked, share: IndexSplit
+) -> tuple[Regression, Callable[[np.ndarray], np.ndarray]]:
     """Return how the l2 was chosen, and the scores ``[n, C]`` of any images."""
     train = asked.frozen.x(share.train)
     scale, y = FeatureScale.of(train), _truth(asked, share.train).to(train.device)
     x = scale(train)
     costs = torch.ones_like(y) if asked.weights == NO_WEIGHTS else torch.from_numpy(sample_costs(
         asked.data.labels[share.train], asked.classes, asked.weights, asked.sets)).to(y)
-    judge, parts = "cross-validation", _parts(asked, share.train).to(x.device)
+    judge = "cross-validation"
     if len(share.val):
         judge = "validation"
         z, of = scale(asked.frozen.x(share.val)), _truth(asked, share.val).to(x.device)
         found = _path(x, y, costs)
         losses = [float(F.binary_cross_entropy_with_logits(_scores(z, w), of)) for w in found]
     else:
-        found, losses = _path(x, y, costs), [0.0] * len(GRID)
+        found, losses, groups = _path(x, y, costs), [0.0] * len(GRID), asked.frozen.groups
+        parts = fold_parts(asked.data.labels[share.train],
+                           None if groups is None else groups[share.train]).to(x.device)
         for part in range(FOLDS):
             held = parts == part
             if held.any() and not held.all():
@@ -115,13 +117,8 @@ def _regressions(asked: suite.Asked, share: IndexSplit) -> tuple[Regression, Jud
                     losses[i] += float(F.binary_cross_entropy_with_logits(
                         _scores(x[held], w), y[held], reduction="sum"))
     best = int(np.argmin(losses))
-    weights = found[best]
-
-    def scores(asked: suite.Asked, at: np.ndarray) -> np.ndarray:
-        out: np.ndarray = _scores(scale(asked.frozen.x(at)), weights).cpu().numpy()
-        return out
-
-    return Regression(np.zeros(0, dtype=np.int64), GRID[best], judge, True), scores
+    return (Regression(np.zeros(0, dtype=np.int64), GRID[best], judge, True),
+            lambda at: _scores(scale(asked.frozen.x(at)), found[best]).cpu().numpy())
 
 
 def _truth(asked: suite.Asked, at: np.ndarray) -> Tensor:
@@ -154,15 +151,3 @@ def _path(x: Tensor, y: Tensor, costs: Tensor) -> list[Tensor]:
         for w in out:
             w[i, -1] = 1.0  # on every image: yes
     return out
-
-
-def _parts(asked: suite.Asked, train: np.ndarray) -> Tensor:
-    """Return which of ``FOLDS`` parts each training image is in ``[n]``: set by set, groups whole.
-    """
-    order = np.argsort(asked.data.labels[train], kind="stable")
-    groups = asked.frozen.groups
-    owner = np.arange(len(train)) if groups is None else groups[train]
-    fold: dict[int, int] = {}
-    for i in order:
-        fold.setdefault(int(owner[i]), len(fold) % FOLDS)
-    return torch.tensor([fold[int(one)] for one in owner])

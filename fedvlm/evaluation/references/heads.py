@@ -26,8 +26,9 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from fedvlm.evaluation.references.logistic import CHUNK_BYTES, FeatureScale
+from fedvlm.evaluation.references.logistic import FeatureScale, side_by_side, start_of
 from fedvlm.evaluation.references.softmax import GRID, Problems, path
 from fedvlm.federation.toolbox import moments
 
@@ -157,10 +158,7 @@ def alone_heads(
         base = None
         if starts is not None:
             there = torch.cat([there, rest[rows].any(1, keepdim=True)], 1)
-            base = _pad([torch.cat([
-                F.pad(starts[k][:, places[k]], (0, most - len(places[k]))),
-                starts[k].masked_fill(seen[k], -torch.inf).logsumexp(1, keepdim=True)], 1)
-                for k in rows]).to(some[0].x)
+            base = _pad([start_of(starts[k], places[k], most) for k in rows]).to(some[0].x)
         problems = _problems(some, scales, local, there, base)
         for i, (_, solution) in enumerate(path(problems, grid)):
             for p, k in enumerate(rows):
@@ -262,17 +260,12 @@ def add_shares(heads: Heads, shares: Tensor, temper: float) -> Heads:
 
 def _chunks(clients: Sequence[HeadClient], classes: int) -> Iterator[list[int]]:
     """Yield places of clients that are solved side by side, large ones first."""
+    def size(k: int) -> int:
+        n = len(clients[k])
+        return 8 * n * (min(n, clients[0].x.shape[1] + 1) + 4 * classes)
+
     order = sorted(range(len(clients)), key=lambda k: (-len(clients[k]), k))
-    chunk: list[int] = []
-    for k in order:
-        n = len(clients[chunk[0]]) if chunk else len(clients[k])
-        size = 8 * n * (min(n, clients[0].x.shape[1] + 1) + 4 * classes)
-        if chunk and (size * (len(chunk) + 1) > CHUNK_BYTES or 2 * len(clients[k]) < n):
-            yield chunk
-            chunk = []
-        chunk.append(k)
-    if chunk:
-        yield chunk
+    return side_by_side(order, size, lambda first, k: 2 * len(clients[k]) >= len(clients[first]))
 
 
 def _problems(
@@ -280,14 +273,12 @@ def _problems(
     classes: Tensor, base: Tensor | None = None,
 ) -> Problems:
     x = _pad([scale(one.x) for scale, one in zip(scales, clients, strict=True)])
-    y = _pad([own.unsqueeze(1) for own in labels]).squeeze(-1)
-    w = _pad([one.w.unsqueeze(1) for one in clients]).squeeze(-1)
-    return Problems(x, y, w, classes, base)
+    return Problems(x, _pad(labels), _pad([one.w for one in clients]), classes, base)
 
 
 def _pad(each: Sequence[Tensor]) -> Tensor:
     """Return ``[P, n, ...]``, zeros after the shorter ones."""
-    return torch.nn.utils.rnn.pad_sequence(list(each), batch_first=True)
+    return pad_sequence(list(each), batch_first=True)
 
 
 def _unscaled(weights: Tensor, scale: FeatureScale) -> Tensor:

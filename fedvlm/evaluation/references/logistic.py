@@ -14,12 +14,13 @@ the other classes, too: these share one weight vector, since no training image t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedvlm.evaluation.references.softmax import GRID, Problems, Solution, path
 from fedvlm.federation.batches import NO_WEIGHTS, IndexSplit
@@ -134,20 +135,33 @@ def _chunks(shares: Sequence[IndexSplit]) -> Iterator[list[int]]:
     Apart are those with and without validation images, and those of more than ``LARGE`` training
     images: what a client's regression is does not hang on whose are solved beside it.
     """
-    order = sorted(range(len(shares)), key=lambda i: (
-        not len(shares[i].val), -len(shares[i].train), i
-    ))
+    def kind(i: int) -> tuple[bool, bool]:
+        return not len(shares[i].val), len(shares[i].train) > LARGE
+
+    def size(i: int) -> int:
+        n = max(len(shares[i].train), 1)
+        return 8 * n * min(n, 1024) * (1 if len(shares[i].val) else FOLDS)
+
+    order = sorted(range(len(shares)), key=lambda i: (kind(i)[0], -len(shares[i].train), i))
+    return side_by_side(order, size, lambda first, i: kind(first) == kind(i))
+
+
+def side_by_side(
+    order: Sequence[int], size: Callable[[int], int], alike: Callable[[int, int], bool]
+) -> Iterator[list[int]]:
+    """Yield places of problems that are solved together, within ``CHUNK_BYTES``.
+
+    Args:
+        order: of places, large ones first.
+        size: bytes of the problem at a place.
+        alike: whether the one at the second place may stand beside the one at the first.
+    """
     chunk: list[int] = []
     for i in order:
-        if chunk:
-            first = shares[chunk[0]]
-            n = max(len(first.train), 1)
-            size = 8 * n * min(n, 1024) * (1 if len(first.val) else FOLDS)
-            split = bool(len(first.val)) != bool(len(shares[i].val))
-            split |= (len(first.train) > LARGE) != (len(shares[i].train) > LARGE)
-            if split or size * (len(chunk) + 1) > CHUNK_BYTES:
-                yield chunk
-                chunk = []
+        full = chunk and size(chunk[0]) * (len(chunk) + 1) > CHUNK_BYTES
+        if chunk and (full or not alike(chunk[0], i)):
+            yield chunk
+            chunk = []
         chunk.append(i)
     if chunk:
         yield chunk
@@ -164,15 +178,23 @@ def _solved(
                                  for n in names]))  # [K, C]: the classes of each, -1 none
     if frozen.names is not None:
         ids = F.pad(ids, (0, 1), value=-1)  # the last is all other classes
-    trains = [frozen.x(s.train) for s in shares]
-    scales = [FeatureScale.of(x) for x in trains]
-    exact = torch.float64 if max(map(len, trains)) <= LARGE else torch.float32
+    trains, vals, tests = ([getattr(s, part) for s in shares] for part in ("train", "val", "test"))
+    images = [frozen.x(at) for at in trains]
+    scales = [FeatureScale.of(x) for x in images]
+    exact = torch.float64 if max(map(len, images)) <= LARGE else torch.float32
 
     def seen(each: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         return _padded([scale(x).to(exact) for scale, x in zip(scales, each, strict=True)])
 
-    x, w = seen(trains)
-    y = _local(frozen, [s.train for s in shares], ids, x.shape[1])
+    def started(each: Sequence[np.ndarray], x: Tensor, best: bool = False) -> Tensor | None:
+        """Return the logits ``[K, n, C]`` that stand before training; None: there are none."""
+        if frozen.names is None:
+            return None
+        return pad_sequence([start_of(frozen.names(at), own[own >= 0], width, best)
+                             for at, own in zip(each, ids, strict=True)], batch_first=True).to(x)
+
+    x, w = seen(images)
+    y = _local(frozen, trains, ids)
     if frozen.weights != NO_WEIGHTS:
         from fedvlm.federation.local.balance import sample_costs  # start-up: for such runs only
 
@@ -180,18 +202,16 @@ def _solved(
             labels = frozen.labels[share.train]
             costs = sample_costs(labels, int(labels.max(initial=0)) + 1, frozen.weights)
             row[: len(costs)] *= torch.from_numpy(costs).to(row)
-    base, _ = _started(frozen, [s.train for s in shares], ids, x)
-    known = ids >= 0
+    base, known = started(trains, x), ids >= 0
     if base is not None:
         known[:, -1] = base[:, :, -1].amax(1).cpu() > -torch.inf
     problems = Problems(x, y.to(x.device), w, known.to(x.device), base)
-    test, _ = seen([frozen.x(s.test) for s in shares])
-    test_base, others = _started(frozen, [s.test for s in shares], ids, test, best=True)
+    test, _ = seen([frozen.x(at) for at in tests])
+    test_base = started(tests, test, best=True)
     val = val_base = None
     if judge == "validation":
-        x, w = seen([frozen.x(s.val) for s in shares])
-        val = x, _local(frozen, [s.val for s in shares], ids, x.shape[1]).to(x.device), w
-        val_base, _ = _started(frozen, [s.val for s in shares], ids, x)
+        x, w = seen([frozen.x(at) for at in vals])
+        val, val_base = (x, _local(frozen, vals, ids).to(x.device), w), started(vals, x)
     answers, arrived, right, loss = [], [], [], []
     for _, solution in path(problems, grid):
         answers.append(_logits(solution, test, problems.classes, test_base).argmax(-1).cpu())
@@ -201,68 +221,53 @@ def _solved(
             right.append(counts[0])
             loss.append(counts[1])
     if val is None:
-        if frozen.groups is None:
-            right, loss = _cross_validated(problems, grid)
-        else:
-            parts = _group_parts(_parts(problems), frozen.labels, frozen.groups, shares)
-            right, loss = _cross_validated(problems, grid, parts)
+        groups = frozen.groups
+        parts = [fold_parts(frozen.labels[at], None if groups is None else groups[at])
+                 for at in trains]
+        parts_of = pad_sequence(parts, batch_first=True).to(problems.x.device)
+        right, loss = _cross_validated(problems, grid, parts_of)
     out = []
     for k, share in enumerate(shares):
         i = max(range(len(grid)), key=lambda j: (right[j][k].item(), -loss[j][k].item(), -j))
         said = answers[i][k][: len(share.test)]
         labels = ids[k][said].numpy()
-        if others is not None:
-            labels = np.where(said == ids.shape[1] - 1, others[k][: len(said)], labels)
+        if frozen.names is not None:
+            own = ids[k][ids[k] >= 0]
+            others = frozen.names(share.test).index_fill(1, own, -torch.inf).argmax(1)
+            labels = np.where(said == width, others, labels)
         out.append(Regression(labels, grid[i], judge, bool(arrived[i][k])))
     return out
 
 
 def _padded(each: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return ``[K, n, d]`` with rows of zeros, and 1 for the samples ``[K, n]``."""
-    most = max(map(len, each))
-    x = torch.stack([F.pad(one, (0, 0, 0, most - len(one))) for one in each])
-    counts = torch.tensor([len(one) for one in each], device=x.device)
-    here = torch.arange(most, device=x.device) < counts.unsqueeze(1)
-    return x, here.to(x.dtype)
+    there = [one.new_ones(len(one)) for one in each]
+    return pad_sequence(list(each), batch_first=True), pad_sequence(there, batch_first=True)
 
 
-def _local(
-    frozen: Frozen, indices: Sequence[np.ndarray], ids: Tensor, most: int
-) -> Tensor:
-    """Return labels ``[K, most]`` as places in ``ids [K, C]``; -1 for classes that are not there.
+def _local(frozen: Frozen, indices: Sequence[np.ndarray], ids: Tensor) -> Tensor:
+    """Return labels ``[K, n]`` as places in ``ids [K, C]``; -1 for classes that are not there.
 
     Padding has the first class.
     """
-    out = torch.zeros(len(indices), most, dtype=torch.int64)
-    for row, some, names in zip(out, indices, ids, strict=True):
-        same = frozen.y(some).unsqueeze(1) == names
-        row[: len(some)] = torch.where(same.any(1), same.int().argmax(1), -1)
-    return out
+    same = [frozen.y(some).unsqueeze(1) == own for some, own in zip(indices, ids, strict=True)]
+    return pad_sequence([torch.where(one.any(1), one.int().argmax(1), -1) for one in same],
+                        batch_first=True)
 
 
-def _started(
-    frozen: Frozen, indices: Sequence[np.ndarray], ids: Tensor, x: Tensor, best: bool = False
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return logits that stand before training, and the likeliest of the classes not in ``ids``.
+def start_of(logits: Tensor, own: Tensor, width: int, best: bool = False) -> Tensor:
+    """Return the logits ``[n, width + 1]`` that a regression starts from, of those of all classes.
+
+    Those of its own classes come first; the last stands for all others: the log of their sum.
 
     Args:
-        ids: the classes of each problem ``[K, C]``, -1 none; the last place is all other classes.
-        x: the padded samples ``[K, n, d]``.
-        best: the other classes have the logit of the likeliest, instead of the log of their sum.
-
-    Returns:
-        ``[K, n, C]`` and labels ``[K, n]``; None and None without ``frozen.names``.
+        logits: ``[n, C]``.
+        own: the classes of its training images, at most ``width``.
+        best: of the others the likeliest one's instead.
     """
-    if frozen.names is None:
-        return None, None
-    out, others = x.new_zeros(*x.shape[:2], ids.shape[1]), torch.zeros(*x.shape[:2]).long()
-    for row, other, some, own in zip(out, others, indices, ids, strict=True):
-        logits, there = frozen.names(some), own[own >= 0]
-        row[: len(some), : len(there)] = logits[:, there].to(row)
-        logits[:, there] = -torch.inf
-        top, other[: len(some)] = logits.max(1)
-        row[: len(some), -1] = (top if best else logits.logsumexp(1)).to(row)
-    return out, others
+    rest = logits.index_fill(1, own, -torch.inf)
+    last = rest.amax(1) if best else rest.logsumexp(1)
+    return torch.cat([F.pad(logits[:, own], (0, width - len(own))), last.unsqueeze(1)], 1)
 
 
 def _logits(
@@ -284,11 +289,14 @@ def _rated(logits: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cross_validated(
-    problems: Problems, grid: Sequence[float], parts: Tensor | None = None
+    problems: Problems, grid: Sequence[float], parts: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return right answers and loss on held-out training images, for each l2, ``[K]``."""
+    """Return right answers and loss on held-out training images, for each l2, ``[K]``.
+
+    Args:
+        parts: which one each image is in, ``[K, n]``.
+    """
     k, n = problems.w.shape
-    parts = _parts(problems) if parts is None else parts
     folds = FOLDS if n <= LARGE else 1
     held = torch.stack([(parts == f) for f in range(folds)], 1).flatten(0, 1)  # [K * F, n]
     x, y, w, classes = (t.repeat_interleave(folds, 0) for t in (
@@ -297,9 +305,8 @@ def _cross_validated(
     base = None if problems.base is None else problems.base.repeat_interleave(folds, 0)
     many = Problems(x, y, w, classes, base)
     held = held & (many.w > 0)
-    fits = many.weighted(many.w * ~held)
     right, loss = [], []
-    for _, solution in path(fits, grid):
+    for _, solution in path(replace(many, w=many.w * ~held), grid):
         counts = _rated(_logits(solution, many.x, many.classes, many.base), many.y,
                         held.to(many.x.dtype))
         right.append(counts[0].view(k, folds).sum(1))
@@ -307,27 +314,13 @@ def _cross_validated(
     return right, loss
 
 
-def _parts(problems: Problems) -> Tensor:
-    """Return which of ``FOLDS`` parts each training image is in, ``[K, n]``: dealt class by class.
+def fold_parts(labels: np.ndarray, groups: np.ndarray | None) -> Tensor:
+    """Return which of ``FOLDS`` parts each image is in ``[n]``: dealt label by label, groups whole.
 
     One that is alone in its part (n < ``FOLDS``) is left out alone.
     """
-    n = problems.y.shape[1]
-    later = torch.where(problems.w > 0, problems.y, problems.classes.shape[1])  # padding last
-    order = later.argsort(dim=1, stable=True)
-    deal = (torch.arange(n, device=order.device) % FOLDS).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, deal)
-
-
-def _group_parts(
-    parts: Tensor, labels: np.ndarray, groups: np.ndarray, shares: Sequence[IndexSplit]
-) -> Tensor:
-    """Return the parts ``[K, n]`` with every group of a share in one of them."""
-    out = parts.clone()
-    for k, share in enumerate(shares):
-        at = np.asarray(share.train, dtype=np.int64)
-        fold: dict[int, int] = {}
-        for i in at[np.argsort(labels[at], kind="stable")]:
-            fold.setdefault(int(groups[i]), len(fold) % FOLDS)
-        out[k, : len(at)] = torch.tensor([fold[int(groups[i])] for i in at]).to(out.device)
-    return out
+    owner = np.arange(len(labels)) if groups is None else groups
+    fold: dict[int, int] = {}
+    for i in np.argsort(labels, kind="stable"):
+        fold.setdefault(int(owner[i]), len(fold) % FOLDS)
+    return torch.tensor([fold[int(one)] for one in owner], dtype=torch.int64)

@@ -42,10 +42,6 @@ class Problems:
     classes: Tensor
     base: Tensor | None = None
 
-    def weighted(self, w: Tensor) -> Problems:
-        """Return the same problems with other weights."""
-        return Problems(self.x, self.y, w, self.classes, self.base)
-
 
 @dataclass(frozen=True)
 class Solution:
@@ -78,19 +74,17 @@ def reduce(x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def path(
-    problems: Problems, grid: Sequence[float] = GRID, *, tolerance: float = TOLERANCE,
-    most: int = MOST,
+    problems: Problems, grid: Sequence[float] = GRID, *, tolerance: float = TOLERANCE
 ) -> Iterator[tuple[float, Solution]]:
     """Yield each l2 of ``grid`` with its solution, each begun where the one before ended.
 
     Args:
         grid: falling.
         tolerance: where to stop: length of the gradient, in the round coordinates.
-        most: steps at most.
     """
     start: Tensor | None = None
     for l2 in grid:
-        solution = solve(problems, l2, start, tolerance=tolerance, most=most)
+        solution = solve(problems, l2, start, tolerance=tolerance)
         start = solution.weights
         yield l2, solution
 
@@ -104,7 +98,8 @@ def solve(
     Args:
         l2: above 0; one for all, or ``[P]``.
         start: weights ``[P, C, d]`` to begin with; zero by default.
-        tolerance, most: as of ``path``.
+        tolerance: as of ``path``.
+        most: steps at most.
     """
     x, basis = reduce(problems.x)
     strength = torch.as_tensor(l2, dtype=x.dtype, device=x.device).expand(len(x))

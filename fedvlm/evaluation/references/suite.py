@@ -28,9 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.core.stats import mean, population_std
+from fedvlm.core.stats import mean, population_std, worst
 from fedvlm.core.trees import in_double
-from fedvlm.evaluation import metrics, scores
+from fedvlm.evaluation import scores
 from fedvlm.evaluation.references.logistic import Frozen, Regression, regressions
 from fedvlm.evaluation.scores import Federated, Predictions
 from fedvlm.federation.batches import NO_WEIGHTS, IndexSplit
@@ -241,7 +241,7 @@ def reference(kind: str, how: str, rows: Sequence[Row]) -> dict[str, Any]:
             if sets and any(name in row for row in rows)}
     return {
         "kind": kind, "personal": mean(values), "personal_std": population_std(values),
-        "personal_worst": metrics.worst(values),
+        "personal_worst": worst(values),
         **(recalls or more or {"personal_balanced": mean(row.get("balanced") for row in rows)}),
         "how": how,
         "clients": list(rows),
@@ -308,17 +308,24 @@ def _pooled(
     asked: Asked, tests: np.ndarray, shares: Sequence[IndexSplit]
 ) -> dict[str, Any]:
     """Return the regression on all members' training images; without numbers where it is large."""
-    frozen, train = asked.frozen, asked.every("train")
-    one = frozen.x(train[:1])
-    work, most = len(train) * one.shape[1] * asked.classes, MOST.get(one.device.type, MOST["cpu"])
-    if work > most:
-        return reference(
-            BOUND, f"centralised: left out, {len(train):,} images of {asked.classes:,} classes are "
-            f"more than {most:.0e} products a step on {one.device.type}", [],
-        )
-    (found,) = regressions(frozen, [IndexSplit(train, asked.every("val"), tests)])
+    train = asked.every("train")
+    if left_out := pooled_left_out(asked, train, "classes"):
+        return left_out
+    (found,) = regressions(asked.frozen, [IndexSplit(train, asked.every("val"), tests)])
     return _of(asked, BOUND, f"centralised: {choice_words([found])}",
                _dealt(found.labels, tests, shares))
+
+
+def pooled_left_out(asked: Asked, train: np.ndarray, what: str) -> dict[str, Any] | None:
+    """Return the reference without numbers where a regression on ``train`` has too much to do."""
+    one = asked.frozen.x(train[:1])
+    most = MOST.get(one.device.type, MOST["cpu"])
+    if len(train) * one.shape[1] * asked.classes <= most:
+        return None
+    return reference(
+        BOUND, f"centralised: left out, {len(train):,} images of {asked.classes:,} {what} are "
+        f"more than {most:.0e} products a step on {one.device.type}", [],
+    )
 
 
 def choice_words(each: Sequence[Regression]) -> str:

@@ -133,13 +133,7 @@ def _composed(direction: tuple[Tensor, Tensor], rounds: int, delta: float) -> fl
         gain = 1 - torch.exp((epsilon - grid).clamp(max=0))
         return float((gain * whole).sum()) + lost > delta
 
-    low, high = 0.0, float(grid[-1])
-    if not above(low):
-        return 0.0
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if above(middle) else (low, middle)
-    return high
+    return crossing(0.0, float(grid[-1]), above, STEPS) if above(0.0) else 0.0
 
 
 def told_epsilon(rate: float, noise: float, rounds: int, delta: float) -> float:
@@ -168,7 +162,8 @@ def noise_for(
             f"FED.DP.EPSILON {epsilon:g}: no noise up to {LARGEST:g} reaches it in {rounds} rounds "
             f"at delta {delta:g}; raise FED.DP.EPSILON, or lower --rounds or FED.FRAC"
         )
-    enough = _round_up(_least(above))
+    least = crossing(math.log(1e-3), math.log(LARGEST), lambda v: above(math.exp(v)), STEPS)
+    enough = _round_up(math.exp(least))
     return _tighten(epsilon, delta, rate, rounds, enough) if tight else enough
 
 
@@ -193,13 +188,14 @@ def _tighten(epsilon: float, delta: float, rate: float, rounds: int, enough: flo
     return least
 
 
-def _least(above: Callable[[float], bool]) -> float:
-    """Return where a falling condition ends, between 1e-3 and ``LARGEST``."""
-    low, high = math.log(1e-3), math.log(LARGEST)
-    for _ in range(STEPS):
+def crossing(low: float, high: float, above: Callable[[float], bool], halvings: int) -> float:
+    """Return where a falling condition ends, from the side where it no longer holds."""
+    for _ in range(halvings):
         middle = (low + high) / 2
-        low, high = (middle, high) if above(math.exp(middle)) else (low, middle)
-    return math.exp(high)
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if above(middle) else (low, middle)
+    return high
 
 
 def _round_up(value: float) -> float:

@@ -163,7 +163,10 @@ class ClientPrivacy:
         self, updates: Updates | None, home: Tree, round_: int, bound: float = 0.0,
         told: dict[str, float] | None = None,
     ) -> Updates:
-        """Return the noised mean move of a round on top of ``home``, as the update of one client.
+        """Return the noised mean move of a round on ``home``, as the update of each of q N clients.
+
+        So many whoever came: a server that counts the clients of a round (FedDyn, FedDecomp) counts
+        what is expected.
 
         Args:
             updates: of the round; None: nobody came, and the noise comes alone.
@@ -191,20 +194,7 @@ class ClientPrivacy:
             if told is not None and weights is not None:
                 told[name] = by / self.expected
             means[name] = (total + self.move_noise * clip * z) / by
-        return of_each(updates.clients[:1] if updates is not None else (0,), home, means)
-
-    def repeat(self, released: Updates) -> Updates:
-        """Return a released mean as the update of each of q N clients, whoever came.
-
-        A server that counts the clients of a round (FedDyn, FedDecomp) counts what is expected.
-        """
-        count = max(1, round(self.expected))
-        return Updates(
-            tuple(range(count)), {n: v.expand(count, *v.shape[1:])
-                                  for n, v in released.params.items()},
-            torch.ones(count, dtype=torch.float64),
-            received={n: v.expand(count, *v.shape[1:]) for n, v in released.received.items()},
-        )
+        return of_each(range(max(1, round(self.expected))), home, means)
 
     def report(self, rounds: int, most: int) -> dict[str, Any]:
         """Return what results say: epsilon, delta, what is hidden from whom, and in words.

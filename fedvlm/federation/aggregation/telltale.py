@@ -67,11 +67,6 @@ class Telltale:
         return out
 
 
-def telltale(updates: Updates) -> Telltale:
-    """Return lengths, directions and outliers of a round's updates; they are read once."""
-    return tell(updates, measured_moves(updates).tolist())
-
-
 def measured_moves(updates: Updates) -> Tensor:
     """Return the lengths of the updates and their cosines to the mean move, ``[2, K]``, float64.
 

@@ -57,9 +57,7 @@ class Trained(Protocol):
     """What of a client is asked: its training images."""
 
     @property
-    def train(self) -> np.ndarray:
-        """Sorted indices of samples."""
-        ...
+    def train(self) -> np.ndarray: ...
 
 
 def sample_costs(
@@ -87,7 +85,7 @@ class Balance:
     Attributes:
         kind: ``balanced`` or ``effective``.
         labels: by sample.
-        clients: their training images.
+        clients: their images; those of ``train`` count.
         classes: number of them.
         sets: the sets of labels ``[S, C]``; None: one class per image.
         used: whether a loss has asked; a method that never does has to be refused.

@@ -5,26 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedvlm.federation.local.ledger import Flags
-from fedvlm.models.vlmodel import VLModel
+
+if TYPE_CHECKING:
+    from fedvlm.federation.context import Context
 
 T = TypeVar("T")
 HostNumbers = list[list[float]]
-
-
-class Watchable(Protocol):
-    """What of a chunk's work is looked at, and put back before it is done again (``Context``)."""
-
-    model: VLModel
-    counters: Counter[str]
-    logs: dict[str, Tensor]
-    failed: dict[int, str]
-    flags: Flags | None
 
 
 class Looked(NamedTuple):
@@ -40,7 +32,7 @@ class Looked(NamedTuple):
 
 
 def run_guarded(
-    ctx: Watchable, work: Callable[[], T], watch: Callable[[T], Iterable[Tensor]] = lambda out: (),
+    ctx: Context, work: Callable[[], T], watch: Callable[[T], Iterable[Tensor]] = lambda out: (),
     ask: Callable[[T], Sequence[Tensor]] = lambda out: (),
 ) -> tuple[T, Looked]:
     """Return what ``work`` gives, looked at once: one read of the device.

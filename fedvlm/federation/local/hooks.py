@@ -93,8 +93,9 @@ def keep_names(hook: str, tree: TreeView, names: Iterable[str]) -> None:
         MethodError: names those that are missing.
     """
     if missing := sorted(set(names) - set(tree)):
+        lacking = ", ".join(f"'{name}'" for name in missing)
         raise MethodError(
-            f"{hook} returned no {_quoted(missing)}: a client's model has every trained tensor, "
+            f"{hook} returned no {lacking}: a client's model has every trained tensor, "
             "state['w'] | received (the state keeps what is personal, a download has the rest)"
         )
 
@@ -103,10 +104,6 @@ def _need_tensors(hook: str, tree: Mapping[str, Any]) -> None:
     for name, leaf in tree.items():
         if not isinstance(leaf, Tensor):
             raise MethodError(f"{hook} returned {_kind(leaf)} as '{name}', not a tensor")
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
 
 
 def _kind(value: Any) -> str:

@@ -6,15 +6,13 @@ again. What some train on the client's images the run has to save (``job.record`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn
 
 from fedvlm.core.errors import DataError
 from fedvlm.federation.batches import Batch, Batcher, Step, step_slices
 from fedvlm.federation.server import Roster
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -77,24 +75,6 @@ class Watched(Around):
     def _asked(self) -> Batcher:
         self.seen.images = True
         return self.inner
-
-
-class Holder(Protocol):
-    """Whoever works with a batcher."""
-
-    batcher: Batcher
-
-
-def sightings(holder: Holder, chunks: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    """Yield what ``chunks`` makes as it is gone through, and whether images were asked for."""
-    batcher, seen = holder.batcher, Seen()
-    holder.batcher = Watched(batcher, seen)
-    try:
-        for chunk in chunks:
-            yield chunk, seen.images
-            seen.images = False
-    finally:
-        holder.batcher = batcher
 
 
 @dataclass(frozen=True)

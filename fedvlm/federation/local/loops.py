@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
-from fedvlm.core.trees import State
+from fedvlm.core.trees import State, cat, slice_clients
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.local.effort import Trace, Work
 from fedvlm.federation.local.ledger import Means
-from fedvlm.federation.local.parts import cut_slots, inverse, join_slots, take_slots
 from fedvlm.federation.local.stop import Patience
 
 Body = Callable[[State, tuple[Batch, ...], Step], State]
@@ -37,12 +37,12 @@ def run_loop(
     places = list(range(len(work.totals)))  # whose rows the slots hold, in the loop's order
     order, trace = work.order, list[tuple[Sequence[int], tuple[int, ...]]]()
     if order is not None:
-        slots = take_slots(slots, order)
+        slots = _take_slots(slots, order)
     for step in steps:
         left = bisect_left(places, step.active)
         if left < len(places):
-            finished.append((places[left:], cut_slots(slots, left, len(places))))
-            slots, places = cut_slots(slots, 0, left), places[:left]
+            finished.append((places[left:], _cut_slots(slots, left, len(places))))
+            slots, places = _cut_slots(slots, 0, left), places[:left]
         if not places:
             break
         if left < step.active:  # somebody before them has stopped
@@ -55,15 +55,57 @@ def run_loop(
         gone = patience.leaving(slots["p"], places, step.index) if patience else []
         if gone:
             stay = [i for i in range(left) if i not in gone]
-            finished.append(([places[i] for i in gone], take_slots(slots, torch.tensor(gone))))
-            slots = take_slots(slots, torch.tensor(stay, dtype=torch.int64))
+            finished.append(([places[i] for i in gone], _take_slots(slots, torch.tensor(gone))))
+            slots = _take_slots(slots, torch.tensor(stay, dtype=torch.int64))
             places = [places[i] for i in stay]
     parts = [(places, slots), *reversed(finished)]
-    out = join_slots([part for _, part in parts], tuple(slots) if added else names, added)
-    back = inverse([place for whose, _ in parts for place in whose], order)
+    out = _join_slots([part for _, part in parts], tuple(slots) if added else names, added)
+    back = _inverse([place for whose, _ in parts for place in whose], order)
     if back is not None:
-        out = take_slots(out, back)
+        out = _take_slots(out, back)
     if order is not None:
         at = order.tolist()
         trace = [([at[place] for place in whose], epochs) for whose, epochs in trace]
     return out, trace
+
+
+def _cut_slots(state: State, start: int, stop: int) -> State:
+    """Return rows ``start`` to ``stop`` of every leaf (views)."""
+    return {slot: slice_clients(tree, start, stop) for slot, tree in state.items()}
+
+
+def _take_slots(state: State, at: Tensor) -> State:
+    """Return the rows ``at`` of every leaf."""
+    return {s: {n: v[at.to(v.device)] for n, v in t.items()} for s, t in state.items()}
+
+
+def _join_slots(parts: Sequence[State], names: Sequence[str], fill: bool = False) -> State:
+    """Return the slots ``names`` of all parts, one after the other.
+
+    Args:
+        fill: zeros stand for what a part does not have: a client that took no step has no state
+            of an optimiser. Its rows are counted by slot ``p``.
+    """
+    out: State = {}
+    for slot in names:
+        if not fill:
+            out[slot] = cat([part[slot] for part in parts])
+            continue
+        like, trees = parts[0][slot], []
+        for part in parts:
+            own, k = part.get(slot, {}), len(next(iter(part["p"].values())))
+            trees.append({n: own[n] if n in own else v.new_zeros(k, *v.shape[1:])
+                          for n, v in like.items()})
+        out[slot] = cat(trees)
+    return out
+
+
+def _inverse(places: Sequence[int], order: Tensor | None) -> Tensor | None:
+    """Return which rows, joined by ``places`` in a loop's order, are the context's in turn.
+
+    None where they lie as they should.
+    """
+    if order is None and list(places) == sorted(places):
+        return None
+    there = torch.tensor(places, dtype=torch.int64)
+    return (there if order is None else order[there]).argsort()

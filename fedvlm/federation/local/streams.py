@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -27,25 +26,8 @@ DRAWS = 3  # a value on a kink (a ReLU at zero) differs in one draw, a wrong str
 SPREAD = 0.02  # of the numbers that are added to a tensor that is constant at the start
 
 
-class Learner(Protocol):
-    """What of a method is tried when its streams are proved (``Trainer`` is one)."""
-
-    name: ClassVar[str]
-    batched: bool
-
-    def predict(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
-        """Return logits ``[K, B, C]``."""
-        ...
-
-    def loss(
-        self, model: VLModel, params: Tree, batch: Batch
-    ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """Return one number per client, ``[K]``."""
-        ...
-
-
 def prove_streams(
-    trainer: Learner, model: VLModel, start: Tree, received: Tree, cached: SampleSource,
+    trainer: Trainer, model: VLModel, start: Tree, received: Tree, cached: SampleSource,
     pixels: SampleSource, indices: Tensor, seed: int,
 ) -> Proof:
     """Compare logits and gradients of two images through cached streams and through pixels.
@@ -140,7 +122,7 @@ def _streams(source: SampleSource, index: Tensor, model: VLModel) -> dict[str, T
 
 
 def _answers(
-    trainer: Learner, model: VLModel, params: Tree, names: Sequence[str], y: Tensor,
+    trainer: Trainer, model: VLModel, params: Tree, names: Sequence[str], y: Tensor,
     x: Mapping[str, Tensor],
 ) -> Answers:
     """Return logits and gradients by name, as the engine would stack the clients."""
@@ -158,7 +140,7 @@ def _answers(
 
 
 def _chunk_answers(
-    trainer: Learner, model: VLModel, params: Tree, names: Sequence[str], batch: Batch
+    trainer: Trainer, model: VLModel, params: Tree, names: Sequence[str], batch: Batch
 ) -> Answers:
     try:
         with torch.no_grad():

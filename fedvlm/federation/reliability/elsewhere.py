@@ -36,7 +36,8 @@ def aggregate_updates(
 
     Raises:
         DivergedError: the global model is not finite; the message names the outliers.
-        MethodError, FedvlmError: as ``_aggregated``.
+        MethodError: the method fails on updates from here, or returns no slots.
+        FedvlmError: it fails on what came from other places.
     """
     moves = measured_moves(updates)
     try:
@@ -56,16 +57,7 @@ def aggregate_updates(
 def _aggregated(
     trainer: Trainer, ctx: ServerContext, server: State, updates: Updates, origin: str
 ) -> State:
-    """Return the server's state after a round.
-
-    Args:
-        origin: from which places the updates came (``Engine.origin``); empty: all from here.
-
-    Raises:
-        DivergedError: the global model is not finite.
-        MethodError: the method fails on updates from here, or returns no slots.
-        FedvlmError: it fails on what came from other places.
-    """
+    """Return the server's state after a round."""
     hook = name_of(trainer, "aggregate")
     if not origin:
         with explain_hook(f"round {ctx.round}: {hook}"):

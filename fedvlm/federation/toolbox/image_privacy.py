@@ -141,7 +141,6 @@ class ImagePrivacy:
             "trust": TRUST, "clip": self.clip, "multiplier": self.noise,
         }
 
-
     def _drawn(self, work: Sequence[Worked]) -> dict[str, Any]:
         """Return what ``report_spending`` does, of steps that draw by coins."""
         bounds = {each: renyi_epsilon(each[0], self.noise, each[1], self.delta)

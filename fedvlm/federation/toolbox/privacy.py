@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, per_client, to_device
+from fedvlm.federation.aggregation.accountant import crossing
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.local.effort import Worked
 
@@ -155,13 +156,13 @@ def epsilon_of(noise: float, releases: int, delta: float) -> float:
         low, high = high, 2 * high
         if high > TOP:
             return math.inf
-    return _crossing(low, high, lambda e: gaussian_delta(e, noise, releases) > delta)
+    return crossing(low, high, lambda e: gaussian_delta(e, noise, releases) > delta, HALVINGS)
 
 
 def sigma_for(epsilon: float, delta: float, releases: int, parts: int = 1) -> float:
     """Return the least sigma that ``epsilon_of`` allows; see ``multiplier``."""
-    return _crossing(
-        1e-6, 1e6, lambda s: epsilon_of(multiplier(s, parts), releases, delta) > epsilon
+    return crossing(
+        1e-6, 1e6, lambda s: epsilon_of(multiplier(s, parts), releases, delta) > epsilon, HALVINGS
     )
 
 
@@ -199,19 +200,6 @@ def renyi() -> tuple[Any, Any]:
         ) from None
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     return dp_accounting, RdpAccountant(neighboring_relation=relation)
-
-
-def _crossing(low: float, high: float, above: Callable[[float], bool]) -> float:
-    """Return where a falling condition ends, from the side where it no longer holds."""
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        if above(middle):
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 @dataclass(frozen=True)

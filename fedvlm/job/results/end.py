@@ -178,7 +178,7 @@ def _judged(references: References | None, last: Row) -> tuple[References | None
     """Return the baselines over the clients that the last round judges; say whom they lose."""
     if references is None:
         return None, []
-    from fedvlm.evaluation.references import of_judged  # start-up: for runs with baselines only
+    from fedvlm.evaluation.references.suite import of_judged  # start-up: runs with baselines only
 
     found, lost = of_judged(references, last["clients"])
     return found, [f"the baselines leave out {client_list(lost)}, too: both sides are of the same "

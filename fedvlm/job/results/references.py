@@ -23,7 +23,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
 from fedvlm.evaluation import Panel
-from fedvlm.evaluation.references import (
+from fedvlm.evaluation.references.suite import (
     Asked,
     order,
     references,

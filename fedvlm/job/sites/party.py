@@ -17,7 +17,7 @@ from fedvlm.distributed.site import Site
 from fedvlm.distributed.site_yaml import SiteYaml
 from fedvlm.distributed.terms import Refused
 from fedvlm.evaluation import Panel
-from fedvlm.evaluation.references import Asked
+from fedvlm.evaluation.references.suite import Asked
 from fedvlm.job.build import build_run
 from fedvlm.job.identity import config_keys
 from fedvlm.job.inputs import SiteInputs

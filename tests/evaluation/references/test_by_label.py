@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from fedvlm.evaluation import rankings
-from fedvlm.evaluation.references import ALONE, BOUND, TOGETHER, Asked
 from fedvlm.evaluation.references.by_label import label_references
 from fedvlm.evaluation.references.logistic import FeatureScale
+from fedvlm.evaluation.references.suite import ALONE, BOUND, TOGETHER, Asked
 from fedvlm.federation.batches import IndexSplit
 
 SETS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=np.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def test_the_path_is_the_single_solutions(problems: Problems) -> None:
 
 
 def test_what_has_no_samples_has_no_weights(problems: Problems) -> None:
-    found = solve(problems.weighted(torch.zeros_like(problems.w)), 1e-2)
+    found = solve(replace(problems, w=torch.zeros_like(problems.w)), 1e-2)
     assert not found.weights.any() and bool(found.done.all())
 
 

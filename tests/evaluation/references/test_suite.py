@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedvlm.evaluation.references import ALONE, BOUND, TOGETHER, Asked, order, suite, zero_shots
+from fedvlm.evaluation.references import suite
 from fedvlm.evaluation.references.heads import HeadClient, alone_heads
 from fedvlm.evaluation.references.logistic import NAMES_GRID, Frozen, regressions
+from fedvlm.evaluation.references.suite import (
+    ALONE,
+    BOUND,
+    TOGETHER,
+    Asked,
+    order,
+    zero_shots,
+)
 from fedvlm.federation.batches import IndexSplit
 from tests.evaluation.fakes import FakeModel, federated
 
@@ -248,9 +256,9 @@ def test_a_regression_does_not_hang_on_whose_is_solved_beside_it(
     frozen, held = Frozen(Source(), np.array(LABELS)), list[tuple[int, torch.dtype]]()  # type: ignore[arg-type]
     real = logistic._cross_validated
 
-    def watched(problems: Any, grid: Any) -> Any:
+    def watched(problems: Any, *rest: Any) -> Any:
         held.append((problems.w.shape[1], problems.x.dtype))
-        return real(problems, grid)
+        return real(problems, *rest)
 
     monkeypatch.setattr(logistic, "_cross_validated", watched)
     few = share(pick((0, range(3)), (3, range(3))), [], pick((0, range(10, 20))))

@@ -52,7 +52,8 @@ def test_moves_are_cut_and_divided_by_what_was_expected() -> None:
     """(6, 8) is cut to (1.2, 1.6), (0.3, 0.4) stays, weights are not read, 4 are expected."""
     found = PLAIN.release(moved([6.0, 8.0], [0.3, 0.4], weights=(1.0, 99.0)), home(), 1)
     assert (found.params["w"][0] - 3).tolist() == pytest.approx([1.5 / 4, 2.0 / 4])
-    assert len(found) == 1 and found.weight.tolist() == [1.0] and not found.metrics
+    assert found.weight.tolist() == [1.0] * 4 and not found.metrics
+    assert bool((found.params["w"] == found.params["w"][0]).all())
     idle = PLAIN.release(moved([6.0, 8.0], [0.3, 0.4], weights=(0.0, 1.0)), home(), 1)
     assert (idle.params["w"][0] - 3).tolist() == pytest.approx([0.3 / 4, 0.4 / 4])
 
@@ -68,7 +69,7 @@ def test_one_client_moves_the_sum_by_at_most_the_bound(seed: int) -> None:
     )
     start = {n: v[0] for n, v in whole.received.items()}
     every, less = (PLAIN.release(u, start, 1).params for u in (whole, whole.take([0, 1, 3, 4])))
-    gap = torch.cat([every[n] - less[n] for n in every], 1).norm() * PLAIN.expected
+    gap = torch.cat([every[n][0] - less[n][0] for n in every]).norm() * PLAIN.expected
     assert 0 < float(gap) <= PLAIN.clip * (1 + 1e-12)
 
 

@@ -32,8 +32,9 @@ from fedvlm.federation.aggregation.server_optim import SERVER_OPTIMS, ServerOpti
 from fedvlm.federation.aggregation.telltale import (
     Telltale,
     find_outliers,
+    measured_moves,
     outlier_sentence,
-    telltale,
+    tell,
 )
 from fedvlm.federation.aggregation.updates import Updates, join_updates, weighted_mean
 from fedvlm.federation.batches import SplitBatcher
@@ -52,6 +53,10 @@ def sent(*rows: Sequence[float], weights: Sequence[float] = (), home: Any = None
     start = torch.zeros_like(w) if home is None else torch.tensor(home).double().expand_as(w)
     weight = torch.tensor(list(weights) or [1.0] * len(w), dtype=torch.float64)
     return Updates(tuple(range(len(w))), {"w": w}, weight, received={"w": start})
+
+
+def telltale(updates: Updates) -> Telltale:
+    return tell(updates, measured_moves(updates).tolist())
 
 
 def by(rule: str, updates: Updates, **spec: Any) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedvlm.evaluation import references
+from fedvlm.evaluation.references import suite
 from fedvlm.runs.verify import beside
 
 FOUND: dict[str, Any] = {
@@ -26,7 +26,7 @@ RESULTS: dict[str, Any] = {
 
 
 def test_kinds_are_those_of_the_evaluation() -> None:
-    assert (beside.ALONE, beside.TOGETHER) == (references.ALONE, references.TOGETHER)
+    assert (beside.ALONE, beside.TOGETHER) == (suite.ALONE, suite.TOGETHER)
 
 
 def test_what_follows_is_left_in_peace() -> None:
