@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.blocks import Edits, FrozenBlock, Pair, Unreadable, as_it_is
+from fedvlm.models.towers.vision import Shell
 
 SITES = {
     "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
@@ -98,8 +99,8 @@ class PostNormBlock(FrozenBlock):
         return edits.norm(self.index, 2, x + edits.branch(self.index, "mlp", out), self.norms[1])
 
 
-class EncoderShell:
-    """The shell of an encoder (``vision.Shell``); its first row is the mark before the text.
+class EncoderShell(Shell):
+    """The shell of an encoder; its first row is the mark before the text.
 
     Raises:
         Unreadable: layers of another kind.
@@ -110,24 +111,16 @@ class EncoderShell:
     def __init__(self, visual: Any, backbone: Backbone) -> None:
         self.visual: EncoderTower = visual
         layers = visual.encoder.encoder.layer
-        self.blocks: list[FrozenBlock] = [_read(i, layer) for i, layer in enumerate(layers)]
+        self.blocks = [_read(i, layer) for i, layer in enumerate(layers)]
         self.tokens, self.width = backbone.image_size, backbone.embed_dim
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return what enters the first layer, ``[n, L, width]``, of token numbers ``[n, L]``."""
         return self.visual.entered(pixels)
 
-    def enter_norm(self, rows: Tensor) -> Tensor:
-        """Return the rows: the norm of the embeddings is part of the entry."""
-        return rows
-
     def pool(self, x: Tensor) -> Tensor:
         """Return features ``[n, width]`` of what leaves the last layer."""
         return mean_of_rows(x, is_there(x))
-
-    def project(self, rows: Tensor) -> Tensor:
-        """Return the rows: there is no projection."""
-        return rows
 
 
 def _read(index: int, layer: Any) -> FrozenBlock:

@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.peft import PeftSpec
-from fedvlm.models.encoders import EncoderBackbone, ImageSide
+from fedvlm.models.encoders import EncoderBackbone
 from fedvlm.models.load.openclip import build_model, load
+from fedvlm.models.load.vit import ViTBackbone
 from fedvlm.models.towers.prompts import encode_texts
 from fedvlm.models.vlmodel import VLModel
 from tests.models.encoders import arch_of
@@ -100,7 +101,7 @@ def test_what_is_missing_is_told_when_a_text_is_asked_for(
 ) -> None:
     model = bert(arch_of("bert"), tmp_path / "f", config, tokenizer)
     tower = load(f"local-dir:{tmp_path / 'f'}")
-    assert isinstance(tower, ImageSide) and not tower.has_text
+    assert isinstance(tower, ViTBackbone) and not tower.has_text
     pixels = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert relative(tower.encode_image(pixels), model.encode_image(pixels)) < 1e-6
