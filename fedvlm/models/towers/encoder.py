@@ -15,13 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from fedvlm.models.backbone import Backbone
+from fedvlm.models.encoders import SITES
 from fedvlm.models.towers.blocks import Edits, FrozenBlock, Pair, Unreadable, as_it_is
 from fedvlm.models.towers.vision import Shell
 
-SITES = {
-    "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
-    "o": "attention.output.dense", "fc": "intermediate.dense", "proj": "output.dense",
-}
+_PATHS = {site: paths[0] for site, paths in SITES.items()}  # BERT's and RoBERTa's
 
 
 class EncoderTower(nn.Module):
@@ -125,7 +123,7 @@ class EncoderShell(Shell):
 
 def _read(index: int, layer: Any) -> FrozenBlock:
     try:
-        linears = {site: layer.get_submodule(path) for site, path in SITES.items()}
+        linears = {site: layer.get_submodule(path) for site, path in _PATHS.items()}
         norms = layer.attention.output.LayerNorm, layer.output.LayerNorm
     except AttributeError as error:
         raise Unreadable(f"its layers are {type(layer).__name__}") from error
