@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree, numel
-from fedvlm.export.recipe import TOLERANCE, difference, noise_for, wanted_of
+from fedvlm.export.recipe import TOLERANCE, difference, noise_images, wanted_of
 from fedvlm.export.trained import TrainedModel
 from fedvlm.federation.module_trainer import FrozenModule
 from fedvlm.federation.toolbox.networks import OverNetwork
@@ -65,7 +65,7 @@ def without_pruned(trained: TrainedModel) -> TrainedModel:
             if isinstance(trained.trainer, OverNetwork) and trained.trainer.is_norm(name):
                 norms[name.rpartition(".")[0]] = at
     slim = replace(trained, params=params, trainer=_with_norms(trained, norms))
-    noise = noise_for(trained.model)
+    noise = noise_images(trained.model)
     gap = difference(wanted_of(slim, noise), wanted_of(trained, noise))
     if not gap <= TOLERANCE:
         raise FedvlmError(

@@ -307,7 +307,7 @@ def _prove(recipe: ExportRecipe, trained: TrainedModel, who: str) -> ExportRecip
     Raises:
         ConfigError: its logits are not the trainer's own.
     """
-    pixels = noise_for(trained.model)
+    pixels = noise_images(trained.model)
     wanted = wanted_of(trained, pixels)
     with torch.no_grad():
         try:
@@ -325,7 +325,7 @@ def _prove(recipe: ExportRecipe, trained: TrainedModel, who: str) -> ExportRecip
     return ExportRecipe(recipe.card, recipe.tensors, recipe.lora, gap, pixels, wanted)
 
 
-def noise_for(model: VLModel) -> Tensor:
+def noise_images(model: VLModel) -> Tensor:
     """Return the images ``[n, 3, S, S]`` that a proof looks at, the same each time."""
     side = model.backbone.image_size
     return torch.randn(PROBES, 3, side, side, generator=rng.stream(0, "export"))

@@ -22,7 +22,7 @@ from fedvlm.export.recipe import (
     ExportRecipe,
     Unheld,
     class_names_of,
-    noise_for,
+    noise_images,
     prediction_of,
     sets_card,
     transform_of,
@@ -107,7 +107,7 @@ def trace(trained: TrainedModel, why: Unheld) -> Traced:
     Raises:
         ConfigError: towers in bfloat16.
     """
-    pixels = noise_for(trained.model)
+    pixels = noise_images(trained.model)
     card = {
         "format": "fedvlm 1", "method": why.who, "classnames": class_names_of(trained),
         "adapted": [], "steps": [(STEP, "")], "transform": transform_of(trained.model),

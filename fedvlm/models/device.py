@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from fedvlm.core.precision import forbid_tf32, tf32_allowed
+from fedvlm.core.threads import forbid_tf32, tf32_allowed
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # read when the first product starts cuBLAS
 

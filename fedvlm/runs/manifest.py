@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedvlm.core.precision import matmul_precision, tf32_allowed
 from fedvlm.core.repository import PACKAGE
+from fedvlm.core.threads import matmul_precision, tf32_allowed
 from fedvlm.core.version import __version__
 from fedvlm.runs.private import public_command
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.core.precision import forbid_tf32, tf32_allowed
+from fedvlm.core.threads import forbid_tf32, tf32_allowed
 from fedvlm.runs.manifest import determinism
 
 B: Any = torch.backends

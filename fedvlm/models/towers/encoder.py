@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.encoders import SITES
-from fedvlm.models.towers.blocks import Edits, FrozenBlock, Pair, Unreadable, as_it_is
-from fedvlm.models.towers.vision import Shell
+from fedvlm.models.towers.blocks import Edits, FrozenBlock, Pair, Shell, Unreadable, as_it_is
 
 _PATHS = {site: paths[0] for site, paths in SITES.items()}  # BERT's and RoBERTa's
 

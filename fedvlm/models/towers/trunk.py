@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.towers.blocks import Rope, Unreadable
+from fedvlm.models.towers.blocks import Rope, Shell, Unreadable
 from fedvlm.models.towers.trunk_blocks import is_timm, read_trunk
-from fedvlm.models.towers.vision import Shell
 
 KINDS = ("VisionTransformer", "Eva")
 

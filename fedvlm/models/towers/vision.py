@@ -7,7 +7,6 @@ output is a stream of its own, ``tokens.<b>``, that can be computed once and kep
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,15 @@ from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.towers.blocks import STAGE, Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
+from fedvlm.models.towers.blocks import (
+    STAGE,
+    Edits,
+    FrozenBlock,
+    NoEdits,
+    Shell,
+    Unreadable,
+    read_blocks,
+)
 from fedvlm.models.towers.clip import is_encoder, is_image_tower, is_resnet, is_trunk
 
 PREFIX = "tokens."
@@ -29,41 +36,6 @@ INSIDE = (PREFIX, STAGES)  # what begins the name of a stream inside the tower
 def stream_name(block: int) -> str:
     """Return the name of the stream of activations that enter ``block``."""
     return f"{PREFIX}{block}"
-
-
-class Shell(ABC):
-    """What an image tower has around its blocks.
-
-    Attributes:
-        blocks: between entry and pool; none in a ResNet.
-        tokens, width, prefix, class_token: as ``VisionTower``'s.
-        one_row: only the first row is read out: behind the last block no other is needed.
-        has_patches: whether ``project`` is defined for single rows.
-    """
-
-    blocks: list[FrozenBlock]
-    tokens: int
-    width: int
-    prefix: int
-    class_token: bool
-    one_row: bool
-    has_patches: bool
-
-    @abstractmethod
-    def embed(self, pixels: Tensor) -> Tensor:
-        """Return what enters the first block, ``[n, tokens, width]``, of ``[n, 3, S, S]``."""
-
-    def enter_norm(self, rows: Tensor) -> Tensor:
-        """Return rows through the norm that stands before all blocks, if one does."""
-        return rows
-
-    @abstractmethod
-    def pool(self, x: Tensor) -> Tensor:
-        """Return features ``[n, d]`` of what leaves the last block."""
-
-    def project(self, rows: Tensor) -> Tensor:
-        """Return rows of the last block in the joint space, each for itself."""
-        return rows
 
 
 class ClipShell(Shell):
