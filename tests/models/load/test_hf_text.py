@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.export.traced import plain_model
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.peft import PeftSpec
 from fedvlm.models.encoders import EncoderBackbone
@@ -107,6 +108,7 @@ def test_what_is_missing_is_told_when_a_text_is_asked_for(
         assert relative(tower.encode_image(pixels), model.encode_image(pixels)) < 1e-6
     assert tower.logit_scale == pytest.approx(float(model.logit_scale.detach().exp()))
     whole = VLModel(tower, NAMES)
+    assert plain_model(whole).scale == tower.logit_scale  # as it is traced for ONNX
     assert lack in whole.notes[0] and "linear head starts at random" in whole.notes[0]
     for visual in ("none", "feature", "lora", "adapter"):
         tree = peft.build_tensors(PeftSpec("none", visual, "linear"), whole, torch.Generator())
