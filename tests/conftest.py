@@ -243,6 +243,15 @@ def few_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "few"))
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The same for all tests of a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
+        patch.setenv("FEDVLM_CACHE", str(tmp_path_factory.mktemp("few")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def quick_run(private_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of one finished ``jobs.SMALL``: to look at or to copy, not to change."""

@@ -58,9 +58,9 @@ def did_you_mean(word: str, known: Iterable[str], most: int = 1) -> str:
     return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
-def unknown_word(word: str, known: Sequence[str]) -> str:
+def unknown_word(word: str, known: Sequence[str], kind: str = "word") -> str:
     """Return ``unknown word 'X'; did you mean 'Y'? (known: Y, Z)``."""
-    return f"unknown word '{word}'{did_you_mean(word, known)} (known: {', '.join(known)})"
+    return f"unknown {kind} '{word}'{did_you_mean(word, known)} (known: {', '.join(known)})"
 
 
 def plural(number: int, word: str, many: str = "") -> str:

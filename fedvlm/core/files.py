@@ -61,7 +61,8 @@ def write_bytes(path: Path, data: bytes, private: bool = False) -> None:
                     file.flush()
                     _point("mid-temp", path)
                 file.write(data[len(data) // 2 :])
-                _sync(file.fileno(), file.flush)
+                file.flush()
+                os.fsync(file.fileno())
             _point("after-temp", path)
             os.replace(temporary, path)
             sync_folder(path.parent)
@@ -134,7 +135,7 @@ def append_line(path: Path, line: str) -> None:
                 _write_all(file.fileno(), data[: len(data) // 2])
                 _point("mid-append", path)
                 _write_all(file.fileno(), data[len(data) // 2 :])
-                _sync(file.fileno())
+                os.fsync(file.fileno())
             except OSError:
                 with contextlib.suppress(OSError):
                     os.ftruncate(file.fileno(), start)
@@ -300,12 +301,6 @@ def _write_all(handle: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]
-
-
-def _sync(handle: int, flush: Callable[[], None] | None = None) -> None:
-    if flush is not None:
-        flush()
-    os.fsync(handle)
 
 
 def _point(step: str, path: Path) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Generic, TypeVar
 
-from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.errors import ConfigError, fold, unknown_word
 
 T = TypeVar("T")
 
@@ -61,7 +61,10 @@ class Plugins:
 
 
 class TextLoader(SourceFileLoader):
-    """Runs a file as its text is now; Python's own cache does not see some edits of one second."""
+    """Runs a file as its text is now; Python's own cache does not see some edits of one second.
+
+    It leaves no ``__pycache__`` beside the file, which would have this machine's path and time.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the compiled text."""
@@ -144,9 +147,7 @@ def _known(name: str, known: Sequence[str], kind: str) -> str:
     """Return the known spelling of a name (see ``Plugins.load`` for errors)."""
     key = _spelled(name, known)
     if key is None:
-        raise ConfigError(
-            f"unknown {kind} '{name}'{did_you_mean(name, known)} (known: {', '.join(known)})"
-        )
+        raise ConfigError(unknown_word(name, known, kind))
     return key
 
 

@@ -1,4 +1,4 @@
-"""How many threads the work gets where nobody says, what threads do that wait, freed memory.
+"""How a process computes: threads where nobody says, those that wait, freed memory, TF32.
 
 OpenMP's threads spin while they wait for the next kernel. Beside other processes that costs more
 than the work itself (a demo beside two busy processes on two cores: 24 s of CPU for 4 s of work),
@@ -7,18 +7,24 @@ so without a number from the user they sleep.
 The C library of Linux gives large freed tensors back to the system and gets new ones page by page,
 each filled with zeros: 16 of 41 CPU seconds to encode 800 images (``docs/speed.md``). A process
 that computes on the CPU keeps them for its next tensors.
+
+Every operation of PyTorch has a word for float32 (``fp32_precision``), which decides. The older
+switches (``allow_tf32``) set some of the words, and cannot be read where the words say what no
+switch does. ``torch`` is given by the caller: a record is made without importing it.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 #: Backbones whose kernels are too short to be shared among threads.
 SMALL = ("tiny",)
 #: In bytes: what is freed below it is kept. The largest number that ``mallopt`` takes, and the
 #: largest of a glibc that has a bound for it (half of the largest heap of a thread, 64 bit).
 LARGEST, BOUNDED = 2**31 - 1, 2**25
+_TF32, _EXACT = "tf32", "ieee"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 
 
@@ -70,3 +76,27 @@ def usual_threads(
     if number is not None:
         return number
     return 1 if backbones and backbones <= set(SMALL) else max(1, cores // jobs)
+
+
+def tf32_allowed(torch: Any) -> tuple[bool, bool]:
+    """Return whether matrix products, and whether cuDNN's operations, may take TF32."""
+    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    words = (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
+    return products.fp32_precision == _TF32, _TF32 in words
+
+
+def forbid_tf32(torch: Any) -> None:
+    """Compute float32 as float32 on a GPU, whichever switch said otherwise."""
+    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    torch.set_float32_matmul_precision("highest")
+    products.allow_tf32 = cudnn.allow_tf32 = False
+    for operation in (products, cudnn.conv, cudnn.rnn):
+        operation.fp32_precision = _EXACT
+
+
+def matmul_precision(torch: Any) -> str:
+    """Return the precision of matrix products: ``highest``, ``high``, ``medium``, or a new word."""
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:  # the words say what no switch does
+        return str(torch.backends.cuda.matmul.fp32_precision)

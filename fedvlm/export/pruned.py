@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.core.trees import Tree, expand, numel
-from fedvlm.export.recipe import PROBES, TOLERANCE, difference
+from fedvlm.core.trees import Tree, numel
+from fedvlm.export.recipe import TOLERANCE, difference, noise_images, wanted_of
 from fedvlm.export.trained import TrainedModel
 from fedvlm.federation.module_trainer import FrozenModule
 from fedvlm.federation.toolbox.networks import OverNetwork
@@ -65,7 +65,8 @@ def without_pruned(trained: TrainedModel) -> TrainedModel:
             if isinstance(trained.trainer, OverNetwork) and trained.trainer.is_norm(name):
                 norms[name.rpartition(".")[0]] = at
     slim = replace(trained, params=params, trainer=_with_norms(trained, norms))
-    gap = difference(_noise_logits(slim), _noise_logits(trained))
+    noise = noise_images(trained.model)
+    gap = difference(wanted_of(slim, noise), wanted_of(trained, noise))
     if not gap <= TOLERANCE:
         raise FedvlmError(
             f"{trained.trainer.name}: the model without its pruned units predicts otherwise "
@@ -89,9 +90,8 @@ def costs(*models: TrainedModel) -> list[Cost]:
     with torch.no_grad():
         for trained in models:
             model, side = trained.model, trained.model.backbone.image_size
-            p = {n: v.to(model.device, model.dtype) for n, v in trained.params.items()}
             image = torch.zeros(1, 1, 3, side, side, device=model.device, dtype=model.dtype)
-            predict = trained.trainer.predictor(model, expand(p, 1))
+            predict = trained.trainer.predictor(model, trained.placed(model))
             forwards.append(partial(predict, {"pixels": image}))
             with FlopCounterMode(display=False) as counter:
                 forwards[-1]()
@@ -103,16 +103,6 @@ def costs(*models: TrainedModel) -> list[Cost]:
                 seen.append(time.perf_counter() - began)
     return [Cost(numel(t.params), f, 1e3 * statistics.median(s))
             for t, f, s in zip(models, flops, times, strict=True)]
-
-
-def _noise_logits(trained: TrainedModel) -> Tensor:
-    """Return a model's logits ``[PROBES, C]`` on the same noise each time."""
-    model, side = trained.model, trained.model.backbone.image_size
-    noise = torch.randn(1, PROBES, 3, side, side, generator=torch.Generator().manual_seed(0))
-    p = {n: v.to(model.device, model.dtype) for n, v in trained.params.items()}
-    with torch.no_grad():
-        predict = trained.trainer.predictor(model, expand(p, 1))
-        return predict({"pixels": noise.to(model.device, model.dtype)})[0]
 
 
 def _with_norms(trained: TrainedModel, kept: Mapping[str, Tensor]) -> Trainer:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.core.trees import Tree, expand, first_non_finite, matching
+from fedvlm.core.trees import Tree, first_non_finite, matching
 from fedvlm.export import runner
 from fedvlm.export.towers import arch_of, block_places, plain_visual, stage_places
 from fedvlm.export.trained import TrainedModel
@@ -168,7 +168,7 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
     else:
         steps.append(("cosine", "text"))
         with torch.no_grad():
-            text = trainer.text_features(model, expand(_placed(trained), 1))
+            text = trainer.text_features(model, trained.placed(model))
         if model.sets and model.has_text:  # scale * z . (text - neutral)
             text = text - model.neutral
         tensors["text"] = text[0].detach().cpu().float().contiguous().clone()
@@ -279,11 +279,6 @@ def _lora_scale(trained: TrainedModel, who: str) -> float:
     return float(trained.trainer.spec.scale)
 
 
-def _placed(trained: TrainedModel) -> Tree:
-    model = trained.model
-    return {n: v.detach().to(model.device, model.dtype) for n, v in trained.params.items()}
-
-
 def transform_of(model: VLModel) -> dict[str, Any]:
     """Return the image transform as plain values."""
     return {k: list(v) if isinstance(v, tuple) else v
@@ -312,12 +307,11 @@ def _prove(recipe: ExportRecipe, trained: TrainedModel, who: str) -> ExportRecip
     Raises:
         ConfigError: its logits are not the trainer's own.
     """
-    model, side = trained.model, trained.model.backbone.image_size
-    pixels = torch.randn(PROBES, 3, side, side, generator=rng.stream(0, "export"))
+    pixels = noise_images(trained.model)
     wanted = wanted_of(trained, pixels)
     with torch.no_grad():
         try:
-            ours = recipe.module(model)(pixels)
+            ours = recipe.module(trained.model)(pixels)
         except KeyError as error:
             raise Unheld(who, f"{who} has no tensor {error}, which the others need") from error
     gap = difference(ours, wanted)
@@ -331,22 +325,28 @@ def _prove(recipe: ExportRecipe, trained: TrainedModel, who: str) -> ExportRecip
     return ExportRecipe(recipe.card, recipe.tensors, recipe.lora, gap, pixels, wanted)
 
 
+def noise_images(model: VLModel) -> Tensor:
+    """Return the images ``[n, 3, S, S]`` that a proof looks at, the same each time."""
+    side = model.backbone.image_size
+    return torch.randn(PROBES, 3, side, side, generator=rng.stream(0, "export"))
+
+
 def wanted_of(trained: TrainedModel, pixels: Tensor) -> Tensor:
     """Return the trainer's own logits ``[n, C]`` of ``pixels [n, 3, S, S]``, float32 on the CPU."""
     model = trained.model
     with torch.no_grad():
-        predict = prediction_of(trained, model, expand(_placed(trained), 1))
+        predict = prediction_of(trained, model)
         streams = {"pixels": pixels[None].to(model.device, model.dtype)}
         return predict(streams)[0].detach().cpu().float()
 
 
-def prediction_of(trained: TrainedModel, model: VLModel, params: Tree) -> Predictor:
-    """Return ``x -> logits [K, B, C]``; of a model trained on captions features ``[K, B, d]``.
+def prediction_of(trained: TrainedModel, model: VLModel) -> Predictor:
+    """Return ``x -> logits [1, B, C]``; of a model trained on captions features ``[1, B, d]``.
 
     Args:
         model: the towers that compute it.
-        params: the model's tensors with an axis for clients.
     """
+    params = trained.placed(model)
     if not trained.facts.captioned:
         return trained.trainer.predictor(model, params)
     return lambda x: F.normalize(trained.trainer.image_features(model, params, x), dim=-1)
@@ -358,22 +358,6 @@ def difference(ours: Tensor, wanted: Tensor) -> float:
         return float("inf")
     gap = (ours.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp_min(1)
     return float(gap) if bool(gap.isfinite()) else float("inf")
-
-
-def classifier(recipe: ExportRecipe) -> Tree:
-    """Return what stands beside a tower that another library computes: class features ``[C, d]``.
-
-    None of a model trained on captions.
-
-    Raises:
-        ConfigError: prediction needs more than that.
-    """
-    if recipe.beyond:
-        raise ConfigError(
-            f"prediction needs {recipe.beyond}, which the format cannot hold: use --format "
-            "safetensors or onnx"
-        )
-    return {name: value for name, value in recipe.tensors.items() if name == "text"}
 
 
 def steps_in_words(steps: Sequence[Sequence[str]]) -> str:

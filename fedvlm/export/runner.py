@@ -167,12 +167,14 @@ def load(folder):
 
 
 # part: end
-TAIL = """
+_START = """
 if __name__ == "__main__":
     from pixels import decode  # beside this file
 
     model = load(Path(__file__).resolve().parent)
     look = image_transform_v2(PreprocessCfg(**model.card["transform"]), is_train=False)
+"""
+TAIL = _START + """\
     for image in sys.argv[1:]:
         logits = model(look(decode(Path(image).read_bytes()))[None])[0].tolist()
         name = model.card["classnames"][logits.index(max(logits))]
@@ -190,12 +192,7 @@ WITH_FEATURE = (  # where there are no classes
 """, """        feature = model(look(decode(Path(image).read_bytes()))[None])[0].tolist()
         print(json.dumps({"image": image, "feature": feature}))
 """)
-SETS_TAIL = """
-if __name__ == "__main__":
-    from pixels import decode  # beside this file
-
-    model = load(Path(__file__).resolve().parent)
-    look = image_transform_v2(PreprocessCfg(**model.card["transform"]), is_train=False)
+SETS_TAIL = _START + """\
     sets = model.card["sets"]
     for image in sys.argv[1:]:
         logits = model(look(decode(Path(image).read_bytes()))[None])[0]

@@ -18,13 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedvlm.core import rng
-from fedvlm.core.trees import expand
 from fedvlm.export.recipe import (
-    PROBES,
     ExportRecipe,
     Unheld,
     class_names_of,
+    noise_images,
     prediction_of,
     sets_card,
     transform_of,
@@ -75,9 +73,8 @@ class Prediction(nn.Module):
     def __init__(self, trained: TrainedModel, plain: VLModel) -> None:
         super().__init__()
         self.towers = nn.ModuleList([plain.backbone.model.visual])
-        params = {n: v.detach().to(plain.device, plain.dtype) for n, v in trained.params.items()}
         with torch.no_grad():
-            self._predict = prediction_of(trained, plain, expand(params, 1))
+            self._predict = prediction_of(trained, plain)
             side = plain.backbone.image_size
             self(torch.zeros(2, 3, side, side))  # builds what is built once, outside of the graph
 
@@ -110,15 +107,13 @@ def trace(trained: TrainedModel, why: Unheld) -> Traced:
     Raises:
         ConfigError: towers in bfloat16.
     """
-    model, side = trained.model, trained.model.backbone.image_size
-    pixels = torch.randn(PROBES, 3, side, side, generator=rng.stream(0, "export"))
+    pixels = noise_images(trained.model)
     card = {
         "format": "fedvlm 1", "method": why.who, "classnames": class_names_of(trained),
-        "adapted": [], "steps": [(STEP, "")], "transform": transform_of(model),
+        "adapted": [], "steps": [(STEP, "")], "transform": transform_of(trained.model),
         **sets_card(trained),
     }
-    logits = wanted_of(trained, pixels)
-    return Traced(card, {}, {}, 0.0, pixels, logits, of=trained)
+    return Traced(card, {}, {}, 0.0, pixels, wanted_of(trained, pixels), of=trained)
 
 
 def plain_model(model: VLModel) -> VLModel:
@@ -129,6 +124,7 @@ def plain_model(model: VLModel) -> VLModel:
         clip, backbone.tokenizer, name=backbone.name, weights=backbone.weights, arch=backbone.arch,
         spec=backbone.transform_spec, plain=True,
     )
+    plain.logit_scale = backbone.logit_scale  # an image tower alone may be part of a CLIP
     whole = VLModel(
         plain, model.classnames, templates=model.templates, packed=model.packed,
         image_chunk=AT_ONCE, sets=model.sets,

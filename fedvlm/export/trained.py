@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedvlm.core.trees import Tree
+from fedvlm.core.trees import Tree, expand
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
 
@@ -62,3 +62,8 @@ class TrainedModel:
     def classnames(self) -> tuple[str, ...]:
         """Class names by label."""
         return self.model.classnames
+
+    def placed(self, model: VLModel) -> Tree:
+        """Return the tensors where ``model`` computes, in its type, with an axis of one client."""
+        here = {n: v.detach().to(model.device, model.dtype) for n, v in self.params.items()}
+        return expand(here, 1)

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 
 from fedvlm.core import files, pixels
-from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
+from fedvlm.core.errors import ConfigError, FedvlmError, unknown_word
 from fedvlm.core.transform import TextSpec
 from fedvlm.export.card import index, readme
 from fedvlm.export.formats import onnx_file, openclip, peft_folder, tensors
@@ -134,10 +134,7 @@ def export_all(
 
 def _format(name: str) -> ModuleType:
     if name not in FORMATS:
-        raise ConfigError(
-            f"unknown export format '{name}'{did_you_mean(name, FORMATS)} "
-            f"(known: {', '.join(FORMATS)})"
-        )
+        raise ConfigError(unknown_word(name, list(FORMATS), "export format"))
     return FORMATS[name]
 
 

@@ -22,8 +22,10 @@ from fedvlm.federation.aggregation.lora import (
     fresh,
     mean_by_rank,
     norm_weights,
+    product_svd,
     residual,
     shared_sites,
+    shares,
 )
 from fedvlm.federation.aggregation.rules import MEAN
 from fedvlm.federation.aggregation.updates import Updates, require_finite, weighted_mean
@@ -33,7 +35,6 @@ from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.roles import RoleTrainer
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.adapt import peft
-from fedvlm.models.adapt.average import average_peft
 from fedvlm.models.towers.adapters import (
     DELTA,
     FACTOR_A,
@@ -246,13 +247,12 @@ class PeftTrainer(RoleTrainer):
         """
         kind, p, weight = self.spec.average, updates.params, updates.weight.tolist()
         lora = shared_sites(p) if self.spec.has_lora else []
-        if kind == "product_svd" and self.spec.has_lora:
-            each = [{n: v[k] for n, v in p.items()} for k in range(len(updates))]
-            return require_finite(average_peft(each, weight, kind, bool(self.spec.ranks)))
         tree = super().combine(ctx, updates)
         factors = {s + end: tree[s + end] for s in lora for end in (FACTOR_A, FACTOR_B)
                    if s + end in tree}
-        if kind == "fair" and lora:
+        if kind == "product_svd" and lora:
+            tree |= require_finite(product_svd(p, weight, ordered=bool(self.spec.ranks)))
+        elif kind == "fair" and lora:
             tree |= require_finite(fair(p, shares(weight), factors, self.spec.ridge))
         elif kind == "by_norm" and lora:
             own = replace(updates, params={n: p[n] for n in factors})
@@ -310,8 +310,3 @@ def takes_peft(method: type[Trainer]) -> TypeGuard[type[PeftTrainer]]:
 def calls_on(hook: Callable[..., object], *names: str) -> bool:
     """Tell whether the code of a hook calls one of ``names``, its base's own among them."""
     return bool({*names} & {*inspect.unwrap(hook).__code__.co_names})
-
-
-def shares(weights: Sequence[float]) -> list[float]:
-    """Return weights that sum to one."""
-    return [w / sum(weights) for w in weights]

@@ -22,6 +22,7 @@ from fedvlm.federation.peft_trainer import takes_peft
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import Built
 from fedvlm.runs.identity import RunPath
+from fedvlm.runs.manifest import device_of
 
 DRAFT = "draft"  # at the end of a draft's tag
 _HASH = 8  # digits of an index file's hash
@@ -77,6 +78,9 @@ def header(built: Built) -> dict[str, object]:
     frozen = sum(p.numel() for p in built.backbone.model.parameters())
     roster = built.federation.roster
     unseen = f", {len(roster.unseen)} of them never train" if roster.unseen else ""
+    device = str(built.model.device)
+    if built.model.device.type == "cuda":
+        device += f" ({device_of(built.identity)['name']})"
     return {
         "method": cfg.TRAINER.NAME,
         "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} "
@@ -84,7 +88,7 @@ def header(built: Built) -> dict[str, object]:
                    f"({cfg.DATASET.SUBSAMPLE_CLASSES}), {_shots(cfg.DATASET.NUM_SHOTS)}",
         "clients": f"{len(roster)}, {partition_name(cfg)}{unseen}",
         "images": images_line(built.data, roster),
-        "backbone": f"{cfg.MODEL.BACKBONE.NAME} on {built.model.device.type}, {cfg.MODEL.PREC}",
+        "backbone": f"{cfg.MODEL.BACKBONE.NAME} on {device}, {cfg.MODEL.PREC}",
         "trainable": f"{count:,} of {frozen + count:,} ({100 * count / (frozen + count):.2f} %), "
                      f"{shared} tensor{'s' * (shared != 1)} shared, {personal} personal",
         "seeds": f"model {cfg.SEED}, data {cfg.DATA_SEED}",

@@ -26,7 +26,7 @@ class Backbone:
 
     Args:
         model: open_clip's ``CLIP`` or ``CustomTextCLIP`` in fp32 (or float64).
-        tokenizer: callable (texts, context_length=) -> ids [n, L].
+        tokenizer: callable (texts, context_length=) -> ids [n, L]; None: no text tower.
         name, weights: as the user gave them.
         arch: the model config, part of the digest.
         spec: image transform.
@@ -47,7 +47,7 @@ class Backbone:
     def __init__(
         self,
         model: nn.Module,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None = None,
         *,
         name: str,
         weights: str,
@@ -63,7 +63,7 @@ class Backbone:
         self.arch, self.dtype, self.device = arch, dtype, torch.device(device)
         self.model: Any = model.eval().requires_grad_(False)
         self.text_tower: Any = getattr(model, "text", model)
-        self.tokenizer = tokenizer
+        self.tokenizer: Any = tokenizer
         if self.has_text:
             self._check_texts()
         self.digest = digest_of(model, arch)
@@ -158,9 +158,17 @@ class Backbone:
         return torch.randn(count, 3, side, side, generator=generator)
 
     def tokenize(self, texts: Iterable[str], context_length: int | None = None) -> Tensor:
-        """Token ids [n, context_length] of texts (cut at the end where too long)."""
-        length = context_length or self.context_length
-        return self.tokenizer(list(texts), context_length=length).to(self.device)
+        """Token ids [n, context_length] of texts (cut at the end where too long).
+
+        Raises:
+            FedvlmError: there is no text tower; the message says why.
+        """
+        if not self.has_text:
+            raise self.no_text()
+        ids: Tensor = self.tokenizer(
+            list(texts), context_length=context_length or self.context_length
+        )
+        return ids.to(self.device)
 
     def token_ends(self, ids: Tensor) -> Tensor:
         """Position [n] of the end-of-text token in each row of ``ids`` [n, L]."""

@@ -7,6 +7,8 @@ import os
 
 import torch
 
+from fedvlm.core.threads import forbid_tf32, tf32_allowed
+
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # read when the first product starts cuBLAS
 
 
@@ -28,8 +30,8 @@ def compute_in_order(device: torch.device, fast: bool = False) -> None:
     # As torch.use_deterministic_algorithms, which loads the compiler: 1.2 s (PyTorch 2.15).
     torch.set_deterministic_debug_mode("default" if fast else "error")
     cudnn = torch.backends.cudnn
-    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, False
-    torch.backends.cuda.matmul.allow_tf32 = False
+    cudnn.deterministic, cudnn.benchmark = True, False
+    forbid_tf32(torch)
     torch.backends.cuda.enable_cudnn_sdp(fast)
 
 
@@ -60,11 +62,11 @@ def cuda_words(device: torch.device) -> str:
 
 def cuda_identity(device: torch.device) -> dict[str, object]:
     """Return what of a CUDA device decides about bits: its name, PyTorch's build, TF32, order."""
+    products, cudnn = tf32_allowed(torch)
     return {
         "name": torch.cuda.get_device_name(device),
         "algorithms": torch.are_deterministic_algorithms_enabled(),
-        "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
-        "cudnn_tf32": bool(torch.backends.cudnn.allow_tf32),
+        "tf32": products, "cudnn_tf32": cudnn,
         "torch": str(torch.__version__), "cuda": torch.version.cuda,
         "build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
     }

@@ -1,4 +1,4 @@
-"""Text towers that are not CLIP's: transformers' encoders, CoCa's, and an image tower without one.
+"""Text towers that are not CLIP's: transformers' encoders, and CoCa's.
 
 open_clip wraps BERT, RoBERTa, XLM-R, T5, mT5 and M2M-100 (NLLB) encoders as ``HFTextEncoder``: an
 encoder, the tower's own pooler (first token, mean, or a pooling layer) and a projection. Padding is
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.errors import ConfigError
 from fedvlm.models.backbone import Backbone, project_text
 from fedvlm.models.towers.blocks import Edits
 
@@ -54,34 +54,6 @@ class EncoderLayer:
         return out, into
 
 
-class ImageSide(Backbone):
-    """The image tower of a build whose text tower could not be had.
-
-    Args:
-        lack: why; raised as soon as something asks for a text.
-        place: as for ``Backbone``.
-    """
-
-    has_text = standard = False
-
-    def __init__(self, model: nn.Module, lack: FedvlmError, **place: Any) -> None:
-        def refuse(*_: Any, **__: Any) -> Tensor:
-            raise lack
-
-        super().__init__(model, refuse, **place)
-        self.lack = lack
-        self.notes = (
-            f"the text tower of '{self.name}' is left out ({lack}): zero-shot accuracy is not "
-            "known, and a linear head starts at random",
-        )
-
-    def _read_facts(self) -> None:
-        self.embed_dim, self.image_size = int(self.arch["embed_dim"]), self.transform_spec.size
-        self.text_width = self.context_length = 0
-        self.causal, self.pool = False, ""
-        self.logit_scale, self.logit_bias = float(self.model.logit_scale.exp()), None
-
-
 class EncoderBackbone(Backbone):
     """A backbone whose text tower is open_clip's ``HFTextEncoder``."""
 
@@ -104,7 +76,7 @@ class EncoderBackbone(Backbone):
         places = int(getattr(config, "max_position_embeddings", 0) or 0)
         if places and config.model_type in ("roberta", "xlm-roberta"):
             places -= self.pad + 1  # their first position is the one behind padding's
-        given = int(self.tokenizer.context_length)  # type: ignore[attr-defined]
+        given = int(self.tokenizer.context_length)
         self.context_length = min(given, places) if places else given
         self.causal, self.pool = False, "eos"
         self._read_logits()

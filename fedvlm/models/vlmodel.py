@@ -489,8 +489,11 @@ class VLModel:
 
         It has everybody's templates, and none of single clients.
         """
+        return self._alike(self.classnames, self.templates)
+
+    def _alike(self, names: Sequence[str], templates: Sequence[str]) -> VLModel:
         return VLModel(
-            self.backbone, self.classnames, templates=self.templates, packed=self.packed,
+            self.backbone, names, templates=templates, packed=self.packed,
             image_chunk=self.image_chunk, bf16_text=self.bf16_text, sets=self.sets,
         )
 
@@ -516,15 +519,7 @@ class VLModel:
         """
         key = (tuple(names), tuple(self.templates if templates is None else templates))
         if key not in self._family:
-            other = VLModel(
-                self.backbone,
-                key[0],
-                templates=key[1],
-                packed=self.packed,
-                image_chunk=self.image_chunk,
-                bf16_text=self.bf16_text,
-                sets=self.sets,
-            )
+            other = self._alike(*key)
             other.counters, other.constants = self.counters, self.constants
             other.notes, other._family = self.notes, self._family
             other._text_path, other._vision = self._text_path, self._vision

@@ -25,7 +25,14 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.runs import manifest, metrics, state
 from fedvlm.runs.claim import ClaimedFolder
-from fedvlm.runs.identity import FORMAT, Present, config_text, identity_plain
+from fedvlm.runs.identity import (
+    DEVICE_KEYS,
+    FORMAT,
+    Present,
+    config_text,
+    identity_digest,
+    identity_plain,
+)
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.private import (
     private_values,
@@ -213,9 +220,10 @@ class RunFolder(ClaimedFolder):
         """
         session = self._manifest["sessions"][-1]
         about = {k: session[k] for k in ("command", "started", "versions", "git", "machine")}
+        elsewhere = {k: v for k, v in session["machine"].items() if k in DEVICE_KEYS}
         about |= {
             "ended": manifest.now(), "determinism": manifest.determinism(),
-            "device": manifest.device_of(str(self.identity.get("device", "cpu"))),
+            "device": manifest.device_of(self.identity | elsewhere),
         }
         record: dict[str, Any] = files.json_ready({
             "format": FORMAT, "draft": self.draft, "identity_digest": self.digest,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.repository import PACKAGE
+from fedvlm.core.threads import matmul_precision, tf32_allowed
 from fedvlm.core.version import __version__
 from fedvlm.runs.private import public_command
 
@@ -127,12 +128,11 @@ def determinism() -> dict[str, Any]:
     torch = sys.modules.get("torch")  # not imported for a record's sake
     if torch is None:
         return {}
-    cudnn = torch.backends.cudnn
+    cudnn, (products, convolutions) = torch.backends.cudnn, tf32_allowed(torch)
     return {
         "algorithms": torch.are_deterministic_algorithms_enabled(),
         "cudnn_deterministic": bool(cudnn.deterministic), "cudnn_benchmark": bool(cudnn.benchmark),
-        "tf32": bool(torch.backends.cuda.matmul.allow_tf32), "cudnn_tf32": bool(cudnn.allow_tf32),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32": products, "cudnn_tf32": convolutions, "matmul_precision": matmul_precision(torch),
         "threads": torch.get_num_threads(), "interop_threads": torch.get_num_interop_threads(),
         "torch": str(torch.__version__), "cuda": torch.version.cuda,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -140,19 +140,14 @@ def determinism() -> dict[str, Any]:
     }
 
 
-def device_of(kind: str) -> dict[str, str]:
-    """Return the device that a process computes on.
-
-    Args:
-        kind: ``cpu``, ``cuda`` or ``mps``, as the run's identity has it.
+def device_of(identity: Mapping[str, Any]) -> dict[str, str]:
+    """Return the device that an identity's run computes on.
 
     Returns:
-        ``type``, and its ``name``: of the processor or of the current GPU.
+        ``type`` (``cpu``, ``cuda`` or ``mps``), and its ``name``: of the processor or of that GPU.
     """
-    torch = sys.modules.get("torch")
-    if kind == "cuda" and torch is not None and torch.cuda.is_available():
-        return {"type": kind, "name": str(torch.cuda.get_device_name())}
-    return {"type": kind, "name": _processor()}
+    cuda = identity.get("cuda") or {"name": _processor()}
+    return {"type": str(identity.get("device", "cpu")), "name": str(cuda["name"])}
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -121,10 +121,12 @@ def _driver(patch: pytest.MonkeyPatch, cards: int, memory: int) -> None:
         "is_available": True, "device_count": cards, "is_initialized": True, "_lazy_init": None,
         "current_device": 0, "memory_allocated": 0, "max_memory_allocated": 0,
         "synchronize": None, "set_rng_state": None, "manual_seed": None, "manual_seed_all": None,
-        "get_device_name": "pretend", "mem_get_info": (memory, memory), "empty_cache": None,
+        "mem_get_info": (memory, memory), "empty_cache": None,
         "get_device_capability": (9, 0),
     }.items():
         patch.setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
+    patch.setattr(torch.cuda, "get_device_name", lambda at=0: "pretend" + (
+        f" {at.index}" if isinstance(at, torch.device) and at.index else ""))
     patch.setattr(torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state())
     begun: list[bool] = []
     patch.setattr(torch.cuda, "init", lambda: begun.append(True))

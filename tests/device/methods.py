@@ -10,6 +10,8 @@ from tests.device.card import pretend_card
 from tests.device.tally import Tally
 
 SMALL = ("--device", "cuda", "--num-users", "3", "--batch-size", "2", "--eval-every", "2")
+# A third of a small run's kernels are its baselines', the same ones for every method.
+ALONE = ("TEST.REFERENCES", "False")
 MORE = {  # what two epochs need
     "FedDecomp": ("--local-epochs", "2"), "FedRep": ("--local-epochs", "2"),
 }

@@ -11,16 +11,17 @@ from fedvlm.cli.main import main
 from tests import jobs
 from tests.data.columns.publishers import picture
 from tests.device.card import pretend_card
-from tests.device.methods import READS, check_bounds, on_card, trainer_names
+from tests.device.methods import ALONE, READS, check_bounds, on_card, trainer_names
 from tests.models.trunks import small
 
 SOME = ("FedTV", "pFedMoAP", "SCAFFOLD")  # of every `make test`
 
 
-@pytest.mark.usefixtures("few_on_card")
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("method", SOME)
 def test_some_methods(tmp_path: Path, method: str) -> None:
-    check_bounds(method, on_card(tmp_path, method))
+    """The first with the baselines."""
+    check_bounds(method, on_card(tmp_path, method, *(ALONE if method != SOME[0] else ())))
 
 
 def test_a_run_on_sets_of_labels(tmp_path: Path) -> None:
@@ -71,11 +72,11 @@ def test_states_on_disk(tmp_path: Path, method: str) -> None:
     check_bounds(method, on_card(tmp_path, method, "FED.STORE", "disk"), "fedvlm/runs/tensors.py")
 
 
-@pytest.mark.usefixtures("few_on_card")
+@pytest.mark.usefixtures("few")
 def test_the_numbers_are_those_of_the_cpu(tmp_path: Path) -> None:
-    on_card(tmp_path / "card", "FedAvg")
+    on_card(tmp_path / "card", "FedAvg", *ALONE)
     words = ("--num-users", "3", "--batch-size", "2", "--eval-every", "2", "--device", "cpu")
-    assert jobs.run(tmp_path / "cpu", "--trainer", "FedAvg", *words) == 0
+    assert jobs.run(tmp_path / "cpu", "--trainer", "FedAvg", *words, *ALONE) == 0
     ours, theirs = jobs.state(tmp_path / "card"), jobs.state(tmp_path / "cpu")
     assert ours.keys() == theirs.keys()
     for name, v in theirs.items():

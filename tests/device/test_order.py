@@ -40,20 +40,26 @@ from fedvlm.models.features.store import default_dir
 from fedvlm.models.load.backbones import load_backbone
 from tests import jobs
 from tests.device.card import GIB, pretend_card
-from tests.device.methods import SMALL
+from tests.device.methods import ALONE, SMALL
 from tests.device.tensor import host_of
 
-pytestmark = pytest.mark.usefixtures("few_on_card")
+pytestmark = pytest.mark.usefixtures("few")
 
 
-def test_a_run_says_on_what_and_leaves_a_cpu_alone(tmp_path: Path) -> None:
-    with pretend_card():
-        assert jobs.run(tmp_path, "--trainer", "LocalOnly", *SMALL, "--rounds", "1") == 0
+def test_a_run_says_on_what_and_leaves_a_cpu_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*SMALL, *ALONE, "--rounds", "1", "--device", "cuda:1")
+    with pretend_card(cards=2):
+        assert jobs.run(tmp_path, "--trainer", "LocalOnly", *words) == 0
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.backends.cudnn.allow_tf32
     assert not torch.are_deterministic_algorithms_enabled()
+    assert "tiny on cuda:1 (pretend 1), fp32" in capsys.readouterr().out
+    results = json.loads((jobs.folder(tmp_path) / "results.json").read_text())
+    assert results["run_info"]["device"] == {"type": "cuda", "name": "pretend 1"}
     told = json.loads((jobs.folder(tmp_path) / "manifest.json").read_text())["identity"]
-    assert told["device"] == "cuda" and told["cuda"]["name"] == "pretend"
+    assert told["device"] == "cuda" and told["cuda"]["name"] == "pretend 1"
     assert told["cuda"]["algorithms"] is True and told["cuda"]["cudnn_tf32"] is False
     assert told["chunk"] > 16
 
@@ -153,7 +159,7 @@ def raiser(error: Exception) -> Callable[[], int]:
 def test_a_folder_goes_on_elsewhere_only_on_purpose(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--trainer", "FedAvg", *SMALL)
+    words = ("--trainer", "FedAvg", *SMALL, *ALONE)
     for place in ("stopped", "whole"):
         assert jobs.run(tmp_path / place, *words, "--device", "cpu") == 0
     path = jobs.folder(tmp_path / "stopped")
@@ -173,6 +179,8 @@ def test_a_folder_goes_on_elsewhere_only_on_purpose(
     assert "begun on cpu, 16 clients at once, continued on cuda (pretend), 256" in said.out
     assert "resuming after round 1" in said.out
     told = json.loads((path / "manifest.json").read_text())
+    results = json.loads((path / "results.json").read_text())
+    assert results["run_info"]["device"] == {"type": "cuda", "name": "pretend"}
     assert told["identity"]["device"] == "cpu"
     assert told["sessions"][1]["machine"]["cuda"]["name"] == "pretend"
     ours, theirs = jobs.state(tmp_path / "stopped"), jobs.state(tmp_path / "whole")
@@ -194,7 +202,7 @@ def test_pooling_by_a_product(size: int, parts: int) -> None:
 def test_fast_leaves_the_order_open_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--trainer", "LocalOnly", *SMALL, "--rounds", "1")
+    words = ("--trainer", "LocalOnly", *SMALL, *ALONE, "--rounds", "1")
     with pretend_card():
         assert jobs.run(tmp_path, *words, "--fast") == 0
         assert not torch.are_deterministic_algorithms_enabled()

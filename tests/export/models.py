@@ -52,14 +52,16 @@ class Images:
 
 
 def federation(
-    trainer: str, words: Sequence[str] = (), backbone: Backbone | None = None
+    trainer: str, words: Sequence[str] = (), backbone: Backbone | None = None, images: int = 4
 ) -> Federation:
+    """Two clients that train on so many images each."""
     cfg = resolve(parse(["--demo", "--trainer", trainer, *words])).jobs[0].cfg
     method, model = load_trainer(trainer)(cfg), VLModel(backbone or tiny(), NAMES)
     side, gen = model.backbone.image_size, stream(3, "images")
     pixels = torch.randn(SAMPLES, 3, side, side, generator=gen).to(model.dtype)
     labels = torch.arange(SAMPLES) % len(NAMES)
-    splits = [IndexSplit(*np.split(part, [12, 14])) for part in np.arange(SAMPLES).reshape(2, 16)]
+    splits = [IndexSplit(*np.split(part, [images, images + 2]))
+              for part in np.arange(SAMPLES).reshape(2, 16)]
     batcher = SplitBatcher(
         PixelSource(lambda i, view: pixels[i], labels), splits, 4, 1, 1, 2, torch.device("cpu"),
         model.dtype,
@@ -72,10 +74,10 @@ def federation(
 
 def trained(
     trainer: str, words: Sequence[str] = (), *, noise: float = 0.05,
-    backbone: Backbone | None = None,
+    backbone: Backbone | None = None, images: int = 4,
 ) -> TrainedModel:
     """Client 1's model after a round; ``noise`` moves what starts without effect (LoRA's B)."""
-    fed = federation(trainer, words, backbone)
+    fed = federation(trainer, words, backbone, images)
     state = fed.run()
     p: Tree = {}
     for ids, rows in fed.personal(state, [1]):

@@ -64,7 +64,7 @@ def cells(name: str, rows: Iterable[str] | None = None) -> Iterator[MatrixCell]:
     formats = [f for f in FORMATS if f != "onnx" or not onnx_file.missing_packages()]
     for row, (method, said) in models(name).items():
         if rows is None or row in rows:
-            whole = trained(method, said, backbone=backbone(name))
+            whole = trained(method, said, backbone=backbone(name), images=12)
             yield from try_exports({row: whole}, formats)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -77,7 +78,9 @@ def test_run_py_predicts_an_image_without_fedvlm(
     assert len((tmp_path / "out" / "run.py").read_text().splitlines()) <= 60
 
 
-def test_run_py_reads_files_of_all_modes_as_fedvlm_does(tmp_path: Path) -> None:
+def test_run_py_reads_files_of_all_modes_as_fedvlm_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """16-bit X-rays above all: Pillow's own conversion shows them as white, whoever is on them."""
     values = np.random.default_rng(4).integers(0, 1 << 16, (40, 52), dtype=np.uint16)
     grey = (values >> 8).astype(np.uint8)
@@ -98,13 +101,16 @@ def test_run_py_reads_files_of_all_modes_as_fedvlm_does(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in (*files, "palette.png")]
     whole = trained("fedavg", ("--peft", "prompt"))
     export(whole, tmp_path / "out", "safetensors")
-    done = subprocess.run(
-        [sys.executable, tmp_path / "out" / "run.py", *paths], capture_output=True, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+    capsys.readouterr()
+    with monkeypatch.context() as started:  # as Python starts it, in this process
+        started.syspath_prepend(str(tmp_path / "out"))
+        started.setattr(sys, "argv", ["run.py", *map(str, paths)])
+        started.setitem(sys.modules, "pixels", None)
+        started.delitem(sys.modules, "pixels")  # and not there afterwards
+        runpy.run_path(str(tmp_path / "out" / "run.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
     wanted = torch.cat([own(whole, path)[1] for path in paths])
-    logits = torch.tensor([json.loads(line)["logits"] for line in done.stdout.splitlines()])
+    logits = torch.tensor([json.loads(line)["logits"] for line in lines])
     for path, a, b in zip(paths, logits, wanted, strict=True):
         assert difference(a, b) <= 1e-5, path.name
     white = tmp_path / "white.png"

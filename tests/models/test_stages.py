@@ -22,7 +22,7 @@ from fedvlm.models.adapt.peft import PeftSpec
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import check_streams
 from fedvlm.models.load import torchvision
-from fedvlm.models.load.vit import VisionOnly, ViTBackbone, no_text
+from fedvlm.models.load.vit import VisionOnly, ViTBackbone
 from fedvlm.models.stages import has_stages
 from fedvlm.models.towers.blocks import Edits
 from fedvlm.models.vlmodel import VLModel, tower_of
@@ -68,7 +68,7 @@ def backbone(kind: str, dtype: torch.dtype = torch.float64) -> Backbone:
     width = torchvision._without_classifier(model.eval(), name)
     spec = TransformSpec(32, torchvision.MEAN, torchvision.STD, "bilinear")
     return ViTBackbone(
-        VisionOnly(model), no_text(name), name=name, weights="random", spec=spec, dtype=dtype,
+        VisionOnly(model), name=name, weights="random", spec=spec, dtype=dtype,
         arch={"torchvision": name, "width": width, "image_size": 32},
     )
 

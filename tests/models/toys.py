@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,13 +70,17 @@ def loss_and_grad(
     model: Any, ctx: Tensor, encode: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return a curved loss of the text features (``encode``), and its gradient for the context."""
+    loss, (grad,) = loss_and_grads((ctx,), (encode or model.text)(ctx))
+    return loss, grad
+
+
+def loss_and_grads(leaves: Sequence[Tensor], features: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return a curved loss of text features, and its gradients for all that they are made of."""
     gen = torch.Generator().manual_seed(2)
-    features = (encode or model.text)(ctx)
     z = torch.randn(4, features.shape[-1], generator=gen, dtype=torch.float64).to(features)
     logits = 20 * torch.nn.functional.normalize(z, dim=-1) @ features.mT
     loss = -logits.log_softmax(-1)[..., 0].mean(-1)
-    (grad,) = torch.autograd.grad(loss.sum(), ctx)
-    return loss.detach(), grad
+    return loss.detach(), torch.autograd.grad(loss.sum(), leaves)
 
 
 def relative(a: Tensor, b: Tensor) -> float:

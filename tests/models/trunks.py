@@ -18,7 +18,7 @@ from timm.models.vitamin import GeGluMlp
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.openclip import build_model, finish
 from fedvlm.models.load.tiny import TinyTokenizer
-from fedvlm.models.load.vit import VisionOnly, ViTBackbone, from_model, no_text
+from fedvlm.models.load.vit import VisionOnly, ViTBackbone, from_model
 from tests.models.toys import TEXT
 
 SIDE, WIDTH = 32, 48
@@ -101,8 +101,7 @@ def alone(kind: str, **place: Any) -> Backbone:
     shake(model)
     arch, visual, spec = from_model(model, small(kind))
     return ViTBackbone(
-        VisionOnly(visual), no_text(kind), name=kind, weights="random", arch=arch, spec=spec,
-        **place,
+        VisionOnly(visual), name=kind, weights="random", arch=arch, spec=spec, **place
     )
 
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedvlm.core import files
-from fedvlm.export.recipe import ExportRecipe, classifier
+from fedvlm.core.errors import ConfigError
+from fedvlm.export.recipe import ExportRecipe
 
 WEIGHTS, CARD = "classifier.safetensors", "classifier.json"
 
@@ -25,12 +26,16 @@ def write_classifier(recipe: ExportRecipe, folder: Path) -> None:
     Raises:
         ConfigError: prediction needs more than a tower and class features.
     """
-    tensors = classifier(recipe)
+    if recipe.beyond:
+        raise ConfigError(
+            f"prediction needs {recipe.beyond}, which the format cannot hold: use --format "
+            "safetensors or onnx"
+        )
     names = ("method", "classnames", "scale", "transform", "sets")
     keys = [name for name in names if name in recipe.card]
     files.write_json(folder / CARD, {k: recipe.card[k] for k in keys})
-    if tensors:
-        save_file(tensors, str(folder / WEIGHTS))
+    if "text" in recipe.tensors:
+        save_file({"text": recipe.tensors["text"]}, str(folder / WEIGHTS))
 
 
 def read_classifier(folder: Path) -> Callable[[Tensor], Tensor]:

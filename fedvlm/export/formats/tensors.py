@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.plugins import TextLoader
 from fedvlm.export.recipe import ExportRecipe
 from fedvlm.export.towers import plain_clip
 from fedvlm.export.trained import TrainedModel
@@ -59,17 +59,10 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
 
 def read(folder: Path) -> Callable[[Tensor], Tensor]:
     """Return ``pixels -> logits`` as run.py of ``folder`` computes them."""
-    loader = _Uncached("fedvlm_exported_run", str(folder / "run.py"))
+    loader = TextLoader("fedvlm_exported_run", str(folder / "run.py"))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None  # noqa: S101 (None is of loaders that find nothing)
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     model: Callable[[Tensor], Tensor] = module.load(folder)
     return model
-
-
-class _Uncached(SourceFileLoader):
-    """Leaves no ``__pycache__`` beside the file, with the path and the time of this machine."""
-
-    def set_data(self, *args: object, **options: object) -> None:
-        """Write nothing."""

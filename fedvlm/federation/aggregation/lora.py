@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.trees import Tree, in_double
+from fedvlm.federation.aggregation.updates import weighted_sum
 from fedvlm.models.towers.adapters import (
     DELTA,
     FACTOR_A,
@@ -65,6 +66,11 @@ def shared_sites(names: Iterable[str]) -> list[str]:
     return sites({n: torch.empty(0) for n in names if PRIVATE_LORA not in n})
 
 
+def shares(weights: Sequence[float]) -> list[float]:
+    """Return weights that sum to one."""
+    return [w / sum(weights) for w in weights]
+
+
 def stack_factors(params: Tree, site: str, share: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return L ``[out, K r]`` and R ``[K r, in]`` with L R = sum_k p_k B_k A_k, in float64.
 
@@ -73,6 +79,67 @@ def stack_factors(params: Tree, site: str, share: Sequence[float]) -> tuple[Tens
     a, b = in_double(params[site + FACTOR_A]), in_double(params[site + FACTOR_B])
     p = torch.tensor(list(share), dtype=torch.float64).to(b.device)[:, None, None]
     return (p * b).permute(1, 0, 2).flatten(1), a.flatten(0, 1)
+
+
+def product_svd(params: Tree, weights: Sequence[float], ordered: bool = False) -> Tree:
+    """Return the factors A and B of all sites nearest to sum_k p_k B_k A_k in Frobenius norm.
+
+    mean(B) mean(A) is not mean(B A); for two clients the gap is (B1 - B2)(A1 - A2) / 4. Of all
+    factors of the best approximation those are taken whose A is nearest to the mean of the A_k: so
+    equal clients stay as they are, differences of factors keep their meaning from round to round,
+    and components of size zero (all of them before the first step) can still learn.
+
+    Args:
+        params: factors, ``[K, r, in]`` and ``[K, out, r]``.
+        weights: one for each client, of any scale.
+        ordered: components by falling singular value instead, A's rows orthonormal: then the first
+            r components are the best approximation of rank r (FlexLoRA, Bai et al. 2024).
+    """
+    out: Tree = {}
+    for site in sites(params):
+        a, b = params[site + FACTOR_A], params[site + FACTOR_B]
+        if not ordered and bool((a == a[:1]).all()):
+            right, left = a[0].clone(), weighted_sum(b, weights)  # exact as it is
+        else:
+            right, left = _nearest(params, site, weights, ordered)
+        out[site + FACTOR_A], out[site + FACTOR_B] = right.to(a), left.to(b)
+    return out
+
+
+def _nearest(
+    params: Tree, site: str, weights: Sequence[float], ordered: bool
+) -> tuple[Tensor, Tensor]:
+    """Return a site's A and B (see ``product_svd``), in float64."""
+    factors = in_double(params[site + FACTOR_A])
+    rank = factors.shape[1]
+    wide, tall = stack_factors(params, site, shares(weights))
+    q_b, r_b = torch.linalg.qr(wide)
+    q_a, r_a = torch.linalg.qr(tall.mT)
+    u, s, vh = torch.linalg.svd(r_b @ r_a.mT, full_matrices=False)
+    left, right = q_b @ u[:, :rank] * s[:rank], vh[:rank] @ q_a.mT
+    if ordered:
+        return right, left
+    live = int((s[:rank] > 1e-12 * s[0]).sum())
+    return _near(left, right, live, weighted_sum(factors, weights))
+
+
+def _near(left: Tensor, right: Tensor, live: int, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """Return factors of ``left right`` whose A is ``mean`` projected on the rows they must span.
+
+    The rows: the ``live`` orthonormal ones of ``right`` and, for the rest of the rank, what of
+    ``mean`` is orthogonal to them. Where ``mean`` hardly reaches them (clients' A cancel out), B
+    would be huge: then A = ``right`` and B = ``left``.
+    """
+    rows = right[:live]
+    if live < len(mean):
+        rest = torch.linalg.svd(mean - mean @ rows.mT @ rows, full_matrices=False).Vh
+        rows = torch.cat([rows, rest[: len(mean) - live]])
+    reach = mean @ rows.mT
+    sizes = torch.linalg.svdvals(reach)
+    if not float(sizes[-1]) > 1e-3 * float(sizes[0]):
+        return right, left
+    scores = torch.cat([left[:, :live], left.new_zeros(len(left), len(mean) - live)], dim=1)
+    return reach @ rows, torch.linalg.solve(reach, scores, left=False)
 
 
 def fair(params: Tree, share: Sequence[float], mean: Mapping[str, Tensor], ridge: float) -> Tree:

@@ -73,22 +73,16 @@ def attend(
     if width % heads:
         raise FedvlmError(f"attention '{name}' of width {width} cannot have {heads} heads")
 
-    def site(which: str, x: Tensor) -> Tensor:
-        weight, bias = p[f"{name}.{which}.weight"], p.get(f"{name}.{which}.bias")
-        out = x.flatten(1, -2) @ weight.mT
-        out = out if bias is None else out + bias.unsqueeze(1)
-        return out.view(*x.shape[:-1], width)
-
     def split(x: Tensor) -> Tensor:  # [K, ..., rows, width] -> [K, ..., heads, rows, dim]
         return x.unflatten(-1, (heads, width // heads)).transpose(-2, -3)
 
     lead = torch.broadcast_shapes(q.shape[:-2], kv.shape[:-2])
     read = kv if values is None else values
-    parts = [split(site(w, x)) for w, x in (("q", q), ("k", kv), ("v", read))]
+    parts = [split(linear(p, f"{name}.{s}", x)) for s, x in (("q", q), ("k", kv), ("v", read))]
     query, key, value = (t.expand(*lead, *t.shape[-3:]) for t in parts)
     seen = None if mask is None else mask.unsqueeze(-3)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
-    return site("o", mixed.transpose(-2, -3).flatten(-2))
+    return linear(p, f"{name}.o", mixed.transpose(-2, -3).flatten(-2))
 
 
 def cross_tree(name: str, width: int, ff: int, generator: torch.Generator) -> Tree:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.core.trees import Tree
+from fedvlm.models.towers.adapters import uniform
 
 
 def layer(name: str, shape: tuple[int, ...], generator: torch.Generator, bias: bool = True) -> Tree:
@@ -19,11 +20,9 @@ def layer(name: str, shape: tuple[int, ...], generator: torch.Generator, bias: b
 
     Uniform in +-1/sqrt(fan in), as torch's layers.
     """
-    bound = prod(shape[1:]) ** -0.5
     sizes = {"weight": shape} | ({"bias": shape[:1]} if bias else {})
     return {
-        f"{name}.{part}": (torch.rand(size, generator=generator) * 2 - 1) * bound
-        for part, size in sizes.items()
+        f"{name}.{part}": uniform(size, prod(shape[1:]), generator) for part, size in sizes.items()
     }
 
 

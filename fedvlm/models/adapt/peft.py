@@ -27,6 +27,7 @@ from fedvlm.models.towers.adapters import (
     ln_tree,
     lora_tree,
     parse_targets,
+    uniform,
     whole_lora,
 )
 from fedvlm.models.towers.blocks import BRANCHES, STAGE, Layered
@@ -69,7 +70,7 @@ class PeftSpec:
             sqrt(rank).
         targets: layers that LoRA changes, of ``adapters.WORDS``.
         blocks: how many of a tower's last blocks are changed; 0: all.
-        average: how LoRA is averaged (``aggregation.lora.RULES``).
+        average: how LoRA is averaged (``federation.aggregation.lora.RULES``).
         ranks: of the clients' LoRA, client k has the (k mod n)-th; none: all have ``rank``.
         private_rank: of a second LoRA in the same layers that stays with its client; 0: none.
         ridge: lambda of ``average`` fair.
@@ -216,8 +217,7 @@ def build_tensors(spec: PeftSpec, model: VLModel, generator: torch.Generator) ->
         tree |= tower_lora(spec, model, "text", generator)
     if spec.visual == "feature":
         d = model.embed_dim
-        down = torch.rand(spec.width, d, generator=generator) * 2 - 1
-        tree["image.adapter.down"] = down * d**-0.5
+        tree["image.adapter.down"] = uniform((spec.width, d), d, generator)
         tree["image.adapter.up"] = torch.zeros(d, spec.width)
     elif spec.visual == "lora":
         tree |= tower_lora(spec, model, "image", generator)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.core.trees import Tree
-from fedvlm.models.adapt.layers import layer
+from fedvlm.models.adapt.layers import layer, linear
 
 MLP, TOWER = "mlp", "tower"
 KINDS = (MLP, TOWER)
@@ -37,9 +37,8 @@ def small_tower(classes: int, generator: torch.Generator) -> Tree:
 
 def mlp_logits(p: Tree, z: Tensor) -> Tensor:
     """Return ``W2 gelu(W1 LN(z))`` ``[K, B, C]`` of features ``z [K, B, d]``."""
-    h = F.layer_norm(z, z.shape[-1:]) @ p["small.fc1.weight"].mT
-    h = F.gelu(h + p["small.fc1.bias"].unsqueeze(1)) @ p["small.fc2.weight"].mT
-    return h + p["small.fc2.bias"].unsqueeze(1)
+    h = linear(p, "small.fc1", F.layer_norm(z, z.shape[-1:]))
+    return linear(p, "small.fc2", F.gelu(h))
 
 
 def tower_logits(p: Tree, pixels: Tensor) -> Tensor:
@@ -55,4 +54,4 @@ def tower_logits(p: Tree, pixels: Tensor) -> Tensor:
             x, weight.flatten(0, 1), bias.flatten(), stride=STRIDE, padding=SIDE // 2, groups=k
         ))
     h = x.mean((-2, -1)).view(batch, k, -1).transpose(0, 1)
-    return h @ p["small.fc.weight"].mT + p["small.fc.bias"].unsqueeze(1)
+    return linear(p, "small.fc", h)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.trees import Tree
+from fedvlm.models.adapt.layers import layer, linear
 
 OUTPUTS = ("softmax", "sigmoid", "residual")
 
@@ -21,15 +22,12 @@ def gate_adapter(name: str, width: int, output: str, generator: torch.Generator)
     Uniform in +-1/sqrt(d), torch's default for a linear layer. For ``residual`` the second is
     zero, so that the start is the frozen feature bit for bit.
     """
-    bound = width**-0.5
-
-    def uniform() -> Tensor:
-        return (torch.rand(width, width, generator=generator) * 2 - 1) * bound
-
-    first, second = uniform(), uniform()
+    tree: Tree = {}
+    for part in ("fc1", "fc2"):
+        tree |= layer(f"{name}.{part}", (width, width), generator, bias=False)
     if output == "residual":
-        second = torch.zeros_like(second)
-    return {f"{name}.fc1.weight": first, f"{name}.fc2.weight": second}
+        tree[f"{name}.fc2.weight"].zero_()
+    return tree
 
 
 def apply_gate(p: Tree, name: str, x: Tensor, output: str) -> Tensor:
@@ -38,8 +36,7 @@ def apply_gate(p: Tree, name: str, x: Tensor, output: str) -> Tensor:
     h = W2 relu(W1 x); ``softmax``: softmax_channels(h) * x (FedTV as published), ``sigmoid``:
     sigmoid(h) * x, ``residual``: x + h.
     """
-    hidden = torch.relu(x @ p[f"{name}.fc1.weight"].mT)
-    h = hidden @ p[f"{name}.fc2.weight"].mT
+    h = linear(p, f"{name}.fc2", torch.relu(linear(p, f"{name}.fc1", x)))
     if output == "softmax":
         return torch.softmax(h, -1) * x
     if output == "sigmoid":
@@ -54,17 +51,9 @@ def fusion_weights(
 
     The key bias cancels in the softmax; without ``key_bias`` it does not exist.
     """
-    bound = width**-0.5
-
-    def uniform(*shape: int) -> Tensor:
-        return (torch.rand(shape, generator=generator) * 2 - 1) * bound
-
-    tree = {
-        f"{name}.query.weight": uniform(hidden, width),
-        f"{name}.query.bias": uniform(hidden),
-        f"{name}.key.weight": uniform(hidden, width),
-        f"{name}.key.bias": uniform(hidden),
-    }
+    tree: Tree = {}
+    for part in ("query", "key"):
+        tree |= layer(f"{name}.{part}", (hidden, width), generator)
     if not key_bias:
         del tree[f"{name}.key.bias"]
     return tree
@@ -81,7 +70,7 @@ def fuse(
     Returns:
         z ``[K, B, d]``, not normalised, and the weights ``[K, B, J]``.
     """
-    q = x @ p[f"{name}.query.weight"].mT + p[f"{name}.query.bias"].unsqueeze(1)
+    q = linear(p, f"{name}.query", x)
     stacked = torch.stack(list(views), 2)  # [K, B, J, d]
     key = stacked @ p[f"{name}.key.weight"].mT.unsqueeze(1)
     if f"{name}.key.bias" in p:

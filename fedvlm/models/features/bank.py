@@ -92,13 +92,10 @@ class StoredRows:
         """The host."""
         return self.places.device
 
-    def numel(self) -> int:
-        """Return the numbers of all rows."""
-        return len(self.places) * math.prod(self.shape)
-
-    def element_size(self) -> int:
-        """Return the bytes of a number."""
-        return self.file.torch_dtype.itemsize
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return len(self.places) * self.file.row_bytes
 
     def to(self, device: torch.device) -> Tensor:
         """Return all rows on a device."""

@@ -27,9 +27,8 @@ class Table(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def numel(self) -> int: ...
-
-    def element_size(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
 
     def to(self, device: torch.device, /) -> Table:
         """Return all rows on a device."""
@@ -120,13 +119,11 @@ class FeatureSource:
 
         A batch is then a gather there, and nothing waits for a copy.
         """
-        tables = [self.features] if isinstance(self.features, Tensor) else list(self.features)
-        size = sum(t.numel() * t.element_size() for t in tables)
+        tables: list[Table] = list(self.features)
+        size = sum(table.nbytes for table in tables)
         if device.type != "cuda" or size > torch.cuda.mem_get_info(device)[0] / 4:
             return self
-        if isinstance(self.features, Tensor):
-            return replace(self, features=self.features.to(device))
-        return replace(self, features=[t.to(device) for t in tables])
+        return replace(self, features=[table.to(device) for table in tables])
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.transform import TextSpec
 from fedvlm.models.load.hf_text import HUB
-from fedvlm.models.load.vit import VisionOnly, ViTBackbone, no_text
-from fedvlm.models.load.weights import quiet_hub, quiet_transformers
+from fedvlm.models.load.vit import VisionOnly, ViTBackbone
+from fedvlm.models.load.weights import private_rng, quiet_hub, quiet_transformers
 from fedvlm.models.towers.encoder import EncoderTower
 
 LOADERS = ("transformers-text",)
@@ -46,15 +46,13 @@ def load(
     name: str, weights: str = "", *, loader: str, random: bool = False, seed: int = 0,
     length: int = LENGTH, **place: Any,
 ) -> TextTrunk:
-    """Load an encoder and its tokenizer; nothing is downloaded.
+    """Load an encoder and its tokenizer; see ``backbones.load_backbone``. Nothing is downloaded.
 
     Args:
         name: a folder with config.json, model.safetensors and the tokenizer's files, or a name in
             the local cache (``bert-base-uncased``).
         weights: none; they lie in the folder.
-        loader: ``transformers-text``.
         random: random weights from ``seed``; config and tokenizer are still read.
-        seed: of the random weights; the global generators are left alone.
         length: tokens of a text that are read, the marks at both ends among them.
         place: arguments of ``Backbone``: dtype, device, plain.
 
@@ -78,8 +76,7 @@ def load(
                 )
             size = {"config": config, "add_pooling_layer": False}
             if random:
-                with torch.random.fork_rng(devices=[]):
-                    torch.random.default_generator.manual_seed(seed)
+                with private_rng(seed):
                     encoder = AutoModel.from_config(**size)
             else:
                 encoder = AutoModel.from_pretrained(
@@ -101,7 +98,7 @@ def load(
     sizes = {k: v for k, v in sorted(config.to_dict().items()) if k not in _VOLATILE}
     arch = {"encoder": sizes, "width": int(config.hidden_size), "pool": "mean"}
     out = TextTrunk(
-        VisionOnly(EncoderTower(encoder)), no_text(name), name=name, arch=arch,
+        VisionOnly(EncoderTower(encoder)), name=name, arch=arch,
         weights="random" if random else loader, spec=_spec(tokenizer, length), **place,
     )
     out.notes = (f"samples are texts, of which {name} reads the first {length} tokens "

@@ -79,11 +79,8 @@ def looks_like_openai(path: Path) -> bool:
                 return "openai" in repr(file.metadata() or {}).lower()
         except SafetensorError as error:
             raise DataError(f"cannot read weights from '{path}': {error}") from error
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest() in OPENAI_SHA256
+    with path.open("rb") as archive:
+        return hashlib.file_digest(archive, "sha256").hexdigest() in OPENAI_SHA256
 
 
 def check_activation(name: str, build_quick_gelu: bool, weights: str, needs: bool | None) -> None:

@@ -11,14 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.encoders import CocaBackbone, EncoderBackbone, ImageSide
+from fedvlm.models.encoders import CocaBackbone, EncoderBackbone
 from fedvlm.models.load import names
 from fedvlm.models.load.hf_text import (
     HUB,
@@ -29,8 +28,8 @@ from fedvlm.models.load.hf_text import (
     with_config,
 )
 from fedvlm.models.load.torchscript import is_torchscript
-from fedvlm.models.load.vit import VisionOnly
-from fedvlm.models.load.weights import download, load_file, quiet_hub
+from fedvlm.models.load.vit import VisionOnly, ViTBackbone
+from fedvlm.models.load.weights import download, load_file, private_rng, quiet_hub
 
 LOADERS = "open_clip"
 DEFAULT_TAG = "openai"
@@ -91,10 +90,14 @@ def _loaded(
         model, preprocess = build_image_side(arch, seed)
         if file is not None:
             load_file(model, file, ("visual.", "logit_scale"))
-        spec = _spec(_overlay(preprocess, extra), name)
-        return ImageSide(
-            model, lack, name=name, weights=weights or "random", arch=arch, spec=spec, **place
+        side = ViTBackbone(
+            model, name=name, weights=weights or "random", arch=arch,
+            spec=_spec(_overlay(preprocess, extra), name), **place,
         )
+        side.lack = lack
+        side.notes = (f"the text tower of '{name}' is left out ({lack}): zero-shot accuracy is not "
+                      "known, and a linear head starts at random",)
+        return side
     model, preprocess = build_model(whole, seed)
     if file is not None:
         load_file(model, file)
@@ -149,11 +152,13 @@ def _builtin_config(build: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _private_rng(seed: int) -> Iterator[None]:
-    """Seed torch's CPU generator inside the block only."""
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
-        yield
+def _building(seed: int) -> Iterator[None]:
+    """Let open_clip draw random weights from ``seed``, and say what it cannot build."""
+    try:
+        with private_rng(seed):
+            yield
+    except (TypeError, AssertionError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"open_clip cannot build this model config: {error}") from error
 
 
 def build_model(arch: dict[str, Any], seed: int = 0) -> tuple[nn.Module, dict[str, Any]]:
@@ -175,11 +180,8 @@ def build_model(arch: dict[str, Any], seed: int = 0) -> tuple[nn.Module, dict[st
         from open_clip.coca_model import CoCa  # start-up: 3 s, for CoCa only
 
         kind = CoCa
-    try:
-        with _private_rng(seed), buildable(cfg["text_cfg"]) as text:
-            model = kind(**cfg | {"text_cfg": text})
-    except (TypeError, AssertionError, KeyError, RuntimeError) as error:
-        raise ConfigError(f"open_clip cannot build this model config: {error}") from error
+    with _building(seed), buildable(cfg["text_cfg"]) as text:
+        model = kind(**cfg | {"text_cfg": text})
     size = cfg["vision_cfg"].get("image_size", 224)
     return model, asdict(PreprocessCfg(size=size))
 
@@ -193,15 +195,12 @@ def build_image_side(arch: dict[str, Any], seed: int = 0) -> tuple[nn.Module, di
     from open_clip.model import _build_vision_tower  # start-up: 3 s
     from open_clip.transform import PreprocessCfg  # start-up: 3 s
 
-    try:
-        with _private_rng(seed):
-            side = VisionOnly(_build_vision_tower(
-                arch["embed_dim"], copy.deepcopy(arch["vision_cfg"]),
-                bool(arch.get("quick_gelu", False)),
-            ))
-    except (TypeError, AssertionError, KeyError, RuntimeError) as error:
-        raise ConfigError(f"open_clip cannot build this model config: {error}") from error
-    side.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # open_clip's own start
+    with _building(seed):
+        visual = _build_vision_tower(
+            arch["embed_dim"], copy.deepcopy(arch["vision_cfg"]),
+            bool(arch.get("quick_gelu", False)),
+        )
+    side = VisionOnly(visual, logit_scale=math.log(1 / 0.07))  # open_clip's own start
     size = arch["vision_cfg"].get("image_size", 224)
     return side, asdict(PreprocessCfg(size=size))
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
-from fedvlm.models.load.vit import VisionOnly, ViTBackbone, no_text
-from fedvlm.models.load.weights import read_state_dict
+from fedvlm.models.load.vit import VisionOnly, ViTBackbone
+from fedvlm.models.load.weights import private_rng, read_state_dict
 
 LOADERS = ("torchvision",)
 _OLD = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.(?=[12]\.)")
@@ -26,14 +25,12 @@ def load(
     name: str, weights: str = "", *, loader: str, random: bool = False, seed: int = 0,
     **place: Any,
 ) -> ViTBackbone:
-    """Load a classifier of torchvision without its last layer.
+    """Load a classifier of torchvision without its last layer; see ``backbones.load_backbone``.
 
     Args:
         name: torchvision's (``resnet18``, ``swin_t``).
         weights: a file with a state dict (.pth, .safetensors), as torchvision's own are.
-        loader: ``torchvision``.
-        random: random weights from ``seed``; only where no file is named.
-        seed: of the random weights; the global generators are left alone.
+        random: only where no file is named.
         place: arguments of ``Backbone``: dtype, device, plain.
 
     Raises:
@@ -51,8 +48,7 @@ def load(
             f"torchvision's '{name}' needs weights: --weights FILE (its state dict, .pth or "
             ".safetensors), or MODEL.BACKBONE.PRETRAINED False for random ones"
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+    with private_rng(seed):
         model: nn.Module = models.get_model(name, weights=None)
     if weights:
         path = user_path(weights)
@@ -65,7 +61,7 @@ def load(
     width = _without_classifier(model.eval(), name)
     arch = {"torchvision": name, "width": width, "image_size": SIDE}
     return ViTBackbone(
-        VisionOnly(model), no_text(name), name=name, arch=arch, weights=weights or "random",
+        VisionOnly(model), name=name, arch=arch, weights=weights or "random",
         spec=TransformSpec(SIDE, MEAN, STD, "bilinear"), **place,
     )
 

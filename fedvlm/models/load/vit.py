@@ -19,8 +19,13 @@ from torch import Tensor, nn
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
-from fedvlm.models.backbone import Backbone, Tokenizer
-from fedvlm.models.load.weights import quiet_hub, quiet_transformers, read_state_dict
+from fedvlm.models.backbone import Backbone
+from fedvlm.models.load.weights import (
+    private_rng,
+    quiet_hub,
+    quiet_transformers,
+    read_state_dict,
+)
 from fedvlm.models.towers.trunk import KINDS, TimmTower
 from fedvlm.models.towers.trunk_blocks import is_timm
 
@@ -46,65 +51,58 @@ _INNER = {
 
 
 class VisionOnly(nn.Module):
-    """An image tower where a CLIP is expected."""
+    """An image tower where a CLIP is expected, with the logit scale of one that it is part of."""
 
-    def __init__(self, visual: nn.Module) -> None:
+    def __init__(self, visual: nn.Module, logit_scale: float | None = None) -> None:
         super().__init__()
         self.visual = visual
+        if logit_scale is not None:
+            self.logit_scale = nn.Parameter(torch.tensor(logit_scale))
 
 
 class ViTBackbone(Backbone):
-    """A frozen image tower alone: ``PEFT.HEAD linear`` classifies, nothing reads a text."""
+    """A frozen image tower alone: ``PEFT.HEAD linear`` classifies, nothing reads a text.
+
+    Of a library's classifier, or of a CLIP whose text tower could not be had (``lack`` says why).
+    """
 
     has_text = standard = False
 
     def _read_facts(self) -> None:
-        self.embed_dim, self.image_size = int(self.arch["width"]), self.transform_spec.size
+        self.embed_dim = int(self.arch.get("embed_dim") or self.arch["width"])
+        self.image_size = self.transform_spec.size
         self.text_width = self.context_length = 0
         self.causal, self.pool = False, ""
-        self.logit_scale, self.logit_bias = COSINE_SCALE, None
+        scale = getattr(self.model, "logit_scale", None)
+        self.logit_scale = COSINE_SCALE if scale is None else float(scale.exp())
+        self.logit_bias = None
 
 
 def load(
     name: str, weights: str = "", *, loader: str, random: bool = False, seed: int = 0,
     **place: Any,
 ) -> Backbone:
-    """Load a ViT without text tower.
+    """Load a ViT without text tower; see ``backbones.load_backbone``.
 
     Args:
         name: timm's name (``vit_tiny_patch16_224``); a hub name or folder for transformers.
         weights: timm: a file (.safetensors, .pth); empty: the library's own pretrained weights.
-        loader: ``timm`` or ``transformers-vit``.
-        random: random weights from ``seed``.
-        seed: of the random weights; the global generators are left alone.
         place: arguments of ``Backbone``: dtype, device, plain.
 
     Raises:
         ConfigError: unknown name, or an architecture that cannot be read.
         DataError: weights that cannot be had.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+    with private_rng(seed):
         if loader == "timm":
             arch, visual, spec = _from_timm(name, weights, random)
         else:
             arch, state, spec = _from_transformers(name, weights, random)
             visual = build_vit(arch, state, name)
     return ViTBackbone(
-        VisionOnly(visual), no_text(name), name=name, arch=arch, spec=spec,
+        VisionOnly(visual), name=name, arch=arch, spec=spec,
         weights=weights or ("random" if random else loader), **place,
     )
-
-
-def no_text(name: str) -> Tokenizer:
-    """Return a tokenizer that says that there is no text tower."""
-
-    def refuse(*_: Any, **__: Any) -> Tensor:
-        raise ConfigError(
-            f"backbone '{name}' has no text tower: use --peft head, or a CLIP backbone"
-        )
-
-    return refuse
 
 
 def empty_vit(arch: dict[str, Any]) -> nn.Module:

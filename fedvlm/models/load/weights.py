@@ -171,6 +171,14 @@ def hub_is_reachable() -> bool:
 
 
 @contextmanager
+def private_rng(seed: int = 0) -> Iterator[None]:
+    """Seed torch's CPU generator inside the block only."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
 def quiet_hub(*, local: bool = False) -> Iterator[None]:
     """Keep the hub's client off the screen inside the block.
 

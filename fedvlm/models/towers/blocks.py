@@ -1,11 +1,14 @@
 """A frozen transformer block as plain weights, with a leading client axis and places for adapters.
 
+``Shell`` is what an image tower has around such blocks.
+
 Reads the blocks of open_clip's towers, or ours, as they are or as ``layers.cast_linears`` remade
 them; ``trunk_blocks`` reads timm's.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -247,6 +250,41 @@ class FrozenBlock:
     def _split(self, t: Tensor) -> Tensor:
         """[K, B, n, width] -> [K * B, heads, n, dim]."""
         return t.reshape(-1, t.shape[2], self.heads, t.shape[3] // self.heads).transpose(1, 2)
+
+
+class Shell(ABC):
+    """What an image tower has around its blocks.
+
+    Attributes:
+        blocks: between entry and pool; none in a ResNet.
+        tokens, width, prefix, class_token: as ``VisionTower``'s.
+        one_row: only the first row is read out: behind the last block no other is needed.
+        has_patches: whether ``project`` is defined for single rows.
+    """
+
+    blocks: list[FrozenBlock]
+    tokens: int
+    width: int
+    prefix: int
+    class_token: bool
+    one_row: bool
+    has_patches: bool
+
+    @abstractmethod
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Return what enters the first block, ``[n, tokens, width]``, of ``[n, 3, S, S]``."""
+
+    def enter_norm(self, rows: Tensor) -> Tensor:
+        """Return rows through the norm that stands before all blocks, if one does."""
+        return rows
+
+    @abstractmethod
+    def pool(self, x: Tensor) -> Tensor:
+        """Return features ``[n, d]`` of what leaves the last block."""
+
+    def project(self, rows: Tensor) -> Tensor:
+        """Return rows of the last block in the joint space, each for itself."""
+        return rows
 
 
 def read_blocks(resblocks: Sequence[Any]) -> list[FrozenBlock]:

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.towers.blocks import Edits, FrozenBlock, Pair, Unreadable, as_it_is
+from fedvlm.models.encoders import SITES
+from fedvlm.models.towers.blocks import Edits, FrozenBlock, Pair, Shell, Unreadable, as_it_is
 
-SITES = {
-    "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
-    "o": "attention.output.dense", "fc": "intermediate.dense", "proj": "output.dense",
-}
+_PATHS = {site: paths[0] for site, paths in SITES.items()}  # BERT's and RoBERTa's
 
 
 class EncoderTower(nn.Module):
@@ -98,8 +96,8 @@ class PostNormBlock(FrozenBlock):
         return edits.norm(self.index, 2, x + edits.branch(self.index, "mlp", out), self.norms[1])
 
 
-class EncoderShell:
-    """The shell of an encoder (``vision.Shell``); its first row is the mark before the text.
+class EncoderShell(Shell):
+    """The shell of an encoder; its first row is the mark before the text.
 
     Raises:
         Unreadable: layers of another kind.
@@ -110,29 +108,21 @@ class EncoderShell:
     def __init__(self, visual: Any, backbone: Backbone) -> None:
         self.visual: EncoderTower = visual
         layers = visual.encoder.encoder.layer
-        self.blocks: list[FrozenBlock] = [_read(i, layer) for i, layer in enumerate(layers)]
+        self.blocks = [_read(i, layer) for i, layer in enumerate(layers)]
         self.tokens, self.width = backbone.image_size, backbone.embed_dim
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return what enters the first layer, ``[n, L, width]``, of token numbers ``[n, L]``."""
         return self.visual.entered(pixels)
 
-    def enter_norm(self, rows: Tensor) -> Tensor:
-        """Return the rows: the norm of the embeddings is part of the entry."""
-        return rows
-
     def pool(self, x: Tensor) -> Tensor:
         """Return features ``[n, width]`` of what leaves the last layer."""
         return mean_of_rows(x, is_there(x))
 
-    def project(self, rows: Tensor) -> Tensor:
-        """Return the rows: there is no projection."""
-        return rows
-
 
 def _read(index: int, layer: Any) -> FrozenBlock:
     try:
-        linears = {site: layer.get_submodule(path) for site, path in SITES.items()}
+        linears = {site: layer.get_submodule(path) for site, path in _PATHS.items()}
         norms = layer.attention.output.LayerNorm, layer.output.LayerNorm
     except AttributeError as error:
         raise Unreadable(f"its layers are {type(layer).__name__}") from error

@@ -108,9 +108,9 @@ def bins(lengths: list[int], capacity: int) -> list[list[int]]:
     return filled
 
 
-def tight_bins(lengths: list[int], chunk: int) -> list[list[int]]:
-    """Bins of about ``chunk`` tokens, all nearly equally full, so that padding is small."""
-    wanted = max(1, round(sum(lengths) / chunk))
+def tight_bins(lengths: list[int]) -> list[list[int]]:
+    """Bins of about ``CHUNK`` tokens, all nearly equally full, so that padding is small."""
+    wanted = max(1, round(sum(lengths) / CHUNK))
     capacity = max(max(lengths), -(-sum(lengths) // wanted))
     while len(groups := bins(lengths, capacity)) > wanted:
         capacity += 1
@@ -118,7 +118,7 @@ def tight_bins(lengths: list[int], chunk: int) -> list[list[int]]:
 
 
 def make_layouts(
-    prompts: Prompts, *, max_rows: int, dtype: torch.dtype, chunk: int = CHUNK, own: bool = False
+    prompts: Prompts, *, max_rows: int, dtype: torch.dtype, own: bool = False
 ) -> list[PackedLayout]:
     """Lay out the classes of ``prompts`` (ids [C, L]) in sequences of about ``max_rows`` at most.
 
@@ -137,13 +137,13 @@ def make_layouts(
         group.append(index)
         rows += length
     return [
-        _layout(prompts, classes, tight_bins([lengths[c] for c in classes], chunk), dtype, own)
+        _layout(prompts, classes, tight_bins([lengths[c] for c in classes]), dtype, own)
         for classes in [*groups, group]
     ]
 
 
 def chosen_layout(
-    prompts: Prompts, sets: Sequence[Sequence[int]], *, dtype: torch.dtype, chunk: int = CHUNK
+    prompts: Prompts, sets: Sequence[Sequence[int]], dtype: torch.dtype
 ) -> PackedLayout:
     """Lay out for each of several prompt sets its own classes, in sequences of one length.
 
@@ -151,12 +151,11 @@ def chosen_layout(
         prompts: of all classes, with a context that classes share.
         sets: the classes of each set, ascending; an empty set has padding only.
         dtype: of the masks.
-        chunk: slots in a chunk, roughly, of the set with most tokens.
     """
     first = prompts.start + prompts.n_ctx + prompts.between
     lengths = [int(end) + 1 - first for end in prompts.ends]
     most = max(sets, key=lambda classes: sum(lengths[c] for c in classes))
-    tight = tight_bins([lengths[c] for c in most], chunk) if most else []
+    tight = tight_bins([lengths[c] for c in most]) if most else []
     full = [sum(lengths[most[i]] for i in group) for group in tight]
     slots = max([*full, *(lengths[c] for classes in sets for c in classes), 1])
     groups = [bins([lengths[c] for c in classes], slots) for classes in sets]

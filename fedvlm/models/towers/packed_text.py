@@ -27,7 +27,7 @@ from fedvlm.models.towers.fold import (
     heads_of,
 )
 from fedvlm.models.towers.layers import frozen_linear
-from fedvlm.models.towers.layouts import CHUNK, PackedLayout, chosen_layout, make_layouts
+from fedvlm.models.towers.layouts import PackedLayout, chosen_layout, make_layouts
 from fedvlm.models.towers.prompts import Prompts
 from fedvlm.models.towers.tree_attention import TreeAttention, read_attention
 
@@ -41,18 +41,12 @@ class PackedText:
     Args:
         backbone: causal, with open_clip's standard blocks.
         weight_dtype: of the linear layers; None: the feature type (bf16: optional mode).
-        max_bytes: bound on the activations kept for the backward pass.
 
     Raises:
         Unfoldable: no causal mask, read-out not at EOT, or non-standard blocks.
     """
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        weight_dtype: torch.dtype | None = None,
-        max_bytes: int = MAX_BYTES,
-    ) -> None:
+    def __init__(self, backbone: Backbone, weight_dtype: torch.dtype | None = None) -> None:
         tower = backbone.text_tower
         if not backbone.causal or backbone.pool not in ("argmax", "eos"):
             raise Unfoldable("the text tower is not causal, or does not use the end-of-text token")
@@ -66,21 +60,17 @@ class PackedText:
         self.positions: Tensor = tower.positional_embedding
         # 16 width-sized values per row and block.
         per_row = 16 * backbone.text_width * self.positions.element_size() * len(blocks)
-        self.max_rows = max(1, max_bytes // per_row)
+        self.max_rows = max(1, MAX_BYTES // per_row)
 
-    def layouts(
-        self, prompts: Prompts, chunk: int = CHUNK, own: bool = False
-    ) -> list[PackedLayout]:
+    def layouts(self, prompts: Prompts, own: bool = False) -> list[PackedLayout]:
         """Lay out a class list for this tower; ``own``: every class has a context of its own."""
-        return make_layouts(
-            prompts, max_rows=self.max_rows, dtype=self.dtype, chunk=chunk, own=own
-        )
+        return make_layouts(prompts, max_rows=self.max_rows, dtype=self.dtype, own=own)
 
     def chosen(
         self, prompts: Prompts, sets: Sequence[Sequence[int]]
     ) -> PackedLayout | None:
         """Lay out each prompt set's own classes; None where that does not fit this tower."""
-        layout = chosen_layout(prompts, sets, dtype=self.dtype)
+        layout = chosen_layout(prompts, sets, self.dtype)
         return layout if layout.rows <= self.max_rows else None
 
     def __call__(
@@ -191,9 +181,3 @@ def _replaced(
 def _norm(x: Tensor, eps: float) -> Tensor:
     """LayerNorm without its affine part, which is folded into the layer behind it."""
     return F.layer_norm(x, x.shape[-1:], eps=eps)
-
-
-def largest_error(packed: PackedText, plain: Tensor, ctx: Tensor, prompts: Prompts) -> float:
-    """Largest difference of normalised features between this path and the ``plain`` one."""
-    fast = F.normalize(packed(ctx, packed.layouts(prompts)), dim=-1)
-    return float((fast - F.normalize(plain, dim=-1)).abs().max())

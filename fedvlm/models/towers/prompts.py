@@ -18,6 +18,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.models.backbone import Backbone
 
 PLACEHOLDER = "X"
+_AT_ONCE = 256  # texts of a pass
 
 
 class Suffix(NamedTuple):
@@ -203,7 +204,7 @@ def fitting_ids(backbone: Backbone, texts: Sequence[str]) -> Tensor:
     return ids[:, : backbone.context_length]
 
 
-def encode_texts(backbone: Backbone, texts: Sequence[str], chunk: int = 256) -> Tensor:
+def encode_texts(backbone: Backbone, texts: Sequence[str]) -> Tensor:
     """Text features [n, embed_dim], not normalised and without gradient, of whole texts.
 
     Raises:
@@ -213,6 +214,6 @@ def encode_texts(backbone: Backbone, texts: Sequence[str], chunk: int = 256) -> 
     with torch.no_grad():
         parts = [
             backbone.encode_embeddings(backbone.embed_tokens(part), backbone.eot(part))
-            for part in ids.split(chunk)
+            for part in ids.split(_AT_ONCE)
         ]
     return torch.cat(parts)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +84,7 @@ class TextTower:
             device=backbone.device,
         )
         ids = fitting_ids(backbone, texts)
-        self.texts: EncoderTexts | PlainTexts | PackedTexts
+        self.texts: PlainTexts | PackedTexts
         if backbone.encoder is not None:
             self.texts = EncoderTexts(cast("EncoderBackbone", backbone), ids)
         else:
@@ -129,7 +129,7 @@ class PlainTexts:
         ids: tokens [n, context_length].
     """
 
-    def __init__(self, backbone: Backbone, blocks: list[FrozenBlock], ids: Tensor) -> None:
+    def __init__(self, backbone: Backbone, blocks: Sequence[Any], ids: Tensor) -> None:
         self.backbone, self.blocks = backbone, blocks
         self.read = backbone.eot(ids)
         length = int(self.read.max()) + 1 if backbone.causal else ids.shape[1]
@@ -172,36 +172,21 @@ class PlainTexts:
         return F.normalize(out, dim=-1)
 
 
-class EncoderTexts:
-    """One sequence a text through an encoder of transformers, all layers for every client.
+class EncoderTexts(PlainTexts):
+    """One sequence a text through an encoder of transformers, all layers for every client."""
 
-    Args:
-        backbone: the towers.
-        ids: tokens [n, context_length].
-    """
+    backbone: EncoderBackbone
 
     def __init__(self, backbone: EncoderBackbone, ids: Tensor) -> None:
-        self.backbone, self.ends = backbone, backbone.token_ends(ids)
-        self.ids = ids[:, : int(self.ends.max()) + 1]
+        self.backbone, self.blocks = backbone, backbone.text_blocks
+        self.read = backbone.token_ends(ids)
+        self.ids = ids[:, : int(self.read.max()) + 1]
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of all texts."""
-        return self.ids.numel()
-
-    def pieces(self, clients: int, start: int) -> tuple[list[Piece], bool]:
-        """Return the parts that texts are encoded in, and whether all may be kept at once."""
-        texts, length = self.ids.shape
-        most = _most_rows(self.backbone, self.backbone.text_blocks, clients, start) // length
-        cuts = torch.arange(texts, device=self.ids.device).split(max(1, most))
-        return [partial(self._run, cut) for cut in cuts], len(cuts) == 1
-
-    def _run(self, cut: Tensor, edits: Edits, k: int) -> Tensor:
-        backbone = self.backbone
+    def _run(self, cut: Tensor, start: int, edits: Edits, k: int) -> Tensor:
         with torch.no_grad():
-            emb = backbone.embed_tokens(self.ids[cut]).repeat(k, 1, 1)
-        with backbone.edited(edits, k):
-            out = backbone.encode_embeddings(emb, self.ends[cut].repeat(k))
+            emb = self.backbone.embed_tokens(self.ids[cut]).repeat(k, 1, 1)
+        with self.backbone.edited(edits, k):
+            out = self.backbone.encode_embeddings(emb, self.read[cut].repeat(k))
         return F.normalize(out, dim=-1).unflatten(0, (k, -1))
 
 

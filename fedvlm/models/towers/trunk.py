@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.towers.blocks import FrozenBlock, Rope, Unreadable
+from fedvlm.models.towers.blocks import Rope, Shell, Unreadable
 from fedvlm.models.towers.trunk_blocks import is_timm, read_trunk
 
 KINDS = ("VisionTransformer", "Eva")
@@ -36,8 +36,8 @@ class TimmTower(nn.Module):
         return out
 
 
-class Trunk:
-    """The shell of a timm transformer (``vision.Shell``).
+class Trunk(Shell):
+    """The shell of a timm transformer.
 
     Attributes:
         class_token: whether the first row is a class token.
@@ -67,7 +67,7 @@ class Trunk:
             empty = torch.zeros(1, 3, side, side, device=like.device, dtype=backbone.feature_dtype)
             x, turns = self._entered(empty)
         self.tokens = int(x.shape[1])
-        self.blocks: list[FrozenBlock] = read_trunk(trunk.blocks, self._ropes(turns))
+        self.blocks = read_trunk(trunk.blocks, self._ropes(turns))
 
     def _entered(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return patches with their positions, and EVA's rotary ones (sines before cosines)."""
@@ -85,16 +85,16 @@ class Trunk:
         ]
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return what enters the first block, ``[n, tokens, width]``, of ``[n, 3, S, S]``."""
+        """See ``Shell``."""
         return self.enter_norm(self._entered(pixels)[0])
 
     def enter_norm(self, rows: Tensor) -> Tensor:
-        """Return rows through the norm that stands before all blocks."""
+        """See ``Shell``."""
         out: Tensor = self.trunk.norm_pre(rows)
         return out
 
     def pool(self, x: Tensor) -> Tensor:
-        """Return features ``[n, d]`` of what leaves the last block."""
+        """See ``Shell``."""
         out: Tensor = self.visual.head(self.trunk.forward_head(self.trunk.norm(x)))
         return out
 

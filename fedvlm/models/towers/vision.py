@@ -8,7 +8,7 @@ output is a stream of its own, ``tokens.<b>``, that can be computed once and kep
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.towers.blocks import STAGE, Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
+from fedvlm.models.towers.blocks import (
+    STAGE,
+    Edits,
+    FrozenBlock,
+    NoEdits,
+    Shell,
+    Unreadable,
+    read_blocks,
+)
 from fedvlm.models.towers.clip import is_encoder, is_image_tower, is_resnet, is_trunk
 
 PREFIX = "tokens."
@@ -30,38 +38,7 @@ def stream_name(block: int) -> str:
     return f"{PREFIX}{block}"
 
 
-class Shell(Protocol):
-    """What an image tower has around its blocks; ``ClipShell`` says what the methods return.
-
-    Attributes:
-        blocks: between entry and pool; none in a ResNet.
-        tokens, width, prefix, class_token: as ``VisionTower``'s.
-        one_row: only the first row is read out: behind the last block no other is needed.
-        has_patches: whether ``project`` is defined for single rows.
-    """
-
-    blocks: list[FrozenBlock]
-    tokens: int
-    width: int
-    prefix: int
-    class_token: bool
-    one_row: bool
-    has_patches: bool
-
-    def embed(self, pixels: Tensor) -> Tensor:
-        """See ``ClipShell``, as for the others."""
-
-    def enter_norm(self, rows: Tensor) -> Tensor:
-        """See ``ClipShell``."""
-
-    def pool(self, x: Tensor) -> Tensor:
-        """See ``ClipShell``."""
-
-    def project(self, rows: Tensor) -> Tensor:
-        """See ``ClipShell``."""
-
-
-class ClipShell:
+class ClipShell(Shell):
     """What open_clip's VisionTransformer, or ours, has around its blocks.
 
     Raises:
@@ -73,34 +50,34 @@ class ClipShell:
     def __init__(self, visual: Any) -> None:
         if not is_image_tower(visual):
             raise Unreadable(f"its image tower is {type(visual).__name__}")
-        self.blocks: list[FrozenBlock] = read_blocks(visual.transformer.resblocks)
+        self.blocks = read_blocks(visual.transformer.resblocks)
         self.visual = visual
         self.tokens, self.width = (int(n) for n in visual.positional_embedding.shape)
         self.one_row = visual.attn_pool is None and visual.pool_type == "tok"
         self.has_patches = visual.attn_pool is None
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return what enters the first block, ``[n, tokens, width]``, of ``[n, 3, S, S]``."""
+        """See ``Shell``, as for the others."""
         out: Tensor = self.visual._embeds(pixels)
         return out
 
     def enter_norm(self, rows: Tensor) -> Tensor:
-        """Return rows through the norm that stands before all blocks."""
+        """See ``Shell``."""
         out: Tensor = self.visual.ln_pre(rows)
         return out
 
     def pool(self, x: Tensor) -> Tensor:
-        """Return features ``[n, d]`` of what leaves the last block."""
+        """See ``Shell``."""
         pooled: Tensor = self.visual._pool(x)[0]
         return pooled if self.visual.proj is None else pooled @ self.visual.proj
 
     def project(self, rows: Tensor) -> Tensor:
-        """Return rows of the last block in the joint space, each for itself."""
+        """See ``Shell``."""
         rows = self.visual.ln_post(rows)
         return rows if self.visual.proj is None else rows @ self.visual.proj
 
 
-class ResNetShell:
+class ResNetShell(Shell):
     """CLIP's ResNet: no blocks that anybody could change, but patches.
 
     Its rows are what its attention pool reads: the mean over all positions, and each position of
@@ -112,8 +89,7 @@ class ResNetShell:
     prefix, class_token, one_row, has_patches = 1, False, False, True
 
     def __init__(self, visual: Any) -> None:
-        self.blocks: list[FrozenBlock] = []
-        self.visual = visual
+        self.blocks, self.visual = [], visual
         self.tokens, self.width = (int(n) for n in visual.attnpool.positional_embedding.shape)
 
     def embed(self, pixels: Tensor) -> Tensor:
@@ -126,10 +102,6 @@ class ResNetShell:
         rows = torch.cat([rows.mean(1, keepdim=True), rows], 1)
         out: Tensor = rows + tower.attnpool.positional_embedding.to(rows.dtype)
         return out
-
-    def enter_norm(self, rows: Tensor) -> Tensor:
-        """Return the rows: no norm stands there."""
-        return rows
 
     def attend(self, rows: Tensor) -> Tensor:
         """Return what the pool gives with each row as a query: ``[..., tokens, d]``."""

@@ -4,7 +4,8 @@ Runs on the machine that has the card and needs nothing but this repository. Kin
 a process of its own of at most five minutes that leaves a JSON file: what the card can do; every
 method twice on the card and once on the processor; whole jobs by the verbs of fedvlm; FedTV,
 PromptFL, CLIP-LoRA and HEART-PFL at ViT-B/16 with 100 clients in fp32 and bf16. Parts that are
-there are not run again. Ends with a table, also in FOLDER/README.md.
+there are not run again, and of the methods those that were not reached are. Ends with a table, also
+in FOLDER/README.md.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def main(args: Namespace) -> int:
         _do_parts(args, into)
     except KeyboardInterrupt as stop:
         raise saying(stop, "the part under way is lost and begins anew; those that are done are "
-                     f"kept in {into}") from None
+                     f"kept in {into}, of the methods each") from None
     records = {path.stem: json.loads(path.read_text(encoding="utf-8"))
                for path in sorted(into.glob("*.json"))}
     page, good = page_of(records, args.pretend)
@@ -141,15 +142,20 @@ def _measure(
 
 
 def _run_part(part: str, args: Namespace, into: Path) -> None:
-    """Run a part in a process of its own, unless its file is there; a failure is a file, too."""
+    """Run a part in a process of its own, unless its file is there; a failure is a file, too.
+
+    Methods that an earlier try has compared stay: it goes on with those that it did not reach.
+    """
     path = into / f"{part}.json"
-    if "failed" not in _read(path):
+    before = _read(path)
+    if "failed" not in before and not before.get("unreached"):
         say(f"{part}: already there")
         return
     path.unlink(missing_ok=True)
+    methods = before.get("unreached") or args.methods
     words = [sys.executable, str(Path(__file__).resolve().parents[1]), "gpu-hour", args.folder,
              "--only", part, "--device", args.device, *(["--pretend"] if args.pretend else []),
-             *(["--methods", *args.methods] if args.methods else [])]
+             *(["--methods", *methods] if methods else [])]
     say(f"{part}: running (at most {LIMIT // 60} minutes)")
     began = time.monotonic()
     try:
@@ -158,6 +164,10 @@ def _run_part(part: str, args: Namespace, into: Path) -> None:
         problem = "" if whole and done.returncode in (0, 1) else _last(done.stderr)
     except subprocess.TimeoutExpired:
         problem = f"not done after {LIMIT // 60} minutes"
+    finally:
+        if before.get("unreached"):
+            now = {k: v for k, v in before.items() if k != "failed"} | _read(path)
+            write_json(path, now | {"rows": before["rows"] | now["rows"]})
     if problem:
         write_json(path, _read(path) | {"part": part, "failed": problem})
     say(f"{part}: {problem or 'done'} ({time.monotonic() - began:.0f} s)")

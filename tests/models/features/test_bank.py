@@ -90,8 +90,8 @@ def test_bits_are_those_of_before_whatever_was_there(
     labels = torch.zeros(40, dtype=torch.int64)
     source = FeatureSource.of((rows,), torch.arange(40), labels, "tokens.1")
     assert torch.equal(source.fetch(torch.tensor([7, 3]), 0)["tokens.1"], before[[7, 3]])
-    assert source.on(torch.device("cpu")) is source and rows.numel() == before.numel()
-    assert torch.equal(rows.to(torch.device("cpu")), before) and rows.element_size() == 8
+    assert source.on(torch.device("cpu")) is source and rows.nbytes == before.nbytes
+    assert torch.equal(rows.to(torch.device("cpu")), before) and before.element_size() == 8
 
 
 def test_streams_and_types_have_stores_of_their_own(

@@ -13,10 +13,12 @@ import torch
 from safetensors.torch import save_file
 
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.export.traced import plain_model
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.peft import PeftSpec
-from fedvlm.models.encoders import EncoderBackbone, ImageSide
+from fedvlm.models.encoders import EncoderBackbone
 from fedvlm.models.load.openclip import build_model, load
+from fedvlm.models.load.vit import ViTBackbone
 from fedvlm.models.towers.prompts import encode_texts
 from fedvlm.models.vlmodel import VLModel
 from tests.models.encoders import arch_of
@@ -100,12 +102,13 @@ def test_what_is_missing_is_told_when_a_text_is_asked_for(
 ) -> None:
     model = bert(arch_of("bert"), tmp_path / "f", config, tokenizer)
     tower = load(f"local-dir:{tmp_path / 'f'}")
-    assert isinstance(tower, ImageSide) and not tower.has_text
+    assert isinstance(tower, ViTBackbone) and not tower.has_text
     pixels = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert relative(tower.encode_image(pixels), model.encode_image(pixels)) < 1e-6
     assert tower.logit_scale == pytest.approx(float(model.logit_scale.detach().exp()))
     whole = VLModel(tower, NAMES)
+    assert plain_model(whole).scale == tower.logit_scale  # as it is traced for ONNX
     assert lack in whole.notes[0] and "linear head starts at random" in whole.notes[0]
     for visual in ("none", "feature", "lora", "adapter"):
         tree = peft.build_tensors(PeftSpec("none", visual, "linear"), whole, torch.Generator())

@@ -153,11 +153,13 @@ def test_timm_s_other_transformers_by_name_and_file(tmp_path: Path) -> None:
     assert tree["image.lora.0.q.A"].shape == (2, trunks.WIDTH)
 
 
+SWIN = f"timm:{trunks.small('swin')}"
 TRUNKS = {
-    "timm:resnet18": 512, "timm:convnext_atto": 320, "timm:swin_tiny_patch4_window7_224": 768,
+    "timm:resnet18": 512, "timm:convnext_atto": 320, SWIN: 96,
     "timm:deit_tiny_distilled_patch16_224": 192, "torchvision:resnet18": 512,
     "torchvision:swin_t": 768,
 }
+SIDES = {"timm:deit_tiny_distilled_patch16_224": 224, SWIN: trunks.SIDE}  # others take any
 
 
 def classifier(name: str) -> Any:
@@ -181,7 +183,7 @@ def test_any_trunk_for_a_head(name: str, tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "w.pth")
     ours = load_backbone(name, str(tmp_path / "w.pth"))
     assert (ours.embed_dim, ours.has_text) == (TRUNKS[name], False)
-    x, seen = torch.randn(2, 3, 224, 224), []
+    x, seen = torch.randn(2, 3, *2 * (SIDES.get(name, 64),)), []
     last = [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1]
     last.register_forward_pre_hook(lambda _, args: seen.append(args[0].flatten(1)))
     with torch.no_grad():
@@ -211,6 +213,6 @@ def test_any_trunk_for_a_head(name: str, tmp_path: Path) -> None:
 
 
 def test_random_trunks_by_seed() -> None:
-    for name in ("timm:resnet18", "torchvision:resnet18"):
+    for name in ("timm:convnext_atto", "torchvision:mobilenet_v3_small"):
         one, two, other = (load_backbone(name, allow_random=True, seed=s) for s in (1, 1, 2))
         assert one.digest == two.digest != other.digest and one.weights == "random"

@@ -7,7 +7,15 @@ import torch
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.models.vlmodel import VLModel
-from tests.models.toys import CONFIGS, NAMES, context, loss_and_grad, relative, toy
+from tests.models.toys import (
+    CONFIGS,
+    NAMES,
+    context,
+    loss_and_grad,
+    loss_and_grads,
+    relative,
+    toy,
+)
 
 PACKABLE = ("vit", "gelu", "resnet", "custom")
 
@@ -82,12 +90,11 @@ def test_contexts_around_the_name_packed_equal_plain(kind: str, rows: int) -> No
     if rows and tower is not None:
         tower.max_rows = rows
     both = [context(backbone, 2, 1, n_ctx=2), context(backbone, 2, 1, n_ctx=3, seed=7)]
-    for leaf in both:  # leading axes are free
-        (got, got_grad), (want, want_grad) = (
-            loss_and_grad(model, leaf, lambda _, m=model: m.text_around(*both, "of the kind"))
-            for model in (packed, plain)
-        )
-        assert relative(got, want) < 1e-12 and relative(got_grad, want_grad) < 1e-9
+    (got, got_grads), (want, want_grads) = (  # leading axes are free
+        loss_and_grads(both, model.text_around(*both, "of the kind")) for model in (packed, plain)
+    )
+    assert relative(got, want) < 1e-12
+    assert all(relative(a, b) < 1e-9 for a, b in zip(got_grads, want_grads, strict=True))
     if tower is not None:
         (prompts,) = packed._prompts.values()
         assert (len(prompts.layouts) > 1) is bool(rows)
@@ -167,12 +174,12 @@ def test_deep_contexts_packed_equal_plain(kind: str, rows: int) -> None:
         tower.max_rows = rows
     ctx = context(backbone, 2)
     later = {1: context(backbone, 2, seed=4), 2: context(backbone, seed=5)}  # one for all clients
-    for leaf in (ctx, *later.values()):
-        (got, got_grad), (want, want_grad) = (
-            loss_and_grad(model, leaf, lambda _, m=model: m.text(ctx, deep=later))
-            for model in (packed, plain)
-        )
-        assert relative(got, want) < 1e-12 and relative(got_grad, want_grad) < 1e-9
+    leaves = (ctx, *later.values())
+    (got, got_grads), (want, want_grads) = (
+        loss_and_grads(leaves, model.text(ctx, deep=later)) for model in (packed, plain)
+    )
+    assert relative(got, want) < 1e-12
+    assert all(relative(a, b) < 1e-9 for a, b in zip(got_grads, want_grads, strict=True))
     assert relative(packed.text(ctx, deep=later), packed.text(ctx)) > 1e-3
     words = "a b c d e f g h"  # the context stands for the first tokens, the others stay
     same, kept = (model.text(ctx, deep=later, words=words) for model in (packed, plain))

@@ -167,6 +167,34 @@ def test_parts_that_are_there_are_kept_and_failures_are_tried_again(
     assert "error: no memory" in capsys.readouterr().out
 
 
+def test_methods_go_on_with_those_that_were_not_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a stop, twice, and where time was short."""
+    path, asked, stop = tmp_path / "methods.json", list[list[str]](), True
+
+    def run(words: list[str], **_: object) -> Any:
+        asked.append(words[words.index("--methods") + 1:])
+        if stop:
+            raise KeyboardInterrupt
+        path.write_text(json.dumps({"part": "methods", "rows": {asked[-1][0]: GOOD},
+                                    "unreached": asked[-1][1:]}))
+        return type("Done", (), {"returncode": 0, "stderr": ""})()
+
+    monkeypatch.setattr(gpu_hour.subprocess, "run", run)
+    path.write_text(json.dumps({"part": "methods", "rows": {"FedTV": GOOD}, "failed":
+                                gpu_hour.UNDONE, "unreached": ["hermes", "ditto"]}))
+    words = ["gpu-hour", str(tmp_path), "--pretend"]
+    monkeypatch.setattr(gpu_hour, "PARTS", ("methods",))
+    assert [main(words), main(words)] == [130, 130]
+    stop = False
+    assert [main(words), main(words), main(words)] == [0, 0, 0]
+    assert asked == [["hermes", "ditto"]] * 3 + [["ditto"]]
+    record = json.loads(path.read_text())
+    assert list(record["rows"]) == ["FedTV", "hermes", "ditto"]
+    assert not record["unreached"] and "failed" not in record
+
+
 @pytest.mark.slow
 def test_a_whole_job(tmp_path: Path) -> None:
     with pretend_card():
