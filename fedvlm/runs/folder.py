@@ -30,7 +30,6 @@ from fedvlm.runs.identity import (
     FORMAT,
     Present,
     config_text,
-    identity_digest,
     identity_plain,
 )
 from fedvlm.runs.names import RESULTS
