@@ -140,6 +140,7 @@ def headline_content(run: FinishedRun) -> Html:
     last, zero = run.last, run.section("zero_shot")
     answer = answer_of(run.results)
     alone = {"personal": as_float(answer[ALONE]["personal"])} if answer else {}
+    sure = answer is not None and answer["verdict"] in (PAYS, COSTS)
     cards = []
     for name in HEADLINE:
         value = as_float(last.get(name))
@@ -149,7 +150,7 @@ def headline_content(run: FinishedRun) -> Html:
         cards.append(element(
             "div", element("div", name, class_="name"),
             element("div", decimal(value), element("small", " %"), class_="value"),
-            _delta(value, alone.get(name), WHO[ALONE]),
+            _delta(value, alone.get(name), WHO[ALONE], sure),
             _delta(value, as_float(zero.get(name)), "zero-shot"),
             element("div", in_measure(metric(name).words, measure_word(last)), ".",
                     f" Standard deviation over clients {spread:.1f}." if spread is not None
@@ -242,12 +243,13 @@ def megabyte_text(count: Any) -> str:
     return f"{value:,.0f} B" if value < 1000 else f"{value / 1e6:,.3f} MB"
 
 
-def _delta(value: float, other: float | None, who: str) -> Html:
+def _delta(value: float, other: float | None, who: str, sure: bool = True) -> Html:
+    """Return a gain in words; ``sure``: it has a colour, which one within its margin has not."""
     if other is None:
         return Html("")
     gain = value - other
     kind = "up" if round(gain, 1) > 0 else "down" if round(gain, 1) < 0 else ""
-    return element("div", element("span", signed_text(gain), class_=kind or None),
+    return element("div", element("span", signed_text(gain), class_=(sure and kind) or None),
                    f" against {who} ({other:.1f})", class_="delta")
 
 

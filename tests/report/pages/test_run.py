@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from fedvlm.report.collect import collect
 from fedvlm.report.pages.clients import client_table
 from fedvlm.report.pages.frame import static
+from fedvlm.report.pages.numbers import headline_content
 from fedvlm.report.pages.run import run_page
 from fedvlm.runs.finished import FinishedRun
 from tests.report.page_runs import NASTY, Reader, whole_run
@@ -62,6 +64,15 @@ def test_the_headline_has_the_run_s_numbers_and_gains(text: str):
     assert "global 60.0 % \N{MINUS SIGN}5.0 against zero-shot (65.0)" in found
     assert "Standard deviation over clients 5.0" in found
     assert "new 50.0 % the personal models" in found, "no gain where zero-shot has no such number"
+
+
+@pytest.mark.parametrize(("verdict", "colour"), [("costs", ' class="down"'), ("unclear", "")])
+def test_a_gain_within_its_margin_has_no_colour(root: Path, verdict: str, colour: str):
+    run = only(root)
+    answer = {"alone": {"personal": 73.0}, "verdict": verdict}
+    text = str(headline_content(replace(run, results={**run.results, "answer": answer})))
+    assert f"<span{colour}>\N{MINUS SIGN}3.0</span> against each client alone (73.0)" in text
+    assert '<span class="up">+24.5</span> against zero-shot' in text
 
 
 def test_caveats_come_before_the_numbers(text: str):
