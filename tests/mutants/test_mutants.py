@@ -18,6 +18,7 @@ def test_there_are_mutants() -> None:
 def test_it_applies_and_names_tests_that_exist(mutant: Mutant) -> None:
     assert refusal(mutant, ROOT, "--check") == ""
     for test in mutant.tests:
-        file, _, function = test.partition("::")
+        file, _, case = test.partition("::")
+        function = case.partition("[")[0]
         text = (ROOT / file).read_text()
         assert not function or f"def {function}(" in text, f"{file} has no {function}"
