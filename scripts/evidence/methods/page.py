@@ -122,11 +122,16 @@ def _best(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
 def _beside_prior(
     name: str, case: str, found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]
 ) -> float | None:
-    """Return how far the best method of a cell is above the one-round baseline, in points."""
-    prior = [r["prior"] - r["alone"] for r in rows if (r["set"], r["case"]) == (name, case)
-             and r["plan"] in CELLS and r["prior"] is not None and r["alone"] is not None]
-    here = [gain for (s, c, _), gain in found.items() if (s, c) == (name, case)]
-    return max(here) - fmean(prior) if here and prior else None
+    """Return how far the best method of a cell is above the one-round baseline, in points.
+
+    The baseline is that of the method's own runs: others may have another backbone.
+    """
+    here = {m: gain for (s, c, m), gain in found.items() if (s, c) == (name, case)}
+    top = max(here, key=lambda m: here[m], default="")
+    prior = [r["prior"] - r["alone"] for r in rows
+             if (r["set"], r["case"], r["method"]) == (name, case, top) and r["plan"] in CELLS
+             and r["prior"] is not None and r["alone"] is not None]
+    return here[top] - fmean(prior) if prior else None
 
 
 def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> str:

@@ -128,6 +128,8 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
         "Mean gain on 1 cell: Ditto +20.0, FedAvg +10.0 points.",
         "The baseline without training, AFL plus class shares, reaches at least as much as the "
         "best method in 0 of 1 cells."]
+    tower = row("map-towers", "0.3 10x10", "Thorki", 70.0, prior=100.0)  # of another backbone
+    assert methods_page.words_of([*rows[:2], tower]).endswith("best method in 0 of 1 cells.")
     more = [*rows[:2], row("map-heads", "even 10x10", "FedAvg", 81.5),
             row("map-heads", "even 10x10", "Ditto", 81.0), rows[2]]
     assert methods_page.cases_of(more).splitlines()[2:] == [
