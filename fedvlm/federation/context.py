@@ -147,7 +147,7 @@ class Context(Cohort):
         batches of one sample. Of padding both are 0.
 
         Args:
-            params, train, what: as for ``grad``.
+            params: as for ``grad``, and so are ``train`` and ``what``.
             log: as for ``grad``; the mean over a client's samples is logged.
             most: samples at a time; 0: as many as there are clients. More are faster and take
                 more memory.
