@@ -83,6 +83,8 @@ class GivenInputs(Inputs):
         """See ``Inputs``."""
         data = build_federation(cfg, progress, self.given.read(cfg, progress))
         names = [client.domain for client in data.clients] if self.given.named else []
+        if any(name.isdigit() for name in names):  # "1" could be client 1, or the one so named
+            names = []
         return replace(data, client_names=names)
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from yacs.config import CfgNode
 
 import fedvlm
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.job import inputs
 from fedvlm.job import run as job_run
 from tests import jobs
 from tests.data.memory.toys import NAMES, Pairs, Table, pixels, rows
@@ -67,6 +71,25 @@ def test_a_client_has_the_name_of_its_dataset(balls: Any) -> None:
     with pytest.raises(ConfigError, match="no client nort: clients are numbered 0 to 1, named "
                                           "north, south; did you mean 'north'"):
         run.client("nort")
+
+
+@dataclass(frozen=True)
+class Dealt:
+    clients: list[Any]
+    client_names: Any = ()
+
+
+@pytest.mark.parametrize(("names", "known"), [
+    (["north", "1st"], ["north", "1st"]), (["1", "2"], []), (["north", "7"], []),
+], ids=["words", "numbers", "mixed"])
+def test_a_name_that_is_a_number_is_none(
+    names: list[str], known: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--client 1`` is the second client, and not the one whose dataset was given as 1."""
+    monkeypatch.setattr(inputs, "build_federation", lambda *_: Dealt(
+        [SimpleNamespace(domain=name) for name in names]))
+    given: Any = SimpleNamespace(named=True, read=lambda *_: None)
+    assert inputs.GivenInputs(given).data(CfgNode(), None).client_names == known
 
 
 def test_the_same_data_are_the_same_run_and_others_are_refused(balls: Any) -> None:

@@ -35,7 +35,7 @@ _BOUND = "bound"  # kind of a reference that is not compared (``evaluation.refer
 NO_ROW = ("chance", "zero_shot")  # of the final table: zero-shot has its own, with more numbers
 EARLIER = {  # labels in final tables that earlier versions recorded
     "commonest class": "majority", "AFL (together)": "afl", "AFL, class shares": "afl_prior",
-    "pooled (bound)": "pooled",
+    "logistic, class names": "logreg_names", "pooled (bound)": "pooled",
 }
 QUARTERS = 4  # parts of a run whose last two show whether accuracy still rises
 MAD = 3.0  # times the loss of guessing: a learning rate that is far too high

@@ -19,6 +19,7 @@ from evidence.methods.page import cases_of, page_of, words_of
 from evidence.methods.real import RUNS as DRAWN
 from evidence.methods.real import read_real, write_plan
 from evidence.methods.runs import COLUMNS, read_plans, rows_of
+from evidence.results.lanes import share_baselines
 from fedvlm.cli import main as cli
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
@@ -65,7 +66,8 @@ def main(args: Namespace) -> int:
         _write_csv(into / REAL, real, tuple(real[0]))
     real = _read_csv(into / REAL)
     packs = sorted((into / CELLS).glob(f"*{ENDING}"))
-    rows = rows_of(plans, collect(packs).runs) if packs else []
+    (runs_there,) = share_baselines([collect(packs).runs if packs else []])
+    rows = rows_of(plans, runs_there)
     if not rows and not real:
         raise ConfigError(f"{into / CELLS} has no runs of {PLANS}: leave --table-only away")
     _write_csv(into / "methods.csv", rows, COLUMNS)

@@ -113,9 +113,9 @@ def _best(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
             f"{(_mean(some, 'bytes') or 0) / 1e3:.0f} |")
     gaps = [gap for name, case in places for gap in [_beside_prior(name, case, found, rows)]
             if gap is not None]
-    words = (f"In {sum(gap <= 0 for gap in gaps)} of {len(gaps)} cells no method beats the "
-             f"one-round baseline; the best method is {fmean(gaps):+.1f} points from it in the "
-             "mean.") if gaps else ""
+    words = (f"In {sum(gap <= 0 for gap in gaps)} of {len(gaps)} cells the best method does not "
+             "beat the one-round baseline of its backbone; it is "
+             f"{fmean(gaps):+.1f} points from it in the mean.") if gaps else ""
     return "\n".join([*lines, "", words])
 
 

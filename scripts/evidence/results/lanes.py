@@ -87,21 +87,20 @@ class Lane:
         return replace(self.collected, runs=list(runs))
 
 
-def share_baselines(lanes: Sequence[Lane]) -> list[Lane]:
-    """Return the lanes with the baselines of each run made whole, and its gain with them.
+def share_baselines(groups: Sequence[Sequence[FinishedRun]]) -> list[list[FinishedRun]]:
+    """Return the runs with the baselines of each made whole, and its gain with them.
 
     A baseline is computed from images, clients and seeds (``claims.deal_of``), so all runs of these
     have the same: those of the run that knows the most. A run with fewer was made before the
-    others came. The cells stay as they are.
+    others came; its AFL, too, is that run's. The cells stay as they are.
     """
     most: dict[Any, Mapping[str, Any]] = {}
-    for run in (run for lane in lanes for run in lane.runs):
+    for run in (run for runs in groups for run in runs):
         found = run.section("references")
         if len(found) > len(most.get(deal_of(run), ())):
             most[deal_of(run)] = found
-    return [replace(lane, collected=lane.only([
-        _with_baselines(run, most[deal_of(run)]) if run.section("references") else run
-        for run in lane.runs])) for lane in lanes]
+    return [[_with_baselines(run, most[deal_of(run)]) if run.section("references") else run
+             for run in runs] for runs in groups]
 
 
 def _with_baselines(run: FinishedRun, found: Mapping[str, Any]) -> FinishedRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,9 @@ def read_lanes(packs: Sequence[Path], plans: Path) -> list[Lane]:
         one = told.get(name, {"title": name} | none)
         out.append(Lane(name, collected, one["title"], " ".join(one["about"]), one["wanted"],
                         one["folders"]))
-    return share_baselines(out)
+    shared = share_baselines([lane.runs for lane in out])
+    return [replace(lane, collected=lane.only(runs))
+            for lane, runs in zip(out, shared, strict=True)]
 
 
 def read_plan(path: Path) -> dict[str, Any]:

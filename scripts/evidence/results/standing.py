@@ -27,7 +27,7 @@ CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
 PERSONAL = "personal"
 # What every method should be above: reference, number, words.
 BELOW = (
-    ("logreg", PERSONAL, "local logistic regression (each client on its own images)"),
+    ("logreg", PERSONAL, "logistic regression (each client on its own images)"),
     ("zero_shot", "new", "the zero-shot model on unseen classes"),
     ("zero_shot", "hm2", "the zero-shot model's harmonic mean of base and new classes (hm2)"),
     ("zero_shot", "cm", "the zero-shot model's mean of personal and hm2 (cm)"),

@@ -69,10 +69,10 @@ def test_every_reference_has_words() -> None:
 
 
 def test_a_table_of_an_earlier_version_is_told_in_todays_words() -> None:
-    table = [{"": "AFL (together)", "personal": 58.0}, {"": "pooled (bound)", "personal": 90.0},
-             {"": "FedAvg, round 1", "personal": 41.2}]
+    table = [{"": "AFL (together)", "personal": 58.0}, {"": "logistic, class names"},
+             {"": "pooled (bound)", "personal": 90.0}, {"": "FedAvg, round 1", "personal": 41.2}]
     assert against.told_table({"table": table}) == [
-        {"": "federated ridge (AFL)", "personal": 58.0},
+        {"": "federated ridge (AFL)", "personal": 58.0}, {"": "regression from class names"},
         {"": "logistic regression, pooled", "personal": 90.0}, table[-1]]
     assert against.told_table({"table": table, "privacy": {}}) == table[-1:]
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from evidence.results.lanes import Lane, share_baselines
+from evidence.results import plans
+from evidence.results.lanes import share_baselines
+from evidence.results.plans import read_lanes
 from fedvlm.report.collect import Collected
+from fedvlm.runs.cells import ENDING
 from fedvlm.runs.finished import FinishedRun
 
 
@@ -22,19 +25,18 @@ def run(personal: float, found: dict[str, float], **protocol: Any) -> FinishedRu
     gain = {"points": personal - found[best], "reference": best} if best else None
     return FinishedRun(
         Path("run"), {"dataset": "D", "seed": 1, "data_digest": "images", **protocol},
-        {"last": {"personal": personal}, "references": alone, "gain": gain}, {})
+        {"last": {"personal": personal}, "references": alone, "gain": gain, "answer": {},
+         "spent": {"bytes_up": 1, "bytes_down": 1}}, {})
 
 
 def test_a_gain_is_measured_from_the_best_baseline_that_any_run_of_the_images_knows() -> None:
     old = run(60.0, {"logreg": 50.0})
     new = run(40.0, {"logreg": 50.0, "logreg_names": 55.0})
-    first, second = share_baselines(
-        [Lane("a", Collected([old])), Lane("b", Collected([new]), title="B")])
-    assert second.runs[0].section("references") == new.section("references")
-    assert (first.name, second.title) == ("a", "B")
-    assert first.runs[0].section("references").keys() == {"logreg", "logreg_names"}
-    assert first.runs[0].section("gain")["reference"] == "logreg_names"
-    assert first.runs[0].section("gain")["points"] == 5.0
+    (first,), (second,) = share_baselines([[old], [new]])
+    assert second.section("references") == new.section("references")
+    assert first.section("references").keys() == {"logreg", "logreg_names"}
+    assert first.section("gain")["reference"] == "logreg_names"
+    assert first.section("gain")["points"] == first.section("answer")["points"] == 5.0
     assert old.section("gain")["points"] == 10.0  # the cell itself stays
 
 
@@ -43,12 +45,24 @@ def test_a_gain_is_measured_from_the_best_baseline_that_any_run_of_the_images_kn
 def test_runs_of_other_images_clients_or_seeds_keep_theirs(other: dict[str, Any]) -> None:
     old = run(60.0, {"logreg": 50.0})
     new = run(40.0, {"logreg": 50.0, "logreg_names": 55.0}, **other)
-    (lane,) = share_baselines([Lane("a", Collected([old, new]))])
-    assert lane.runs[0].section("references").keys() == {"logreg"}
-    assert lane.runs[0].section("gain")["points"] == 10.0
+    ((first, _),) = share_baselines([[old, new]])
+    assert first.section("references").keys() == {"logreg"}
+    assert first.section("gain")["points"] == 10.0
 
 
 def test_a_run_without_baselines_gets_none() -> None:
     bare = run(60.0, {})
-    (lane,) = share_baselines([Lane("a", Collected([bare, run(40.0, {"logreg": 50.0})]))])
-    assert lane.runs[0] == bare
+    ((first, _),) = share_baselines([[bare, run(40.0, {"logreg": 50.0})]])
+    assert first == bare
+
+
+def test_the_published_lanes_share_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = {"a": run(60.0, {"logreg": 50.0}),
+             "b": run(40.0, {"logreg": 50.0, "logreg_names": 55.0})}
+    monkeypatch.setattr(plans, "collect", lambda packs: Collected(
+        [found[path.name.removesuffix(ENDING)] for path in packs]))
+    first, second = read_lanes([tmp_path / f"{name}{ENDING}" for name in found], tmp_path)
+    assert (first.name, second.name) == ("a", "b")
+    assert first.runs[0].section("gain")["reference"] == "logreg_names"
