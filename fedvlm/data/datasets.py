@@ -202,8 +202,14 @@ def refuse_untestable(data: DatasetBase) -> None:
     )
 
 
-def refuse_one_class(data: DatasetBase) -> None:
+def refuse_one_class(
+    data: DatasetBase, or_else: str = ", or name the column of the class with --columns "
+    "classname=COLUMN"
+) -> None:
     """Refuse a user's own images that are all of one class, whoever shares them.
+
+    Args:
+        or_else: another way out.
 
     Raises:
         DataError: they are.
@@ -212,8 +218,7 @@ def refuse_one_class(data: DatasetBase) -> None:
     if len(classes) < 2 and not (data.label_names or data.captioned):
         raise DataError(
             f"{data.name}: there is one class only, {', '.join(classes)}; a classifier needs two: "
-            "give the images of another class, too, or name the column of the class with "
-            "--columns classname=COLUMN")
+            f"give the images of another class, too{or_else}")
 
 
 def templates(cfg: CfgNode) -> list[str]:
@@ -263,7 +268,7 @@ def _read_known(info: DatasetInfo, cfg: CfgNode) -> DatasetBase:
         if not layout.published:
             data.notes.append(f"{info.name}: not the published split ({layout.name})")
         if cfg.DATASET.get("TEST_SHARE", 0.0):
-            data.notes.append(f"{info.name}: {_UNSHARED} a known set has test images of its own")
+            data.notes.append(f"{info.name}: {_UNSHARED} a known set keeps its own split")
     data = _checked(info.name, data)
     data.notes += compare_with_catalog(info, data)
     return data

@@ -46,7 +46,9 @@ from fedvlm.federation.cards import (
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
 
 FRAMEWORKS = Plugins("fedvlm.compat", "FRAMEWORKS", "framework")
-INSTALLED = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[1])
+PACKAGE = Path(__file__).resolve().parents[1]
+INSTALLED = (Path(sysconfig.get_path("stdlib")).resolve(), PACKAGE, PACKAGE.parent / "trainers")
+SITES = {"site-packages", "dist-packages"}
 _executed: set[tuple[tuple[Path, ...], str]] = set()  # files that this process ran, their digest
 
 
@@ -152,8 +154,8 @@ def own_modules(files: Sequence[Path]) -> list[Path]:
     own = [path.resolve() for path in files]
     found, todo = set(own), list(own)
     while todo:
-        new = {one.resolve() for one in _modules_of(todo.pop())} - found
-        new = {one for one in new if not {"site-packages", "dist-packages"} & {*one.parts}
+        new = {one.resolve() for one in _modules_of(todo.pop()) if not SITES & {*one.parts}} - found
+        new = {one for one in new if not SITES & {*one.parts}  # which may lie there by a link
                and not any(one.is_relative_to(place) for place in INSTALLED)}
         found |= new
         todo += sorted(new)
@@ -163,7 +165,7 @@ def own_modules(files: Sequence[Path]) -> list[Path]:
 def _modules_of(file: Path) -> Iterator[Path]:
     """Yield the files of the modules that a file imports and of the packages around them."""
     for level, parts in imports_in(_syntax(file)):
-        places = [str(file.parents[level - 1])] if level else []
+        places = [str(one) for one in file.parents[level - 1 : level]] if level else []
         if not level:
             with contextlib.suppress(ValueError):  # a module that was made by hand
                 spec = importlib.util.find_spec(parts.pop(0))

@@ -26,8 +26,9 @@ def test_the_users_own_modules_that_a_file_imports(
     Installed packages, Python's own modules, fedvlm and files that nobody names do not count.
     """
     texts = {
-        "mine.py": "import json, torch\nimport near\nfrom fedvlm.method import Trainer\n\n\n"
-                   "def late():\n    from pack.deep import thing\n",
+        "mine.py": "import json, torch\nimport near, linked\nfrom fedvlm.method import Trainer\n"
+                   "from trainers.fedavg import FedAvg\n\n\n"
+                   f"def late():\n    from pack.deep import thing\n    from {'.' * 99} import no\n",
         "lib/near.py": "import mine, pack.side as side\n", "lib/pack/__init__.py": "",
         "lib/pack/side.py": "import gone\n", "lib/pack/deep.py": "from . import same\n",
         "lib/pack/same.py": "not Python", "lib/pack/unnamed.py": "", "lib/beside.py": "",
@@ -35,7 +36,10 @@ def test_the_users_own_modules_that_a_file_imports(
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    for folder in (tmp_path, tmp_path / "lib"):
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "linked.py").symlink_to(tmp_path / "lib" / "beside.py")  # as some installers do
+    for folder in (tmp_path, tmp_path / "lib", site):
         monkeypatch.syspath_prepend(folder)
     found = own_modules([tmp_path / "mine.py"])
     assert [path.relative_to(tmp_path / "lib").as_posix() for path in found] == [

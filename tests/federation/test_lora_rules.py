@@ -118,6 +118,17 @@ def test_products_with_ranks_are_cut_where_they_are_smallest() -> None:
         near(products(down)[site], u[:, :1] * s[:1] @ vh[:1])
 
 
+def test_what_is_no_factor_is_averaged_as_ever() -> None:
+    run = history("product_svd", "PEFT.HEAD", "linear", "PEFT.TEXT", "none")
+    updates = run.events[0].updates
+    assert updates is not None
+    plain = {n: v for n, v in updates.params.items() if ".lora." not in n}
+    assert {n.partition(".")[0] for n in plain} == {"head"}
+    share = updates.weight / updates.weight.sum()
+    for name, v in plain.items():
+        near(after(run, 1)[name], torch.einsum("k,k...->...", share, v))
+
+
 @pytest.mark.parametrize(("rule", "more", "up"), [
     ("factors", (), [8] * 4), ("freeze_a", (), [4] * 4), ("share_a", (), [4] * 4),
     ("alternate", (), [4] * 4), ("residual", (), [8] * 4), ("by_norm", RANKS, EACH),

@@ -128,7 +128,7 @@ class MemorySet:
         data = DatasetBase.of(lists, [] if self._pooled else list(self._members), notes)
         data.name = self.name
         data.classnames, data.lab2cname = list(self.classnames), dict(enumerate(self.classnames))
-        refuse_one_class(data)
+        refuse_one_class(data, or_else="")
         refuse_untestable(data)
         return data
 

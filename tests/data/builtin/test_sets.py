@@ -34,7 +34,8 @@ SPLIT_FILES = {
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("builtin")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sets, "_PER_CLASS", (12, 10, 12))  # of 40, 10, 40
+        assert sets._PER_CLASS == (40, 10, 40)
+        patch.setattr(sets, "_PER_CLASS", (12, 10, 12))
         for name in BUILTIN:
             materialise(name, folder)
     return folder

@@ -129,7 +129,8 @@ def test_images_of_one_class_are_refused_whoever_has_them(shape: str) -> None:
     """Two names do not make two classes: with clients and as a pool, as folders and tables are."""
     reds = tuple([row for row in rows(seed) if row[1] == 0] for seed in (1, 2))
     data = reds if shape == "pool" else {"north": reds, "south": reds}
-    with pytest.raises(DataError, match="memory: there is one class only, red ball; a classifier"):
+    with pytest.raises(DataError, match="memory: there is one class only, red ball; a classifier "
+                                        "needs two: give the images of another class, too$"):
         read(MemorySet(data, NAMES))
 
 
