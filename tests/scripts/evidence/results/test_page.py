@@ -96,7 +96,7 @@ def test_a_page_comes_of_its_cells_alone(
     assert "| FedPer | personal is higher than FedAvg's in setting disjoint | FedPer and FedAvg: " \
         "in" in text, "the lane has no plan here"
     assert "client-gain-dirichlet" in text and "Planned methods without a finished run" not in text
-    assert "below local logistic regression" in text and "forest-dirichlet" in text
+    assert "below logistic regression" in text and "forest-dirichlet" in text
     wins = (again / "wins.md").read_text()  # Ditto is above both in each of 4 cells
     assert "| Ditto | 100 | 4 of 4 |   | 100 | 100 |" in wins and "| FedAvg | 0 | 4 of 4 |" in wins
     assert "missing: these runs did not record it" in (again / "at_our_place.md").read_text()
