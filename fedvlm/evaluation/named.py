@@ -25,7 +25,7 @@ from fedvlm.core.files import user_path
 from fedvlm.core.stats import mean, population_std, worst
 from fedvlm.evaluation import metrics, rankings
 from fedvlm.evaluation.label_rows import SPECIFICITY, mean_percent
-from fedvlm.federation.discovery import code_digest, load_module
+from fedvlm.federation.discovery import code_digest, load_module, own_modules
 from fedvlm.federation.server import Row
 
 KEY = "TEST.METRICS"
@@ -131,7 +131,7 @@ def _own(word: str, typed: bool) -> NamedMetric:
     path = user_path(file)
     if not path.is_file():
         raise ConfigError(f"{KEY} {word}: no file '{path}'")
-    function = getattr(load_module(path), name, None)
+    function = getattr(load_module(path, own_modules([path])), name, None)
     if not callable(function):
         raise ConfigError(f"{KEY} {word}: '{path}' has no function '{name}'")
 

@@ -18,7 +18,7 @@ import importlib.util
 import inspect
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +50,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 INSTALLED = (Path(sysconfig.get_path("stdlib")).resolve(), PACKAGE, PACKAGE.parent / "trainers")
 SITES = {"site-packages", "dist-packages"}
 _executed: set[tuple[tuple[Path, ...], str]] = set()  # files that this process ran, their digest
+_texts: dict[Path, bytes] = {}  # user's modules as this process imported them
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ def _from_path(spec: str) -> type[Trainer]:
     if foreign:
         cls: type[Trainer] = FRAMEWORKS.load(foreign).load_foreign(path, name)
         return cls
-    module = load_module(path)
+    module = load_module(path, own_modules([path]))
     if not name:
         return _only_trainer(module, path)
     found = getattr(module, name, None)
@@ -262,18 +263,22 @@ def framework_of(path: Path) -> str:
     return next((top for top in tops if top in known), "")
 
 
-def load_module(path: Path) -> ModuleType:
+def load_module(path: Path, own: Sequence[Path] = ()) -> ModuleType:
     """Run a user's file and return its module; the same text of a file is run once.
 
     A file that was edited since is run again: what a notebook trains is what its run records.
 
+    Args:
+        own: the user's modules that it imports (``own_modules``), each of them as its text is now.
+
     Raises:
         ConfigError: it cannot be loaded.
     """
-    source = path.read_bytes()
-    name = f"fedvlm_trainers.{path.stem}_{abs(hash((path.resolve(), source)))}"
+    source = [file.read_bytes() for file in (path, *own)]
+    name = f"fedvlm_trainers.{path.stem}_{abs(hash((path.resolve(), *source)))}"
     if name in sys.modules:
         return sys.modules[name]
+    _drop_edited(dict(zip(own, source[1:], strict=True)))
     spec = importlib.util.spec_from_file_location(name, path, loader=TextLoader(name, str(path)))
     if spec is None or spec.loader is None:
         raise ConfigError(f"'{path}' cannot be loaded as a Python file")
@@ -293,6 +298,29 @@ def load_module(path: Path) -> ModuleType:
             f"'{path}' cannot be loaded: {failure_text(error)}{own_line(error)}"
         ) from error
     return module
+
+
+def _drop_edited(texts: Mapping[Path, bytes]) -> None:
+    """Have a user's modules imported anew if one was edited after this process imported it."""
+    names = {file.name for file in texts}
+    files = {name: file for name, module in list(sys.modules.items())
+             if (file := Path(getattr(module, "__dict__", {}).get("__file__") or "")).name in names}
+    loaded = {name: place for name, file in files.items() if (place := file.resolve()) in texts}
+    if any(_texts[file] != texts[file] if file in _texts else _other_cached(file)
+           for file in loaded.values()):
+        for name in loaded:
+            del sys.modules[name]
+    _texts.update(texts)
+
+
+def _other_cached(file: Path) -> bool:
+    """Return whether what Python keeps of a module's text is of another size or time than it."""
+    try:
+        head = Path(importlib.util.cache_from_source(str(file))).read_bytes()[4:16]
+    except (OSError, NotImplementedError):  # nothing is kept
+        return False
+    numbers = (0, int(file.stat().st_mtime), file.stat().st_size)
+    return not any(head[:4]) and head != b"".join(n.to_bytes(4, "little") for n in numbers)
 
 
 def _trainers_in(module: ModuleType) -> list[type[Trainer]]:

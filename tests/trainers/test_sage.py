@@ -170,7 +170,7 @@ def test_without_clients_they_are_dealt_evenly_and_an_index_file_keeps_them(
     scans: Path, tmp_path: Path
 ) -> None:
     words = ("--images", str(scans / "all.csv"), "--partition", "iid", "--users", "4", "--backbone",
-             "tiny", "--rounds", "1", "--peft", "head", "--trainer", "SAGE")
+             "tiny", "--shots", "16", "--rounds", "1", "--peft", "head", "--trainer", "SAGE")
     assert main([*words, "--output-dir", str(tmp_path / "a")]) == 0
     place = jobs.folder(tmp_path / "a") / "partition.json"
     dealt = [c["unlabelled"] for c in json.loads(place.read_text())["clients"]]
@@ -191,7 +191,7 @@ def test_an_index_file_that_names_what_is_not_there(
     name: str, words: str, scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = ["--images", str(scans / "all.csv"), "--partition", "iid", "--users", "2", "--backbone",
-            "tiny", "--rounds", "1", "--peft", "head", "--trainer", "SAGE"]
+            "tiny", "--shots", "16", "--rounds", "1", "--peft", "head", "--trainer", "SAGE"]
     assert main([*base, "--output-dir", str(tmp_path / "a")]) == 0
     content = json.loads((jobs.folder(tmp_path / "a") / "partition.json").read_text())
     del content["sha256"]

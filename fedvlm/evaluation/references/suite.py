@@ -43,8 +43,6 @@ ALONE, TOGETHER, BOUND = "alone", "together", "bound"
 COLUMNS = ("client", "n", "correct", "accuracy", "balanced")
 OF_SETS = ("positives", "auroc", "macro_f1", "sensitivity")  # beside, of sets of labels
 BATCH = 4096
-TEMPERS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of log class shares beside a ridge's scores
-SMOOTH = 0.1  # images of every class that a client is taken to have besides its own
 # Samples x features x classes of the pooled regression; a CPU core takes two minutes for so many.
 MOST = {"cpu": 3e9, "cuda": 3e11}
 
@@ -139,18 +137,16 @@ def references(asked: Asked) -> dict[str, dict[str, Any]]:
     }
 
 
-def zero_shots(
-    asked: Asked, model: VLModel, rows: Sequence[Row]
-) -> dict[str, dict[str, Any]]:
-    """Return the references that the text tower gives, by name.
+def of_class_names(asked: Asked, model: VLModel) -> dict[str, dict[str, Any]]:
+    """Return the references that the text tower gives beside ``template_reference``, by name.
+
+    Sets of labels and captions have none.
 
     Args:
         model: ``anchor("template", 0)`` is the classifier.
-        rows: the clients' lines of ``evaluator.zero_shot``.
     """
-    own = bool(getattr(asked.data, "client_templates", None))
     if asked.sets is not None or asked.captioned:
-        return template_reference(rows, own)
+        return {}
     tests = np.unique(np.concatenate([np.asarray(asked.data.clients[c].test)
                                       for c in asked.clients]))
     readers = template_readers(asked, model)  # texts are encoded once
@@ -165,7 +161,6 @@ def zero_shots(
             prior[c] = (here + np.log(weights)).argmax(1)
     each = names_regressions(asked, readers)
     return {
-        **template_reference(rows, own),
         "zero_shot_local": _of(
             asked, ALONE, "zero-shot among the classes of the client's training images",
             [local[c] for c in asked.clients],
@@ -370,24 +365,19 @@ class _Ridge:
     def temper(self, asked: Asked) -> float:
         """Return the factor of the log class shares that is right most often, clients alike.
 
-        Each training image is judged without itself, in the classifier and in the shares: the
-        solution without image i gives it (s_i - h_i y_i) / (1 - h_i), s_i its scores and h_i its
-        leverage. Of equals the smallest factor.
+        Each training image is judged without itself (``moments.left_out_answers``), as AFL does
+        with SHARES. Of equals the smallest factor.
         """
-        right = torch.zeros(len(TEMPERS), dtype=torch.float64)
+        right = torch.zeros(len(moments.TEMPERS), dtype=torch.float64)
         for c in asked.members:
             train = np.asarray(asked.data.clients[c].train)
             if not len(train):
                 continue
             z, y = raw_features(asked, train), asked.frozen.y(train)
-            hot = F.one_hot(y, asked.classes).to(z)
-            leverage = (z @ self.inverse * z).sum(1, keepdim=True)
-            alone = (z @ self.weights - leverage * hot) / (1 - leverage).clamp_min(1e-6)
-            prior = _log_shares(torch.from_numpy(asked.counts(c)).to(z) - hot)
-            for i, temper in enumerate(TEMPERS):
-                said = (alone + temper * prior).argmax(1).cpu()
-                right[i] += (said == y.cpu()).double().mean()
-        return TEMPERS[int(right.argmax())]
+            counts = torch.from_numpy(asked.counts(c)).to(z)
+            hits = moments.left_out_answers(z, y.to(z.device), self.weights, self.inverse, counts)
+            right += torch.stack([hit.double().mean() for hit in hits]).cpu()
+        return moments.TEMPERS[int(right.argmax())]
 
 
 def ridge_sums(asked: Asked) -> tuple[Tensor, Tensor, int]:
@@ -405,14 +395,8 @@ def ridge_sums(asked: Asked) -> tuple[Tensor, Tensor, int]:
     return gram, cross, n
 
 
-def _log_shares(counts: Tensor) -> Tensor:
-    """Return the log of class shares ``[..., C]``, each count ``SMOOTH`` higher."""
-    more = counts + SMOOTH
-    return (more / more.sum(-1, keepdim=True)).log()
-
-
 def _prior(asked: Asked, client: int) -> Tensor:
-    return _log_shares(torch.from_numpy(asked.counts(client)).double())
+    return moments.log_shares(torch.from_numpy(asked.counts(client)).double())
 
 
 def _best(scores: Tensor) -> np.ndarray:

@@ -84,6 +84,14 @@ class Cohort:
     def classes(self) -> Tensor:
         """Which classes each client has training images of, ``[K, C]`` bool on the model's device.
 
+        See ``class_sizes``.
+        """
+        return self.class_sizes > 0
+
+    @property
+    def class_sizes(self) -> Tensor:
+        """Each client's training images of each class, ``[K, C]`` int64 on the model's device.
+
         C are the model's classes. All of the client's images count, also in a ``subset``.
 
         Raises:
@@ -91,10 +99,10 @@ class Cohort:
         """
         if self.class_counts is None:
             raise FedvlmError("this context was made without the clients' class counts")
-        held = self.class_counts[list(self.clients)] > 0
-        flags = np.zeros((self.k, max(len(self.model.classnames), held.shape[1])), dtype=bool)
-        flags[:, : held.shape[1]] = held
-        return to_device(torch.from_numpy(flags), self.model.device)
+        held = self.class_counts[list(self.clients)]
+        sizes = np.zeros((self.k, max(len(self.model.classnames), held.shape[1])), dtype=np.int64)
+        sizes[:, : held.shape[1]] = held
+        return to_device(torch.from_numpy(sizes), self.model.device)
 
     def check_weighted(self, method: str) -> None:
         """Refuse a method that has trained without reading the class weights of the run.

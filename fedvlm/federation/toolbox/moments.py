@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.core.trees import in_double
+from fedvlm.core.trees import Tree, in_double
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.context import Context
 from fedvlm.federation.server import ServerContext
@@ -28,6 +29,8 @@ CLOSED_FORM = {  # of a trainer that computes of these sums: ``Trainer.exempt``
 RIDGES = tuple(10 ** (-i / 2) for i in range(17))  # candidates in traces of z z', falling
 FREEDOM = 1.2  # of the parameters that a fit uses (Kim and Gu 2004: 1.2 to 1.4)
 SHARES = (1.0, 0.3, 0.1, 0.03, 0.01)  # candidates for the identity's share, falling
+TEMPERS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of log class shares beside a ridge's scores
+SMOOTH = 0.1  # images of every class that a client is taken to have besides its own
 ABSENT = -1e4  # score of a class that nobody has an image of
 
 
@@ -133,6 +136,58 @@ def best_ridge(gram: Tensor, cross: Tensor, n: Tensor) -> Tensor:
     """
     ridges, errors = left_out_errors(gram, cross, n)
     return ridges.gather(-1, errors.argmin(-1, keepdim=True))[..., 0]
+
+
+def log_shares(counts: Tensor) -> Tensor:
+    """Return the log of class shares ``[..., C]``, each count ``SMOOTH`` higher."""
+    more = counts + SMOOTH
+    return (more / more.sum(-1, keepdim=True)).log()
+
+
+def left_out_answers(
+    z: Tensor, y: Tensor, weights: Tensor, inverse: Tensor, counts: Tensor
+) -> list[Tensor]:
+    """Return for each of ``TEMPERS`` which images are right, ``[..., n]`` bool.
+
+    The scores are those of a ridge plus the factor times the log of the client's class shares.
+    Each image is judged without itself, in both: the solution without image i gives it (s_i - h_i
+    y_i) / (1 - h_i), s_i its scores and h_i its leverage.
+
+    Args:
+        z, y: of a client's training images, ``[..., n, d]`` float64 and classes ``[..., n]``.
+        weights, inverse: of the ridge, ``[..., d, C]`` and (sum of z z' + ridge)^-1.
+        counts: the client's training images of each class, ``[..., C]``.
+    """
+    hot = F.one_hot(y, weights.shape[-1]).to(z)
+    leverage = (z @ inverse * z).sum(-1, keepdim=True)
+    alone = (z @ weights - leverage * hot) / (1 - leverage).clamp_min(1e-6)
+    prior = log_shares(counts[..., None, :] - hot)
+    return [(alone + temper * prior).argmax(-1) == y for temper in TEMPERS]
+
+
+def compute_answers(
+    ctx: Context, features: Features, weights: Tensor, inverse: Tensor, counts: Tensor
+) -> Tensor:
+    """Return the share of each client's training images that is right by ``left_out_answers``.
+
+    Args:
+        ctx, features: as in ``compute_moments``.
+        weights, inverse, counts: of each client, ``[K, ...]`` float64.
+
+    Returns:
+        ``[K, len(TEMPERS)]`` float64; 0 of a client without images, and where ``inverse`` is 0:
+        there is no ridge yet.
+    """
+    right = torch.zeros(ctx.k, len(TEMPERS), dtype=weights.dtype, device=weights.device)
+    with torch.no_grad():
+        for batch in ctx.batches(TAG):
+            z, y, w = in_double(features({}, batch.x)), batch.y.to(right.device), in_double(batch.w)
+            own: Tree = batch.cut({"weights": weights, "inverse": inverse, "counts": counts})
+            at = slice(len(z)) if batch.rows is None else batch.rows.to(right.device)
+            hits = left_out_answers(z, y, **own)
+            right[at] += torch.stack([(hit * w).sum(-1) for hit in hits], -1)
+    known = inverse.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) > 0
+    return right / counts.sum(-1, keepdim=True).clamp_min(1) * known
 
 
 def left_out_surprise(m: Moments, least: float = 0.0) -> Tensor:

@@ -18,10 +18,12 @@ from fedvlm.evaluation.references.suite import (
     BOUND,
     TOGETHER,
     Asked,
+    of_class_names,
     order,
-    zero_shots,
+    template_reference,
 )
 from fedvlm.federation.batches import IndexSplit
+from fedvlm.federation.toolbox import moments
 from tests.evaluation.fakes import FakeModel, federated
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -114,7 +116,7 @@ def test_the_ridge_with_class_shares_is_chosen_on_images_left_out(
     cross = sum(z[c].mT @ hot[c] for c in (0, 1))
     eye = torch.linalg.inv(ridge.inverse) - gram  # the ridge
     rates = []
-    for temper in suite.TEMPERS:
+    for temper in moments.TEMPERS:
         each = []
         for c in (0, 1):
             right = 0
@@ -122,15 +124,15 @@ def test_the_ridge_with_class_shares_is_chosen_on_images_left_out(
                 row = z[c][i : i + 1]
                 rest = gram - row.mT @ row + eye
                 w = torch.linalg.solve(rest, cross - row.mT @ hot[c][i : i + 1])
-                counts = hot[c].sum(0) - hot[c][i] + suite.SMOOTH
+                counts = hot[c].sum(0) - hot[c][i] + moments.SMOOTH
                 scores = row @ w + temper * (counts / counts.sum()).log()
                 right += int(scores.argmax() == y[c][i])
             each.append(right / len(y[c]))
         rates.append(np.mean(each))
-    temper = suite.TEMPERS[int(np.argmax(rates))]
+    temper = moments.TEMPERS[int(np.argmax(rates))]
     assert ridge.temper(one) == temper > 0
     for c, row in enumerate(found["afl_prior"]["clients"]):
-        counts = hot[c].sum(0) + suite.SMOOTH
+        counts = hot[c].sum(0) + moments.SMOOTH
         test = one.source.features[TEST[c]].double()  # type: ignore[attr-defined]
         said = (test @ ridge.weights + temper * (counts / counts.sum()).log()).argmax(1)
         assert row["correct"] == int((said == torch.tensor(LABELS)[TEST[c]]).sum())
@@ -168,12 +170,12 @@ def test_without_validation_images_training_ones_are_held_out() -> None:
     assert made["logreg"]["personal"] > 60
 
 
-def test_zero_shots() -> None:
+def test_references_of_class_names() -> None:
     """The template sees the look of an image; classes and shares of a client change the answer."""
     one = asked()
     rows: Any = [{"client": c, "n": 8, "correct": 4, "accuracy": 50.0, "balanced": 40.0,
                   "macro_f1": 1.0} for c in (0, 1)]
-    made = zero_shots(one, FakeModel("abcd"), rows)  # type: ignore[arg-type]
+    made = template_reference(rows) | of_class_names(one, FakeModel("abcd"))  # type: ignore[arg-type]
     assert made["zero_shot"]["personal"] == 50.0 and "macro_f1" not in str(made["zero_shot"])
     logits = one.source.features[:, :CLASSES].numpy()  # type: ignore[attr-defined]
     counts = np.array([[6, 2, 0, 0], [0, 0, 4, 4]])
