@@ -74,8 +74,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _nearest(word: str, known: Iterable[str]) -> list[str]:
-    """Return the nearest known name first, and those that are as near."""
-    names, folded = {fold(k): k for k in known}, fold(word)
+    """Return the nearest known name first, and those that are as near; never what it negates."""
+    folded = fold(word)
+    names = {fold(k): k for k in known if folded != f"non{fold(k)}"}
     near = difflib.get_close_matches(folded, list(names), n=3, cutoff=0.6)
     ratio = {n: difflib.SequenceMatcher(None, n, folded).ratio() for n in near}
     return [names[n] for n in near if ratio[n] == ratio[near[0]]]

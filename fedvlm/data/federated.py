@@ -48,6 +48,10 @@ from fedvlm.data.targets import (
     target_tests,
 )
 
+MOST_OF_ALL = 0.75  # share of all training images, above which others have nothing new for a client
+_COPIES = ("AFL and its baseline choose their ridge by a formula that counts each client's copy as "
+           "another image: their numbers are too low here")
+
 
 @dataclass(frozen=True)
 class ClientSplit:
@@ -85,6 +89,7 @@ class FederatedData:
         skipped: keys of images that do not decode.
         digest: sha256 over the index file and the set's lists.
         notes: for the log and the results.
+        doubts: sentences without which the numbers mislead, for a run's last lines.
         records: known content keys, for ``ImageLoader``.
         others: more test sets of the global model: the domain left out, targets of transfer.
         server: indices of the images that no client gets (``DATASET.SERVER_HOLDOUT``).
@@ -124,6 +129,7 @@ class FederatedData:
     client_templates: Mapping[int, list[str]] = field(default_factory=dict)
     forgotten: Mapping[str, Any] = field(default_factory=dict)
     captioned: bool = False
+    doubts: list[str] = field(default_factory=list)
 
     def dealt_as(self) -> tuple[IntArray, list[str]]:
         """Return the class ``[len(samples)]`` by which an image was dealt, and the classes' names.
@@ -186,7 +192,8 @@ def build_federation(
     Args:
         progress: called with (what, done, of) while images are checked.
         data: the set, checked, where it is no folder's; otherwise the config says what to read.
-        tested: False opens no test image, and none of the server's: they are listed, unchecked.
+        tested: False opens no test image, and none of the server's: they are listed, unchecked,
+            and no note is on their labels.
 
     Raises:
         ConfigError: values that cannot work together; said before any image is opened.
@@ -302,14 +309,15 @@ def _assemble(
     _refuse_empty(clients, selection, forgotten.get("clients", ()))
     tests = (global_test, new_test, *(other.indices for other in others))
     trains = [*(client.train for client in clients), server]
-    notes = [
-        *data.notes, *selection.notes, *selection.class_notes(),
-        *shared_notes([client.train for client in clients]),
-        *untrained_notes([(client.train, client.test) for client in clients], labels_of(samples)),
-        *target_notes,
-        *(duplicate_notes(trains, tests, samples, selection.records) if tested else ()),
-    ]  # fmt: skip
+    alike = alike_words([client.train for client in clients])
+    twins = duplicate_notes(trains, tests, samples, selection.records) if tested else []
     labels, sets = labels_of(samples), None
+    notes = [
+        *([alike] if alike else []), *data.notes, *selection.notes, *selection.class_notes(),
+        *([] if alike else shared_notes([client.train for client in clients])),
+        *(untrained_notes([(c.train, c.test) for c in clients], labels) if tested else ()),
+        *target_notes, *twins,
+    ]  # fmt: skip
     if data.label_names:
         labels, sets = number_sets(samples, len(data.label_names))
     return FederatedData(
@@ -337,6 +345,7 @@ def _assemble(
         label_sets=sets,
         forgotten=forgotten,
         captioned=data.captioned,
+        doubts=_doubts(alike, data.captioned, twins),
     )
 
 
@@ -384,6 +393,37 @@ def _others(
         others.append(other)
         samples += images
     return others, samples, notes
+
+
+def _doubts(alike: str, captioned: bool, twins: Sequence[str]) -> list[str]:
+    """Return ``FederatedData.doubts``; captions have no baseline AFL to speak of."""
+    copies = [alike, *([] if captioned else [_COPIES])] if alike else []
+    return _sentences([*copies, *twins])
+
+
+def _sentences(notes: Sequence[str]) -> list[str]:
+    return [f"{note[:1].upper()}{note[1:]}." for note in notes]
+
+
+def alike_words(trains: Sequence[IntArray]) -> str:
+    """Return a sentence where alone and together see nearly the same images; else nothing.
+
+    Most images are at several clients then, and a client has ``MOST_OF_ALL``, as where many shots
+    are drawn of few images.
+
+    Args:
+        trains: as of ``shared_notes``.
+    """
+    held = np.concatenate(trains) if trains else np.empty(0, np.int64)
+    counts = np.unique(held, return_counts=True)[1]
+    twice, own = int((counts > 1).sum()), len(held) / max(len(trains), 1)
+    if 2 * twice <= len(counts) or own < MOST_OF_ALL * len(counts):
+        return ""
+    return (
+        f"the clients hold nearly the same images: {twice:,} of the {len(counts):,} training "
+        f"images are at more than one client, and a client has {round(own):,} of them, so this "
+        "cannot show whether federation pays (--shots -1 gives each image to one client)"
+    )
 
 
 def shared_notes(trains: Sequence[IntArray]) -> list[str]:
@@ -436,8 +476,9 @@ def duplicate_notes(
     if not twins:
         return []
     return [
-        f"{len(twins)} test image(s) have the same bytes as a training image "
-        f"(first: {twins[0]}): they are kept, as the split has them"
+        f"{len(twins):,} of {sum(map(len, tests)):,} test images have the same bytes as a training "
+        f"image (first: {twins[0]}), so the numbers are too high for new images; they are kept, as "
+        "the split has them"
     ]
 
 

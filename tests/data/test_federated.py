@@ -158,7 +158,10 @@ def test_notes_on_short_classes_legacy_and_twins(root: Path) -> None:
     assert any("legacy-2023 class map" in n for n in data.notes)
     images = root / "mine" / "images"
     (images / "a" / "8.png").write_bytes((images / "b" / "0.png").read_bytes())
-    assert any("1 test image(s) have the same bytes" in n for n in make(root).notes)
+    twins = make(root)
+    said = "1 of 15 test images have the same bytes as a training image (first: "
+    assert [n.startswith(said) for n in twins.doubts] == [True]
+    assert twins.doubts[0][:-1] in twins.notes
 
 
 def test_missing_images_and_bad_policy(root: Path) -> None:
@@ -242,12 +245,15 @@ def test_clients_tested_on_what_they_never_saw_are_counted(tmp_path: Path) -> No
         "DATASET__DIR": "mine", "DATASET__NUM_SHOTS": 2, "FED__CLIENTS": 4, "FED__BETA": 100.0,
         "FED__PARTITION": "dirichlet",
     }  # fmt: skip
-    data = build_federation(config(tmp_path, tmp_path / "cache", **keys))
+    asked = config(tmp_path, tmp_path / "cache", **keys)
+    data = build_federation(asked)
     off = sum(
         int(np.isin(data.labels[c.test], data.labels[c.train], invert=True).sum())
         for c in data.clients
     )
     assert off and any(n.startswith(f"{off} of the clients' 60 test") for n in data.notes)
+    unseen = build_federation(asked, tested=False)  # advice says nothing of test labels
+    assert not any("test images" in note for note in unseen.notes)
 
 
 def test_a_class_without_training_images_is_named(tmp_path: Path) -> None:
@@ -291,6 +297,12 @@ def test_images_that_several_clients_hold_are_counted(root: Path) -> None:
         note.startswith(f"clients draw from the same pool: {twice} of the {len(held)} training")
         for note in data.notes
     )
+    assert not data.doubts
+    same = make(root, FED__PARTITION="iid", FED__CLIENTS=3, DATASET__NUM_SHOTS=16)
+    said = ("the clients hold nearly the same images: 30 of the 30 training images are at more "
+            "than one client, and a client has 30 of them")
+    assert same.notes[0][1:] == same.doubts[0][1:-1] and said in same.notes[0]
+    assert "AFL" in same.doubts[1] and not any("same pool" in note for note in same.notes)
     for keys in ({"DATASET__NUM_SHOTS": -1}, {"FED__PARTITION": "disjoint", "FED__CLIENTS": 2}):
         alone = make(root, **{"FED__PARTITION": "iid", "FED__CLIENTS": 3, **keys})
-        assert not any("same pool" in note for note in alone.notes)
+        assert not any("same" in note for note in alone.notes) and not alone.doubts

@@ -43,16 +43,17 @@ def add_folder(args: Namespace) -> int:
     own = understand(Path(args.dataset), {key: value for key, value in given.items() if value})
     place = _place(own, args.to)
     there = _write(place, yaml_text(own))
-    method = "PromptFL" if own.data.label_names else "FedTV"  # which needs one class of an image
-    method = "FedAvg --peft lora" if own.data.captioned else method
+    method = f"FedAvg --peft {'lora' if own.data.captioned else 'head'}"
     if {d.client for d in own.data.unlabelled} - {d.client for d in own.data.train_x}:
         method = "SAGE"  # others refuse clients that have only images without a label
     root, samples = shlex.quote(str(own.keys["DATASET.ROOT"])), "images"
     if own.of_texts:
         samples, method = "texts", "FedAvg --peft head --backbone transformers-text:FOLDER"
     lost = _missing(own)
-    train = [f"train on it: fedvlm run --dataset-config-file {shlex.quote(str(place))} --trainer "
-             f"{method}"] if lost is None else []
+    its = f"--dataset-config-file {shlex.quote(str(place))}"
+    judge = ["ask whether it pays to train together: fedvlm advise " + its
+             ] if not own.data.captioned and not own.of_texts else []
+    train = [*judge, f"train on it: fedvlm run {its} --trainer {method}"] if lost is None else []
     mended = "" if lost is None else ", with which no run starts before the images are there"
     say(own.sentence, *(f"note: {note}" for note in own.notes),
         f"{'there already' if there else 'wrote'} {place}{mended}", *train,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import quote_name
+from fedvlm.data.columns.faults import same_lines
 from fedvlm.data.columns.header import (
     CLIENT_WORDS,
     GROUP_WORDS,
@@ -29,6 +30,7 @@ from fedvlm.data.locate import first_names
 _OTHER_MARKS = (",", "/", "+", "&")  # which may separate labels, and may be part of a name
 _OF_PROGRAMS = re.compile(r"\{|set\(|\(\s*(['\")]|$)")  # sets and tuples as Python writes them
 _EMPTY = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
+_NO_VALUE = _EMPTY - {"none"}  # which may be a class: none of the others
 _WHOLE = re.compile(r"\d+\.0+")
 _NO_CLASS = ("sex", "gender", "flip", "fold", "is_train", "is_val", "is_valid", "is_test")
 _SHOWN = 60  # characters of a cell
@@ -42,13 +44,15 @@ def refuse_doubts(header: Header, table: Lines, path: Path, wish: Wish) -> None:
 
     Raises:
         DataError: columns that hold the same two values as the guessed class, a cell that seems to
-            list several labels, a client or group named as programs write an empty cell, or one
-            number in two spellings.
+            list several labels, a class, client or group named as programs write an empty cell, or
+            one number in two spellings.
     """
     _other_flags(header, table, path)
     for at in sorted({header.at[what] for what in ("label", "classname") if what in header.at
                       and what not in wish.columns}):
         _lists(table, path, at, header.names[at], False)
+    for at in sorted({header.at[what] for what in ("label", "classname") if what in header.at}):
+        _classes(table, path, at, header.names[at])
     if len(header.labels) == 1:
         _lists(table, path, header.labels[0], header.names[header.labels[0]], True)
     domain = header.at.get("domain", -1)
@@ -133,6 +137,22 @@ def _parts(cell: str, mark: str) -> set[str]:
     return parts if len(parts) > 1 else set()
 
 
+def _more_lines(table: Lines, at: int, cell: str) -> list[int]:
+    """Return the numbers of the lines after the first that have a text in a column."""
+    return [n for n, line in table.lines if at < len(line) and line[at].strip() == cell][1:]
+
+
+def _classes(table: Lines, path: Path, at: int, name: str) -> None:
+    """Ask for a class that hardly is one."""
+    for cell, number in _first_lines(table, at).items():
+        if cell.lower() in _NO_VALUE:
+            raise DataError(
+                f"{path}, {table.unit} {number}: the cell {quote_name(name)} is '{cell}', as "
+                "programs write an empty one, and would be a class: where the class is not known "
+                "leave the cell empty (an image without a label), or take the line out; if it is "
+                f"a class, write it otherwise{same_lines(_more_lines(table, at, cell))}")
+
+
 def _holders(table: Lines, path: Path, at: int, name: str, domain: bool) -> None:
     """Ask for names of clients, groups or domains that hardly are names."""
     first = _first_lines(table, at)
@@ -141,7 +161,8 @@ def _holders(table: Lines, path: Path, at: int, name: str, domain: bool) -> None
         if cell.lower() in _EMPTY:
             raise DataError(f"{where}, as programs write an empty one, and would be a name: fill "
                             "it, or take the line out; if it is a name, write it otherwise"
-                            + ("; --columns domain=- leaves the column out" if domain else ""))
+                            + ("; --columns domain=- leaves the column out" if domain else "")
+                            + same_lines(_more_lines(table, at, cell)))
         whole = cell.partition(".")[0]
         if _WHOLE.fullmatch(cell) and whole in first:
             raise DataError(f"{where} here and '{whole}' on {table.unit} {first[whole]}: two names "

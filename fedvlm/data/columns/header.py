@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold, one_form
 from fedvlm.core.spelling import quote_name
@@ -29,7 +30,8 @@ SYNONYMS = {
 # In this order, where no column of the words above is there.
 _PERHAPS = {
     "path": ("img_filename", "image_name", "image_id", "img_id", "isic_id", "dicom_id", "photo_id",
-             "dateiname", "bilddatei", "nom_fichier", "fichier"),
+             "dateiname", "bilddatei", "nom_fichier", "fichier", "image_index",
+             "file_name", "file_path", "image_path", "image_file"),
     "classname": (
         "dx", "diagnosis", "diagnostic", "species", "scientific_name", "common_name", "disease",
         "finding", "tumor", "tumour", "malignant", "celebrity", "landmark_id", "target", "y",
@@ -49,7 +51,8 @@ GROUP_WORDS = (
     "case", "case_id", "lesion_id", "lesion", "slide", "slide_id", "study_id", "video", "video_id",
     "camera", "camera_trap", "camera_id", "location", "sequence", "sequence_id", "seq_id",
     "patienten_id", "id_patient", "paciente", "id_paciente", "patientennummer", "fallnummer",
-    "fall_id", "numero_patient", "node",
+    "fall_id", "numero_patient", "node", "pat_id", "pat_nr", "pat_no", "patient_no", "patient_nr",
+    "patient_number", "patienten_nr", "mrn",
 )  # fmt: skip
 _BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _UNKNOWN = ("", "-1", "-1.0")  # of a column of 0 and 1: not said, uncertain
@@ -214,6 +217,7 @@ def read_header(
     client = tuple(_find(names, word, path, "--clients-by") for word in wish.clients_by)
     group = tuple(_find(names, word, path, "--groups") for word in wish.groups)
     lower = {name.lower(): i for i, name in reversed(list(enumerate(names)))}
+    loose = {fold(name): i for i, name in reversed(list(enumerate(names)))}
     if captions and not {"label", "classname"} & set(at) and "topic" in lower:
         at["classname"] = lower["topic"]
     for meaning, words in _PERHAPS.items():
@@ -221,8 +225,10 @@ def read_header(
             (labels or captions) and meaning == "classname")
         if there or (meaning == "classname" and "label" in at) or (meaning == "path" and template):
             continue
-        place = next((lower[w] for w in words if w in lower and _may_be(meaning, lines, lower[w])),
-                     None)
+        likely = [lower[w] for w in words if w in lower]
+        if meaning == "path":  # then Image Index, Image-ID, imageId
+            likely += [loose[fold(w)] for w in words if fold(w) in loose]
+        place = next((i for i in likely if _may_be(meaning, lines, i)), None)
         if place is not None and place not in (*client, *group, *labels, *captions):
             bare_word = meaning == "classname" and names[place].lower() in _BARE
             at["label" if bare_word else meaning] = place
@@ -231,8 +237,7 @@ def read_header(
         del at["domain"]
     classed = bare or labels or captions or {"label", "classname"} & set(at)
     if ("path" not in at and not template) or not classed:
-        told = bool(labels or captions or {"label", "classname"} & set(at))
-        raise _incomplete(names, at, path, template, lines, told)
+        raise _incomplete(names, at, path, template, lines, bool(labels or captions))
     return Header(at, client, group, names, template, frozenset(guessed), labels,
                   wish.labels, captions)
 
@@ -292,25 +297,32 @@ def _incomplete(
     if ("path" in at or template) and texts:
         return DataError(
             f"{path}: no column names a class, and {quote_name(texts[0])} seems to hold captions: "
-            f"--captions {texts[0]} reads it as such (recall of texts and images)")
+            f"--captions {_word(texts[0])} reads it as such (recall of texts and images)")
     sets = [name for name in names if fold(name) in _SETS]
     if ("path" in at or template) and sets:
         return DataError(
             f"{path}: no column names a class, and {quote_name(sets[0])} seems to hold an image's "
-            f"labels: --labels {sets[0]} reads it as sets of labels (a|b); --columns "
-            f"classname={sets[0]} as one class for each image")
-    header = ",".join(names)[:60] or "nothing"
+            f"labels: --labels {_word(sets[0])} reads it as sets of labels (a|b); --columns "
+            f"{_word(f'classname={sets[0]}')} as one class for each image")
+    there = [quote_name(name) for name in names if name]
+    has = (f"it names {first_names(there, _MOST)}" if there else "it names nothing") + (
+        f" ({len(there)} columns)" if len(there) > _MOST else "")
     hints = [name + _hint(name, at) for name in names]
     near = next((hint.removeprefix(name) for name, hint in zip(names, hints, strict=True)
                  if hint != name), "")
     lacks = [] if "path" in at or template else ["path=COLUMN"]
-    lacks += [] if told else ["classname=COLUMN"]
+    lacks += [] if told or {"label", "classname"} & set(at) else ["classname=COLUMN"]
     return DataError(
-        f"{path}: the first line must name the columns path and classname (or label), "
-        f"separated by commas, semicolons or tabs, and may name split and domain; it is '{header}'"
-        f"{near}; where a column has another name, say so: --columns "
-        f"{','.join(lacks)}"
+        f"{path}: the first line must name the column{'' if told else 's'} path"
+        f"{'' if told else ' and classname (or label)'}, separated by commas, semicolons or tabs, "
+        f"and may name split and domain; {has}{near}; where a column has another name, say so: "
+        f"--columns {','.join(lacks)}"
     )
+
+
+def _word(text: str) -> str:
+    """Return a text as one word of a shell."""
+    return quote(text) if re.search(r"[\s\"'$`\\&|;<>()*?!#~\[\]{}]", text) else text
 
 
 def flags_words(columns: Sequence[str], one: str = "") -> str:
@@ -353,8 +365,9 @@ def binary_names(column: str, cells: Sequence[str]) -> tuple[list[str | None], s
 
 
 def _plain(name: str) -> str:
-    """Return a name in small letters without accents: ``Hôpital`` as ``hopital``."""
-    parts = unicodedata.normalize("NFKD", name.lower())
+    """Return a name folded, without accents: ``Hôpital`` as ``hopital``, ``Pat-ID`` as ``patid``.
+    """
+    parts = unicodedata.normalize("NFKD", fold(name))
     return "".join(c for c in parts if not unicodedata.combining(c))
 
 
@@ -362,8 +375,8 @@ def proposals(header: Header, lines: Sequence[Sequence[str]]) -> list[str]:
     """Return one sentence for a column that may name clients, and one for groups, if not asked."""
     sentences = []
     lower = {_plain(name): i for i, name in reversed(list(enumerate(header.names)))}
-    client = next((lower[w] for w in CLIENT_WORDS if w in lower), None)
-    group = next((lower[w] for w in GROUP_WORDS if w in lower), None)
+    client = next((lower[w] for w in map(_plain, CLIENT_WORDS) if w in lower), None)
+    group = next((lower[w] for w in map(_plain, GROUP_WORDS) if w in lower), None)
     used = {i for word, i in header.at.items() if word != "domain"} | {*header.labels}
     n = 0 if client is None else len({line[client].strip() for line in lines})
     if client is not None and n > 1 and not header.client and client not in used:
@@ -372,13 +385,14 @@ def proposals(header: Header, lines: Sequence[Sequence[str]]) -> list[str]:
             what = "as it is, each is a domain, whose name results show"
         sentences.append(
             f"the column {quote_name(header.names[client])} ({n} values) seems to say whose images "
-            f"they are: --clients-by {header.names[client]} gives each its own client; {what}")
+            f"they are: --clients-by {_word(header.names[client])} gives each its own "
+            f"client; {what}")
     taken = {*used, *header.client}
     if group is not None and not header.group and group not in taken:
         n = len({line[group].strip() for line in lines})
         sentences.append(
             f"the column {quote_name(header.names[group])} ({n} values) seems to say which images "
-            f"belong together: --groups {header.names[group]} keeps them on one side of train, "
-            "validation and test")
+            f"belong together: --groups {_word(header.names[group])} keeps them on one side of "
+            "train, validation and test")
     return sentences
 

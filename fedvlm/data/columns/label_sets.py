@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fedvlm.core.errors import DataError, fold, one_form
+from fedvlm.data.columns.faults import each_line
 from fedvlm.data.columns.header import Header
 from fedvlm.data.datum import NO_LABEL, Datum
 from fedvlm.data.formats.rows import ImageRow
@@ -45,13 +46,13 @@ def read_sets(
             cells of two forms; names the line.
     """
     if len(header.labels) > 1:
-        return [_flags(header, line, f"{where} {number}") for number, line in lines]
+        return each_line(lines, where, lambda _, line, place: _flags(header, line, place))
     at = header.labels[0]
     cells = [(f"{where} {number}", line[at].strip()) for number, line in lines]
     name = header.names[at]
     if any(cell for _, cell in cells) and all(c.lower() in _YES_NO for _, c in cells if c):
         if not whole:
-            return [_flags(header, line, f"{where} {number}") for number, line in lines]
+            return each_line(lines, where, lambda _, line, place: _flags(header, line, place))
         raise DataError(
             f"--labels {name}: one column of 0 and 1 is no set: name a column for each label "
             f"(--labels {name},OTHER), or read it as two classes (--columns classname={name})")
@@ -60,7 +61,8 @@ def read_sets(
         first = next(place for place, cell in cells if ";" in cell and cell[:1] != "[")
         raise DataError(f"{first}: the column '{name}' separates labels by | and by ;: write one "
                         "of the two")
-    return [_listed(cell, used[0] if used else "", place, name) for place, cell in cells]
+    return each_line(lines, where, lambda _, line, place: _listed(
+        line[at].strip(), used[0] if used else "", place, name))
 
 
 def _flags(header: Header, line: Sequence[str], where: str) -> tuple[str, ...]:

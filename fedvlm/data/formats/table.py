@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from fedvlm.core.errors import DataError, did_you_mean, one_form
 from fedvlm.core.spelling import name_fault, quote_name, show_name
+from fedvlm.data.columns.faults import each_line, refuse_faults
 from fedvlm.data.columns.find_images import find_images, path_below
 from fedvlm.data.columns.header import (
     TABLE_COLUMNS,
@@ -75,18 +76,7 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
             more = captions.join_lines(more)
         if others:
             notes.append(f"{path.name}: columns not used: {', '.join(others)}")
-        for row in more:
-            if row.path in lines:
-                place = lines[row.path].removeprefix(f"{path}, ")
-                if "labels" in used:
-                    raise DataError(
-                        f"{row.where}: '{row.path}' is also on {place}: --labels reads one line "
-                        "for each image: write all labels of an image in one cell, a|b")
-                raise DataError(
-                    f"{row.where}: '{row.path}' is also on {place}; if two files have one name, "
-                    f"write each with its folder (hospital_a/{row.path}); if it is one, take a "
-                    "line out")
-            lines[row.path] = row.where
+        _refuse_twice(more, lines, path, "labels" in used)
         rows += more
     first = paths[0]
     if not rows:
@@ -119,6 +109,28 @@ def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
         bare = [row.datum(image_dir, -1, "", domains) for row in unlabelled]
         out.add_unlabelled(mark(bare, info.clients_by, info.groups))
     return out
+
+
+def _refuse_twice(
+    rows: Sequence[ImageRow], lines: dict[str, str], path: Path, sets: bool
+) -> None:
+    """Refuse images that are on two lines.
+
+    Args:
+        lines: where each image of the tables before this one is; takes those of ``rows``.
+        sets: lines have sets of labels.
+    """
+    faults = []
+    for row in rows:
+        if row.path in lines:
+            end = (": --labels reads one line for each image: write all labels of an image in one "
+                   "cell, a|b" if sets else "; if two files have one name, write each with its "
+                   f"folder ('hospital_a/{row.path}'); if it is one, take a line out")
+            place = lines[row.path].removeprefix(f"{path}, ")
+            faults.append((int(row.where.rpartition(" ")[2]),
+                           f"{row.where}: '{row.path}' is also on {place}{end}"))
+        lines.setdefault(row.path, row.where)
+    refuse_faults(faults)
 
 
 def _bare(row: ImageRow) -> bool:
@@ -238,10 +250,10 @@ def _rows(
     header = read_header(table.header, path, metadata, wish, lines)
     if not table.lines:
         raise DataError(f"{path} holds no image; a line is {','.join(header.at)}")
-    for number, line in table.lines:
-        if len(line) != len(table.header):
-            raise DataError(f"{path}, {table.unit} {number}: {len(line)} cells, but the header has "
-                            f"{len(table.header)}")
+    refuse_faults([
+        (number, f"{path}, {table.unit} {number}: {len(line)} cells, but the header has "
+                 f"{len(table.header)}")
+        for number, line in table.lines if len(line) != len(table.header)])
     notes = [f"{path.name}: {sentence}" for sentence in proposals(header, lines)]
     names, note = _binary(header, lines, wish)
     sets = (read_sets(header, table.lines, f"{path}, {table.unit}", whole) if header.labels
@@ -257,11 +269,10 @@ def _rows(
     base = ""
     if metadata and path.parent != image_dir and path.is_relative_to(image_dir):
         base = path.parent.relative_to(image_dir).as_posix()
-    rows: list[ImageRow] = []
-    for at, (number, line) in enumerate(table.lines):
+
+    def read(at: int, line: Sequence[str], where: str) -> ImageRow | None:
         if names and names[at] is None:
-            continue
-        where = f"{path}, {table.unit} {number}"
+            return None
         cells = {name: one_form(line[place].strip()) for name, place in header.at.items()}
         cells["path"] = header.path_of(line)
         if names:
@@ -279,7 +290,10 @@ def _rows(
             row = row._replace(path=f"{base}/{row.path}")
         if not {"label", "classname"} & set(header.at) and not sets and not texts:
             row = row._replace(target=_folder_class(row))
-        rows.append(row._replace(file=table.places.get(number, "")))
+        return row._replace(file=table.places.get(table.lines[at][0], ""))
+
+    found = each_line(table.lines, f"{path}, {table.unit}", read)
+    rows = [row for row in found if row is not None]
     _refuse_sets(rows)
     return rows, header.used, header.unused(), notes
 

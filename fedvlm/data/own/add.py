@@ -244,9 +244,10 @@ def default_sharing(
     if asked:
         return {"FED.CLIENTS": number}, []
     return ({PARTITION: "dirichlet", "FED.BETA": 1.0, "FED.CLIENTS": number},
-            [f"nothing says which client holds what: {number} clients are simulated, with unlike "
-             "shares of each class (Dirichlet 1); --clients-by, --num-users and --partition "
-             "choose otherwise"])
+            [f"nothing says which client holds what: {number} clients are simulated, each with "
+             f"about {images // number} to train on and unlike shares of each class (Dirichlet 1): "
+             "what is found is about such clients; --clients-by names real ones, --num-users and "
+             "--partition simulate others"])
 
 
 def yaml_text(own: OwnSet) -> str:

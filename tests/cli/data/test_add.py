@@ -74,7 +74,8 @@ def test_the_yaml_of_a_folder_is_the_same_run(
     assert main(["data", "add", "photos"]) == 0
     said = capsys.readouterr().out
     assert "a train folder only" in said and "wrote photos.yaml" in said
-    assert "fedvlm run --dataset-config-file photos.yaml" in said
+    assert "fedvlm advise --dataset-config-file photos.yaml\n" in said  # comes first
+    assert "fedvlm run --dataset-config-file photos.yaml --trainer FedAvg --peft head\n" in said
     assert run("--images", "photos") == 0
     first = record()
     capsys.readouterr()
@@ -208,5 +209,5 @@ def test_sets_of_labels_are_sent_to_a_method_that_takes_them(
         lines.append(f"{i}.png,{i % 2},{i % 4 // 2}")
     (place / "t.csv").write_text("\n".join(lines) + "\n")
     assert main(["data", "add", "photos/t.csv", "--labels", "a,b"]) == 0
-    assert "--trainer PromptFL" in capsys.readouterr().out
-    assert load_trainer("PromptFL").label_sets
+    assert "--trainer FedAvg --peft head" in capsys.readouterr().out
+    assert load_trainer("FedAvg").label_sets

@@ -61,6 +61,12 @@ CLIENTS = Wish(clients_by=("ward",), columns={"classname": "kind"})
     ("kind,ward", [["a", "N/A"], ["b", "Lyon"]], CLIENTS, "line 2: the cell 'ward' is 'N/A', as"),
     ("kind,ward", [["a", "1"], ["b", "1.0"]], CLIENTS,
      "line 3: the cell 'ward' is '1.0' here and '1' on line 2: two names for one number"),
+    ("kind,ward", [["a", "NA"], ["b", "Lyon"], ["a", "NA"]], CLIENTS,
+     r"is 'NA', as .* \(the same on 1 more line: 4\)$"),
+    ("class", column("a", "NA", "b", "NA", "NA"), CLASS,
+     r"line 3: the cell 'class' is 'NA', .* would be a class: .* leave the cell empty .* "
+     r"\(the same on 2 more lines: 5, 6\)$"),
+    ("kind,ward", [["a", "Lyon"], ["nan", "Lyon"]], CLIENTS, "line 3: the cell 'kind' is 'nan'"),
 ])  # fmt: skip
 def test_what_is_open_is_asked_for(
     header: str, rows: Sequence[Sequence[str]], wish: Wish, says: str, tmp_path: Path

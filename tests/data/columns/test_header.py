@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.core.errors import FedvlmError
-from fedvlm.data.columns.header import Header, proposals
+from fedvlm.core.errors import DataError, FedvlmError
+from fedvlm.data.columns.header import Header, Wish, proposals, read_header
 from fedvlm.data.own.add import OwnSet, understand
 from tests.data.columns.publishers import picture, written
 
@@ -48,7 +48,8 @@ def test_the_reported_hospital_table_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("client", "group"), [
     ("Klinik", "Patienten_ID"), ("Krankenhaus", "Patient"), ("Zentrum", "patient"),
     ("H\u00f4pital", "Patient"), ("Ho\u0302pital", "id_patient"), ("clinique", "patient"),
-    ("Cl\u00ednica", "Paciente"),
+    ("Cl\u00ednica", "Paciente"), ("Klinik", "Pat-ID"), ("site", "PatID"), ("User-ID", "MRN"),
+    ("site_id", "PatientID"), ("Center", "Patient-Nr"),
 ])
 def test_columns_in_other_languages_are_proposed(client: str, group: str) -> None:
     header = Header({}, (), (), (client, group))
@@ -196,3 +197,54 @@ def test_class_names_are_words_as_those_of_folders(header: str, tmp_path: Path) 
     assert "AnnualCrop is read as 'annual crop' (1 of 2 names" in str(own.notes)
     own = read(tmp_path, CLASSNAMES="field,scan", COLUMNS=f"classname={word}")
     assert own.data.classnames == ["field", "scan"]
+
+
+def test_all_faults_of_a_kind_are_told_at_once(tmp_path: Path) -> None:
+    """A table by hand was mended in eight starts, each of which told one line."""
+    cells = {"hospital3": "", "hospital5": "", "hospital8": "", "patient6": " ",
+             "file9": "C:\\x\\9.png", "file10": "C:\\x\\10.png"}
+    ward(tmp_path, **cells)
+    with pytest.raises(FedvlmError) as caught:
+        read(tmp_path, CLIENTS_BY="hospital", GROUPS="patient")
+    clients, groups, paths = str(caught.value).splitlines()
+    assert "line 5: the cell 'hospital' is empty; fill" in clients
+    assert clients.endswith("(the same on 2 more lines: 7, 10)")
+    assert "line 8: the cell 'patient' is empty" in groups and "the same" not in groups
+    assert "line 11: 'C:\\x\\9.png'" in paths and paths.endswith("(the same on 1 more line: 12)")
+    ward(tmp_path, file4="0.png", file7="0.png", file9="1.png")
+    with pytest.raises(FedvlmError, match=r"line 6: '0.png' is also on line 2; .* \(the same on 2 "
+                                          r"more lines: 9, 11\)$"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(("header", "meant"), [
+    ("Image Index,class", {"path": 0, "classname": 1}),  # NIH ChestX-ray14
+    ("Image-ID,Diagnosis", {"path": 0, "classname": 1}),
+    ("image_id,dx,lesion_id", {"path": 0, "classname": 1}),  # ISIC
+    ("imageId,image_id,scientificName,dx", {"path": 1, "classname": 3}),  # as they were before
+])
+def test_usual_columns_are_known_however_they_are_written(
+    header: str, meant: dict[str, int]
+) -> None:
+    assert read_header(header.split(","), Path("t.csv"), False).at == meant
+
+
+def test_a_class_is_not_found_in_a_column_that_was_none_before() -> None:
+    """Classes are those of the folders, as ever: a saved set means what it meant."""
+    assert read_header(["file_name", "Common-Name"], Path("t.csv"), True).at == {"path": 0}
+
+
+def test_a_header_that_lacks_something_is_shown_whole() -> None:
+    names = ["Bild", "Pleural_Effusion", "Fluss-Lauf", "StrassenBelag", "Hospital", "Alter"]
+    wish = Wish(labels=("Fluss-Lauf", "StrassenBelag"))
+    with pytest.raises(DataError, match="must name the column path, sep") as caught:
+        read_header(names, Path("t.csv"), False, wish)
+    assert "it names Bild, Pleural_Effusion, Fluss-Lauf, StrassenBelag, Hospital, Alter; where" in (
+        str(caught.value).replace("'", ""))
+    assert "classname" not in str(caught.value) and str(caught.value).endswith("path=COLUMN")
+    nih = ["Image Index", "Finding Labels", "Follow-up #", "Patient ID"]
+    with pytest.raises(DataError, match="--labels 'Finding Labels' reads it as sets"):
+        read_header(nih, Path("t.csv"), False)
+    (said,) = proposals(read_header(nih, Path("t.csv"), False, Wish(labels=(nih[1],))),
+                        [["a", "b", "0", "1"]])
+    assert "--groups 'Patient ID' keeps" in said

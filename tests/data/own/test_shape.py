@@ -87,7 +87,7 @@ def test_what_was_decided_is_said(place: Path, tmp_path: Path) -> None:
     assert "one client per domain" not in dealt
     assert "class names from words.txt" in notes("words")
     assert "no labels and are left out" in notes("tiny_imagenet")
-    assert "2 clients are simulated, with unlike shares" in notes("train_val_test")
+    assert "2 clients are simulated, each with about 8 to train on" in notes("train_val_test")
     own = understand(place, {"FED.CLIENTS": "3"})
     assert own.keys["FED.CLIENTS"] == 3 and "3 clients are simulated" in "\n".join(own.notes)
     assert "no column names a class, so it is the folder of each image" in notes("metadata_jsonl")
