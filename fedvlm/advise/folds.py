@@ -12,10 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedvlm.core.errors import DataError
 from fedvlm.data.datum import IntArray
 from fedvlm.job.results.near import NEAR
 
 _PART = 1024  # rows of a table of distances at a time
+
+
+class NothingToJudge(DataError):
+    """No client has images that can be held out."""
 
 
 def fold_count(groups: int) -> int:

@@ -49,6 +49,8 @@ class Gathered:
         sets: where an image has a set of labels, the sets that occur ``[S, C]``; ``classnames``
             are then the labels, and ``labels`` numbers of sets.
         bare: names of clients that have only images without a label; nothing is judged of them.
+        anchor: what scores an image of unit length by class names ``[C, d]``, as ``names`` does;
+            None without text tower, and of sets of labels.
         lone: where all images are dealt in class shares, the share of ``steps.lone_share``; None:
             not known, as of clients that the data name, or of shots.
     """
@@ -66,6 +68,7 @@ class Gathered:
     sets: NDArray[np.uint8] | None = None
     lone: float | None = None
     bare: Sequence[str] = ()
+    anchor: Tensor | None = None
 
 
 def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
@@ -112,6 +115,9 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
     groups = np.array([numbers[key] for key in keys], dtype=np.int64)
     at = [np.searchsorted(every, some) for some in own]
     logits = _name_logits(model, rows) if backbone.has_text else None
+    anchor = None
+    if logits is not None and data.label_sets is None:
+        anchor = _name_logits(model, torch.eye(rows.shape[1])).mT
     return Gathered(
         data.name, [names[k] for k in there],
         data.classnames,
@@ -121,7 +127,7 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         [groups[a] for a in at],
         None if logits is None else [logits[torch.from_numpy(a)] for a in at],
         any(one is not None for one in said), [*data.notes, *notes], data.label_sets,
-        _lone(data), [names[k] for k in data.without_labels],
+        _lone(data), [names[k] for k in data.without_labels], anchor,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from yacs.config import CfgNode
 
-from fedvlm.advise.folds import twin_share
-from fedvlm.advise.gather import gather_clients
+from fedvlm.advise.few import lone_page, unjudged_page
+from fedvlm.advise.folds import NothingToJudge, twin_share
+from fedvlm.advise.gather import Gathered, gather_clients
 from fedvlm.advise.page import (
     advice_lines,
     advice_record,
@@ -19,19 +21,31 @@ from fedvlm.advise.page import (
     cost_words,
     method_flags,
 )
-from fedvlm.advise.sets import LabelTrial, try_labels
-from fedvlm.advise.trial import CrossValidation, try_heads
-from fedvlm.advise.verdict import ALONE_DOES, Advice, conclude, conclude_labels
+from fedvlm.advise.sets import FEW, LabelTrial, try_labels
+from fedvlm.advise.trial import AFL, FEDAVG, CrossValidation, try_heads
+from fedvlm.advise.verdict import (
+    ALONE_DOES,
+    ENOUGH,
+    MORE_EACH,
+    UNKNOWN,
+    Advice,
+    conclude,
+    conclude_labels,
+)
 from fedvlm.core.progress import Progress
+from fedvlm.data.federated import alike_words
 from fedvlm.data.locate import first_names
 from fedvlm.job.run import threads_of
+
+SIMULATED = ("iid", "quantity", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet")
+ROOM = 4 / 3  # of images per client beyond those that are enough: shares are unlike
+SHARED = 1.05  # images counted client by client, in images; above it clients draw the same ones
 
 
 @dataclass(frozen=True)
 class Judged:
-    """An advice with its page, and the notes on the clients' data."""
+    """The page of an advice, as lines and as JSON, and the notes on the clients' data."""
 
-    advice: Advice
     lines: list[str]
     record: dict[str, Any]
     notes: list[str]
@@ -48,7 +62,11 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
     """
     with threads_of(cfg):
         found = gather_clients(cfg, progress)
-        trial = try_heads(found, progress) if found.sets is None else try_labels(found, progress)
+        try:
+            trial = try_heads(found, progress) if found.sets is None else try_labels(
+                found, progress)
+        except NothingToJudge as nothing:
+            return _unjudged(cfg, found, words, str(nothing))
         names = [found.ids[k] for k in trial.ids]
         images = [int(found.trains[k].sum()) for k in trial.ids]
         twins = 0.0 if found.grouped else twin_share(
@@ -59,19 +77,74 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
         flags = method_flags(advice.method, sets=True)
     else:
         advice = conclude(trial, images, twins)
-        flags = method_flags(advice.method, trial.ridge, pull=_checked_pull(advice, trial))
+        flags = method_flags(advice.method, trial.ridge, pull=_checked_pull(advice, trial),
+                             hold=trial.hold)
+    if len(found.ids) == 1:
+        return Judged(*lone_page(advice, trial, images[0], words), list(found.notes))
+    same = alike_words([np.unique(g[t.numpy()])
+                        for g, t in zip(found.groups, found.trains, strict=True)])
+    if same:  # nobody gains from images that everybody has
+        advice = replace(advice, verdict=UNKNOWN, why=same)
     command, own = f"{words} {flags}", alone_flags(advice)
     cost = cost_words(advice.method, found.features[0].shape[1], trial.classes)
     if found.bare:  # other methods refuse these clients
         command, cost, own = f"{words} --trainer SAGE", "", ""
     alone = f"{words} {own}" if own else ""
-    parts = (advice, trial, images, names, command, cost, found.classnames, alone)
-    lines = advice_lines(*parts)
+    parts = (advice, trial, images, names, command, cost, found.classnames, alone,
+             _fewer(cfg, found, sum(advice.sizes)) if advice.why.endswith(MORE_EACH) else 0)
+    lines, few = advice_lines(*parts), _too_few(found, trial.ids)
+    lines[1:1] = [f"Not judged: {_one_image(found, few)}"] if few else []
     lines[1:1] = [f"Not judged: {len(found.bare)} client(s) with only images without a label "
                   f"({first_names(found.bare)}); of all methods SAGE alone takes them"
                   ] if found.bare else []
-    return Judged(advice, lines, advice_record(*parts) | (
-        {"unlabelled": list(found.bare)} if found.bare else {}), list(found.notes))
+    return Judged(lines, advice_record(*parts) | (
+        {"unlabelled": list(found.bare)} if found.bare else {}) | (
+        {"too_few": [found.ids[k] for k in few]} if few else {}), list(found.notes))
+
+
+def _unjudged(cfg: CfgNode, found: Gathered, words: str, why: str) -> Judged:
+    """Return the advice where no image can be held out: it cannot say, and what can be tried."""
+    images = [int(one.sum()) for one in found.trains]
+    sets, classes = found.sets is not None, len(found.classnames)
+    method = FEDAVG if sets else AFL
+    command = f"{words} {method_flags(method, sets=sets)}"
+    cost = cost_words(method, found.features[0].shape[1], classes)
+    if found.bare:
+        command, cost = f"{words} --trainer SAGE", ""
+    if len(images) == 1:
+        command = ""
+    things = f"{classes} {'labels' if sets else 'classes'}"
+    return Judged(*unjudged_page(why, images, found.ids, things, command, cost,
+                                 _fewer(cfg, found, sum(images))), list(found.notes))
+
+
+def _fewer(cfg: CfgNode, found: Gathered, size: float) -> int:
+    """Return to how many clients simulation could deal the same images to judge each; 0: none.
+
+    Args:
+        size: what all clients have together to be judged by.
+    """
+    each = [set(groups.tolist()) for groups in found.groups]
+    shared = sum(map(len, each)) > SHARED * len(set().union(*each))  # more clients, more copies
+    if cfg.FED.PARTITION not in SIMULATED or cfg.FED.INDEX_FILE or shared:
+        return 0
+    clients = int(size / (ROOM * ENOUGH))
+    return clients if 2 <= clients < len(each) else 0
+
+
+def _too_few(found: Gathered, judged: Sequence[int]) -> list[int]:
+    """Return the clients with labels of which nothing can be held out."""
+    return [k for k, name in enumerate(found.ids) if k not in judged and name not in found.bare]
+
+
+def _one_image(found: Gathered, clients: Sequence[int]) -> str:
+    """Return which clients have too few images to hold one out."""
+    why = f"no label with {FEW} images with and {FEW} without it"
+    if found.sets is None:
+        alike = any(len(found.labels[k]) > 1 for k in clients)
+        why = "one group of images" if alike else "one image"
+    count = f"{len(clients)} client{'s' if len(clients) > 1 else ''}"
+    return f"{count} with {why} ({first_names(found.ids[k] for k in clients)})"
 
 
 def _checked_pull(advice: Advice, trial: CrossValidation) -> float | None:

@@ -13,20 +13,29 @@ alone) with ``gain_se``, its standard error (nan of one draw).
 from __future__ import annotations
 
 import csv
+import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.stats import cell_interval
 
 PLACE = Path("docs/results/map/map.csv")  # in the checkout
-SKEWS = {"two classes": 0.05, "0.1": 0.1, "0.3": 0.3, "1": 1.0, "even": 100.0}
-WORDS = {"even": "even", "iid": "even", "disjoint": "two classes", "two": "two classes",
-         "two classes": "two classes"}
+TWO, EVEN = "two classes", "even"
+SKEWS = {TWO: 0.05, "0.1": 0.1, "0.3": 0.3, "1": 1.0, EVEN: 100.0}
+WORDS = {
+    "even": EVEN, "evenly": EVEN, "iid": EVEN, "same classes": EVEN, "all classes": EVEN,
+    "all classes evenly": EVEN, "two": TWO, "two classes": TWO, "two classes each": TWO,
+    "disjoint": TWO, "own classes": TWO, "classes of their own": TWO,
+}
+DISJOINT = ("disjoint", "own classes", "classes of their own")
+RUNS = "docs/results/should_we_federate.md"
+CLASSES = 10  # of the sets of the map (all but Caltech101)
 ALONE, TOGETHER = "alone", "together"
 NEEDED = {"set", "clients", "images", "skew", "shift", "method", "seeds", "personal", "balanced",
           "hurt", "gain", "gain_se"}
@@ -38,18 +47,45 @@ _COUNTS = {word: n for n, word in enumerate((
     "twenty"), 1)}
 _NUMBER = re.compile(
     rf"(?P<n>\d+|{'|'.join(_COUNTS)})\s*(?P<what>clients?|users?|sites?|hospitals?|clinics?|"
-    r"cent(er|re)s?|images?|samples?)(\s+(each|a client))?")
+    r"cent(er|re)s?|images?|samples?|shots?)(\s+(each|(a|per) (client|user|site|hospital|clinic)))?"
+    r"(?P<classes>\s+(a|per|of each) class)?(\s+each)?")
+_SHIFT = re.compile(r"((an)?other |differ(ing|ent) |feature |a |domain )*"
+                    r"(shift|scanners?|domains?|devices?|cameras?)( each| differ)?")
 _EXAMPLE = '"10 clients, 4 images, skew 0.3"'
+_PHRASES = ("10 clients", "12 hospitals", "30 images each", "1 image a class", "skew 0.3", "iid",
+            "disjoint", "two classes", "classes of their own", "differing scanners", "shift")
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked: clients, images of each, skew as the map has it, feature shift."""
+    """What is asked: clients, images of each, skew as the map has it, feature shift.
+
+    Attributes:
+        word: the user's for the skew.
+        classed: images were told by class.
+    """
 
     clients: int
     images: int
     skew: str
     shift: bool = False
+    word: str = field(default="", compare=False)
+    classed: int = field(default=0, compare=False)
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether no two clients share a class."""
+        return self.word in DISJOINT
+
+    def told(self) -> str:
+        """Return the case in a line, in the user's words, and how the map reads them."""
+        named = {TWO: "two classes each", EVEN: "all classes evenly"}.get(
+            self.skew, f"Dirichlet {self.skew}")
+        word = self.word or self.skew
+        skew = f"skew {word}" if word[0] in ".0123456789" else word
+        read = "" if word == self.skew or self.disjoint else f" ({named})"
+        where = ", another scanner at each client" if self.shift else ""
+        return f"{self.clients} clients, {self.images} images each, {skew}{read}{where}"
 
 
 def read_case(text: str) -> Case:
@@ -59,28 +95,42 @@ def read_case(text: str) -> Case:
         ConfigError: clients, images or skew are missing, or a word is not understood.
     """
     found: dict[str, str] = {}
-    shift = False
-    for part in filter(None, (p.strip().lower() for p in re.split(r"[,;]", text))):
+    shift, classed = False, 0
+    text = re.sub(r"(?<![.\d])(\d{1,3}),(?=\d{3}\b)", r"\1", text)  # 1,000
+    text = re.sub(r"(?<![.\d])0,(?=\d+\b(?! *(?!and\b|with\b)[A-Za-z]))", "0.", text)  # 0,3
+    parts = (p.strip().lower() for p in re.split(r"[,;]|\band\b|\bwith\b", text))
+    for part in filter(None, parts):
         number = _NUMBER.fullmatch(part)
         skew = re.fullmatch(r"(?:skew|beta|dirichlet)?\s*=?\s*(?P<v>[a-z ]+|\d*\.?\d+)", part)
         if number:
-            images = number["what"].startswith(("image", "sample"))
-            found["images" if images else "clients"] = str(_COUNTS.get(number["n"], number["n"]))
-        elif part in ("shift", "scanners", "domains"):
+            count = str(_COUNTS.get(number["n"], number["n"]))
+            images = number["what"].startswith(("image", "sample", "shot"))
+            found["images" if images else "clients"] = count
+            each = number["classes"] or number["what"].startswith("shot")  # shots are of a class
+            classed = int(count) if each else classed
+        elif _SHIFT.fullmatch(part):
             shift = True
         elif skew and (skew["v"].strip() in WORDS or skew["v"][0].isdigit() or skew["v"][0] == "."):
-            found["skew"] = _nearest_skew(skew["v"].strip())
+            found["word"] = skew["v"].strip()
         else:
-            raise ConfigError(f"--like does not understand '{part}'; write it like {_EXAMPLE} "
-                              "(skew: a number, iid or disjoint; add shift where clients differ "
-                              "by scanner)")
-    lacking = [name for name in ("clients", "images", "skew") if name not in found]
+            raise ConfigError(f"--like does not understand '{part}'{_nearest_phrase(part)}; write "
+                              f"it like {_EXAMPLE} (skew: a number, iid or disjoint; add shift "
+                              "where clients differ by scanner)")
+    lacking = [name for name, key in (("clients", "clients"), ("images", "images"),
+                                      ("skew", "word")) if key not in found]
     if lacking:
         raise ConfigError(f"--like lacks {' and '.join(lacking)}; write it like {_EXAMPLE}")
-    case = Case(int(found["clients"]), int(found["images"]), found["skew"], shift)
+    skew_of = _nearest_skew(found["word"])
+    images_of = classed * (2 if skew_of == TWO else CLASSES) or int(found["images"])
+    case = Case(int(found["clients"]), images_of, skew_of, shift, found["word"], classed)
     if case.clients < 2 or case.images < 1:
         raise ConfigError("--like needs at least 2 clients and 1 image")
     return case
+
+
+def _nearest_phrase(part: str) -> str:
+    near = difflib.get_close_matches(part, _PHRASES, 1, 0.5)
+    return f" (nearest phrase: '{near[0]}')" if near else ""
 
 
 def _nearest_skew(word: str) -> str:
@@ -131,43 +181,77 @@ def read_map(file: Path) -> list[Row]:
     return rows
 
 
-def like_lines(text: str, file: Path) -> list[str]:
+def like_lines(text: str, file: Path, found: list[dict[str, Any]] | None = None) -> list[str]:
     """Return what the map says of a case, a line for each set.
+
+    Args:
+        found: gets the cells as plain JSON.
 
     Raises:
         ConfigError: the case is not understood.
         DataError: the map is damaged.
     """
-    case, rows = read_case(text), read_map(file)
-    shift = "yes" if case.shift else "no"
-    every = [r for r in rows if r["shift"] == shift and r["method"] == TOGETHER]
-    rows = [r for r in rows if r["skew"] == case.skew and r["shift"] == shift]
-    names = list(dict.fromkeys(r["set"] for r in rows))
+    case, every = read_case(text), read_map(file)
+    names = list(dict.fromkeys(r["set"] for r in every))
+    every = [r for r in every if (r["shift"] == "yes") is case.shift]
+    rows = [r for r in every if r["skew"] == case.skew
+            and (not case.disjoint or 2 * int(r["clients"]) <= CLASSES)]
+    every = [r for r in every if r["method"] == TOGETHER]
     cells = {name: _nearest(case, [r for r in rows if r["set"] == name]) for name in names}
-    where = " with another scanner at each client" if case.shift else ""
     gains = []
     wide = max(map(len, ["set", *names]))
-    lines = [f"The map's cells nearest to {case.clients} clients, {case.images} images each, "
-             f"skew {case.skew}{where}: linear heads at the end of training"]
+    lines = [f"The map's cells nearest to {case.told()}: linear heads at the end of training"]
+    if case.classed:
+        lines.append(f"Images a class: {case.classed}, read as {case.images} each, of "
+                     f"{'two' if case.skew == TWO else CLASSES} classes")
+    if case.disjoint:
+        lines.append(f"Only cells of at most {CLASSES // 2} clients: with more, some of them share "
+                     f"a class. Runs: the setting disjoint in {RUNS}")
     lines.append(f"{'set':<{wide}} {'clients x images':>16}  {'alone':>6}  {'together':>8}  "
-                 f"{'gain (95 %)':>14}  {'balanced':>8}  {'worse off':>9}")
+                 f"{'gain (95 %)':>14}  {'all classes':>11}  {'lose':>5}")
     for name, cell in cells.items():
         if cell is None:
-            lines.append(f"{name:<{wide}} no cell near: the set has too few images")
+            lines.append(f"{name:<{wide}} " + (
+                f"no cell near: {_why(case, every)}" if any(r["set"] == name for r in every)
+                else "was not run with another scanner at each client"))
             continue
         a, b = cell[ALONE], cell[TOGETHER]
         alike = [r for r in every if all(r[c] == b[c] for c in ("set", "clients", "images"))]
         half = cell_interval(_draws(b), map(_draws, alike))
         gains.append((float(b["gain"]), math.nan if half is None else half))
+        if found is not None:
+            found.append(_record(a, b, half))
         size = f"{a['clients']} x {a['images']}"
         error = "(one draw)" if half is None else f"+- {half:.1f}"
         gain = f"{float(b['gain']):+.1f} {error}"
         even = float(b["balanced"]) - float(a["balanced"])
         lines.append(f"{name:<{wide}} {size:>16}  {float(a['personal']):>6.1f}  "
-                     f"{float(b['personal']):>8.1f}  {gain:>14}  {even:>+8.1f}  "
-                     f"{float(b['hurt']):>7.0f} %")
-    return [*lines, _conclusion(gains), "These are public sets; your own images tell more: "
-            "fedvlm advise --images FOLDER"]
+                     f"{float(b['personal']):>8.1f}  {gain:>14}  {even:>+11.1f}  "
+                     f"{float(b['hurt']):>3.0f} %")
+    return [*lines, _conclusion(gains, len(cells) - len(gains)),
+            "These are public sets, and runs gain less than the map says (README.md beside it); "
+            "your own images tell more: fedvlm advise --images FOLDER"]
+
+
+def _why(case: Case, rows: Sequence[Row]) -> str:
+    """Return why the map has no cell near a case."""
+    for name, asked in (("clients", case.clients), ("images", case.images)):
+        most = max(int(row[name]) for row in rows)
+        if math.log(asked / most) > FAR:
+            return f"the map ends at {most} {name}{' a client' if name == 'images' else ''}"
+    return "the map has only a part of all cases"
+
+
+def _record(alone: Row, together: Row, margin: float | None) -> dict[str, Any]:
+    """Return a cell as plain JSON; no margin is known of one draw."""
+    sides = {side: {name: float(row[name]) for name in ("personal", "balanced")}
+             for side, row in ((ALONE, alone), (TOGETHER, together))}
+    return {
+        "set": together["set"], "clients": int(together["clients"]),
+        "images": float(together["images"]), "skew": together["skew"],
+        "shift": together["shift"] == "yes", "draws": int(together["seeds"]), **sides,
+        "gain": float(together["gain"]), "margin": margin, "hurt": float(together["hurt"]),
+    }
 
 
 def _draws(row: Row) -> tuple[int, float]:
@@ -192,16 +276,21 @@ def _nearest(case: Case, rows: Sequence[Row]) -> dict[str, Row] | None:
     return same if ALONE in same else None
 
 
-def _conclusion(gains: Sequence[tuple[float, float]]) -> str:
-    """Return the verdict over sets."""
+def _conclusion(gains: Sequence[tuple[float, float]], missing: int) -> str:
+    """Return the verdict over sets.
+
+    Args:
+        missing: sets without a cell near the case.
+    """
     if not gains:
         return "Verdict: cannot say: the map has no cell near this case."
     up = sum(gain - margin > 0 and gain >= 1 for gain, margin in gains)
     down = sum(gain + margin < 2 for gain, margin in gains)
+    rest = f"; {missing} set{'s have' if missing > 1 else ' has'} no such cell" if missing else ""
     if up == len(gains):
-        return f"Verdict: federate: together is clearly better on {up} of {up} sets."
+        return f"Verdict: federate: together is clearly better on {up} of {up} sets{rest}."
     if down == len(gains):
         return ("Verdict: do not federate for own accuracy: less than 2 points to gain on "
-                f"{down} of {down} sets.")
+                f"{down} of {down} sets{rest}.")
     return (f"Verdict: cannot say: together is clearly better on {up} of {len(gains)} sets, "
-            f"without a gain of 2 points on {down}.")
+            f"without a gain of 2 points on {down}{rest}.")

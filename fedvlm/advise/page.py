@@ -21,6 +21,8 @@ from fedvlm.advise.verdict import (
     ALONE_DOES,
     ENOUGH,
     FEDERATE,
+    IMAGES,
+    SMALL,
     UNKNOWN,
     Advice,
     MethodReach,
@@ -36,6 +38,7 @@ FLAGS = {  # what comes near the fixed point in a run
     AFL: "--trainer AFL --rounds 1", FEDAVG: "--trainer FedAvg --peft head --lr 0.5 --rounds 50",
     DITTO: "--trainer Ditto --peft head --lr 0.05 --rounds 50 TRAINER.DITTO.LAMBDA 0.3",
 }
+NAMED = "--trainer FedAvg --peft head --lr 0.1 --rounds 50"  # of a head held to class names
 BESIDE = " (a baseline: no method runs it on sets of labels)"
 LABEL_FLAGS = {  # the same of sets of labels, whose loss is flat where labels are rare
     FEDAVG: "--trainer FedAvg --peft head --lr 0.1 --rounds 100 OPTIM.NAME adam",
@@ -51,10 +54,13 @@ LABEL_ALONE = {
     NAMES: "--trainer ZeroShot",
 }
 LISTED = 6  # clients that are named
+WIDE = 50.0  # points: half of an interval of which nothing is told
+UNLIKE = 5  # times the images of the smallest client: the largest is told on its own
 
 
 def method_flags(
-    method: str, keep: float | None = None, sets: bool = False, pull: float | None = None
+    method: str, keep: float | None = None, sets: bool = False, pull: float | None = None,
+    hold: float = 0.0,
 ) -> str:
     """Return the flags of a run of a method.
 
@@ -62,9 +68,13 @@ def method_flags(
         keep: AFL's ridge.
         sets: of labels.
         pull: of Ditto's personal heads; by default the one of ``FLAGS``.
+        hold: of the shared head to the class names (``CrossValidation.hold``). A run's head starts
+            from them, and shorter steps leave it nearer to them.
     """
     if sets:
         return LABEL_FLAGS[method]
+    if method == FEDAVG and hold:
+        return NAMED
     if method == DITTO and pull:
         return f"{FLAGS[DITTO].rpartition(' ')[0]} {pull:.3g}"
     return FLAGS[method] + (f" TRAINER.AFL.KEEP {keep:.3g}" if method == AFL and keep else "")
@@ -88,7 +98,7 @@ def cost_words(method: str, width: int, classes: int) -> str:
 def advice_lines(
     advice: Advice, trial: CrossValidation | LabelTrial, images: Sequence[int],
     names: Sequence[str], command: str, cost: str, classnames: Sequence[str] = (),
-    alone: str = "",
+    alone: str = "", fewer: int = 0,
 ) -> list[str]:
     """Return the page of an advice, at most 25 lines.
 
@@ -99,6 +109,8 @@ def advice_lines(
         cost: see ``cost_words``; empty for a method that was not judged.
         classnames: by class or label.
         alone: the command of a run in which clients share nothing; empty where there is none.
+        fewer: to how many clients the same images could be dealt so that each has enough of them;
+            0: the clients are not simulated, or none.
     """
     sets = advice.measure != ACCURACY
     rows = [
@@ -108,11 +120,7 @@ def advice_lines(
         ("all images in one place (pooled)", advice.pooled),
     ]
     wide = max(len(words) for words, _ in rows)
-    low, high = advice.points - advice.margin, advice.points + advice.margin
-    beside, things = ("AUROC", "labels") if sets else ("class-balanced", "classes")
-    size = (f"{WORDS[advice.method].split(',')[0]} gains {advice.points:+.1f} points over working "
-            f"alone (95 % interval {low:+.1f} to {high:+.1f}), {beside} "
-            f"{advice.together.balanced - advice.alone.balanced:+.1f}")
+    things = "labels" if sets else "classes"
     return [
         f"{len(images)} clients, {_span(images)} training images each, {trial.classes} {things}; "
         f"{trial.folds} folds of these; no test image was opened",
@@ -120,9 +128,10 @@ def advice_lines(
         f"{'AUROC' if sets else 'balanced':>8}  worst client",
         *(f"{words:<{wide}}  {s.personal:>8.1f}  {s.balanced:>8.1f}  {s.worst:>12.1f}"
           for words, s in rows),
-        f"Verdict: {advice.verdict}: {advice.why}. {size}.",
-        _clients(advice, names),
-        *_needed(advice, images, names), *_rare(advice, classnames),
+        f"Verdict: {advice.verdict}: {advice.why}. {_size(advice)}.",
+        *leaning_lines(advice, fewer), _clients(advice, names),
+        *_largest(advice, images, names),
+        *_needed(advice, images, names), *_need_unknown(advice), *_rare(advice, classnames),
         names_sentence(advice),
         *_end(advice, command, cost, alone),
     ]
@@ -131,33 +140,84 @@ def advice_lines(
 def advice_record(
     advice: Advice, trial: CrossValidation | LabelTrial, images: Sequence[int],
     names: Sequence[str], command: str, cost: str, classnames: Sequence[str] = (),
-    alone: str = "",
+    alone: str = "", fewer: int = 0,
 ) -> dict[str, Any]:
     """Return the advice as plain JSON; arguments as of ``advice_lines``.
 
-    Of sets of labels there is ``measure``, ``auroc`` in place of ``balanced``, and the labels that
-    are too rare to be judged.
+    Margins above ``WIDE`` are null. Without ``needs_known`` nothing is told of what a client would
+    need alone. Of sets of labels there is ``measure``, ``auroc`` in place of ``balanced``, and the
+    labels that are too rare to be judged.
     """
     sides = (advice.alone, *_in_order(advice), advice.pooled)
     sets = advice.measure != ACCURACY
     rare = [classnames[i] for i in advice.silent]
+    known = advice.alone.name == LOGREG and not sets
+    needs = advice.needs if known else (None,) * len(names)
     return ({"measure": advice.measure, "not_judged": rare} if sets else {}) | {
         "verdict": advice.verdict, "why": advice.why, "method": advice.method,
-        "alone": advice.alone.name, "points": advice.points, "margin": advice.margin,
+        "alone": advice.alone.name, "points": advice.points, "margin": _told(advice.margin),
+        "points_to": advice.leaning, "enough_with_clients": fewer or None,
         "reached": {s.name: {"personal": s.personal, "auroc" if sets else "balanced": s.balanced,
                              "worst": s.worst}
                     for s in sides},
         "clients": [
             {"client": name, "images": n, "judged_by": size, "alone": a, "together": b,
-             "margin": m, "needs_alone": None if need is None or math.isinf(need) else need,
+             "margin": _told(m),
+             "needs_alone": None if need is None or math.isinf(need) else need,
              "needs_more_than_tried": need is not None and math.isinf(need)}
             for name, n, size, a, b, m, need in zip(
                 names, images, advice.sizes, advice.alone.clients, advice.together.clients,
-                advice.margins, advice.needs, strict=True)
+                advice.margins, needs, strict=True)
         ],
+        "needs_known": known,
         "zero_shot": advice.names, "near_duplicates": advice.twins, "folds": trial.folds,
         "command": command, "cost": cost,
     } | ({"alone_command": alone} if alone else {})
+
+
+def leaning_lines(advice: Advice, fewer: int = 0) -> list[str]:
+    """Return which way an open verdict points, and what would settle it; ``advice_lines``."""
+    if not advice.unsure:
+        return []
+    low, high = advice.points - advice.margin, advice.points + advice.margin
+    way = {
+        FEDERATE: f"This points to federating: the whole interval, {low:+.1f} to {high:+.1f}, is "
+                  "above 0",
+        ALONE_DOES: f"This points to working alone: the interval ends at {high:+.1f}, below "
+                    f"{SMALL:.0f} points",
+        None: "This points neither way",
+    }[advice.leaning]
+    return [way + fewer_words(fewer, sum(advice.sizes), advice.unit)]
+
+
+def fewer_words(fewer: int, size: float, unit: str = IMAGES) -> str:
+    """Return how many simulated clients have enough images, as the end of a sentence; '' of none.
+
+    Args:
+        size: of all clients together, in ``unit``.
+    """
+    return (f"; fewer simulated clients, --num-users {fewer}, have about {size / fewer:.0f} {unit} "
+            "each, enough to be judged, but sharing adds less there") if fewer else ""
+
+
+def _told(margin: float) -> float | None:
+    """Return a margin where it says something."""
+    return None if margin > WIDE else margin
+
+
+def _size(advice: Advice) -> str:
+    """Return the mean gain or loss with its interval."""
+    points, margin = advice.points, advice.margin
+    name = WORDS[advice.method].split(",")[0]
+    if margin > WIDE:
+        return f"{name} against working alone: too few {advice.unit} to tell the difference"
+    told = f"95 % interval {points - margin:+.1f} to {points + margin:+.1f}"
+    even = advice.together.balanced - advice.alone.balanced
+    beside = f"{'class-balanced' if advice.measure == ACCURACY else 'AUROC'} {even:+.1f}"
+    if points >= 0:
+        return f"{name} gains {points:+.1f} points over working alone ({told}), {beside}"
+    down = "loses" if points + margin < 0 else "seems to lose"
+    return f"{name} {down} {-points:.1f} points against working alone ({told}), {beside}"
 
 
 def _in_order(advice: Advice) -> list[MethodReach]:
@@ -175,10 +235,14 @@ def _name(client: str) -> str:
     return f"client {client}" if client.isdecimal() else client
 
 
-def _listed(clients: Sequence[int], names: Sequence[str], values: Sequence[float]) -> str:
+def _some(clients: Sequence[int], names: Sequence[str], values: Sequence[float]) -> str:
     some = sorted(clients, key=lambda k: -abs(values[k]))[:LISTED]
     words = ", ".join(f"{_name(names[k])} {values[k]:+.0f}" for k in some)
-    return f" ({words}{', ...' if len(clients) > LISTED else ''})" if some else ""
+    return f"{words}{', ...' if len(clients) > LISTED else ''}"
+
+
+def _listed(clients: Sequence[int], names: Sequence[str], values: Sequence[float]) -> str:
+    return f" ({_some(clients, names, values)})" if clients else ""
 
 
 def _clients(advice: Advice, names: Sequence[str]) -> str:
@@ -193,25 +257,61 @@ def _clients(advice: Advice, names: Sequence[str]) -> str:
                 f"of {len(advice.gains)} did better together")
     unclear = [k for k in judged if k not in (*gain, *lose)]
     up = sum(advice.gains[k] > 0 for k in unclear)
-    more = f" ({up} of these did better together)" if unclear else ""
+    more = (f" ({_some(unclear, names, advice.gains)}; {up} of these did better together)"
+            if unclear else "")
     return (f"Clients: {len(gain)} gain clearly{_listed(gain, names, advice.gains)}, {len(lose)} "
             f"lose clearly{_listed(lose, names, advice.gains)}, {len(unclear)} not clear one by "
             f"one{more}{rest}")
+
+
+def _largest(advice: Advice, images: Sequence[int], names: Sequence[str]) -> list[str]:
+    """Return what the largest client gains where clients differ much, as the mean hides it."""
+    k = max(range(len(images)), key=lambda at: images[at])
+    if images[k] < UNLIKE * min(images) or k not in advice.judged:
+        return []
+    points, margin = advice.gains[k], advice.margins[k]
+    clear = "a clear " + ("gain" if points > 0 else "loss") if abs(points) > margin else "not clear"
+    return [f"The largest client, {_name(names[k])} ({images[k]:,} images), reaches "
+            f"{advice.alone.clients[k]:.1f} alone and {advice.together.clients[k]:.1f} together: "
+            f"{points:+.1f} points, {clear} (95 % interval {points - margin:+.1f} to "
+            f"{points + margin:+.1f}); for this client that counts, not the mean gain"]
 
 
 def _needed(advice: Advice, images: Sequence[int], names: Sequence[str]) -> list[str]:
     """Return how many images alone would take."""
     if advice.verdict == ALONE_DOES or advice.alone.name != LOGREG:
         return []
-    need = [(k, n) for k, n in enumerate(advice.needs) if n is not None]
-    if not need:
+    alike: dict[tuple[str, int], list[str]] = {}  # those of whom the same is told
+    for k, n in enumerate(advice.needs):
+        if n is not None:
+            much = f"more than {4 * images[k]}" if math.isinf(n) else f"about {round(n)}"
+            alike.setdefault((much, images[k]), []).append(_name(names[k]))
+    if not alike:
         return []
     some = ", ".join(
-        f"{_name(names[k])} {'more than ' if math.isinf(n) else 'about '}"
-        f"{4 * images[k] if math.isinf(n) else round(n)} (has {images[k]})"
-        for k, n in need[:4])
+        f"{_who(clients, len(names))} {much} ({'has' if len(clients) == 1 else 'have'} {has})"
+        for (much, has), clients in list(alike.items())[:4])
     return [f"To reach the same alone a client would need, in images: {some}"
-            f"{', ...' if len(need) > 4 else ''}"]
+            f"{', ...' if len(alike) > 4 else ''}"]
+
+
+def _who(clients: Sequence[str], of: int) -> str:
+    """Return clients by name, or where they are more than two by number."""
+    if len(clients) <= 2:
+        return " and ".join(clients)
+    return f"{'all ' if len(clients) == of else ''}{len(clients)} clients"
+
+
+def _need_unknown(advice: Advice) -> list[str]:
+    """Return that it is not known how many images alone would take, where that is a question."""
+    sets = advice.measure != ACCURACY
+    if advice.points <= 0 or advice.verdict == ALONE_DOES or (
+            advice.alone.name == LOGREG and not sets):
+        return []
+    why = "it is not fitted for sets of labels" if sets else (
+        f"it is fitted for {baseline_name(LOGREG)} only, and "
+        f"{baseline_name(advice.alone.name)} is better alone here")
+    return [f"How many images a client would need to reach the same alone is not known: {why}"]
 
 
 def _rare(advice: Advice, classnames: Sequence[str]) -> list[str]:

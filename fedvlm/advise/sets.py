@@ -22,10 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.advise.folds import deal_folds, fold_count
+from fedvlm.advise.folds import NothingToJudge, deal_folds, fold_count
 from fedvlm.advise.gather import Gathered
 from fedvlm.advise.trial import AFL, DITTO, EXACT, FEDAVG, FEW_L2, LOGREG, NAMES, POOLED, WORK
-from fedvlm.core.errors import DataError
 from fedvlm.data.datum import IntArray
 from fedvlm.evaluation import rankings
 from fedvlm.evaluation.references import heads
@@ -104,7 +103,7 @@ def try_labels(
         told: called with (what, done, of).
 
     Raises:
-        DataError: no client has ``FEW`` images with and without any label.
+        NothingToJudge: no client has ``FEW`` images with and without any label.
     """
     table = np.zeros((0, 0)) if found.sets is None else found.sets
     truth = [table[y.numpy()].astype(np.int64) for y in found.labels]
@@ -114,8 +113,7 @@ def try_labels(
     judged = [np.minimum(y.sum(0), len(y) - y.sum(0)) >= FEW for y in truth]
     kept = [k for k, some in enumerate(judged) if some.any()]
     if not kept:
-        raise DataError(f"no client has {FEW} images with and {FEW} without any one label: there "
-                        "is nothing to judge by")
+        raise NothingToJudge(f"no client has {FEW} images with and {FEW} without any one label")
     work = _Labels(found, truth, held)
     for f in range(count):
         if told is not None:

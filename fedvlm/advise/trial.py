@@ -19,15 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.advise.folds import deal_folds, fold_count
+from fedvlm.advise.folds import NothingToJudge, deal_folds, fold_count
 from fedvlm.advise.gather import Gathered
 from fedvlm.advise.steps import one_more
-from fedvlm.core.errors import DataError
 from fedvlm.evaluation.references import heads
 from fedvlm.evaluation.references.heads import HeadClient, Heads, Sums
 from fedvlm.evaluation.references.logistic import NAMES_GRID
 from fedvlm.evaluation.references.softmax import GRID
-from fedvlm.evaluation.references.suite import SMOOTH, TEMPERS
+from fedvlm.federation.toolbox.moments import SMOOTH, TEMPERS
 
 MAJORITY, LOGREG, NAMES = "majority", "logreg", "zero_shot"
 OWN_NAMES, NAME_SHARES, FROM_NAMES = "zero_shot_local", "zero_shot_prior", "logreg_names"
@@ -37,6 +36,7 @@ ALONE = (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES, LOGREG, FROM_NAMES)
 OF_SHARES = (MAJORITY, OWN_NAMES, LOGREG, FROM_NAMES, AFL_PRIOR, DITTO)
 TOGETHER = (AFL, FEDAVG, DITTO)  # the simplest first
 PARTS = (0.25, 0.5)  # of its training images, for a client's learning curve
+KNOWN = 2.0  # times chance that class names alone have to reach for shared heads to start there
 ONE = 1.5  # images of a class, or groups: about one
 JUDGES = 30  # validation images, above which they say how often a client lacks a class
 RIDGES = tuple(10 ** (-i / 2) for i in range(2, 11))  # in traces of the sums
@@ -60,6 +60,8 @@ class CrossValidation:
         reached: by method (``ALONE``, ``TOGETHER``, ``AFL_PRIOR``, ``POOLED``).
         ridge: strength of AFL's ridge that is best on all folds, for sums of all training images.
         pull: of Ditto's personal heads that is best on all folds, for features of unit length.
+        hold: l2 that holds the shared head to the class names, of the one that is best on all
+            folds; 0: that one starts from zero.
         curve: what logistic regression alone reaches with ``PARTS`` of the images, by part.
         doubt: by method, standard error in points of what ``steps.one_more`` adds; none: nothing.
     """
@@ -73,6 +75,7 @@ class CrossValidation:
     pull: float = 0.0
     curve: dict[float, Reached] = field(default_factory=dict)
     doubt: dict[str, float] = field(default_factory=dict)
+    hold: float = 0.0
 
     def personal(self, reached: Reached) -> Tensor:
         """Return each client's accuracy in percent ``[K]``: a group counts once."""
@@ -96,11 +99,14 @@ def try_heads(
 
     Args:
         told: called with (what, done, of).
+
+    Raises:
+        NothingToJudge: each client has one image, or one group of them.
     """
     classes = len(found.classnames)
     kept = [k for k, g in enumerate(found.groups) if len(np.unique(g)) > 1]
     if not kept:
-        raise DataError("no client has two images: there is nothing to judge by")
+        raise NothingToJudge("no client has two images that differ, so none can be held out")
     total = sum(map(len, found.labels))
     exact = torch.float64 if total <= EXACT else torch.float32
     groups = [torch.from_numpy(g) for g in found.groups]
@@ -111,7 +117,8 @@ def try_heads(
     folds = [torch.from_numpy(f) for f in deal_folds(
         found.groups, [y.numpy() for y in found.labels], count)]
     count = int(torch.cat(folds).max()) + 1
-    work = _Work(raw, unit, found.trains, folds, count, classes, found.lone, found.names)
+    work = _Work(raw, unit, found.trains, folds, count, classes, found.lone, found.names,
+                 found.anchor)
     reached = work.untrained()
     heavy = 8 * len(raw) * classes * (raw[0].x.shape[1] + 1) * len(GRID)
     several = max(1, SIDE_BYTES // heavy)
@@ -144,7 +151,7 @@ def try_heads(
     return CrossValidation([unit[k] for k in kept], kept, classes, count,
                  {name: only(one, name) for name, one in reached.items()},
                  work.ridge(), work.pull(),
-                 {part: only(one) for part, one in curve.items()}, doubt)
+                 {part: only(one) for part, one in curve.items()}, doubt, work.hold())
 
 
 class _Work:
@@ -153,7 +160,7 @@ class _Work:
     def __init__(
         self, raw: Sequence[HeadClient], unit: Sequence[HeadClient], trains: Sequence[Tensor],
         folds: Sequence[Tensor], count: int, classes: int, lone: float | None = None,
-        names: Sequence[Tensor] | None = None,
+        names: Sequence[Tensor] | None = None, anchor: Tensor | None = None,
     ) -> None:
         self.raw, self.unit, self.trains, self.folds = raw, unit, trains, folds
         self.count, self.classes, self.lone, self.names = count, classes, lone, names
@@ -162,6 +169,14 @@ class _Work:
         images = sum(map(len, unit)) * unit[0].x.shape[1] * classes
         self.grid = GRID if images <= WORK else FEW_L2
         self.shared: list[list[Heads]] = []
+        self.named = None if anchor is None else self._named(anchor.to(unit[0].x))
+
+    def _named(self, anchor: Tensor) -> Heads | None:
+        """Return the head that class names are, where they say something of training images."""
+        found = Heads(F.pad(anchor, (0, 1)).unsqueeze(0), torch.ones(1, self.classes) > 0)
+        right = [found.logits(c.x[t])[0].argmax(1) == c.y[t]
+                 for c, t in zip(self.unit, self.trains, strict=True)]
+        return found if torch.cat(right).double().mean() >= KNOWN / self.classes else None
 
     def training(
         self, clients: Sequence[HeadClient], f: int, same: bool = True
@@ -226,6 +241,10 @@ class _Work:
         held = [(self.folds[k] == f).nonzero().flatten() for k in there]
         scale = heads.common_scale(train)
         self.shared.append(heads.shared_heads(train, self.classes, scale, self.grid))
+        if self.named is not None:
+            every = HeadClient(torch.cat([c.x for c in train]), torch.cat([c.y for c in train]),
+                               times=torch.cat([c.w for c in train]))
+            self.shared[-1] += heads.personal_heads([every], self.named, scale, NAMES_GRID)
         self._answer(FEDAVG, self.shared[-1], there, held, self.unit)
         total = reduce(add, (Sums.of(c, self.classes) for c in self.training(self.raw, f)[1]))
         ridges = heads.ridge_heads(total, RIDGES)
@@ -288,6 +307,11 @@ class _Work:
         trace = sum(float(c.x[t].double().square().sum())
                     for c, t in zip(self.raw, self.trains, strict=True))
         return part * trace
+
+    def hold(self) -> float:
+        """Return ``CrossValidation.hold``."""
+        best = self.best(FEDAVG, -1, range(len(self.unit))) - len(self.grid)
+        return NAMES_GRID[best] if best >= 0 else 0.0
 
     def pull(self) -> float:
         """Return the pull of personal heads with the most right answers, for unscaled features.

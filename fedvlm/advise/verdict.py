@@ -29,6 +29,8 @@ from fedvlm.runs.verify.answer import ACCURACY, MAP
 FEDERATE, ALONE_DOES, UNKNOWN = "federate", "do not federate", "cannot say"
 ENOUGH = 30  # images (groups) of a client to judge by
 CLEAR, SMALL, FEW = 1.0, 2.0, 5.0  # points: least mean gain, largest that is none, least of few
+MORE_EACH = f"the gain is not clearly above {FEW:.0f} points"
+MORE = "the gain is smaller than its uncertainty; more images would tell"
 TWINS = 0.2  # share of images with a near-duplicate above which nothing is said
 NORMAL = 1.96
 RETRAINED = 2.0  # variance over that of independent judges: folds share most of their training
@@ -37,6 +39,7 @@ IMAGES, POSITIVES = "images", "positive labels"  # what is judged by
 GROUPS = "groups of images"  # the same patient, or the same bytes
 MOST_LEFT_OUT = 0.5  # share of clients' labels that are not judged, above which nothing is said
 KNOWN, BLIND = 0.9, 1.5  # zero-shot: of what a head reaches; of chance
+HARDLY = 0.1  # zero-shot: of the way from chance to what a head reaches
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,20 @@ class Advice:
     chance: float = 0.0
     silent: tuple[int, ...] = ()
     unit: str = IMAGES
+
+    @property
+    def unsure(self) -> bool:
+        """Whether nothing but the interval is in the way of a verdict."""
+        return self.verdict == UNKNOWN and self.why.endswith((MORE_EACH, MORE))
+
+    @property
+    def leaning(self) -> str | None:
+        """The verdict that an open one points to; None: neither."""
+        if not self.unsure:
+            return None
+        if self.points > self.margin:
+            return FEDERATE
+        return ALONE_DOES if self.points + self.margin < SMALL else None
 
     @property
     def gaining(self) -> list[int]:
@@ -260,12 +277,14 @@ def _verdict(
             return FEDERATE, f"the gain is clear, though {few}"
         if high < 0:
             return ALONE_DOES, f"together is clearly worse, though {few}"
-        return UNKNOWN, f"{few}, and the gain is not clearly above {FEW:.0f} points"
+        return UNKNOWN, f"{few}, and {MORE_EACH}"
     if low > 0 and points >= CLEAR:
         return FEDERATE, "the gain is clear"
+    if high < 0:
+        return ALONE_DOES, "together is clearly worse"
     if high < SMALL:
         return ALONE_DOES, f"there are less than {SMALL:.0f} points to gain"
-    return UNKNOWN, "the gain is smaller than its uncertainty; more images would tell"
+    return UNKNOWN, MORE
 
 
 def _needs(
@@ -303,6 +322,8 @@ def names_sentence(advice: Advice) -> str:
     best = max(advice.together.personal, advice.alone.personal)
     if zero < BLIND * chance:
         return f"Prompts: {says}: the backbone does not know these names; train a head."
+    if zero - chance < HARDLY * (best - chance):
+        return f"Prompts: {says}: the backbone hardly knows these names; train a head."
     if zero < KNOWN * best:
         return (f"Prompts: {says}: a head reaches more; prompts (--trainer {method}) are for "
                 f"{what} without images.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def table(tmp_path: Path) -> Path:
     ("3 hospitals, 8 images, iid", like.Case(3, 8, "even")),
     ("five centres, 1 sample a client, skew 1", like.Case(5, 1, "1")),
     ("5 clients, 8 images, skew .12", like.Case(5, 8, "0.1")),
+    ("10 Clients, 1,000 images, skew 0,3", like.Case(10, 1000, "0.3")),
+    ("skew 0.3,10 clients,4 images", like.Case(10, 4, "0.3")),
+    ("10 clients, 16 shots, iid", like.Case(10, 160, "even")),
+    ("10 clients,4 images,skew 0,3 and shift", like.Case(10, 4, "0.3", True)),
+    ("12 hospitals, 30 images each, differing scanners, 0.3", like.Case(12, 30, "0.3", True)),
+    ("12 hospitals with 30 images each and another scanner each, iid",
+     like.Case(12, 30, "even", True)),
+    ("10 clients, 2 images a class, iid", like.Case(10, 20, "even")),
+    ("10 clients, 2 images per class, disjoint", like.Case(10, 4, "two classes")),
+    ("10 sites, 9 images per hospital, classes of their own", like.Case(10, 9, "two classes")),
 ])
 def test_a_case_in_words(text: str, case: like.Case) -> None:
     assert like.read_case(text) == case
@@ -47,6 +58,8 @@ def test_a_case_in_words(text: str, case: like.Case) -> None:
 
 @pytest.mark.parametrize(("text", "says"), [
     ("10 clients, skew 0.3", "--like lacks images"), ("10 hens", "does not understand '10 hens'"),
+    ("3 clients, 8 images, different scaners", "nearest phrase: 'differing scanners'"),
+    ("3 clients, 8 images, skewed", "nearest phrase: 'skew 0.3'"),
     ("1 client, 3 images, iid", "at least 2 clients"), ("", "lacks clients and images and skew"),
 ])
 def test_a_case_that_is_none(text: str, says: str) -> None:
@@ -58,13 +71,52 @@ def test_the_nearest_cell_of_each_set_decides(table: Path) -> None:
     yes = like.like_lines("12 clients, 4 images, skew 0.3", table)
     assert any("10 x 5" in x and "EuroSAT" in x and "+9.5 +- 0.8" in x for x in yes)
     assert len({x.index("10 x 5") for x in yes if "10 x 5" in x}) == 1  # a column
-    assert "Verdict: federate: together is clearly better on 2 of 2 sets." in yes
-    no = like.like_lines("10 clients, 5 images, disjoint", table)
+    assert ("Verdict: federate: together is clearly better on 2 of 2 sets; 1 set has no such cell."
+            in yes)
+    no = like.like_lines("10 clients, 5 images, two classes", table)
     assert any(line.startswith("Verdict: do not federate") for line in no)
     open_ = like.like_lines("10 clients, 5 images, iid", table)
     assert any(line.startswith("Verdict: cannot say") for line in open_)
     far = like.like_lines("100 clients, 200 images, skew 0.3", table)
     assert any("no cell near" in line for line in far) and any("cannot say" in x for x in far)
+    assert "too few images" not in "\n".join(far)  # the map does not know why
+
+
+def test_sets_without_such_a_cell_are_named_and_counted(table: Path) -> None:
+    one = like.like_lines("50 clients, 50 images, skew 0.3", table)
+    assert sum("no cell near: the map has only a part" in line for line in one) == 2
+    many = like.like_lines("1000 clients, 5 images, skew 0.3", table)
+    assert sum("no cell near: the map ends at 50 clients" in line for line in many) == 3
+    assert any(line.endswith("on 1 of 1 sets; 2 sets have no such cell.") for line in one)
+    table.write_text(table.read_text() + cell("EuroSAT", 10, 5, "0.3", 60, 3).replace(
+        ",no,", ",yes,"))
+    shifted = like.like_lines("10 clients, 5 images, skew 0.3, scanners", table)
+    assert sum("not run with another scanner" in line for line in shifted) == 2
+    assert any("+3.0" in line for line in shifted)
+
+
+def test_disjoint_reads_no_cell_whose_clients_share_a_class(table: Path) -> None:
+    """Ten clients with two of ten classes each: every class is at two of them."""
+    words = "10 clients, 5 images, "
+    assert any("clearly better on 0 of 1" in line or "do not federate" in line
+               for line in like.like_lines(words + "two classes", table))
+    none = like.like_lines(words + "disjoint", table)
+    assert any(line.startswith("Verdict: cannot say: the map has no cell") for line in none)
+    assert any("should_we_federate.md" in line for line in none)
+    table.write_text(table.read_text() + cell("EuroSAT", 5, 5, "two classes", 96, -0.5))
+    own = like.like_lines(words + "disjoint", table)
+    assert any(line.startswith("Verdict: do not federate") for line in own)
+    assert any("5 x 5" in line for line in own)
+
+
+@pytest.mark.parametrize(("word", "told"), [
+    ("iid", "10 clients, 5 images each, iid (all classes evenly)"),
+    ("disjoint", "10 clients, 5 images each, disjoint:"),
+    ("skew 0.7", "10 clients, 5 images each, skew 0.7 (Dirichlet 1)"),
+    ("0.3, shift", "10 clients, 5 images each, skew 0.3, another scanner at each client"),
+])
+def test_the_case_is_told_in_the_users_words(table: Path, word: str, told: str) -> None:
+    assert told in like.like_lines(f"10 clients, 5 images, {word}", table)[0]
 
 
 def test_of_one_draw_nothing_is_promised(table: Path) -> None:
@@ -99,3 +151,19 @@ def test_the_verb_reads_it(table: Path, capsys: pytest.CaptureFixture[str]) -> N
     words = ["advise", "--like", "10 clients, 5 images, skew 0.3", "--map", str(table)]
     assert cli.main(words) == 0
     assert "Verdict: federate" in capsys.readouterr().out
+
+
+def test_the_cells_as_json(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["advise", "--like", "10 clients, 5 images, skew 0.3", "--map", str(table)]
+    assert cli.main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == ("federate: together is clearly better on 2 of 2 sets; 1 set has "
+                                "no such cell.")
+    first, second = found["cells"]
+    assert (first["set"], second["set"]) == ("EuroSAT", "DescribableTextures")
+    assert first["alone"]["personal"] == 60 and first["together"]["personal"] == 69.5
+    assert (first["clients"], first["images"], first["gain"], first["hurt"]) == (10, 5, 9.5, 5)
+    assert first["margin"] == pytest.approx(0.4 * 2.093, abs=1e-3)
+    assert cli.main([*words, "--images", str(table.parent), "FED.BETA", "1"]) == 2
+    assert ("--like reads the published map and no images: drop --images, FED.BETA, or drop --like "
+            "for an advice on your own images") in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -90,6 +92,27 @@ def test_who_knows_its_classes_does_better_where_clients_have_their_own() -> Non
     assert personal[t.LOGREG] > personal[t.FEDAVG] + 5
     assert personal[t.AFL_PRIOR] > personal[t.AFL] + 5
     assert personal[t.DITTO] > personal[t.FEDAVG]
+
+
+def test_shared_heads_start_from_class_names_that_say_something() -> None:
+    found = made_up([range(4)] * 3, 4, spread=3.0)
+    fresh = made_up([range(4)] * 3, 400, spread=3.0)  # the same clouds
+    x, y = torch.cat([F.normalize(x, dim=-1) for x in fresh.features]), torch.cat(
+        list(fresh.labels))
+    anchor = 10 * torch.stack([x[y == c].mean(0) for c in range(4)])
+
+    def tried(anchor: torch.Tensor | None) -> t.CrossValidation:
+        return t.try_heads(replace(found, anchor=anchor))
+
+    plain, named, blind = tried(None), tried(anchor), tried(-anchor)
+    for name in (t.FEDAVG, t.DITTO, t.POOLED):
+        better = named.personal(named.reached[name]) - plain.personal(plain.reached[name])
+        assert float(better.mean()) > 5
+    assert named.hold in t.NAMES_GRID and plain.hold == blind.hold == 0
+    for name, right in plain.reached.items():  # names that are wrong change no bit
+        assert all(map(torch.equal, right, blind.reached[name]))
+        if name not in (t.FEDAVG, t.DITTO, t.POOLED):
+            assert all(map(torch.equal, right, named.reached[name]))
 
 
 def test_clients_of_one_image_are_left_out_and_none_left_is_an_error(shared: Gathered) -> None:

@@ -23,6 +23,7 @@ from fedvlm.advise.verdict import (
     FEDERATE,
     UNKNOWN,
     Advice,
+    _verdict,
     conclude,
     names_sentence,
 )
@@ -82,8 +83,22 @@ def test_clients_that_are_not_clear_one_by_one_are_counted(yes: Advice) -> None:
     """Where the mean gain is clear, "0 gain" would be read as its contrary."""
     few = replace(yes, gains=(3.0, 3.0, 3.0, -1.0, 20.0, -20.0), margins=(9.0,) * 6)
     lines = advice_lines(few, CrossValidation((), (), 6, 5, {}, 0.0), [70] * 6, "abcdef", "", "")
-    assert ("Clients: 1 gain clearly (e +20), 1 lose clearly (f -20), 4 not clear one by one (3 of "
-            "these did better together)") in lines
+    assert ("Clients: 1 gain clearly (e +20), 1 lose clearly (f -20), 4 not clear one by one (a "
+            "+3, b +3, c +3, d -1; 3 of these did better together)") in lines
+
+
+def test_clients_of_whom_the_same_is_told_are_one_phrase(yes: Advice) -> None:
+    trial, many = CrossValidation((), (), 6, 5, {}, 0.0), math.inf
+    for needs, says in (
+        ((many,) * 6, "all 6 clients more than 280 (have 70)"),
+        ((many, 90.2, many, None, many, 90.4),
+         "3 clients more than 280 (have 70), b and f about 90 (have 70)"),
+        ((71.0, 72.0, 73.0, 74.0, 75.0, 71.0),
+         "a and f about 71 (have 70), b about 72 (has 70), c about 73 (has 70), "
+         "d about 74 (has 70), ..."),
+    ):
+        lines = advice_lines(replace(yes, needs=needs), trial, [70] * 6, "abcdef", "", "")
+        assert f"To reach the same alone a client would need, in images: {says}" in lines
 
 
 def test_few_images_and_no_clear_gain_is_cannot_say() -> None:
@@ -128,9 +143,100 @@ def test_the_page_is_short_and_its_record_the_same(yes: Advice) -> None:
 ])
 def test_what_prompts_could_add(yes: Advice, zero: float | None, says: str) -> None:
     assert says in names_sentence(replace(yes, names=zero))
+    near_chance = replace(yes, names=14.0, chance=9.0)  # more than half above it, and of no use
+    assert "hardly knows these names; train a head" in names_sentence(near_chance)
 
 
 def test_the_flags_of_a_method() -> None:
     assert method_flags(AFL, 12.34567) == "--trainer AFL --rounds 1 TRAINER.AFL.KEEP 12.3"
     assert "--peft head" in method_flags(FEDAVG)
+    assert method_flags(FEDAVG, hold=1e-4) == "--trainer FedAvg --peft head --lr 0.1 --rounds 50"
     assert cost_words(AFL, 10, 3).startswith("1,040 bytes up and 120 down per client, once")
+
+
+def page(found: Advice, **more: object) -> str:
+    """Return the page of an advice on six clients with 70 images each."""
+    trial = CrossValidation((), (), 6, 5, {}, 0.0)
+    return "\n".join(advice_lines(
+        found, trial, [70] * 6, "abcdef", "", "", **more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("points", "margin", "why", "says"), [
+    (-8.2, 4.7, "together is clearly worse",
+     "loses 8.2 points against working alone (95 % interval -12.9 to -3.5), class-balanced"),
+    (-0.2, 1.5, "there are less than 2 points to gain",
+     "seems to lose 0.2 points against working alone (95 % interval -1.7 to +1.3)"),
+    (0.2, 1.5, "there are less than 2 points to gain", "gains +0.2 points over working alone"),
+])
+def test_a_loss_is_said_as_a_loss(
+    yes: Advice, points: float, margin: float, why: str, says: str
+) -> None:
+    verdict = _verdict(points, margin, [70.0] * 6, 0.0, "images")
+    assert verdict == (ALONE_DOES, why)
+    assert says in page(replace(yes, verdict=verdict[0], why=why, points=points, margin=margin))
+
+
+@pytest.mark.parametrize(("points", "margin", "twins", "way", "says"), [
+    (14.3, 13.5, 0.0, FEDERATE,
+     "This points to federating: the whole interval, +0.8 to +27.8, is above 0"),
+    (-6.0, 7.5, 0.0, ALONE_DOES,
+     "This points to working alone: the interval ends at +1.5, below 2 points"),
+    (5.6, 12.8, 0.0, None, "This points neither way"),
+    (14.3, 13.5, 0.5, None, ""),  # images that are not new point nowhere
+])
+def test_an_open_verdict_says_which_way_it_points(
+    yes: Advice, points: float, margin: float, twins: float, way: str | None, says: str
+) -> None:
+    sizes = (16.0,) * 6
+    verdict, why = _verdict(3.0, 9.0, sizes, twins, "images")
+    few = replace(yes, verdict=verdict, why=why, points=points, margin=margin, sizes=sizes)
+    assert few.leaning == way and replace(few, verdict=FEDERATE).leaning is None
+    more = ("; fewer simulated clients, --num-users 2, have about 48 images each, enough to be "
+            "judged, but sharing adds less there\n")
+    assert (f"{says}{more}" in page(few, fewer=2)) == bool(says)
+    assert ("This points" in page(few)) == bool(says) and "This points" not in page(yes)
+    assert not says or f"{says}\n" in page(few)
+    trial = CrossValidation((), (), 6, 5, {}, 0.0)
+    assert advice_record(few, trial, [16] * 6, "abcdef", "", "")["points_to"] == way
+
+
+def test_an_interval_that_says_nothing_is_not_told(yes: Advice) -> None:
+    wide = replace(yes, verdict=UNKNOWN, points=60.0, margin=50.5, margins=(50.5, *yes.margins[1:]))
+    assert "against working alone: too few images to tell the difference." in page(wide)
+    assert "+60.0" not in page(wide) and "+59.5" in page(replace(wide, points=59.5, margin=50.0))
+    record = advice_record(wide, CrossValidation((), (), 6, 5, {}, 0.0), [70] * 6, "abcdef", "", "")
+    assert record["margin"] is None and record["points"] == 60.0
+    assert [c["margin"] for c in record["clients"]] == [None, *yes.margins[1:]]
+
+
+@pytest.mark.parametrize(("images", "gain", "says"), [
+    ([100, 20, 20, 20, 20, 21], -3.5, "-3.5 points, not clear (95 % interval -9.9 to +2.9)"),
+    ([100, 20, 20, 20, 20, 21], 8.0, "+8.0 points, a clear gain (95 % interval +1.6 to +14.4)"),
+    ([100, 20, 20, 20, 20, 21], -8.0, "-8.0 points, a clear loss (95 % interval"),
+    ([100, 21, 21, 21, 21, 21], -3.5, ""), ([29, 1, 1, 1, 1, 1], -3.5, ""),
+])
+def test_the_one_large_client_has_its_own_number(
+    yes: Advice, images: list[int], gain: float, says: str
+) -> None:
+    """The mean is then of clients with few images, and says nothing of the large one."""
+    found = replace(yes, gains=(gain, *yes.gains[1:]), margins=(6.4, *yes.margins[1:]),
+                    sizes=tuple(map(float, images)))
+    lines = advice_lines(found, CrossValidation((), (), 6, 5, {}, 0.0), images, "abcdef", "", "")
+    told = [line for line in lines if line.startswith("The largest client, a (100 images), ")]
+    assert len(told) == bool(says) and all(says in line for line in told)
+
+
+def test_what_is_not_known_of_images_alone_is_said(yes: Advice) -> None:
+    start = "How many images a client would need to reach the same alone is not known: "
+    named = replace(yes, alone=replace(yes.alone, name="logreg_names"))
+    assert start + ("it is fitted for logistic regression only, and regression from class names is "
+                    "better alone here") in page(named)
+    assert start not in page(yes) and start not in page(replace(named, verdict=ALONE_DOES))
+    assert start not in page(replace(named, points=-1.0))
+    assert f"{start}it is not fitted for sets of labels" in page(replace(yes, measure="mAP"))
+    trial = CrossValidation((), (), 6, 5, {}, 0.0)
+    for advice_, known in ((yes, True), (named, False)):
+        record = advice_record(advice_, trial, [70] * 6, "abcdef", "", "")
+        assert record["needs_known"] == known
+        needs = [c["needs_alone"] or c["needs_more_than_tried"] for c in record["clients"]]
+        assert any(needs) == known

@@ -11,6 +11,9 @@ from __future__ import annotations
 import json
 import shlex
 from argparse import Namespace
+from typing import Any
+
+from yacs.config import CfgNode
 
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, progress, say
@@ -27,6 +30,9 @@ ALSO = ("recommend", "should", "whether", "advice")
 # Flags and keys that say how to train or where to write: the advice decides them.
 _OURS = ("PEFT.", "OPTIM.", "TRAINER.", "OUTPUT_DIR", "TAG", "RESUME", "FED.ROUNDS",
          "FED.LOCAL_EPOCHS", "FED.FRAC", "FED.FINETUNE", "DRAFT", "SINKS", "TEST.", "SEED")
+_OF_LIKE = ("like", "map", "json", "debug")
+_UNREAD = ("PEFT.", "OPTIM.", "TRAINER.", "FED.ROUNDS", "FED.LOCAL_EPOCHS", "FED.FRAC",
+           "FED.FINETUNE")
 _INSTEAD = {  # flag of a run that trains nothing -> who does that
     **dict.fromkeys(("eval_only", "model_dir", "load_epoch"), "fedvlm evaluate RUN judges a model"),
     **dict.fromkeys(("dry_run", "no_train"), "an advice trains no model"),
@@ -50,8 +56,15 @@ def flags(parser: Parser) -> None:
 
 def _not_read(args: Namespace) -> list[str]:
     """Return the mistakes of flags that mean nothing here."""
-    return [f"advise does not read {args.spelling[dest]}: {instead}"
-            for dest, instead in _INSTEAD.items() if dest in args.spelling]
+    several = [f"advise deals the clients once and reads one seed, not {len(args.seeds)}: give the "
+               "one that deals them, --data-seed N"] if len(args.seeds) > 1 else []
+    if args.like:
+        beside = [args.spelling[dest] for dest in args.spelling if dest not in _OF_LIKE]
+        beside += args.opts[:1]
+        return [f"--like reads the published map and no images: drop {', '.join(beside)}, or drop "
+                "--like for an advice on your own images"] if beside else []
+    return several + [f"advise does not read {args.spelling[dest]}: {instead}"
+                      for dest, instead in _INSTEAD.items() if dest in args.spelling]
 
 
 def main(args: Namespace) -> int:
@@ -64,7 +77,11 @@ def main(args: Namespace) -> int:
     if args.like:
         from fedvlm.advise.like import find_map, like_lines  # start-up: for the map only
 
-        say(*like_lines(args.like, find_map(args.map)))
+        cells: list[dict[str, Any]] = []
+        lines = like_lines(args.like, find_map(args.map), cells)
+        verdict = next(line for line in lines if line.startswith("Verdict: "))
+        say(*([json.dumps({"like": args.like, "cells": cells, "verdict": verdict[9:]}, indent=1)]
+              if args.json else lines))
         return 0
     if args.map:
         raise ConfigError("--map needs --like")
@@ -75,12 +92,29 @@ def main(args: Namespace) -> int:
     from fedvlm.advise.judge import judge_clients  # start-up: PyTorch, 2 s
 
     result = judge_clients(plan.jobs[0].cfg, words_of_run(args), progress)
+    notes = list(dict.fromkeys([
+        *plan.data_notes, *result.notes, *unread_notes(args, plan.jobs[0].cfg)]))
     if args.json:
-        say(json.dumps(result.record, indent=1))
+        say(json.dumps(result.record | {"notes": notes}, indent=1))
         return 0
-    complain(*dict.fromkeys([*plan.data_notes, *result.notes]), prefix="note")
+    complain(*notes, prefix="note")
     say(*result.lines)
     return 0
+
+
+def unread_notes(args: Namespace, cfg: CfgNode) -> list[str]:
+    """Return what was asked that the advice does not read."""
+    words = [args.spelling[dest] for dest in ("trainer", "trainer_config_file", "peft", "rule")
+             if dest in args.spelling]
+    pairs = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    words += [name for key, name in args.flag_names.items() if key.startswith(_UNREAD)]
+    words += [key for key in pairs if key.startswith(_UNREAD)]
+    notes = [f"advice compares linear heads at the end of training and chooses the method; it "
+             f"does not read {', '.join(dict.fromkeys(words))}"] if words else []
+    if cfg.FED.DP.CLIP > 0:
+        notes.append("the verdict is without the noise and the clipping of FED.DP, which the "
+                     "command keeps: with them together reaches less than is said here")
+    return notes
 
 
 def words_of_run(args: Namespace) -> str:

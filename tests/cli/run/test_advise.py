@@ -11,9 +11,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from fedvlm.advise import trial
+from fedvlm.advise.gather import gather_clients
 from fedvlm.cli import main as cli
 from fedvlm.cli.verbs import verbs
 from fedvlm.job.flags import parse
@@ -69,6 +72,32 @@ def test_no_test_image_is_opened_and_the_command_is_that_of_the_same_clients(
     assert "4.png" in (said := capsys.readouterr().err) or "not" in said  # a run opens them
 
 
+def test_patients_of_one_client_are_not_images_that_clients_share(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Twelve images of three hospitals and class, two of each patient: none at two hospitals."""
+    rows = ["file,class,split,hospital,patient"]
+    shutil.copytree(photos, tmp_path, dirs_exist_ok=True)
+    for file in sorted(tmp_path.glob("*/*/*.png")):
+        part, number = file.parts[-3], int(file.stem)
+        rows.append(f"{file.relative_to(tmp_path)},{file.parent.name},{part},H{number % 3},"
+                    f"{part}-{number % 3}-{number // 6}")
+    table = tmp_path / "photos.csv"
+    table.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    found = advised(["--images", str(table), *SMALL, "--clients-by", "hospital", "--groups",
+                     "patient"], capsys)
+    assert len(found["clients"]) == 3 and "same images" not in str(found)  # type: ignore[arg-type]
+
+
+def test_class_names_score_images_as_zero_shot_does(photos: Path) -> None:
+    words = ["--images", str(photos), *SMALL, "--partition", "iid", "--num-users", "2"]
+    found = gather_clients(resolve(parse(words)).jobs[0].cfg)
+    assert found.anchor is not None and found.names is not None
+    for x, names in zip(found.features, found.names, strict=True):
+        said = F.normalize(x, dim=-1) @ found.anchor.mT
+        assert torch.allclose(said, names, atol=1e-4)
+
+
 def test_rounds_of_a_run_are_no_matter_of_the_advice(
     photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -108,7 +137,7 @@ def test_hospitals_that_are_folders_have_their_names(
 
 
 def test_a_seed_that_deals_the_clients_stays_in_the_command() -> None:
-    args = VERB.parser().parse_args(["--demo", "--seeds", "4", "5", "--trainer", "AFL"])
+    args = VERB.parser().parse_args(["--demo", "--seeds", "4", "--trainer", "AFL"])
     assert VERB.module().words_of_run(args) == "fedvlm run --demo --seeds 4"
 
 
@@ -120,6 +149,18 @@ def test_the_demo_federates_and_its_page_is_short(capsys: pytest.CaptureFixture[
     next_ = next(line for line in lines if line.startswith("Next: "))
     assert next_.startswith("Next: fedvlm run --demo --trainer ")
     assert "bytes up" in lines[-1]
+
+
+def test_no_verdict_on_clients_that_hold_the_same_images(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who has all images already cannot gain from the others, whatever is cross-validated."""
+    assert cli.main(["advise", "--demo", "--partition", "iid", "--shots", "99"]) == 0
+    shown = capsys.readouterr()
+    verdict = next(line for line in shown.out.splitlines() if line.startswith("Verdict: "))
+    assert verdict.startswith("Verdict: cannot say: the clients hold nearly the same images: ")
+    assert "note: the clients hold nearly the same images: " in shown.err
+    assert "Next: fedvlm" not in shown.out
 
 
 def test_clients_at_their_sites_cannot_be_judged_here(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,6 +178,8 @@ def test_a_map_alone_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
     ("--model-dir out", "advise does not read --model-dir: fedvlm evaluate RUN judges a model"),
     ("--no-train --dry-run", "advise does not read --dry-run: an advice trains no model"),
     ("--print-config", "advise does not read --print-config: fedvlm config shows the settings"),
+    ("--seeds 1 2 3", "reads one seed, not 3: give the one that deals them, --data-seed N"),
+    ("--seeds 1-3", "reads one seed, not 3: give the one that deals them, --data-seed N"),
 ])
 def test_what_a_run_does_in_the_place_of_training_means_nothing_here(
     words: str, said: str, capsys: pytest.CaptureFixture[str]
@@ -144,3 +187,26 @@ def test_what_a_run_does_in_the_place_of_training_means_nothing_here(
     assert cli.main(["advise", "--demo", *words.split()]) == 2
     err = capsys.readouterr().err
     assert said in err and "add --eval-only" not in err
+
+
+def test_what_an_advice_does_not_read_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedvlm.advise.judge.judge_clients", lambda *_: SimpleNamespace(
+        lines=[], record={"verdict": "none"}, notes=[]))
+    words = ["advise", "--demo", "--trainer", "FedAvg", "--peft", "prompt", "--rounds", "3",
+             "FED.DP.CLIP", "1", "FED.DP.NOISE", "1", "FED.DP.DELTA", "1e-5", "OPTIM.LR", "3"]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().err
+    assert "it does not read --trainer, --peft, --rounds, OPTIM.LR\n" in said
+    assert said.count("without the noise and the clipping of FED.DP, which the command keeps") == 1
+    assert cli.main([*words, "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert all(note in said for note in notes) and len(notes) > 1
+    assert cli.main(["advise", "--demo"]) == 0
+    assert "does not read" not in (said := capsys.readouterr().err) and "FED.DP" not in said
+
+
+def test_a_pack_is_read_by_another_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["advise", "--pack", "mine.pack.safetensors"]) == 2
+    assert "to read one: --root mine.pack.safetensors" in capsys.readouterr().err
