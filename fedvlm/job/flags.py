@@ -266,6 +266,7 @@ REFUSED: dict[str, str] = {  # {word}: what was typed behind the flag, else this
                  "different clients), or --partition disjoint",
     **dict.fromkeys(("--bf16", "--fp16", "--half", "--amp"),
                     "does not exist here; use --opts MODEL.PREC bf16"),
+    "--pack": "is of fedvlm features, which writes a pack; to read one: --root {FILE}",
     "--name": "does not exist here; use --tag {NAME}",
     "--workers-at": ENDED["FED.WORKERS_AT"],
     "--token-file": ENDED["FED.TOKEN_FILE"],

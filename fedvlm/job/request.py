@@ -120,7 +120,7 @@ def next_command(
         asked = replace(asked, trainer=step.trainer, trainer_config_file="", method="")
     kept = {key: value for key, value in asked.flags.items() if key not in gone}
     words = [word for key, value in pairs.items() if not {key, _meant(key)} & gone
-             for word in (key, value)]
+             for word in (key, value)] + list(step.opts)
     return shlex.join(_words(replace(
         asked, flags={**kept, **step.flags}, flag_names={**asked.flag_names, **step.flag_names},
         opts=tuple(words))))

@@ -40,7 +40,7 @@ COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method he
 CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 _AUTO_NOTE = "--rounds auto"
 _AUTO, _AUTO_USUAL = "auto, ", "because the images are your own"  # origins of FED.ROUNDS
-_ALL_OWN = ("domain",)  # partitions in which an own set leaves no training image out
+_ALL_OWN = ("domain", "iid")  # partitions in which an own set leaves no training image out
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
 _PEFT_TWINS = (f"{_OWN}N_CTX", f"{_OWN}CTX_INIT")  # PromptFL has both as PEFT.*
@@ -297,7 +297,7 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     """Set what follows from other settings where nobody said it; return notes.
 
     Under the kinds that cut each class among all clients, all training images are used, and of an
-    own set also under ``domain``. With one domain held out the clients are those of the
+    own set also under ``domain`` and ``iid``. With one domain held out the clients are those of the
     other domains.
     """
     notes, fed = [], cfg.FED

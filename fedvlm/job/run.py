@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -39,11 +40,12 @@ from fedvlm.federation.server import Measure
 from fedvlm.job.build import Built, Prepared, complete_run, prepare_run
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.engines.base import ClientSide, client_side, refuse_unread
+from fedvlm.job.flags import parse
 from fedvlm.job.identity import identity_config, present_identity
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder, check_explosion
 from fedvlm.job.request import Request, next_command
-from fedvlm.job.resolve import Job
+from fedvlm.job.resolve import Job, resolve
 from fedvlm.job.results import Results, results_of, seed_table
 from fedvlm.job.results.against import told_table
 from fedvlm.job.results.classes import absent_parts, matrix_file
@@ -53,7 +55,7 @@ from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs.bits import LAST
 from fedvlm.runs.claim import look_ahead
 from fedvlm.runs.folder import RunFolder
-from fedvlm.runs.identity import Present, RunPath
+from fedvlm.runs.identity import Present, RunPath, read_results
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import RESULTS, method_name
 from fedvlm.runs.private import public_text
@@ -64,6 +66,7 @@ from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
 if TYPE_CHECKING:
     from fedvlm.evaluation.named import NamedMetric
 
+TAGS = 10  # of which one is free for what is proposed
 MEMORY_BYTES = 4 << 30  # of clients' states; above it FED.STORE auto keeps them on disk
 
 
@@ -158,10 +161,12 @@ def _built_and_trained(
             console.notes(["the run kept no logits: to get them, run it again with another --tag"])
         console.notes(absent_parts(cfg, folder.finished["results"]))
         console.result(told_table(folder.finished["results"]))
-        console.lines(answer_lines(
-            folder.finished["results"], method_name(folder.finished["protocol"])))
-        console.lines(worse_names(folder.finished["results"], prepared.data.client_names))
-        console.lines(_next_lines(folder.finished, job, request))
+        console.notes(prepared.data.doubts)
+        told = folder.finished["results"]
+        console.lines(_without_next(
+            answer_lines(told, method_name(folder.finished["protocol"])), told))
+        console.lines(worse_names(told, prepared.data.client_names))
+        console.lines(_next_lines(folder.finished, job, request, prepared.data.name))
         return folder.finished, folder.path
     with folder:
         # Under the lock: two of the same command do it once.
@@ -173,7 +178,7 @@ def _built_and_trained(
         folder.begin()
         settled = inputs is not None and inputs.settled
         results = _trained(built, origins, folder, console, sinks, began, clients, settled)
-    console.lines(_next_lines(results, job, request))
+    console.lines(_next_lines(results, job, request, prepared.data.name))
     if folder.draft:
         console.notes(["this is a draft: the next draft overwrites it and tables ignore it; for "
                        "a result run the same command without --draft"])
@@ -181,11 +186,52 @@ def _built_and_trained(
     return results, folder.path
 
 
-def _next_lines(done: Mapping[str, Any], job: Job, request: Request) -> list[str]:
-    """Return the command of what to try next, in full; nothing where there is none."""
-    step = done["results"].get(NEXT)
-    command = next_command(request, step["flags"], job.cfg, job.origins) if step else ""
-    return [f"  {command}"] if command else []
+def _without_next(lines: Sequence[str], results: Mapping[str, Any]) -> Sequence[str]:
+    """Return a run's answer without what to try next, which ``_next_lines`` says to a screen."""
+    return lines[:-1] if results.get(NEXT) else lines
+
+
+def _next_lines(
+    done: Mapping[str, Any], job: Job, request: Request, data: str
+) -> list[str]:
+    """Return what to try next and its command in full; nothing where there is none.
+
+    The command starts: where its folder holds another run it gets a tag of its own. Where it has
+    been run on the same images already, what it reached stands there instead.
+
+    Args:
+        data: name of the set.
+    """
+    results, step = done["results"], done["results"].get(NEXT)
+    if not step:
+        return []
+    last = answer_lines(results, method_name(done["protocol"]))[-1]
+    command = next_command(request, step["flags"], job.cfg, job.origins)
+    if not command:
+        return [last]
+    for tag in ([], *(["--tag", f"next-{n}"] for n in range(2, TAGS))):
+        words = [*shlex.split(command)[2:], *tag]
+        try:
+            jobs = resolve(parse(words)).jobs
+        except (ConfigError, DataError):  # the folder of images has gone meanwhile
+            break
+        asked = next((one for one in jobs if one.cfg.SEED == job.cfg.SEED), jobs[0])
+        cfg = asked.cfg
+        place = place_of(cfg, data, peft_choice(cfg, asked.origins))
+        path = Path(cfg.OUTPUT_DIR) / place.relative()
+        try:
+            look_ahead(cfg.OUTPUT_DIR, place, identity_config(cfg), _present(cfg),
+                       bool(cfg.DRAFT))
+        except (ConfigError, DataError):  # a run with other settings
+            continue
+        there = read_results(path / RESULTS)
+        if there is None:
+            return [last, f"  {shlex.join(['fedvlm', 'run', *words])}"]
+        if there["protocol"]["data_digest"] == done["protocol"]["data_digest"]:
+            return [f"{method_name(there['protocol'])}, which would come next, has been run: "
+                    f"{there['results'][LAST]['personal']:.1f} there, "
+                    f"{results[LAST]['personal']:.1f} here ({path})."]
+    return [last]
 
 
 def named_metrics(run: Prepared | Built, origins: Mapping[str, str]) -> Sequence[NamedMetric]:
@@ -303,8 +349,9 @@ def _train(
         results = _rounds(built, folder, screens, sinks, clients, began)
     for screen in screens:
         screen.result(results.table)
-        screen.notes([*results.notes, *absent_parts(cfg, results.numbers)])
-        screen.lines(results.answer)
+        screen.notes([*results.notes, *absent_parts(cfg, results.numbers), *built.data.doubts])
+        screen.lines(results.answer if screen is log else
+                     _without_next(results.answer, results.numbers))
     console.lines(worse_names(results.numbers, built.data.client_names))
     log.finish(results.headline, classes=results.classes)
     records, _ = read_metrics(folder.metrics_path)

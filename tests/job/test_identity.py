@@ -6,7 +6,9 @@ round 1 of 2), and ``keys.json`` there the keys of that time, by method.
 
 from __future__ import annotations
 
+import importlib
 import json
+import py_compile
 import shutil
 import sys
 from collections.abc import Iterator
@@ -199,6 +201,35 @@ def test_an_edited_module_that_a_method_imports_makes_another_run(
     capsys.readouterr()
     assert jobs.run(tmp_path / "out", *words) == ConfigError.exit_code
     assert "your file mine.py, or one that it imports, changed" in capsys.readouterr().err
+
+
+TIMES = py_compile.PycInvalidationMode.TIMESTAMP
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_an_edited_module_of_ones_own_is_imported_again(
+    helper: Path, tmp_path: Path, before: bool
+) -> None:
+    """As in a notebook, which may have imported it ``before`` fedvlm did; what imports it, too."""
+    deep = tmp_path / "below_helper_of_mine.py"
+    deep.write_text("KEPT = 1.0\n")
+    helper.write_text("from below_helper_of_mine import KEPT\n")
+    word = f"{tmp_path / 'mine.py'}:Mine"
+    try:
+        if before:
+            for file in (deep, helper):
+                py_compile.compile(str(file), invalidation_mode=TIMES)
+            importlib.import_module("helper_of_mine")
+        else:
+            assert load_trainer(word) is load_trainer(word)
+            module = sys.modules["helper_of_mine"]
+            (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# more\n")
+            assert vars(load_trainer(word))["kept"] == 1.0
+            assert sys.modules["helper_of_mine"] is module  # it was not edited
+        deep.write_text("KEPT = 20.0\n")
+        assert vars(load_trainer(word))["kept"] == 20.0
+    finally:
+        sys.modules.pop("below_helper_of_mine", None)
 
 
 def test_a_folder_of_before_says_nothing_of_imported_modules_and_stays_the_same_run() -> None:

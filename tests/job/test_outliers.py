@@ -164,7 +164,10 @@ MAD_LOSSES = (11.0, 40.0, 30.0)
     ((40.0, 4.0, 2.303), {"personal_nll": 2.303}, {}, True),  # exploded, and dead since
     ((11.0, 9.0, 6.5), {}, {}, False),  # not far above that of guessing (2.3)
     ((11.0, 40.0, 2.2, 30.0), {}, {}, False),  # something was learnt
-    (MAD_LOSSES, {"personal": 61.0}, {}, False),  # better than untrained
+    (MAD_LOSSES, {"personal": 61.0}, {}, True),  # better than untrained, worse than guessing
+    ((9.0, 24.0, 5.0), {"personal_nll": 5.1}, {"before": 4.9}, True),  # an untrained loss is high
+    ((4.8, 4.9, 4.9), {"personal_nll": 4.9}, {"before": 4.9}, False),  # a rate that moves nothing
+    (MAD_LOSSES[:2], {"personal": 61.0}, {}, False),  # two rounds: the loss may still fall
     (MAD_LOSSES, {"personal_nll": 1.6}, {}, False),  # a loss of several terms
     (MAD_LOSSES, {"personal_nll": None}, {}, False),  # nobody tells
     (MAD_LOSSES, {"personal_auroc": 50.0}, {}, False),  # sets of labels
@@ -183,9 +186,10 @@ def test_what_counts_as_an_explosion(
     built = SimpleNamespace(cfg=cfg, federation=SimpleNamespace(plan=plan),
                             data=SimpleNamespace(classnames=["a"] * 10))
     rounds = [{"train": {"0": {"loss": x - 1}, "1": {"loss": x + 1}}} for x in losses]
-    records = [BEFORE, *rounds[:-1], (rounds[-1] if rounds else {}) | AFTER | after]
+    start = BEFORE | {"personal_nll": more.get("before", 1.7)}
+    records = [start, *rounds[:-1], (rounds[-1] if rounds else {}) | AFTER | after]
     if diverged:
-        with pytest.raises(DivergedError, match="60.0 to 10.0; lower --lr \\(now 9\\)"):
+        with pytest.raises(DivergedError, match="60.0 to [16][01].0; lower --lr \\(now 9\\)"):
             job_record.check_explosion(cast(Any, built), records)
     else:
         job_record.check_explosion(cast(Any, built), records)

@@ -15,6 +15,7 @@ from fedvlm.job.request import Request, next_command
 from fedvlm.job.resolve import Jobs, resolve
 
 HEAD, AFL = "--trainer FedAvg --peft head", "--trainer AFL --rounds 1"
+SHARES = "--trainer AFL --rounds 2 --tag shares TRAINER.AFL.SHARES True"
 LONGER, SLOWER = "--rounds 20 --tag rounds-20", "--lr 0.002 --tag lr-0.002"
 DATA = "--dataset shapes --backbone tiny"
 
@@ -63,6 +64,8 @@ def shared(cfg: CfgNode) -> dict[str, object]:
      "--demo --trainer PromptFL --peft prompt --n-ctx 4 --rounds 20 --tag rounds-20"),
     ("--demo --finetune-epochs 2 FED.AGGREGATOR median FED.FRAC 0.5", HEAD, "--demo --trainer "
      "FedAvg --peft head --finetune-epochs 2 --opts FED.AGGREGATOR median FED.FRAC 0.5"),
+    ("--demo --trainer AFL TRAINER.AFL.GAMMA 2.0 FED.FRAC 0.5", SHARES,
+     "--demo --trainer AFL --rounds 2 --tag shares --opts FED.FRAC 0.5 TRAINER.AFL.SHARES True"),
     ("--demo --finetune-epochs 2 FED.AGGREGATOR median FED.FRAC 0.5", "--trainer ZeroShot",
      "--demo --trainer ZeroShot --opts FED.FRAC 0.5"),
 ])  # fmt: skip

@@ -176,7 +176,8 @@ def test_a_saved_config_without_a_later_key_means_what_it_meant(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("line", "shots"), [
-    ("DATASET.NAME mine --partition iid", 16), ("DATASET.NAME mine --partition domain", -1),
+    ("DATASET.NAME mine --partition iid", -1), ("DATASET.NAME mine --partition domain", -1),
+    ("DATASET.NAME mine --partition iid --shots 4", 4),
     ("DATASET.NAME mine --partition domain --shots 4", 4), ("DATASET.NAME mine", 16),
     ("DATASET.NAME mine --partition n_classes", 16), ("--dataset oxford_pets --partition iid", 8),
 ])  # fmt: skip

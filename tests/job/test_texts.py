@@ -40,7 +40,7 @@ def test_a_head_and_lora_learn_topics(
 ) -> None:
     more = ("--lr", "0.05", "OPTIM.NAME", "sgd") if peft == "head" else ()
     assert main(words(place, tmp_path, "--trainer", trainer, "--peft", peft, "--partition", "iid",
-                      "--batch-size", "8", *more)) == 0
+                      "--shots", "16", "--batch-size", "8", *more)) == 0
     results, folder = jobs.results(tmp_path), jobs.folder(tmp_path)
     assert results["last"]["personal"] > 75  # of three topics, equally many texts each
     assert "zero_shot" not in results["references"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from fedvlm.config.federation import HEAD_RATE
@@ -40,9 +41,12 @@ EARLIER = {  # labels in final tables that earlier versions recorded
 QUARTERS = 4  # parts of a run whose last two show whether accuracy still rises
 MAD = 3.0  # times the loss of guessing: a learning rate that is far too high
 RISE = 1.0  # points that are worth another command; from one quarter to the next, more rounds
+LATE, SWING = 10, 3.0  # rounds that are looked at; points up or down in each, on average
+LOWER = 5.0  # by which a rate is divided under which accuracy swings
 FEW, ENOUGH = 2 * QUARTERS, 20  # rounds: fewer than FEW have no trend; what a run at least needs
 SOON = 2  # rounds after which a high loss may still fall
 AFL = ("--trainer", "AFL", "--rounds", "1")
+SHARES = ("--trainer", "AFL", "--rounds", "2", "--tag", "shares", "TRAINER.AFL.SHARES", "True")
 HEAD = ("--trainer", "FedAvg", "--peft", "head")
 OWN_AND_SHARED = ("--trainer", "Ditto", "--peft", "head")
 OWN_HEAD = ("--trainer", "LocalOnly", "--peft", "head")
@@ -98,9 +102,11 @@ def next_step(
     pooled = float((answer[POOLED] or {}).get("personal") or 0.0)
     goal = max(float(answer[ALONE]["personal"]), head["personal"] if head else 0.0, pooled)
     if answer["verdict"] != UNSHARED:
-        slower = _too_fast(answer, found, records)
+        slower, times = _too_fast(answer, found, records), 10.0
+        if not slower and numbers["spent"]["local_steps"] and goal >= personal + RISE:
+            slower, times = _swings(records, measure_name("measure" in answer)), LOWER
         if slower:
-            lower = f"{rate / 10:g}"
+            lower = f"{rate / times:g}"
             return {"reason": f"{slower}: lower the learning rate",
                     "flags": ["--lr", lower, "--tag", f"lr-{lower}"]}
         rising = _rise(records, measure_name("measure" in answer)) if longer else ""
@@ -144,7 +150,12 @@ def _simpler(
     sets = "measure" in answer
     is_head = (trainer, peft) == (HEAD[1], HEAD[3])
     unclear = answer["verdict"] == UNCLEAR
-    if head and trainer != AFL[1] and (head["points"] >= -RISE if unclear else head["points"] > 0) \
+    shares = 0.0 if sets else float((found.get("afl_prior") or {}).get("personal") or 0.0)
+    if answer["of"] > 1 and shares > float(alone["personal"]) \
+            and shares >= max(personal, head["personal"] if head else 0.0) + RISE:
+        return {"reason": "train a linear head together and add each client's class shares: two "
+                          f"rounds of AFL with SHARES reach {shares:.1f}", "flags": list(SHARES)}
+    if head and trainer != AFL[1] and head["points"] > 0 \
             and head["personal"] >= personal + RISE and not (sets and is_head):
         if sets:  # AFL needs one class for each image
             return {"reason": "train a linear head together", "flags": list(HEAD)}
@@ -210,6 +221,27 @@ def _too_fast(
         return (f"training made the models worse than untrained ones ({start:.1f}), and the loss "
                 f"{loss:.3g} is above that of guessing, {guess:.2g}")
     return ""
+
+
+def _swings(records: Sequence[Mapping[str, Any]], measure: str) -> str:
+    """Return in words that accuracy goes up and down in the last rounds; empty where it does not.
+
+    So it is under a rate that is too high: training loss and accuracy turn again and again, and
+    where the run ends is chance. Rounds of changing clients differ for another reason.
+    """
+    late = records[1:][-LATE - 1:]
+    if len(late) < FEW or len({tuple(one.get("participants", ())) for one in late}) > 1:
+        return ""
+    values = [float(one["personal"]) for one in late if one.get("personal") is not None]
+    losses = [x for x in (mean(_losses(one)) for one in late) if x is not None]
+    accuracy, loss = ([b - a for a, b in pairwise(some)] for some in (values, losses))
+    size = mean(map(abs, accuracy)) or 0.0
+    turns = sum(a * b < 0 for a, b in pairwise(accuracy))
+    if size < SWING or abs(math.fsum(accuracy)) > size * len(accuracy) / 2 \
+            or 2 * turns < len(accuracy) or 3 * sum(x > 0 for x in loss) < len(loss):
+        return ""
+    return (f"{measure} goes up and down by {size:.1f} points a round, so where it ends is "
+            "chance")
 
 
 def _rise(records: Sequence[Mapping[str, Any]], measure: str) -> str:

@@ -35,8 +35,13 @@ from fedvlm.runs.private import public_facts
 from fedvlm.runs.verify.answer import (
     ANSWER,
     BARE,
+    COSTS,
     NEXT,
+    PAYS,
+    UNSHARED,
+    WHO,
     answer_lines,
+    answer_of,
     federation_answer,
     is_retrieval,
 )
@@ -316,7 +321,24 @@ def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
             "metric": name, "mean": mean(values), "std": sample_std(values),
             **dict(zip(seeds, values, strict=True)),
         })
-    return ["", f"over {len(results)} seeds, last round:", *table_lines(rows)]
+    return ["", f"over {len(results)} seeds, last round:", *table_lines(rows),
+            *seeds_answer([one["results"] for one in results])]
+
+
+def seeds_answer(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return whether federation paid over the seeds, in a line; none where a seed has no answer."""
+    found = [one for one in map(answer_of, results) if one is not None]
+    if len(found) < len(results) or any(one["verdict"] == UNSHARED for one in found):
+        return []
+    reached = []
+    for side, who in WHO.items():
+        values = [one[side]["personal"] for one in found if one[side]]
+        reached.append(f"{who} {mean(values):.1f}" if len(values) == len(found) else
+                       f"{who} not known")
+    counts = [sum(one["verdict"] == kind for one in found) for kind in (PAYS, COSTS)]
+    return [f"{', '.join(reached)} (means over {len(found)} seeds); federation pays in {counts[0]} "
+            f"of {len(found)}, is worse than alone in {counts[1]}, test images cannot tell in "
+            f"{len(found) - sum(counts)}."]
 
 
 def _table(rows: Mapping[str, Row], last: Row) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ from fedvlm.core.progress import Progress
 from fedvlm.evaluation import Panel
 from fedvlm.evaluation.references.suite import (
     Asked,
+    of_class_names,
     order,
     references,
     template_reference,
-    zero_shots,
 )
 from fedvlm.evaluation.scores import Right, take_right
 from fedvlm.federation.batches import NO_WEIGHTS
@@ -70,20 +71,31 @@ def reference_rows(
     Raises:
         DataError: an image changed meanwhile, or the feature store cannot be written.
     """
-    members = built.federation.roster.present
-    path = _path(built, panel, members)
-    plain = None if afresh else _read(path)
-    if plain is None or zero_shot is not None:
-        asked = Asked(
+    members, model, own = built.federation.roster.present, built.model, built.data.client_templates
+
+    @cache
+    def asked() -> Asked:
+        return Asked(
             features_source(built, panel, members, progress), built.data, panel.clients, members,
             len(built.data.classnames), built.cfg.OPTIM.CLASS_WEIGHTS,
         )
-        if plain is None:
-            plain = _made(asked)
+
+    def kept(
+        make: Callable[[Asked], dict[str, dict[str, Any]]], *texts: Any
+    ) -> dict[str, dict[str, Any]]:
+        path = _path(built, panel, members, *texts)
+        found = None if afresh else _read(path)
+        if found is None:
+            found = make(asked())
             if not afresh:
-                _keep(path, plain)
-        if zero_shot is not None:
-            plain = plain | zero_shots(asked, built.model, zero_shot["clients"])
+                _keep(path, found)
+        return found
+
+    plain = kept(_made)
+    if zero_shot is not None:
+        plain = plain | template_reference(zero_shot["clients"], bool(own)) | kept(
+            lambda one: of_class_names(one, model), model.classnames, model.templates,
+            sorted(own.items()), model.packed, model.bf16_text)
     return order(plain)
 
 
@@ -127,11 +139,12 @@ def features_source(
     return FeatureSource.of(features[None], torch.from_numpy(every), labels)
 
 
-def _path(built: Built, panel: Panel, members: Sequence[int]) -> Path:
-    """Return where the references that need no text tower are kept."""
+def _path(built: Built, panel: Panel, members: Sequence[int], *texts: Any) -> Path:
+    """Return where the references that need no text tower are kept, or those of ``texts``."""
     backbone, identity = built.backbone, built.identity
     code = hashlib.sha256()
-    for file in sorted((PACKAGE / "evaluation").rglob("*.py")):
+    of_sums = PACKAGE / "federation" / "toolbox" / "moments.py"  # what the ridge's are made by
+    for file in [*sorted((PACKAGE / "evaluation").rglob("*.py")), of_sums]:
         code.update(str(file.relative_to(PACKAGE)).encode() + b"\0" + file.read_bytes())
     key = hashlib.sha256(json.dumps([
         code.hexdigest(), identity["data"], identity["images"], identity["backbone"],
@@ -140,6 +153,7 @@ def _path(built: Built, panel: Panel, members: Sequence[int]) -> Path:
         *([] if built.cfg.OPTIM.CLASS_WEIGHTS == NO_WEIGHTS else [built.cfg.OPTIM.CLASS_WEIGHTS]),
         *([] if built.data.groups is None else [hashlib.sha256(built.data.groups.tobytes())
                                                 .hexdigest()]),
+        *texts,
     ]).encode()).hexdigest()
     return (store_dir(built.cfg) or default_dir()) / FOLDER / f"{key}.json"
 

@@ -58,7 +58,8 @@ def check_sums(
     if type(trainer).summands is not Trainer.summands and plan.rounds > 1:
         raise ConfigError(f"{KEY} with FED.ROUNDS {plan.rounds}: the sums of {cfg.TRAINER.NAME} "
                           "are those of images and the same in every round; of two rounds over "
-                          "other clients the difference would show single ones; set --rounds 1")
+                          "other clients the difference would show single ones; set --rounds 1, "
+                          "without options that need a second one (TRAINER.AFL.SHARES)")
     sites = len(set(counts.site.tolist()))
     if sites < FEWEST:
         raise ConfigError(f"{KEY} needs {FEWEST} sites, and {sites} are here: of two, each would "

@@ -36,6 +36,9 @@ from fedvlm.runs.verify.answer import (
     measure_word,
 )
 
+# Of a run's notes: those without which its numbers mislead.
+DOUBTS = (NOT_COMPARABLE, "have the same bytes as a training image",
+          "hold nearly the same images", "look nearly the same as a training image")
 _BEFORE = "personal_before_ft"
 HEADLINE = (
     "personal", "global", "base_all", "new", "hm2", "hm3", "cm", "unseen", "unseen_personal",
@@ -52,7 +55,7 @@ SETTINGS = {
 def caveats(run: FinishedRun, records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what a reader has to know before any number."""
     said = run.protocol
-    notes = [note for note in run.notes() if NOT_COMPARABLE in note]
+    notes = [note for note in run.notes() if any(words in note for words in DOUBTS)]
     if said.get("extra_data"):
         notes.append(f"The method uses extra data: {said['extra_data']}.")
     if said.get("privacy"):

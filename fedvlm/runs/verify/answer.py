@@ -47,6 +47,9 @@ BARE = "unlabelled"  # clients whose images have no label, which methods with la
 UNCOVERED = "baselines on the private images would not be covered by the run's privacy guarantee"
 HEAD = "afl"  # the baseline of a linear head made together
 SAME = 0.05  # points: less is the same number in print
+NO_MARGIN = 50.0  # points: a wider margin says nothing of a number between 0 and 100
+AFL = "AFL"  # the method of the baseline HEAD
+FEW_IMAGES = 30  # test images of a client, below which its number says little
 
 Row = Mapping[str, Any]
 
@@ -181,6 +184,25 @@ def answer_facts(results: Mapping[str, Any], method: str) -> list[str]:
             for who, mine, even in answer_table(answer, method)]
 
 
+def client_numbers(results: Mapping[str, Any], method: str, client: int) -> list[str]:
+    """Return what a client reaches alone and in this run, and whether its images are few."""
+    answer, last = answer_of(results), results[LAST]
+    alone = results["references"][answer[ALONE]["reference"]] if answer else {}
+    pairs = both_rows(last.get("clients", ()), alone.get("clients", ()))
+    for mine, own in pairs:
+        if answer is None or mine["client"] != client:
+            continue
+        here, there, n = float(mine["accuracy"]), float(own["accuracy"]), int(mine["n"])
+        end = "" if client not in answer["worse"] or answer["verdict"] == UNSHARED else (
+            ": it does better alone")
+        few = [f"{n:,} test image{'' if n == 1 else 's'} of this client are few: its numbers say "
+               "little"] if n < FEW_IMAGES else []
+        return [f"this client, {measure_word(last)} (%): alone "
+                f"({baseline_name(answer[ALONE]['reference'])}) {there:.1f}, with {method} "
+                f"{here:.1f}{end}", *few]
+    return []
+
+
 def head_together(results: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a linear head made together in one round reaches, beside the best alone.
 
@@ -224,12 +246,12 @@ def answer_sentences(
     answer = answer_of(results)
     if answer is None:
         return [f"Whether federation pays is not known: {_reason(results)}."]
-    told = [_paid(answer, method)]
-    head = head_together(results) if answer["verdict"] != PAYS else None
-    if head is not None and answer["of"] > 1 \
-            and abs(head["personal"] - answer[TOGETHER]["personal"]) >= SAME:
-        end = {PAYS: "federation can pay here", COSTS: _lost(answer),
-               UNCLEAR: "no clear difference"}[head["verdict"]]
+    told = [_paid(answer, method, _test_images(results))]
+    head = head_together(results) if answer["verdict"] != PAYS and answer["of"] > 1 \
+        and method.split()[0] != AFL else None
+    if head is not None and abs(head["personal"] - answer[TOGETHER]["personal"]) >= SAME:
+        end = {PAYS: "federation can pay here", COSTS: _lost(answer, results.get(NEXT)),
+               UNCLEAR: "too few test images to tell"}[head["verdict"]]
         how = "in closed form" if "measure" in answer else "in one round" + (
             "" if results.get(BARE) else " (--trainer AFL)")
         told.append(f"a linear head made together {how} reaches "
@@ -241,19 +263,20 @@ def answer_sentences(
     return [f"{text if text.startswith(method) else _capital(text)}." for text in told]
 
 
-def _lost(answer: Mapping[str, Any]) -> str:
+def _lost(answer: Mapping[str, Any], step: Mapping[str, Any] | None) -> str:
     """Return what follows where a head made together loses: of federation only what others show.
 
-    Where the run's own method is no worse than alone, or all images in one place reach more, it is
-    the ridge regression that loses.
+    Where the run's own method is no worse than alone, all images in one place reach more, or the
+    same method is to be trained otherwise, it is the ridge regression that loses.
     """
     pooled, alone = (answer[POOLED] or {}).get("personal"), float(answer[ALONE]["personal"])
-    if answer["verdict"] == UNCLEAR or (pooled is not None and float(pooled) > alone):
+    again = step is not None and "--trainer" not in step["flags"]
+    if answer["verdict"] == UNCLEAR or again or (pooled is not None and float(pooled) > alone):
         return "such a head does not pay here"
     return "federation does not pay here"
 
 
-def _paid(answer: Mapping[str, Any], method: str) -> str:
+def _paid(answer: Mapping[str, Any], method: str, images: int) -> str:
     points, margin, verdict = answer["points"], answer["margin"], answer["verdict"]
     if verdict == UNSHARED:
         return ("the clients shared nothing in this run, so it does not show whether federation "
@@ -262,15 +285,28 @@ def _paid(answer: Mapping[str, Any], method: str) -> str:
     paired = answer.get(PAIRED)
     how = f"from the number of test {what}" if paired is None else (
         "paired by group of test images" if paired == GROUP else "paired by test image")
-    size = f"{points:+.1f} points{of} (95 % margin {margin:.1f}, {how})"
     even = answer["balanced_points"]
-    size += "" if even is None else f", class-balanced {even:+.1f}"
+    beside = "" if even is None else f", class-balanced {even:+.1f}"
+    worse = _worse_clients(answer["worse"], answer["of"])
+    if verdict == UNCLEAR:
+        seen = f"is {abs(points):.1f} points{of} {'lower' if points < 0 else 'higher'}" \
+            if abs(points) >= SAME else "reaches the same"
+        least = f"a difference below {margin:.1f} points" if margin < NO_MARGIN else "a difference"
+        count = f"{images:,} test image{'' if images == 1 else 's'}"
+        return (f"{count} cannot tell whether {method} is better than the clients alone: in this "
+                f"run it {seen}{beside}; they cannot show "
+                f"{least} (95 % margin, {how}); {worse}")
     start = {
         PAYS: f"federation pays here with {method}",
         COSTS: f"{method} does not reach what the clients reach alone",
-        UNCLEAR: f"no clear difference between {method} and the clients alone",
     }[verdict]
-    return f"{start}: {size}; {_worse_clients(answer['worse'], answer['of'])}"
+    return f"{start}: {points:+.1f} points{of} (95 % margin {margin:.1f}, {how}){beside}; {worse}"
+
+
+def _test_images(results: Mapping[str, Any]) -> int:
+    """Return the test images of the clients that an answer is about."""
+    return sum(int(row["n"]) for row in results[LAST].get("clients", ())
+               if row["accuracy"] is not None)
 
 
 def answer_lines(results: Mapping[str, Any], method: str) -> list[str]:

@@ -127,7 +127,7 @@ AFL = ["--trainer", "AFL", "--rounds", "1"]  # also after a command that names m
     (numbers(50.0, afl=59.0, alone="zero_shot"), FLAT, "FedTV", ["--trainer", "ZeroShot"]),
     (numbers(80.0, steps=0), FLAT, "AFL", NEAR),  # the bound is above it
     (numbers(80.0, steps=0), records(80), "AFL", [*NEAR, "--rounds", "20"]),
-    (numbers(57.0, afl=59.0), FLAT, "FedAvg", AFL),  # both below alone, but within the margin
+    (numbers(57.0, afl=59.0), FLAT, "FedAvg", DITTO),  # AFL is below alone: no way out of it
     (numbers(57.0, afl=57.5), FLAT, "FedAvg", DITTO),
     (numbers(57.0, afl=58.5), FLAT, "FedAvg", DITTO),  # AFL is below alone
     (numbers(57.0, afl=57.5), FLAT, "Ditto", OWN_HEAD),
@@ -217,6 +217,23 @@ def test_it_never_proposes_the_run_itself_nor_what_the_table_shows_to_be_worse()
     assert step is not None and step["flags"] == OWN_HEAD
 
 
+def test_class_shares_come_before_a_head_that_is_a_point_worse() -> None:
+    """They need a point over the method and over AFL, and to be above the clients alone."""
+    for method, reach, shares, said in (
+        ("FedTV", 68.0, 81.0, True), ("FedTV", 68.0, 80.5, False), ("FedTV", 80.5, 81.0, False),
+        ("AFL", 80.0, 81.0, True), ("AFL", 81.0, 81.0, False),
+    ):
+        found = numbers(reach)
+        found["references"]["afl_prior"] = {"kind": "together", "personal": shares, "clients": []}
+        step = against.next_step(found, FLAT, method, "", 0.5) or {"flags": [], "reason": ""}
+        assert (step["flags"] == list(against.SHARES)) is said
+        assert ("two rounds of AFL with SHARES reach 81.0" in step["reason"]) is said
+    found = numbers(50.0, afl=49.0)
+    found["references"]["afl_prior"] = {"kind": "together", "personal": 59.0, "clients": []}
+    step = against.next_step(found, FLAT, "FedTV", "", 0.5)  # 60 alone
+    assert step is not None and step["flags"] != list(against.SHARES)
+
+
 def test_of_sets_of_labels_it_is_what_takes_them() -> None:
     found = numbers(50.0)
     found["answer"] |= {"measure": "mAP"}
@@ -248,6 +265,38 @@ def test_a_mad_rate_is_named() -> None:
         history = [*FLAT[:-1], {"personal": 20.0, "train": {"0": {"w/loss": loss}}}]
         step = against.next_step(numbers(20.0), history, "FedAvg", "head", 0.5)
         assert step is not None and step["flags"] == flags
+
+
+def swinging(values: tuple[float, ...], losses: tuple[float, ...]) -> list[dict[str, Any]]:
+    return [{"personal": 30.0}, *(
+        {"personal": value, "train": {"0": {"w/loss": loss}}, "participants": [0]}
+        for value, loss in zip(values, losses, strict=True))]
+
+
+UP_AND_DOWN = (58.5, 45.8) * 6
+
+
+@pytest.mark.parametrize(("values", "losses", "lower"), [
+    (UP_AND_DOWN, (0.29, 0.23) * 6, True),
+    (UP_AND_DOWN, tuple(1 - n / 20 for n in range(12)), False),  # of few images, not of the rate
+    (tuple(50 + n % 2 for n in range(12)), (0.29, 0.23) * 6, False),  # less than 3 points
+    (tuple(20.0 + 3 * n for n in range(12)), (0.29, 0.23) * 6, False),  # it rises
+    (UP_AND_DOWN[:6], (0.29, 0.23) * 3, False),  # too few rounds to tell
+])
+def test_accuracy_that_swings_says_a_lower_rate(
+    values: tuple[float, ...], losses: tuple[float, ...], lower: bool
+) -> None:
+    """Before anything is said on federation, which is not at fault."""
+    history = swinging(values, losses)
+    step = against.next_step(numbers(45.8), history, "FedAvg", "head", 0.05)
+    assert step is not None
+    assert (step["flags"] == ["--lr", "0.01", "--tag", "lr-0.01"]) == lower
+    assert step["reason"].startswith("accuracy goes up and down by 12.7 points a round") == lower
+    history[-1]["participants"] = [1]  # other clients, other accuracy
+    step = against.next_step(numbers(45.8), history, "FedAvg", "head", 0.05)
+    assert step is not None and step["flags"][0] != "--lr"
+    assert against.next_step(  # nothing is to be gained
+        numbers(91.0), swinging(values, losses), "FedAvg", "head", 0.05) is None
 
 
 def test_models_worse_than_untrained_ones_say_a_lower_rate() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,15 @@ def test_they_are_made_once(built: Built, monkeypatch: pytest.MonkeyPatch) -> No
     made: list[int] = []
     plain = module.references
     monkeypatch.setattr(module, "references", lambda asked: made.append(1) or plain(asked))
+    monkeypatch.setattr(module, "of_class_names", lambda *_: made.append(2))
     assert rows(built) == first and made == []
+    for name, said in (("templates", ("another {}",)), ("classnames", built.model.classnames[1:]),
+                       ("bf16_text", True)):  # other texts
+        with monkeypatch.context() as patch:
+            patch.setattr(built.model, name, said)
+            with pytest.raises(TypeError):
+                reference_rows(built, panel, {"clients": first["zero_shot"]["clients"]})
+        assert made.pop() == 2
     content = json.loads(text)
     content["references"]["logreg"]["personal"] = 99.5
     for damage in (json.dumps(content), text[:-20], "[]"):
@@ -95,6 +104,8 @@ def test_a_replay_makes_them_again(built: Built, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "_read", lambda _: files.append("read"))
     monkeypatch.setattr(module, "_keep", lambda *_: files.append("kept"))
     again = reference_rows(built, panel, None, afresh=True)
+    record = zero_shot(built.model, built.test, built.data, panel, built.meter.template)
+    assert "logreg_names" in reference_rows(built, panel, record, afresh=True)
     assert files == []
     assert again == reference_rows(built, panel, None) and files == ["read", "kept"]
 
@@ -154,6 +165,37 @@ def test_a_finished_run_says_what_it_has_not(
     assert f"({' '.join(results['next']['flags'])}).\n  fedvlm run " in told
     for line in answer_lines(results, "FedTV"):  # what it ended with
         assert line in told and line in (jobs.folder(quick_run) / "log.txt").read_text()
+
+
+def test_the_next_command_starts_and_is_none_that_has_been_run(
+    quick_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder may hold another run, finished or not."""
+    output = shutil.copytree(quick_run, tmp_path / "run")
+
+    def shown() -> str:
+        capsys.readouterr()
+        assert main(jobs.argv(output)) == 0
+        return capsys.readouterr().out
+
+    def proposed(told: str) -> list[str]:
+        (line,) = [line for line in told.splitlines() if line.startswith("  fedvlm run ")]
+        return shlex.split(line)[2:]
+
+    first = proposed(told := shown())
+    (following,) = [line for line in told.splitlines() if line.startswith("Next: ")]
+    other = [*first, "--opts", "OPTIM.WEIGHT_DECAY", "0.1", "--rounds", "1"]
+    assert main(other) == 0  # of other settings: in its folder the command would be refused
+    (done,) = {p.parent for p in output.rglob("results.json")} - {jobs.folder(quick_run)} - {
+        output / jobs.folder(quick_run).relative_to(quick_run)}
+    words = proposed(told := shown())
+    assert words == [*first, "--tag", "next-2"] and following in told
+    (done / "results.json").unlink()  # nor need it be finished
+    assert proposed(shown()) == words
+    assert main(words) == 0
+    told = shown()
+    assert "which would come next, has been run: " in told and "next-2" in told
+    assert following not in told and "  fedvlm run " not in told
 
 
 def test_so_does_one_that_lost_its_results_and_is_resumed(

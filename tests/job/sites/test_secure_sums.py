@@ -107,8 +107,13 @@ def test_more_than_a_mean_in_the_real_job(
     for name in THREE:
         (place / name / "site.yaml").write_text(places.RULES.replace("APFL", "AFL"))
     if "AFL" in words:
-        assert places.federated(place, summed, monkeypatch, *KEYS, *words, "--rounds", "2")[0] == 2
-        assert "FED.ROUNDS 2: the sums of AFL are those of images" in capsys.readouterr().err
+        more = (*words, "--rounds", "2", "TRAINER.AFL.SHARES", "True")
+        assert places.federated(place, summed, monkeypatch, *KEYS, *more)[0] == 2
+        refused = capsys.readouterr().err
+        assert "FED.ROUNDS 2: the sums of AFL are those of images" in refused
+        assert "without options that need a second one (TRAINER.AFL.SHARES)" in refused
+        assert places.federated(place, tmp_path / "shares", monkeypatch, *USERS, *more)[0] == 0
+        assert "server|w|afl.temper" in jobs.state(tmp_path / "shares")  # the sites told it
     assert places.federated(place, plain, monkeypatch, *USERS, *words)[0] == 0
     assert places.federated(place, summed, monkeypatch, *KEYS, *words)[0] == 0
     assert said in " ".join(capsys.readouterr().out.split())

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
+
+from fedvlm.data.federated import alike_words, duplicate_notes
 from fedvlm.report.collect import collect
 from fedvlm.report.pages.numbers import caveats, introduction
 from tests.report.page_runs import whole_run
@@ -28,3 +33,16 @@ def test_the_rounds_of_a_run_that_validation_ended_are_those_it_had(tmp_path: Pa
         assert words in str(introduction(run))
     (path / "manifest.json").unlink()
     assert "100 x 1" in str(introduction(run))
+
+
+def test_notes_without_which_the_numbers_mislead_are_caveats(tmp_path: Path) -> None:
+    """Of the data and of the features, in the words that they have there."""
+    samples = [SimpleNamespace(key=f"{at}.png", array=None) for at in range(4)]
+    records = SimpleNamespace(content_key=lambda one: {"3.png": "0.png"}.get(one.key, one.key))
+    (copies,) = duplicate_notes(
+        [np.array([0, 1])], [np.array([2, 3])], cast(Any, samples), cast(Any, records))
+    alike = alike_words([np.arange(4), np.arange(4)])
+    info = {"notes": [copies, alike, "training views per image: 1"]}
+    whole_run(tmp_path)
+    run = replace(collect([tmp_path]).runs[0], info=info, protocol={"setting": "base2new"})
+    assert alike and caveats(run, []) == [copies, alike]

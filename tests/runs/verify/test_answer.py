@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import fedvlm
+from fedvlm.job.results.end import seeds_answer
 from fedvlm.report.collect import as_float, collect
 from fedvlm.report.pages import figures
 from fedvlm.report.pages.html import Html
@@ -24,6 +25,7 @@ from fedvlm.runs.verify.answer import (
     answer_lines,
     answer_sentences,
     answer_table,
+    client_numbers,
     federation_answer,
     head_together,
 )
@@ -94,7 +96,8 @@ def test_a_run_that_shares_nothing_answers_nothing() -> None:
 
 @pytest.mark.parametrize(("head", "verdict", "end"), [
     (90.0, "pays", "reaches 90.0, +20.0 points against the best alone: federation can pay here."),
-    (71.0, "unclear", "reaches 71.0, +1.0 points against the best alone: no clear difference."),
+    (71.0, "unclear", "reaches 71.0, +1.0 points against the best alone: too few test images "
+                      "to tell."),
     (45.0, "costs", "reaches 45.0, -25.0 points against the best alone: such a head does not pay "
                     "here."),
 ])
@@ -123,6 +126,58 @@ def test_a_head_that_loses_speaks_of_federation_only_where_nothing_says_the_cont
     numbers["references"]["afl"] |= {"personal": 45.0, "clients": rows(45.0, 45.0, 45.0)}
     numbers["references"]["pooled"]["personal"] = pooled
     assert answer_sentences(numbers, "FedTV")[1].endswith(end)
+
+
+def test_a_difference_that_cannot_be_told_says_with_how_many_images_and_which_way() -> None:
+    """Not "no difference": who reads it learns that test images are what is missing."""
+    numbers = results(64.0, 64.0, 64.0, 64.0)
+    margin = (federation_answer(numbers) or {})["margin"]
+    assert 6 < margin < 20
+    assert answer_sentences(numbers, "FedTV")[0] == (
+        "150 test images cannot tell whether FedTV is better than the clients alone: in this run "
+        "it is 6.0 points lower, class-balanced +25.0; they cannot show a difference below "
+        f"{margin:.1f} points (95 % margin, from the number of test images); 2 of 3 clients do "
+        "better alone (clients 1, 2).")
+    few = results(74.0, 74.0, 74.0, 74.0)
+    for row in (*few["last"]["clients"], *few["references"]["logreg"]["clients"]):
+        row["n"] = 1
+    told = answer_sentences(few, "FedTV")[0]
+    assert "3 test images cannot tell" in told and "4.0 points higher" in told
+    assert "they cannot show a difference (95 %" in told  # a margin of 76 points is no number
+
+
+def test_a_client_takes_home_its_own_number() -> None:
+    """The mean over clients is not what it asks for."""
+    numbers = results(90.0, 95.0, 96.0, 79.0)
+    assert client_numbers(numbers, "FedTV", 2) == [
+        "this client, accuracy (%): alone (logistic regression) 80.0, with FedTV 79.0: it does "
+        "better alone"]
+    numbers["last"]["clients"][0]["n"] = 11
+    assert client_numbers(numbers, "FedTV", 0) == [
+        "this client, accuracy (%): alone (logistic regression) 60.0, with FedTV 95.0",
+        "11 test images of this client are few: its numbers say little"]
+    assert client_numbers(numbers, "FedTV", 7) == []
+    assert client_numbers(numbers | {"privacy": {}}, "FedTV", 0) == []
+
+
+@pytest.mark.parametrize(("flags", "what"), [
+    (["--rounds", "20", "--tag", "rounds-20"], "such a head"), (["--lr", "0.01"], "such a head"),
+    (["--trainer", "LocalOnly"], "federation"),
+])
+def test_a_run_that_is_to_be_trained_otherwise_does_not_judge_federation(
+    flags: list[str], what: str
+) -> None:
+    numbers = results(50.0, 50.0, 50.0, 50.0) | {"next": {"reason": "so", "flags": flags}}
+    numbers["references"]["afl"] |= {"personal": 45.0, "clients": rows(45.0, 45.0, 45.0)}
+    numbers["references"]["pooled"]["personal"] = 60.0
+    assert answer_sentences(numbers, "FedTV")[1].endswith(f"alone: {what} does not pay here.")
+
+
+def test_afl_is_not_told_of_afl() -> None:
+    numbers = results(65.0, 65.0, 65.0, 65.0)
+    numbers["references"]["afl"] |= {"personal": 60.0, "clients": rows(60.0, 60.0, 60.0)}
+    assert len(answer_sentences(numbers, "FedTV")) == 2
+    assert len(answer_sentences(numbers, "AFL (keep)")) == 1
 
 
 def test_of_one_client_nothing_is_said_about_a_head_made_together() -> None:
@@ -165,6 +220,15 @@ def test_a_method_keeps_its_small_letter() -> None:
     assert "pFedMe" in told and "PFedMe" not in told
 
 
+def test_several_seeds_have_one_answer() -> None:
+    runs = [results(value, *[value] * 3) for value in (90.0, 70.0, 50.0)]
+    assert seeds_answer(runs) == [
+        "each client alone 70.0, together 70.0, all images in one place 90.0 (means over 3 seeds); "
+        "federation pays in 1 of 3, is worse than alone in 1, test images cannot tell in 1."]
+    assert seeds_answer([*runs, {"last": {"personal": None}}]) == []
+    assert seeds_answer([results(90.0, 90.0, 90.0, 90.0, sent=0)]) == []
+
+
 def test_a_wrong_answer_is_found() -> None:
     good = results(90.0, 95.0, 96.0, 79.0)
     good["answer"] = federation_answer(good)
@@ -195,6 +259,7 @@ def test_every_reader_has_the_same_words(
     assert f"against {WHO['alone']} ({beside:.1f})" in plain
     notes = fedvlm.load(folder).client(0).facts.notes
     assert set(told[:-1]) < set(notes) and told[-1] not in notes  # who has a model has no command
+    assert set(client_numbers(stored, "FedTV", 0)) < set(notes)
     facts = answer_facts(stored, "FedTV")
     assert len(facts) == 3 and set(facts) < set(notes)
     for (who, mine, even), fact in zip(answer_table(stored["answer"], "FedTV"), facts, strict=True):
