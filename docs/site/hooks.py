@@ -15,6 +15,7 @@ from mkdocs.structure.files import File, Files  # noqa: E402
 from docs.site import commands, methods, notebooks  # noqa: E402
 
 CONTRIBUTING = "contributing.md"
+WIDE = "results/"  # pages of wide tables: no list of contents beside them
 # A link from docs/ to another folder of the repository -> the page of the site.
 ELSEWHERE = {
     "../CONTRIBUTING.md": CONTRIBUTING, "../trainers/": f"{methods.FOLDER}/index.md",
@@ -50,7 +51,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrite links that leave ``docs/`` to the site's page for their target."""
+    """Rewrite links that leave ``docs/``; pages of results give their tables the whole width."""
+    if page.file.src_uri.startswith(WIDE):
+        page.meta.setdefault("hide", ["toc"])
     up = "../" * page.file.src_uri.count("/")
     for here, there in ELSEWHERE.items():
         markdown = markdown.replace(f"]({up}{here}", f"]({up}{there}")

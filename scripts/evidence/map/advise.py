@@ -1,8 +1,9 @@
 """What ``fedvlm advise`` says of six folders of images, and what its own command then reaches.
 
 Makes the folders of cuts of real sets (copies, drawn once), asks for advice, runs the recommended
-command on the same clients, and prints the table of ``docs/advise.md``. Runs that are there are
-not run again. Each ``--draws`` has classes, images and clients of its own.
+command on the same clients, and prints the tables of ``docs/advise.md``. Runs that are there are
+not run again. Each ``--draws`` has classes, images and clients of its own. ``--partitions`` are
+those of known sets and of the demo instead.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import io
 import itertools
 import json
 import math
+import re
 import shlex
 import shutil
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -35,7 +37,9 @@ from fedvlm.core.rng import numpy_stream
 from fedvlm.runs.names import RESULTS
 
 EXAMPLES = ("python scripts/evidence advise --root DATA/ --backbone local-dir:WEIGHTS",
-            "python scripts/evidence advise --root DATA/ --backbone local-dir:WEIGHTS --draws 1 2")
+            "python scripts/evidence advise --root DATA/ --backbone local-dir:WEIGHTS --draws 1 2",
+            "python scripts/evidence advise --root DATA/ --backbone local-dir:WEIGHTS "
+            "--partitions")
 EUROSAT, DTD = "eurosat/2750", "dtd/images"
 CALTECH, CIFAR = "caltech-101/101_ObjectCategories", "cifar-10/train"
 ALL = ("--shots", "-1")  # every training image, each at one client
@@ -76,6 +80,39 @@ CUTS = {
     "table": Cut("CIFAR-10, table with hospitals, 8 clients", CIFAR, 10, 40, 60,
                  "--clients-by hospital", 8),
 }
+FEW = {  # of classes that the backbone knows by name
+    "few-two": Cut("CIFAR-10, 2 clients of 10 images, iid", CIFAR, 10, 2, 60,
+                   "--partition iid --num-users 2"),
+    "few-3-mixed": Cut("Caltech101, 30 classes, 3 images each, Dirichlet 1, 5 clients", CALTECH,
+                       30, 3, 20, "--partition dirichlet --beta 1 --num-users 5"),
+    "few-3": Cut("Caltech101, 30 classes, 3 images each, iid, 10 clients", CALTECH, 30, 3, 20,
+                 "--partition iid --num-users 10"),
+    "few-5": Cut("Caltech101, 30 classes, 5 images each, iid, 5 clients", CALTECH, 30, 5, 20,
+                 "--partition iid --num-users 5"),
+    "few-5-mixed": Cut("Caltech101, 30 classes, 5 images each, Dirichlet 1, 10 clients", CALTECH,
+                       30, 5, 20, "--partition dirichlet --beta 1 --num-users 10"),
+}
+PARTITIONS = (
+    "--dataset eurosat --partition iid --num-users 10 --shots 1",
+    "--dataset eurosat --partition iid --num-users 10 --shots 4",
+    "--dataset eurosat --partition dirichlet --beta 0.1 --num-users 10",
+    "--dataset eurosat --partition dirichlet --beta 0.3 --num-users 10",
+    "--dataset eurosat --partition dirichlet --beta 0.3 --num-users 10 --data-seed 2",
+    "--dataset eurosat --partition dirichlet --beta 1 --num-users 20",
+    "--dataset eurosat --partition dirichlet --beta 0.5 --num-users 5 --data-seed 3",
+    "--dataset eurosat --partition disjoint --num-users 5 --shots 16",
+    "--demo --partition dirichlet --beta 1 --num-users 20",
+    "--demo --partition dirichlet --beta 0.3 --num-users 10 --data-seed 2",
+    "--demo --partition iid --num-users 5 --shots 4 --data-seed 3",
+    "--demo --partition disjoint --num-users 5",
+    "--dataset dtd --partition dirichlet --beta 0.3 --num-users 10",
+    "--dataset dtd --partition dirichlet --beta 1 --num-users 20",
+    "--dataset dtd --partition disjoint --num-users 10 --shots 8",
+    "--dataset caltech101 --partition dirichlet --beta 0.3 --num-users 10 --shots 16",
+)
+IN_WORDS = (("--(dataset )?", ""), (" --partition", ","), (" --beta", ""),
+            (r" --num-users (\d+)", r", \1 clients"), (" --shots", ", shots"),
+            (" --data-seed", ", data seed"))
 
 
 def flags(parser: Parser) -> None:
@@ -84,6 +121,10 @@ def flags(parser: Parser) -> None:
     parser.add_argument("--backbone", default="", metavar="NAME", help="of advice and runs")
     parser.add_argument("--draws", nargs="+", type=int, default=[0], metavar="N",
                         help="which draws of classes, images and clients, each of six folders (0)")
+    parser.add_argument("--few", action="store_true",
+                        help="folders of few images of classes that the backbone knows by name")
+    parser.add_argument("--partitions", action="store_true",
+                        help="partitions of known sets and of the demo instead of own folders")
     add_folder(parser, "--runs", "where folders and runs are (output/advise)", "output/advise")
 
 
@@ -96,22 +137,50 @@ def main(args: Namespace) -> int:
     """
     if not args.root or not args.backbone:
         raise ConfigError("give --root and --backbone")
+    if args.partitions and (args.few or args.draws != [0]):
+        raise ConfigError("--draws and --few are of own folders; leave them out with --partitions")
     runs, rows = make_folder(args.runs), []
-    for draw, (name, cut) in itertools.product(args.draws, CUTS.items()):
-        folder = runs / (f"{name}-{draw}" if draw else name)
-        images = make_images(cut, Path(args.root), folder / "images", draw)
-        words = ["--images", str(images), "--backbone", args.backbone, *ALL,
-                 *shlex.split(cut.flags), *(("--data-seed", str(draw + 1)) if draw else ())]
-        advice = json.loads(_told(["advise", "--json", *words]))
-        out = folder / sha256(advice["command"].encode()).hexdigest()[:8]
-        _told([*shlex.split(advice["command"])[1:], "--output-dir", str(out)])
-        (found,) = out.rglob(RESULTS)
-        rows.append((cut.words, advice, json.loads(found.read_text(encoding="utf-8"))["results"]))
+    cases = partitions(args, runs) if args.partitions else folders(args, runs)
+    for words, folder, data in cases:
+        rows.append((words, *beside(data, folder)))
         say(table_row(*rows[-1]))
     say("", *table_lines(rows))
     if len(args.draws) > 1:
         say("", *mean_lines(rows))
     return 0
+
+
+Case = tuple[str, Path, list[str]]  # words for the table, folder of the run, data flags
+
+
+def folders(args: Namespace, runs: Path) -> Iterator[Case]:
+    """Yield the own folders of each draw, after their images are there."""
+    for draw, (name, cut) in itertools.product(args.draws, (FEW if args.few else CUTS).items()):
+        folder = runs / (f"{name}-{draw}" if draw else name)
+        images = make_images(cut, Path(args.root), folder / "images", draw)
+        yield cut.words, folder, [
+            "--images", str(images), "--backbone", args.backbone, *ALL, *shlex.split(cut.flags),
+            *(("--data-seed", str(draw + 1)) if draw else ())]
+
+
+def partitions(args: Namespace, runs: Path) -> Iterator[Case]:
+    """Yield the partitions of known sets, and of the demo, which has a backbone of its own."""
+    known = ["--root", args.root, "--backbone", args.backbone]
+    for data in PARTITIONS:
+        words = data
+        for flag, word in IN_WORDS:
+            words = re.sub(flag, word, words, count=1)
+        yield words, runs / "partitions", [*shlex.split(data),
+                                           *([] if data.startswith("--demo") else known)]
+
+
+def beside(data: Sequence[str], folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the advice on the clients of data flags, and the results of the command it prints."""
+    advice = json.loads(_told(["advise", "--json", *data]))
+    out = folder / sha256(advice["command"].encode()).hexdigest()[:8]
+    _told([*shlex.split(advice["command"])[1:], "--output-dir", str(out)])
+    (found,) = out.rglob(RESULTS)
+    return advice, json.loads(found.read_text(encoding="utf-8"))["results"]
 
 
 def make_images(cut: Cut, root: Path, into: Path, draw: int = 0) -> Path:
@@ -228,7 +297,7 @@ def table_lines(rows: Sequence[Judged]) -> list[str]:
     return [
         "| images and clients | advice | together: advised | run | alone: advised | run "
         "| gain: advised | run |", "|---|---|" + "---|" * 6, *(table_row(*row) for row in rows), "",
-        f'Over these {len(rows)} folders "together" is {mean:+.1f} points from the run on average '
+        f'Over these {len(rows)} rows "together" is {mean:+.1f} points from the run on average '
         f"({fmean(abs(one[0]) for one in found):.1f} without signs). In {within} of {len(rows)} "
         "the two gains differ by less than their joint 95 % interval. The opposite advice: "
         f"{', '.join(contrary) or 'none'}.",

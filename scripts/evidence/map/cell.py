@@ -13,8 +13,8 @@ from evidence.map.deal import Held, Labels, deal
 from evidence.map.images import Features, Part
 from fedvlm.evaluation.references import heads as solve
 from fedvlm.evaluation.references.heads import HeadClient, Heads
-from fedvlm.evaluation.references.logistic import CHUNK_BYTES
-from fedvlm.evaluation.references.suite import SMOOTH, TEMPERS
+from fedvlm.evaluation.references.logistic import CHUNK_BYTES, NAMES_GRID, FeatureScale
+from fedvlm.federation.toolbox.moments import SMOOTH, TEMPERS
 
 ALONE, TOGETHER = "alone", "together"
 METHODS = ("shared", "shared+shares", "ridge", "ridge+shares", "personal")
@@ -101,13 +101,60 @@ class Cell:
         found = candidates[means.index(max(means))]
         return found, self.score(found, unit)
 
+    @cached_property
+    def names(self) -> Heads | None:
+        """The head that class names are, where they say something of the set."""
+        if self.data.names is None:
+            return None
+        rows = torch.from_numpy(self.data.names)
+        weights = torch.cat([rows, torch.zeros_like(rows[:, :1])], 1)
+        return Heads(weights.unsqueeze(0), torch.ones(1, len(rows), dtype=torch.bool))
+
     def alone(self) -> Score:
-        """Return each client's own logistic regression, its l2 by its own validation images."""
-        candidates = solve.alone_heads(self.unit, self.data.classes)
-        best = torch.stack([self.val(one, True) for one in candidates]).argmax(0).tolist()
+        """Return each client's own logistic regression, its l2 by its own validation images.
+
+        From zero, or from the class names: whichever is better on the validation images of all.
+        """
+        found = [self._chosen(solve.alone_heads(self.unit, self.data.classes))]
+        if self.names is not None:
+            starts = [self.names.logits(one.x)[0] for one in self.unit]
+            found.append(self._chosen([
+                Heads(self.names.weights + one.weights, one.seen) for one in
+                solve.alone_heads(self.unit, self.data.classes, NAMES_GRID, starts)]))
+        return self.best(found, True)[1]
+
+    def loss(self, found: Heads) -> Tensor:
+        """Return the mean cross-entropy ``[K]`` on each client's own validation images, at most 50.
+
+        Unit features.
+        """
+        out = torch.empty(len(self.held), dtype=torch.float64)
+        for k, one in enumerate(self.held):
+            logits = found.one(k).logits(self._rows(self.data.val, one.val, one.domain, True))[0]
+            own = torch.from_numpy(self.data.val.labels[one.val])
+            out[k] = -logits.log_softmax(-1).gather(1, own[:, None]).clamp(min=-50).mean()
+        return out
+
+    def _chosen(self, candidates: Sequence[Heads]) -> Heads:
+        """Return for each client the head that is best on its own validation images.
+
+        Of equally many right answers the one with the least loss, as in runs
+        (``logistic.regressions``): few images seldom tell strengths apart.
+        """
+        best = torch.stack([self.val(one, True) - 1e-3 * self.loss(one)
+                            for one in candidates]).argmax(0).tolist()
         weights, seen = (torch.stack([getattr(candidates[i], name)[k] for k, i in enumerate(best)])
                          for name in ("weights", "seen"))
-        return self.score(Heads(weights, seen), True)
+        return Heads(weights, seen)
+
+    def shared(self, scale: FeatureScale) -> tuple[Heads, Score]:
+        """Return one head of all, from zero or from the class names, by the validation images."""
+        candidates = solve.shared_heads(self.unit, self.data.classes, scale)
+        if self.names is not None:
+            pooled = HeadClient(*(torch.cat([getattr(one, name) for one in self.unit])
+                                  for name in ("x", "y")))
+            candidates += solve.personal_heads([pooled], self.names, scale, NAMES_GRID)
+        return self.best(candidates, True)
 
 
 def measure(
@@ -134,7 +181,7 @@ def fit(cell: Cell) -> dict[str, Score]:
     """Return the scores of all methods."""
     classes = cell.data.classes
     scale = solve.common_scale(cell.unit)
-    shared, score = cell.best(solve.shared_heads(cell.unit, classes, scale), True)
+    shared, score = cell.shared(scale)
     tempered = [solve.add_shares(shared, cell.prior, t) for t in (0.25, 0.5, 1.0)]
     personal = solve.personal_heads(cell.unit, shared, scale)
     total = solve.Sums.of(cell.raw[0], classes)

@@ -37,6 +37,11 @@ class Held:
     domain: int = 0
 
 
+def skew_words(skew: str) -> str:
+    """Return a label skew of ``SKEWS`` in words."""
+    return {TWO: "two classes each", EVEN: "all classes evenly"}.get(skew, f"Dirichlet {skew}")
+
+
 def class_shares(skew: str, clients: int, classes: int, rng: np.random.Generator) -> Floats:
     """Return class shares ``[K, C]``.
 

@@ -7,23 +7,29 @@ is written once for each of ``SCANNERS``, with a table that names its domain.
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from fedvlm.cli import main as cli
 from fedvlm.core.errors import DataError
 from fedvlm.core.rng import numpy_stream
+from fedvlm.data.catalog import dataset_info
 from fedvlm.data.corruption import corrupt
+from fedvlm.data.datasets import DEFAULT_TEMPLATE
 from fedvlm.data.packs.pack import open_pack
+from fedvlm.models.load.backbones import load_backbone
+from fedvlm.models.vlmodel import VLModel
 
 SETS = {"EuroSAT": "eurosat", "DescribableTextures": "dtd", "Caltech101": "caltech101",
         "CIFAR10": "cifar10"}  # name on the map -> name for --dataset
 SHIFTED = ("EuroSAT", "DescribableTextures")  # read once for each scanner, too
 SCANNERS = ("clean", "brightness:4", "contrast:3", "gaussian_blur:5", "jpeg:5")
+KNOWN = 2.0  # times chance that class names alone have to reach for heads to start from them
 VAL_SHARE = 0.4  # validation images for each training image, as CoOp's split of EuroSAT and DTD
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -49,6 +55,8 @@ class Features:
     Attributes:
         name: of the set.
         classes: how many there are.
+        names: what scores an image of unit length by the class names ``[C, d]``; None where they
+            say little of the set (``KNOWN``).
     """
 
     name: str
@@ -56,10 +64,11 @@ class Features:
     train: Part
     val: Part
     test: Part
+    names: Floats | None = field(default=None, kw_only=True)
 
 
 def pack_set(name: str, root: str, backbone: str, into: Path) -> list[Path]:
-    """Write the pack of a set, and of its images by scanner; return the files.
+    """Write the pack of a set, of its class names, and of its images by scanner; return the packs.
 
     Raises:
         DataError: the images cannot be read.
@@ -69,12 +78,30 @@ def pack_set(name: str, root: str, backbone: str, into: Path) -> list[Path]:
     words = ["--backbone", backbone, "--pack"]
     if not clean.is_file():
         _encode(["--root", root, "--dataset", SETS[name], *words, str(clean)])
+    if not names_file(name, into).is_file():
+        np.save(names_file(name, into), encode_names(name, backbone, clean))
     if name in SHIFTED:
         out.append(scanned_pack(name, into))
         if not out[-1].is_file():
             table = write_scanned(clean, Path(root), into / f"{SETS[name]}-scanners")
             _encode(["--images", str(table), *words, str(out[-1])])
     return out
+
+
+def names_file(name: str, folder: Path) -> Path:
+    """Return the file of a set's ``encode_names``."""
+    return folder / f"{SETS[name]}.names.npy"
+
+
+def encode_names(name: str, backbone: str, pack: Path) -> Floats:
+    """Return what scores an image of unit length as zero-shot does, in the set's template."""
+    info = dataset_info(SETS[name])
+    model = VLModel(load_backbone(backbone), open_pack(pack).about.classnames,
+                    templates=[info.template] if info else [DEFAULT_TEMPLATE])
+    with torch.no_grad():
+        anchor = model.anchor("template", n_ctx=0).unsqueeze(0)
+        each = torch.eye(model.embed_dim, dtype=anchor.dtype).unsqueeze(0)
+        return model.logits(each, anchor)[0].mT.double().numpy()
 
 
 def scanned_pack(name: str, folder: Path) -> Path:
@@ -158,7 +185,15 @@ def read_features(name: str, folder: Path) -> Features:
              for b, e in zip((0, *ends[:-1]), ends, strict=True)]
     if not len(parts[1].labels):
         parts[:2] = set_aside(parts[0])
-    return Features(name, len(about.classnames), *parts)
+    names: Floats = np.load(names_file(name, folder))
+    return Features(name, len(about.classnames), *parts,
+                    names=names if knows(names, parts[0]) else None)
+
+
+def knows(names: Floats, train: Part) -> bool:
+    """Return whether class names alone answer ``KNOWN`` times as many images as chance does."""
+    right = (train.features[0] @ names.T).argmax(1) == train.labels
+    return bool(right.mean() >= KNOWN / len(names))
 
 
 def set_aside(train: Part) -> list[Part]:

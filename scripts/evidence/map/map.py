@@ -23,6 +23,7 @@ import torch
 from evidence.flags import add_folder, add_map_runs, add_names, make_folder
 from evidence.map.cell import measure
 from evidence.map.deal import MOST, SKEWS
+from evidence.map.dealt import read_dealt, write_dealt
 from evidence.map.figure import FIGURES, draw_map
 from evidence.map.images import SETS, SHIFTED, Features, pack_set, read_features
 from evidence.map.page import page_of, words_of
@@ -71,6 +72,8 @@ def main(args: Namespace) -> int:
             pack_set(name, args.root, args.backbone, runs)
         _run_all(args, runs)
     into = make_folder(args.folder)
+    if not args.table_only and set(SHIFTED) <= set(args.sets):
+        write_dealt(runs, into)
     table = into / "map.csv"
     cells = [row for name in SETS for row in read_rows(rows_file(runs, name))]
     rows = join_tables(summarize(cells), read_table(table))
@@ -84,10 +87,11 @@ def main(args: Namespace) -> int:
 
 
 def write_pages(rows: Sequence[Row], into: Path) -> None:
-    """Write the page, its figures and its words, all from the rows of ``map.csv``."""
+    """Write the page, its figures and its words, from ``map.csv``, and ``dealt.csv`` there."""
     draw_map(rows, into)
-    write_text(into / "README.md", page_of(rows))
-    write_text(into / "words.txt", words_of(rows) + "\n")
+    dealt = read_dealt(into)
+    write_text(into / "README.md", page_of(rows, dealt))
+    write_text(into / "words.txt", words_of(rows, dealt) + "\n")
 
 
 def rows_file(runs: Path, name: str) -> Path:

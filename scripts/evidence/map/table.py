@@ -19,6 +19,7 @@ COLUMNS = ("set", "clients", "images", "skew", "shift", "method", "seeds", *METR
            "gain_se", "balanced_gain", "balanced_gain_se")
 WHOLE, WORDS = ("clients", "images", "seeds"), ("set", "skew", "method")
 POINTS = 2.0  # from which a gain counts
+WHOLE_FROM = 0.75  # share of the cells of the set with the most
 Row = dict[str, Any]
 
 
@@ -79,6 +80,16 @@ def join_tables(new: Sequence[Row], old: Sequence[Row]) -> list[Row]:
 def together(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of the best way to share."""
     return [row for row in rows if row["method"] == TOGETHER]
+
+
+def whole_sets(rows: Sequence[Row]) -> list[str]:
+    """Return the sets that have nearly all cells: a mean over them compares like with like."""
+    sizes: dict[str, set[tuple[Any, ...]]] = {}
+    for row in rows:
+        if not row["shift"]:
+            sizes.setdefault(row["set"], set()).add(tuple(row[name] for name in COLUMNS[1:4]))
+    most = max(map(len, sizes.values()), default=0)
+    return [name for name, some in sizes.items() if len(some) >= WHOLE_FROM * most]
 
 
 def sides(rows: Sequence[Row], metric: str = "gain", least: float = 0.0) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from evidence.map.figure import GREY, LIMIT, TITLES
+from evidence.map.deal import SKEWS, skew_words
+from evidence.map.figure import GREY
 from evidence.map.images import SETS
 from evidence.methods.runs import MapPlan, Row
 from fedvlm.report.figures import style
@@ -18,6 +20,7 @@ from fedvlm.report.tables.papers import dataset_name
 
 CELLS = ("map-heads", "map-prompts", "map-towers")  # plans of the twelve cells
 LINE = 0.2  # inches for a method
+LIMIT = 30.0  # points at which the colour is full
 
 
 def gains(
@@ -36,6 +39,7 @@ def gains(
 def draw_methods(plans: Sequence[MapPlan], rows: Sequence[Row], into: Path) -> None:
     """Write ``methods.png``: methods that have runs by cells, a panel for each set."""
     found = gains(rows)
+    seeds = Counter((r["set"], r["case"], r["method"]) for r in rows if r["plan"] in CELLS)
     some = [plan for plan in plans if plan.name in CELLS]
     there = {method for _, _, method in found}
     methods = [label for plan in some for m in plan.methods if (label := m["label"]) in there]
@@ -59,9 +63,14 @@ def draw_methods(plans: Sequence[MapPlan], rows: Sequence[Row], into: Path) -> N
                     text = f"{value:+.0f}".replace("-", "\N{MINUS SIGN}") if round(value) else "0"
                     each.text(x, y, text, ha="center", va="center", color=style.ON_DARK
                               if abs(value) > 0.6 * LIMIT else style.ON_LIGHT)
+            few = [(x, y) for y, method in enumerate(methods) for x, case in enumerate(cases)
+                   if seeds[name, case, method] == 1]
+            if few:
+                each.plot([x + 0.36 for x, _ in few], [y - 0.3 for _, y in few], ".",
+                          color=style.FAINT, markeredgecolor="white", markeredgewidth=0.4)
             each.set_title(dataset_name(names.get(name, name)))
-            each.set_xticks(range(len(cases)), [cell_words(case)[1] for case in cases],
-                            rotation=60, ha="right", rotation_mode="anchor")
+            each.set_xticks(range(len(cases)), [cell_words(case)[1] for case in cases])
+            each.set_xlabel("clients x images of each; dot: one seed")
             _write_skews(each, [cell_words(case)[0] for case in cases])
             each.set_yticks(range(len(methods)), methods)
         bar = figure.colorbar(drawn, ax=axes.tolist(), shrink=0.6, aspect=30, pad=0.01,
@@ -72,11 +81,11 @@ def draw_methods(plans: Sequence[MapPlan], rows: Sequence[Row], into: Path) -> N
 
 
 def cell_words(case: str) -> tuple[str, str]:
-    """Return a cell's label skew and its clients and images a client, in words."""
+    """Return a cell's label skew in words, and its clients and images a client."""
     skew, _, size = case.partition(" ")
     clients, _, images = size.partition("x")
-    named = next((words for one, words in TITLES.items() if one.split()[0] == skew), "")
-    return named or f"Dirichlet {skew}", f"{clients} clients, {images} images each"
+    named = next(one for one in SKEWS if one.split()[0] == skew)
+    return skew_words(named), f"{clients} x\n{images}"
 
 
 def _write_skews(axes: Axes, skews: Sequence[str]) -> None:

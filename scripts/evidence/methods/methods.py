@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evidence.flags import add_folder, add_map_runs, add_names, make_folder
+from evidence.map.table import read_table
 from evidence.methods.figure import draw_fixed, draw_methods
 from evidence.methods.page import cases_of, page_of, words_of
 from evidence.methods.real import RUNS as DRAWN
@@ -73,8 +74,8 @@ def main(args: Namespace) -> int:
     _write_csv(into / "methods.csv", rows, COLUMNS)
     draw_methods(plans, rows, into)
     draw_fixed(real, into)
-    write_text(into / "methods.md", page_of(plans, rows, real))
-    write_text(into / "methods.txt", words_of(rows) + "\n")
+    write_text(into / "methods.md", page_of(plans, rows, real, read_table(into / "map.csv")))
+    write_text(into / "methods.txt", words_of(rows, real) + "\n")
     write_text(into / "cases.txt", cases_of(rows) + "\n")
     say(f"{len(rows)} runs of {sum(len(p.planned()) for p in plans)} planned and {len(real)} in "
         f"drawn cells; wrote {into}: methods.md, methods.csv, {REAL}, methods.png, fixed.png")

@@ -8,29 +8,51 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
+from evidence.map.deal import EVEN, SKEWS, TWO
 from evidence.map.images import SETS
-from evidence.methods.figure import CELLS, gains
+from evidence.map.table import together
+from evidence.methods.axes import (
+    AXES,
+    LATER,
+    NAMES,
+    POOR,
+    ROUND,
+    axes_words,
+    by_method,
+    gain,
+)
+from evidence.methods.figure import CELLS, cell_words, gains
+from evidence.methods.real import COMMON
 from evidence.methods.runs import MapPlan, Row
 
 TEXT = Path(__file__).with_suffix(".md")
 NEAR = 1.0  # points below the best that count as equal to it
-AXES = ("map-axes", "map-new-clients", "map-unseen")
 CSC = " (CSC)"
+UNTUNED = ("Thorki feature",)  # and those of CSC: they have their defaults or others' rates
+ONE_ROUND = ("AFL",)  # whose message is the same in every round
 MANY = 20  # clients
-SKEWS = {"two": "two classes each", "even": "all classes evenly"}
+MIXED = {TWO: "two classes each", EVEN: "all classes evenly"}
+COMMON_SIZE = "10x10"  # that the map has, too
 FEW_CELLS = 6  # that are named
 
 
 def page_of(
-    plans: Sequence[MapPlan], rows: Sequence[Row], real: Sequence[Mapping[str, Any]]
+    plans: Sequence[MapPlan], rows: Sequence[Row], real: Sequence[Mapping[str, Any]],
+    cells: Sequence[Row] = (),
 ) -> str:
-    """Return the page; cells without runs are shown as missing."""
+    """Return the page; cells without runs are shown as missing.
+
+    Args:
+        cells: of ``map.csv``.
+    """
     found = gains(rows)
     return TEXT.read_text(encoding="utf-8").format(
         counts=_counts(plans, rows, real), best=_best(plans, _compared(rows)),
+        beside=_beside_map(rows, cells), rounds=COMMON["rounds"],
         order="\n\n".join(filter(None, (_order(found, rows), _without_runs(plans, rows)))),
         contexts=_contexts(plans, rows), fixed=_fixed(real),
-        axes=_axes(plans, rows), missing=_missing(plans, rows),
+        axes="\n\n".join(filter(None, (axes_words(rows), _axes(plans, rows)))),
+        missing=_missing(plans, rows),
         plans="\n".join(f"- `{plan.name}`: {plan.about}" for plan in plans))
 
 
@@ -67,9 +89,20 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
+def _tuned(method: str) -> bool:
+    return method not in UNTUNED and not method.endswith(CSC)
+
+
+def _sent(rows: Sequence[Row]) -> str:
+    """Return the kilobytes that a client sends in all rounds that a method needs."""
+    sent = [row["bytes"] * (1 if row["method"] in ONE_ROUND else row["rounds"] or 1)
+            for row in rows if row["bytes"] is not None]
+    return f"{fmean(sent) / 1e3:,.0f}" if sent else "-"
+
+
 def _compared(rows: Sequence[Row]) -> list[Row]:
-    """Return the runs of the cells, of each cell those of the methods with its most seeds."""
-    some = [row for row in rows if row["plan"] in CELLS]
+    """Return the runs of the cells by tuned methods, of each cell those with its most seeds."""
+    some = [row for row in rows if row["plan"] in CELLS and _tuned(row["method"])]
     counts = Counter((row["set"], row["case"], row["method"]) for row in some)
     most: dict[tuple[str, str], int] = {}
     for (name, case, _), count in counts.items():
@@ -90,16 +123,18 @@ def _best(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
         rows: ``_compared``.
     """
     found = gains(rows)
-    lines = ["| set | cell | alone | best method | gain | within 1 point of it | clients that lose "
-             "| worst client | one-round baseline | kB a round |",
-             "|---|---|---:|---|---:|---|---:|---:|---:|---:|"]
+    lines = ["| set | classes | clients x images | alone | best method | gain "
+             f"| within {NEAR:g} point | clients that lose | without training "
+             "| kB in all rounds |",
+             "|---|---|---|---:|---|---:|---|---:|---:|---:|"]
     places = list(dict.fromkeys((name, case) for plan in plans if plan.name in CELLS
                                 for name, case, _, _ in plan.planned()))
-    names = {short: name for name, short in SETS.items()}
     for name, case in places:
         here = {m: gain for (s, c, m), gain in found.items() if (s, c) == (name, case)}
+        skew, size = cell_words(case)[0], case.split()[1].replace("x", " x ")
+        first = f"| {NAMES.get(name, name)} | {skew} | {size} |"
         if not here:
-            lines.append(f"| {names.get(name, name)} | {case} | - | missing |" + " - |" * 6)
+            lines.append(f"{first} - | missing |" + " - |" * 5)
             continue
         top = max(here, key=lambda m: here[m])
         near = [m for m in here if m != top and here[m] >= here[top] - NEAR]
@@ -107,22 +142,41 @@ def _best(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
                 and r["plan"] in CELLS]
         prior = [r["prior"] - r["alone"] for r in some if r["prior"] is not None]
         lines.append(
-            f"| {names.get(name, name)} | {case} | {_number(_mean(some, 'alone'))} | {top} | "
+            f"{first} {_number(_mean(some, 'alone'))} | {top} | "
             f"{here[top]:+.1f} | {', '.join(near) or '-'} | {_number(_mean(some, 'hurt'))} | "
-            f"{_number(_mean(some, 'worst'))} | {_points(fmean(prior) if prior else None)} | "
-            f"{(_mean(some, 'bytes') or 0) / 1e3:.0f} |")
+            f"{_points(fmean(prior) if prior else None)} | {_sent(some)} |")
     gaps = [gap for name, case in places for gap in [_beside_prior(name, case, found, rows)]
             if gap is not None]
     words = (f"In {sum(gap <= 0 for gap in gaps)} of {len(gaps)} cells the best method does not "
-             "beat the one-round baseline of its backbone; it is "
+             "beat AFL plus class shares of its backbone; it is "
              f"{fmean(gaps):+.1f} points from it in the mean.") if gaps else ""
     return "\n".join([*lines, "", words])
+
+
+def _beside_map(rows: Sequence[Row], cells: Sequence[Row]) -> str:
+    """Return how much more the map says than these runs, where both have the size; '' of none."""
+    found = gains(_compared(rows))
+    clients, images = map(int, COMMON_SIZE.split("x"))
+    said = {(row["set"], row["skew"]): row["gain"] for row in together(cells)
+            if not row["shift"] and (row["clients"], row["images"]) == (clients, images)}
+    words = []
+    for skew in SKEWS:
+        case = f"{skew.split()[0]} {COMMON_SIZE}"
+        pairs = [(said[full, skew], max(here)) for full, name in (
+            (full, SETS[full]) for full, one in said if one == skew)
+            if (here := [g for (s, c, _), g in found.items() if (s, c) == (name, case)])]
+        if pairs:
+            on_map, run = (fmean(pair[k] for pair in pairs) for k in (0, 1))
+            words.append(f"{cell_words(case)[0]} {on_map:+.1f} on the map, {run:+.1f} here")
+    return (f"The map promises more: for {clients} clients with {images} images each, mean of both "
+            f"sets, {'; '.join(words)}. [Why](README.md#why-runs-gain-less)."
+            if words else "")
 
 
 def _beside_prior(
     name: str, case: str, found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]
 ) -> float | None:
-    """Return how far the best method of a cell is above the one-round baseline, in points.
+    """Return how far the best method of a cell is above AFL plus class shares, in points.
 
     The baseline is that of the method's own runs: others may have another backbone.
     """
@@ -139,12 +193,13 @@ def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> 
     methods = list(dict.fromkeys(m for _, _, m in found))
     places = {m: {(s, c) for s, c, n in found if n == m} for m in methods}
     head = ["| method | cells | runs | personal gain | class-balanced gain | best in "
-            "| worst client | clients that lose | kB a round |",
+            "| worst client | clients that lose | kB in all rounds |",
             "|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
     whole, fewer = list(head), list(head)
     balanced = gains(rows, "balanced")
     runs = Counter(row["method"] for row in rows if row["plan"] in CELLS)
-    most = max(((len(places[m]), runs[m]) for m in methods), default=(0, 0))
+    most = max(((len(places[m]), runs[m]) for m in methods if _tuned(m)), default=(0, 0))
+    ranked = {m for m in methods if (len(places[m]), runs[m]) == most and _tuned(m)}
     compared = gains(_compared(rows))
     tops: Counter[str] = Counter()
     for place in dict.fromkeys(place[:2] for place in compared):
@@ -152,20 +207,20 @@ def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> 
         tops[max(here, key=lambda m: here[m])] += 1
     for method in sorted(methods, key=lambda m: -fmean(found[(*p, m)] for p in places[m])):
         some = [r for r in rows if r["method"] == method and r["plan"] in CELLS]
-        (whole if (len(places[method]), runs[method]) == most else fewer).append(
-            f"| {method} | {len(places[method])} | {runs[method]} | "
+        (whole if method in ranked else fewer).append(
+            f"| {method}{'' if _tuned(method) else ' (defaults)'} | {len(places[method])} | "
+            f"{runs[method]} | "
             f"{_points(fmean(found[(*p, method)] for p in places[method]))} | "
             f"{_points(fmean(balanced[(*p, method)] for p in places[method]))} | {tops[method]} | "
-            f"{_number(_mean(some, 'worst'))} | {_number(_mean(some, 'hurt'))} | "
-            f"{(_mean(some, 'bytes') or 0) / 1e3:.0f} |")
+            f"{_number(_mean(some, 'worst'))} | {_number(_mean(some, 'hurt'))} | {_sent(some)} |")
     if fewer == head:
         return "\n".join(whole)
-    there = sorted(set().union(*(places[m] for m in methods
-                                 if (len(places[m]), runs[m]) != most)))
+    there = sorted(set().union(*(places[m] for m in methods if m not in ranked)))
     where = ", ".join(f"{name} {case}" for name, case in there) if len(there) <= FEW_CELLS else \
         f"{len(there)} cells"
-    return "\n".join([*whole, "", f"These have fewer cells or seeds ({where}) and cannot be "
-                      "compared with the methods above.", "", *fewer])
+    return "\n".join([*whole, "", f"These have fewer cells or seeds, or defaults where "
+                      f"others are tuned ({where}), and are not compared with those above.", "",
+                      *fewer])
 
 
 def _without_runs(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
@@ -180,7 +235,7 @@ def _without_runs(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
         if lines else ""
 
 
-def words_of(rows: Sequence[Row]) -> str:
+def words_of(rows: Sequence[Row], real: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return what the methods gain on the cells that they all have, a line each; '' of none."""
     rows = _compared(rows)
     found = gains(rows)
@@ -191,15 +246,29 @@ def words_of(rows: Sequence[Row]) -> str:
     order = sorted(means, key=lambda m: -means[m])
     gaps = [gap for place in places if (gap := _beside_prior(*place, found, rows)) is not None]
     runs = [r for r in rows if r["plan"] in CELLS and r["method"] in whole]
-    lines = [f"These cells have {_seeds(runs)} each. The best of {len(whole)} is chosen on these "
-             "runs: a lead of a point means nothing.",
+    lines = [f"These cells have {_seeds(runs)} each. Each row's best method was picked among "
+             f"{len(whole)} by these same runs, so a lead of a point means nothing.",
              f"Mean gain on {_many(places, 'cell')}: "
              + ", ".join(f"{m} {means[m]:+.1f}" for m in order) + " points."]
     if gaps:
         lines.append("The baseline without training, AFL plus class shares, reaches at least as "
                      f"much as the best method in {sum(gap <= 0 for gap in gaps)} of {len(gaps)} "
                      "cells.")
-    return "\n".join(lines)
+    return "\n".join(filter(None, (*lines, _short_of_map(real))))
+
+
+def _short_of_map(real: Sequence[Mapping[str, Any]]) -> str:
+    """Return in a sentence how far runs stay from the map, few and many clients; '' of none."""
+    words = []
+    for method in ("FedAvg", "Ditto"):
+        few, many = ([r["personal"] - r["fixed"] for r in real if r["method"] == method
+                      and r["fixed"] is not None and (r["clients"] >= MANY) is more]
+                     for more in (False, True))
+        if few and many:
+            words.append(f"{method} is {fmean(few):+.1f} points from it below {MANY} clients and "
+                         f"{fmean(many):+.1f} from {MANY} on")
+    return (f"The map is what heads reach when trained to the end: in {COMMON['rounds']} rounds "
+            f"{', '.join(words)}.") if words else ""
 
 
 def _whole(
@@ -219,32 +288,60 @@ def _whole(
 
 
 def cases_of(rows: Sequence[Row]) -> str:
-    """Return a table that says which method fits a case: the best of each label skew; '' of none.
+    """Return a table that says which method fits a case: label skews, then further axes; or ''.
 
     Of the methods that have the most cells. Within: at most ``NEAR`` points below the best.
     """
-    rows = _compared(rows)
-    found, balanced = gains(rows), gains(rows, "balanced")
+    kept = _compared(rows)
+    found, balanced = gains(kept), gains(kept, "balanced")
     whole, places = _whole(found)
-    lines = ["| my clients have | best method | gain | class-balanced gain | clients that lose "
-             f"| within {NEAR:g} point | no training: AFL plus class shares |",
-             "|---|---|---:|---:|---:|---|---:|"]
+    lines = ["| my clients have | best method | gain | best over the client's own classes "
+             f"| clients that lose | within {NEAR:g} point | lowest "
+             "| no training: AFL plus class shares |",
+             "|---|---|---:|---|---:|---|---|---:|"]
     for skew in dict.fromkeys(case.split()[0] for _, case in places):
         some = [place for place in places if place[1].split()[0] == skew]
-        means = {m: fmean(found[(*p, m)] for p in some) for m in whole}
-        top = max(means, key=lambda m: means[m])
-        near = [m for m in sorted(means, key=lambda m: -means[m])
-                if m != top and means[m] >= means[top] - NEAR]
-        runs = [r for r in rows if r["method"] == top and (r["set"], r["case"]) in some
-                and r["plan"] in CELLS]
-        prior = [r["prior"] - r["alone"] for r in runs if r["prior"] is not None]
-        best = top if means[top] >= NEAR else f"none gains a point (highest: {top})"
-        lines.append(
-            f"| {SKEWS.get(skew, f'classes mixed by Dirichlet {skew}')} | {best} | "
-            f"{means[top]:+.1f} | {fmean(balanced[(*p, top)] for p in some):+.1f} | "
-            f"{_number(_mean(runs, 'hurt'))} % | {', '.join(near) or '-'} | "
+        own, even = ({m: fmean(by[(*p, m)] for p in some) for m in whole}
+                     for by in (found, balanced))
+        named = next(one for one in SKEWS if one.split()[0] == skew)
+        runs = [r for r in kept if (r["set"], r["case"]) in some]
+        lines.append(_case_row(MIXED.get(named, f"classes mixed by Dirichlet {skew}"), own, even,
+                               runs))
+    for case, words in ((POOR, "all classes evenly, poor clients beside rich ones"),
+                        (ROUND, "classes mixed by Dirichlet 0.3, two of ten in a round")):
+        own = by_method(rows, case, gain)
+        if own:
+            even = by_method(rows, case, lambda r: gain(r, "balanced", "alone_balanced"))
+            lines.append(_case_row(words, own, even, [
+                r for r in rows if r["plan"] in AXES and r["case"] == case]))
+    if later := by_method(rows, LATER, lambda r: r["unseen_clients"]):
+        order = list(later)
+        near = [m for m in order[1:] if later[m] >= later[order[0]] - NEAR]
+        lines.append(f"| clients that join after training | {order[0]} | "
+                     f"{later[order[0]]:.1f} % | - | - | {', '.join(near) or '-'} | {order[-1]} "
+                     f"{later[order[-1]]:.1f} % | - |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _case_row(
+    words: str, own: Mapping[str, float], even: Mapping[str, float], runs: Sequence[Row]
+) -> str:
+    """Return a row of ``cases_of``.
+
+    Args:
+        own: gain by method; even: the same in class-balanced accuracy; runs: of all methods.
+    """
+    order = sorted(own, key=lambda m: -own[m])
+    top, last, balanced = order[0], order[-1], max(even, key=lambda m: even[m], default="")
+    near = [m for m in order[1:] if own[m] >= own[top] - NEAR]
+    some = [r for r in runs if r["method"] == top]
+    prior = [r["prior"] - r["alone"] for r in some if r["prior"] is not None]
+    best = top if own[top] >= NEAR else f"none gains a point (highest: {top})"
+    return (f"| {words} | {best} | {own[top]:+.1f} | "
+            f"{f'{balanced} {even[balanced]:+.1f}' if balanced else '-'} | "
+            f"{_number(_mean(some, 'hurt'))} % | {', '.join(near) or '-'} | "
+            f"{f'{last} {own[last]:+.1f}' if last != top else '-'} | "
             f"{_points(fmean(prior) if prior else None)} |")
-    return "\n".join(lines) if whole else ""
 
 
 def _lack(done: int, planned: int, what: str) -> str:
@@ -307,8 +404,8 @@ def _by_clients(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _axes(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
     lines = ["| set | case | method | runs | personal | above alone | class-balanced "
-             "| worst client | clients that lose | new clients | unseen classes |",
-             "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
+             "| worst client | clients that lose | new clients or classes |",
+             "|---|---|---|---:|---:|---:|---:|---:|---:|---:|"]
     for plan in plans:
         if plan.name not in AXES:
             continue
@@ -320,8 +417,9 @@ def _axes(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
             above = [r["personal"] - r["alone"] for r in some if r["alone"] is not None]
             own = _number(_mean(some, "personal"))
             rest = " | ".join(_number(_mean(some, metric)) for metric in (
-                "balanced", "worst", "hurt", "unseen_clients", "new"))
-            lines.append(f"| {name} | {case} | {method} | {len(some)} | {own} | "
+                "balanced", "worst", "hurt",
+                "new" if any(r["new"] is not None for r in some) else "unseen_clients"))
+            lines.append(f"| {NAMES.get(name, name)} | {case} | {method} | {len(some)} | {own} | "
                          f"{_points(fmean(above) if above else None)} | {rest} |")
     axes = [plan for plan in plans if plan.name in AXES]
     done = sum(r["plan"] in AXES for r in rows)

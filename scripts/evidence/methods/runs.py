@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -20,8 +21,9 @@ KEYS = {
     "FED.UNSEEN_CLIENTS": ("FED.UNSEEN_CLIENTS", 0),
 }
 COLUMNS = ("plan", "set", "case", "method", "seed", "personal", "balanced", "worst", "hurt",
-           "alone", "alone_balanced", "prior", "pooled", "new", "unseen_clients", "bytes", "steps",
-           "seconds")
+           "alone", "alone_balanced", "prior", "pooled", "new", "unseen_clients", "bytes", "rounds",
+           "steps", "seconds", "poor", "poor_alone", "rich", "rich_alone")
+THIRD = 3  # one of so many clients is among the poor, one among the rich
 Row = dict[str, Any]
 
 
@@ -105,8 +107,26 @@ def _rows(plan: MapPlan, run: FinishedRun) -> Iterator[Row]:
         run.section("hurt").get("share"), alone.get("personal"), alone.get("balanced"),
         run.section("references").get("afl_prior", {}).get("personal"),
         answer.get("pooled", {}).get("personal"), run.value("new"), run.value("unseen_clients"),
-        spent.get("bytes_up", 0) / clients / rounds, spent.get("local_steps"), run.seconds),
-        strict=True))
+        spent.get("bytes_up", 0) / clients / rounds, rounds, spent.get("local_steps"),
+        run.seconds, *poor_and_rich(run)), strict=True))
+
+
+def poor_and_rich(run: FinishedRun) -> tuple[float | None, ...]:
+    """Return what the third of the clients with the fewest test images reaches, and alone.
+
+    Then the same of the third with the most. Alone is the baseline that is best over all clients.
+    Nothing of a run without clients or baselines.
+    """
+    name = run.section("answer").get("alone", {}).get("reference")
+    own = {one["client"]: one["accuracy"] for one in
+           run.section("references").get(name, {}).get("clients", ())}
+    some = [one for one in run.last.get("clients", ()) if one["client"] in own]
+    some = sorted(some, key=lambda one: (one["n"], one["client"]))
+    if not some:
+        return (None,) * 4
+    count = max(1, len(some) // THIRD)
+    return tuple(fmean(values) for part in (some[:count], some[-count:]) for values in (
+        [one["accuracy"] for one in part], [own[one["client"]] for one in part]))
 
 
 def _short(case: Mapping[str, Any]) -> str:

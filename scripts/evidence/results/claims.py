@@ -111,7 +111,8 @@ class Answer:
             ``MARGIN`` of zero, ``UNDECIDED`` where it holds zero and more; ``NOT_RUN``.
         difference: method minus rival; None where nothing was compared.
         second: of a personal claim, method minus LocalOnly with the same parts, or the best
-            baseline without collaboration; ``alone``: which; None of others.
+            baseline without collaboration; ``alone``: which; None of others. best: method minus
+            that baseline in any case.
         lane: where they were compared; steps: the method's local steps, in times the rival's, over
             the same pairs; None of a reference.
         planned: how many pairs the lane's plans have; 0 where they are not known.
@@ -132,6 +133,7 @@ class Answer:
     planned: int = 0
     second: Contrast | None = None
     alone: str = ""
+    best: Contrast | None = None
     untuned: bool = False
 
     @property
@@ -189,9 +191,9 @@ def answers(trainer: str, claim: Claim, runs: Sequence[FinishedRun]) -> list[Ans
             rival = others[0].method if others else claim.rival
             steps = steps_ratio(here, others, pairs_of(mine.numbers, theirs.numbers))
         if rival != label:
-            second, alone = _alone(label, claim, rival, here, runs)
+            second, alone, best = _alone(label, claim, rival, here, runs)
             out.append(replace(_answer(label, claim, rival, mine, theirs), steps=steps,
-                               second=second, alone=alone))
+                               second=second, alone=alone, best=best))
     return out or [Answer(trainer, claim, NOT_RUN, why=f"no finished run of {trainer}")]
 
 
@@ -201,15 +203,16 @@ def _sends(run: FinishedRun) -> bool:
 
 def _alone(
     label: str, claim: Claim, rival: str, here: Sequence[FinishedRun], runs: Sequence[FinishedRun]
-) -> tuple[Contrast | None, str]:
-    """Return the difference of a personal claim's method to working alone, and what that is."""
+) -> tuple[Contrast | None, str, Contrast | None]:
+    """Return a personal claim's ``second``, ``alone`` and ``best`` of ``Answer``."""
     if claim.metric != PERSONAL or label.startswith(LOCAL):
-        return None, ""
+        return None, "", None
+    best = difference(side_of(here, PERSONAL), side_of(here, PERSONAL, BEST_ALONE))
     others = [run for run in runs if label_of(run) == replace(label_of(here[0]), trainer=LOCAL)]
     if others and others[0].method != rival:
-        return difference(side_of(here, PERSONAL), side_of(others, PERSONAL)), others[0].method
-    best = side_of(here, PERSONAL, BEST_ALONE)
-    return difference(side_of(here, PERSONAL), best), "best baseline without collaboration"
+        local = difference(side_of(here, PERSONAL), side_of(others, PERSONAL))
+        return local, others[0].method, best
+    return best, "best baseline without collaboration", best
 
 
 def _answer(label: str, claim: Claim, rival: str, mine: Side, theirs: Side) -> Answer:
@@ -347,7 +350,8 @@ def side_of(runs: Sequence[FinishedRun], metric: str, reference: str = "") -> Si
     """Return a metric of some runs, or of a reference of theirs, with the clients' answers.
 
     Args:
-        reference: its key, or ``BEST_ALONE``: the one that a run's gain is measured from.
+        reference: its key, or ``BEST_ALONE``: the one that a run's gain is measured from. A number
+            that references lack (``new``) is that of the run's section of the same name.
     """
     numbers: Numbers = {}
     answers: dict[Any, dict[Any, Answers]] = {}
@@ -356,7 +360,8 @@ def side_of(runs: Sequence[FinishedRun], metric: str, reference: str = "") -> Si
             reference
         record: Mapping[str, Any] = run.last if not reference else \
             run.section("references").get(key) or {}
-        value = run.value(metric) if not reference else as_float(record.get(metric))
+        value = run.value(metric) if not reference else as_float(
+            record.get(metric, run.section(key).get(metric)))
         if value is not None:
             numbers.setdefault(place_of(run), {})[seeds_of(run)] = value
             if metric == PERSONAL:

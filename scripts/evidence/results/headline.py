@@ -15,7 +15,7 @@ from evidence.results.claims import (
     UNDECIDED,
     Answer,
 )
-from evidence.results.standing import Standing, named
+from evidence.results.standing import PERSONAL, Standing, named
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import as_float
 from fedvlm.report.statistics.contrast import Contrast
@@ -31,7 +31,7 @@ MANY = 40  # names in a sentence on claims
 class Winner:
     """A line of the first table: a lane, what is trained, who is best, and how sure that is.
 
-    ``of`` counts the methods; ``absent`` names those that lack runs.
+    ``of`` counts the methods; ``absent`` names those that lack runs; ``metric`` as ``Standing``.
     """
 
     lane: str
@@ -44,6 +44,7 @@ class Winner:
     gain: Contrast | None
     over: str
     sets: int
+    metric: str = PERSONAL
 
 
 def winners(standings: Sequence[Standing]) -> list[Winner]:
@@ -52,7 +53,7 @@ def winners(standings: Sequence[Standing]) -> list[Winner]:
         Winner(
             one.lane, one.title, one.short(one.best), one.means[one.best], _peers(one),
             len(one.means), _absent(one), one.gains.get(one.best),
-            _over(one), one.sets,
+            _over(one), one.sets, one.metric,
         ) for one in standings if one.alike
     ]
 
@@ -67,9 +68,9 @@ def counts(facts: Mapping[str, Any]) -> str:
     return (
         f"{facts['cells']:,} runs: {facts['methods']} methods on "
         f"{_number(facts['backbones'], 'frozen backbone')}, {facts['sets']} data sets, "
-        f"{_seeds(*facts['seeds'])} and {_number(facts['lanes'], 'setting')} (partition, number "
-        "of images, participation). Accuracy is personal: each client's own model on its own test "
-        "images, mean over clients."
+        f"{_seeds(*facts['seeds'])} and {_number(facts['lanes'], 'experiment')}, called settings, "
+        "which differ in how images are dealt and who takes part. Accuracy is personal: each "
+        "client's own model on its own test images, mean over clients."
     )
 
 
@@ -125,7 +126,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def gains(standings: Sequence[Standing]) -> str:
     """Return how many methods gain over working alone, entry by entry."""
-    standings = [one for one in standings if one.alike]
+    standings = [one for one in standings if one.alike and one.metric == PERSONAL]
     every = [(one, m, seen) for one in standings for m, seen in one.gains.items()]
     if not every:
         return ""
@@ -152,7 +153,7 @@ def gains(standings: Sequence[Standing]) -> str:
 
 
 def hurt(standings: Sequence[Standing]) -> str:
-    """Return how many clients do worse than with their own classifier."""
+    """Return how many clients do better alone."""
     shares = [(value, one.short(m), one.lane)
               for one in standings if one.alike for m, value in one.hurt.items()]
     if not shares:
@@ -160,35 +161,40 @@ def hurt(standings: Sequence[Standing]) -> str:
     middle = statistics.median(value for value, _, _ in shares)
     least, most = min(shares), max(shares)
     return (
-        f"In the median entry {middle:.1f} % of the clients do worse than with their own local "
-        f"logistic regression; minimum {least[0]:.1f} % ({least[1]}, {least[2]}), "
+        f"In the median entry {middle:.1f} % of the clients lose: the best baseline without "
+        f"collaboration has more right answers; minimum {least[0]:.1f} % ({least[1]}, {least[2]}), "
         f"maximum {most[0]:.1f} % ({most[1]}, {most[2]})."
     )
 
 
-def claims_counted(claims: Sequence[Answer]) -> str:
-    """Return how many claims are decided, and how sure that is; '' of none."""
+def claims_counted(claims: Sequence[Answer], former: int = 0) -> str:
+    """Return how many claims are decided, and how sure that is; '' of none.
+
+    Args:
+        former: how many of their methods have other defaults today than in these runs.
+    """
     if not claims:
         return ""
     number = Counter(a.verdict for a in claims)
-    untuned = Counter(a.verdict for a in claims if a.untuned)
     seeds = sorted({a.difference.seeds for a in claims if a.difference})
-    alone, personal = _above_alone(claims)
     return (
-        f"Of the {len(claims)} claims on the methods' cards, one sentence each, "
-        f"{number[SUPPORTED]} are supported on these data sets ({untuned[SUPPORTED]} of methods "
-        f"that were not tuned), {number[REFUTED]} refuted ({untuned[REFUTED]}) and "
-        f"{number[UNDECIDED]} undecided ({untuned[UNDECIDED]})"
-        + (f", on {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds where a "
-           f"claim needs {SEEDS}" if seeds and seeds[0] < SEEDS else "")
-        + f". To be above a rival is not to be above working alone: of {personal} methods with a "
-        f"claim on personal accuracy {alone} are significantly above what clients reach alone.")
+        f"Each method's card claims one thing. Of {len(claims)} claims {number[SUPPORTED]} hold on "
+        f"these data sets, {number[REFUTED]} do not, {number[UNDECIDED]} are undecided"
+        + (f", with {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds where we "
+           f"ask for {SEEDS}" if seeds and seeds[0] < SEEDS else "") + "."
+        + (f" {former} of their methods have other defaults today." if former else "")
+        + _above_alone(claims))
 
 
-def _above_alone(claims: Sequence[Answer]) -> tuple[int, int]:
-    """Return how many claims' methods are significantly above working alone, and of how many."""
-    second = [a.second for a in claims if a.second is not None]
-    return sum(seen.apart > 0 for seen in second), len(second)
+def _above_alone(claims: Sequence[Answer]) -> str:
+    """Say how many claims' methods are significantly above LocalOnly, and above the best alone."""
+    local = [a.second for a in claims if a.second is not None and a.second != a.best]
+    best = [a.best for a in claims if a.best is not None]
+    words = [f"{sum(seen.apart > 0 for seen in some)} of {len(some)} are significantly above {what}"
+             for some, what in ((local, "the same parameters trained alone (LocalOnly)"),
+                                (best, "the best that each client reaches alone")) if some]
+    return f" Of the methods with a claim on personal accuracy {', '.join(words)}." \
+        if words else ""
 
 
 def claims_held(claims: Sequence[Answer]) -> str:
@@ -200,16 +206,13 @@ def claims_held(claims: Sequence[Answer]) -> str:
     if not answered:
         return f"none of {len(claims)} claims was tested: their runs are missing."
     firm = [a.method for a in answered if a.firm]
-    alone, second = _above_alone(answered)
     early = sum(bool(a.so_far) for a in answered)
     refuted = [a.method for a in answered if a.verdict == REFUTED]
     return (
         f"{number[SUPPORTED]} of {len(answered)} tested claims are supported, {number[REFUTED]} "
         f"refuted{named(refuted, MANY)}, {number[UNDECIDED]} undecided; {number[NOT_RUN]} "
         f"were not run. Each test is at the 5 % level; with Holm's correction for all of them "
-        f"{len(firm)} stay supported{named(firm, MANY)}. Of {second} methods with a claim "
-        f"on personal accuracy {alone} are significantly above the same parameters trained alone, "
-        "or the best baseline without collaboration."
+        f"{len(firm)} stay supported{named(firm, MANY)}.{_above_alone(answered)}"
     ) + (f" {early} of the tests have fewer pairs than planned and are preliminary."
          if early else "")
 

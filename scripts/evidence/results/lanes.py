@@ -16,6 +16,7 @@ from fedvlm.core.stats import mean
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.report.collect import Collected, as_float
 from fedvlm.report.tables.papers import dataset_name
+from fedvlm.runs.bits import BITS
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.verify.answer import ANSWER, federation_answer
 from fedvlm.runs.verify.beside import gain
@@ -91,13 +92,17 @@ def share_baselines(groups: Sequence[Sequence[FinishedRun]]) -> list[list[Finish
     """Return the runs with the baselines of each made whole, and its gain with them.
 
     A baseline is computed from images, clients and seeds (``claims.deal_of``), so all runs of these
-    have the same: those of the run that knows the most. A run with fewer was made before the
-    others came; its AFL, too, is that run's. The cells stay as they are.
+    have the same: those of the run that knows the most, of equals those with a bit per image. A
+    run with fewer was made before the others came; its AFL, too, is that run's. The cells stay as
+    they are.
     """
+    def known(found: Mapping[str, Any]) -> tuple[int, int]:
+        return len(found), sum(BITS in one for one in found.values())
+
     most: dict[Any, Mapping[str, Any]] = {}
     for run in (run for runs in groups for run in runs):
         found = run.section("references")
-        if len(found) > len(most.get(deal_of(run), ())):
+        if known(found) > known(most.get(deal_of(run), {})):
             most[deal_of(run)] = found
     return [[_with_baselines(run, most[deal_of(run)]) if run.section("references") else run
              for run in runs] for runs in groups]

@@ -5,6 +5,7 @@ No number of the page is written by hand: what stands in the template is words.
 
 from __future__ import annotations
 
+import csv
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -60,13 +61,18 @@ COSTS = "dirichlet"  # the setting whose costs are shown
 NO_WINS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
 HOME = ("A model for each client in the form its library reads, a table and figures for the "
         "paper, and runs that anybody can check and repeat.")
+UNTRAINED = "without a training step"
+DRAWN = (COSTS, "disjoint")  # settings whose clients' gains are drawn on a page of a question
+GAINED = ("Against each client's own logistic regression, which does not know the class names and "
+          f"can be far below the alone of the tables. {client_gain.CAPTION}")
 METRICS = ("personal", "base_all", "new", "hm2", "cm")  # of a lane with unseen classes
 UNSEEN = ("base_all", "new", "hm2")
 ABLATED, RIVALS = "ablation", "rivals"
+SIDES = {"image", "text"}  # first words of the tensors whose distances a setting's page has
 KINDS_OF_PARTS = 4  # a lane that trains more kinds of parts has one table for all of them
 ALL_PARTS = "by what is trained"
 # Columns behind the data sets.
-BESIDE = ("average", "gain", "balanced", "before", "steps", "trainable", "sent", "seconds")
+BESIDE = ("average", "gain", "balanced", "before", "steps", "trainable", "sent", "bytes", "seconds")
 
 
 @dataclass(frozen=True)
@@ -186,28 +192,36 @@ def _facts(
                "sets": len({r.protocol["dataset"] for r in every}),
                "seeds": seeds_each(sources.lanes)}
     held = headline.claims_held(claims)
-    gained = [path for section in sections for share in section.shares
-              for _, path in share.figures if "client-gain" in path]
+    gained = [(section.lane.title, path) for section in sections if section.lane.name in DRAWN
+              for share in section.shares for _, path in share.figures if "client-gain" in path]
+    shown, by_card = _map(into), {(a.lane, a.method) for a in claims}
+    former = former_defaults([run for lane in sources.lanes for run in lane.runs
+                              if (lane.name, run.method) in by_card])
     edges = chosen_edges(sources.tuned)
     hours = {row["label"]: row["hours"] for row in tuned.get("rows", ())}
     cost_lane = next((s.lane for s in sections if s.lane.name == COSTS), sections[0].lane)
     return numbers | {
         "tuned": tuned, "sections": sections, "claims": claims, "summary": held,
         "counts": headline.counts(numbers), "cases": first, "every": cases,
-        "federate": questions.federate(cases, first),
+        "federate": questions.federate(first), "beside": questions.beside(cases, first),
+        "own": questions.own_cases(cases, standings, shown["cells"], shown["drawn"]),
+        "useless": questions.useless(cases), "shared": questions.shared_deals(
+            [lane for lane in sources.lanes if lane.name not in NO_WINS]),
+        "commonest": {beta: questions.commonest(beta) for beta in (0.1, 0.3, 1.0)},
+        "wide": questions.how_wide(cases),
         "many": max((c.of for c in first), default=0),
         "words": [w for w in (headline.gains(standings), headline.hurt(standings)) if w],
         "methods": questions.with_what(standings, len(untuned)),
         "place": questions.at_our_place(standings, sources.lanes, first),
         "ranges": other_ranges(sources.tuned, sources.cards),
-        "former": former_defaults([r for lane in sources.lanes for r in lane.runs if (
-            lane.name, r.method) in {(a.lane, a.method) for a in claims}]),
-        "unreliable": questions.unreliable(cases), "cost_lane": cost_lane.name,
+        "former": former,
+        "unreliable": questions.unreliable(cases, shown["drawn"]), "cost_lane": cost_lane.name,
         "costs": _costs(sources, cost_lane, untuned),
-        "home": f"{HOME} {headline.claims_counted(claims)}",
+        "home": HOME, "claimed": headline.claims_counted(
+            claims, len({line.partition(":")[0] for line in former})),
         "sure": [*headline.sure(standings, numbers), *filter(None, [headline.start(every)])],
-        "figure": next((path for path in gained if COSTS in path), ""), "figures": gained,
-        "figure_words": client_gain.CAPTION, "map": _map(into),
+        "figure": next((path for _, path in gained if COSTS in path), ""), "figures": gained,
+        "figure_words": GAINED, "map": shown,
         "winners": headline.winners(standings), "needs": SEEDS,
         "unranked": [(lane.name, sorted({run.method for run in lane.runs
                                          if run.digest in untuned})) for lane in sources.lanes
@@ -232,17 +246,22 @@ def _map(into: Path) -> dict[str, Any]:
     folder = into / MAP
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if not {"map.png", "map.csv"} <= there:
-        return {"png": "", "words": (), "page": "", "methods": "", "cases": ""}
+        return {"png": "", "words": (), "page": "", "methods": "", "cases": "", "cells": (),
+                "drawn": ()}
 
     def told(name: str) -> str:
         return (folder / name).read_text(encoding="utf-8").strip() if name in there else ""
+
+    def rows(name: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(told(name).splitlines()))
 
     plain = "What federation gains, by clients, images of a client, skew and feature shift."
     return {"png": next(name for name in ("map-all.png", "map.png") if name in there),
             "page": "map/README.md" if "README.md" in there else "",
             "methods": "map/methods.md" if "methods.md" in there else "",
             "words": (told("words.txt") or plain).splitlines(),
-            "cases": told("cases.txt"), "best": told("methods.txt").splitlines()}
+            "cases": told("cases.txt"), "best": told("methods.txt").splitlines(),
+            "cells": rows("map.csv"), "drawn": rows("methods.csv")}
 
 
 def _costs(
@@ -251,10 +270,14 @@ def _costs(
     """Return a table for each set of trained parameters: accuracy beside bytes, steps, seconds."""
     flat = {name: replace(paper, group="") for name, paper in sources.papers.items()}
     spec = Spec(mixed=(), order=("best",), names=True, papers=flat,
-                columns=("gain", "sent", "steps", "trainable", "seconds"))
+                columns=("gain", "sent", "bytes", "steps", "trainable", "seconds"))
     out = []
-    for title, runs in groups(lane, sources.cards, untuned).items():
-        if ranked(title):
+    by_title = {title: runs for title, runs in groups(lane, sources.cards, untuned).items()
+                if ranked(title)}
+    once = [run for run in lane.runs if run.totals().get("bytes_up")
+            and not run.totals().get("local_steps") and not run.protocol.get("tag")]
+    for title, runs in (by_title | {UNTRAINED: once}).items():
+        if runs:
             made = replace(tables(lane.only(runs), spec)[0], caption="", notes=())
             out.append((title, table_markdown([made]).rstrip("\n")))
     return out
@@ -294,7 +317,9 @@ def _before(lanes: Sequence[Lane], lane: Lane) -> list[Lane]:
 
 
 def moved(distances: Mapping[str, Mapping[str, Any]], runs: Sequence[FinishedRun]) -> list[str]:
-    """Return how far each method's shared tensors are from their start, a line each.
+    """Return how far each method's tensors of the towers' sides are from their start, a line each.
+
+    A head is not of a side: AFL's, solved for in one round, did not move there in 20.
 
     Args:
         distances: of ``Sources``, of one lane; runs: of the lane: no others count.
@@ -303,9 +328,9 @@ def moved(distances: Mapping[str, Mapping[str, Any]], runs: Sequence[FinishedRun
     rounds = {run.digest: run.protocol.get("rounds") for run in runs}
     names = {run.digest: run.method for run in runs}
     for digest, told in distances.items():
-        for part, value in told.items() if digest in names else ():
+        for part in told.keys() & SIDES if digest in names else ():
             name = f"{names[digest]}, {rounds[digest]} rounds"
-            numbers.setdefault(name, {}).setdefault(part, []).append(100 * float(value))
+            numbers.setdefault(name, {}).setdefault(part, []).append(100 * float(told[part]))
     return [f"{name}: " + ", ".join(
         f"{part} {mean(several):.0f} % ({min(several):.0f} to {max(several):.0f})"
         for part, several in sorted(parts.items())
@@ -344,7 +369,8 @@ def _all_parts(
     """
     flat = {name: replace(paper, group="") for name, paper in sources.papers.items()}
     spec = Spec(reference=("alone", "together", "bound"), mixed=(), order=("best",), names=True,
-                columns=("gain", "balanced", "before", "steps", "trainable", "sent", "seconds"),
+                columns=("gain", "balanced", "before", "steps", "trainable", "sent", "bytes",
+                         "seconds"),
                 papers=flat)
     made = [stacked(_by_group(lane, by_parts, spec), tables(
         lane.collected, replace(spec, versus=""), _command(lane))[0])]
@@ -441,8 +467,8 @@ def _figures(
         return []
     kinds: list[tuple[Any, str]] = [(forest, "forest")]
     kinds += [(client_gain, "client-gain")] if whole else []
-    drawn = [(figure.CAPTION, _draw(figure, runs, sources.papers, into,
-                                    f"{name}-{_slug(lane.name, title)}"))
+    drawn = [(GAINED if figure is client_gain else figure.CAPTION,
+              _draw(figure, runs, sources.papers, into, f"{name}-{_slug(lane.name, title)}"))
              for figure, name in kinds]
     return [(words, path) for words, path in drawn if path]
 

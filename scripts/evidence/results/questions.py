@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from evidence.results.claims import (
     BEST_ALONE,
-    PERSONAL,
     Side,
     deal_of,
     difference,
@@ -22,7 +23,7 @@ from evidence.results.claims import (
     side_of,
 )
 from evidence.results.lanes import Lane, bare
-from evidence.results.standing import Standing
+from evidence.results.standing import NEW, PERSONAL, Standing, losers, mean_of_sets
 from fedvlm.core.stats import mean
 from fedvlm.report.statistics.contrast import Contrast
 from fedvlm.report.tables.papers import dataset_name
@@ -31,7 +32,6 @@ from fedvlm.runs.finished import FinishedRun
 BALANCED, WORST = "personal_balanced", "personal_worst"
 VARIANTS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
 FEWEST = 3  # methods of a matrix
-EQUAL = 1e-9  # right answers
 AFL, SHARES = "afl", "afl_prior"  # references of one round, without training
 
 
@@ -51,6 +51,8 @@ class Case:
             them. The latter is of any run, of any setting, with the same images, clients, backbone
             and seeds. beside: method minus AFL plus class shares, over the pairs that have both.
         deals: images, clients and seeds of its runs (``claims.deal_of``).
+        bits: share of its pairs in which both sides have a bit per test image; None of no pair.
+        fair: the row's method with the highest class-balanced gain, and that gain, in words.
     """
 
     lane: str
@@ -73,6 +75,8 @@ class Case:
     shares: float | None = None
     beside: Contrast | None = None
     deals: frozenset[tuple[Any, ...]] = frozenset()
+    bits: float | None = None
+    fair: str = "-"
 
     @property
     def untrained(self) -> str:
@@ -99,37 +103,38 @@ def _case(one: Standing, lane: Lane) -> Case:
     for name in names:
         sides = [Side({p: v for p, v in side.numbers.items() if p[0] == name}, side.answers)
                  for side in (alone, own, pooled)]
-        before, after, whole = map(_mean, sides)
+        before, after, whole = map(mean_of_sets, sides)
         rows.append((dataset_name(name), before, after, whole, difference(sides[1], sides[0])))
     configs = [run.identity_config() for run in runs]
     clients = sorted({int(config.get("FED.CLIENTS") or 0) for config in configs})
     return Case(
         one.lane, lane.title, one.title,
         " to ".join(map(str, dict.fromkeys((clients[0], clients[-1])))),
-        one.short(method), len(one.gains), one.gain_of(method), _mean(alone), _mean(own),
-        _mean(pooled), one.gains[method], beside[0], beside[1], _losers(own, alone), rows,
-        _mean(ridge), _mean(shares), difference(own, shares), frozenset(map(deal_of, runs)))
+        one.short(method), len(one.gains), one.gain_of(method), mean_of_sets(alone),
+        mean_of_sets(own), mean_of_sets(pooled), one.gains[method], beside[0], beside[1],
+        losers(own, alone), rows,
+        mean_of_sets(ridge), mean_of_sets(shares), difference(own, shares),
+        frozenset(map(deal_of, runs)), _kept(own, alone), _fair(one, lane))
 
 
-def _losers(own: Side, alone: Side) -> float | None:
-    """Return the share of clients with fewer right answers than alone, mean over sets, percent."""
-    shares: dict[Any, dict[Any, float]] = {}
-    for place, seeds in own.answers.items():
-        for seed, told in seeds.items():
-            other = alone.answers.get(place, {}).get(seed, {})
-            both = [(one.right, other[client].right) for client, one in told.items()
-                    if client in other]
-            if both:
-                shares.setdefault(place, {})[seed] = 100 * sum(
-                    a < b - EQUAL for a, b in both) / len(both)
-    return _mean(Side(shares, {}))
+def _kept(own: Side, alone: Side) -> float | None:
+    """Return the share of pairs that are compared image by image."""
+    pairs = [(told, alone.answers[place][seed]) for place, seeds in own.answers.items()
+             for seed, told in seeds.items() if seed in alone.answers.get(place, {})]
+    return mean(float(all(client.bits for side in pair for client in side.values()))
+                for pair in pairs)
 
 
-def _mean(side: Side) -> float | None:
-    sets: dict[Any, list[float]] = {}
-    for place, numbers in side.numbers.items():
-        sets.setdefault(place[0], []).append(mean(numbers.values()) or 0.0)
-    return mean(mean(each) for each in sets.values())
+def _fair(one: Standing, lane: Lane) -> str:
+    """Return who gains the most class-balanced accuracy over alone, in words."""
+    gains = {}
+    for method in one.gains:
+        runs = [run for run in lane.runs if run.method == method]
+        seen = difference(side_of(runs, BALANCED), side_of(runs, BALANCED, BEST_ALONE))
+        if seen is not None:
+            gains[method] = seen.mean
+    best = max(gains, key=lambda m: gains[m], default="")
+    return f"{one.short(best)} {gains[best]:+.1f}" if best else "-"
 
 
 def first_cases(every: Sequence[Case]) -> list[Case]:
@@ -141,42 +146,71 @@ def first_cases(every: Sequence[Case]) -> list[Case]:
     return list(best.values())
 
 
-def federate(every: Sequence[Case], first: Sequence[Case]) -> list[str]:
+def federate(first: Sequence[Case]) -> list[str]:
     """Answer whether clients should federate, from the settings' best rows: a line each."""
     if not first:
         return ["No setting has methods that communicate and a baseline without collaboration."]
     up = [c for c in first if c.sure > 0]
     down = [c for c in first if c.sure < 0]
-    out = [f"Significantly better in {_named(up)}.{_alike(up)}",
-           f"Significantly worse in {_named(down)}.{_alike(down)}",
-           f"Undecided in {len(first) - len(up) - len(down)}."]
-    if told := untrained(first):
-        out.append(told)
-    balanced = [c for c in first if c.balanced is not None]
+    undecided = [c for c in first if c.sure == 0]
+    odd = [c.lane for c in undecided if c.gain.apart > 0]
+    return list(filter(None, [
+        f"Significantly better in {_named(up)}.{_alike(up)}",
+        f"Significantly worse in {_named(down)}.{_alike(down)}",
+        f"Undecided in {len(undecided)}."
+        + (f" An interval above zero can be undecided ({', '.join(odd)}): significance is "
+           "corrected for choosing the best of many." if odd else ""), untrained(first)]))
+
+
+def beside(every: Sequence[Case], first: Sequence[Case]) -> list[str]:
+    """Say what the same rows are by class, for clients and on a new set; a line each."""
+    out = []
+    balanced = [c.balanced for c in first if c.balanced is not None]
     if balanced:
-        gains = [c.balanced.mean for c in balanced if c.balanced]
-        sides = [c.balanced.apart for c in balanced if c.balanced]
-        out.append("Class-balanced accuracy counts rare classes like common ones. In it the same "
-                   f"methods differ by {min(gains):+.1f} to {max(gains):+.1f} points from the best "
-                   f"that each client reaches alone: significantly above it in {sides.count(1)} "
-                   f"and below it in {sides.count(-1)} of {len(balanced)} settings (by seeds "
-                   "alone, without correction for choosing).")
+        gains, sides = [g.mean for g in balanced], [g.apart for g in balanced]
+        out.append("Class-balanced, over each client's own classes, the same methods gain "
+                   f"{min(gains):+.1f} to {max(gains):+.1f} points: significantly above alone in "
+                   f"{sides.count(1)} and below it in {sides.count(-1)} of {len(balanced)} "
+                   "settings (by seeds alone, without correction for choosing).")
     hurt = [c for c in first if c.hurt is not None]
     if hurt:
         least, most = (f(hurt, key=lambda c: c.hurt or 0.0) for f in (min, max))
-        out.append(f"Clients that reach more alone: {least.hurt:.1f} % at least ({least.method} in "
-                   f"{least.setting}), {most.hurt:.1f} % at most ({most.method} in "
-                   f"{most.setting}).")
+        out.append(f"Even with the best method of a setting, {least.hurt:.1f} % ({least.method}, "
+                   f"{least.lane}) to {most.hurt:.1f} % ({most.method}, {most.lane}) of the "
+                   "clients would have done better alone.")
     new = [c for c in every if c.gain.ahead]
     sure = [c for c in new if c.gain.apart_ahead > 0]
     few = len(every) - len(new)
-    rest = f"; {few} comparisons have too few data sets for an interval" if few else ""
+    rest = f" ({few} have fewer)" if few else ""
     if len(sure) < len(every):
-        out.append("All this is about these data sets. For one more data set a gain can be "
-                   f"promised in {len(sure) or 'none'} of the {len(new)} comparisons on four or "
-                   f"more{rest}." if new else "All this is about these data sets. No comparison "
-                   "has the four that a promise for one more needs.")
+        out.append("On another data set a gain is sure in "
+                   f"{len(sure) or 'none'} of the {len(new)} comparisons on four data sets or "
+                   f"more{rest}." if new else "Nothing follows for another data set: no "
+                   "comparison has the four that a prediction needs.")
     return out
+
+
+def how_wide(every: Sequence[Case]) -> str:
+    """Say how much of what is compared has a bit per test image, which makes intervals narrower."""
+    known: dict[str, list[float]] = {}
+    for one in every:
+        if one.bits is not None:
+            known.setdefault(one.lane, []).append(one.bits)
+    if not known:
+        return ""
+    share = mean([bits for some in known.values() for bits in some]) or 0.0
+    without = [name for name, some in known.items() if min(some) < 1]
+    if not share:
+        return ("No setting's runs have a bit per test image on both sides: intervals rest on "
+                "counts of right answers and are too wide, and undecided is often that "
+                "([how wide](../tables.md)).")
+    words = (f"The runs of {len(known) - len(without)} of {len(known)} settings have a bit per "
+             f"test image on both sides ({100 * share:.0f} % of the pairs). ")
+    return words + (
+        f"The others ({', '.join(without)}) count right answers, so their intervals are too wide, "
+        "and undecided is often that" if without else
+        "The images have no names there, so the intervals are still rather wide than narrow"
+    ) + " ([how wide](../tables.md))."
 
 
 def _alike(some: Sequence[Case]) -> str:
@@ -197,15 +231,14 @@ def untrained(first: Sequence[Case]) -> str:
     have = [(c, c.beside, c.shares) for c in first if c.beside and c.shares is not None]
     if not have:
         return ""
-    above = [(c, seen, value) for c, seen, value in have if seen.mean <= 0]
-    sure = sum(seen.apart < 0 for _, seen, _ in above)
-    words = ", ".join(f"{value:.1f} % in {c.setting} ({c.method} {seen.mean:+.1f} points)"
-                      for c, seen, value in above)
-    return ("AFL plus each client's class shares, one round without training, is known for the "
-            f"images and clients of {len(have)} of these settings and reaches at least as much as "
-            f"the best method in {len(above)}, significantly more in {sure}"
-            + (f": {words}." if words else ".")
-            + " A personal head that does not beat it has not been shown to need its training.")
+    above = [c for c, seen, _ in have if seen.mean <= 0]
+    sure = [c.lane for c, seen, _ in have if seen.apart < 0]
+    named = f" ({', '.join(sure)})" if sure else ""
+    return ("One baseline needs no training: AFL's ridge regression plus the logarithm of each "
+            "client's class shares (two rounds). It reaches at least as much as the best "
+            f"method in {len(above)} of {len(have)} settings, significantly more in "
+            f"{len(sure)}{named}. A trained method is worth its rounds only where it beats this "
+            "baseline.")
 
 
 def with_what(standings: Sequence[Standing], unranked: int) -> list[str]:
@@ -220,57 +253,72 @@ def with_what(standings: Sequence[Standing], unranked: int) -> list[str]:
         for method in (one.best, *one.peers):
             wins[one.short(method)] = wins.get(one.short(method), 0) + 1
     places = {name: sum(name in map(one.short, one.means) for one in every) for name in wins}
-    most = sorted(wins, key=lambda name: (-wins[name], places[name], name))[:4]
+    most = sorted(wins, key=lambda name: (-wins[name], places[name], name))[:3]
     seen = [c.detectable for one in every for c in one.apart.values() if c.detectable is not None]
     out = [
-        f"{len(every)} comparisons, each of methods that train the same parameters in the same "
-        "setting.",
-        "LocalOnly is the same parameters, each client trained alone. Some method is significantly "
-        f"better than it in {len(above)} of the {len(with_local)} comparisons that have it.",
-        "Best, or not significantly below the best: "
-        + ", ".join(f"{name} in {wins[name]} of its {places[name]}" for name in most) + "."
-        + (f" That is not the same as equally good: a difference must be {median(seen):.1f} "
-           "points to be found (median)." if seen else "")]
+        "Best, or not clearly worse than the best, of methods that train the same parameters: "
+        + ", ".join(f"{name} in {wins[name]} of its {places[name]} comparisons" for name in most)
+        + "." + (f" Differences below about {median(seen):.1f} points cannot be seen with these "
+                 "runs." if seen else ""),
+        "Some method is significantly better than the same parameters trained alone (LocalOnly) in "
+        f"{len(above)} of the {len(with_local)} comparisons that have it."]
     if any("(ft)" in name for name in most):
         out.append("(ft): with a final fine-tuning at each client.")
     if unranked:
-        out.append(f"{unranked} runs of methods that were not tuned are not ranked.")
+        out.append(f"{unranked} runs of methods that were not tuned are not ranked. AFL has "
+                   "nothing to tune: the data choose its ridge.")
     return out
+
+
+def useless(every: Sequence[Case]) -> str:
+    """Say which parameters no method should train here: below alone in every setting."""
+    by: dict[str, list[Case]] = {}
+    for case in every:
+        by.setdefault(case.title, []).append(case)
+    down = {title: max(some, key=lambda c: c.gain.mean) for title, some in by.items()
+            if all(c.sure < 0 for c in some)}
+    words = ", ".join(f"{title} ({best.gain.mean:+.1f} points at best)"
+                      for title, best in down.items())
+    return ("What not to train on such small backbones, since the best "
+            f"method is significantly below working alone in every setting: {words}."
+            ) if down else ""
 
 
 def at_our_place(
     standings: Sequence[Standing], lanes: Sequence[Lane], first: Sequence[Case]
 ) -> list[str]:
-    """Answer what a run costs: bytes as sent, seconds, over all ranked methods; a line each.
+    """Answer what a run costs: bytes as sent, seconds, over all methods that send; a line each.
 
     Args:
         first: the best method of each setting.
     """
-    by_name = {lane.name: lane for lane in lanes}
-    top = {(case.lane, case.title, case.method) for case in first}
-    costs, best, ready, every = [], [], 0, 0
-    for one in standings:
-        if not one.alike or one.lane in VARIANTS:
-            continue
-        for method in sorted(one.senders & one.means.keys()):
-            runs = [run for run in by_name[one.lane].runs if run.method == method]
-            every += len(runs)
+    names = {(one.lane, one.title): one for one in standings}
+    top = {(case.lane, next((m for m in names[case.lane, case.title].means if names[
+        case.lane, case.title].short(m) == case.method), case.method)) for case in first}
+    sent, best, seconds, ready = [], [], [], 0
+    for lane in lanes:
+        for method in dict.fromkeys(run.method for run in lane.runs):
+            runs = [r for r in lane.runs if r.method == method and r.totals().get("bytes_up")]
+            told = [s for run in runs if (s := sent_of(run)) is not None]
+            if not told:
+                continue
             ready += sum(map(_encoded_before, runs))
-            sent = [s for run in runs if (s := sent_of(run)) is not None]
-            if sent:
-                costs.append((mean(sent) or 0.0, mean(run.seconds for run in runs) or 0.0,
-                              one.short(method)))
-                if (one.lane, one.title, one.short(method)) in top:
-                    best.append(costs[-1])
-    if not costs:
+            seconds += [(run.seconds, f"{bare(method)} in {lane.name}") for run in runs]
+            sent.append((mean(told) or 0.0, bare(method)))
+            if (lane.name, method) in top:
+                best.append(sent[-1])
+    if not sent:
         return ["No run of these settings sent anything."]
-    seconds = sorted(cost[1] for cost in costs)
+    (least, _), (most, who) = min(seconds), max(seconds)
     return [
-        f"A CPU is enough. A run of all clients takes {seconds[0]:.0f} to {seconds[-1]:.0f} "
-        "seconds on one core with these small backbones, which are frozen and encode each image "
-        f"once. Encoding comes on top: {ready:,} of {every:,} runs found their images encoded.",
-        f"A client sends and receives {_sent(costs)} in each round"
-        + (f"; with the best method of a setting {_sent(best)}." if best else "."),
+        f"A CPU is enough. {len(seconds):,} runs of methods that send, each of all clients, took "
+        f"{least:.1f} to {most:.0f} seconds ({who}) on one core with these small backbones, half "
+        f"of them at most {median(s for s, _ in seconds):.0f}.",
+        f"A client sends and receives {_sent(sent)} in each round"
+        + (f"; with the best method of a setting {_sent(best)}." if best else ".")
+        + " AFL, FedPFT and TOFA send once; the others in every round.",
+        "Images are encoded once and stored, which comes on top: "
+        f"{ready:,} of these {len(seconds):,} runs found them stored.",
         "The same command runs in one process, in several, and at sites that keep their images."]
 
 
@@ -280,8 +328,8 @@ def _encoded_before(run: FinishedRun) -> bool:
                for note in run.info.get("notes", ()))
 
 
-def _sent(costs: Sequence[tuple[float, float, str]]) -> str:
-    ends = [f"{kb:,.{int(kb < 10)}f} kB ({name})" for kb, _, name in (min(costs), max(costs))]
+def _sent(costs: Sequence[tuple[float, str]]) -> str:
+    ends = [f"{kb:,.{int(kb < 10)}f} kB ({name})" for kb, name in (min(costs), max(costs))]
     return " to ".join(dict.fromkeys(ends))
 
 
@@ -294,14 +342,139 @@ def sent_of(run: FinishedRun) -> float | None:
     return (totals.get("bytes_up", 0) + totals.get("bytes_down", 0)) / rounds / 1000
 
 
-def unreliable(every: Sequence[Case]) -> str:
-    """Say what is left of the gain where only a part of the clients answers in a round."""
+def unreliable(every: Sequence[Case], drawn: Sequence[Mapping[str, str]] = ()) -> str:
+    """Say what is left of the gain where only a part of the clients answers in a round.
+
+    Args:
+        drawn: rows of the map's ``methods.csv``.
+    """
+    sides = {1: "significant", 0: "undecided", -1: "significantly below"}
     pairs = [(next((c for c in every if c.lane == "dirichlet" and c.title == part.title), None),
               part) for part in every if part.lane == "participation"]
-    return " ".join(
-        f"Where a part of the clients answers in each round ({part.title}), {part.method} is best "
-        f"with a gain of {part.gain.mean:+.1f} points; with all of them {whole.method}, "
-        f"{whole.gain.mean:+.1f}." for whole, part in pairs if whole)
+    lines = [f"Where a part of the clients answers in each round ([participation]"
+             f"(settings/participation.md), {part.title}), {part.method} has the highest mean, "
+             f"{part.gain.mean:+.1f} points above alone ({sides[part.sure]}); with all of them "
+             f"{whole.method}, {whole.gain.mean:+.1f} ({sides[whole.sure]})."
+             for whole, part in pairs if whole]
+    few = gains_on_map(drawn, "two clients in a round")
+    if few:
+        order = sorted(few, key=lambda m: -few[m])
+        lines.append("With two of ten in each round, on the [map's middle](map/methods.md), it is "
+                     + ", ".join(f"{m} {few[m]:+.1f}" for m in order) + ".")
+    return " ".join(lines)
+
+
+def gains_on_map(
+    drawn: Sequence[Mapping[str, str]], case: str, own: str = PERSONAL, alone: str = "alone"
+) -> dict[str, float]:
+    """Return each method's gain over alone in a case of ``methods.csv``, sets alike.
+
+    Args:
+        own, alone: the columns.
+    """
+    several: dict[str, dict[str, list[float]]] = {}
+    for row in drawn:
+        if row["case"] == case and row.get(own) and row.get(alone):
+            several.setdefault(row["method"], {}).setdefault(row["set"], []).append(
+                float(row[own]) - float(row[alone]))
+    most = max(map(len, several.values()), default=0)
+    return {method: mean(mean(values) for values in sets.values()) or 0.0
+            for method, sets in several.items() if len(sets) == most}
+
+
+def own_cases(
+    every: Sequence[Case], standings: Sequence[Standing], cells: Sequence[Mapping[str, str]],
+    drawn: Sequence[Mapping[str, str]],
+) -> list[tuple[str, str]]:
+    """Return what a reader's case is, and the answer in one line; what no run says is left out.
+
+    Args:
+        cells, drawn: rows of the map's ``map.csv`` and ``methods.csv``.
+    """
+    return [(case, words) for case, words in (
+        ("differ by scanner or hospital", _scanners(cells)),
+        ("have classes of their own", _disjoint(every)),
+        ("have the same classes and one image of each", _on_map(drawn, "even 10x10")),
+        ("expect new classes later", _new_classes(standings)),
+        ("are poor beside rich", _poor(drawn)),
+    ) if words]
+
+
+def _scanners(cells: Sequence[Mapping[str, str]]) -> str:
+    """Return the median gain of the map's cells with a scanner each, and without, pair by pair."""
+    keys = ("set", "clients", "images", "skew")
+    at: dict[str, dict[tuple[str, ...], float]] = {}
+    for row in cells:
+        if row["method"] == "personal":
+            at.setdefault(row["shift"], {})[tuple(row[key] for key in keys)] = float(row["gain"])
+    plain = at.pop("no", {})
+    shifted = next(iter(at.values()), {})
+    both = plain.keys() & shifted.keys()
+    if not both:
+        return ""
+    before, after = (median(one[cell] for cell in both) for one in (plain, shifted))
+    return (f"A personal head pulled to a shared one gains {after:+.1f} points in the median, "
+            f"{before:+.1f} with one scanner for all ({len(both)} pairs of cells; "
+            "[map](map/README.md)).")
+
+
+def _disjoint(every: Sequence[Case]) -> str:
+    some = [c for c in every if c.lane == "disjoint"]
+    best = max(some, key=lambda c: c.together or 0.0, default=None)
+    if best is None:
+        return ""
+    answer = {1: "Yes", 0: "Hardly", -1: "No"}[best.sure]
+    return (f"{answer}: {best.method}, the best of {best.of}, {best.gain.mean:+.1f} points "
+            "([disjoint](settings/disjoint.md)).")
+
+
+def _on_map(drawn: Sequence[Mapping[str, str]], case: str) -> str:
+    found = gains_on_map(drawn, case)
+    order = sorted(found, key=lambda m: -found[m])
+    return ", ".join(f"{m} {found[m]:+.1f}" for m in order[:2]) \
+        + " points (the best two; [methods on the map](map/methods.md))." if order else ""
+
+
+def _poor(drawn: Sequence[Mapping[str, str]], case: str = "poor beside rich") -> str:
+    """Return who is best where clients have few and many images, and what both thirds gain."""
+    found = gains_on_map(drawn, case)
+    best = max(found, key=lambda m: found[m], default="")
+    parts = [f"{words} {points[best]:+.1f}" for who, words in (
+        ("poor", "the third with the fewest images"), ("rich", "the third with the most"))
+        if best in (points := gains_on_map(drawn, case, who, f"{who}_alone"))]
+    return _on_map(drawn, case) + (f" With {best} {', '.join(parts)}." if parts else "")
+
+
+def _new_classes(standings: Sequence[Standing]) -> str:
+    """Return the best method on classes that no client has, over the zero-shot model."""
+    some = [one for one in standings if one.alike and one.metric == NEW and one.gains]
+    if not some:
+        return ""
+    every = [(one.gains[m].mean, one, m) for one in some for m in one.gains]
+    points, one, best = max(every, key=lambda told: told[0])
+    sure = sum(one.gain_of(m) > 0 for _, one, m in every)
+    return (f"{one.short(best)} ({one.title}) {one.means[best]:.1f} % on them, {points:+.1f} "
+            f"points over the zero-shot model; {sure} of {len(every)} methods are significantly "
+            f"above it ([{one.lane}](settings/{one.lane}.md)).")
+
+
+def shared_deals(lanes: Sequence[Lane]) -> str:
+    """Name the settings that have images, clients and seeds in common; '' of none."""
+    deals = {lane.name: frozenset(map(deal_of, lane.runs)) for lane in lanes if lane.runs}
+    groups: list[list[str]] = []
+    for name in deals:
+        near = [group for group in groups if any(deals[name] & deals[other] for other in group)]
+        groups = [group for group in groups if group not in near]
+        groups.append([*(other for group in near for other in group), name])
+    words = "; ".join(", ".join(group) for group in groups if len(group) > 1)
+    return (f"Settings with images, clients and seeds in common: {words}. Their cells are not "
+            "independent." if words else "")
+
+
+def commonest(beta: float, classes: int = 10, most: int = 2) -> float:
+    """Return the mean share of a client's commonest classes under Dirichlet, in percent."""
+    drawn = np.random.default_rng(0).dirichlet(np.full(classes, beta), 20000)
+    return 100 * float(np.sort(drawn)[:, -most:].sum(axis=1).mean())
 
 
 Matrix = tuple[str, Sequence[str], Sequence[tuple[str, str, str, Sequence[str]]]]
@@ -347,5 +520,5 @@ def _percent(value: float | None) -> str:
 
 
 def _named(rows: Sequence[Case]) -> str:
-    names = ", ".join(f"{c.method} {c.gain.mean:+.1f} points in {c.setting}" for c in rows)
+    names = ", ".join(f"{c.method} {c.gain.mean:+.1f} points in {c.lane}" for c in rows)
     return f"{len(rows)}: {names}" if rows else "none"

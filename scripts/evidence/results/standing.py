@@ -10,6 +10,7 @@ from typing import Any
 
 from evidence.results.claims import (
     BEST_ALONE,
+    Side,
     by_set,
     difference,
     place_of,
@@ -24,7 +25,7 @@ from fedvlm.report.tables.papers import source_of
 from fedvlm.runs.finished import FinishedRun
 
 CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
-PERSONAL = "personal"
+PERSONAL, NEW = "personal", "new"
 # What every method should be above: reference, number, words.
 BELOW = (
     ("logreg", PERSONAL, "logistic regression (each client on its own images)"),
@@ -32,6 +33,8 @@ BELOW = (
     ("zero_shot", "hm2", "the zero-shot model's harmonic mean of base and new classes (hm2)"),
     ("zero_shot", "cm", "the zero-shot model's mean of personal and hm2 (cm)"),
 )
+ZERO_SHOT = "zero_shot"
+EQUAL = 1e-9  # right answers
 MOST = 6  # methods named one by one
 Sets = Sequence[Mapping[Any, float]]  # per data set: seeds -> value
 
@@ -46,12 +49,15 @@ class Standing:
         apart: what each other's paired difference to the best is, best minus other.
         gains: method -> collaboration gain in points: ``contrast`` with none; only of methods that
             send anything.
-        hurt: method -> share of clients below their own classifier, in percent, of the same.
+        hurt: method -> share of clients with fewer right answers than with the best baseline
+            without collaboration, in percent, mean over the data sets; of the same.
         set_by_set: of the gains on single data sets, over seeds alone, how many are significantly
             above none, not significantly different, below.
         sets, seeds: data sets; the most seeds of one; values: what ``means`` are of.
         lacking: who is left out -> why; thin: data sets left out, which few methods have yet.
         alike: whether the methods do train the same; if not, none is called the best of them.
+        metric: what is compared: ``PERSONAL``, or ``NEW`` where every run has it; then the gain is
+            over the zero-shot model, on the same classes.
         senders: the methods that send anything; over_local: each other's paired difference to
             LocalOnly, where the row has it.
     """
@@ -69,6 +75,7 @@ class Standing:
     lacking: Mapping[str, str] = field(default_factory=dict)
     thin: Sequence[str] = ()
     alike: bool = True
+    metric: str = PERSONAL
     senders: frozenset[str] = frozenset()
     over_local: Mapping[str, Contrast] = field(default_factory=dict)
 
@@ -112,7 +119,9 @@ def standing_of(
     methods have as the commonest; who lacks one of them, or has fewer than half of the seeds of
     another, is left out by name; of all others the seeds that they share.
     """
-    numbers = _by_place(runs, lambda run: run.value("personal"))
+    metric = NEW if all(run.value(NEW) is not None for run in runs) else PERSONAL
+    none_of = BEST_ALONE if metric == PERSONAL else ZERO_SHOT
+    numbers = _by_place(runs, lambda run: run.value(metric))
     count = Counter(place for sets in numbers.values() for place in sets)
     places = sorted((p for p in count if 2 * count[p] > max(count.values())), key=str)
     rows = {m: [sets.get(p, {}) for p in places] for m, sets in numbers.items()}
@@ -131,7 +140,7 @@ def standing_of(
     best = next(iter(means))
     sources = [source_of(p[0]) for p in places]
     sources = list(dict(zip((p[0] for p in places), sources, strict=True)).values())
-    sides = {m: side_of([r for r in runs if r.method == m], PERSONAL) for m in means}
+    sides = {m: side_of([r for r in runs if r.method == m], metric) for m in means}
 
     def against(a: str, b: str) -> Contrast | None:
         told = [sides[m].by_set(places, cells) for m in (a, b)]
@@ -144,10 +153,10 @@ def standing_of(
     over = {m: seen for m in means
             if local and m != local and (seen := against(local, m)) is not None}
     senders = {run.method for run in runs if run.totals().get("bytes_up")}
-    gains, single = {}, []
+    gains, hurt, single = {}, {}, []
     for method in means:
         here = [run for run in runs if run.method == method]
-        own, none = side_of(here, PERSONAL), side_of(here, PERSONAL, BEST_ALONE)
+        own, none = sides[method], side_of(here, metric, none_of)
         if method not in senders or any(p not in none.numbers for p in places):
             continue
         own, none = (replace(one, numbers={p: one.numbers[p] for p in places})
@@ -155,16 +164,15 @@ def standing_of(
         seen = difference(own, none)
         if seen is not None:
             gains[method] = seen
+            if (share := losers(own, none)) is not None:
+                hurt[method] = share
             alone = [difference(*(replace(one, numbers={p: one.numbers[p]})
                                   for one in (own, none))) for p in places]
             single += [one.apart for one in alone if one is not None]
-    hurt = {m: mean(mean(one.values()) for one in by_set(sets, cells).values()) or 0.0
-            for m, sets in _by_place(runs, lambda run: run.section("hurt").get("share")).items()
-            if m in senders and m in means}
     signs = (single.count(1), single.count(0), single.count(-1))
     return Standing(lane, title, means, apart, gains, hurt, signs, len(whole[best]),
                     max(len(one) for sets in whole.values() for one in sets), whole, lacking,
-                    sorted({str(p[0]) for p in count if p not in places}), alike,
+                    sorted({str(p[0]) for p in count if p not in places}), alike, metric,
                     frozenset(senders), over)
 
 
@@ -172,9 +180,15 @@ def sentences(one: Standing | None, runs: Sequence[FinishedRun]) -> list[str]:
     """Return the outcome as sentences: best method, significant differences, baselines above."""
     if one is None or not one.alike:
         return _below(one, runs)
-    out = [f"Best: {one.short(one.best)}, {one.means[one.best]:.1f}; significantly better on these "
-           "data sets (paired, corrected for choosing the best) than "
+    what = "" if one.metric == PERSONAL else " on classes that no client has"
+    out = [f"Best{what}: {one.short(one.best)}, {one.means[one.best]:.1f}; significantly better on "
+           "these data sets (paired, corrected for choosing the best) than "
            f"{len(one.beaten)} of the {len(one.apart)} others."]
+    if what and one.gains:
+        up = [one.short(m) for m in one.gains if one.gain_of(m) > 0]
+        out.append(f"There significantly above the zero-shot model (by seeds alone): {len(up)} of "
+                   f"{len(one.gains)}{named(up)}; the best by {one.gains[one.best].mean:+.1f} "
+                   "points." if one.best in one.gains else "")
     if one.lacking:
         out.append("Not in this comparison nor in the first table: " + ", ".join(
             f"{m} ({why})" for m, why in one.lacking.items()) + ".")
@@ -205,6 +219,28 @@ def _below(one: Standing | None, runs: Sequence[FinishedRun]) -> list[str]:
             out.append(f"{len(names)} of {of} methods are on average below {words}"
                        f"{named(names, MOST if metric == PERSONAL else len(names))}.")
     return out
+
+
+def losers(own: Side, alone: Side) -> float | None:
+    """Return the share of clients with fewer right answers than alone, mean over sets, percent."""
+    shares: dict[Any, dict[Any, float]] = {}
+    for place, seeds in own.answers.items():
+        for seed, told in seeds.items():
+            other = alone.answers.get(place, {}).get(seed, {})
+            both = [(one.right, other[client].right) for client, one in told.items()
+                    if client in other]
+            if both:
+                shares.setdefault(place, {})[seed] = 100 * sum(
+                    a < b - EQUAL for a, b in both) / len(both)
+    return mean_of_sets(Side(shares, {}))
+
+
+def mean_of_sets(side: Side) -> float | None:
+    """Return the mean over data sets of a side's means; of several columns the mean."""
+    sets: dict[Any, list[float]] = {}
+    for place, numbers in side.numbers.items():
+        sets.setdefault(place[0], []).append(mean(numbers.values()) or 0.0)
+    return mean(mean(each) for each in sets.values())
 
 
 def named(names: Sequence[str], most: int = MOST) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shlex
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,10 @@ from evidence.map.advise import (
     mean_lines,
     table_lines,
 )
+from fedvlm.advise import trial
 from fedvlm.core.errors import DataError
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +100,43 @@ def test_the_command_advises_and_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cut = Cut("four colours", "set", 4, 16, 10, "--partition iid --num-users 2")
-    monkeypatch.setattr(advise, "CUTS", {"four": cut})
+    monkeypatch.setattr(advise, "FEW", {"four": cut})
     words = ["advise", "--root", str(root), "--backbone", "tiny", "--runs", str(tmp_path),
-             "--draws", "0", "3"]
+             "--few", "--draws", "0", "3"]
     assert main(words) == 0
     told = capsys.readouterr().out
     assert told.count("| four colours, 32 images each |") == 4
     assert told.count("| four colours | ") == 1
-    assert "Over these 2 folders" in told
+    assert "Over these 2 rows" in told
     (run,) = (tmp_path / "four-3").rglob("results.json")
     assert json.loads(run.read_text(encoding="utf-8"))["protocol"]["data_seed"] == 4
     assert main(["advise"]) == 2
+
+
+def test_partitions_are_of_known_sets_and_of_the_demo(tmp_path: Path) -> None:
+    args = Namespace(root="DATA", backbone="tower")
+    cases = {words: data for words, _, data in advise.partitions(args, tmp_path)}
+    assert len(cases) == len(advise.PARTITIONS)
+    assert cases["eurosat, dirichlet 0.3, 10 clients, data seed 2"][-6:] == [
+        "--data-seed", "2", "--root", "DATA", "--backbone", "tower"]
+    assert cases["demo, iid, 5 clients, shots 4, data seed 3"] == shlex.split(
+        "--demo --partition iid --num-users 5 --shots 4 --data-seed 3")
+    for words, data in cases.items():  # all are flags of a run
+        node = resolve(parse([*data, "--trainer", "AFL"])).jobs[0].cfg
+        assert f", {node.FED.CLIENTS} clients" in words
+        assert f", {node.FED.PARTITION}" in words
+
+
+def test_the_command_advises_and_runs_on_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(advise, "PARTITIONS", ("--demo --partition iid --num-users 2 --shots 1",))
+    monkeypatch.setattr(trial, "fold_count", lambda groups: 4)
+    words = ["advise", "--root", "DATA", "--backbone", "tiny", "--partitions", "--runs",
+             str(tmp_path)]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert told.count("| demo, iid, 2 clients, shots 1, 10 images each |") == 2
+    assert "Over these 1 rows" in told
+    assert len(list((tmp_path / "partitions").rglob("results.json"))) == 1
+    assert main([*words, "--draws", "1"]) == 2

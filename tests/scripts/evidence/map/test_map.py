@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,30 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from matplotlib.figure import Figure
 
 from evidence.commands import main
 from evidence.map import cell
 from evidence.map.deal import EVEN, MOST, SKEWS, TWO, class_shares, deal, draw, fit_shares
-from evidence.map.figure import FIGURES
-from evidence.map.images import Features, Part, set_aside
+from evidence.map.dealt import (
+    COLUMNS,
+    as_runs,
+    dealing_line,
+    dealing_words,
+    lacking,
+    read_dealt,
+)
+from evidence.map.figure import FIGURES, figure_of, figure_of_all
+from evidence.map.images import Features, Part, encode_names, knows, set_aside
 from evidence.map.map import keys_of, read_rows
 from evidence.map.page import page_of, words_of
-from evidence.map.table import join_tables, read_table, sides, summarize
+from evidence.map.table import Row, join_tables, read_table, sides, summarize, whole_sets
+from fedvlm.cli.main import main as fedvlm_main
 from fedvlm.core.stats import cell_interval, pooled_interval
+from fedvlm.data.packs.pack import open_pack
 from fedvlm.evaluation.references import heads as h
+from fedvlm.models.load.backbones import load_backbone
+from fedvlm.models.vlmodel import VLModel
 from tests.evaluation.references.test_heads import CLASSES, WIDTH, make
 
 
@@ -109,6 +123,65 @@ def test_together_is_chosen_on_validation_images_and_hurt_is_counted() -> None:
                                       "hurt": 50.0}
 
 
+@pytest.fixture(scope="module")
+def named(made: Features) -> Features:
+    """The same, whose class names are near its classes."""
+    means = np.stack([made.train.features[0][made.train.labels == c].mean(0) for c in range(6)])
+    return replace(made, names=4 * means / np.linalg.norm(means, axis=1, keepdims=True))
+
+
+def test_alone_and_shared_heads_start_from_names_where_that_is_better(
+    made: Features, named: Features,
+) -> None:
+    held = deal(named, 6, 4, EVEN, True, 1)
+    without, one = cell.Cell(made, held), cell.Cell(named, held)
+    x = torch.nn.functional.normalize(torch.from_numpy(named.test.features[0]), dim=1)
+    assert named.names is not None and one.names is not None and without.names is None
+    assert torch.equal(one.names.logits(x)[0], x @ torch.from_numpy(named.names).mT)
+
+    zero, alone = without.alone(), one.alone()
+    assert float(alone.clients.mean()) > float(zero.clients.mean()) + 10
+    starts = [c.x @ torch.from_numpy(named.names).mT for c in one.unit]
+    best = torch.zeros(6, dtype=torch.float64)
+    for found in h.alone_heads(one.unit, 6, cell.NAMES_GRID, starts):
+        found.weights[..., :-1] += torch.from_numpy(named.names)
+        best = torch.maximum(best, one.val(found, True))
+    assert torch.equal(alone.val, best)  # ties are told apart by the loss
+
+    scale = h.common_scale(one.unit)
+    shared, score = one.shared(scale)
+    assert float(score.val.mean()) >= float(without.shared(scale)[1].val.mean())
+    pooled = h.HeadClient(torch.cat([c.x for c in one.unit]), torch.cat([c.y for c in one.unit]))
+    (strong,) = h.personal_heads([pooled], one.names, scale, [1e9])
+    assert torch.allclose(strong.weights, one.names.weights, atol=1e-6)
+    assert shared.seen.all()
+
+    wrong = cell.Cell(replace(named, names=-10 * named.names), held)
+    assert torch.equal(wrong.alone().clients, zero.clients)
+    assert torch.equal(wrong.shared(scale)[0].weights, without.shared(scale)[0].weights)
+
+
+def test_class_names_are_scored_as_zero_shot_does_and_have_to_say_something(
+    named: Features, tmp_path: Path,
+) -> None:
+    pack = tmp_path / "demo.pack.safetensors"
+    assert fedvlm_main(["features", "--demo", "--pack", str(pack)]) == 0
+    rows = torch.from_numpy(encode_names("EuroSAT", "tiny", pack)).float()
+    model = VLModel(load_backbone("tiny"), open_pack(pack).about.classnames,
+                    templates=["a centered satellite photo of {}."])
+    x = torch.nn.functional.normalize(torch.randn(5, rows.shape[1]), dim=1)
+    with torch.no_grad():
+        wanted = model.logits(x.unsqueeze(0), model.anchor("template", n_ctx=0).unsqueeze(0))[0]
+    assert torch.allclose(x @ rows.mT, wanted, atol=1e-4)
+
+    assert named.names is not None and knows(named.names, named.train)
+    labels = np.arange(240) % 6
+    part = Part(np.eye(6)[labels][None], labels)  # one answer, the same for all: chance
+    assert not knows(np.eye(6)[:, ::-1].copy(), part)
+    assert knows(np.eye(6)[[0, 1, 3, 2, 5, 4]], part)  # two of six classes right: twice chance
+    assert not knows(np.eye(6)[[0, 2, 3, 1, 5, 4]], part)
+
+
 def test_few_images_of_shared_classes_gain_and_many_own_ones_do_not(made: Features) -> None:
     few = cell.measure(made, 8, 6, EVEN, False, 1)
     assert few[cell.TOGETHER]["personal"] > few[cell.ALONE]["personal"] + 10
@@ -138,7 +211,9 @@ def test_table_and_figures_of_cells_that_were_run(
     page = (tmp_path / "out" / "README.md").read_text()
     assert "| all classes evenly | 4 | 4 | 0 | +11.5 | +11.5 (EuroSAT, 2 x 5) |" in page
     assert "EuroSAT (4 cells, 2 draws of each)" in page
-    assert "is +0.0 points from the personal head's fixed point" in page
+    assert "| images a client | 2 clients | 5 clients |" in page
+    assert "| 10 | 1 of 1 (+11.5) | 1 of 1 (+11.5) |" in page
+    assert "is +0.0 points from the heads of Ditto" in page
     assert "8 draws in" in capsys.readouterr().out
     again = tmp_path / "again"
     again.mkdir()
@@ -187,8 +262,100 @@ def test_the_words_compare_cells_that_differ_in_nothing_else() -> None:
             for clients, images, skew, gain in (
                 (2, 5, EVEN, 1.0), (2, 200, EVEN, 50.0), (100, 5, EVEN, 30.0), (100, 5, TWO, 2.0))]
     words = words_of(rows).splitlines()
-    assert "+1.0 points in the median with 2 clients, +30.0 with 100 clients (1 pair" in words[2]
-    assert "+2.0 points in the median with two classes each, +30.0 with all" in words[3]
+    assert "+1.0 points in the median with 2 clients, +30.0 with 100 clients (1 pair" in words[3]
+    assert "differ in nothing else; 5 images a client, EuroSAT)" in words[3]
+    assert "+2.0 points in the median with two classes each, +30.0 with all" in words[4]
+    ten = [row("DTD", n, EVEN, 2, 60.0 / n, 1.0) | {"clients": 10} for n in (10, 100)]
+    assert "with 10 clients: +6.0 points in the median with 10 images, +0.6 with 100 im" in \
+        words_of([*rows, *ten])
+
+
+def test_the_first_sentence_counts_clients_that_share_classes_and_have_few_images() -> None:
+    """Two clients, unlike clients and those with many images are no case of its yes."""
+    def cells(clients: int, images: int, skew: str, gains: tuple[float, ...]) -> list[Row]:
+        return [row(f"S{i}", images, skew, 20, gain, 0.1) | {"clients": clients}
+                for i, gain in enumerate(gains)]
+
+    yes = cells(5, 25, "0.3", (9.0,) * 20)
+    others = [*cells(2, 5, EVEN, (9.0, 0.0, 1.0)), *cells(10, 50, EVEN, (0.0,)),
+              *cells(10, 5, "0.1", (0.0,)), *cells(20, 5, TWO, (9.0, -9.0))]
+    first = words_of([*yes, *others]).splitlines()[0]
+    assert first == (
+        "Yes, if at least 5 clients share classes (Dirichlet 0.3 or more alike) and have at most "
+        "25 images each: together is better in 20 of 20 cases. With two clients, whatever else: "
+        "in 1 of 3. With two classes at each client, whatever else: in 1 of 2.")
+    less = words_of([*yes, *cells(5, 10, "1", (0.0, 1.0))])
+    assert less.startswith("Mostly yes, if") and "in 20 of 22 cases" in less
+    assert words_of(cells(5, 10, "1", (9.0, 0.0))).startswith("Together is better in 1 of 2 cases")
+    counts = words_of([*yes, *others]).splitlines()[2]
+    assert counts == ("Together is better than alone by more than 2 points in 22 of them, worse in "
+                      "1, undecided or within 2 points in 4.")
+
+
+def test_the_mean_figure_has_the_sets_with_nearly_all_cells_only() -> None:
+    """A set with a tenth of the cells moves no number of it, and is hatched in its own panels."""
+    def filled(name: str, sizes: tuple[int, ...], gain: float) -> list[Row]:
+        return [row(name, n, EVEN, 20, gain, 0.1) | {"balanced_gain": 1.0} for n in sizes]
+
+    sizes = (5, 10, 25, 50)
+    rows = [*filled("EuroSAT", sizes, 10.0), *filled("DescribableTextures", sizes[:3], 20.0),
+            *filled("CIFAR10", sizes[:1], 90.0)]
+    assert whole_sets(rows) == ["EuroSAT", "DescribableTextures"]
+
+    def numbers(figure: Figure) -> list[str]:
+        return [t.get_text() for axes in figure.axes for t in axes.texts]
+
+    drawn = numbers(figure_of_all(rows))
+    assert sorted(t for t in drawn if t.startswith("+") and "\n" not in t) == [
+        "+10*", "+15", "+15", "+15"]
+    assert "mean of EuroSAT and DTD" in " ".join(drawn)
+    hatched = [sum(p.get_hatch() is not None for p in axes.patches)
+               for axes in figure_of(rows, "gain").axes]
+    assert sum(hatched[:10]) == 0 and hatched[10:15] == [3] * 5
+
+
+def test_images_dealt_as_runs_deal_them(made: Features) -> None:
+    held = as_runs(made, EVEN, 1)
+    assert sum(len(one.train) for one in held) == 96  # 16 shots of each of 6 classes
+    assert all(one.shares.sum() == pytest.approx(1) for one in held)
+    assert lacking(made, held) < lacking(made, deal(made, 10, 10, EVEN, False, 1))
+    two = as_runs(made, TWO, 1)
+    assert all(np.bincount(made.train.labels[one.train]).max() == 5 for one in two)
+
+
+def test_of_equal_strengths_the_one_with_the_least_loss(made: Features) -> None:
+    """As in runs; for some clients the strongest of them is another one."""
+    one = cell.Cell(made, deal(made, 8, 8, EVEN, True, 1))
+    found = h.alone_heads(one.unit, 6)
+    alone, first = one.alone(), []
+    for k, client in enumerate(one.held):
+        x = torch.nn.functional.normalize(
+            torch.from_numpy(made.val.features[client.domain][client.val]), dim=1)
+        y = torch.from_numpy(made.val.labels[client.val])
+        keys = []
+        for heads in found:
+            logits = heads.one(k).logits(x)[0]
+            loss = torch.nn.functional.nll_loss(logits.log_softmax(1).clamp(min=-50), y)
+            keys.append((int((logits.argmax(1) == y).sum()), -float(loss)))
+        best = keys.index(max(keys))
+        first.append(best == [right for right, _ in keys].index(max(keys)[0]))
+        assert float(alone.clients[k]) == float(one.score(found[best].one(k), True).clients[k])
+    assert 0 < sum(first) < 8
+
+
+def test_what_the_rules_of_runs_change_is_computed() -> None:
+    rows = [dict(zip(COLUMNS, (name, EVEN, way, 4.0, lack, alone, both), strict=True))
+            for name, more in (("EuroSAT", 0.0), ("DescribableTextures", 2.0))
+            for way, lack, alone, both in (("drawn", 3.5, 28.0 + more, 74.0),
+                                           ("as runs", 2.0, 40.0 + more, 75.0))]
+    words = dealing_words(rows)
+    assert "(mean of EuroSAT and DTD, 4 draws of each)" in words
+    assert "| all classes evenly | 3.5, 2.0 | 29.0 | 41.0 | +45.0 | +34.0 |" in words
+    assert words.endswith("Dealt as in runs the gain is 11.0 to 11.0 points smaller.")
+    assert dealing_line(rows).endswith("10 such clients gain +34.0 instead of +45.0.")
+    assert dealing_words([]) == dealing_line([]) == ""
+    plain = [row("EuroSAT", 5, EVEN, 2, 1.0, 1.0)]
+    assert words_of(plain, rows).splitlines()[-1] == dealing_line(rows)
 
 
 def test_the_table_counts_as_the_first_sentences_do() -> None:
@@ -205,7 +372,7 @@ def test_the_table_counts_as_the_first_sentences_do() -> None:
         ("| all classes evenly |", "| Dirichlet", "| two classes each |"))]
     better, worse = (sum(int(line[k]) for line in cells if line[1].isdigit()) for k in (2, 3))
     assert (better, worse) == (4, 2)
-    assert f"in {better} of them, and worse in {worse}." in words
+    assert f"in {better} of them, worse in {worse}, undecided" in words
 
 
 def test_new_rows_of_a_set_replace_its_old_ones() -> None:
@@ -224,9 +391,9 @@ def test_a_set_without_validation_images_gives_some_of_each_class(made: Features
 
 def test_the_published_page_is_made_of_its_table() -> None:
     folder = Path(__file__).parents[4] / "docs" / "results" / "map"
-    rows = read_table(folder / "map.csv")
-    assert (folder / "README.md").read_text() == page_of(rows)
-    assert (folder / "words.txt").read_text() == words_of(rows) + "\n"
+    rows, dealt = read_table(folder / "map.csv"), read_dealt(folder)
+    assert (folder / "README.md").read_text() == page_of(rows, dealt)
+    assert (folder / "words.txt").read_text() == words_of(rows, dealt) + "\n"
 
 
 def test_a_cell_without_enough_images_of_its_classes_is_empty(made: Features) -> None:

@@ -15,8 +15,9 @@ from evidence.map.images import Features, Part
 from evidence.map.map import keys_of
 from evidence.methods import page as methods_page
 from evidence.methods import real
+from evidence.methods.axes import axes_words
 from evidence.methods.figure import cell_words, draw_fixed, draw_methods, gains
-from evidence.methods.runs import COLUMNS, read_plans, rows_of
+from evidence.methods.runs import COLUMNS, poor_and_rich, read_plans, rows_of
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.partition.index_file import seal
 from fedvlm.federation.discovery import load_trainer
@@ -86,7 +87,7 @@ def row(plan: str, case: str, method: str, personal: float, **more: Any) -> dict
     return dict.fromkeys(COLUMNS) | {
         "plan": plan, "set": "eurosat", "case": case, "method": method, "seed": 1,
         "personal": personal, "balanced": personal, "worst": 30.0, "hurt": 10.0, "alone": 60.0,
-        "alone_balanced": 50.0, "prior": 75.0, "bytes": 2000.0} | more
+        "alone_balanced": 50.0, "prior": 75.0, "bytes": 2000.0, "rounds": 20} | more
 
 
 def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
@@ -101,12 +102,13 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
               "seed": 1.0, "method": m, "personal": p, "alone": 60.0, "fixed": 80.0}
              for m, p in (("FedAvg", 75.0), ("Ditto", 59.0))]
     text = methods_page.page_of(plans, rows, cells)
-    assert "| EuroSAT | 0.3 10x10 | 60.0 | Ditto | +20.0 | - | 10.0 | 30.0 | +15.0 | 2 |" in text
-    assert "| EuroSAT | 1 10x10 | - | missing |" in text
+    assert ("| EuroSAT | Dirichlet 0.3 | 10 x 10 | 60.0 | Ditto | +20.0 | - | 10.0 | +15.0 | 40 |"
+            in text)
+    assert "| EuroSAT | Dirichlet 1 | 10 x 10 | - | missing |" in text
     assert "- PromptFL: +21.0 points in the mean of 1 pair (+21.0 to +21.0), better in 1." in text
     assert "- FedAvg: 1 cell; -5.0 points from its fixed point" in text
     assert "the same answer in 0" in text  # Ditto's run is below alone, its fixed point above
-    assert "| 61.5 | - |" in text
+    assert "| 10.0 | 61.5 |" in text
     assert "`map-towers`: 288 of 288 runs: HEART-PFL (72)" in text
     assert "1 of 216 planned pairs of runs are there; the others have not been run" in text
     assert "2 of 192 planned runs are there" in text and "Not run" not in text
@@ -115,14 +117,15 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
     assert "None of the 216 planned pairs of runs has been run yet." in nothing
     assert "| Thorki | missing | 24 |" in text and "| Ditto | missing" not in text
     first = methods_page.words_of(rows[:2])
-    assert first.startswith("These cells have 1 seed each. The best of 2 ")
+    assert first.startswith("These cells have 1 seed each. Each row's best method was picked among "
+                            "2 by these")
     two = [*rows[:2], *(one | {"seed": 2} for one in rows[:2])]
     other = [one | {"case": "even 10x10"} for one in rows[:2]]
     assert methods_page.words_of([*two, *other]).startswith("These cells have 1 to 2 seeds each. ")
     lucky = [row("map-prompts", "0.3 10x10", "FedTV", 99.0), *two]  # of one seed, not compared
     assert methods_page.words_of(lucky) == methods_page.words_of(two)
     page = methods_page.page_of(plans, lucky, [])
-    assert "| EuroSAT | 0.3 10x10 | 60.0 | Ditto | +20.0 |" in page
+    assert "| EuroSAT | Dirichlet 0.3 | 10 x 10 | 60.0 | Ditto | +20.0 |" in page
     assert "| Ditto | 1 | 2 | +20.0 |" in page and "| FedTV | 1 | 1 | +39.0 |" in page
     assert methods_page.words_of(rows[:2]).splitlines()[1:] == [
         "Mean gain on 1 cell: Ditto +20.0, FedAvg +10.0 points.",
@@ -133,8 +136,10 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
     more = [*rows[:2], row("map-heads", "even 10x10", "FedAvg", 81.5),
             row("map-heads", "even 10x10", "Ditto", 81.0), rows[2]]
     assert methods_page.cases_of(more).splitlines()[2:] == [
-        "| classes mixed by Dirichlet 0.3 | Ditto | +20.0 | +30.0 | 10.0 % | - | +15.0 |",
-        "| all classes evenly | FedAvg | +21.5 | +31.5 | 10.0 % | Ditto | +15.0 |"]
+        "| classes mixed by Dirichlet 0.3 | Ditto | +20.0 | Ditto +30.0 | 10.0 % | - | "
+        "FedAvg +10.0 | +15.0 |",
+        "| all classes evenly | FedAvg | +21.5 | FedAvg +31.5 | 10.0 % | Ditto | Ditto +21.0 | "
+        "+15.0 |"]
     flat = [row("map-heads", "two 10x10", method, value)
             for method, value in (("FedAvg", 60.9), ("Ditto", 59.0))]
     assert methods_page.cases_of(flat).splitlines()[2].startswith(
@@ -144,13 +149,100 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
     assert len(text.splitlines()) <= 300
     assert gains(rows)["eurosat", "0.3 10x10", "Ditto"] == pytest.approx(20)
     draw_methods(plans, rows, tmp_path)
-    assert cell_words("two 5x40") == ("two classes each", "5 clients, 40 images each")
-    assert cell_words("0.3 10x10") == ("Dirichlet 0.3", "10 clients, 10 images each")
+    assert cell_words("two 5x40") == ("two classes each", "5 x\n40")
+    assert cell_words("0.3 10x10") == ("Dirichlet 0.3", "10 x\n10")
     drawn = (tmp_path / "methods.svg").read_text()
     assert drawn.count(">two classes each<") == 2, "once above its columns, in both panels"
-    assert ">20 clients, 20 images each<" in drawn and "20x20" not in drawn
+    assert drawn.count(">clients x images of each; dot: one seed<") == 2
     draw_fixed(cells, tmp_path)
     assert {p.name for p in tmp_path.glob("*.png")} == {"methods.png", "fixed.png"}
+
+
+def test_a_method_with_defaults_is_in_no_ranking() -> None:
+    plans = read_plans(PLANS)
+    rows = [row("map-heads", "0.3 10x10", method, value) for method, value in (
+        ("Thorki feature", 99.0), ("FedAvg", 70.0), ("Ditto", 80.0))]
+    assert methods_page.words_of(rows) == methods_page.words_of(rows[1:])
+    assert methods_page.cases_of(rows) == methods_page.cases_of(rows[1:])
+    page = methods_page.page_of(plans, rows, [])
+    assert "| 60.0 | Ditto | +20.0 | - |" in page
+    above, below = page.split("These have fewer cells or seeds, or defaults")
+    assert "| Thorki feature (defaults) | 1 | 1 | +39.0 |" in below
+    assert "Thorki feature" not in above and "| Ditto | 1 | 1 | +20.0 |" in above
+
+
+def test_bytes_are_those_of_all_rounds_that_a_method_needs() -> None:
+    """AFL sends the same in every round: one is counted, whatever the run had."""
+    rows = [row("map-heads", "0.3 10x10", method, value, bytes=sent) for method, value, sent in (
+        ("AFL", 70.0, 2_138_112.0), ("Ditto", 80.0, 151_552.0))]
+    page = methods_page.page_of(read_plans(PLANS), rows, [])
+    assert "kB in all rounds" in page and "a round |" not in page
+    assert any(line.startswith("| AFL | 1 |") and line.endswith("| 2,138 |")
+               for line in page.splitlines())
+    assert any(line.startswith("| Ditto | 1 |") and line.endswith("| 3,031 |")
+               for line in page.splitlines())
+
+
+def test_the_map_and_these_runs_stand_side_by_side() -> None:
+    rows = [row("map-heads", "even 10x10", "AFL", 89.0), row("map-heads", "even 5x40", "AFL", 99.0)]
+    cells = [{"set": "EuroSAT", "clients": 10, "images": n, "skew": EVEN, "shift": shift,
+              "method": "together", "gain": gain}
+             for n, shift, gain in ((10, False, 45.0), (10, True, 9.0), (25, False, 7.0))]
+    page = methods_page.page_of(read_plans(PLANS), rows, [], cells)
+    assert "all classes evenly +45.0 on the map, +29.0 here. [Why](README.md#why" in page
+    assert "The map promises more" not in methods_page.page_of(read_plans(PLANS), rows, [])
+
+
+def test_poor_and_rich_clients_few_in_a_round_and_those_that_come() -> None:
+    def axis(case: str, method: str, personal: float, **more: Any) -> dict[str, Any]:
+        plan = "map-new-clients" if "new" in case else "map-axes"
+        return row(plan, case, method, personal, **more)
+
+    rows = [
+        axis("poor beside rich", "FedAvg", 80.0, poor=70.0, poor_alone=10.0, rich=80.0,
+             rich_alone=65.0),
+        axis("poor beside rich", "FedAS", 61.0, poor=15.0, poor_alone=10.0, rich=60.0,
+             rich_alone=65.0),
+        axis("middle", "Ditto", 70.0), axis("two clients in a round", "Ditto", 58.0),
+        axis("middle", "FedAvg", 62.0), axis("two clients in a round", "FedAvg", 64.0),
+        axis("three new clients", "Ditto", 70.0, unseen_clients=45.0),
+        axis("three new clients", "FedRep", 65.0, unseen_clients=79.0)]
+    words = axes_words(rows)
+    assert "fewest test images reaches 10.0 %, that with the most 65.0 %" in words
+    assert "With FedAvg the poor gain +60.0 points and the rich +15.0; the rich lose with FedAS." \
+        in words
+    assert "| FedAS | +5.0 | -5.0 |" in words
+    assert "gain in points: FedAvg +4.0 (+2.0), Ditto -2.0 (+10.0)." in words
+    assert "accuracy: FedRep 79.0 %, Ditto 45.0 %. Ditto, the best for the clients that" in words
+    assert "sizes drawn with Dirichlet 0.3: compare these rows with no others" in words
+    assert axes_words([]) == ""
+    cases = methods_page.cases_of(rows).splitlines()
+    assert cases[2].startswith("| all classes evenly, poor clients beside rich ones | FedAvg | +20")
+    assert cases[3].startswith("| classes mixed by Dirichlet 0.3, two of ten in a round | FedAvg |")
+    assert cases[4] == ("| clients that join after training | FedRep | 79.0 % | - | - | - | "
+                        "Ditto 45.0 % | - |")
+
+
+def test_the_poor_are_the_third_with_the_fewest_images() -> None:
+    clients = [{"client": k, "n": n, "accuracy": a} for k, (n, a) in enumerate(
+        ((50, 90.0), (2, 50.0), (30, 70.0), (9, 60.0), (8, 40.0), (70, 80.0)))]
+    alone = [{"client": k, "accuracy": 10.0 * k} for k in range(6)]
+    results = {"last": {"clients": clients}, "answer": {"alone": {"reference": "logreg"}},
+               "references": {"logreg": {"clients": alone}, "zero_shot": {"clients": []}}}
+    run = FinishedRun(Path("run"), {}, results, {})
+    assert poor_and_rich(run) == (45.0, 25.0, 85.0, 25.0)
+    assert poor_and_rich(FinishedRun(Path("run"), {}, {"last": {}}, {})) == (None,) * 4
+
+
+def test_how_far_runs_stay_from_the_map_is_told_by_clients() -> None:
+    cells = [row("map-heads", "0.3 10x10", "FedAvg", 70.0)]
+    real_rows = [{"clients": k, "method": m, "personal": p, "fixed": 80.0, "alone": 60.0}
+                 for m, k, p in (("FedAvg", 5, 81.0), ("FedAvg", 50, 79.0), ("Ditto", 5, 80.0),
+                                 ("Ditto", 50, 60.0))]
+    assert methods_page.words_of(cells, real_rows).splitlines()[-1] == (
+        "The map is what heads reach when trained to the end: in 20 rounds FedAvg is +1.0 points "
+        "from it below 20 clients and -1.0 from 20 on, Ditto is +0.0 points from it below 20 "
+        "clients and -20.0 from 20 on.")
 
 
 def test_a_run_finds_its_case_and_method() -> None:

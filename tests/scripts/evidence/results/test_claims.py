@@ -215,11 +215,12 @@ def test_a_personal_claim_is_held_against_working_alone_too(tmp_path: Path) -> N
     claim = Claim("personal", "FedAvg", "x")
     (answer,) = answers("Ditto", claim, collect([tmp_path / "a"]).runs)
     assert answer.alone == "best baseline without collaboration" and answer.second is not None
-    assert answer.second.mean == pytest.approx(-5.0)
+    assert answer.second.mean == pytest.approx(-5.0) and answer.best == answer.second
     write_seeds(tmp_path / "a", "LocalOnly", [65.0, 66.5, 67.1], peft="head")
     (answer,) = answers("Ditto", claim, collect([tmp_path / "a"]).runs)
     assert answer.verdict == SUPPORTED and answer.alone == "LocalOnly [head]"
     assert answer.second is not None and answer.second.apart == -1
+    assert answer.best is not None and answer.best.mean == pytest.approx(-5.0)
 
 
 def test_a_set_without_unseen_classes_misses_no_pair(tmp_path: Path) -> None:
@@ -233,14 +234,15 @@ def test_the_first_page_says_how_sure_the_claims_are() -> None:
     claim = Claim("personal", "B", "x")
     up, down = (contrast([dict.fromkeys("abc", 0.0)], [dict(zip("abc", values, strict=True))])
                 for values in ((1.0, 2.0, 1.5), (-1.0, -2.0, -1.5)))
-    every = [Answer("A", claim, SUPPORTED, up, second=down, untuned=True),
-             Answer("C", claim, SUPPORTED, up, second=up), Answer("D", claim, UNDECIDED, up)]
-    assert claims_counted([]) == "" and claims_counted(every) == (
-        "Of the 3 claims on the methods' cards, one sentence each, 2 are supported on these data "
-        "sets (1 of methods that were not tuned), 0 refuted (0) and 1 undecided (0), on 3 seeds "
-        "where a claim needs 10. To be above a rival is not to be above working alone: of 2 "
-        "methods with a claim on personal accuracy 1 are significantly above what clients reach "
-        "alone.")
+    every = [Answer("A", claim, SUPPORTED, up, second=down, best=down, untuned=True),
+             Answer("C", claim, SUPPORTED, up, second=up, best=down),
+             Answer("D", claim, UNDECIDED, up)]
+    assert claims_counted([]) == "" and claims_counted(every, 2) == (
+        "Each method's card claims one thing. Of 3 claims 2 hold on these data sets, 0 do not, 1 "
+        "are undecided, with 3 seeds where we ask for 10. 2 of their methods have other defaults "
+        "today. Of the methods with a claim on personal accuracy 1 of 1 are significantly above "
+        "the same parameters trained alone (LocalOnly), 0 of 2 are significantly above the best "
+        "that each client reaches alone.")
     words = sure([], {"wanted": 9, "cells": 9, "missing": 0, "tuned": 4, "unranked": 3})
     assert words[0].startswith("4 of 9 runs use all tuned values of their method; 3 use none and "
                                "are in no ranking; the other 2 are variants")

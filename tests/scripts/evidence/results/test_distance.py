@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from evidence.results import distance as module
+from evidence.results.page import moved
 from fedvlm.runs.state import SavedState
 
 
@@ -27,3 +30,12 @@ def test_the_distance_is_in_times_the_start(
     assert module.distance(tmp_path, "x") == {"image": pytest.approx(0.5)}
     (tmp_path / "models" / module.START).unlink()
     assert module.distance(tmp_path, "x") == {}
+
+
+def test_a_page_says_what_its_sentence_says_of_the_two_sides_and_nothing_of_a_head() -> None:
+    runs: Any = [SimpleNamespace(digest=d, protocol={"rounds": 20}, method=m)
+                 for d, m in (("a", "FedTV"), ("b", "FedTV"), ("c", "AFL"))]
+    told = {"a": {"text": 2.0, "image": 0.1}, "b": {"image": 0.3, "text": 4.0}, "c": {"head": 1.0},
+            "of another lane": {"text": 9.0}}
+    assert moved(told, runs) == [
+        "FedTV, 20 rounds: image 20 % (10 to 30), text 300 % (200 to 400), 2 runs"]

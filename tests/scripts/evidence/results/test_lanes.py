@@ -11,6 +11,7 @@ from evidence.results import plans
 from evidence.results.lanes import share_baselines
 from evidence.results.plans import read_lanes
 from fedvlm.report.collect import Collected
+from fedvlm.runs.bits import BITS
 from fedvlm.runs.cells import ENDING
 from fedvlm.runs.finished import FinishedRun
 
@@ -38,6 +39,16 @@ def test_a_gain_is_measured_from_the_best_baseline_that_any_run_of_the_images_kn
     assert first.section("gain")["reference"] == "logreg_names"
     assert first.section("gain")["points"] == first.section("answer")["points"] == 5.0
     assert old.section("gain")["points"] == 10.0  # the cell itself stays
+
+
+def test_of_equal_baselines_those_with_a_bit_per_image_count() -> None:
+    """Else a run with bits would be compared by counts, and its interval be too wide."""
+    old, new = run(60.0, {"logreg": 50.0}), run(40.0, {"logreg": 50.0})
+    bits = {"personal": {"0": "1:gA=="}}
+    new.results["references"]["logreg"][BITS] = bits
+    for first, second in ((old, new), (new, old)):
+        (both,) = share_baselines([[first, second]])
+        assert [one.section("references")["logreg"][BITS] for one in both] == [bits, bits]
 
 
 @pytest.mark.parametrize("other", [{"data_digest": "other"}, {"seed": 2}, {"dataset": "E"},

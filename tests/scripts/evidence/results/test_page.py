@@ -17,6 +17,7 @@ from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.runs.cells import folders_of, run_names
 from fedvlm.runs.seal import seal_of
 from fedvlm.sweep.tune.tuned import write_tuned
+from tests.jobs import REPOSITORY
 from tests.report.table_runs import reference, rows, write_run
 
 LANE = """# A lane: of two sets.
@@ -81,12 +82,14 @@ def test_a_page_comes_of_its_cells_alone(
     (page / "cells").rename(again / "cells")
     assert published(output, again) == first
     first = (again / "README.md").read_text()
-    assert "\n- Best, or not significantly below the best: Ditto in 1 of its 1" in first
-    assert first.startswith("# Results\n12 runs: 3 methods on one frozen backbone, 2 data sets, 2 "
-                            "seeds and one setting")
+    assert first.startswith("# Results\n1. **Should my clients federate?** ")
+    assert ("\n2. **With what?** Best, or not clearly worse than the best, of methods that train "
+            "the same parameters: Ditto in 1 of its 1 comparisons") in first
+    assert ("12 runs: 3 methods on one frozen backbone, 2 data sets, 2 seeds and one "
+            "experiment") in first
     assert [line for line in first.splitlines() if line.startswith("## ")] == [
         "## Should my clients federate?", "## With what?", "## Does it run at my place?",
-        "## What do I take home?", "## The settings in numbers"]
+        "## What do I take home?", "## How to read this"]
     text = words_of(again)
     assert "| [dirichlet](settings/dirichlet.md) | image feature and linear head | 57.5 | Ditto |" \
         in (again / "with_what.md").read_text()
@@ -99,7 +102,12 @@ def test_a_page_comes_of_its_cells_alone(
     assert "below logistic regression" in text and "forest-dirichlet" in text
     wins = (again / "wins.md").read_text()  # Ditto is above both in each of 4 cells
     assert "| Ditto | 100 | 4 of 4 |   | 100 | 100 |" in wins and "| FedAvg | 0 | 4 of 4 |" in wins
-    assert "missing: these runs did not record it" in (again / "at_our_place.md").read_text()
+    place = (again / "at_our_place.md").read_text()
+    assert "missing: these runs did not record it" in place
+    assert "| sent (kB) | bytes (MB) |" in place, "a method of one round beside one of many"
+    gained = (again / "should_we_federate.md").read_text().partition("## Which clients gain")[2]
+    assert gained.startswith("\n*Against each client's own logistic regression, which does not")
+    assert "\n### A lane\n![Share of clients by what they gain: A lane](" in gained
     for path in again.rglob("*.md"):
         for link in re.findall(r"\]\(([\w./-]+\.(?:md|svg|tex|csv))\)", path.read_text()):
             assert (path.parent / link).is_file() or link.startswith("../"), (path.name, link)
@@ -141,12 +149,12 @@ def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
     table = text.partition("## rivals: by what is trained")[2].partition("<details")[0]
     head = next(line for line in table.splitlines() if line.startswith("| trainer"))
     assert head == ("| trainer | Caltech101 | gain (points) | balanced | before | steps "
-                    "| trainable | sent (kB) | seconds (s) |")
+                    "| trainable | sent (kB) | bytes (MB) | seconds (s) |")
     order = [line.split(" |")[0] for line in table.splitlines() if line.startswith("| ")]
     assert order.index("| *prompt*") < order.index("| PromptFL") and order.count("| FedAvg") == 3
     assert order.count("| logistic regression") == 1
     assert "- prompt: Best: PromptFL, 7.3; significantly better on these" in table
-    assert "\n| PromptFL | 7.3 ± 0.3↓ | - | - | - | 3 | 896 | 2.0 | 2.0 ± 0.0 |\n" in table
+    assert "\n| PromptFL | 7.3 ± 0.3↓ | - | - | - | 3 | 896 | 2.0 | 0.01 | 2.0 ± 0.0 |\n" in table
     assert "Caltech101 / new" in table and "47.0" in table
     assert "\\begin{table" in next((tmp_path / "page/tables").glob("rivals*.tex")).read_text()
 
@@ -213,7 +221,8 @@ def test_the_map_is_shown_where_somebody_made_it(
         (page / "map" / name).write_text(words)
     published(output, page)
     first = (page / "README.md").read_text()
-    assert "- Who gains.\n- Who \\*not\\*.\n" in first
+    assert "**Should my clients federate?** **Who gains.** " in first
+    assert "- Who \\*not\\*.\n" in first and "- Who gains." not in first
     assert "\n| case |\n|---|\n| mine |\n" in first and "- Ditto +1.\n" in first
     assert "](map/map.png)" in first and "client-gain" not in first
 
@@ -281,6 +290,18 @@ def test_plans_of_folders_below_belong_to_their_lanes(
     assert main([*words, "--plans", str(output / "plans")]) == 0
     text = words_of(tmp_path / "page")
     assert "By folder of plans" not in text, "there is one folder"
+
+
+def test_what_the_readme_says_of_new_classes_holds() -> None:
+    """FedTV is hardly above the zero-shot model there: by less than two points, and not below."""
+    assert "on photographs it is\n[hardly above zero-shot there](docs/results/settings/unseen" in (
+        REPOSITORY / "README.md").read_text()
+    lines = (REPOSITORY / "docs/results/settings/unseen.md").read_text().splitlines()
+    head = next(line for line in lines if "Caltech101 / new" in line).split(" | ")
+    at = next(place for place, name in enumerate(head) if name.endswith("/ new"))
+    new = {name: float(re.sub(r"[^\d.].*", "", line.split(" | ")[at].lstrip("<u>*")))
+           for line in lines for name in ("FedTV", "zero-shot") if line.startswith(f"| {name} |")}
+    assert 0 < new["FedTV"] - new["zero-shot"] < 2
 
 
 def test_without_cells_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
