@@ -22,7 +22,7 @@ from yacs.config import CfgNode
 from fedvlm.api.forgetting.kept import KeptStart, begin_kept, kept_start
 from fedvlm.api.forgetting.known import Known, list_known
 from fedvlm.api.forgetting.parting import leaving, others_at_sites, parting, runs_with
-from fedvlm.api.rebuild import client_of, run_folder
+from fedvlm.api.rebuild import check_client, flag_client, run_folder
 from fedvlm.api.replay import partition_differences
 from fedvlm.config.build import flat
 from fedvlm.config.engines import of_parties
@@ -265,7 +265,8 @@ def _removal(
     refuse_targets("fedvlm forget", unlabelled=any(len(c.unlabelled) for c in data.clients))
     shared = 0
     if client:
-        number = client_of(client, len(data.clients), read_private(path)["clients"])
+        called = read_private(path)["clients"]
+        number = check_client(flag_client(client, called), len(data.clients), called)
         held = _names(data, [number])
         others = _names(data, [c for c in range(len(data.clients)) if c != number])
         shared = len(held & others)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.api.frames import frame
-from fedvlm.api.images import Images, as_list, batches
+from fedvlm.api.images import Images, One, as_list, batches
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.trees import Tree, expand
@@ -220,13 +220,10 @@ class Model:
             ConfigError, DataError: as ``predict``.
         """
         found, names = as_list(images)
-        frozen = self.trainer.streams(self.model) == ("features",)
         rows: list[Tensor] = []
 
         def parts() -> Iterator[Tree]:
-            for pixels in self._pixels(found):
-                x = {"pixels": pixels}
-                x = {"features": self.model.image(x)} if frozen else x
+            for x in self._encoded(found):
                 rows.append(self.trainer.image_features(self.model, self._stacked, x)[0])
                 yield x
 
@@ -234,7 +231,7 @@ class Model:
         return torch.cat(rows).float().cpu(), said
 
     def maps(self, images: Images) -> Maps:
-        """Return what the method weighs in images, patch by patch.
+        """Return what the method weighs in images, patch by patch; they are encoded as in ``seen``.
 
         Raises:
             ConfigError: it has no maps; names the methods that do.
@@ -247,17 +244,21 @@ class Model:
             raise ConfigError(
                 f"{trainer.name} weighs no parts of an image, so there is no map to draw; methods "
                 f"with maps: {have}")
-        said, (found, _) = self.predict(images), as_list(images)
+        found, names = as_list(images)
         spec = self.model.backbone.transform_spec
         mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (spec.mean, spec.std))
-        parts, pictures = [], []
-        with torch.no_grad():
-            for pixels in self._pixels(found):
-                tree = trainer.maps(self.model, self._stacked, {"pixels": pixels})
-                parts.append({name: rows[0].float().cpu() for name, rows in tree.items()})
-                shown = (pixels[0].float().cpu() * std + mean).mul(255).round().clamp(0, 255)
+        weighed, pictures = list[Tree](), list[Tensor]()
+
+        def parts() -> Iterator[Tree]:
+            for x in self._encoded(found):
+                tree = trainer.maps(self.model, self._stacked, x)
+                weighed.append({name: rows[0].float().cpu() for name, rows in tree.items()})
+                shown = (x["pixels"][0].float().cpu() * std + mean).mul(255).round().clamp(0, 255)
                 pictures.append(shown.to(torch.uint8).permute(0, 2, 3, 1))
-        fields = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+                yield x
+
+        said = self._predictions(parts(), names)
+        fields = {name: torch.cat([one[name] for one in weighed]) for name in weighed[0]}
         return Maps(trainer.figure, torch.cat(pictures).numpy(), fields, said)
 
     def similarities(
@@ -327,6 +328,14 @@ class Model:
         spec = self.model.backbone.transform_spec
         for pixels in batches(images, spec, BATCH, bad):
             yield pixels[None].to(self.model.device, self.model.dtype)
+
+    def _encoded(self, images: Sequence[One]) -> Iterator[Tree]:
+        """Yield pixels, and beside them what the method reads of the frozen tower, if only that."""
+        stream, *more = self.trainer.streams(self.model)
+        encode = {"features": self.model.image, "patches": self.model.patches}.get(stream)
+        for pixels in self._pixels(images):
+            x = {"pixels": pixels}
+            yield x if more or encode is None else x | {stream: encode(x)}
 
     def __repr__(self) -> str:
         return f"Model of {self.owner}: {self.trainer.name}, {len(self.classnames)} classes"

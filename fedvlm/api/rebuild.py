@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -275,38 +276,43 @@ def kept_models(
     return {c: {n: v.to(device) for n, v in tree.items()} for c, tree in kept.items()}
 
 
-def client_of(word: str, clients: int, names: Sequence[str], more: str = "") -> int:
-    """Return the number of the client that ``--client`` names, by its number or its name.
-
-    Raises:
-        ConfigError: there is none such; ``more``: what else the flag takes.
-    """
-    if (word := one_form(word)) in names:
-        return names.index(word)
-    if word.isascii() and word.isdigit():
-        return check_client(int(word), clients)
-    by_name = f", a client's name ({first_names(names)})" if names else ""
-    raise ConfigError(f"--client {word}: a client's number (0 to {clients - 1}){by_name}{more}"
-                      f"{did_you_mean(word, names)}")
-
-
 def whole_argument(name: str, value: object, low: int) -> int:
     """Return an argument that is a whole number from ``low`` on, as its flag takes it.
 
     Raises:
-        ConfigError: it is none; in the words of the flag.
+        ConfigError: it is none, or a number as text; in the words of the flag.
     """
     try:
-        return whole_number(low)(str(value))
+        number = whole_number(low)(str(value))
     except ArgumentTypeError as error:
         raise ConfigError(f"{name} {error}") from None
+    if isinstance(value, str):
+        raise ConfigError(f"{name}='{value}': write a number without quotes: {number}")
+    return number
 
 
-def check_client(client: int | str, clients: int, names: Sequence[str] = ()) -> int:
-    """Return the number of a client, which may be one of ``names`` (else ``ConfigError``)."""
+def flag_client(word: str, names: Sequence[str]) -> int | str:
+    """Return a flag's client: a number, but where one of ``names`` is a number a name."""
+    number = word.isascii() and word.isdigit() and not any(name.isdecimal() for name in names)
+    return int(word) if number else word
+
+
+def check_client(
+    client: int | str, clients: int, names: Sequence[str] = (), more: str = ""
+) -> int:
+    """Return the number of a client, from its number or, as text, its name.
+
+    Raises:
+        ConfigError: there is none such; ``more``: what else the flag takes.
+    """
     if isinstance(client, str) and one_form(client) in names:
         return names.index(one_form(client))
-    if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < clients:
-        named = f", named {first_names(names)}{did_you_mean(str(client), names)}" if names else ""
-        raise ConfigError(f"no client {client}: clients are numbered 0 to {clients - 1}{named}")
-    return client
+    if isinstance(client, Integral) and not isinstance(client, bool) and 0 <= client < clients:
+        return int(client)
+    known, tip = f"{', named ' if names else ''}{first_names(names)}{more}", ""
+    if isinstance(client, str):
+        tip = did_you_mean(client, names)
+        if client.isdecimal():
+            tip = "; the names are numbers, so as text it is read as a name" if any(
+                map(str.isdecimal, names)) else f"; write a number without quotes: {client}"
+    raise ConfigError(f"no client {client}: clients are numbered 0 to {clients - 1}{known}{tip}")

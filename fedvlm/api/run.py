@@ -14,7 +14,7 @@ from fedvlm.api.model import Model
 from fedvlm.api.rebuild import (
     Rebuilt,
     check_client,
-    client_of,
+    flag_client,
     kept_models,
     rebuild,
     run_digest,
@@ -33,6 +33,7 @@ from fedvlm.runs.private import read_private
 from fedvlm.runs.verify.answer import (
     answer_facts,
     answer_sentences,
+    client_numbers,
     federation_answer,
     goes_around,
     measure_word,
@@ -67,7 +68,7 @@ class Run:
         """Return a client's personal model, as it was evaluated after the newest round.
 
         Args:
-            number: from 0, or the client's name (``client_names``).
+            number: from 0; or, as text, the client's name (``client_names``).
 
         Raises:
             ConfigError: no such client, or its state is at its site.
@@ -90,7 +91,7 @@ class Run:
                 unstack(rows, len(ids))[0]
                 for ids, rows in federation.personal(state, [client], finetune=False)
             ]
-        return self._model(params, f"client {client} of {federation.plan.clients}", client)
+        return self._model(params, f"client {client} of {federation.plan.clients} (from 0)", client)
 
     def models(self, clients: Iterable[int] | None = None) -> dict[str, Model]:
         """Return the models of clients (default: all) by name, ``client-0``, ...; the global last.
@@ -111,7 +112,8 @@ class Run:
             return self.models()
         if fold(word) == EVERYBODY:
             return {EVERYBODY: self.global_model}
-        number = client_of(word, self.clients, self.client_names, ", global or all")
+        number = check_client(flag_client(word, self.client_names), self.clients,
+                              self.client_names, " (also: global, all)")
         return {f"client-{number}": self.client(number)}
 
     @property
@@ -223,7 +225,8 @@ class Run:
         notes = [f"round {state.round} of {most}{cfg.FED.ROUNDS}, run folder {self.path.name}"]
         found = self.record.results if self.record and not self._earlier else {}
         if self.record and (federation_answer(found) or goes_around(found)):
-            notes += [*answer_facts(found, self.record.method), *answer_sentences(
+            own_facts = [] if client is None else client_numbers(found, self.record.method, client)
+            notes += [*own_facts, *answer_facts(found, self.record.method), *answer_sentences(
                 self.record.results, self.record.method, command=False)]
         own, spoken = self._unnoised() if client is not None else "", found.get("privacy")
         if own:

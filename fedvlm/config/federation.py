@@ -37,6 +37,7 @@ PARTITION_ALIASES = {
     "natural-id": "natural",
     "by-client": "natural",
 }
+_SKEW = "dirichlet --beta 0.3 (class shares differ, more so with a smaller beta) or disjoint"
 
 ATTACKS = ("sign", "scale", "constant", "alie", "label_flip", "backdoor")
 
@@ -62,6 +63,8 @@ def _partition() -> Schema:
             "how classes and images are divided among clients",
             choices=PARTITIONS,
             aliases=PARTITION_ALIASES,
+            hints=dict.fromkeys(("noniid", "niid", "labelskew", "skew", "skewed", "hetero",
+                                 "heterogeneous"), _SKEW),
         ),
         "FED.BETA": Option(
             0.3, "concentration of the Dirichlet distribution (partitions with dirichlet, and "

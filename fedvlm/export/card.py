@@ -30,12 +30,13 @@ def readme(recipe: ExportRecipe, trained: TrainedModel, library: str, usage: str
     facts, backbone = trained.facts, trained.model.backbone
     who, classes = recipe.card["method"], recipe.card["classnames"]
     base = facts.base or hub_name(backbone)
+    what = "labels" if "sets" in recipe.card else "classes"
     task = "image-classification" if classes else "image-feature-extraction"
     results = [
         EvalResult(
             task_type=task, dataset_type=_slug(facts.data or UNKNOWN),
             dataset_name=facts.data or UNKNOWN, metric_type="accuracy" if "acc" in name else name,
-            metric_name=name, metric_value=float(value),
+            metric_name=name, metric_value=round(float(value), 2),
         )
         for name, value in facts.metrics.items()
     ]
@@ -48,7 +49,7 @@ def readme(recipe: ExportRecipe, trained: TrainedModel, library: str, usage: str
     lines = [
         f"---\n{data.to_yaml()}\n---", f"# {name}",
         "An adapted vision-language model "
-        f"{f'over {len(classes)} classes' if classes else _OF_TEXTS}, exported by fedvlm.",
+        f"{f'over {len(classes)} {what}' if classes else _OF_TEXTS}, exported by fedvlm.",
         "\n".join(f"- **{key}**: {value}" for key, value in _rows(recipe, trained, base).items()),
     ]
     if facts.metrics:
@@ -58,7 +59,7 @@ def readme(recipe: ExportRecipe, trained: TrainedModel, library: str, usage: str
         lines.append(f"## Results\n| metric | % |{head}\n|---|---:|{rule}\n{rows}")
     lines.append(f"## Use\n{usage}")
     if classes:
-        lines.append("## Classes\n" + ", ".join(str(c) for c in classes))
+        lines.append(f"## {what.capitalize()}\n" + ", ".join(str(c) for c in classes))
     if facts.notes:
         lines.append("## Notes\n" + "\n".join(f"- {note}" for note in facts.notes))
     return "\n\n".join(lines) + "\n"

@@ -66,7 +66,7 @@ def test_the_run_needs_its_data_no_more(balls: Any, tmp_path: Path) -> None:
 def test_a_client_has_the_name_of_its_dataset(balls: Any) -> None:
     run = fedvlm.load(balls[1].path)
     assert run.client_names == ("north", "south")
-    assert run.client("south").owner == run.client(1).owner == "client 1 of 2"
+    assert run.client("south").owner == run.client(1).owner == "client 1 of 2 (from 0)"
     assert list(run.named("north")) == ["client-0"]
     with pytest.raises(ConfigError, match="no client nort: clients are numbered 0 to 1, named "
                                           "north, south; did you mean 'north'"):

@@ -148,6 +148,10 @@ def test_folders_clients_and_weights_that_are_not_there(quick_run: Path, tmp_pat
     for number in (2, -1, True, "0"):
         with pytest.raises(ConfigError, match="no client .*: clients are numbered 0 to 1"):
             run.client(number)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="; write a number without quotes: 0$"):
+        run.client("0")
+    with pytest.raises(ConfigError, match="^round='1': write a number without quotes: 1$"):
+        fedvlm.load(place, round="1")  # type: ignore[arg-type]
     assert run.clients == 2 and run.classnames == run.global_model.classnames
     with pytest.raises(DataError, match="there is one below it"):
         fedvlm.load(quick_run)

@@ -110,3 +110,19 @@ def test_an_interruption_says_what_was_saved(
 
     monkeypatch.setattr(cli, "_dispatch", stop)
     assert said(capsys, [], 130) == "interrupted: finished rounds are saved in here"
+
+
+def test_clients_with_the_same_images_are_named_at_the_start_and_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Alone and together then train on the same, and AFL's ridge is too weak."""
+    words = ["--demo", "--partition", "iid", "--num-users", "2", "--shots", "99", "--trainer",
+             "FedAvg", "--peft", "head", "--rounds", "1", "--output-dir", str(tmp_path)]
+    for start in ("the clients hold nearly the same images: ", "already finished"):
+        assert cli.main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        end = next(i for i, line in enumerate(lines) if line.startswith("accuracy (%)"))
+        assert lines[end - 2].startswith("note: The clients hold nearly the same images: ")
+        assert lines[end - 1].startswith("note: AFL and its baseline")
+        first = next(line for line in lines if line.startswith("note: "))
+        assert first.startswith(f"note: {start}")

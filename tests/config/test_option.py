@@ -59,6 +59,13 @@ def test_choices_name_the_nearest():
     assert "iid, disjoint" in line and "did you mean 'pathological'?" in line
 
 
+@pytest.mark.parametrize("word", [
+    "noniid", "non-iid", "non_iid", "Non-IID", "niid", "label-skew", "hetero"])
+def test_clients_that_differ_are_not_led_to_iid(word: str) -> None:
+    (line,) = mistakes("FED.PARTITION", word)
+    assert f"got '{word}'; use dirichlet --beta 0.3 (" in line and line.endswith("or disjoint")
+
+
 def test_declare_refuses_a_default_outside_its_own_range():
     with pytest.raises(ConfigError, match="TRAINER.X.A: its default must be at least 1"):
         declare(SCHEMA, "TRAINER.X", {"A": Option(0, "a", low=1)})

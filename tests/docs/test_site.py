@@ -48,6 +48,21 @@ def test_every_verb_and_every_key_is_on_its_page() -> None:
     assert {line.split("`")[1] for line in lines if line.startswith("| `")} == used
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="pip install 'fedvlm[docs]'")
+def test_pages_of_results_have_the_whole_width() -> None:
+    """A list of contents beside wide tables cuts them off at the right."""
+    code = """
+from types import SimpleNamespace
+from docs.site import hooks
+for path in ("results/with_what.md", "results/map/methods.md", "tables.md"):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=path), meta={})
+    print(hooks.on_page_markdown("text", page), page.meta.get("hide"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True,
+                          text=True, check=True)
+    assert done.stdout.splitlines() == ["text ['toc']", "text ['toc']", "text None"]
+
+
 def test_notebooks_are_kept_clean() -> None:
     """Text output only, which their pages show; ``python -m docs.site.notebooks`` makes it anew."""
     for path in notebooks.notebooks():

@@ -33,7 +33,7 @@ def seen_of(args: Namespace, folder: Path) -> dict[str, Looks | Features]:
     """
     run = load(folder, device=args.device, weights=args.weights, trainer=args.trainer,
                trust_code=args.trust_code, round=args.round)
-    models = run.named(args.client or "0")
+    models = run.named(args.client) if args.client else {"client-0": run.client(0)}
     if len(models) > 1:
         raise ConfigError("--client all: such a figure is of one model; give a client's number, "
                           "or global")

@@ -118,7 +118,7 @@ def _facts(
     """Return what the model's card says."""
     number = None if row.get(ABSENT) else row.get("accuracy")
     return Facts(
-        f"client {client} of {cfg.FED.CLIENTS}",
+        f"client {client} of {cfg.FED.CLIENTS} (from 0)",
         f"{cfg.DATASET.NAME}, one client of {cfg.FED.CLIENTS} at sites",
         {} if number is None else {measure_word(row): float(number)}, licence, "",
         (f"round {round_} of at most {cfg.FED.ROUNDS}, run {run[:SHORT]}, made at its site",

@@ -227,7 +227,7 @@ def test_a_table_of_test_images_needs_no_training_images(
 
 @pytest.mark.parametrize(("words", "code", "sentence"), [
     (["predict", "RUN", "no.png"], 3, "no image 'no.png'"),
-    (["predict", "RUN", "no.png", "--client", "nine"], 2, "--client nine: a client's number"),
+    (["predict", "RUN", "no.png", "--client", "nine"], 2, "no client nine: clients are numbered 0"),
     (["predict", "RUN", "no.png", "--json", "--csv"], 2, "or --csv, not both"),
     (["predict", "nowhere", "no.png"], 3, "'nowhere' is not a run folder"),
     (["export", "RUN", "--to", "x", "--format", "onyx"], 2, "did you mean 'onnx'?"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fedvlm.api import model as api_model
+from fedvlm.api.images import as_list, batches
 from fedvlm.api.model import Model
 from fedvlm.cli.main import main
 from fedvlm.cli.results import _looks
@@ -77,6 +81,32 @@ def test_images_are_encoded_once_for_features_and_answers() -> None:
     values = torch.nn.functional.normalize(one.features(list(images)), dim=-1)
     assert torch.equal(torch.from_numpy(seen.values), values.double())
     assert [*seen.right] == [*(one.predict(list(images)).labels == 0)]
+
+
+@pytest.mark.parametrize(("name", "times"), [("FedOTP", 1), ("FedTV", 1), ("VPT", 2)])
+def test_images_are_encoded_once_for_maps_and_answers(
+    name: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for a method that changes the tower: its maps and its answers are two of its outputs."""
+    images = list(np.random.default_rng(1).integers(0, 255, (3, 20, 24, 3), np.uint8))
+    trainer = method(name)
+    one = Model(trainer, model(), unstack(tree(trainer), 2)[1], "client 1 of 2")
+    opened, before = list[int](), one.model.counters["image_forwards"]
+
+    def count(found: Any, *more: Any) -> Iterator[torch.Tensor]:
+        opened.append(len(found))
+        return batches(found, *more)
+
+    monkeypatch.setattr(api_model, "batches", count)
+    maps = one.maps(iter(images))
+    assert one.model.counters["image_forwards"] - before == times * len(images)
+    assert opened == [3]
+    assert torch.equal(maps.said.logits, one.predict(images).logits)
+    pixels = next(iter(one._pixels(as_list(images)[0])))
+    with torch.no_grad():
+        plain = trainer.maps(one.model, one._stacked, {"pixels": pixels})
+    assert list(plain) == list(maps.fields)
+    assert all(torch.equal(maps.fields[n], rows[0].float()) for n, rows in plain.items())
 
 
 def test_a_method_without_maps_names_those_that_have_them() -> None:
