@@ -36,7 +36,6 @@ ALONE = (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES, LOGREG, FROM_NAMES)
 OF_SHARES = (MAJORITY, OWN_NAMES, LOGREG, FROM_NAMES, AFL_PRIOR, DITTO)
 TOGETHER = (AFL, FEDAVG, DITTO)  # the simplest first
 PARTS = (0.25, 0.5)  # of its training images, for a client's learning curve
-KNOWN = 2.0  # times chance that class names alone have to reach for shared heads to start there
 ONE = 1.5  # images of a class, or groups: about one
 JUDGES = 30  # validation images, above which they say how often a client lacks a class
 RIDGES = tuple(10 ** (-i / 2) for i in range(2, 11))  # in traces of the sums
@@ -173,10 +172,10 @@ class _Work:
 
     def _named(self, anchor: Tensor) -> Heads | None:
         """Return the head that class names are, where they say something of training images."""
-        found = Heads(F.pad(anchor, (0, 1)).unsqueeze(0), torch.ones(1, self.classes) > 0)
+        found = heads.head_of_names(anchor)
         right = [found.logits(c.x[t])[0].argmax(1) == c.y[t]
                  for c, t in zip(self.unit, self.trains, strict=True)]
-        return found if torch.cat(right).double().mean() >= KNOWN / self.classes else None
+        return found if torch.cat(right).double().mean() >= heads.KNOWN / self.classes else None
 
     def training(
         self, clients: Sequence[HeadClient], f: int, same: bool = True

@@ -32,6 +32,7 @@ from fedvlm.evaluation.references.logistic import FeatureScale, side_by_side, st
 from fedvlm.evaluation.references.softmax import GRID, Problems, path
 from fedvlm.federation.toolbox import moments
 
+KNOWN = 2.0  # times chance that class names alone have to reach for shared heads to start there
 PULLS = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # of personal heads, from strong to weak
 
 
@@ -122,6 +123,15 @@ class Heads:
         """Return the head of client k (the one head where there is one)."""
         k = k if len(self) > 1 else 0
         return Heads(self.weights[k : k + 1], self.seen[k : k + 1])
+
+
+def head_of_names(rows: Tensor) -> Heads:
+    """Return the one head, P = 1, that class names are: scores ``x rows'``, no constant.
+
+    Args:
+        rows: ``[C, d]``.
+    """
+    return Heads(F.pad(rows, (0, 1)).unsqueeze(0), torch.ones(1, len(rows), dtype=torch.bool))
 
 
 def common_scale(clients: Sequence[HeadClient]) -> FeatureScale:

@@ -104,11 +104,8 @@ class Cell:
     @cached_property
     def names(self) -> Heads | None:
         """The head that class names are, where they say something of the set."""
-        if self.data.names is None:
-            return None
-        rows = torch.from_numpy(self.data.names)
-        weights = torch.cat([rows, torch.zeros_like(rows[:, :1])], 1)
-        return Heads(weights.unsqueeze(0), torch.ones(1, len(rows), dtype=torch.bool))
+        rows = self.data.names
+        return None if rows is None else solve.head_of_names(torch.from_numpy(rows))
 
     def alone(self) -> Score:
         """Return each client's own logistic regression, its l2 by its own validation images.

@@ -22,6 +22,7 @@ from fedvlm.data.catalog import dataset_info
 from fedvlm.data.corruption import corrupt
 from fedvlm.data.datasets import DEFAULT_TEMPLATE
 from fedvlm.data.packs.pack import open_pack
+from fedvlm.evaluation.references.heads import KNOWN
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
 
@@ -29,7 +30,6 @@ SETS = {"EuroSAT": "eurosat", "DescribableTextures": "dtd", "Caltech101": "calte
         "CIFAR10": "cifar10"}  # name on the map -> name for --dataset
 SHIFTED = ("EuroSAT", "DescribableTextures")  # read once for each scanner, too
 SCANNERS = ("clean", "brightness:4", "contrast:3", "gaussian_blur:5", "jpeg:5")
-KNOWN = 2.0  # times chance that class names alone have to reach for heads to start from them
 VAL_SHARE = 0.4  # validation images for each training image, as CoOp's split of EuroSAT and DTD
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
