@@ -323,6 +323,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/job/results/end.py": {
         "start-up: runs with baselines only": ("fedvlm.evaluation.references.suite",),
         "start-up: for metrics by name only": ("fedvlm.evaluation.named",),
+        "start-up: where it is asked for": ("fedvlm.job.results.images",),
     },
     "fedvlm/job/run.py": {
         "start-up: for metrics by name only": ("fedvlm.evaluation.named",),

@@ -2,7 +2,8 @@
 
 A bit says whether an image was classified right. ``"12:v/A="`` is 12 images, 8 to a byte, the first
 in the highest bit, as base64. The images are in the order of the partition's test split
-(``partition.json``), or of the global test set.
+(``partition.json``), or of the global test set. Which image of the set each is, the places say:
+``"3:AAABAAUA"`` is the places 0, 1 and 5, two bytes each (four from 65,536 on), the low byte first.
 
 A margin is half a 95 % interval of the mean difference of two models over clients, in points: the
 clients are fixed, their images are drawn. Where it is known image by image which of the two is
@@ -26,6 +27,8 @@ PSEUDO = 2.0  # images added on which one model alone is right, one for each mod
 LEAST = 2.0  # degrees of freedom: below, the pseudo-images decide
 CLOSE = 1e-9  # points
 BITS = "image_bits"  # of a round's record: {"personal": {client: bits}, "shared": bits}
+PLACES = "test_images"  # section of the results: {"of": checksum of the set's, client -> places}
+WIDE = 1 << 16  # places that two bytes do not hold
 Row = Mapping[str, Any]
 Pairs = Sequence[tuple[Row, Row]]  # clients' rows of both models
 
@@ -46,18 +49,63 @@ def decode_bits(text: str) -> list[bool]:
     Raises:
         ValueError: it is none, or has another number of bits than stated.
     """
-    count, colon, coded = text.partition(":")
-    if not (colon and count.isascii() and count.isdigit()):
-        raise ValueError(f"{text[:40]!r} is not a row of bits")
-    try:
-        data = base64.b64decode(coded, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"{text[:40]!r} is not a row of bits ({error})") from error
-    number = int(count)
+    number, data = _split(text, "bits")
     bits = [bool(byte >> (7 - at) & 1) for byte in data for at in range(8)]
     if len(data) != -(-number // 8) or any(bits[number:]):
         raise ValueError(f"{text[:40]!r} has another number of bits than stated")
     return bits[:number]
+
+
+def _split(text: str, what: str) -> tuple[int, bytes]:
+    count, colon, coded = text.partition(":")
+    if not (colon and count.isascii() and count.isdigit()):
+        raise ValueError(f"{text[:40]!r} is not a row of {what}")
+    try:
+        return int(count), base64.b64decode(coded, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"{text[:40]!r} is not a row of {what} ({error})") from error
+
+
+def encode_places(places: Sequence[int]) -> str:
+    """Return places, each at least 0, as text."""
+    width = 2 if max(places, default=0) < WIDE else 4
+    data = b"".join(place.to_bytes(width, "little") for place in places)
+    return f"{len(places)}:{base64.b64encode(data).decode()}"
+
+
+def decode_places(text: str) -> list[int]:
+    """Return the places of a text.
+
+    Raises:
+        ValueError: it is none, or has another number of places than stated.
+    """
+    number, data = _split(text, "places")
+    width = 2 if len(data) == 2 * number else 4
+    if len(data) != width * number:
+        raise ValueError(f"{text[:40]!r} has another number of places than stated")
+    return [int.from_bytes(data[at : at + width], "little") for at in range(0, len(data), width)]
+
+
+def place_problems(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield clients whose test images are not as many as their rows say; nothing without places.
+
+    Args:
+        results: the section ``results`` of ``results.json``.
+    """
+    found = results.get(PLACES)
+    if not isinstance(found, Mapping):
+        return
+    last = results.get("last")
+    rows = last.get("clients", ()) if isinstance(last, Mapping) else ()
+    counts = {str(row.get("client")): row.get("n") for row in rows}
+    for client, text in found.get("clients", {}).items():
+        try:
+            places = decode_places(str(text))
+        except ValueError as error:
+            yield f"{PLACES}.{client}: {error}"
+            continue
+        if len(places) != counts.get(client):
+            yield f"{PLACES}.{client} has {len(places)} images, its row {counts.get(client)}"
 
 
 def bit_problems(record: Mapping[str, Any]) -> Iterator[str]:

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from fedvlm.cli.main import main
-from fedvlm.runs.bits import BITS, bit_problems, decode_bits, encode_bits
+from fedvlm.core.files import read_json
+from fedvlm.runs.bits import (
+    BITS,
+    PLACES,
+    bit_problems,
+    decode_bits,
+    decode_places,
+    encode_bits,
+    encode_places,
+    place_problems,
+)
 from fedvlm.runs.verify.check import inspect
 from tests import jobs
 from tests.attacks.forge import edit
@@ -45,6 +55,43 @@ def test_bits_are_held_against_rows() -> None:
     assert said[1].startswith("image_bits.shared has 2 right of 2") and len(said) == 2
 
 
+@pytest.mark.parametrize("places", [[], [0], [0, 1, 5], [65535, 0], [65536, 7, 7]])
+def test_places_come_back(places: list[int]) -> None:
+    assert decode_places(encode_places(places)) == places
+
+
+def test_the_form_of_places_is_that_of_the_page() -> None:
+    assert encode_places([0, 1, 5]) == "3:AAABAAUA"
+    for text in ("", "3", "2:AAABAAUA", "1:A"):
+        with pytest.raises(ValueError, match="places"):
+            decode_places(text)
+
+
+def test_places_are_held_against_rows() -> None:
+    found = {"0": encode_places([4, 1]), "1": encode_places([3]), "2": "x"}
+    rows = [{"client": 0, "n": 2}, {"client": 1, "n": 2}]
+    said = list(place_problems({"last": {"clients": rows}, PLACES: {"clients": found}}))
+    assert said[0] == "test_images.1 has 1 images, its row 2"
+    assert said[1].startswith("test_images.2: 'x'") and len(said) == 2
+    assert list(place_problems({"last": {"clients": rows}})) == []
+
+
+def test_places_are_those_of_the_sets_test_images(tmp_path: Path) -> None:
+    """The same image has the same place in every run of a set, whoever holds it."""
+    called: list[dict[str, int]] = []
+    first = []
+    for data_seed in ("1", "2"):
+        out = tmp_path / data_seed
+        assert jobs.run(out, "--data-seed", data_seed, "TEST.PER_IMAGE", "True") == 0
+        images = read_json(jobs.folder(out) / "partition.json")["clients"]
+        found = jobs.results(out)[PLACES]["clients"]
+        first.append(images[0]["test"])
+        called.append({name: place for client, text in found.items() for name, place in zip(
+            images[int(client)]["test"], decode_places(text), strict=True)})
+    assert first[0] != first[1] and called[0] == called[1]
+    assert [called[0][name] for name in sorted(called[0])] == sorted({*called[0].values()})
+
+
 def test_a_run_writes_them_on_request_and_no_number_moves(
     tmp_path: Path, quick_run: Path
 ) -> None:
@@ -63,4 +110,7 @@ def test_a_run_writes_them_on_request_and_no_number_moves(
     assert main(["verify", str(folder)]) == 0
     wrong = {"0": encode_bits([False] * last["clients"][0]["n"])}
     edit(folder / "results.json", lambda r: r["results"]["last"][BITS]["personal"].update(wrong))
-    assert any("personal.0 has 0 right" in clause for clause in inspect(folder).damage)
+    edit(folder / "results.json", lambda r: r["results"][PLACES]["clients"].update({"1": "0:"}))
+    damage = inspect(folder).damage
+    assert any("personal.0 has 0 right" in clause for clause in damage)
+    assert any("test_images.1 has 0 images" in clause for clause in damage)

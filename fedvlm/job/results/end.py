@@ -120,7 +120,7 @@ def results_of(
     ``answer``, ``next``, ``below``, ``gain``, ``hurt``, ``spent``, ``per_class``, ``confusion``,
     ``table`` (``docs/references.md``), ``lost``, ``partial`` (``docs/unreliable.md``), ``privacy``
     (``docs/privacy.md``), ``readmitted`` (``docs/deployment.md``), ``attack``
-    (``docs/attacks.md``), ``told`` (whose word the clients' numbers are).
+    (``docs/attacks.md``), ``told`` (whose word the clients' numbers are), ``test_images``.
     """
     start, last = records[0], records[-1]
     references, away = _judged(references, last)
@@ -145,7 +145,7 @@ def results_of(
     numbers["spent"] = spent(records)
     if references is not None:
         numbers |= _beside(built, last, numbers["spent"], references, paired)
-    numbers |= _by_class(built, last) | lost(records) | _bare(built)
+    numbers |= _by_class(built, last) | lost(records) | _bare(built) | _images(built, last)
     numbers |= {name: last[name] for name in (LABELS, NAMED) if name in last}
     if taken := _readmitted(built):
         numbers["readmitted"] = taken
@@ -214,6 +214,15 @@ def _bare(built: Built) -> dict[str, list[int]]:
     """Return the clients that have only images without a label, where there are any."""
     bare = built.data.without_labels
     return {BARE: bare} if bare else {}
+
+
+def _images(built: Built, last: Row) -> dict[str, Any]:
+    """Return which test images each client has, where ``TEST.PER_IMAGE`` asks for them."""
+    if not built.cfg.TEST.PER_IMAGE:
+        return {}
+    from fedvlm.job.results.images import image_places  # start-up: where it is asked for
+
+    return image_places(last, built.data)
 
 
 def _uncalibrated(last: Row) -> list[str]:

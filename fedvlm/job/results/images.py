@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedvlm.runs.bits import encode_bits
+from fedvlm.data.federated import FederatedData
+from fedvlm.runs.bits import BITS, PLACES, encode_bits, encode_places
 
 PERSONAL = "personal|"
 
@@ -32,6 +34,28 @@ def image_bits(logits: Mapping[str, Tensor]) -> dict[str, Any]:
     personal = {str(c): bits[f"{PERSONAL}{c}"] for c in clients}
     shared = {"shared": bits["global"]} if "global" in bits else {}
     return {**({"personal": personal} if personal else {}), **shared}
+
+
+def image_places(last: Mapping[str, Any], data: FederatedData) -> dict[str, Any]:
+    """Return the section ``test_images``: which of the set's test images each client's are.
+
+    A place is that of the image among the set's test images by path, so that it is the same in
+    every run of the set; with groups that of its group, because images of a group are one draw.
+
+    Args:
+        last: the last round's record; clients without bits are left out, none: an empty section.
+    """
+    clients = (last.get(BITS) or {}).get("personal") or {}
+    tests = {c: data.clients[int(c)].test for c in clients}
+    used = {*data.global_test.tolist()}.union(*(test.tolist() for test in tests.values()))
+    names = {at: data.samples[at].group or data.samples[at].key for at in used}
+    order = {name: place for place, name in enumerate(sorted({*names.values()}))}
+    if not clients:
+        return {}
+    told = hashlib.sha256("\0".join(order).encode("utf-8", "surrogateescape")).hexdigest()
+    return {PLACES: {"of": told[:12], "clients": {
+        c: encode_places([order[names[at]] for at in test.tolist()])
+        for c, test in tests.items()}}}
 
 
 def _right(logits: Tensor, true: Tensor) -> Tensor:

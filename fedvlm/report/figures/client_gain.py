@@ -1,7 +1,7 @@
 """What a method gives to each client: the share of clients whose gain is at most so much.
 
-The gain of a client is its personal accuracy minus that of the logistic regression that it fits to
-its own images, on the same test images: what it has without the others.
+The gain of a client is its personal accuracy minus that of the run's best baseline without
+communication, on the same test images: what it has without the others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
 from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine
 from fedvlm.report.figures.selection import FigureRuns, titles
-from fedvlm.report.tables.metrics import OWN_REFERENCE, accuracies
+from fedvlm.report.tables.metrics import accuracies
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.answer import best_alone
 
 NAME, ORDER, OF = "client_gain", 4, "runs"
-CAPTION = ("Share of clients (all seeds pooled) whose gain over their own logistic regression is "
+CAPTION = ("Share of clients (all seeds pooled) whose gain over the best that they reach alone is "
            "at most the value on the x axis; left of zero are clients that the method hurts. "
            "The highest mean gain comes first.")
 SHARE = "clients"
@@ -42,7 +43,7 @@ def select(selection: FigureRuns) -> list[LinePanel] | str | None:
             families[group.label] = group.family
             places.setdefault(group.place, {})[group.label] = sorted(gains)
     if not places:
-        return "no run records its clients' own logistic regression"
+        return "no run records what its clients reach alone"
     centre: dict[str, list[float]] = {}
     for methods in places.values():
         for label, gains in methods.items():
@@ -57,7 +58,8 @@ def select(selection: FigureRuns) -> list[LinePanel] | str | None:
 
 def gains_of(run: FinishedRun) -> list[float]:
     """Return each client's gain in points; empty where the run has no such reference."""
-    own, alone = accuracies(run.last), accuracies(run.section("references").get(OWN_REFERENCE))
+    found = run.section("references")
+    own, alone = accuracies(run.last), accuracies(found.get(best_alone(found)))
     return [own[client] - alone[client] for client in own if client in alone]
 
 
@@ -74,7 +76,7 @@ def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE
     """Return the figure; ``x`` of each line is a gain in points."""
     figure = lines.draw_panels(
         panels, width, 1.75 if len(panels) > 1 else 2.6, _fill,
-        x_label="gain over the client's own logistic regression (points)", direct=False,
+        x_label="gain over what the client reaches alone (points)", direct=False,
     )
     for axes in figure.axes:
         axes.set_ylim(0.0, 100.0)  # a distribution begins at nobody

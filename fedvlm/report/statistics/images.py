@@ -1,8 +1,8 @@
 """What test images add to an interval: all seeds of a data set are tested on the same ones.
 
 Results of format 2 may keep a bit per test image (``TEST.PER_IMAGE``; ``fedvlm.runs.bits``): then
-two methods are compared image by image, across seeds where the images' names are known (the
-``partition.json`` of a run's folder; packs have none). Otherwise the variance is bounded from
+two methods are compared image by image, across seeds where results say which image of the set each
+is (``test_images``). Otherwise the variance is bounded from
 above: by all that images do in one seed, or, where results count right answers per client, by
 methods whose errors are independent.
 """
@@ -17,7 +17,8 @@ import numpy as np
 
 from fedvlm.core.rng import numpy_stream
 from fedvlm.report.statistics.intervals import LEVEL, Component
-from fedvlm.runs.bits import BITS, decode_bits
+from fedvlm.runs.bits import BITS, PLACES, decode_bits, decode_places
+from fedvlm.runs.finished import FinishedRun
 
 RESAMPLES = 2000
 
@@ -71,6 +72,16 @@ def answers_of(
     return out
 
 
+def names_of(run: FinishedRun) -> dict[str, list[Hashable]]:
+    """Return what each client's test images are called, in their order; {} where not known."""
+    found = run.section(PLACES)
+    try:
+        return {client: [(found["of"], place) for place in decode_places(str(text))]
+                for client, text in found["clients"].items()}
+    except (KeyError, AttributeError, ValueError):  # none, or damaged
+        return {}
+
+
 def image_component(
     a: Mapping[Any, Answers], b: Mapping[Any, Answers]
 ) -> tuple[Component, bool] | None:
@@ -84,7 +95,7 @@ def image_component(
     summed.
 
     Args:
-        a, b: seed -> answers; only common seeds count. The names are those of ``a``.
+        a, b: seed -> answers; only common seeds count. One side's names are enough.
 
     Returns:
         The component and whether it is estimated image by image; None where a seed's clients or
@@ -106,7 +117,7 @@ def image_component(
                 gaps = np.subtract(theirs.bits, mine.bits, dtype=float)
                 gaps = (gaps - gaps.mean()) / gaps.size
                 total += float((gaps**2).sum()) * gaps.size / max(gaps.size - 1, 1) / len(one) ** 2
-                for name, gap in zip(mine.names, gaps, strict=False):
+                for name, gap in zip(mine.names or theirs.names, gaps, strict=False):
                     deviations[name] = deviations.get(name, 0.0) + float(gap) / len(one)
             else:
                 rates = (mine.right / mine.images, theirs.right / theirs.images)
@@ -133,7 +144,7 @@ def bootstrap_images(
     methods with the same draw (Owen, The Pigeonhole Bootstrap, 2007). The stream is a function of
     the sizes alone. How to read runs::
 
-        answers = {run.protocol["data_seed"]: answers_of(run.last)
+        answers = {run.protocol["data_seed"]: answers_of(run.last, names_of(run))
                    for run in collect([Path("output")]).runs if run.method == "Ditto"}
 
     Args:

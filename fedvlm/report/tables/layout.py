@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
-from fedvlm.core.files import read_json
 from fedvlm.core.stats import is_number
-from fedvlm.report.statistics.images import ClientAnswers, answers_of
+from fedvlm.report.statistics.images import ClientAnswers, answers_of, names_of
 from fedvlm.report.tables.cells import TableCell, cell_of
 from fedvlm.report.tables.facts import KINDS, METRIC, RunFacts
 from fedvlm.report.tables.metrics import ROUNDS_TO, metric, metric_value
 from fedvlm.report.tables.papers import GROUPS, Paper, dataset_name
-from fedvlm.runs.bits import BITS
 
 Places = Mapping[tuple[str, str, str], list[RunFacts]]  # row, column, metric -> its runs
 PERSONAL = "personal"  # the metric whose test images are told by client
@@ -94,15 +91,9 @@ def cell_at(runs: Sequence[RunFacts], name: str, ci: bool, digits: int) -> Table
 
 def _answers(entry: RunFacts) -> dict[str, ClientAnswers]:
     """Return what the clients of a run, or a reference of it, answered on their test images."""
-    if entry.reference:
-        return answers_of(entry.run.section("references").get(entry.reference) or {})
-    names = {}
-    if BITS in entry.run.last:
-        index = read_json(entry.run.path / "partition.json")
-        with contextlib.suppress(KeyError, TypeError):  # a pack has no partition
-            names = {str(at): list(map(str, one["test"]))
-                     for at, one in enumerate(index["clients"])}
-    return answers_of(entry.run.last, names)
+    record = entry.run.section("references").get(entry.reference) if entry.reference else \
+        entry.run.last
+    return answers_of(record or {}, names_of(entry.run))
 
 
 def order_table(lines: Sequence[TableRow], order: Sequence[str], averaged: bool) -> list[TableRow]:

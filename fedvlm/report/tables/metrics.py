@@ -13,7 +13,7 @@ from fedvlm.report.collect import as_float
 from fedvlm.report.tables.facts import RunFacts
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.metrics import read_metrics
-from fedvlm.runs.verify.answer import TOGETHER, UNSHARED, WHO, answer_of
+from fedvlm.runs.verify.answer import TOGETHER, UNSHARED, WHO, answer_of, best_alone
 
 SECTIONS = {
     "zero_shot": "of the zero-shot model", "untrained": "of the untrained start",
@@ -97,8 +97,8 @@ DEFINED = {m.name: m for m in (
     Metric("personal_q3", "third quartile over clients of personal accuracy"),
     Metric("gain", "collaboration gain: personal minus the best reference without collaboration "
                    "(the run's settings are as they were given, tuned or not)", "points"),
-    Metric(HURT, "share of the clients whose personal accuracy is below that of a logistic "
-                 "regression of their own", lower=True),
+    Metric(HURT, "share of the clients whose personal accuracy is below that of the best "
+                 "baseline without collaboration", lower=True),
     Metric("personal_ece", "expected calibration error of the personal models, mean over clients",
            lower=True),
     Metric("personal_ece_calibrated", "personal_ece at temperatures fixed on validation images "
@@ -299,16 +299,20 @@ def _steps(entry: RunFacts) -> float | None:
 
 
 def _of_clients(entry: RunFacts, name: str) -> float | None:
-    """Return a number of ``QUARTILES`` or ``TOP``: as the run says it, else from clients' rows."""
+    """Return a number of ``QUARTILES`` or ``TOP``: as the run says it, else from clients' rows.
+
+    Whom it hurts always follows from the rows: older runs counted from another baseline.
+    """
     run = entry.run
     told = run.section(name).get(TOP[name]) if name in TOP else run.last.get(name)
-    if as_float(told) is not None or name == "gain":
+    if name == "gain" or (name != HURT and as_float(told) is not None):
         return as_float(told)
     rows = accuracies(run.last)
     if name in QUARTILES:
         return statistics.quantiles(rows.values(), method="inclusive")[QUARTILES[name]] \
             if len(rows) > 1 else None
-    own = accuracies(run.section("references").get(OWN_REFERENCE))
+    found = run.section("references")
+    own = accuracies(found.get(best_alone(found)))
     both = [client for client in rows if client in own]
     below = sum(rows[client] < own[client] for client in both)
     return 100 * below / len(both) if both else None

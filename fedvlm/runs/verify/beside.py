@@ -55,14 +55,18 @@ def gain(personal: float | None, found: References) -> dict[str, Any] | None:
 
 
 def hurt(
-    clients: Sequence[Mapping[str, Any]], found: References, name: str = "logreg"
+    clients: Sequence[Mapping[str, Any]], found: References, name: str = ""
 ) -> dict[str, Any] | None:
-    """Return whom federation hurts: clients whose model is below their own logistic regression.
+    """Return whom federation hurts: clients whose model is below what they reach alone.
+
+    Args:
+        name: the baseline; empty: the best without communication, as in the run's answer.
 
     Returns:
         ``share`` (percent of the clients with test images), ``clients`` (their ids), ``of`` (how
         many have test images), ``reference``. None where it was not made.
     """
+    name = name or best_alone(found)
     if name not in found:
         return None
     own = {row["client"]: row["accuracy"] for row in found[name]["clients"]}
@@ -92,7 +96,7 @@ def disagreements(results: Mapping[str, Any]) -> Iterator[str]:
     personal = last["personal"]
     made: dict[str, Callable[[], Mapping[str, Any] | None]] = {
         "gain": lambda: gain(personal, found),
-        "hurt": lambda: hurt(last.get("clients", ()), found),
+        "hurt": lambda: hurt(last.get("clients", ()), found, _counted_from(results)),
         ANSWER: lambda: federation_answer(results),
     }
     for name, make in made.items():
@@ -103,6 +107,13 @@ def disagreements(results: Mapping[str, Any]) -> Iterator[str]:
         said = [(one["reference"], one["personal"]) for one in results["below"]]
         if said != worse:
             yield f"below is {_told(dict(said))}, the baselines give {_told(dict(worse))}"
+
+
+def _counted_from(results: Mapping[str, Any]) -> str:
+    """Return the baseline of ``hurt`` in older results: each client's own logistic regression."""
+    told = results.get("hurt")
+    old = isinstance(told, Mapping) and told.get("reference") == TUNED[0]
+    return TUNED[0] if old else ""
 
 
 def _told(value: Mapping[str, Any] | None) -> str:

@@ -21,7 +21,7 @@ import yaml
 
 from fedvlm.core.errors import DataError, FedvlmError
 from fedvlm.core.files import read_json
-from fedvlm.runs.bits import bit_problems
+from fedvlm.runs.bits import bit_problems, place_problems
 from fedvlm.runs.identity import identity_digest, seal_fits, whole_results, why_not_whole
 from fedvlm.runs.metrics import read_chain, read_metrics, spent, totals
 from fedvlm.runs.names import PACKED, RESULTS
@@ -231,7 +231,7 @@ def _told(folder: Path, record: Mapping[str, Any], whole: bool) -> Iterator[str]
     bits = bit_problems(last) if isinstance(last, Mapping) else ()
     for clause in itertools.chain(
             problems(numbers), _last(numbers), disagreements(numbers), repeated_numbers(record),
-            (f"last.{one}" for one in bits)):
+            (f"last.{one}" for one in bits), place_problems(numbers)):
         yield f"{RESULTS}: {clause}"
     yield from _manifest(folder, str(record["identity_digest"]), record, whole)
     covers = record.get("covers")

@@ -56,6 +56,11 @@ def test_whom_federation_hurts() -> None:
     assert beside.hurt(CLIENTS, FOUND) == {
         "share": 50.0, "clients": [0], "of": 2, "reference": "logreg"
     }
+    names = {**FOUND["logreg"], "personal": 56.0, "clients": [
+        {**row, "accuracy": 0.0} for row in FOUND["logreg"]["clients"]]}
+    counted = beside.hurt(CLIENTS, FOUND | {"logreg_names": names})
+    assert counted == {"share": 0.0, "clients": [], "of": 2, "reference": "logreg_names"}, \
+        "from the best alone"
     assert beside.hurt(CLIENTS, {}) is None and beside.hurt([], FOUND) is None
 
 

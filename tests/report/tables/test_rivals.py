@@ -95,7 +95,7 @@ def test_of_a_run_without_references_nothing_is_said(tmp_path: Path) -> None:
 
 
 def test_hurt_gain_and_quartiles(tmp_path: Path) -> None:
-    """Below their own logistic regression, 60 and 40: the first of two clients."""
+    """Below the best alone, 60 and 40: the first of two clients."""
     write(tmp_path, "A", 5, 9)
     refs = REFERENCES["references"]
     write(tmp_path, "B", 5, 10, sections=REFERENCES | {
