@@ -11,6 +11,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
@@ -19,7 +20,7 @@ from fedvlm.config.build import flat
 from fedvlm.console.log import Headline, LogFile
 from fedvlm.console.screen import Console, progress
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.files import user_path
+from fedvlm.core.files import read_json, user_path
 from fedvlm.core.rows.store import move_state
 from fedvlm.core.trees import Tree, numel, pick
 from fedvlm.evaluation import Evaluator
@@ -39,10 +40,13 @@ from fedvlm.job.request import Request
 from fedvlm.job.results import summary
 from fedvlm.job.sources import bank_words, check_bank, images_to_encode
 from fedvlm.job.workers.processes import sharing
+from fedvlm.runs.bits import LAST, PAIRED
 from fedvlm.runs.claim import explain_place
-from fedvlm.runs.identity import read_manifest
+from fedvlm.runs.identity import read_manifest, whole_results
+from fedvlm.runs.names import RESULTS, method_name
 from fedvlm.runs.private import public_text
 from fedvlm.runs.state import SavedState, load_newest_state, open_records
+from fedvlm.runs.verify.answer import ANSWER, NEXT, answer_lines, federation_answer
 from fedvlm.runs.verify.models import covered_files, load_state
 
 
@@ -175,9 +179,11 @@ def evaluation_only(
         f"evaluation only, nothing was trained; the reported number is the {whose} accuracy"
         + ("" if same else ", since these are other images than those it was trained on"),
     ]
+    answer = _answer(user_path(request.model_dir), numbers) if saved and same else []
     for screen in (console, log):
         screen.notes(notes)
         screen.result(table)
+        screen.lines(answer)
     n = len(built.data.global_test)
     f1 = numbers["personal_macro_f1" if same else "global_macro_f1"]
     correct = round(n * numbers["global"] / 100)
@@ -188,6 +194,23 @@ def evaluation_only(
     console.notes([f"log: {folder / 'log.txt'}"])
     console.finish()
     return 0
+
+
+def _answer(folder: Path, last: dict[str, Any]) -> list[str]:
+    """Return whether federation paid: what was evaluated, by the baselines that the run recorded.
+
+    Image by image where the clients' numbers are the run's own; [] of a run without baselines.
+    """
+    record = whole_results(read_json(folder / RESULTS))
+    if record is None or not record["results"].get("references"):
+        return []
+    results = record["results"]
+    rows = [(one["client"], one["correct"]) for one in results["last"]["clients"]]
+    again = rows == [(one["client"], one["correct"]) for one in last["clients"]]
+    left = () if again else (PAIRED,)
+    found = {key: value for key, value in results.items() if key not in (ANSWER, NEXT, *left)}
+    found |= {LAST: last}
+    return answer_lines(found | {ANSWER: federation_answer(found)}, method_name(record["protocol"]))
 
 
 def built_only(

@@ -12,6 +12,7 @@ import pytest
 from fedvlm.core.errors import ConfigError
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
+from fedvlm.runs.verify.answer import NEXT, answer_lines
 from tests.compat.small import THIRD
 from tests.jobs import REPOSITORY, folder, results, run
 
@@ -34,13 +35,20 @@ def accuracy(output: Path, classes: str) -> list[str]:
     return [line for line in log.read_text().splitlines() if line.startswith("* accuracy")]
 
 
-def test_evaluation_only_is_the_runs_own_number(trained: Path, tmp_path: Path) -> None:
+def test_evaluation_only_is_the_runs_own_number(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And its own answer; that of an earlier round is not paired by test image."""
     model = ("--eval-only", "--model-dir", str(folder(trained)))
     assert run(tmp_path, *BASE, *model, "--load-epoch", "2") == 0
-    last = results(trained)["last"]
+    last, told = results(trained)["last"], results(trained)
     assert accuracy(tmp_path, "base") == [f"* accuracy: {last['personal']:.1f}%"]
+    answer = answer_lines({k: v for k, v in told.items() if k != NEXT}, "PromptFL [prompt]")
+    assert "\n".join(answer) in capsys.readouterr().out and "by test image" in answer[-2]
     assert run(tmp_path, *BASE, *model, "--load-epoch", "1") == 0  # before it: another number
     assert accuracy(tmp_path, "base") != [f"* accuracy: {last['personal']:.1f}%"]
+    said = capsys.readouterr().out
+    assert answer[1] in said and answer[2] not in said and "by test image" not in said
 
 
 @pytest.mark.parametrize("trainer", ["Ditto", "LocalOnly"])

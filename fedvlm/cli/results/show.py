@@ -12,8 +12,10 @@ from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import read_json, user_path
+from fedvlm.runs.bits import BITS, PLACES
 from fedvlm.runs.identity import whole_results, why_not_whole
-from fedvlm.runs.names import RESULTS
+from fedvlm.runs.names import RESULTS, method_name
+from fedvlm.runs.verify.answer import answer_lines
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
 
 EXAMPLES = (
@@ -45,8 +47,16 @@ def main(args: Namespace) -> int:
         elif refuse_damage(folder, results).seal != SEALED:
             complain(f"{word} has {BEFORE}", prefix="note")
         numbers = flat_numbers({k: v for k, v in results.items() if k not in ("covers", "seal")})
-        say(word, *(f"  {key} {value}" for key, value in numbers.items()))
+        say(word, *(f"  {key} {value}" for key, value in numbers.items()), *_answer(results))
     return 0
+
+
+def _answer(record: dict[str, Any]) -> list[str]:
+    """Return whether federation paid, as the run's screen said it; [] of an older record."""
+    results, said = record.get("results"), record.get("protocol")
+    if not isinstance(results, dict) or not isinstance(said, dict) or "last" not in results:
+        return []
+    return answer_lines(results, method_name(said))
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -86,9 +96,11 @@ def _describe(folder: Path) -> str:
 
 
 def flat_numbers(results: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return numbers and words by dotted name; lists (per client, per round) are left out."""
+    """Return numbers and words by dotted name; lists (per client, per round) and bits are not."""
     numbers: dict[str, Any] = {}
     for key, value in results.items():
+        if key in (BITS, PLACES):
+            continue
         if isinstance(value, dict):
             numbers |= flat_numbers(value, f"{prefix}{key}.")
         elif not isinstance(value, list):

@@ -35,15 +35,13 @@ from fedvlm.runs.private import public_facts
 from fedvlm.runs.verify.answer import (
     ANSWER,
     BARE,
-    COSTS,
     NEXT,
-    PAYS,
-    UNSHARED,
     WHO,
     answer_lines,
     answer_of,
     federation_answer,
     is_retrieval,
+    paid_counts,
 )
 from fedvlm.runs.verify.beside import References, gain, hurt, reference_kind
 from fedvlm.runs.verify.numbers import CLIENTS, RECALLS
@@ -336,18 +334,16 @@ def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def seeds_answer(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return whether federation paid over the seeds, in a line; none where a seed has no answer."""
-    found = [one for one in map(answer_of, results) if one is not None]
-    if len(found) < len(results) or any(one["verdict"] == UNSHARED for one in found):
+    counts = paid_counts(results)
+    if not counts:
         return []
+    found = [one for one in map(answer_of, results) if one is not None]
     reached = []
     for side, who in WHO.items():
         values = [one[side]["personal"] for one in found if one[side]]
         reached.append(f"{who} {mean(values):.1f}" if len(values) == len(found) else
                        f"{who} not known")
-    counts = [sum(one["verdict"] == kind for one in found) for kind in (PAYS, COSTS)]
-    return [f"{', '.join(reached)} (means over {len(found)} seeds); federation pays in {counts[0]} "
-            f"of {len(found)}, is worse than alone in {counts[1]}, test images cannot tell in "
-            f"{len(found) - sum(counts)}."]
+    return [f"{', '.join(reached)} (means over {len(found)} seeds); {counts}."]
 
 
 def _table(rows: Mapping[str, Row], last: Row) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ from fedvlm.report.pages.numbers import box
 from fedvlm.report.pages.origin import method_card
 from fedvlm.report.pages.svg import COLOURS
 from fedvlm.report.pages.tables import groups, of_group
-from fedvlm.report.tables.caption import NOT_COMPARABLE
+from fedvlm.report.tables.caption import NOT_COMPARABLE, answers_by
 from fedvlm.report.tables.facts import RunFacts
 from fedvlm.report.tables.layout import spell_names
 from fedvlm.report.tables.papers import Paper
@@ -106,6 +106,10 @@ def _title(runs: Sequence[FinishedRun], sweeps: Sequence[SweepJournal]) -> str:
 
 def _introduction(runs: Sequence[FinishedRun]) -> Html:
     protocols = [run.protocol for run in runs]
+    several: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        several.setdefault(run.method, []).append(run.results)
+    paid = " ".join(answers_by(several))
     return fact_list({
         "finished runs": str(len(runs)),
         "methods": str(len({run.method for run in runs})),
@@ -113,7 +117,7 @@ def _introduction(runs: Sequence[FinishedRun]) -> Html:
         "settings": _names(str(p.get("setting")) for p in protocols),
         "backbones": _names(str(p.get("backbone")) for p in protocols),
         "seeds (model/data)": _seeds(runs),
-    })
+    } | ({"does federation pay": paid} if paid else {}))
 
 
 def _caveats(collected: Collected, sweeps: Sequence[SweepJournal]) -> list[Content]:

@@ -16,6 +16,7 @@ from fedvlm.report.tables.check import TRAINING
 from fedvlm.report.tables.facts import BEFORE, RunFacts
 from fedvlm.report.tables.metrics import metric
 from fedvlm.runs.identity import CAPTIONS, LABELS
+from fedvlm.runs.verify.answer import paid_counts
 
 DIGEST = 8  # characters of a digest shown
 MOST_DIGESTS = 9
@@ -275,8 +276,28 @@ def notes_on(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
     Args:
         axes: row and column keys; what stands there needs no note.
     """
-    return [*_finetuned(entries, axes), *_tuned(entries, axes), *_unknown(entries),
-            *_left_out(entries), *_made_with(entries)]
+    return [*_paid(entries, axes), *_finetuned(entries, axes), *_tuned(entries, axes),
+            *_unknown(entries), *_left_out(entries), *_made_with(entries)]
+
+
+def _paid(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
+    """Return a note on the runs' answers: for each method, in how many of them federation pays."""
+    several: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        if not entry.reference:
+            several.setdefault(entry.label("trainer", axes), []).append(entry.run.results)
+    return answers_by(several)
+
+
+def answers_by(several: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Return in how many of its runs each method pays, in a line; none where no run answers that.
+
+    Args:
+        several: method -> the section ``results`` of its runs.
+    """
+    told = {name: paid_counts(runs) for name, runs in several.items()}
+    words = "; ".join(f"{name}: {counts}" for name, counts in told.items() if counts)
+    return [f"by each run's own test images, against the best alone: {words}"] if words else []
 
 
 def _finetuned(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """Whether federation paid in a run: each client alone, together, all images in one place.
 
 One function computes the answer from a run's results, one writes it in words; the console,
-``log.txt``, ``results.json``, the report page and a model's card all show these. ``fedvlm verify``
-computes it again.
+``log.txt``, ``results.json``, the report page, ``fedvlm show`` and a model's card all show these.
+Tables and pages of several runs count them (``paid_counts``). ``fedvlm verify`` computes it again.
 """
 
 from __future__ import annotations
@@ -165,6 +165,21 @@ def answer_table(answer: Mapping[str, Any], method: str) -> list[tuple[str, str,
          _percent((answer[side] or {}).get("auroc" if "measure" in answer else "balanced")))
         for side, words in whose.items()
     ]
+
+
+def paid_counts(several: Sequence[Mapping[str, Any]]) -> str:
+    """Return in how many runs federation pays, in words; '' if one has no answer or sends nothing.
+
+    Args:
+        several: the section ``results`` of each run.
+    """
+    found = [answer_of(one) for one in several]
+    verdicts = [UNSHARED if one is None else one["verdict"] for one in found]
+    if UNSHARED in verdicts or not verdicts:
+        return ""
+    pays, costs = verdicts.count(PAYS), verdicts.count(COSTS)
+    return (f"federation pays in {pays} of {len(found)}, is worse than alone in {costs}, test "
+            f"images cannot tell in {len(found) - pays - costs}")
 
 
 def answer_columns(answer: Mapping[str, Any]) -> tuple[str, str, str]:

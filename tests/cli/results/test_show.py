@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.cli import main as cli
+from fedvlm.runs.verify.answer import answer_lines
 from tests.report.table_runs import write_run
 
 
@@ -22,6 +23,17 @@ def test_show_prints_results_or_says_what_is_wrong(
     assert cli.main(["show", str(tmp_path)]) == 0
     said = capsys.readouterr()
     assert "personal.accuracy 81.2" in said.out and "no checksum" in said.err
+
+
+def test_show_ends_with_the_runs_answer(
+    quick_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder,) = (path.parent for path in quick_run.rglob("results.json"))
+    told = json.loads((folder / "results.json").read_text())["results"]
+    assert cli.main(["show", str(folder)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    answer = answer_lines(told, "FedTV")
+    assert said[-len(answer):] == answer and "each client alone" in answer[1]
 
 
 @pytest.mark.parametrize(("key", "value"), [("format", 9), ("format", None), ("protocol", 3)])

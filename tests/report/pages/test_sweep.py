@@ -20,6 +20,7 @@ from fedvlm.report.pages.sweep import sweep_page
 from fedvlm.report.tables.papers import Paper
 from tests.report.page_runs import NASTY, Reader, cells_below, whole_run
 from tests.report.table_runs import write_run, write_seeds
+from tests.report.tables.test_rivals import write
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -76,6 +77,15 @@ def test_a_sweep_page_has_means_ranks_and_gaps(tmp_path: Path, undrawn: None):
     assert "exit code -9" in gaps and "stopped" not in gaps
     assert "Not all runs are here (2 failed)" in found.text()
     assert found.text("cards") == "Method cards FedAvg FedAvg: card"
+
+
+def test_a_sweep_page_counts_in_how_many_runs_federation_pays(tmp_path: Path, undrawn: None):
+    write(tmp_path, "FedAvg", 8, 8)
+    said = Reader(made(tmp_path)).text()
+    assert "FedAvg: federation pays in 1 of 1, is worse than alone in 0, test images cannot" in said
+    filled(tmp_path / "without")
+    said = Reader(made(tmp_path / "without")).text()
+    assert "federation pays" not in said
 
 
 def test_methods_can_be_hidden_and_cells_lead_to_their_runs(tmp_path: Path):
