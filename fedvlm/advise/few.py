@@ -57,7 +57,7 @@ def unjudged_page(
         classes: how many, in words.
         command: to paste; of one client empty.
         cost: of that run.
-        fewer: as of ``page.advice_lines``.
+        fewer: as of ``page.AdvicePage``.
     """
     told = (f"{len(images)} client{'s' if len(images) > 1 else ''}, {sum(images):,} training "
             f"images, {classes}; no test image was opened")

@@ -15,8 +15,7 @@ from fedvlm.advise.few import lone_page, unjudged_page
 from fedvlm.advise.folds import NothingToJudge, twin_share
 from fedvlm.advise.gather import Gathered, gather_clients
 from fedvlm.advise.page import (
-    advice_lines,
-    advice_record,
+    AdvicePage,
     alone_flags,
     cost_words,
     method_flags,
@@ -26,7 +25,7 @@ from fedvlm.advise.trial import AFL, FEDAVG, CrossValidation, try_heads
 from fedvlm.advise.verdict import (
     ALONE_DOES,
     ENOUGH,
-    MORE_EACH,
+    LACKS_EACH,
     UNKNOWN,
     Advice,
     conclude,
@@ -84,20 +83,21 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
     same = alike_words([np.unique(g[t.numpy()])
                         for g, t in zip(found.groups, found.trains, strict=True)])
     if same:  # nobody gains from images that everybody has
-        advice = replace(advice, verdict=UNKNOWN, why=same)
+        advice = replace(advice, verdict=UNKNOWN, why=same, lacks="")
     command, own = f"{words} {flags}", alone_flags(advice)
     cost = cost_words(advice.method, found.features[0].shape[1], trial.classes)
     if found.bare:  # other methods refuse these clients
         command, cost, own = f"{words} --trainer SAGE", "", ""
     alone = f"{words} {own}" if own else ""
-    parts = (advice, trial, images, names, command, cost, found.classnames, alone,
-             _fewer(cfg, found, sum(advice.sizes)) if advice.why.endswith(MORE_EACH) else 0)
-    lines, few = advice_lines(*parts), _too_few(found, trial.ids)
+    page = AdvicePage(
+        advice, trial, images, names, command, cost, found.classnames, alone,
+        _fewer(cfg, found, sum(advice.sizes)) if advice.lacks == LACKS_EACH else 0)
+    lines, few = page.lines(), _too_few(found, trial.ids)
     lines[1:1] = [f"Not judged: {_one_image(found, few)}"] if few else []
     lines[1:1] = [f"Not judged: {len(found.bare)} client(s) with only images without a label "
                   f"({first_names(found.bare)}); of all methods SAGE alone takes them"
                   ] if found.bare else []
-    return Judged(lines, advice_record(*parts) | (
+    return Judged(lines, page.record() | (
         {"unlabelled": list(found.bare)} if found.bare else {}) | (
         {"too_few": [found.ids[k] for k in few]} if few else {}), list(found.notes))
 

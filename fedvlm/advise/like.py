@@ -181,11 +181,22 @@ def read_map(file: Path) -> list[Row]:
     return rows
 
 
-def like_lines(text: str, file: Path, found: list[dict[str, Any]] | None = None) -> list[str]:
-    """Return what the map says of a case, a line for each set.
+@dataclass(frozen=True)
+class MapAdvice:
+    """What the map says of a case.
 
-    Args:
-        found: gets the cells as plain JSON.
+    Attributes:
+        cells: the nearest of each set, as plain JSON.
+        verdict: over these, a sentence.
+    """
+
+    lines: list[str]
+    cells: list[dict[str, Any]]
+    verdict: str
+
+
+def read_like(text: str, file: Path) -> MapAdvice:
+    """Return what the map says of a case.
 
     Raises:
         ConfigError: the case is not understood.
@@ -198,7 +209,7 @@ def like_lines(text: str, file: Path, found: list[dict[str, Any]] | None = None)
             and (not case.disjoint or 2 * int(r["clients"]) <= CLASSES)]
     every = [r for r in every if r["method"] == TOGETHER]
     cells = {name: _nearest(case, [r for r in rows if r["set"] == name]) for name in names}
-    gains = []
+    gains, found = [], []
     wide = max(map(len, ["set", *names]))
     lines = [f"The map's cells nearest to {case.told()}: linear heads at the end of training"]
     if case.classed:
@@ -219,8 +230,7 @@ def like_lines(text: str, file: Path, found: list[dict[str, Any]] | None = None)
         alike = [r for r in every if all(r[c] == b[c] for c in ("set", "clients", "images"))]
         half = cell_interval(_draws(b), map(_draws, alike))
         gains.append((float(b["gain"]), math.nan if half is None else half))
-        if found is not None:
-            found.append(_record(a, b, half))
+        found.append(_record(a, b, half))
         size = f"{a['clients']} x {a['images']}"
         error = "(one draw)" if half is None else f"+- {half:.1f}"
         gain = f"{float(b['gain']):+.1f} {error}"
@@ -228,9 +238,11 @@ def like_lines(text: str, file: Path, found: list[dict[str, Any]] | None = None)
         lines.append(f"{name:<{wide}} {size:>16}  {float(a['personal']):>6.1f}  "
                      f"{float(b['personal']):>8.1f}  {gain:>14}  {even:>+11.1f}  "
                      f"{float(b['hurt']):>3.0f} %")
-    return [*lines, _conclusion(gains, len(cells) - len(gains)),
-            "These are public sets, and runs gain less than the map says (README.md beside it); "
-            "your own images tell more: fedvlm advise --images FOLDER"]
+    verdict = _conclusion(gains, len(cells) - len(gains))
+    return MapAdvice([
+        *lines, f"Verdict: {verdict}",
+        "These are public sets, and runs gain less than the map says (README.md beside it); "
+        "your own images tell more: fedvlm advise --images FOLDER"], found, verdict)
 
 
 def _why(case: Case, rows: Sequence[Row]) -> str:
@@ -283,14 +295,14 @@ def _conclusion(gains: Sequence[tuple[float, float]], missing: int) -> str:
         missing: sets without a cell near the case.
     """
     if not gains:
-        return "Verdict: cannot say: the map has no cell near this case."
+        return "cannot say: the map has no cell near this case."
     up = sum(gain - margin > 0 and gain >= 1 for gain, margin in gains)
     down = sum(gain + margin < 2 for gain, margin in gains)
     rest = f"; {missing} set{'s have' if missing > 1 else ' has'} no such cell" if missing else ""
     if up == len(gains):
-        return f"Verdict: federate: together is clearly better on {up} of {up} sets{rest}."
+        return f"federate: together is clearly better on {up} of {up} sets{rest}."
     if down == len(gains):
-        return ("Verdict: do not federate for own accuracy: less than 2 points to gain on "
+        return ("do not federate for own accuracy: less than 2 points to gain on "
                 f"{down} of {down} sets{rest}.")
-    return (f"Verdict: cannot say: together is clearly better on {up} of {len(gains)} sets, "
+    return (f"cannot say: together is clearly better on {up} of {len(gains)} sets, "
             f"without a gain of 2 points on {down}{rest}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedvlm.advise.sets import FEW, LabelTrial
@@ -15,6 +16,7 @@ from fedvlm.advise.trial import (
     FROM_NAMES,
     LOGREG,
     NAMES,
+    TOGETHER,
     CrossValidation,
 )
 from fedvlm.advise.verdict import (
@@ -28,14 +30,17 @@ from fedvlm.advise.verdict import (
     MethodReach,
     names_sentence,
 )
+from fedvlm.federation.toolbox.moments import TEMPERS
 from fedvlm.runs.verify.answer import ACCURACY, baseline_name
 
 WORDS = {
-    AFL: "AFL, ridge regression in one round", AFL_PRIOR: "the same plus own class shares",
+    AFL: "AFL, ridge regression in one round", AFL_PRIOR: "AFL plus own class shares, two rounds",
     FEDAVG: "FedAvg, one shared linear head", DITTO: "Ditto, personal heads",
 }
 FLAGS = {  # what comes near the fixed point in a run
-    AFL: "--trainer AFL --rounds 1", FEDAVG: "--trainer FedAvg --peft head --lr 0.5 --rounds 50",
+    AFL: "--trainer AFL --rounds 1",
+    AFL_PRIOR: "--trainer AFL --rounds 2 TRAINER.AFL.SHARES True",
+    FEDAVG: "--trainer FedAvg --peft head --lr 0.5 --rounds 50",
     DITTO: "--trainer Ditto --peft head --lr 0.05 --rounds 50 TRAINER.DITTO.LAMBDA 0.3",
 }
 NAMED = "--trainer FedAvg --peft head --lr 0.1 --rounds 50"  # of a head held to class names
@@ -55,6 +60,7 @@ LABEL_ALONE = {
 }
 LISTED = 6  # clients that are named
 WIDE = 50.0  # points: half of an interval of which nothing is told
+RARE = 5.0  # points of class-balanced accuracy that are told
 UNLIKE = 5  # times the images of the smallest client: the largest is told on its own
 
 
@@ -88,21 +94,20 @@ def alone_flags(advice: Advice) -> str:
 
 def cost_words(method: str, width: int, classes: int) -> str:
     """Return the bytes that a client sends and gets in a round."""
-    head = 4 * width * classes
+    head, sums = 4 * width * classes, 8 * width * (width + classes)
     if method == AFL:
-        return (f"{8 * width * (width + classes):,} bytes up and {head:,} down per client, once "
-                "(sums in float64)")
+        return f"{sums:,} bytes up and {head:,} down per client, once (sums in float64)"
+    if method == AFL_PRIOR:
+        return (f"{sums + 8 * len(TEMPERS):,} bytes up and {head + 8 * (width**2 + 1):,} down per "
+                "client and round, two rounds (sums in float64)")
     return f"{head:,} bytes up and {head:,} down per client and round"
 
 
-def advice_lines(
-    advice: Advice, trial: CrossValidation | LabelTrial, images: Sequence[int],
-    names: Sequence[str], command: str, cost: str, classnames: Sequence[str] = (),
-    alone: str = "", fewer: int = 0,
-) -> list[str]:
-    """Return the page of an advice, at most 25 lines.
+@dataclass(frozen=True)
+class AdvicePage:
+    """An advice with what its page says beside it.
 
-    Args:
+    Attributes:
         images: training images of each client.
         names: of the clients.
         command: to paste.
@@ -112,72 +117,80 @@ def advice_lines(
         fewer: to how many clients the same images could be dealt so that each has enough of them;
             0: the clients are not simulated, or none.
     """
-    sets = advice.measure != ACCURACY
-    rows = [
-        (f"each client alone ({baseline_name(advice.alone.name)})", advice.alone),
-        *((f"together: {WORDS[s.name]}{BESIDE if sets and s.name == AFL else ''}", s)
-          for s in _in_order(advice)),
-        ("all images in one place (pooled)", advice.pooled),
-    ]
-    wide = max(len(words) for words, _ in rows)
-    things = "labels" if sets else "classes"
-    return [
-        f"{len(images)} clients, {_span(images)} training images each, {trial.classes} {things}; "
-        f"{trial.folds} folds of these; no test image was opened",
-        f"{f'{advice.measure} (%), heads at the end of training':<{wide}}  personal  "
-        f"{'AUROC' if sets else 'balanced':>8}  worst client",
-        *(f"{words:<{wide}}  {s.personal:>8.1f}  {s.balanced:>8.1f}  {s.worst:>12.1f}"
-          for words, s in rows),
-        f"Verdict: {advice.verdict}: {advice.why}. {_size(advice)}.",
-        *leaning_lines(advice, fewer), _clients(advice, names),
-        *_largest(advice, images, names),
-        *_needed(advice, images, names), *_need_unknown(advice), *_rare(advice, classnames),
-        names_sentence(advice),
-        *_end(advice, command, cost, alone),
-    ]
 
+    advice: Advice
+    trial: CrossValidation | LabelTrial
+    images: Sequence[int]
+    names: Sequence[str]
+    command: str = ""
+    cost: str = ""
+    classnames: Sequence[str] = ()
+    alone: str = ""
+    fewer: int = 0
 
-def advice_record(
-    advice: Advice, trial: CrossValidation | LabelTrial, images: Sequence[int],
-    names: Sequence[str], command: str, cost: str, classnames: Sequence[str] = (),
-    alone: str = "", fewer: int = 0,
-) -> dict[str, Any]:
-    """Return the advice as plain JSON; arguments as of ``advice_lines``.
+    def lines(self) -> list[str]:
+        """Return the page as text, at most 25 lines."""
+        advice, images, names = self.advice, self.images, self.names
+        sets = advice.measure != ACCURACY
+        rows = [
+            (f"each client alone ({baseline_name(advice.alone.name)})", advice.alone),
+            *((f"together: {WORDS[s.name]}{BESIDE if sets and s.name == AFL else ''}", s)
+              for s in _in_order(advice)),
+            ("all images in one place (pooled)", advice.pooled),
+        ]
+        wide = max(len(words) for words, _ in rows)
+        return [
+            f"{len(images)} clients, {_span(images)} training images each, {self.trial.classes} "
+            f"{'labels' if sets else 'classes'}; {self.trial.folds} folds of these; no test image "
+            "was opened",
+            f"{f'{advice.measure} (%), heads at the end of training':<{wide}}  personal  "
+            f"{'AUROC' if sets else 'balanced':>8}  worst client",
+            *(f"{words:<{wide}}  {s.personal:>8.1f}  {s.balanced:>8.1f}  {s.worst:>12.1f}"
+              for words, s in rows),
+            f"Verdict: {advice.verdict}: {advice.why}. {_size(advice)}.",
+            *leaning_lines(advice, self.fewer), _clients(advice, names),
+            *_largest(advice, images, names), *_needed(advice, images, names),
+            *_need_unknown(advice), *_rare(advice, self.classnames), names_sentence(advice),
+            *_end(advice, self.command, self.cost, self.alone),
+        ]
 
-    Margins above ``WIDE`` are null. Without ``needs_known`` nothing is told of what a client would
-    need alone. Of sets of labels there is ``measure``, ``auroc`` in place of ``balanced``, and the
-    labels that are too rare to be judged.
-    """
-    sides = (advice.alone, *_in_order(advice), advice.pooled)
-    sets = advice.measure != ACCURACY
-    rare = [classnames[i] for i in advice.silent]
-    known = advice.alone.name == LOGREG and not sets
-    needs = advice.needs if known else (None,) * len(names)
-    return ({"measure": advice.measure, "not_judged": rare} if sets else {}) | {
-        "verdict": advice.verdict, "why": advice.why, "method": advice.method,
-        "alone": advice.alone.name, "points": advice.points, "margin": _told(advice.margin),
-        "points_to": advice.leaning, "enough_with_clients": fewer or None,
-        "reached": {s.name: {"personal": s.personal, "auroc" if sets else "balanced": s.balanced,
-                             "worst": s.worst}
-                    for s in sides},
-        "clients": [
-            {"client": name, "images": n, "judged_by": size, "alone": a, "together": b,
-             "margin": _told(m),
-             "needs_alone": None if need is None or math.isinf(need) else need,
-             "needs_more_than_tried": need is not None and math.isinf(need)}
-            for name, n, size, a, b, m, need in zip(
-                names, images, advice.sizes, advice.alone.clients, advice.together.clients,
-                advice.margins, needs, strict=True)
-        ],
-        "needs_known": known,
-        "zero_shot": advice.names, "near_duplicates": advice.twins, "folds": trial.folds,
-        "command": command, "cost": cost,
-    } | ({"alone_command": alone} if alone else {})
+    def record(self) -> dict[str, Any]:
+        """Return the page as plain JSON.
+
+        Margins above ``WIDE`` are null. Without ``needs_known`` nothing is told of what a client
+        would need alone. Of sets of labels there is ``measure``, ``auroc`` in place of
+        ``balanced``, and the labels that are too rare to be judged.
+        """
+        advice = self.advice
+        sides = (advice.alone, *_in_order(advice), advice.pooled)
+        sets = advice.measure != ACCURACY
+        rare = [self.classnames[i] for i in advice.silent]
+        known = advice.alone.name == LOGREG and not sets
+        needs = advice.needs if known else (None,) * len(self.names)
+        return ({"measure": advice.measure, "not_judged": rare} if sets else {}) | {
+            "verdict": advice.verdict, "why": advice.why, "method": advice.method,
+            "alone": advice.alone.name, "points": advice.points, "margin": _told(advice.margin),
+            "points_to": advice.leaning, "enough_with_clients": self.fewer or None,
+            "reached": {
+                s.name: {"personal": s.personal, "auroc" if sets else "balanced": s.balanced,
+                         "worst": s.worst} for s in sides},
+            "clients": [
+                {"client": name, "images": n, "judged_by": size, "alone": a, "together": b,
+                 "margin": _told(m),
+                 "needs_alone": None if need is None or math.isinf(need) else need,
+                 "needs_more_than_tried": need is not None and math.isinf(need)}
+                for name, n, size, a, b, m, need in zip(
+                    self.names, self.images, advice.sizes, advice.alone.clients,
+                    advice.together.clients, advice.margins, needs, strict=True)
+            ],
+            "needs_known": known, "zero_shot": advice.names, "near_duplicates": advice.twins,
+            "folds": self.trial.folds, "command": self.command, "cost": self.cost,
+        } | ({"alone_command": self.alone} if self.alone else {})
 
 
 def leaning_lines(advice: Advice, fewer: int = 0) -> list[str]:
-    """Return which way an open verdict points, and what would settle it; ``advice_lines``."""
-    if not advice.unsure:
+    """Return which way an open verdict points, and what would settle it; see ``AdvicePage``."""
+    if not advice.lacks:
         return []
     low, high = advice.points - advice.margin, advice.points + advice.margin
     way = {
@@ -221,8 +234,8 @@ def _size(advice: Advice) -> str:
 
 
 def _in_order(advice: Advice) -> list[MethodReach]:
-    sides = {s.name: s for s in (advice.together, *advice.others, advice.prior) if s is not None}
-    return [sides[name] for name in (AFL, AFL_PRIOR, FEDAVG, DITTO) if name in sides]
+    sides = {s.name: s for s in (advice.together, *advice.others)}
+    return [sides[name] for name in TOGETHER if name in sides]
 
 
 def _span(images: Sequence[int]) -> str:
@@ -327,12 +340,22 @@ def _rare(advice: Advice, classnames: Sequence[str]) -> list[str]:
 def _end(advice: Advice, command: str, cost: str, alone: str) -> list[str]:
     price = [f"It costs {cost}."] if cost else []
     if advice.verdict == FEDERATE:
-        return [f"Next: {command}", *price]
+        return [f"Next: {command}", *_without_shares(advice), *price]
     if advice.verdict == UNKNOWN:
         return [f"To try it all the same: {command}", *price]
     more = advice.together.balanced - advice.alone.balanced
     rare = (f"If rare classes matter more than own shares: class-balanced {more:+.1f}."
-            if more > 5 and advice.measure == ACCURACY else "")
+            if more > RARE and advice.measure == ACCURACY else "")
     return [f"Next: each client uses only its own images{f': {alone}' if alone else '.'}",
             *([rare] if rare else []), f"To check that sharing does not pay: {command}",
             *([f"That run would cost {cost}."] if cost else [])]
+
+
+def _without_shares(advice: Advice) -> list[str]:
+    """Return what class shares cost where rare classes matter, if that is much."""
+    plain = next((s for s in advice.others if s.name == AFL), None)
+    if advice.method != AFL_PRIOR or plain is None:
+        return []
+    more = plain.balanced - advice.together.balanced
+    return [f"If rare classes matter more than own shares: leave TRAINER.AFL.SHARES out "
+            f"(class-balanced {more:+.1f})."] if more > RARE else []

@@ -34,7 +34,7 @@ FEDAVG, DITTO, AFL, AFL_PRIOR, POOLED = "FedAvg", "Ditto", "AFL", "afl_prior", "
 ALONE = (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES, LOGREG, FROM_NAMES)
 # Who lacks a class answers it less.
 OF_SHARES = (MAJORITY, OWN_NAMES, LOGREG, FROM_NAMES, AFL_PRIOR, DITTO)
-TOGETHER = (AFL, FEDAVG, DITTO)  # the simplest first
+TOGETHER = (AFL, AFL_PRIOR, FEDAVG, DITTO)  # the simplest first
 PARTS = (0.25, 0.5)  # of its training images, for a client's learning curve
 ONE = 1.5  # images of a class, or groups: about one
 JUDGES = 30  # validation images, above which they say how often a client lacks a class
@@ -56,7 +56,7 @@ class CrossValidation:
         ids: their numbers.
         classes: C.
         folds: how many.
-        reached: by method (``ALONE``, ``TOGETHER``, ``AFL_PRIOR``, ``POOLED``).
+        reached: by method (``ALONE``, ``TOGETHER``, ``POOLED``).
         ridge: strength of AFL's ridge that is best on all folds, for sums of all training images.
         pull: of Ditto's personal heads that is best on all folds, for features of unit length.
         hold: l2 that holds the shared head to the class names, of the one that is best on all
@@ -249,8 +249,8 @@ class _Work:
         ridges = heads.ridge_heads(total, RIDGES)
         self._answer(AFL, ridges, there, held, self.raw)
         shares = torch.stack([c.shares(self.classes, SMOOTH) for c in train])
-        prior = [heads.add_shares(ridge, shares, t)
-                 for ridge in ridges[2:7:2] for t in TEMPERS]
+        ridge = heads.ridge_head(total)  # as the run chooses it
+        prior = [heads.add_shares(ridge, shares, t) for t in TEMPERS]
         self._answer(AFL_PRIOR, prior, there, held, self.raw)
 
     def _answer(
@@ -374,7 +374,7 @@ class _Work:
             self._answer(DITTO, heads.personal_heads(train, shared, scale), there, held, self.unit)
         out = {name: self.chosen(name, alone=True)
                for name in (LOGREG, FROM_NAMES) if name in self.hits}
-        out |= {name: self.chosen(name) for name in (AFL, AFL_PRIOR, FEDAVG, DITTO)}
+        out |= {name: self.chosen(name) for name in TOGETHER}
         return out | {POOLED: out[FEDAVG]}
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from fedvlm.advise.sets import LabelTrial
 from fedvlm.advise.trial import (
     AFL,
-    AFL_PRIOR,
     ALONE,
     DITTO,
     FEDAVG,
@@ -29,8 +28,7 @@ from fedvlm.runs.verify.answer import ACCURACY, MAP
 FEDERATE, ALONE_DOES, UNKNOWN = "federate", "do not federate", "cannot say"
 ENOUGH = 30  # images (groups) of a client to judge by
 CLEAR, SMALL, FEW = 1.0, 2.0, 5.0  # points: least mean gain, largest that is none, least of few
-MORE_EACH = f"the gain is not clearly above {FEW:.0f} points"
-MORE = "the gain is smaller than its uncertainty; more images would tell"
+LACKS, LACKS_EACH = "images", "images of each client"  # what would settle an open verdict
 TWINS = 0.2  # share of images with a near-duplicate above which nothing is said
 NORMAL = 1.96
 RETRAINED = 2.0  # variance over that of independent judges: folds share most of their training
@@ -64,8 +62,7 @@ class Advice:
         verdict: ``FEDERATE``, ``ALONE_DOES`` or ``UNKNOWN``.
         why: the reason, a sentence.
         method: which to use together.
-        alone, together, pooled, prior: the best alone, the method, all images in one place, and the
-            ridge with class shares.
+        alone, together, pooled: the best alone, the method, all images in one place.
         others: the other methods together.
         points, margin: mean gain over alone, and half its 95 % interval.
         gains, margins: of each client.
@@ -78,6 +75,8 @@ class Advice:
         chance: what an answer without the images reaches, percent.
         silent: labels that are too rare to be judged.
         unit: what ``sizes`` count: ``IMAGES``, ``GROUPS`` or ``POSITIVES``.
+        lacks: ``LACKS`` or ``LACKS_EACH`` where nothing but the interval is in the way of a
+            verdict; else empty.
     """
 
     verdict: str
@@ -86,7 +85,6 @@ class Advice:
     alone: MethodReach
     together: MethodReach
     pooled: MethodReach
-    prior: MethodReach | None
     others: tuple[MethodReach, ...]
     points: float
     margin: float
@@ -100,16 +98,12 @@ class Advice:
     chance: float = 0.0
     silent: tuple[int, ...] = ()
     unit: str = IMAGES
-
-    @property
-    def unsure(self) -> bool:
-        """Whether nothing but the interval is in the way of a verdict."""
-        return self.verdict == UNKNOWN and self.why.endswith((MORE_EACH, MORE))
+    lacks: str = ""
 
     @property
     def leaning(self) -> str | None:
         """The verdict that an open one points to; None: neither."""
-        if not self.unsure:
+        if not self.lacks:
             return None
         if self.points > self.margin:
             return FEDERATE
@@ -149,13 +143,13 @@ def conclude(trial: CrossValidation, images: Sequence[int], twins: float = 0.0) 
     sizes = tuple(c.size for c in trial.clients)
     alike = any(c.size < len(c.y) for c in trial.clients)
     unit = GROUPS if alike else IMAGES
-    verdict, why = _verdict(points, margin, sizes, twins, unit)
+    verdict, why, lacks = _verdict(points, margin, sizes, twins, unit)
     return Advice(
-        verdict, why, together.name, alone, together, sides[POOLED], sides[AFL_PRIOR],
+        verdict, why, together.name, alone, together, sides[POOLED],
         tuple(sides[n] for n in TOGETHER if n != together.name), points, margin, gains, margins,
         _needs(trial, sides[LOGREG], together, images), sizes,
         sides[NAMES].personal if NAMES in sides else None, twins, chance=100.0 / trial.classes,
-        unit=unit,
+        unit=unit, lacks=lacks,
     )
 
 
@@ -176,17 +170,17 @@ def conclude_labels(trial: LabelTrial, twins: float = 0.0) -> Advice:
     each = [trial.gain(together.name, alone.name, k) for k in every]
     margins = tuple(NORMAL * math.sqrt(RETRAINED * (v + (100.0 / (n + 1)) ** 2))
                     for (_, v), n in zip(each, sizes, strict=True))
-    verdict, why = _verdict(points, margin, sizes, twins, POSITIVES)
+    verdict, why, lacks = _verdict(points, margin, sizes, twins, POSITIVES)
     if trial.left_out > MOST_LEFT_OUT:
-        verdict, why = UNKNOWN, (
+        verdict, why, lacks = UNKNOWN, (
             f"{100 * trial.left_out:.0f} % of the labels that clients have are too rare there to "
-            "be judged; more images with these labels would tell")
+            "be judged; more images with these labels would tell"), ""
     return Advice(
-        verdict, why, together.name, alone, together, sides[POOLED], None,
+        verdict, why, together.name, alone, together, sides[POOLED],
         (sides[AFL], tuned if together is shared else shared), points, margin,
         tuple(gain for gain, _ in each), margins, (None,) * len(each), sizes,
         sides[NAMES].personal if NAMES in sides else None, twins, MAP, trial.chance(),
-        tuple(trial.silent), POSITIVES,
+        tuple(trial.silent), POSITIVES, lacks,
     )
 
 
@@ -258,8 +252,8 @@ def _own_gain(
 
 def _verdict(
     points: float, margin: float, sizes: Sequence[float], twins: float, unit: str
-) -> tuple[str, str]:
-    """Return the verdict and why.
+) -> tuple[str, str, str]:
+    """Return the verdict, why, and what it lacks (``Advice.lacks``).
 
     Args:
         sizes: of each client, in ``unit``; the median client's decides whether they are enough.
@@ -269,22 +263,22 @@ def _verdict(
         return UNKNOWN, (
             f"{100 * twins:.0f} % of the images have a near-duplicate that is not in their group, "
             "so held-out images are not new; if images belong together (patient, video), name "
-            "their column with --groups")
+            "their column with --groups"), ""
     if sorted(sizes)[len(sizes) // 2] < ENOUGH:
         whose = "all clients" if max(sizes) < ENOUGH else "half of the clients"
         few = f"{whose} have fewer than {ENOUGH} {unit} to judge by"
         if low > FEW:
-            return FEDERATE, f"the gain is clear, though {few}"
+            return FEDERATE, f"the gain is clear, though {few}", ""
         if high < 0:
-            return ALONE_DOES, f"together is clearly worse, though {few}"
-        return UNKNOWN, f"{few}, and {MORE_EACH}"
+            return ALONE_DOES, f"together is clearly worse, though {few}", ""
+        return (UNKNOWN, f"{few}, and the gain is not clearly above {FEW:.0f} points", LACKS_EACH)
     if low > 0 and points >= CLEAR:
-        return FEDERATE, "the gain is clear"
+        return FEDERATE, "the gain is clear", ""
     if high < 0:
-        return ALONE_DOES, "together is clearly worse"
+        return ALONE_DOES, "together is clearly worse", ""
     if high < SMALL:
-        return ALONE_DOES, f"there are less than {SMALL:.0f} points to gain"
-    return UNKNOWN, MORE
+        return ALONE_DOES, f"there are less than {SMALL:.0f} points to gain", ""
+    return (UNKNOWN, "the gain is smaller than its uncertainty; more images would tell", LACKS)
 
 
 def _needs(

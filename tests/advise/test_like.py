@@ -68,29 +68,29 @@ def test_a_case_that_is_none(text: str, says: str) -> None:
 
 
 def test_the_nearest_cell_of_each_set_decides(table: Path) -> None:
-    yes = like.like_lines("12 clients, 4 images, skew 0.3", table)
+    yes = like.read_like("12 clients, 4 images, skew 0.3", table).lines
     assert any("10 x 5" in x and "EuroSAT" in x and "+9.5 +- 0.8" in x for x in yes)
     assert len({x.index("10 x 5") for x in yes if "10 x 5" in x}) == 1  # a column
     assert ("Verdict: federate: together is clearly better on 2 of 2 sets; 1 set has no such cell."
             in yes)
-    no = like.like_lines("10 clients, 5 images, two classes", table)
+    no = like.read_like("10 clients, 5 images, two classes", table).lines
     assert any(line.startswith("Verdict: do not federate") for line in no)
-    open_ = like.like_lines("10 clients, 5 images, iid", table)
+    open_ = like.read_like("10 clients, 5 images, iid", table).lines
     assert any(line.startswith("Verdict: cannot say") for line in open_)
-    far = like.like_lines("100 clients, 200 images, skew 0.3", table)
+    far = like.read_like("100 clients, 200 images, skew 0.3", table).lines
     assert any("no cell near" in line for line in far) and any("cannot say" in x for x in far)
     assert "too few images" not in "\n".join(far)  # the map does not know why
 
 
 def test_sets_without_such_a_cell_are_named_and_counted(table: Path) -> None:
-    one = like.like_lines("50 clients, 50 images, skew 0.3", table)
+    one = like.read_like("50 clients, 50 images, skew 0.3", table).lines
     assert sum("no cell near: the map has only a part" in line for line in one) == 2
-    many = like.like_lines("1000 clients, 5 images, skew 0.3", table)
+    many = like.read_like("1000 clients, 5 images, skew 0.3", table).lines
     assert sum("no cell near: the map ends at 50 clients" in line for line in many) == 3
     assert any(line.endswith("on 1 of 1 sets; 2 sets have no such cell.") for line in one)
     table.write_text(table.read_text() + cell("EuroSAT", 10, 5, "0.3", 60, 3).replace(
         ",no,", ",yes,"))
-    shifted = like.like_lines("10 clients, 5 images, skew 0.3, scanners", table)
+    shifted = like.read_like("10 clients, 5 images, skew 0.3, scanners", table).lines
     assert sum("not run with another scanner" in line for line in shifted) == 2
     assert any("+3.0" in line for line in shifted)
 
@@ -99,12 +99,12 @@ def test_disjoint_reads_no_cell_whose_clients_share_a_class(table: Path) -> None
     """Ten clients with two of ten classes each: every class is at two of them."""
     words = "10 clients, 5 images, "
     assert any("clearly better on 0 of 1" in line or "do not federate" in line
-               for line in like.like_lines(words + "two classes", table))
-    none = like.like_lines(words + "disjoint", table)
+               for line in like.read_like(words + "two classes", table).lines)
+    none = like.read_like(words + "disjoint", table).lines
     assert any(line.startswith("Verdict: cannot say: the map has no cell") for line in none)
     assert any("should_we_federate.md" in line for line in none)
     table.write_text(table.read_text() + cell("EuroSAT", 5, 5, "two classes", 96, -0.5))
-    own = like.like_lines(words + "disjoint", table)
+    own = like.read_like(words + "disjoint", table).lines
     assert any(line.startswith("Verdict: do not federate") for line in own)
     assert any("5 x 5" in line for line in own)
 
@@ -116,13 +116,13 @@ def test_disjoint_reads_no_cell_whose_clients_share_a_class(table: Path) -> None
     ("0.3, shift", "10 clients, 5 images each, skew 0.3, another scanner at each client"),
 ])
 def test_the_case_is_told_in_the_users_words(table: Path, word: str, told: str) -> None:
-    assert told in like.like_lines(f"10 clients, 5 images, {word}", table)[0]
+    assert told in like.read_like(f"10 clients, 5 images, {word}", table).lines[0]
 
 
 def test_of_one_draw_nothing_is_promised(table: Path) -> None:
     table.write_text(HEAD + cell("EuroSAT", 10, 5, "0.3", 60, 9.5)
                      .replace(",20,", ",1,").replace(",0.4,", ",nan,"))
-    lines = like.like_lines("10 clients, 5 images, skew 0.3", table)
+    lines = like.read_like("10 clients, 5 images, skew 0.3", table).lines
     assert any("+9.5 (one draw)" in line for line in lines)
     assert any(line.startswith("Verdict: cannot say") for line in lines)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fedvlm.advise import sets
 from fedvlm.advise.gather import Gathered
-from fedvlm.advise.page import advice_lines, cost_words, method_flags
+from fedvlm.advise.page import AdvicePage, cost_words, method_flags
 from fedvlm.advise.sets import LabelTrial, try_labels
 from fedvlm.advise.trial import AFL, DITTO, FEDAVG, LOGREG, POOLED
 from fedvlm.advise.verdict import FEDERATE, UNKNOWN, Advice, conclude_labels
@@ -129,8 +129,8 @@ def test_the_page_says_map_and_names_the_command(advice: Advice, trial: LabelTri
     assert advice.verdict == FEDERATE and advice.gaining == [
         k for k in range(4) if advice.gains[k] > advice.margins[k]]
     command = f"fedvlm run X {method_flags(advice.method, sets=True)}"
-    lines = advice_lines(advice, trial, [40] * 4, list("abcd"), command, cost_words(FEDAVG, 12, 3),
-                         ["one", "two", "three"])
+    lines = AdvicePage(advice, trial, [40] * 4, list("abcd"), command, cost_words(FEDAVG, 12, 3),
+                         ["one", "two", "three"]).lines()
     assert len(lines) <= 25 and lines[0].startswith("4 clients, 40 training images each, 3 labels")
     assert any("OPTIM.NAME adam" in line for line in lines)
     assert not any("accuracy" in line or "class" in line for line in lines[:-1])
@@ -140,7 +140,7 @@ def test_rare_labels_are_cannot_say() -> None:
     one = try_labels(made_up(40, (0.5, 0.4, 0.01)))
     assert one.silent == [2] and not any(told[2] for told in one.told)
     said = conclude_labels(one)
-    lines = advice_lines(said, one, [40] * 4, list("abcd"), "x", "y", ["one", "two", "three"])
+    lines = AdvicePage(said, one, [40] * 4, list("abcd"), "x", "y", ["one", "two", "three"]).lines()
     assert any(line.startswith("Labels: cannot say of three: ") for line in lines)
     most = conclude_labels(try_labels(made_up(40, (0.5, 0.05, 0.05))))
     assert most.verdict == UNKNOWN and "too rare there to be judged" in most.why

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,13 +14,12 @@ import torch.nn.functional as F
 
 from fedvlm.advise.judge import _checked_pull
 from fedvlm.advise.page import (
-    advice_lines,
-    advice_record,
+    AdvicePage,
     alone_flags,
     cost_words,
     method_flags,
 )
-from fedvlm.advise.trial import AFL, DITTO, FEDAVG, CrossValidation, try_heads
+from fedvlm.advise.trial import AFL, AFL_PRIOR, DITTO, FEDAVG, CrossValidation, try_heads
 from fedvlm.advise.verdict import (
     ALONE_DOES,
     FEDERATE,
@@ -28,6 +30,8 @@ from fedvlm.advise.verdict import (
     names_sentence,
 )
 from fedvlm.evaluation.references.heads import PULLS
+from fedvlm.federation.toolbox.moments import TEMPERS
+from tests import jobs
 from tests.advise.fakes import made_up
 
 SHARED = [range(6)] * 6
@@ -64,12 +68,12 @@ def test_clients_with_classes_of_their_own_do_not() -> None:
     command = f"fedvlm run X {method_flags(DITTO, pull=pull)}"
     assert command.endswith(f"TRAINER.DITTO.LAMBDA {trial.pull:.3g}")
     alone = f"fedvlm run X {alone_flags(found)}"
-    lines = advice_lines(found, trial, [60] * 3, "abc", command, "1 byte", alone=alone)
+    lines = AdvicePage(found, trial, [60] * 3, "abc", command, "1 byte", alone=alone).lines()
     assert lines[-3:] == [
         "Next: each client uses only its own images: fedvlm run X --trainer LocalOnly --peft head "
         "--lr 0.5 --rounds 50", f"To check that sharing does not pay: {command}",
         "That run would cost 1 byte."]
-    assert advice_record(found, trial, [60] * 3, "abc", command, "", alone=alone)[
+    assert AdvicePage(found, trial, [60] * 3, "abc", command, "", alone=alone).record()[
         "alone_command"] == alone
 
 
@@ -82,7 +86,7 @@ def test_who_is_to_gain_gets_a_pull_that_reaches_its_head_in_so_many_rounds(yes:
 def test_clients_that_are_not_clear_one_by_one_are_counted(yes: Advice) -> None:
     """Where the mean gain is clear, "0 gain" would be read as its contrary."""
     few = replace(yes, gains=(3.0, 3.0, 3.0, -1.0, 20.0, -20.0), margins=(9.0,) * 6)
-    lines = advice_lines(few, CrossValidation((), (), 6, 5, {}, 0.0), [70] * 6, "abcdef", "", "")
+    lines = AdvicePage(few, CrossValidation((), (), 6, 5, {}, 0.0), [70] * 6, "abcdef").lines()
     assert ("Clients: 1 gain clearly (e +20), 1 lose clearly (f -20), 4 not clear one by one (a "
             "+3, b +3, c +3, d -1; 3 of these did better together)") in lines
 
@@ -97,7 +101,7 @@ def test_clients_of_whom_the_same_is_told_are_one_phrase(yes: Advice) -> None:
          "a and f about 71 (have 70), b about 72 (has 70), c about 73 (has 70), "
          "d about 74 (has 70), ..."),
     ):
-        lines = advice_lines(replace(yes, needs=needs), trial, [70] * 6, "abcdef", "", "")
+        lines = AdvicePage(replace(yes, needs=needs), trial, [70] * 6, "abcdef").lines()
         assert f"To reach the same alone a client would need, in images: {says}" in lines
 
 
@@ -112,7 +116,7 @@ def test_images_of_patients_are_counted_by_patient() -> None:
     found = advice(8, [[0, 1], [2, 3], [4, 5]], spread=0.5, times=5, grouped=True)
     assert found.verdict == UNKNOWN and "fewer than 30 groups of images to judge by" in found.why
     trial = CrossValidation((), (), 6, 5, {}, 0.0)
-    lines = advice_lines(found, trial, [40] * 3, "abc", "", "")
+    lines = AdvicePage(found, trial, [40] * 3, "abc").lines()
     assert any("all have fewer than 30 groups of images, too few" in line for line in lines)
 
 
@@ -124,13 +128,13 @@ def test_near_duplicates_are_cannot_say_and_name_the_flag() -> None:
 def test_the_page_is_short_and_its_record_the_same(yes: Advice) -> None:
     trial = CrossValidation((), (), 6, 5, {}, 0.0)
     parts = (yes, trial, [70] * 6, list("abcdef"), "fedvlm run X", cost_words(FEDAVG, 12, 6))
-    lines = advice_lines(*parts)
+    lines = AdvicePage(*parts).lines()
     assert len(lines) <= 25 and "no test image was opened" in lines[0]
     assert any(line.startswith("Verdict: federate") for line in lines)
-    numbered = "\n".join(advice_lines(yes, trial, [70] * 6, list("012345"), "", ""))
+    numbered = "\n".join(AdvicePage(yes, trial, [70] * 6, list("012345")).lines())
     assert "(client " in numbered and "in images: client " in numbered
     assert any("fedvlm run X" in line for line in lines)
-    record = advice_record(*parts)
+    record = AdvicePage(*parts).record()
     assert record["verdict"] == FEDERATE and record["cost"].startswith("288 bytes up")
     assert [c["client"] for c in record["clients"]] == list("abcdef")
     for client, need in zip(record["clients"], yes.needs, strict=True):
@@ -152,13 +156,34 @@ def test_the_flags_of_a_method() -> None:
     assert "--peft head" in method_flags(FEDAVG)
     assert method_flags(FEDAVG, hold=1e-4) == "--trainer FedAvg --peft head --lr 0.1 --rounds 50"
     assert cost_words(AFL, 10, 3).startswith("1,040 bytes up and 120 down per client, once")
+    assert "SHARES True" in method_flags(AFL_PRIOR) and "KEEP" not in method_flags(AFL_PRIOR, 9)
+    up = 1040 + 8 * len(TEMPERS)
+    assert cost_words(AFL_PRIOR, 10, 3).startswith(f"{up:,} bytes up and 928 down per client and ")
+
+
+def test_what_class_shares_cost_where_rare_classes_matter(yes: Advice) -> None:
+    """Said where AFL without them is 5 points better class by class."""
+    shares = replace(yes.together, name=AFL_PRIOR)
+    others = [replace(yes.alone, name=AFL, balanced=shares.balanced + more) for more in (4.9, 6.0)]
+    told = [page(replace(yes, method=AFL_PRIOR, together=shares, others=(one,))) for one in others]
+    assert "leave TRAINER.AFL.SHARES out" not in told[0]
+    assert "leave TRAINER.AFL.SHARES out (class-balanced +6.0)." in told[1]
+
+
+def test_the_command_with_class_shares_sends_what_the_advice_says(tmp_path: Path) -> None:
+    words = shlex.split(method_flags(AFL_PRIOR))
+    assert jobs.run(tmp_path, *words) == 0
+    spent = jobs.results(tmp_path)["spent"]
+    up, down = (int(one.replace(",", "")) for one in re.findall(
+        r"([\d,]+) (?:bytes up|down)", cost_words(AFL_PRIOR, 128, 10)))
+    assert (spent["bytes_up"], spent["bytes_down"]) == (4 * up, 4 * down), "two clients, two rounds"
 
 
 def page(found: Advice, **more: object) -> str:
     """Return the page of an advice on six clients with 70 images each."""
     trial = CrossValidation((), (), 6, 5, {}, 0.0)
-    return "\n".join(advice_lines(
-        found, trial, [70] * 6, "abcdef", "", "", **more))  # type: ignore[arg-type]
+    return "\n".join(AdvicePage(
+        found, trial, [70] * 6, "abcdef", "", "", **more).lines())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("points", "margin", "why", "says"), [
@@ -171,7 +196,7 @@ def page(found: Advice, **more: object) -> str:
 def test_a_loss_is_said_as_a_loss(
     yes: Advice, points: float, margin: float, why: str, says: str
 ) -> None:
-    verdict = _verdict(points, margin, [70.0] * 6, 0.0, "images")
+    verdict = _verdict(points, margin, [70.0] * 6, 0.0, "images")[:2]
     assert verdict == (ALONE_DOES, why)
     assert says in page(replace(yes, verdict=verdict[0], why=why, points=points, margin=margin))
 
@@ -188,23 +213,24 @@ def test_an_open_verdict_says_which_way_it_points(
     yes: Advice, points: float, margin: float, twins: float, way: str | None, says: str
 ) -> None:
     sizes = (16.0,) * 6
-    verdict, why = _verdict(3.0, 9.0, sizes, twins, "images")
-    few = replace(yes, verdict=verdict, why=why, points=points, margin=margin, sizes=sizes)
-    assert few.leaning == way and replace(few, verdict=FEDERATE).leaning is None
+    verdict, why, lacks = _verdict(3.0, 9.0, sizes, twins, "images")
+    few = replace(yes, verdict=verdict, why=why, lacks=lacks, points=points, margin=margin,
+                  sizes=sizes)
+    assert few.leaning == way and yes.leaning is None
     more = ("; fewer simulated clients, --num-users 2, have about 48 images each, enough to be "
             "judged, but sharing adds less there\n")
     assert (f"{says}{more}" in page(few, fewer=2)) == bool(says)
     assert ("This points" in page(few)) == bool(says) and "This points" not in page(yes)
     assert not says or f"{says}\n" in page(few)
     trial = CrossValidation((), (), 6, 5, {}, 0.0)
-    assert advice_record(few, trial, [16] * 6, "abcdef", "", "")["points_to"] == way
+    assert AdvicePage(few, trial, [16] * 6, "abcdef").record()["points_to"] == way
 
 
 def test_an_interval_that_says_nothing_is_not_told(yes: Advice) -> None:
     wide = replace(yes, verdict=UNKNOWN, points=60.0, margin=50.5, margins=(50.5, *yes.margins[1:]))
     assert "against working alone: too few images to tell the difference." in page(wide)
     assert "+60.0" not in page(wide) and "+59.5" in page(replace(wide, points=59.5, margin=50.0))
-    record = advice_record(wide, CrossValidation((), (), 6, 5, {}, 0.0), [70] * 6, "abcdef", "", "")
+    record = AdvicePage(wide, CrossValidation((), (), 6, 5, {}, 0.0), [70] * 6, "abcdef").record()
     assert record["margin"] is None and record["points"] == 60.0
     assert [c["margin"] for c in record["clients"]] == [None, *yes.margins[1:]]
 
@@ -221,7 +247,7 @@ def test_the_one_large_client_has_its_own_number(
     """The mean is then of clients with few images, and says nothing of the large one."""
     found = replace(yes, gains=(gain, *yes.gains[1:]), margins=(6.4, *yes.margins[1:]),
                     sizes=tuple(map(float, images)))
-    lines = advice_lines(found, CrossValidation((), (), 6, 5, {}, 0.0), images, "abcdef", "", "")
+    lines = AdvicePage(found, CrossValidation((), (), 6, 5, {}, 0.0), images, "abcdef").lines()
     told = [line for line in lines if line.startswith("The largest client, a (100 images), ")]
     assert len(told) == bool(says) and all(says in line for line in told)
 
@@ -236,7 +262,7 @@ def test_what_is_not_known_of_images_alone_is_said(yes: Advice) -> None:
     assert f"{start}it is not fitted for sets of labels" in page(replace(yes, measure="mAP"))
     trial = CrossValidation((), (), 6, 5, {}, 0.0)
     for advice_, known in ((yes, True), (named, False)):
-        record = advice_record(advice_, trial, [70] * 6, "abcdef", "", "")
+        record = AdvicePage(advice_, trial, [70] * 6, "abcdef").record()
         assert record["needs_known"] == known
         needs = [c["needs_alone"] or c["needs_more_than_tried"] for c in record["clients"]]
         assert any(needs) == known

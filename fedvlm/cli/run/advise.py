@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import shlex
 from argparse import Namespace
-from typing import Any
 
 from yacs.config import CfgNode
 
@@ -75,13 +74,11 @@ def main(args: Namespace) -> int:
         DataError: missing or broken data, or a damaged map.
     """
     if args.like:
-        from fedvlm.advise.like import find_map, like_lines  # start-up: for the map only
+        from fedvlm.advise.like import find_map, read_like  # start-up: for the map only
 
-        cells: list[dict[str, Any]] = []
-        lines = like_lines(args.like, find_map(args.map), cells)
-        verdict = next(line for line in lines if line.startswith("Verdict: "))
-        say(*([json.dumps({"like": args.like, "cells": cells, "verdict": verdict[9:]}, indent=1)]
-              if args.json else lines))
+        told = read_like(args.like, find_map(args.map))
+        record = {"like": args.like, "cells": told.cells, "verdict": told.verdict}
+        say(*([json.dumps(record, indent=1)] if args.json else told.lines))
         return 0
     if args.map:
         raise ConfigError("--map needs --like")
