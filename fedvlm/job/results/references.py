@@ -185,7 +185,7 @@ def _keep(path: Path, found: Mapping[str, Any]) -> None:
 def paired_sections(
     built: Built, right: Right, numbers: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the section ``paired``; with ``TEST.PER_IMAGE`` its baselines get their bits, too.
+    """Return the section ``paired``; with ``TEST.PER_IMAGE`` all baselines get their bits, too.
 
     Args:
         right: see ``pair_images``.
@@ -202,9 +202,8 @@ def paired_sections(
         return {}
     out: dict[str, Any] = {PAIRED: found}
     if built.cfg.TEST.PER_IMAGE:
-        names = {side for pair in found for side in pair.split("|")}
         out["references"] = {
-            name: {**one, BITS: row_bits(right[name])} if name in names else one
+            name: {**one, BITS: row_bits(right[name])} if name in right else one
             for name, one in numbers["references"].items()
         }
     return out
