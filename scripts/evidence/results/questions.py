@@ -51,7 +51,8 @@ class Case:
             them. The latter is of any run, of any setting, with the same images, clients, backbone
             and seeds. beside: method minus AFL plus class shares, over the pairs that have both.
         deals: images, clients and seeds of its runs (``claims.deal_of``).
-        bits: share of its pairs in which both sides have a bit per test image; None of no pair.
+        bits: share of its pairs in which both sides have a bit per test image, and it is known of
+            which images; None of no pair.
         fair: the row's method with the highest class-balanced gain, and that gain, in words.
     """
 
@@ -118,11 +119,11 @@ def _case(one: Standing, lane: Lane) -> Case:
 
 
 def _kept(own: Side, alone: Side) -> float | None:
-    """Return the share of pairs that are compared image by image."""
+    """Return the share of pairs that are compared image by image, over seeds, too."""
     pairs = [(told, alone.answers[place][seed]) for place, seeds in own.answers.items()
              for seed, told in seeds.items() if seed in alone.answers.get(place, {})]
-    return mean(float(all(client.bits for side in pair for client in side.values()))
-                for pair in pairs)
+    return mean(float(all(client.bits and client.names for side in pair
+                          for client in side.values())) for pair in pairs)
 
 
 def _fair(one: Standing, lane: Lane) -> str:
@@ -208,8 +209,7 @@ def how_wide(every: Sequence[Case]) -> str:
              f"test image on both sides ({100 * share:.0f} % of the pairs). ")
     return words + (
         f"The others ({', '.join(without)}) count right answers, so their intervals are too wide, "
-        "and undecided is often that" if without else
-        "The images have no names there, so the intervals are still rather wide than narrow"
+        "and undecided is often that" if without else "Intervals compare image by image"
     ) + " ([how wide](../tables.md))."
 
 

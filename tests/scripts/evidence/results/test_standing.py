@@ -143,7 +143,7 @@ def test_one_round_without_training_stands_beside_the_best_method() -> None:
     assert "The others (x) count" in how_wide([bare, replace(bare, bits=1.0)])
     assert how_wide([replace(bare, bits=1.0)]).startswith(
         "The runs of 1 of 1 settings have a bit per test image on both sides (100 % of the pairs). "
-        "The images have no names there")
+        "Intervals compare image by image ")
     twin = replace(bare, lane="y", sure=1)
     other = replace(twin, lane="z", deals=frozenset({("other",)}))
     assert federate([replace(bare, sure=1), twin])[0].endswith(
