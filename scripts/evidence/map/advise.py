@@ -35,6 +35,7 @@ from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.rng import numpy_stream
 from fedvlm.runs.names import RESULTS
+from fedvlm.runs.verify.answer import baseline_name
 
 EXAMPLES = ("python scripts/evidence advise --root DATA/ --backbone local-dir:WEIGHTS",
             "python scripts/evidence advise --root DATA/ --backbone local-dir:WEIGHTS --draws 1 2",
@@ -254,7 +255,8 @@ def table_row(words: str, advice: dict[str, Any], results: dict[str, Any]) -> st
     images = [client["images"] for client in advice["clients"]]
     cells = (
         f"{words}, {' to '.join(map(str, sorted({min(images), max(images)})))} images each",
-        f"{advice['verdict']} ({advice['method']})", f"{reached[advice['method']]['personal']:.1f}",
+        f"{advice['verdict']} ({baseline_name(advice['method'])})",
+        f"{reached[advice['method']]['personal']:.1f}",
         f"{answer['together']['personal']:.1f}", f"{reached[advice['alone']]['personal']:.1f}",
         f"{answer['alone']['personal']:.1f}", f"{advice['points']:+.1f} ± {advice['margin']:.1f}",
         f"{answer['points']:+.1f} ± {answer['margin']:.1f}",
